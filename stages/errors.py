@@ -1,0 +1,47 @@
+"""Every way this project says no, in one tree. Each leaf names its cause and carries its gRPC status.
+
+    RecommenderError
+    ├── ConfigError        a setting or description is wrong            INVALID_ARGUMENT
+    ├── DataError          a data set cannot be used                    INVALID_ARGUMENT
+    ├── ExportError        an artifact cannot be produced or published  FAILED_PRECONDITION
+    ├── ArtifactError      an artifact on disk is broken or mismatched  FAILED_PRECONDITION (the model refuses to load)
+    ├── RequestError       one request is malformed                     INVALID_ARGUMENT
+    ├── DependencyError    a store or service is down or late           UNAVAILABLE
+    └── ServerError        tritonserver did not start, answer or stop   UNAVAILABLE
+
+Messages give the fact, then what was expected, then the remedy.
+"""
+
+
+class RecommenderError(Exception):
+    """Base of all errors raised on purpose; `status` is the gRPC status name it maps to."""
+
+    status = "INTERNAL"
+
+
+class ConfigError(RecommenderError):
+    status = "INVALID_ARGUMENT"
+
+
+class DataError(RecommenderError):
+    status = "INVALID_ARGUMENT"
+
+
+class ExportError(RecommenderError):
+    status = "FAILED_PRECONDITION"
+
+
+class ArtifactError(RecommenderError):
+    status = "FAILED_PRECONDITION"
+
+
+class RequestError(RecommenderError):
+    status = "INVALID_ARGUMENT"
+
+
+class DependencyError(RecommenderError):
+    status = "UNAVAILABLE"
+
+
+class ServerError(RecommenderError):
+    status = "UNAVAILABLE"
