@@ -1,0 +1,119 @@
+"""What lies in a stage's version folder, and the refusal to use it when it is not what was published.
+
+    <REPO>/<stage>/<generation>/
+        stage.json      which stage, generation, axes, context columns, and the stage's own settings
+        manifest.json   SHA-256 and size of every file beside it
+        *.npy           arrays, opened read-only by mmap so that all instances share one copy
+        *.onnx          networks without their embedding tables
+        stages/         the code that serves them: a repository needs nothing of the checkout
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stages.contract import Axes, ContextColumn, ModelSpec, stage_specs
+from stages.errors import ArtifactError
+
+STAGE_FILE = "stage.json"
+MANIFEST_FILE = "manifest.json"
+REMEDY = "Export the repository again (`make export`), or move the server back to an older generation."
+
+
+@dataclass(frozen=True)
+class StageInfo:
+    """`stage.json`: what every stage knows of itself. `settings` belongs to the one stage."""
+
+    stage: str
+    generation: int
+    axes: Axes
+    context: tuple[ContextColumn, ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def spec(self) -> ModelSpec:
+        return stage_specs(self.axes, self.context)[self.stage]
+
+    def write(self, folder: Path) -> None:
+        (folder / STAGE_FILE).write_text(json.dumps(asdict(self), indent=2) + "\n")
+
+
+def read_stage(folder: Path) -> StageInfo:
+    """-> the StageInfo of a version folder. Raises ArtifactError when `stage.json` is missing or unreadable."""
+    raw = read_json(folder, STAGE_FILE)
+    try:
+        context = tuple(ContextColumn(**column) for column in raw.pop("context"))
+        return StageInfo(axes=Axes(**raw.pop("axes")), context=context, **raw)
+    except (KeyError, TypeError) as error:
+        raise ArtifactError(f"{folder / STAGE_FILE} does not describe a stage ({error}). {REMEDY}") from error
+
+
+def read_json(folder: Path, name: str) -> dict[str, Any]:
+    try:
+        return json.loads((folder / name).read_text())
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"{folder / name} cannot be read: {error}. {REMEDY}") from error
+
+
+def open_array(folder: Path, name: str) -> np.ndarray:
+    """-> `<name>.npy`, memory-mapped read-only. Raises ArtifactError when it is missing, truncated or pickled."""
+    path = folder / f"{name}.npy"
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"{path} cannot be opened as an array: {error}. {REMEDY}") from error
+
+
+def open_network(folder: Path, name: str, threads: int = 1):
+    """-> an ONNX Runtime session of `<name>.onnx` on the CPU. Raises ArtifactError."""
+    import onnxruntime as ort
+
+    path = folder / f"{name}.onnx"
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    try:
+        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime raises many types, none of them public
+        raise ArtifactError(f"{path} cannot be loaded by ONNX Runtime {ort.__version__}: {error}. {REMEDY}") from error
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def published_files(folder: Path) -> list[Path]:
+    """All files a manifest speaks of, relative to `folder`: everything but the manifest itself and Python's caches."""
+    files = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return sorted(path for path in files if path.parts[-1] != MANIFEST_FILE and "__pycache__" not in path.parts)
+
+
+def write_manifest(folder: Path, **facts: Any) -> dict[str, Any]:
+    """Write `manifest.json` for what lies in `folder` now; `facts` (generation, reports, …) are kept beside the files."""
+    files = {str(path): {"sha256": sha256_of(folder / path), "bytes": (folder / path).stat().st_size} for path in published_files(folder)}
+    manifest = {"schema": 1, **facts, "files": files}
+    (folder / MANIFEST_FILE).write_text(json.dumps(manifest, indent=2) + "\n")
+    return manifest
+
+
+def verify_manifest(folder: Path) -> dict[str, Any]:
+    """-> the manifest, after every file was found present, of the stated size and SHA-256. Raises ArtifactError."""
+    manifest = read_json(folder, MANIFEST_FILE)
+    stated: dict[str, Any] = manifest.get("files", {})
+    present = {str(path) for path in published_files(folder)}
+    if missing := sorted(stated.keys() - present):
+        raise ArtifactError(f"{folder} lacks {', '.join(missing)}, which its manifest lists. {REMEDY}")
+    if extra := sorted(present - stated.keys()):
+        raise ArtifactError(f"{folder} holds {', '.join(extra)}, which its manifest does not list. Remove them. {REMEDY}")
+    for name, fact in stated.items():
+        path = folder / name
+        if path.stat().st_size != fact["bytes"] or sha256_of(path) != fact["sha256"]:
+            raise ArtifactError(f"{path} is not the file that was published (its SHA-256 differs from the manifest). {REMEDY}")
+    return manifest
