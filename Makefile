@@ -1,0 +1,72 @@
+# Every command a person or a check needs. `make` alone lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON := .venv/bin/python
+DATA ?= online-retail
+PROFILE ?= cpu
+REPO ?= model_repository
+GRPC_PORT ?= 8001
+HTTP_PORT ?= 8000
+METRICS_PORT ?= 8002
+
+URL = localhost:$(GRPC_PORT)
+# users `make run` shows: three of Online Retail's, and one nobody knows (served as a cold start)
+USERS ?= 17850 12583 14911 999999999
+# a port set by the caller narrows `make stop` to that server; without one it stops all that were started here
+ONE_SERVER = $(if $(filter-out file,$(origin GRPC_PORT)),--grpc-port $(GRPC_PORT))
+# written by a finished export; `make run` exports again when the data set, the profile or the code is newer, or the repository is gone
+EXPORTED = .run/exported/$(subst :,_,$(subst /,_,$(REPO)-$(PROFILE)-$(DATA)))
+SOURCES = requirements.txt $(shell find export stages hps_config $(wildcard $(DATA) data/$(DATA)) -type f -not -path '*/__pycache__/*' 2>/dev/null)
+
+.PHONY: help setup run test stop export serve check perf eval lint
+
+help: ## list the commands
+	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@echo "  variables: DATA=$(DATA) PROFILE=$(PROFILE) REPO=$(REPO) GRPC_PORT=$(GRPC_PORT) HTTP_PORT=$(HTTP_PORT) METRICS_PORT=$(METRICS_PORT)"
+
+setup: ## on a fresh machine: apt packages and .venv
+	@./setup.sh
+
+run: setup ## from a bare machine to served recommendations: setup, training, export, tritonserver, answers with titles
+	@$(MAKE) --no-print-directory $(EXPORTED) serve
+	@for user_id in $(USERS); do $(PYTHON) -m clients recommend --user-id $$user_id -k 5 --url $(URL); done
+	@echo
+	@echo "Call it:  $(PYTHON) -m clients recommend --user-id 17850 -k 10 --url $(URL)    (add --json for machines)"
+	@echo "Stop it:  make stop"
+
+export: setup ## data set (folder or bundled name) to repository: DATA=… PROFILE=cpu|cuda|merlin REPO=…
+	@rm -f .run/exported/$(subst /,_,$(REPO))-*
+	@$(PYTHON) -m export build --data $(DATA) --profile $(PROFILE) --repo $(REPO)
+	@mkdir -p .run/exported && touch $(EXPORTED)
+
+$(EXPORTED): $(if $(wildcard $(REPO)/recommend),$(SOURCES),missing)
+	@$(MAKE) --no-print-directory export
+
+.PHONY: missing
+missing:
+
+serve: setup ## tritonserver on a repository, returns when every model is ready: REPO=… GRPC_PORT=… HTTP_PORT=… METRICS_PORT=…
+	@$(PYTHON) -m server start --repo $(REPO) --grpc-port $(GRPC_PORT) --http-port $(HTTP_PORT) --metrics-port $(METRICS_PORT)
+
+stop: ## stop the servers that make run or make serve started (GRPC_PORT=… stops that one)
+	@if [ -x $(PYTHON) ]; then $(PYTHON) -m server stop $(ONE_SERVER); else echo "nothing to stop: .venv does not exist"; fi
+
+check: setup ## say what will fail in a repository and how to mend it, without starting anything: REPO=…
+	@$(PYTHON) -m export check --repo $(REPO)
+
+eval: setup ## quality of the pipeline, stage by stage and through the running server, beside four baselines
+	@$(PYTHON) -m export evaluate --data $(DATA) --repo $(REPO) --url $(URL)
+
+perf: setup ## sweep, report, SLO verdict (against the server at GRPC_PORT)
+	@$(PYTHON) -m perf --url $(URL) --repo $(REPO)
+
+# every lane runs even when an earlier one failed; the verdict is over all of them
+test: setup ## everything the tests need, then all four lanes: unit, contract, server, gpu
+	@rm -rf .run/lanes; status=0; \
+	for lane in unit contract server gpu; do $(PYTHON) -m pytest -q --lane $$lane tests/$$lane || status=1; done; \
+	echo; cat .run/lanes/*; exit $$status
+
+lint: setup ## ruff, style and format
+	@.venv/bin/ruff check . && .venv/bin/ruff format --check .
