@@ -1,11 +1,11 @@
 """What lies in a stage's version folder, and the refusal to use it when it is not what was published.
 
-    <REPO>/<stage>/<generation>/
-        stage.json      which stage, generation, axes, context columns, and the stage's own settings
-        manifest.json   SHA-256 and size of every file beside it
-        *.npy           arrays, opened read-only by mmap so that all instances share one copy
-        *.onnx          networks without their embedding tables
-        stages/         the code that serves them: a repository needs nothing of the checkout
+<REPO>/<stage>/<generation>/
+    stage.json      which stage, generation, axes, context columns, and the stage's own settings
+    manifest.json   SHA-256 and size of every file beside it
+    *.npy           arrays, opened read-only by mmap so that all instances share one copy
+    *.onnx          networks without their embedding tables
+    stages/         the code that serves them: a repository needs nothing of the checkout
 """
 
 from __future__ import annotations
@@ -97,7 +97,10 @@ def published_files(folder: Path) -> list[Path]:
 
 def write_manifest(folder: Path, **facts: Any) -> dict[str, Any]:
     """Write `manifest.json` for what lies in `folder` now; `facts` (generation, reports, …) are kept beside the files."""
-    files = {str(path): {"sha256": sha256_of(folder / path), "bytes": (folder / path).stat().st_size} for path in published_files(folder)}
+    files = {
+        str(path): {"sha256": sha256_of(folder / path), "bytes": (folder / path).stat().st_size}
+        for path in published_files(folder)
+    }
     manifest = {"schema": 1, **facts, "files": files}
     (folder / MANIFEST_FILE).write_text(json.dumps(manifest, indent=2) + "\n")
     return manifest

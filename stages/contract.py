@@ -79,7 +79,9 @@ class ContextColumn:
     kind: str
 
     def tensor(self) -> TensorSpec:
-        dtype, fill = {"integer": ("INT64", MISSING_INT), "string": ("BYTES", b""), "continuous": ("FP32", float("nan"))}[self.kind]
+        dtype, fill = {"integer": ("INT64", MISSING_INT), "string": ("BYTES", b""), "continuous": ("FP32", float("nan"))}[
+            self.kind
+        ]
         return TensorSpec(self.name, dtype, (1,), optional=True, fill=fill)
 
 

@@ -1,0 +1,104 @@
+"""The four stages in one process, without a server: for tests, evaluation, and as the yardstick of served speed.
+
+pipeline = Pipeline.load(Path("model_repository"))
+answer = pipeline.recommend([17850, 12583])
+answer["item_ids"]      # int64 [2, K]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stages.artifacts import StageInfo, read_stage, verify_manifest
+from stages.contract import ENSEMBLE, PAD_ID, STAGES, ModelSpec, ensemble_spec, stage_specs
+from stages.errors import ArtifactError, RequestError
+from stages.preprocess import Preprocess
+from stages.rank import Rank
+from stages.rerank import Rerank
+from stages.retrieve import Retrieve
+
+Arrays = dict[str, np.ndarray]
+STAGE_TYPES = {"preprocess": Preprocess, "retrieve": Retrieve, "rank": Rank, "rerank": Rerank}
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The stages of one generation and the specs of their tensors."""
+
+    info: StageInfo
+    stages: dict[str, Any]
+    specs: dict[str, ModelSpec]
+
+    @classmethod
+    def load(cls, repository: Path, generation: int | None = None) -> Pipeline:
+        """Load one generation (default: the newest). Raises ArtifactError on anything that was not published so."""
+        generation = generation or newest_generation(repository)
+        folders = {name: repository / name / str(generation) for name in STAGES}
+        for folder in folders.values():
+            verify_manifest(folder)
+        info = read_stage(folders["preprocess"])
+        stages = {name: STAGE_TYPES[name].load(folder) for name, folder in folders.items()}
+        return cls(info, stages, stage_specs(info.axes, info.context))
+
+    def __call__(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
+        """One batch through the four kernels.
+
+        inputs: the ensemble's tensors by name, each [B, *dims]; absent optional ones take their fill value
+        ->      the ensemble's outputs by name, each [B, *dims]
+        Raises RequestError for the first malformed row.
+        """
+        tensors = self.trace(inputs)
+        return {tensor.name: tensors[tensor.name] for tensor in self.specs[STAGES[-1]].outputs}
+
+    def trace(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
+        """Like a call, but -> every tensor on the way, by name (`degraded` and `generation` as the last stage left them)."""
+        tensors = dict(inputs)
+        batch = len(tensors["user_id"])
+        for name in STAGES:
+            spec = self.specs[name]
+            given = {t.name: tensors[t.name] if t.name in tensors else t.filled(batch) for t in spec.inputs}
+            if faults := self.stages[name].faults(given):
+                raise RequestError(faults[min(faults)])
+            tensors.update(self.stages[name](given))
+        return tensors
+
+    def recommend(
+        self,
+        user_ids: Sequence[int],
+        history: Sequence[Sequence[int]] | None = None,
+        exclude: Sequence[Sequence[int]] | None = None,
+        context: Mapping[str, Sequence[Any]] | None = None,
+    ) -> Arrays:
+        """Recommendations for plain Python values; see `ensemble_spec` for the meaning of each argument."""
+        inputs: Arrays = {"user_id": np.asarray(user_ids, np.int64).reshape(-1, 1)}
+        optional = {t.name: t for t in ensemble_spec(self.specs).inputs if t.optional}
+        for name, rows in (("history", history), ("exclude", exclude)):
+            if rows is not None:
+                inputs[name] = padded(rows, optional[name].dims[0])
+        for name, values in (context or {}).items():
+            if name not in optional:
+                raise RequestError(f"There is no context column {name!r}; this repository has {sorted(optional)}.")
+            inputs[name] = np.asarray(values, optional[name].numpy_dtype).reshape(-1, 1)
+        return self(inputs)
+
+
+def padded(rows: Sequence[Sequence[int]], width: int) -> np.ndarray:
+    """-> int64 [B, width], each row's first `width` ids, PAD_ID after the last."""
+    array = np.full((len(rows), width), PAD_ID, np.int64)
+    for target, row in zip(array, rows, strict=True):
+        ids = list(row)[:width]
+        target[: len(ids)] = ids
+    return array
+
+
+def newest_generation(repository: Path) -> int:
+    """-> the highest version of `recommend`. Raises ArtifactError when there is none."""
+    versions = [int(path.name) for path in (repository / ENSEMBLE).glob("*") if path.name.isdecimal()]
+    if not versions:
+        raise ArtifactError(f"{repository} holds no generation of {ENSEMBLE!r}. Create one with `make export`.")
+    return max(versions)

@@ -1,0 +1,189 @@
+"""The one adapter between Triton's Python backend and the kernels.
+
+    requests ─▶ join (one array per tensor) ─▶ faults? ─▶ one kernel call ─▶ split ─▶ responses
+
+A published `model.py` is `TritonPythonModel = triton_model(Rank)`. Nothing else in `stages/` knows Triton.
+A malformed request gets an error of its own; the rest of its batch is answered.
+"""
+
+from __future__ import annotations
+
+import json
+import traceback
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from stages.artifacts import read_stage, verify_manifest
+from stages.contract import STAGES, Degraded, ModelSpec
+from stages.errors import ArtifactError, RecommenderError
+
+Arrays = dict[str, np.ndarray]
+
+ERROR_CODES = {
+    "INVALID_ARGUMENT": pb_utils.TritonError.INVALID_ARG,
+    "UNAVAILABLE": pb_utils.TritonError.UNAVAILABLE,
+    "FAILED_PRECONDITION": pb_utils.TritonError.UNAVAILABLE,  # the Python backend has no code of that name
+    "INTERNAL": pb_utils.TritonError.INTERNAL,
+}
+
+
+def triton_model(stage_class: type) -> type:
+    """-> the `TritonPythonModel` class that serves `stage_class` (a kernel with `load`, `faults` and `__call__`)."""
+
+    class TritonPythonModel(StageModel):
+        stage_type = stage_class
+
+    return TritonPythonModel
+
+
+class StageModel:
+    """Loads one stage from its version folder and answers batches of requests with it."""
+
+    stage_type: type
+
+    def initialize(self, args: dict[str, str]) -> None:
+        folder = Path(args["model_repository"]) / args["model_version"]
+        try:
+            verify_manifest(folder)
+            info = read_stage(folder)
+            check_config(info.spec, json.loads(args["model_config"]))
+            self.stage = self.stage_type.load(folder)
+        except RecommenderError as error:
+            raise pb_utils.TritonModelException(f"{args['model_name']}: {error}") from error
+        self.spec = info.spec
+        self.metrics = Metrics(info.stage)
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        inputs, rows = join(self.spec, requests)
+        errors: dict[int, pb_utils.TritonError] = {}
+        if faults := self.stage.faults(inputs):
+            errors = {request: invalid(message) for request, message in by_request(faults, rows).items()}
+            self.metrics.rejected.increment(len(errors))
+        healthy = [i for i in range(len(requests)) if i not in errors]
+        outputs = self._answer(inputs, rows, healthy, errors) if healthy else {}
+        return [
+            pb_utils.InferenceResponse(error=errors[i]) if i in errors else respond(self.spec, outputs[i])
+            for i in range(len(requests))
+        ]
+
+    def _answer(self, inputs: Arrays, rows: list[int], healthy: list[int], errors: dict[int, Any]) -> dict[int, Arrays]:
+        """-> outputs by request: one kernel call for all, or, if that fails, one each, so that only the culprit fails."""
+        try:
+            outputs = self._call(take(inputs, rows, healthy))
+        except Exception as error:
+            if len(healthy) > 1:
+                alone = (self._answer(inputs, rows, [i], errors) for i in healthy)
+                return {i: outputs for answer in alone for i, outputs in answer.items()}
+            errors[healthy[0]] = coded(self.spec.name, error)
+            return {}
+        return dict(zip(healthy, split(outputs, [rows[i] for i in healthy]), strict=True))
+
+    def _call(self, inputs: Arrays) -> Arrays:
+        outputs = self.stage(inputs)
+        check_outputs(self.spec, outputs, len(next(iter(inputs.values()))))
+        self.metrics.count(outputs["degraded"])
+        return outputs
+
+
+class Metrics:
+    """What Triton does not count itself, on the server's own metrics port."""
+
+    def __init__(self, stage: str) -> None:
+        self.bit = Degraded(1 << STAGES.index(stage))
+        labels = {"stage": stage}
+        self.calls = counter("recommender_kernel_calls", "Kernel calls: one per batch", labels)
+        self.rows = counter("recommender_kernel_rows", "Rows (users) that kernel calls answered", labels)
+        self.degraded = counter("recommender_degraded", "Rows that this stage answered by its fallback", labels)
+        self.rejected = counter("recommender_rejected", "Requests refused as malformed", labels)
+
+    def count(self, degraded: np.ndarray) -> None:
+        self.calls.increment(1)
+        self.rows.increment(len(degraded))
+        fallbacks = np.count_nonzero(degraded & int(self.bit))
+        if fallbacks:
+            self.degraded.increment(fallbacks)
+
+
+def counter(name: str, description: str, labels: dict[str, str]) -> Any:
+    family = pb_utils.MetricFamily(name=name, description=description, kind=pb_utils.MetricFamily.COUNTER)
+    return family.Metric(labels=labels)
+
+
+def check_config(spec: ModelSpec, config: dict[str, Any]) -> None:
+    """Raises ArtifactError when config.pbtxt and `stage.json` disagree about a tensor."""
+    for side, tensors in (("input", spec.inputs), ("output", spec.outputs)):
+        stated = {t["name"]: (t["data_type"], tuple(int(d) for d in t["dims"])) for t in config[side]}
+        needed = {t.name: (f"TYPE_{'STRING' if t.dtype == 'BYTES' else t.dtype}", t.dims) for t in tensors}
+        if stated != needed:
+            differing = sorted(name for name in stated.keys() | needed.keys() if stated.get(name) != needed.get(name))
+            facts = "; ".join(
+                f"{n}: config.pbtxt {stated.get(n, 'lacks it')}, stage.json {needed.get(n, 'lacks it')}" for n in differing
+            )
+            raise ArtifactError(f"config.pbtxt and stage.json disagree about {side}s ({facts}). Export the repository again.")
+
+
+def join(spec: ModelSpec, requests: list[Any]) -> tuple[Arrays, list[int]]:
+    """-> ({tensor: [sum of rows, *dims]}, rows of each request). Absent optional tensors become their fill value."""
+    rows: list[int] = []
+    parts: dict[str, list[np.ndarray]] = {tensor.name: [] for tensor in spec.inputs}
+    for request in requests:
+        given = {t.name(): t.as_numpy() for t in request.inputs()}
+        rows.append(len(next(iter(given.values()))))
+        for tensor in spec.inputs:
+            parts[tensor.name].append(given[tensor.name] if tensor.name in given else tensor.filled(rows[-1]))
+    return {name: arrays[0] if len(arrays) == 1 else np.concatenate(arrays) for name, arrays in parts.items()}, rows
+
+
+def take(inputs: Arrays, rows: list[int], requests: list[int]) -> Arrays:
+    """-> the rows of some requests, in order; the arrays themselves when these are all of them."""
+    if len(requests) == len(rows):
+        return inputs
+    keep = np.zeros(len(rows), bool)
+    keep[requests] = True
+    mask = np.repeat(keep, rows)
+    return {name: array[mask] for name, array in inputs.items()}
+
+
+def split(outputs: Arrays, rows: list[int]) -> list[Arrays]:
+    """-> one dict of arrays per request, views of the joined outputs."""
+    ends = np.cumsum(rows).tolist()
+    return [{name: array[end - n : end] for name, array in outputs.items()} for n, end in zip(rows, ends, strict=True)]
+
+
+def by_request(faults: dict[int, str], rows: list[int]) -> dict[int, str]:
+    """Faults by row -> faults by request (the first one of each)."""
+    request_of_row = np.repeat(np.arange(len(rows)), rows)
+    found: dict[int, str] = {}
+    for row in sorted(faults):
+        found.setdefault(int(request_of_row[row]), faults[row])
+    return found
+
+
+def respond(spec: ModelSpec, outputs: Arrays) -> Any:
+    return pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor(t.name, outputs[t.name]) for t in spec.outputs])
+
+
+def check_outputs(spec: ModelSpec, outputs: Arrays, batch: int) -> None:
+    """Raises RecommenderError when a kernel's answer breaks the contract: a caller must never see a misshapen tensor."""
+    for tensor in spec.outputs:
+        array, shape = outputs[tensor.name], (batch, *tensor.dims)
+        if array.dtype != tensor.numpy_dtype or array.shape != shape:
+            raise RecommenderError(
+                f"The kernel of {spec.name} gave {tensor.name} as {array.dtype} {array.shape}; "
+                f"the contract says {tensor.dtype} {shape}."
+            )
+
+
+def invalid(message: str) -> Any:
+    return pb_utils.TritonError(message, pb_utils.TritonError.INVALID_ARG)
+
+
+def coded(stage: str, error: Exception) -> Any:
+    """What the caller is told: our own errors whole, anything else without its traceback (that goes to the log)."""
+    if isinstance(error, RecommenderError):
+        return pb_utils.TritonError(str(error), ERROR_CODES[error.status])
+    pb_utils.Logger.log_error(f"{stage}: {traceback.format_exc()}")
+    return pb_utils.TritonError(f"Internal error in {stage} ({type(error).__name__}); the server's log has the details.")

@@ -1,0 +1,166 @@
+"""The adapter against a fake of the Python backend: one kernel call per batch, and errors that stay with their request."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stages.artifacts import StageInfo, write_manifest
+from stages.contract import FROM_STORE, MISSING_INT, Axes, ContextColumn
+from stages.errors import DependencyError
+from tests.contract import fake_backend as pb
+
+AXES = Axes(candidates=4, history=3, exclusions=2, items_returned=2, user_categorical=2, user_continuous=1)
+CONTEXT = (ContextColumn("store", "integer"), ContextColumn("device", "string"), ContextColumn("hour", "continuous"))
+INFO = StageInfo("preprocess", generation=7, axes=AXES, context=CONTEXT)
+
+
+class Echo:
+    """A preprocess kernel whose first categorical is the user id. It counts its calls and keeps its inputs."""
+
+    @classmethod
+    def load(cls, folder: Path) -> "Echo":
+        return cls()
+
+    def __init__(self) -> None:
+        self.seen: list[dict] = []
+
+    def faults(self, inputs):
+        return {row: f"user_id is {value}" for row, (value,) in enumerate(inputs["user_id"]) if value < 0}
+
+    def __call__(self, inputs):
+        self.seen.append(inputs)
+        user_ids = inputs["user_id"]
+        if (user_ids == 666).any():
+            raise ZeroDivisionError("secret/path")
+        if (user_ids == 777).any():
+            raise DependencyError("The store is down. Start it.")
+        batch = len(user_ids)
+        return {
+            "user_categorical": np.repeat(user_ids, 2, axis=1),
+            "user_continuous": np.zeros((batch, 1), np.float32),
+            "history_ids": inputs["history"],
+            "history_age_days": np.zeros((batch, 3), np.float32),
+            "degraded": np.zeros((batch, 1), np.int32),
+            "generation": np.full((batch, 1), 7),
+        }
+
+
+def pbtxt_as_json(info: StageInfo) -> str:
+    def tensors(specs):
+        kind = {"BYTES": "TYPE_STRING"}
+        return [
+            {"name": t.name, "data_type": kind.get(t.dtype, f"TYPE_{t.dtype}"), "dims": [str(d) for d in t.dims]} for t in specs
+        ]
+
+    return json.dumps({"input": tensors(info.spec.inputs), "output": tensors(info.spec.outputs)})
+
+
+@pytest.fixture
+def arguments(tmp_path):
+    folder = tmp_path / "preprocess" / "7"
+    folder.mkdir(parents=True)
+    INFO.write(folder)
+    write_manifest(folder)
+    return {
+        "model_name": "preprocess",
+        "model_repository": str(folder.parent),
+        "model_version": "7",
+        "model_config": pbtxt_as_json(INFO),
+    }
+
+
+@pytest.fixture
+def model(arguments):
+    from stages.triton import triton_model
+
+    pb.MetricFamily.metrics.clear()
+    pb.Logger.lines.clear()
+    model = triton_model(Echo)()
+    model.initialize(arguments)
+    return model
+
+
+def request(*user_ids: int, **tensors: np.ndarray) -> pb.InferenceRequest:
+    return pb.InferenceRequest(user_id=np.array(user_ids, np.int64).reshape(-1, 1), **tensors)
+
+
+def users_of(response: pb.InferenceResponse) -> list[int]:
+    [categorical] = [t.as_numpy() for t in response.output_tensors() if t.name() == "user_categorical"]
+    return categorical[:, 0].tolist()
+
+
+def test_one_kernel_call_answers_the_whole_batch(model):
+    responses = model.execute([request(1), request(2, 3), request(4)])
+    assert [users_of(response) for response in responses] == [[1], [2, 3], [4]]
+    assert len(model.stage.seen) == 1
+    assert pb.MetricFamily.metrics["recommender_kernel_calls/preprocess"].value == 1
+    assert pb.MetricFamily.metrics["recommender_kernel_rows/preprocess"].value == 4
+
+
+def test_absent_optional_tensors_take_their_fill(model):
+    given = np.array([[5, 6, -1]])
+    model.execute([request(1), request(2, history=given, hour=np.array([[3.5]], np.float32))])
+    [inputs] = model.stage.seen
+    np.testing.assert_array_equal(inputs["history"], [[FROM_STORE] * 3, [5, 6, -1]])
+    np.testing.assert_array_equal(inputs["store"], [[MISSING_INT]] * 2)
+    np.testing.assert_array_equal(inputs["device"], [[b""]] * 2)
+    np.testing.assert_array_equal(inputs["hour"], np.array([[np.nan], [3.5]], np.float32))
+
+
+def test_a_malformed_request_fails_alone(model):
+    good, bad, mate = model.execute([request(1), request(2, -5), request(3)])
+    assert users_of(good) == [1]
+    assert users_of(mate) == [3]
+    assert bad.error().code() == pb.TritonError.INVALID_ARG
+    assert bad.error().message() == "user_id is -5"
+    assert len(model.stage.seen) == 1
+    assert pb.MetricFamily.metrics["recommender_rejected/preprocess"].value == 1
+
+
+def test_when_all_requests_are_malformed_the_kernel_is_not_called(model):
+    responses = model.execute([request(-1), request(-2)])
+    assert [r.error().message() for r in responses] == ["user_id is -1", "user_id is -2"]
+    assert model.stage.seen == []
+
+
+def test_an_unexpected_failure_stays_with_its_request_and_keeps_its_traceback_in_the_log(model):
+    good, bad = model.execute([request(1), request(666)])
+    assert users_of(good) == [1]
+    assert bad.error().message() == "Internal error in preprocess (ZeroDivisionError); the server's log has the details."
+    assert any("secret/path" in line for line in pb.Logger.lines)
+
+
+def test_a_dependency_error_reaches_the_caller_as_unavailable(model):
+    [response] = model.execute([request(777)])
+    assert response.error().code() == pb.TritonError.UNAVAILABLE
+    assert "Start it" in response.error().message()
+
+
+def test_an_output_that_breaks_the_contract_is_an_error_not_an_answer(model):
+    model.stage.faults = lambda inputs: {}
+    kernel = type(model.stage).__call__
+    model.stage = type(
+        "Wrong", (Echo,), {"__call__": lambda self, i: {**kernel(self, i), "user_continuous": np.zeros((1, 2))}}
+    )()
+    [response] = model.execute([request(1)])
+    assert response.has_error()
+    assert "user_continuous" in response.error().message()
+
+
+def test_config_that_disagrees_with_the_stage_refuses_to_load(arguments):
+    from stages.triton import triton_model
+
+    other = StageInfo("preprocess", 7, Axes(candidates=4, history=9, user_categorical=2, user_continuous=1), CONTEXT)
+    with pytest.raises(pb.TritonModelException, match=r"disagree about inputs \(history"):
+        triton_model(Echo)().initialize({**arguments, "model_config": pbtxt_as_json(other)})
+
+
+def test_a_changed_file_refuses_to_load(arguments):
+    from stages.triton import triton_model
+
+    stage_file = Path(arguments["model_repository"]) / "7" / "stage.json"
+    stage_file.write_text(stage_file.read_text().replace("7", "8"))
+    with pytest.raises(pb.TritonModelException, match="SHA-256 differs"):
+        triton_model(Echo)().initialize(arguments)
