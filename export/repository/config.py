@@ -1,0 +1,161 @@
+"""`config.pbtxt` is output: written from the typed specs of `stages/contract.py`, parsed back by the official protobuf.
+
+Triton's schema: `model_config.proto` of the 2.51 client (`tritonclient.grpc.model_config_pb2`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
+
+from stages.contract import CHAIN, ENSEMBLE, STAGES, ModelSpec, TensorSpec, ensemble_spec
+from stages.errors import ArtifactError, ExportError
+
+CONFIG_FILE = "config.pbtxt"
+GENERATIONS_KEPT = 2  # the one that answers, and the one to go back to
+TRITON_TYPE = {"INT64": pb.TYPE_INT64, "INT32": pb.TYPE_INT32, "FP32": pb.TYPE_FP32, "BYTES": pb.TYPE_STRING}
+DTYPE = {value: key for key, value in TRITON_TYPE.items()}
+
+
+@dataclass(frozen=True)
+class Serving:
+    """How Triton runs one model. Times in microseconds.
+
+    `queue_delay_us` is spent in the first stage only by default: requests that meet there leave together and meet again.
+    """
+
+    instances: int = 1
+    max_batch_size: int = 64
+    preferred_batch_sizes: tuple[int, ...] = (8, 32)
+    queue_delay_us: int = 0
+    queue_timeout_us: int = 500_000  # a request that waited longer is refused (UNAVAILABLE), not served late
+    queue_length: int = 2_048  # requests beyond it are refused at once
+    priority_levels: int = 2  # 1 = interactive, 2 = bulk
+    default_priority: int = 1
+    response_cache: bool = False
+
+
+def stage_config(spec: ModelSpec, serving: Serving, warmup_rows: int) -> pb.ModelConfig:
+    """-> the configuration of one Python-backend stage; `warmup_rows` rows lie in its warm-up files (0: none)."""
+    config = pb.ModelConfig(name=spec.name, backend="python", max_batch_size=serving.max_batch_size)
+    _add_tensors(config, spec)
+    config.version_policy.latest.num_versions = GENERATIONS_KEPT
+    config.instance_group.add(kind=pb.ModelInstanceGroup.KIND_CPU, count=serving.instances)
+    _add_batching(config.dynamic_batching, serving)
+    config.response_cache.enable = serving.response_cache
+    config.parameters["FORCE_CPU_ONLY_INPUT_TENSORS"].string_value = "yes"
+    if warmup_rows:
+        _add_warmup(config, spec, warmup_rows)
+    return config
+
+
+def ensemble_config(stages: dict[str, ModelSpec], generation: int, serving: Serving) -> pb.ModelConfig:
+    """-> `recommend`, with every step pinned to `generation`: an answer never mixes two."""
+    spec = ensemble_spec(stages)
+    config = pb.ModelConfig(name=spec.name, platform="ensemble", max_batch_size=serving.max_batch_size)
+    _add_tensors(config, spec)
+    config.version_policy.specific.versions.append(generation)
+    config.response_cache.enable = serving.response_cache
+    chained = {tensor.name for tensor in CHAIN}
+    for position, name in enumerate(STAGES):
+        step = config.ensemble_scheduling.step.add(model_name=name, model_version=generation)
+        last = position == len(STAGES) - 1
+        for tensor in stages[name].inputs:
+            step.input_map[tensor.name] = f"{STAGES[position - 1]}_{tensor.name}" if tensor.name in chained else tensor.name
+        for tensor in stages[name].outputs:
+            step.output_map[tensor.name] = f"{name}_{tensor.name}" if tensor.name in chained and not last else tensor.name
+    return config
+
+
+def _add_tensors(config: pb.ModelConfig, spec: ModelSpec) -> None:
+    for tensor in spec.inputs:
+        config.input.add(name=tensor.name, data_type=TRITON_TYPE[tensor.dtype], dims=tensor.dims, optional=tensor.optional)
+    for tensor in spec.outputs:
+        config.output.add(name=tensor.name, data_type=TRITON_TYPE[tensor.dtype], dims=tensor.dims)
+
+
+def _add_batching(batching: pb.ModelDynamicBatching, serving: Serving) -> None:
+    batching.preferred_batch_size.extend(size for size in serving.preferred_batch_sizes if size <= serving.max_batch_size)
+    batching.max_queue_delay_microseconds = serving.queue_delay_us
+    batching.priority_levels = serving.priority_levels
+    batching.default_priority_level = serving.default_priority
+    policy = batching.default_queue_policy
+    policy.timeout_action = pb.ModelQueuePolicy.REJECT
+    policy.default_timeout_microseconds = serving.queue_timeout_us
+    policy.allow_timeout_override = True
+    policy.max_queue_size = serving.queue_length
+
+
+def _add_warmup(config: pb.ModelConfig, spec: ModelSpec, rows: int) -> None:
+    """Warm up with recorded requests, at batch 1 and at the batch that was recorded."""
+    for batch in sorted({1, rows}):
+        warmup = config.model_warmup.add(name=f"recorded_{batch}", batch_size=batch)
+        for tensor in spec.inputs:
+            entry = warmup.inputs[tensor.name]
+            entry.data_type = TRITON_TYPE[tensor.dtype]
+            entry.dims.extend(tensor.dims)
+            entry.input_data_file = warmup_file(tensor, batch)
+
+
+def warmup_file(tensor: TensorSpec, batch: int) -> str:
+    return f"{tensor.name}_{batch}"
+
+
+def warmup_bytes(array: np.ndarray) -> bytes:
+    """-> a tensor as Triton reads it from a warm-up file: raw little-endian values, strings with a 4-byte length each."""
+    if array.dtype != np.object_:
+        return np.ascontiguousarray(array).tobytes()
+    return b"".join(len(text).to_bytes(4, "little") + text for text in array.ravel())
+
+
+def check_edges(stages: dict[str, ModelSpec]) -> None:
+    """Raises ExportError unless each tensor means the same on both ends of its edge and every output is used."""
+    produced: dict[str, TensorSpec] = {}
+    for name in STAGES:
+        for tensor in stages[name].inputs:
+            source = produced.get(tensor.name)
+            if source and (source.dtype, source.dims) != (tensor.dtype, tensor.dims):
+                raise ExportError(
+                    f"Tensor {tensor.name!r} leaves its stage as {source.dtype} {source.dims} "
+                    f"and {name} expects {tensor.dtype} {tensor.dims}. Make stages/contract.py say one thing."
+                )
+        produced.update({tensor.name: tensor for tensor in stages[name].outputs})
+    used = {t.name for spec in stages.values() for t in spec.inputs} | {t.name for t in stages[STAGES[-1]].outputs}
+    if unused := sorted(produced.keys() - used):
+        raise ExportError(f"No stage uses {', '.join(unused)}; Triton refuses such an ensemble. Remove them from the contract.")
+
+
+def to_pbtxt(config: pb.ModelConfig) -> str:
+    return text_format.MessageToString(config)
+
+
+def read_config(model_folder: Path) -> pb.ModelConfig:
+    """-> the parsed `config.pbtxt` of a model. Raises ArtifactError when it is missing or not Triton's schema."""
+    path = model_folder / CONFIG_FILE
+    try:
+        return text_format.Parse(path.read_text(), pb.ModelConfig())
+    except OSError as error:
+        raise ArtifactError(f"{path} cannot be read: {error.strerror}. Create the repository with `make export`.") from error
+    except text_format.ParseError as error:
+        raise ArtifactError(f"{path} is not a Triton model configuration: {error}. It is generated: export again.") from error
+
+
+def spec_of(config: pb.ModelConfig) -> ModelSpec:
+    """-> names, types and dims as a config states them (fills are not part of a config)."""
+    inputs = tuple(TensorSpec(t.name, DTYPE[t.data_type], tuple(t.dims), t.optional) for t in config.input)
+    outputs = tuple(TensorSpec(t.name, DTYPE[t.data_type], tuple(t.dims)) for t in config.output)
+    return ModelSpec(config.name, inputs, outputs)
+
+
+def pinned_generation(repository: Path) -> int | None:
+    """-> the generation that `recommend` answers with, None where there is no repository yet. Raises ArtifactError."""
+    if not (repository / ENSEMBLE / CONFIG_FILE).exists():
+        return None
+    versions = {step.model_version for step in read_config(repository / ENSEMBLE).ensemble_scheduling.step}
+    if len(versions) != 1:
+        raise ArtifactError(f"{repository / ENSEMBLE} mixes the generations {sorted(versions)}. It is generated: export again.")
+    return versions.pop()

@@ -1,0 +1,180 @@
+"""Publication: a generation is built beside the repository, verified, and renamed into it; the ensemble's config moves last.
+
+    with Staging(repository) as staging:
+        ... write artifacts into staging.folder("rank") and StageInfo with staging.generation ...
+        staging.seal(specs, facts)          # code, model.py, manifests: staging.root is now a loadable repository
+        ... rehearse with Pipeline.load(staging.root) ...
+        staging.publish(specs, serving, warmup)
+
+Until `recommend/config.pbtxt` is replaced (one rename), everybody still sees the previous generation. A crash before it leaves
+version folders that nothing points to; the next publication takes a higher number and removes them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import numpy as np
+
+from export.repository.config import (
+    CONFIG_FILE,
+    Serving,
+    check_edges,
+    ensemble_config,
+    pinned_generation,
+    read_config,
+    spec_of,
+    stage_config,
+    to_pbtxt,
+    warmup_bytes,
+    warmup_file,
+)
+from stages.artifacts import MANIFEST_FILE, sha256_of, verify_manifest, write_manifest
+from stages.contract import ENSEMBLE, STAGES, ModelSpec
+from stages.errors import ExportError
+
+CODE = Path(__file__).parents[2] / "stages"
+MODEL_PY = '''"""Written by the exporter: serves the code that lies beside it."""
+
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+from stages.{module} import {kernel}
+from stages.triton import triton_model
+
+TritonPythonModel = triton_model({kernel})
+'''
+
+
+class Staging:
+    """A folder shaped like the repository, on the same file system, where the next generation is built. One at a time."""
+
+    def __init__(self, repository: Path) -> None:
+        self.repository = repository.absolute()
+        self.root = self.repository.parent / f".{self.repository.name}.staging"
+        self.generation = 0
+        self._lock: IO[str] | None = None
+
+    def __enter__(self) -> Staging:
+        self.repository.mkdir(parents=True, exist_ok=True)
+        self._lock = (self.repository.parent / f".{self.repository.name}.lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._lock.close()
+            raise ExportError(f"Another export is writing {self.repository}. Wait for it, or choose another REPO.") from error
+        shutil.rmtree(self.root, ignore_errors=True)
+        self.generation = 1 + max(generations_present(self.repository), default=0)
+        for name in (*STAGES, ENSEMBLE):
+            self.folder(name).mkdir(parents=True)
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        shutil.rmtree(self.root, ignore_errors=True)
+        self._lock.close()
+
+    def folder(self, model: str) -> Path:
+        """-> the version folder of a model in the staging area."""
+        return self.root / model / str(self.generation)
+
+    def seal(self, specs: dict[str, ModelSpec], facts: dict[str, Any]) -> None:
+        """Add the serving code and write all manifests; from here on no file changes. Raises ExportError on unsound edges."""
+        check_edges(specs)
+        for name in STAGES:
+            folder = self.folder(name)
+            shutil.copytree(CODE, folder / "stages", ignore=shutil.ignore_patterns("__pycache__"))
+            (folder / "model.py").write_text(MODEL_PY.format(module=name, kernel=name.capitalize()))
+            write_manifest(folder, stage=name, generation=self.generation)
+        digests = {name: sha256_of(self.folder(name) / MANIFEST_FILE) for name in STAGES}
+        write_manifest(self.folder(ENSEMBLE), generation=self.generation, stages=digests, **facts)
+
+    def publish(self, specs: dict[str, ModelSpec], serving: dict[str, Serving], warmup: dict[str, np.ndarray]) -> int:
+        """Move the sealed generation into the repository and point `recommend` at it.
+
+        serving: settings by model name; warmup: tensors of some recorded rows by tensor name, [rows, *dims].
+        -> the generation. Raises ExportError when the repository in place speaks another contract.
+        """
+        refuse_other_contract(self.repository, specs)
+        previous = pinned_generation(self.repository)
+        for name in (*STAGES, ENSEMBLE):
+            verify_manifest(self.folder(name))
+        rows = len(warmup["user_id"])
+        for name in STAGES:
+            place_version(self.folder(name), self.repository / name)
+            write_warmup(self.repository / name / "warmup", specs[name], warmup, rows)
+            replace_text(self.repository / name / CONFIG_FILE, to_pbtxt(stage_config(specs[name], serving[name], rows)))
+        place_version(self.folder(ENSEMBLE), self.repository / ENSEMBLE)
+        config = ensemble_config(specs, self.generation, serving[ENSEMBLE])
+        replace_text(self.repository / ENSEMBLE / CONFIG_FILE, to_pbtxt(config))
+        prune(self.repository, {self.generation, previous or 0})
+        return self.generation
+
+
+def point_to(repository: Path, generation: int) -> None:
+    """Make `recommend` answer with a generation that is still in the repository. Raises ExportError when it is not whole."""
+    lacking = [name for name in (*STAGES, ENSEMBLE) if not (repository / name / str(generation)).is_dir()]
+    if lacking:
+        present = sorted(generations_present(repository))
+        raise ExportError(f"Generation {generation} of {', '.join(lacking)} is not in {repository}; these are: {present}.")
+    config = read_config(repository / ENSEMBLE)
+    config.version_policy.specific.versions[:] = [generation]
+    for step in config.ensemble_scheduling.step:
+        step.model_version = generation
+    replace_text(repository / ENSEMBLE / CONFIG_FILE, to_pbtxt(config))
+
+
+def generations_present(repository: Path) -> set[int]:
+    """-> every version number that any model of the repository has."""
+    folders = (path for name in (*STAGES, ENSEMBLE) for path in (repository / name).glob("*"))
+    return {int(path.name) for path in folders if path.is_dir() and path.name.isdecimal()}
+
+
+def refuse_other_contract(repository: Path, specs: dict[str, ModelSpec]) -> None:
+    """One config.pbtxt speaks for all versions of a model, so generations must agree about their tensors."""
+    if pinned_generation(repository) is None:
+        return
+    for name, spec in specs.items():
+        before = spec_of(read_config(repository / name))
+        stated = {(t.name, t.dtype, t.dims) for t in (*before.inputs, *before.outputs)}
+        wanted = {(t.name, t.dtype, t.dims) for t in (*spec.inputs, *spec.outputs)}
+        if stated != wanted:
+            raise ExportError(
+                f"{repository} serves another contract: tensors {sorted(stated ^ wanted)} of {name} differ. "
+                "Generations of one repository share their tensors: export into another REPO, or remove this one first."
+            )
+
+
+def place_version(staged: Path, model_folder: Path) -> None:
+    model_folder.mkdir(exist_ok=True)
+    staged.rename(model_folder / staged.name)
+
+
+def write_warmup(folder: Path, spec: ModelSpec, recorded: dict[str, np.ndarray], rows: int) -> None:
+    folder.mkdir(exist_ok=True)
+    for tensor in spec.inputs:
+        for batch in {1, rows}:
+            (folder / warmup_file(tensor, batch)).write_bytes(warmup_bytes(recorded[tensor.name][:batch]))
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Replace a file as a whole: readers see the old text or the new one."""
+    written = path.with_suffix(".writing")
+    with written.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    written.rename(path)
+
+
+def prune(repository: Path, kept: set[int]) -> None:
+    """Remove what nobody goes back to: older generations, and the remains of failed publications."""
+    for name in (*STAGES, ENSEMBLE):
+        for generation in generations_present(repository) - kept:
+            shutil.rmtree(repository / name / str(generation), ignore_errors=True)

@@ -1,0 +1,124 @@
+"""Publication: whole or not at all, one at a time, the previous generation kept, the contract of a repository never changed."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from export.repository import publish
+from export.repository.config import Serving, pinned_generation, read_config
+from export.repository.publish import Staging, generations_present, point_to
+from stages.artifacts import StageInfo, verify_manifest
+from stages.contract import ENSEMBLE, STAGES, Axes, stage_specs
+from stages.errors import ArtifactError, ExportError
+
+AXES = Axes(candidates=4, history=3, exclusions=2, items_returned=2, user_categorical=2, user_continuous=1)
+SERVING = dict.fromkeys((*STAGES, ENSEMBLE), Serving())
+
+
+def recorded(specs, rows=4):
+    tensors = {t.name: t for spec in specs.values() for t in (*spec.inputs, *spec.outputs)}
+    return {name: np.zeros((rows, *t.dims), t.numpy_dtype) for name, t in tensors.items()}
+
+
+def publish_once(repository, axes=AXES):
+    specs = stage_specs(axes)
+    with Staging(repository) as staging:
+        for name in STAGES:
+            StageInfo(name, staging.generation, axes).write(staging.folder(name))
+        staging.seal(specs, {"dataset": "none"})
+        return staging.publish(specs, SERVING, recorded(specs))
+
+
+def test_a_generation_is_whole_and_verified(tmp_path):
+    repository = tmp_path / "repo"
+    assert publish_once(repository) == 1
+    assert pinned_generation(repository) == 1
+    facts = verify_manifest(repository / ENSEMBLE / "1")
+    assert facts["dataset"] == "none"
+    assert facts["stages"].keys() == set(STAGES)
+    for name in STAGES:
+        manifest = verify_manifest(repository / name / "1")
+        assert "model.py" in manifest["files"]
+        assert "stages/contract.py" in manifest["files"]
+        assert {w.batch_size for w in read_config(repository / name).model_warmup} == {1, 4}
+        first = stage_specs(AXES)[name].inputs[0]
+        size = 4 * int(np.prod(first.dims)) * first.numpy_dtype.itemsize
+        assert len((repository / name / "warmup" / f"{first.name}_4").read_bytes()) == size
+    assert [path.name for path in tmp_path.glob(".repo.staging")] == []
+
+
+def test_the_published_code_imports_without_the_checkout(tmp_path):
+    publish_once(tmp_path / "repo")
+    folder = tmp_path / "repo" / "rank" / "1"
+    code = "import stages.contract, sys; print(stages.contract.__file__)"
+    output = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True).stdout
+    assert output.startswith(str(folder))
+
+
+def test_the_previous_generation_stays_and_older_ones_go(tmp_path):
+    assert [publish_once(tmp_path) for _ in range(3)] == [1, 2, 3]
+    assert generations_present(tmp_path) == {2, 3}
+    assert pinned_generation(tmp_path) == 3
+
+
+def test_going_back_and_publishing_again_keeps_the_generation_that_answers(tmp_path):
+    publish_once(tmp_path)
+    publish_once(tmp_path)
+    point_to(tmp_path, 1)
+    assert pinned_generation(tmp_path) == 1
+    assert publish_once(tmp_path) == 3
+    assert generations_present(tmp_path) == {1, 3}
+
+
+def test_pointing_to_what_is_not_there_is_refused(tmp_path):
+    publish_once(tmp_path)
+    with pytest.raises(ExportError, match=r"Generation 9 .* these are: \[1\]"):
+        point_to(tmp_path, 9)
+    assert pinned_generation(tmp_path) == 1
+
+
+def test_a_failure_before_the_last_rename_changes_nothing_that_answers(tmp_path, monkeypatch):
+    publish_once(tmp_path)
+    replace = publish.replace_text
+
+    def disk_full(path, text):
+        if path.parent.name == ENSEMBLE:
+            raise OSError("No space left on device")
+        replace(path, text)
+
+    monkeypatch.setattr(publish, "replace_text", disk_full)
+    with pytest.raises(OSError, match="No space"):
+        publish_once(tmp_path)
+    assert pinned_generation(tmp_path) == 1
+    monkeypatch.undo()
+    assert publish_once(tmp_path) == 3
+    assert generations_present(tmp_path) == {1, 3}
+
+
+def test_a_file_changed_after_sealing_is_refused(tmp_path):
+    specs = stage_specs(AXES)
+    with Staging(tmp_path / "repo") as staging:
+        for name in STAGES:
+            StageInfo(name, staging.generation, AXES).write(staging.folder(name))
+        staging.seal(specs, {})
+        (staging.folder("rank") / "stage.json").write_text(json.dumps({}))
+        with pytest.raises(ArtifactError, match="SHA-256"):
+            staging.publish(specs, SERVING, recorded(specs))
+    assert pinned_generation(tmp_path / "repo") is None
+
+
+def test_two_exports_into_one_repository_do_not_mix(tmp_path):
+    with Staging(tmp_path / "repo"), pytest.raises(ExportError, match="Another export is writing"), Staging(tmp_path / "repo"):
+        pass
+
+
+def test_another_contract_is_refused(tmp_path):
+    publish_once(tmp_path)
+    with pytest.raises(ExportError, match="serves another contract"):
+        publish_once(
+            tmp_path, Axes(candidates=9, history=3, exclusions=2, items_returned=2, user_categorical=2, user_continuous=1)
+        )
+    assert pinned_generation(tmp_path) == 1

@@ -1,0 +1,98 @@
+"""config.pbtxt: what is written parses back to the spec it came from, and carries what serving needs."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
+
+from export.repository import config as c
+from stages.contract import STAGES, Axes, ContextColumn, ModelSpec, TensorSpec, ensemble_spec, stage_specs
+from stages.errors import ArtifactError, ExportError
+
+SPECS = stage_specs(
+    Axes(user_categorical=5, user_continuous=3), (ContextColumn("device", "string"), ContextColumn("hour", "continuous"))
+)
+
+
+def without_fills(spec: ModelSpec) -> ModelSpec:
+    return replace(spec, inputs=tuple(replace(t, fill=None) for t in spec.inputs))
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_stage_parses_back_to_its_spec(name, tmp_path):
+    (tmp_path / c.CONFIG_FILE).write_text(c.to_pbtxt(c.stage_config(SPECS[name], c.Serving(), warmup_rows=8)))
+    config = c.read_config(tmp_path)
+    assert c.spec_of(config) == without_fills(SPECS[name])
+    assert config.backend == "python"
+    assert config.dynamic_batching.default_queue_policy.timeout_action == pb.ModelQueuePolicy.REJECT
+    assert {w.batch_size for w in config.model_warmup} == {1, 8}
+    assert all(set(w.inputs) == {t.name for t in SPECS[name].inputs} for w in config.model_warmup)
+
+
+def test_the_ensemble_parses_back_and_pins_every_step(tmp_path):
+    text = c.to_pbtxt(c.ensemble_config(SPECS, 7, c.Serving()))
+    config = text_format.Parse(text, pb.ModelConfig())
+    assert c.spec_of(config) == without_fills(ensemble_spec(SPECS))
+    assert [(s.model_name, s.model_version) for s in config.ensemble_scheduling.step] == [(name, 7) for name in STAGES]
+    assert list(config.version_policy.specific.versions) == [7]
+
+
+def test_every_ensemble_tensor_that_is_read_is_an_input_or_some_steps_output():
+    config = c.ensemble_config(SPECS, 1, c.Serving())
+    written = {t.name for t in config.input}
+    for step in config.ensemble_scheduling.step:
+        assert set(step.input_map.values()) <= written
+        assert not set(step.output_map.values()) & written
+        written |= set(step.output_map.values())
+    assert {t.name for t in config.output} <= written
+
+
+def test_preferred_batch_sizes_stay_within_the_maximum():
+    config = c.stage_config(SPECS["rank"], c.Serving(max_batch_size=16), warmup_rows=0)
+    assert list(config.dynamic_batching.preferred_batch_size) == [8]
+
+
+def test_edges_that_disagree_are_refused():
+    rank = replace(
+        SPECS["rank"], inputs=tuple(replace(t, dtype="INT32") if t.name == "candidate_ids" else t for t in SPECS["rank"].inputs)
+    )
+    with pytest.raises(ExportError, match=r"'candidate_ids' leaves its stage as INT64 \(256,\) and rank expects INT32"):
+        c.check_edges({**SPECS, "rank": rank})
+
+
+def test_an_output_nobody_uses_is_refused():
+    rank = replace(SPECS["rank"], outputs=(*SPECS["rank"].outputs, TensorSpec("spare", "FP32", (1,))))
+    with pytest.raises(ExportError, match="No stage uses spare"):
+        c.check_edges({**SPECS, "rank": rank})
+
+
+def test_the_contract_itself_has_sound_edges():
+    c.check_edges(SPECS)
+
+
+def test_warmup_strings_carry_their_length():
+    assert c.warmup_bytes(np.array([[b"ab"], [b""]], object)) == b"\x02\0\0\0ab\0\0\0\0"
+    assert c.warmup_bytes(np.array([[1.5]], np.float32)) == np.float32(1.5).tobytes()
+
+
+def test_unreadable_configs_say_what_to_do(tmp_path):
+    with pytest.raises(ArtifactError, match="make export"):
+        c.read_config(tmp_path)
+    (tmp_path / c.CONFIG_FILE).write_text("name: 7 {")
+    with pytest.raises(ArtifactError, match="not a Triton model configuration"):
+        c.read_config(tmp_path)
+
+
+def test_a_mixed_ensemble_is_refused(tmp_path):
+    folder = tmp_path / "recommend"
+    folder.mkdir()
+    assert c.pinned_generation(tmp_path) is None
+    config = c.ensemble_config(SPECS, 7, c.Serving())
+    (folder / c.CONFIG_FILE).write_text(c.to_pbtxt(config))
+    assert c.pinned_generation(tmp_path) == 7
+    config.ensemble_scheduling.step[1].model_version = 6
+    (folder / c.CONFIG_FILE).write_text(c.to_pbtxt(config))
+    with pytest.raises(ArtifactError, match=r"mixes the generations \[6, 7\]"):
+        c.pinned_generation(tmp_path)
