@@ -1,0 +1,92 @@
+"""What the rules cost: one request and a full batch, each rule alone and all together.
+
+    .venv/bin/python perf/bench_rules.py [--candidates 100] [--returned 20]
+
+The limit is for one request with every rule on. The very last line of stdout is a single compact JSON document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from stages.rules import Rules
+from stages.rules_config import Exploration, Pin, ProviderFloor, RulesConfig, compile_rules
+
+N_ITEMS = 20_000
+LIMIT_US = 200.0
+
+RULES = {
+    "diversity": {"diversity": 0.3},
+    "exploration": {"exploration": Exploration(slots=3, pool=20)},
+    "caps": {"max_per_category": 3, "max_per_provider": 4, "price_cap": 30.0},
+    "provider_floor": {"provider_floor": ProviderFloor(("provider 7", "provider 8"), 0.2)},
+    "pinned": {"pinned": tuple(Pin(item_id, slot) for slot, item_id in enumerate(range(0, 3000, 1000)))},
+    "blocked_items": {"blocked_items": tuple(range(5, 500, 5))},
+}
+CONFIGS = {"none": {}, **RULES, "all": {name: value for rule in RULES.values() for name, value in rule.items()}}
+
+
+def compiled(settings: dict, items_returned: int, rng: np.random.Generator) -> Rules:
+    with tempfile.TemporaryDirectory() as folder:
+        compile_rules(
+            Path(folder),
+            RulesConfig(**settings),
+            item_ids=np.arange(N_ITEMS),
+            category=[f"category {code}" for code in rng.zipf(1.5, N_ITEMS) % 40],
+            provider=[f"provider {code}" for code in rng.zipf(1.3, N_ITEMS) % 60],
+            price=rng.gamma(2.0, 8.0, N_ITEMS).astype(np.float32),
+            popularity=rng.zipf(1.2, N_ITEMS),
+            items_returned=items_returned,
+        )
+        return Rules.load(Path(folder))
+
+
+def median_us(rules: Rules, batch: int, n_candidates: int, k: int, rng: np.random.Generator, repeats: int = 400) -> float:
+    """Median of `repeats` calls, each on other candidates, which always hold the first pinned item."""
+    requests = []
+    for _ in range(repeats):
+        position = np.stack([rng.choice(N_ITEMS - 1, n_candidates, replace=False) + 1 for _ in range(batch)])
+        position[:, n_candidates // 2] = 0
+        requests.append((position, rng.normal(size=position.shape).astype(np.float32), rng.integers(0, 2**40, batch)))
+    elapsed_ns = []
+    for request in requests:
+        start = time.perf_counter_ns()
+        rules.apply(*request, k)
+        elapsed_ns.append(time.perf_counter_ns() - start)
+    return float(np.median(elapsed_ns)) / 1e3
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--candidates", type=int, default=100, help="M, candidates per request")
+    arguments.add_argument("--returned", type=int, default=20, help="K, items served")
+    options = arguments.parse_args()
+
+    print(f"rules over M={options.candidates} candidates, K={options.returned} served; median microseconds per call")
+    print(f"{'rules on':<16}{'batch 1':>10}{'batch 64':>10}{'per request':>13}")
+    result = {}
+    for name, settings in CONFIGS.items():
+        rng = np.random.default_rng(0)
+        rules = compiled(settings, options.returned, rng)
+        one, many = (
+            median_us(rules, batch, options.candidates, options.returned, rng, repeats)
+            for batch, repeats in ((1, 400), (64, 40))
+        )
+        result[name] = {"batch_1_us": round(one, 1), "batch_64_us": round(many, 1)}
+        print(f"{name:<16}{one:>10.1f}{many:>10.1f}{many / 64:>13.1f}")
+    met = result["all"]["batch_1_us"] < LIMIT_US
+    print(f"one request, all rules: {result['all']['batch_1_us']} us, limit {LIMIT_US:.0f} us: {'met' if met else 'MISSED'}")
+    print(json.dumps({"bench": "rules", "limit_us": LIMIT_US, "met": met, **result}, separators=(",", ":")))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,295 @@
+"""The shop's say after the models: what rules there are, checked, and compiled to per-item arrays.
+
+`RulesConfig` is what people write (JSON or keyword arguments); everything is off by default, so that a repository
+without opinions serves exactly what the re-ranker found. `compile_rules` resolves names and ids against the catalogue
+at export and writes two files into the rerank folder:
+
+    rules.json       the config, echoed, for people and for the settings the kernel reads
+    rules_items.npy  [n_items + 1] of ITEM_RULES, one record per item position; the last one is the padding row
+
+`stages/rules.py` opens both and never sees a name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+
+import numpy as np
+
+from stages.errors import ConfigError
+
+CONFIG_FILE = "rules.json"
+ITEMS_FILE = "rules_items.npy"
+
+NO_CAP = np.iinfo(np.int16).max
+NOT_PINNED = -1
+
+ITEM_RULES = np.dtype(
+    [
+        ("category", np.int32),  # code; an item without one gets a negative code of its own, so it is never "the same"
+        ("provider", np.int32),  # likewise
+        ("novelty", np.float32),  # 0 the most popular item … 1 the least
+        ("category_cap", np.int16),
+        ("pinned_slot", np.int16),
+        ("blocked", np.bool_),
+        ("dear", np.bool_),  # above price_cap
+        ("in_floor_group", np.bool_),
+    ],
+    align=True,
+)
+
+
+@dataclass(frozen=True)
+class Pin:
+    """Show this item at this slot (0 is the top) whenever it is among the candidates."""
+
+    item_id: int
+    slot: int
+
+    def __post_init__(self) -> None:
+        _check_whole("pinned.item_id", self.item_id, at_least=0)
+        _check_whole("pinned.slot", self.slot, at_least=0)
+
+
+@dataclass(frozen=True)
+class ProviderFloor:
+    """Of every first p free slots, at least floor(share * p) show an item of these providers."""
+
+    providers: tuple[str, ...]
+    share: float
+
+    def __post_init__(self) -> None:
+        _check_names("provider_floor.providers", self.providers)
+        object.__setattr__(self, "providers", tuple(self.providers))
+        _check_number("provider_floor.share", self.share, above=0.0, at_most=1.0)
+
+
+@dataclass(frozen=True)
+class Exploration:
+    """The last `slots` of the K slots are drawn from the next `pool` items of the list instead of taken in order.
+
+    An item's weight in the draw is exp(novelty * how unpopular it is in 0…1): 0 draws evenly.
+    The draw depends on seed, generation, user and item alone, so a request replays exactly.
+    """
+
+    slots: int
+    pool: int = 20
+    novelty: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check_whole("exploration.slots", self.slots, at_least=1)
+        _check_whole("exploration.pool", self.pool, at_least=self.slots)
+        _check_number("exploration.novelty", self.novelty, above=None, at_most=50.0)
+        _check_whole("exploration.seed", self.seed, at_least=0)
+
+
+@dataclass(frozen=True)
+class RulesConfig:
+    """All rules of one generation; the default changes nothing.
+
+    Where rules disagree, the earlier one wins: blocked_items, pinned, price_cap, caps (category and provider),
+    provider_floor, diversity, exploration. Only blocked_items may leave a list short: every other rule relaxes when
+    the candidates run out, caps first and price_cap last.
+    """
+
+    blocked_items: tuple[int, ...] = ()  # never served; ids that are not in the catalogue are ignored
+    pinned: tuple[Pin, ...] = ()
+    price_cap: float | None = None  # dearer items come after all others
+    max_per_category: int | None = None  # quota of every category in one list
+    category_caps: Mapping[str, int] = field(default_factory=dict)  # quota of named categories, instead of the general one
+    max_per_provider: int | None = None
+    provider_floor: ProviderFloor | None = None
+    diversity: float = 0.0  # weight of variety over categories, 0…1; at 0.3 a second item of a category is felt
+    exploration: Exploration | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("blocked_items", "pinned"):
+            value = getattr(self, name)
+            if isinstance(value, str) or not isinstance(value, Sequence):
+                raise ConfigError(f"rules: {name} is {value!r}; expected a list. Write [] for none.")
+            object.__setattr__(self, name, tuple(value))
+        for item_id in self.blocked_items:
+            _check_whole("blocked_items", item_id, at_least=0)
+        _check_pins(self.pinned)
+        if self.price_cap is not None:
+            _check_number("price_cap", self.price_cap, above=0.0)
+        for name in ("max_per_category", "max_per_provider"):
+            if getattr(self, name) is not None:
+                _check_whole(name, getattr(self, name), at_least=1, at_most=NO_CAP - 1)
+        if not isinstance(self.category_caps, Mapping):
+            raise ConfigError(f'rules: category_caps is {self.category_caps!r}; expected names with caps, {{"Bags": 2}}.')
+        for name, cap in self.category_caps.items():
+            _check_whole(f"category_caps[{name!r}]", cap, at_least=0, at_most=NO_CAP - 1)
+        _check_number("diversity", self.diversity, at_least=0.0, at_most=1.0)
+
+    @classmethod
+    def from_dict(cls, values: Mapping) -> RulesConfig:
+        """The config as JSON holds it. Raises ConfigError on an unknown key or a bad value."""
+        _check_keys(cls, values, "rules")
+        values = dict(values)
+        if isinstance(values.get("pinned"), Sequence) and not isinstance(values["pinned"], str):
+            values["pinned"] = tuple(_part(Pin, pin, "pinned") for pin in values["pinned"])
+        for name, kind in (("provider_floor", ProviderFloor), ("exploration", Exploration)):
+            if values.get(name) is not None:
+                values[name] = _part(kind, values[name], name)
+        return cls(**values)
+
+    def to_dict(self) -> dict:
+        return asdict(self)
+
+    @classmethod
+    def load(cls, path: Path) -> RulesConfig:
+        """Reads a JSON file. Raises ConfigError."""
+        try:
+            values = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"rules: {path} cannot be read as JSON: {error}. Mend the file, or leave the rules out."
+            ) from error
+        return cls.from_dict(values)
+
+
+def compile_rules(
+    folder: Path,
+    config: RulesConfig,
+    *,
+    item_ids: np.ndarray,
+    category: Sequence[str | None],
+    provider: Sequence[str | None],
+    price: np.ndarray | None,
+    popularity: np.ndarray,
+    items_returned: int,
+) -> None:
+    """Resolves `config` against the catalogue and writes rules.json and rules_items.npy into `folder`.
+
+    item_ids: i8 [n_items] sorted; category, provider: n_items names, None where unknown;
+    price: f4 [n_items], NaN where unknown (never counted as dear), or None when the data has no price;
+    popularity: [n_items], larger is more popular; items_returned: K.
+    Raises ConfigError where the config speaks of something this catalogue does not have.
+    """
+    n_items = len(item_ids)
+    for pin in config.pinned:
+        if pin.slot >= items_returned:
+            raise ConfigError(
+                f"rules: pinned item {pin.item_id} wants slot {pin.slot}; lists have slots 0 to {items_returned - 1}. "
+                "Choose a slot in that range, or export with a larger K."
+            )
+    if config.exploration and config.exploration.slots > items_returned:
+        raise ConfigError(
+            f"rules: exploration.slots is {config.exploration.slots}, but a list has {items_returned} slots. Give it fewer."
+        )
+    if config.price_cap is not None and price is None:
+        raise ConfigError("rules: price_cap is set, but the items have no price. Name a price column, or leave price_cap out.")
+    _check_known("category_caps", config.category_caps, category)
+    _check_known("provider_floor.providers", config.provider_floor.providers if config.provider_floor else (), provider)
+
+    records = np.zeros(n_items + 1, ITEM_RULES)
+    records["pinned_slot"] = NOT_PINNED
+    records["category_cap"] = NO_CAP
+    items = records[:n_items]
+    items["category"] = _codes(category)
+    items["provider"] = _codes(provider)
+    items["category_cap"] = _caps(config, category)
+    items["novelty"] = _novelty(popularity)
+    items["blocked"] = np.isin(item_ids, np.array(config.blocked_items, np.int64))
+    items["dear"] = price > config.price_cap if config.price_cap is not None else False
+    if config.provider_floor:
+        favoured = set(config.provider_floor.providers)
+        items["in_floor_group"] = [name in favoured for name in provider]
+    for pin in config.pinned:
+        items["pinned_slot"][item_ids == pin.item_id] = pin.slot
+    records["blocked"][n_items] = True  # padding is never served
+
+    folder.mkdir(parents=True, exist_ok=True)
+    np.save(folder / ITEMS_FILE, records, allow_pickle=False)
+    text = json.dumps(config.to_dict(), indent=2, ensure_ascii=False)
+    (folder / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
+
+
+def _codes(names: Sequence[str | None]) -> np.ndarray:
+    """i4 [n]: one code per name, in the order of the names; a nameless item gets -1 - its position."""
+    known = {name: code for code, name in enumerate(sorted({name for name in names if name is not None}))}
+    return np.array([known[name] if name is not None else -1 - row for row, name in enumerate(names)], np.int32)
+
+
+def _caps(config: RulesConfig, category: Sequence[str | None]) -> np.ndarray:
+    """i2 [n]: the quota of each item's category. An item without a category has none."""
+    general = config.max_per_category if config.max_per_category is not None else NO_CAP
+    return np.array([NO_CAP if name is None else config.category_caps.get(name, general) for name in category], np.int16)
+
+
+def _novelty(popularity: np.ndarray) -> np.ndarray:
+    """f4 [n] in 0…1: the share of items that are strictly more popular."""
+    by_popularity = np.sort(np.asarray(popularity, np.float64))
+    more_popular = len(by_popularity) - np.searchsorted(by_popularity, popularity, side="right")
+    return (more_popular / max(len(by_popularity) - 1, 1)).astype(np.float32)
+
+
+def _check_pins(pins: tuple[Pin, ...]) -> None:
+    for name in ("item_id", "slot"):
+        values = [getattr(pin, name) for pin in pins]
+        twice = sorted({value for value in values if values.count(value) > 1})
+        if twice:
+            raise ConfigError(
+                f"rules: pinned has {name} {twice[0]} more than once; each item and each slot can be pinned once."
+            )
+
+
+def _check_known(key: str, wanted: Sequence[str] | Mapping[str, int], present: Sequence[str | None]) -> None:
+    known = {name for name in present if name is not None}
+    for name in wanted:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=3)
+            hint = f"Did you mean {', '.join(map(repr, close))}?" if close else f"The catalogue has {len(known)} others."
+            raise ConfigError(f"rules: {key} names {name!r}, which no item has. {hint}")
+
+
+def _part(kind: type, values: object, key: str) -> object:
+    _check_keys(kind, values, key)
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise ConfigError(f"rules: {key} is {values!r}: {error}. Expected {_keys(kind)}.") from error
+
+
+def _check_keys(kind: type, values: object, key: str) -> None:
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"rules: {key} is {values!r}; expected an object with {_keys(kind)}.")
+    for name in values:
+        if name not in {f.name for f in fields(kind)}:
+            raise ConfigError(f"rules: {key} has no setting {name!r}. There are {_keys(kind)}. Correct or remove it.")
+
+
+def _keys(kind: type) -> str:
+    return ", ".join(f.name for f in fields(kind))
+
+
+def _check_names(key: str, names: object) -> None:
+    listed = isinstance(names, Sequence) and not isinstance(names, str)
+    if not listed or not names or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f'rules: {key} is {names!r}; expected a list of names such as ["brand"].')
+
+
+def _check_whole(key: str, value: object, *, at_least: int, at_most: int | None = None) -> None:
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not whole or value < at_least or (at_most is not None and value > at_most):
+        limits = f"of at least {at_least}" + (f" and at most {at_most}" if at_most is not None else "")
+        raise ConfigError(f"rules: {key} is {value!r}; expected a whole number {limits}. Correct it, or leave the rule out.")
+
+
+def _check_number(
+    key: str, value: object, *, at_least: float | None = None, above: float | None = None, at_most: float | None = None
+) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool) and np.isfinite(value)
+    fits = number and (
+        (at_least is None or value >= at_least) and (above is None or value > above) and (at_most is None or value <= at_most)
+    )
+    if not fits:
+        bounds = ((at_least, "at least"), (above, "above"), (at_most, "at most"))
+        limits = " and ".join(f"{word} {bound}" for bound, word in bounds if bound is not None)
+        raise ConfigError(f"rules: {key} is {value!r}; expected a number {limits}. Correct it, or leave the rule out.")
