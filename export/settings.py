@@ -1,0 +1,100 @@
+"""What an operator may decide about an export: one typed TOML file, every key with a default that holds up on untuned logs.
+
+    [pipeline]  sizes of the contract and what retrieval filters
+    [serving]   how Triton runs the models; [serving.rank] etc. override it for one model
+    [rules]     the shop's say after the models (stages/rules_config.py)
+
+The settings used are echoed into the manifest of the generation.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from export.repository.config import Serving
+from stages.contract import ENSEMBLE, STAGES
+from stages.errors import ConfigError
+
+PROFILES = ("cpu",)  # see the README's table for the profiles to come
+FIRST_STAGE_QUEUE_DELAY_US = 100  # requests that meet in the first stage leave together and meet again in the later ones
+
+PositiveInt = Annotated[int, Field(gt=0)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PipelineSettings(_Section):
+    """Sizes of the contract (C, H, E, K; see stages/contract.py) and the seed of everything random in the export."""
+
+    candidates: PositiveInt = 256
+    history: PositiveInt = 64
+    exclusions: PositiveInt = 64
+    items_returned: PositiveInt = 20
+    filter_seen: bool = True  # items the user already had are not recommended again
+    seed: int = 0
+    recorded_requests: PositiveInt = 1_000
+
+
+class Settings(_Section):
+    pipeline: PipelineSettings = PipelineSettings()
+    serving: dict[str, Any] = {}
+    rules: dict[str, Any] = {}
+
+    def serving_of(self) -> dict[str, Serving]:
+        """-> the serving settings of every model, by name."""
+        common = {key: value for key, value in self.serving.items() if key not in (*STAGES, ENSEMBLE)}
+        base = serving_from(Serving(), common, "serving")
+        defaults = {name: base for name in (*STAGES, ENSEMBLE)}
+        if "queue_delay_us" not in common:
+            defaults[STAGES[0]] = replace(base, queue_delay_us=FIRST_STAGE_QUEUE_DELAY_US)
+        return {
+            name: serving_from(default, self.serving.get(name, {}), f"serving.{name}") for name, default in defaults.items()
+        }
+
+
+def serving_from(base: Serving, changes: dict[str, Any], section: str) -> Serving:
+    """-> `base` with some fields changed. Raises ConfigError naming the section and the key."""
+    allowed = asdict(base)
+    for key, value in changes.items():
+        if key not in allowed:
+            raise ConfigError(
+                f"[{section}] has the unknown key {key!r}. Allowed: {', '.join(allowed)}, or a section per model."
+            )
+        if key == "preferred_batch_sizes":
+            good = isinstance(value, list) and all(type(size) is int and size > 0 for size in value)
+        else:
+            good = type(value) is type(allowed[key]) and value >= 0
+        if not good:
+            raise ConfigError(f"[{section}] {key} is {value!r}. Expected something like {allowed[key]!r}.")
+    typed = {key: tuple(value) if isinstance(value, list) else value for key, value in changes.items()}
+    changed = replace(base, **typed)
+    if min(changed.instances, changed.max_batch_size) < 1:
+        raise ConfigError(f"[{section}] instances and max_batch_size must be at least 1, got {changed}.")
+    return changed
+
+
+def read_settings(path: Path | None) -> Settings:
+    """-> the settings of a TOML file, or the defaults. Raises ConfigError naming file, key and what is allowed."""
+    if path is None:
+        return Settings()
+    try:
+        settings = Settings.model_validate(tomllib.loads(path.read_text()))
+        settings.serving_of()
+        return settings
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}. Check the path given to --config.") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}. Mend that line.") from error
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    except ValidationError as error:
+        fault = error.errors()[0]
+        where = ".".join(str(part) for part in fault["loc"])
+        raise ConfigError(f"{path}: {where}: {fault['msg']}. export/settings.py lists every key with its default.") from error

@@ -1,0 +1,55 @@
+"""The export's settings: defaults, overrides by model, and messages that name the key."""
+
+import pytest
+
+from export.settings import FIRST_STAGE_QUEUE_DELAY_US, Settings, read_settings
+from stages.contract import ENSEMBLE, STAGES
+from stages.errors import ConfigError
+
+
+def read(tmp_path, text):
+    path = tmp_path / "export.toml"
+    path.write_text(text)
+    return read_settings(path)
+
+
+def test_defaults_delay_only_the_first_stage():
+    serving = read_settings(None).serving_of()
+    assert serving.keys() == {*STAGES, ENSEMBLE}
+    assert [serving[name].queue_delay_us for name in STAGES] == [FIRST_STAGE_QUEUE_DELAY_US, 0, 0, 0]
+
+
+def test_a_section_per_model_overrides_the_common_one(tmp_path):
+    settings = read(tmp_path, "[serving]\nmax_batch_size = 32\nqueue_delay_us = 7\n[serving.rank]\ninstances = 2\n")
+    serving = settings.serving_of()
+    assert serving["rank"].instances == 2
+    assert serving["rank"].max_batch_size == 32
+    assert serving["rerank"].instances == 1
+    assert {serving[name].queue_delay_us for name in STAGES} == {7}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[pipeline]\ncandidats = 3", "candidats"),
+        ("[pipeline]\ncandidates = 0", "candidates"),
+        ("[serving]\ninstanses = 3", "unknown key 'instanses'"),
+        ("[serving.rank]\ninstances = '2'", r"\[serving.rank\] instances is '2'"),
+        ("[serving.rank]\ninstances = 0", "at least 1"),
+        ("[serving]\npreferred_batch_sizes = [0]", "preferred_batch_sizes"),
+        ("[pipeline", "not valid TOML"),
+    ],
+)
+def test_mistakes_are_named(tmp_path, text, message):
+    with pytest.raises(ConfigError, match=message):
+        read(tmp_path, text)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"nowhere.toml cannot be read"):
+        read_settings(tmp_path / "nowhere.toml")
+
+
+def test_settings_survive_the_manifest():
+    settings = Settings(serving={"rank": {"instances": 2}})
+    assert Settings.model_validate(settings.model_dump()) == settings
