@@ -1,0 +1,152 @@
+"""`make check`: read a repository and say what will fail, and how to mend it, without starting anything.
+
+Each check returns findings; an error means that tritonserver would refuse the repository or answer wrongly from it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+
+from export.repository.config import CONFIG_FILE, DTYPE, pinned_generation, read_config
+from export.repository.recorded import RECORDED_FILE, compare_answers, read_recorded
+from stages.artifacts import MANIFEST_FILE, read_json, read_stage, sha256_of, verify_manifest
+from stages.contract import ENSEMBLE, STAGES
+from stages.errors import RecommenderError
+from stages.pipeline import STAGE_TYPES, Pipeline
+
+MODELS = (*STAGES, ENSEMBLE)
+SERVING_LIBRARIES = ("numpy", "onnxruntime", "faiss-cpu")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fact about a repository that somebody should act on. level: "error" or "warning"."""
+
+    level: str
+    where: str
+    fact: str
+    remedy: str
+
+
+def check_repository(repository: Path) -> list[Finding]:
+    """-> all findings, errors first. Later checks run only where the earlier ones they rest on found no error."""
+    found: list[Finding] = []
+    for check in (check_layout, check_edges, check_versions, check_libraries, check_warmup, check_kernels, check_answers):
+        found += run(check, repository)
+        if any(finding.level == "error" for finding in found) and check in (check_layout, check_versions, check_kernels):
+            break
+    return sorted(found, key=lambda finding: finding.level)
+
+
+def run(check: Callable[[Path], Iterator[Finding]], repository: Path) -> list[Finding]:
+    """-> what a check found; an artifact it could not read is a finding too."""
+    found: list[Finding] = []
+    try:
+        found += check(repository)
+    except RecommenderError as error:
+        fact, _, remedy = str(error).partition(". ")
+        found.append(Finding("error", str(repository), fact, remedy))
+    return found
+
+
+def check_layout(repository: Path) -> Iterator[Finding]:
+    """Folders and configs are there, and each config is of its folder."""
+    if not repository.is_dir():
+        yield Finding("error", str(repository), "There is no such folder", "Create the repository: make export REPO=…")
+        return
+    for name in MODELS:
+        if not (repository / name / CONFIG_FILE).is_file():
+            yield Finding("error", f"{name}/{CONFIG_FILE}", "The file is missing", "Export the repository again.")
+        elif (config := read_config(repository / name)).name != name:
+            yield Finding(
+                "error", f"{name}/{CONFIG_FILE}", f"It names the model {config.name!r}", "Export the repository again."
+            )
+    for path in sorted(repository.iterdir()):
+        if path.is_dir() and not (path / CONFIG_FILE).is_file() and path.name not in MODELS:
+            yield Finding("warning", path.name, "Not a model, tritonserver will report it", "Move it out of the repository.")
+
+
+def check_edges(repository: Path) -> Iterator[Finding]:
+    """Both ends of each ensemble edge agree, as tritonserver will demand."""
+    configs = {name: read_config(repository / name) for name in MODELS}
+    known = {t.name: (DTYPE[t.data_type], tuple(t.dims)) for t in configs[ENSEMBLE].input}
+    for step in configs[ENSEMBLE].ensemble_scheduling.step:
+        inputs = {t.name: (DTYPE[t.data_type], tuple(t.dims)) for t in configs[step.model_name].input}
+        outputs = {t.name: (DTYPE[t.data_type], tuple(t.dims)) for t in configs[step.model_name].output}
+        for tensor, source in step.input_map.items():
+            if known.get(source) != inputs.get(tensor):
+                fact = f"Edge {source} -> {step.model_name}.{tensor}: {known.get(source)} meets {inputs.get(tensor)}"
+                yield Finding("error", f"{ENSEMBLE}/{CONFIG_FILE}", fact, "Export the repository again.")
+        known.update({target: outputs.get(tensor) for tensor, target in step.output_map.items()})
+
+
+def check_versions(repository: Path) -> Iterator[Finding]:
+    """The generation that answers is there in every model, and every file of it is the published one."""
+    generation = pinned_generation(repository)
+    digests = read_json(repository / ENSEMBLE / str(generation), MANIFEST_FILE).get("stages", {})
+    for name in MODELS:
+        folder = repository / name / str(generation)
+        manifest = verify_manifest(folder)
+        if manifest.get("generation") != generation:
+            fact = f"Folder {generation} holds generation {manifest.get('generation')}"
+            yield Finding("error", f"{name}/{generation}", fact, "Folders were moved by hand; export again.")
+        if name in STAGES and sha256_of(folder / MANIFEST_FILE) != digests.get(name):
+            yield Finding(
+                "error", f"{name}/{generation}", "It is not the one this generation was published with", "Export again."
+            )
+
+
+def check_libraries(repository: Path) -> Iterator[Finding]:
+    """What is installed here against what the generation was exported with."""
+    generation = pinned_generation(repository)
+    exported_with = read_json(repository / ENSEMBLE / str(generation), MANIFEST_FILE).get("versions", {})
+    for library in SERVING_LIBRARIES:
+        try:
+            here = metadata.version(library)
+        except metadata.PackageNotFoundError:
+            yield Finding("error", library, "The library is not installed here", "Run `make setup`.")
+            continue
+        if here != exported_with.get(library, here):
+            fact = f"Version {here} is installed, the export used {exported_with[library]}"
+            yield Finding("warning", library, fact, "Install the pinned one (`make setup`) or export again.")
+    if int(np.__version__.split(".")[0]) >= 2:
+        yield Finding(
+            "error", "numpy", f"{np.__version__}: this server's Python stub returns empty tensors", "Pin numpy 1.26.4."
+        )
+    if sys.version_info[:2] not in {(3, minor) for minor in range(8, 14)}:
+        yield Finding("error", "python", f"No Triton stub for {sys.version.split()[0]}", "Use CPython 3.8 to 3.13.")
+
+
+def check_warmup(repository: Path) -> Iterator[Finding]:
+    """Every warm-up file is there: a missing one fails the whole model."""
+    for name in STAGES:
+        for warmup in read_config(repository / name).model_warmup:
+            for entry in warmup.inputs.values():
+                if not (repository / name / "warmup" / entry.input_data_file).is_file():
+                    yield Finding("error", f"{name}/warmup/{entry.input_data_file}", "The file is missing", "Export again.")
+
+
+def check_kernels(repository: Path) -> Iterator[Finding]:
+    """Every stage loads from its folder and agrees with its own config."""
+    generation = pinned_generation(repository)
+    for name in STAGES:
+        folder = repository / name / str(generation)
+        if read_stage(folder).generation != generation:
+            yield Finding("error", f"{name}/{generation}", "stage.json states another generation", "Export again.")
+        STAGE_TYPES[name].load(folder)
+
+
+def check_answers(repository: Path) -> Iterator[Finding]:
+    """The recorded requests get their recorded answers on this machine."""
+    generation = pinned_generation(repository)
+    recorded = read_recorded(repository / ENSEMBLE / str(generation) / RECORDED_FILE)
+    answers = Pipeline.load(repository, generation)(recorded.inputs)
+    if difference := compare_answers(answers, recorded.outputs):
+        remedy = "Compare the library versions in the manifest with this machine's; export again here."
+        yield Finding("error", f"{ENSEMBLE}/{generation}", f"Recorded requests are answered differently: {difference}", remedy)
