@@ -12,8 +12,6 @@ and a pin must not bring it back. Equal scores go to the lower item position, wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -23,26 +21,31 @@ from stages.rules_config import CONFIG_FILE, ITEM_RULES, ITEMS_FILE, NOT_PINNED,
 
 _BACK = 1 << 20  # sort keys: pinned items at slot - _BACK, others from 0, blocked items and padding at _BACK
 _CAPPED, _DEAR = 1, 2  # how far behind the items that keep the caps
+_LOWEST = np.finfo(np.float32).min
 _ROUNDING = 1e-9  # a share times a count may come out this little off a whole number
 
 
-@dataclass
 class _Lists:
     """B lists in their present order: pinned items first, then the rest, then what must not be served."""
 
-    items: np.ndarray  # ITEM_RULES [B, W]
-    position: np.ndarray  # i8 [B, W] item position, -1 for padding
-    column: np.ndarray  # i8 [B, W] where the candidate stood in the caller's arrays
-    score: np.ndarray  # f8 [B, W]
-    n_pinned: np.ndarray  # i8 [B, 1]
-    n_kept: np.ndarray  # i8 [B, 1] pinned items and those that keep the caps
+    def __init__(self, items: np.ndarray, n_pinned: np.ndarray) -> None:
+        """items: ITEM_RULES [B, W] in the caller's order; n_pinned: i8 [B, 1]."""
+        batch, self.width = items.shape
+        self._row_start = np.arange(0, batch * self.width, self.width)[:, None]
+        self.place = np.arange(self.width)
+        self.items = items
+        self.n_pinned = n_pinned
+        self.n_kept = self.width  # i8 [B, 1] once caps are applied: pinned items and those with room
+        self.column = np.broadcast_to(self.place, items.shape)  # i8 [B, W] where the candidate stood at the caller's
+
+    def take(self, values: np.ndarray, order: np.ndarray) -> np.ndarray:
+        """values [B, W] in another order: i8 [B, n] of columns."""
+        return values.reshape(-1).take(order + self._row_start)
 
     def reorder(self, order: np.ndarray) -> None:
-        """order: [B, W] which present place comes first, second, …"""
-        batch, width = order.shape
-        flat = order + np.arange(0, batch * width, width)[:, None]
-        for name in ("items", "position", "column", "score"):
-            setattr(self, name, getattr(self, name).reshape(-1).take(flat))
+        """order: i8 [B, W] which present place comes first, second, …"""
+        self.items = self.take(self.items, order)
+        self.column = self.take(self.column, order)
 
 
 class Rules:
@@ -87,11 +90,12 @@ class Rules:
         ->             i8 [B, k] columns of the candidates, best first, -1 after the last
         """
         config = self.config
-        lists = self._sorted_lists(item_position, scores, k)
+        item_position, scores = self._widened(item_position, scores, k)
+        lists = self._sorted_lists(item_position, scores)
         if config.diversity:
-            _diversify(lists, config.diversity, k)
+            _diversify(lists, lists.take(scores, lists.column), config.diversity, k)
         if config.exploration:
-            self._explore(lists, user_id, k)
+            self._explore(lists, item_position, user_id, k)
         if self._capped:
             _cap(lists, config.max_per_provider)
         if config.provider_floor:
@@ -100,25 +104,25 @@ class Rules:
             _place_pins(lists)
         return np.where(lists.items["blocked"], -1, lists.column)[:, :k]
 
-    def _sorted_lists(self, item_position: np.ndarray, scores: np.ndarray, k: int) -> _Lists:
+    def _widened(self, item_position: np.ndarray, scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Both padded to hold k items and every pinned slot; scores as finite f8."""
+        missing = max(k, self._min_width) - item_position.shape[1]
+        if missing > 0:
+            item_position = np.pad(item_position, ((0, 0), (0, missing)), constant_values=-1)
+            scores = np.pad(scores, ((0, 0), (0, missing)))
+        return item_position, np.where(np.isfinite(scores), scores, _LOWEST).astype(np.float64)
+
+    def _sorted_lists(self, item_position: np.ndarray, scores: np.ndarray) -> _Lists:
         """Pinned items by slot, then all others by falling score, then blocked ones and padding."""
-        batch, n_candidates = item_position.shape
-        width = max(n_candidates, k, self._min_width)
-        if width > n_candidates:
-            item_position = np.pad(item_position, ((0, 0), (0, width - n_candidates)), constant_values=-1)
-            scores = np.pad(scores, ((0, 0), (0, width - n_candidates)))
         items = self._items.take(item_position, mode="wrap")  # -1 is the padding row
-        score = np.where(np.isfinite(scores), scores, np.finfo(np.float32).min).astype(np.float64)
         slot = items["pinned_slot"].astype(np.int64)
         pinned = (slot != NOT_PINNED) & ~items["blocked"]
-        place = np.where(pinned, slot - _BACK, items["blocked"] * _BACK)
-        column = np.broadcast_to(np.arange(width), (batch, width))
-        n_pinned = pinned.sum(axis=1, keepdims=True)
-        lists = _Lists(items, item_position, column, score, n_pinned, np.full((batch, 1), width))
-        lists.reorder(np.lexsort((item_position, -score, place)))
+        zone = np.where(pinned, slot - _BACK, items["blocked"] * _BACK)
+        lists = _Lists(items, pinned.sum(axis=1, keepdims=True))
+        lists.reorder(np.lexsort((item_position, -scores, zone)))
         return lists
 
-    def _explore(self, lists: _Lists, user_id: np.ndarray, k: int) -> None:
+    def _explore(self, lists: _Lists, item_position: np.ndarray, user_id: np.ndarray, k: int) -> None:
         """Draws the last slots from the items that stand next, without replacement (Gumbel top-n).
 
         Adding Gumbel noise to log-weights and taking the largest n is a draw of n in proportion to the weights.
@@ -126,62 +130,82 @@ class Rules:
         """
         rule = self.config.exploration
         window = slice(k - rule.slots, k - rule.slots + rule.pool)
-        position, items = lists.position[:, window], lists.items[:, window]
-        noise = -np.log(-np.log(uniform(self._seed, user_id, position)))
-        key = items["novelty"] * rule.novelty + noise
-        in_front = np.arange(lists.position.shape[1])[window] < lists.n_pinned
-        key = np.where(in_front, np.inf, np.where(items["blocked"], -np.inf, key))
-        drawn = np.argsort(-key, axis=1, kind="stable")[:, : rule.slots]
-        left_behind = np.ones(key.shape, bool)
-        np.put_along_axis(left_behind, drawn, False, axis=1)
-        order = np.tile(np.arange(lists.position.shape[1]), (len(position), 1))
-        order[:, window] = k - rule.slots + np.argsort(left_behind, axis=1, kind="stable")
-        lists.reorder(order)
+        items = lists.items[:, window]
+        noise = -np.log(-np.log(uniform(self._seed, user_id, lists.take(item_position, lists.column[:, window]))))
+        key = np.where(items["blocked"], -np.inf, items["novelty"] * rule.novelty + noise)
+        key[lists.place[window] < lists.n_pinned] = np.inf
+        least_drawn = np.sort(key, axis=1)[:, -rule.slots, None]
+        zone = np.zeros(lists.column.shape, np.int8)
+        zone[:, window] = np.where(key >= least_drawn, 1, 2)
+        zone[:, window.stop :] = 3
+        lists.reorder(np.argsort(zone, axis=1, kind="stable"))
 
 
-def _diversify(lists: _Lists, weight: float, k: int) -> None:
+def _diversify(lists: _Lists, scores: np.ndarray, weight: float, k: int) -> None:
     """Maximal marginal relevance over categories: each further item of a category is worth less.
 
     value = (1 - weight) * relevance - weight * (1 - 0.5 ** items of its category before it)
 
     relevance is 1 for the best and 0 for the worst of the first k, -1 at the lowest, whatever the scale of the scores.
     Within a category values only fall, so always taking the largest next value is the same as sorting by value.
+    scores: f8 [B, W] in list order.
     """
-    first_k = np.where(lists.items["blocked"][:, :k], np.nan, lists.score[:, :k])
-    best = np.fmax.reduce(first_k, axis=1, keepdims=True)
-    span = best - np.fmin.reduce(first_k, axis=1, keepdims=True)
-    span = np.where(span > 0, span, 1.0)  # also where nothing may be served and both are NaN
-    relevance = np.maximum(1.0 - (best - lists.score) / span, -1.0)
-    seen_before = _same_earlier(lists.items["category"]).sum(axis=2)
-    value = (1.0 - weight) * relevance - weight * (1.0 - 0.5**seen_before)
-    column = np.arange(value.shape[1])
-    value = np.where(column < lists.n_pinned, np.inf, np.where(lists.items["blocked"], -np.inf, value))
+    blocked = lists.items["blocked"]
+    best = np.where(blocked, _LOWEST, scores)[:, :k].max(axis=1, keepdims=True)
+    worst = np.where(blocked, -_LOWEST, scores)[:, :k].min(axis=1, keepdims=True)
+    span = np.where(best > worst, best - worst, 1.0)
+    relevance = np.maximum(1.0 - (best - scores) / span, -1.0)
+    value = (1.0 - weight) * relevance - weight * (1.0 - 0.5 ** _Groups(lists, "category").size_before())
+    value[blocked] = -np.inf
+    value[lists.place < lists.n_pinned] = np.inf
     lists.reorder(np.argsort(-value, axis=1, kind="stable"))
 
 
 def _cap(lists: _Lists, max_per_provider: int | None) -> None:
     """Moves items whose category or provider is full behind the rest, and items over the price cap behind those.
 
-    An item is kept when fewer than its quota of kept items of its category and provider stand before it. The rule
-    refers to itself, but only backwards: iterating from "all kept" settles one more place at least each time, and
-    all of them after two or three.
+    An item is kept when fewer than its quota of kept items of its category and of its provider stand before it. The
+    rule refers to itself, but only backwards: starting from "all kept", each round settles one more place at least,
+    and usually all of them after a few.
     """
     items = lists.items
-    same_category, same_provider = _same_earlier(items["category"]), _same_earlier(items["provider"])
-    category_cap = items["category_cap"]
-    provider_cap = np.inf if max_per_provider is None else max_per_provider
-    pinned = np.arange(items.shape[1]) < lists.n_pinned
+    quotas = [(_Groups(lists, "category"), items["category_cap"])]
+    if max_per_provider is not None:
+        quotas.append((_Groups(lists, "provider"), max_per_provider))
+    pinned = lists.place < lists.n_pinned
     eligible = ~(items["blocked"] | items["dear"]) | pinned
-    kept = eligible
-    while True:
-        counted = kept[:, :, None].astype(np.float32)
-        room = ((same_category @ counted)[:, :, 0] < category_cap) & ((same_provider @ counted)[:, :, 0] < provider_cap)
-        settled, kept = kept, (eligible & room) | pinned
-        if np.array_equal(kept, settled):
-            break
-    behind = np.where(items["blocked"], _BACK, np.where(items["dear"], _DEAR, _CAPPED))
+    kept, settled = eligible, None
+    while settled is None or (kept != settled).any():
+        settled, kept = kept, eligible
+        for groups, quota in quotas:
+            kept = kept & (groups.count_before(settled) < quota)
+        kept = kept | pinned
+    zone = np.where(kept, 0, np.where(items["blocked"], _BACK, np.where(items["dear"], _DEAR, _CAPPED)))
     lists.n_kept = kept.sum(axis=1, keepdims=True)
-    lists.reorder(np.argsort(np.where(kept, 0, behind), axis=1, kind="stable"))
+    lists.reorder(np.argsort(zone, axis=1, kind="stable"))
+
+
+class _Groups:
+    """Items with the same code, for counting along the lists: sorted by code once, then every count is a running sum."""
+
+    def __init__(self, lists: _Lists, name: str) -> None:
+        self._lists = lists
+        self._sorted = np.argsort(lists.items[name], axis=1, kind="stable")
+        code = lists.take(lists.items[name], self._sorted)
+        begins = np.zeros(code.shape, np.int64)
+        begins[:, 1:] = np.where(code[:, 1:] != code[:, :-1], lists.place[1:], 0)
+        self._group_start = np.maximum.accumulate(begins, axis=1)
+        self._unsorted = np.argsort(self._sorted, axis=1)
+
+    def size_before(self) -> np.ndarray:
+        """i8 [B, W]: how many items of its group stand before each place."""
+        return self._lists.take(self._lists.place - self._group_start, self._unsorted)
+
+    def count_before(self, counted: np.ndarray) -> np.ndarray:
+        """i8 [B, W]: how many of its group that are `counted` (bool [B, W]) stand before each place."""
+        counted = self._lists.take(counted, self._sorted)
+        running = counted.cumsum(axis=1) - counted
+        return self._lists.take(running - self._lists.take(running, self._group_start), self._unsorted)
 
 
 def _raise_floor(lists: _Lists, share: float) -> None:
@@ -190,19 +214,17 @@ def _raise_floor(lists: _Lists, share: float) -> None:
     The j-th such item may stand no later than free slot ceil(j / share); it moves there if it stands later, and the
     others close up. Only items that keep the caps are lifted: the floor never breaks a cap.
     """
-    width = lists.items.shape[1]
-    column = np.arange(width)
-    member = lists.items["in_floor_group"] & (column >= lists.n_pinned) & (column < lists.n_kept)
+    member = lists.items["in_floor_group"] & (lists.place >= lists.n_pinned) & (lists.place < lists.n_kept)
     member &= ~lists.items["blocked"]
-    deadline = np.ceil(np.arange(1, width + 1) / share - _ROUNDING).astype(np.int64) - 1
+    deadline = np.ceil((lists.place + 1) / share - _ROUNDING).astype(np.int64) - 1
     nth = np.cumsum(member, axis=1) - 1
     latest = lists.n_pinned + deadline[np.maximum(nth, 0)]
-    _move(lists, member, np.minimum(column, latest))
+    _move(lists, member, np.minimum(lists.place, latest))
 
 
 def _place_pins(lists: _Lists) -> None:
     """Puts the pinned items, so far in front by rising slot, at their slots; a short list takes them at its end."""
-    member = np.arange(lists.items.shape[1]) < lists.n_pinned
+    member = lists.place < lists.n_pinned
     _move(lists, member, lists.items["pinned_slot"])
     lists.reorder(np.argsort(lists.items["blocked"], axis=1, kind="stable"))
 
@@ -218,22 +240,11 @@ def _move(lists: _Lists, member: np.ndarray, target: np.ndarray) -> None:
     lists.reorder(order)
 
 
-def _same_earlier(code: np.ndarray) -> np.ndarray:
-    """f4 [B, W, W]: 1 where place j stands before place i and has its code."""
-    return ((code[:, :, None] == code[:, None, :]) & _earlier(code.shape[1])).astype(np.float32)
-
-
-@lru_cache(maxsize=8)
-def _earlier(width: int) -> np.ndarray:
-    """bool [width, width]: True where column j < row i."""
-    return np.tri(width, k=-1, dtype=bool)
-
-
 def uniform(seed: tuple[int, int], user_id: np.ndarray, position: np.ndarray) -> np.ndarray:
     """f8 [B, W] in (0, 1) by hashing (seed, generation, user, item position): no state, so any request replays exactly."""
-    state = np.uint64(0)
-    for part in (np.uint64(seed[0]), np.uint64(seed[1]), user_id.astype(np.uint64)[:, None], position.astype(np.uint64)):
-        state = _splitmix64(np.atleast_1d(state ^ part))
+    state = _splitmix64(_splitmix64(np.array([[seed[0]]], np.uint64)) ^ np.uint64(seed[1]))
+    state = _splitmix64(state ^ user_id.astype(np.uint64)[:, None])
+    state = _splitmix64(state ^ position.astype(np.uint64))
     return ((state >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52  # 52 bits: the half still fits, 1.0 never comes
 
 
