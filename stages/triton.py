@@ -22,11 +22,12 @@ from stages.errors import ArtifactError, RecommenderError
 
 Arrays = dict[str, np.ndarray]
 
+# Names, not values: the backend fills its module only after this file was imported.
 ERROR_CODES = {
-    "INVALID_ARGUMENT": pb_utils.TritonError.INVALID_ARG,
-    "UNAVAILABLE": pb_utils.TritonError.UNAVAILABLE,
-    "FAILED_PRECONDITION": pb_utils.TritonError.UNAVAILABLE,  # the Python backend has no code of that name
-    "INTERNAL": pb_utils.TritonError.INTERNAL,
+    "INVALID_ARGUMENT": "INVALID_ARG",
+    "UNAVAILABLE": "UNAVAILABLE",
+    "FAILED_PRECONDITION": "UNAVAILABLE",  # the Python backend has no code of that name
+    "INTERNAL": "INTERNAL",
 }
 
 
@@ -93,11 +94,10 @@ class Metrics:
 
     def __init__(self, stage: str) -> None:
         self.bit = Degraded(1 << STAGES.index(stage))
-        labels = {"stage": stage}
-        self.calls = counter("recommender_kernel_calls", "Kernel calls: one per batch", labels)
-        self.rows = counter("recommender_kernel_rows", "Rows (users) that kernel calls answered", labels)
-        self.degraded = counter("recommender_degraded", "Rows that this stage answered by its fallback", labels)
-        self.rejected = counter("recommender_rejected", "Requests refused as malformed", labels)
+        self.calls = Counter("recommender_kernel_calls", "Kernel calls: one per batch", stage)
+        self.rows = Counter("recommender_kernel_rows", "Rows (users) that kernel calls answered", stage)
+        self.degraded = Counter("recommender_degraded", "Rows that this stage answered by its fallback", stage)
+        self.rejected = Counter("recommender_rejected", "Requests refused as malformed", stage)
 
     def count(self, degraded: np.ndarray) -> None:
         self.calls.increment(1)
@@ -107,9 +107,12 @@ class Metrics:
             self.degraded.increment(fallbacks)
 
 
-def counter(name: str, description: str, labels: dict[str, str]) -> Any:
-    family = pb_utils.MetricFamily(name=name, description=description, kind=pb_utils.MetricFamily.COUNTER)
-    return family.Metric(labels=labels)
+class Counter:
+    """One counter of one stage. Keeps its family: the backend deletes the metric with it."""
+
+    def __init__(self, name: str, description: str, stage: str) -> None:
+        self.family = pb_utils.MetricFamily(name=name, description=description, kind=pb_utils.MetricFamily.COUNTER)
+        self.increment = self.family.Metric(labels={"stage": stage}).increment
 
 
 def check_config(spec: ModelSpec, config: dict[str, Any]) -> None:
@@ -184,6 +187,6 @@ def invalid(message: str) -> Any:
 def coded(stage: str, error: Exception) -> Any:
     """What the caller is told: our own errors whole, anything else without its traceback (that goes to the log)."""
     if isinstance(error, RecommenderError):
-        return pb_utils.TritonError(str(error), ERROR_CODES[error.status])
+        return pb_utils.TritonError(str(error), getattr(pb_utils.TritonError, ERROR_CODES[error.status]))
     pb_utils.Logger.log_error(f"{stage}: {traceback.format_exc()}")
     return pb_utils.TritonError(f"Internal error in {stage} ({type(error).__name__}); the server's log has the details.")

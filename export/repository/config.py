@@ -16,6 +16,7 @@ from stages.contract import CHAIN, ENSEMBLE, STAGES, ModelSpec, TensorSpec, ense
 from stages.errors import ArtifactError, ExportError
 
 CONFIG_FILE = "config.pbtxt"
+WARMUP_BATCH = 8
 GENERATIONS_KEPT = 2  # the one that answers, and the one to go back to
 TRITON_TYPE = {"INT64": pb.TYPE_INT64, "INT32": pb.TYPE_INT32, "FP32": pb.TYPE_FP32, "BYTES": pb.TYPE_STRING}
 DTYPE = {value: key for key, value in TRITON_TYPE.items()}
@@ -40,7 +41,7 @@ class Serving:
 
 
 def stage_config(spec: ModelSpec, serving: Serving, warmup_rows: int) -> pb.ModelConfig:
-    """-> the configuration of one Python-backend stage; `warmup_rows` rows lie in its warm-up files (0: none)."""
+    """-> the configuration of one Python-backend stage; as many recorded rows lie in its warm-up files."""
     config = pb.ModelConfig(name=spec.name, backend="python", max_batch_size=serving.max_batch_size)
     _add_tensors(config, spec)
     config.version_policy.latest.num_versions = GENERATIONS_KEPT
@@ -48,8 +49,7 @@ def stage_config(spec: ModelSpec, serving: Serving, warmup_rows: int) -> pb.Mode
     _add_batching(config.dynamic_batching, serving)
     config.response_cache.enable = serving.response_cache
     config.parameters["FORCE_CPU_ONLY_INPUT_TENSORS"].string_value = "yes"
-    if warmup_rows:
-        _add_warmup(config, spec, warmup_rows)
+    _add_warmup(config, spec, warmup_rows)
     return config
 
 
@@ -91,18 +91,18 @@ def _add_batching(batching: pb.ModelDynamicBatching, serving: Serving) -> None:
 
 
 def _add_warmup(config: pb.ModelConfig, spec: ModelSpec, rows: int) -> None:
-    """Warm up with recorded requests, at batch 1 and at the batch that was recorded."""
-    for batch in sorted({1, rows}):
-        warmup = config.model_warmup.add(name=f"recorded_{batch}", batch_size=batch)
+    """Warm up with recorded requests: each alone, and a batch. Triton reads one row per file and repeats it for a batch."""
+    for row, batch in [(row, 1) for row in range(rows)] + [(0, WARMUP_BATCH)]:
+        warmup = config.model_warmup.add(name=f"recorded_{row}_batch_{batch}", batch_size=batch)
         for tensor in spec.inputs:
             entry = warmup.inputs[tensor.name]
             entry.data_type = TRITON_TYPE[tensor.dtype]
             entry.dims.extend(tensor.dims)
-            entry.input_data_file = warmup_file(tensor, batch)
+            entry.input_data_file = warmup_file(tensor, row)
 
 
-def warmup_file(tensor: TensorSpec, batch: int) -> str:
-    return f"{tensor.name}_{batch}"
+def warmup_file(tensor: TensorSpec, row: int) -> str:
+    return f"{tensor.name}_{row}"
 
 
 def warmup_bytes(array: np.ndarray) -> bytes:

@@ -159,8 +159,8 @@ def place_version(staged: Path, model_folder: Path) -> None:
 def write_warmup(folder: Path, spec: ModelSpec, recorded: dict[str, np.ndarray], rows: int) -> None:
     folder.mkdir(exist_ok=True)
     for tensor in spec.inputs:
-        for batch in {1, rows}:
-            (folder / warmup_file(tensor, batch)).write_bytes(warmup_bytes(recorded[tensor.name][:batch]))
+        for row in range(rows):
+            (folder / warmup_file(tensor, row)).write_bytes(warmup_bytes(recorded[tensor.name][row]))
 
 
 def replace_text(path: Path, text: str) -> None:

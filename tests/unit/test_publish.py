@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from export.repository import publish
-from export.repository.config import Serving, pinned_generation, read_config
+from export.repository.config import WARMUP_BATCH, Serving, pinned_generation, read_config
 from export.repository.publish import Staging, generations_present, point_to
 from stages.artifacts import StageInfo, verify_manifest
 from stages.contract import ENSEMBLE, STAGES, Axes, stage_specs
@@ -43,10 +43,10 @@ def test_a_generation_is_whole_and_verified(tmp_path):
         manifest = verify_manifest(repository / name / "1")
         assert "model.py" in manifest["files"]
         assert "stages/contract.py" in manifest["files"]
-        assert {w.batch_size for w in read_config(repository / name).model_warmup} == {1, 4}
+        assert {w.batch_size for w in read_config(repository / name).model_warmup} == {1, WARMUP_BATCH}
         first = stage_specs(AXES)[name].inputs[0]
-        size = 4 * int(np.prod(first.dims)) * first.numpy_dtype.itemsize
-        assert len((repository / name / "warmup" / f"{first.name}_4").read_bytes()) == size
+        size = int(np.prod(first.dims)) * first.numpy_dtype.itemsize
+        assert [len((repository / name / "warmup" / f"{first.name}_{row}").read_bytes()) for row in range(4)] == [size] * 4
     assert [path.name for path in tmp_path.glob(".repo.staging")] == []
 
 
