@@ -1,42 +1,100 @@
 """Writes items.csv.gz and users.csv.gz beside online_retail.csv.gz. Run once; the results are committed.
 
 The log is all the source has, so the catalogue is taken from it: per stock code the most frequent description, the median
-unit price of its sales, and a category: the most common head noun of the catalogue that the description contains.
+unit price of its sales, and a category. English puts the head noun last, so the category is the one of the last word of the
+description that the table below knows ("LUNCH BAG RED RETROSPOT" is a bag, "RED RETROSPOT CAKE STAND" is kitchenware).
     python data/online-retail/make_items.py
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from pathlib import Path
 
 import pandas as pd
 
 HERE = Path(__file__).parent
-MIN_ITEMS = 15  # a word that fewer descriptions end in is no category
-NOT_CATEGORIES = set(
-    # words that end descriptions without saying what the thing is: colours, motifs, sizes, materials, amounts, seasons
-    "RED BLUE PINK WHITE BLACK GREEN IVORY CREAM GOLD SILVER GREY PURPLE BROWN YELLOW ORANGE TURQUOISE NATURAL CLEAR AMBER "
-    "DESIGN DESIGNS DESIGN. RETROSPOT SPOT POLKADOT SMALL LARGE MEDIUM MINI BIG ASSORTED COLOURS COLOUR PIECE PIECES PCS PC "
-    "WOOD METAL GLASS PAPER CERAMIC VINTAGE RETRO CLASSIC FLOWER FLOWERS ROSE ROSES STAR STARS HEARTS BIRD BIRDS BUTTERFLY "
-    "PAISLEY STRIPE STRIPES SKULL SKULLS CAT DOG OWL RABBIT PARK SPACEBOY DOLLY CIRCUS SIZE TONE FINISH COLLECTION STYLE SHAPE".split()
-)
-SAME = {"BAGS": "BAG", "CARDS": "CARD", "BOXES": "BOX", "LIGHTS": "LIGHT", "CANDLES": "CANDLE", "CASES": "CASE", "TINS": "TIN"}
-SAME |= {"EARRING": "EARRINGS", "T-LIGHTS": "T-LIGHT", "HOOKS": "HOOK", "STICKERS": "STICKER", "BOWLS": "BOWL", "MUGS": "MUG"}
-SAME |= {"DECORATIONS": "DECORATION", "NAPKINS": "NAPKIN", "PLATES": "PLATE", "CUPS": "CUP", "JARS": "JAR", "FRAMES": "FRAME"}
+
+# The most frequent nouns of the catalogue, grouped as a shop would hang its signs.
+CATEGORY_WORDS = {
+    "BAGS": """
+        BAG BAGS HANDBAG WASHBAG PURSE SHOPPER RUCKSACK BACKPACK LUGGAGE PASSPORT TOTE
+    """,
+    "BOXES AND TINS": """
+        BOX BOXES TIN TINS CASE JAR JARS CHEST CRATE CONTAINER CONTAINERS TRINKET
+    """,
+    "BATH AND BEAUTY": """
+        BATH SOAP SPONGE TOWEL TOWELS FLANNEL TISSUES TISSUE COSMETIC MAKEUP PLASTERS PERFUME TOOTHBRUSH SHAVING
+    """,
+    "CANDLES AND LIGHTS": """
+        CANDLE CANDLES T-LIGHT T-LIGHTS LIGHT LIGHTS LAMP LAMPS LANTERN LANTERNS LAMPSHADE CHANDELIER INCENSE
+        CANDLEHOLDER CANDLESTICK CANDLEPOT VOTIVE TEALIGHT BULB BULBS NIGHTLIGHT LIGHTBULB TEA-LIGHT BURNER MATCHES
+    """,
+    "CARDS AND WRAP": """
+        CARD CARDS WRAP WRAPPING RIBBON RIBBONS TAPE TAG TAGS GIFTWRAP ENVELOPE ENVELOPES GIFTBOX
+    """,
+    "CHILDREN": """
+        TOY TOYS DOLL DOLLS JIGSAW PUZZLE GAME GAMES SKITTLES BLOCKS SPINNING TOP CHILDS CHILDRENS CHILDREN KIDS GIRL
+        BOY BABY TEDDY BEAR PLAYHOUSE BALL BALLOON BALLOONS HELICOPTER ROBOT DOMINOES SOLDIER SNAKES LUDO WINDMILL
+        PUPPET MARBLES
+    """,
+    "CHRISTMAS": """
+        CHRISTMAS XMAS ADVENT SANTA REINDEER SNOWMAN SNOWFLAKE SNOWFLAKES STOCKING BAUBLE BAUBLES NATIVITY SNOW SLEIGH
+    """,
+    "CLOCKS": """
+        CLOCK CLOCKS ALARM
+    """,
+    "DECORATIONS": """
+        DECORATION DECORATIONS GARLAND GARLANDS BUNTING HEART HEARTS WREATH FLAG FLAGS ORNAMENT ANGEL TREE CHAIN
+        CHAINS MOBILE STRING ICICLE ICICLES FEATHERS BABUSHKA CHARM EASTER BUNNY HEN EGG EGGS RABBIT CHICK CHICKS
+        GNOME
+    """,
+    "FRAMES AND SIGNS": """
+        FRAME FRAMES SIGN SIGNS MIRROR MIRRORS PICTURE PLAQUE PHOTO ALBUM BLACKBOARD CHALKBOARD MEMOBOARD BOARD POSTER
+        ART LETTER LETTERS WORD TILE NUMBER WALL STICKER STICKERS MAGNET MAGNETS NOTICEBOARD
+    """,
+    "FURNITURE": """
+        CABINET TABLE CHAIR STOOL SHELF SHELVES DRAWER DRAWERS BENCH SIDEBOARD RACK HOOK HOOKS HANGER HANGERS KNOB
+        KNOBS DOORSTOP DOORMAT STEP LADDER DOOR UMBRELLA BIN STAND HOLDER CURTAIN MAT POUFFE SCREEN DRESSER
+    """,
+    "GARDEN": """
+        GARDEN PLANTER PLANT SEEDS BIRDHOUSE BIRDCAGE FEEDER WATERING HERB PARASOL HAMMOCK TROWEL GLOVES PICNIC FLOWER
+        FLOWERS TULIP LILY HYDRANGEA VASE BUCKET GREENHOUSE GROW THERMOMETER CAGE
+    """,
+    "JEWELLERY": """
+        NECKLACE NECKLAC NECKLACES EARRING EARRINGS BRACELET BRACELETS RING RINGS BANGLE PENDANT BROOCH JEWELLERY
+        JEWEL KEYRING KEYRINGS KEY-RING HAIR HAIRSLIDE COMB GLASSES SCARF TIARA LARIAT HAIRBAND HAIRCLIP DIAMANTE
+        PEARL CHOKER BEADS
+    """,
+    "KITCHEN": """
+        KITCHEN CAKE CAKES CAKESTAND BAKING APRON SPOON SPOONS CUTLERY JELLY RECIPE SCALES JUG CAN PAN POT BREAD
+        BUTTER SPICE COSY BOTTLE BOTTLES OPENER FUNNEL WHISK GRATER COLANDER PANTRY LOLLY TIMER MEASURING TEASPOONS
+        DISH CUPCAKE FOOD POPCORN
+    """,
+    "PARTY": """
+        PARTY NAPKIN NAPKINS STRAW STRAWS DOILY DOILIES COCKTAIL WEDDING BIRTHDAY CONFETTI PICKS CANDY CASES
+    """,
+    "STATIONERY": """
+        NOTEBOOK NOTEBOOKS JOURNAL PEN PENS PENCIL PENCILS RUBBER RUBBERS ERASER ERASERS SHARPENER RULER BOOK BOOKS
+        PAD PADS SKETCHBOOK PAPERWEIGHT STAMP STAMPS CRAYONS CHALK CHALKS CALCULATOR STATIONERY ORGANISER ORGANIZER
+        NOTELETS MEMO BOOKMARK DIARY
+    """,
+    "TABLEWARE": """
+        MUG MUGS CUP CUPS SAUCER TEACUP TEAPOT TEA COFFEE BOWL BOWLS PLATE PLATES PLATTER TRAY TRAYS BEAKER BEAKERS
+        GLASS TUMBLER GOBLET COASTER COASTERS PLACEMAT PLACEMATS PLACE DECANTER CHALICE TUMBLERS EGGCUP TANKARD FLUTE
+        DOLLY
+    """,
+    "TEXTILES": """
+        CUSHION CUSHIONS COVER THROW QUILT BLANKET PILLOW RUG FABRIC FELTCRAFT KNITTING SEWING KNITTED PATCHES OVEN
+        WARMER SLIPPERS SLIPPER SOCKS PONCHO HAT KIT CRAFT BUTTONS THREAD HOT WATER
+    """,
+}
+CATEGORY_OF = {word: category for category, words in CATEGORY_WORDS.items() for word in words.split()}
 
 
-def words_of(description: str) -> list[str]:
-    return [SAME.get(word, word) for word in re.findall(r"[A-Z][A-Z\-]+", description.upper())]
-
-
-def categories(descriptions: pd.Series) -> pd.Series:
-    """A category word per description: its last word that many descriptions end in, else any common one it holds, else OTHER."""
-    words = descriptions.map(words_of)
-    heads = Counter(w[-1] for w in words if w)
-    common = {word: n for word, n in heads.items() if n >= MIN_ITEMS and word not in NOT_CATEGORIES}
-    return words.map(lambda ws: next((w for w in reversed(ws) if w in common), "OTHER"))
+def category_of(description: str) -> str:
+    words = re.findall(r"[A-Z][A-Z\-]*[A-Z]", description.upper())
+    return next((CATEGORY_OF[word] for word in reversed(words) if word in CATEGORY_OF), "OTHER")
 
 
 def main() -> None:
@@ -47,7 +105,7 @@ def main() -> None:
     items = described.groupby("StockCode")["Description"].agg(lambda texts: texts.value_counts().sort_index().idxmax())
     items = items.rename("description").to_frame()
     items["price"] = sales.groupby("StockCode")["UnitPrice"].median().round(3)
-    items["category"] = categories(items["description"])
+    items["category"] = items["description"].map(category_of)
     gzip = {"method": "gzip", "mtime": 0}  # the same bytes at every run
     items.reset_index().to_csv(HERE / "items.csv.gz", index=False, compression=gzip)
     # A customer's country is the one of the first invoice: nothing that happens later can change it.

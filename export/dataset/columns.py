@@ -159,9 +159,9 @@ def _check_columns(path: Path, names: list[str], header: list[str]) -> None:
     for separator, word in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars"), (",", "commas")):
         if len(header) == 1 and separator in header[0]:
             raise DataError(
-                f"{path}: column {absent[0]!r} is not there: row 1 is one column, {header[0]!r}, and seems to be separated by {word}. "
+                f"{path}: column {absent[0]!r} is not there: row 1 is one column, {header[0]!r}, separated by {word}. "
                 "Expected commas in .csv and tabs in .tsv: convert or rename the file."
             )
     raise DataError(
-        f"{path}: column {absent[0]!r} is not there. Row 1 has: {', '.join(header)}. Mend the name in dataset.toml or in the file."
+        f"{path}: column {absent[0]!r} is not there. Row 1 has: {', '.join(header)}. Mend the name in dataset.toml or the file."
     )

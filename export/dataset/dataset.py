@@ -32,12 +32,12 @@ class Report:
 @dataclass(frozen=True)
 class Dataset:
     """
-    interactions  sorted by timestamp (stable): user_id i8, item_id i8, timestamp i8 (unix s), positive bool, weight f4 (1 without
+    interactions  sorted by timestamp: user_id i8, item_id i8, timestamp i8 (unix s), positive bool, weight f4 (1 without
                   a weight column), label f4 (NaN without a label column), then the context columns under their own names:
                   "integer" ones Int64 (nullable), "string" ones object (None = missing), continuous f4 (NaN = missing)
     items         every item of the log or the item file, sorted by item_id: item_id i8, title str, category str|None,
-                  provider str|None, available bool, then the feature columns: categorical str|None, multi_categorical list of str,
-                  continuous f4 (NaN = missing)
+                  provider str|None, available bool, then the feature columns: categorical str|None, multi_categorical list of
+                  str, continuous f4 (NaN = missing)
     users         every user of the log or the user file, sorted by user_id: user_id i8, then the feature columns
     user_names, item_names   (id i8, name str) sorted by id, where the shop's ids are text; else None
     """

@@ -7,8 +7,8 @@ Item ids must not be negative: PAD_ID (-1) and FROM_STORE (-2) of stages/contrac
 from __future__ import annotations
 
 import re
-from decimal import Decimal
 from collections.abc import Callable, Iterable
+from decimal import Decimal
 from hashlib import blake2b
 
 import numpy as np
@@ -17,7 +17,7 @@ import pandas as pd
 from export.dataset.columns import Column
 
 ID_BITS = 53  # JSON readers hold integers as doubles: 53 bits stay exact
-_INTEGER = re.compile(r"(0|-?[1-9]\d*)(\.0+)?|[1-9](\.\d+)?e\+\d+")  # "17850.0" and "1e+06": how data frames write some integers
+_INTEGER = re.compile(r"(0|-?[1-9]\d*)(\.0+)?|[1-9](\.\d+)?e\+\d+")  # "17850.0", "1e+06": written by data frames
 
 
 def stable_id(text: str, attempt: int = 0) -> int:

@@ -32,9 +32,7 @@ def load_dataset(source: str | Path) -> Dataset:
         from export.dataset.synthetic import generate, parse_spec
 
         return generate(parse_spec(text.removeprefix("synthetic:")))
-    folder = Path(source)
-    if text in BUNDLED and not folder.is_dir():
-        folder = PROJECT / "data" / text
+    folder = PROJECT / "data" / text if text in BUNDLED else Path(source)  # "./movielens" is a folder of one's own
     if not folder.is_dir():
         raise DataError(
             f"There is no data set {text!r}. Expected a folder with a dataset.toml, one of {', '.join(BUNDLED)}, "
@@ -44,7 +42,7 @@ def load_dataset(source: str | Path) -> Dataset:
 
 
 def find_file(folder: Path, name: str) -> Path:
-    """A path of a dataset.toml: relative to its folder, else to $RECOMMENDER_DATA, else to ../shared/data beside the project."""
+    """A path of a dataset.toml: in its folder, else in $RECOMMENDER_DATA, else in ../shared/data beside the project."""
     places = [folder, PROJECT.parent / "shared" / "data"]
     if os.environ.get(DATA_VARIABLE):
         places.insert(1, Path(os.environ[DATA_VARIABLE]))
@@ -165,7 +163,7 @@ def _entities(
     ignored: list[np.ndarray],
     report: Report,
 ) -> pd.DataFrame:
-    """Every id of the log and of its side file (lists of at most one), sorted: id_name i8, row i8 in the file, -1 = not in it."""
+    """Every id of the log and of its side file (lists of at most one), sorted: id_name i8, row i8 in the file (-1 = none)."""
     log_ids = interactions[id_name].unique()
     if not columns:
         return pd.DataFrame({id_name: np.sort(log_ids), "row": np.int64(-1)})
