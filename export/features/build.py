@@ -1,0 +1,222 @@
+"""`build_features`: everything the models and the preprocess stage need to know of users and items, from the training log.
+
+train ─▶ EventLog (point-in-time states) ─▶ derive ─▶ NVTabular fit ─▶ Plan ─▶ replayed row by row ─▶ Features
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from export.dataset.dataset import Dataset
+from export.features.columns import frame_of, raw_values
+from export.features.compile import compile_workflow
+from export.features.items import Codes, ItemArrays, encode_items, item_columns, item_statistics
+from export.features.parity import replay
+from export.features.point_in_time import EventLog, Moments
+from export.features.schema import FeatureSchema, FeatureSettings, kind_of
+from export.features.store import profiles_of, seen_items, write_store
+from export.features.workflow import fit_workflow
+from stages.contract import MISSING_INT, ContextColumn
+from stages.encode import Plan
+from stages.errors import ExportError
+from stages.features import NO_CATEGORY, SeenItems, derive, history_age_days
+from stages.ids import ItemIndex
+
+DEFAULTS = FeatureSettings()
+CHUNK_ROWS = 32_768  # rows encoded at once: [rows, H] arrays stay below a few hundred MB
+
+
+class Examples(NamedTuple):
+    """What a model reads of N users at N moments.
+
+    user_categorical   int64 [N, Fu] rows of the tables named by `Features.user_rows`, user_id first
+    user_continuous    float32 [N, Gu]
+    history_positions  int32 [N, H] item positions, newest first, n_items padded
+    history_age_days   float32 [N, H], 0 where padded
+    """
+
+    user_categorical: np.ndarray
+    user_continuous: np.ndarray
+    history_positions: np.ndarray
+    history_age_days: np.ndarray
+
+
+@dataclass(frozen=True)
+class Features:
+    """Fitted on one training log. Item arrays have n_items + 1 rows, the last one the padding row."""
+
+    settings: FeatureSettings
+    schema: FeatureSchema
+    context: tuple[ContextColumn, ...]
+    user_plan: Plan
+    item_plan: Plan
+    items: ItemIndex
+    item_arrays: ItemArrays
+    categories: Codes
+    providers: Codes
+    log: EventLog
+    seen: SeenItems
+    parity: dict[str, dict]
+
+    @property
+    def as_of_s(self) -> int:
+        """The store's clock, unix seconds."""
+        return self.log.as_of_s
+
+    @property
+    def user_rows(self) -> dict[str, int]:
+        """Rows of each embedding table of the user's side, in the order of `user_categorical`."""
+        return self.user_plan.rows
+
+    @property
+    def item_rows(self) -> dict[str, int]:
+        """Rows of each embedding table of the item's side: `item_arrays.categorical`'s columns, then the lists."""
+        return self.item_plan.rows
+
+    def encode_examples(
+        self, user_ids: np.ndarray, timestamps: np.ndarray, context: Mapping[str, np.ndarray] | None = None
+    ) -> Examples:
+        """Users as they were just before each moment: nothing of that second or later is known.
+
+        user_ids, timestamps: int64 [N], unix seconds; context: by name, [N] as `context_of` gives it (absent = all missing)
+        """
+        return self._encode(self.log.before(user_ids, timestamps), timestamps, context)
+
+    def encode_rows(self, events: pd.DataFrame, rows: np.ndarray) -> Examples:
+        """Training rows, int64 [N], of the very frame the features were built from, with their context.
+
+        With `hide_own_basket` as encode_examples, otherwise earlier rows of the same second are known.
+        """
+        chosen = events.iloc[rows]
+        timestamps = chosen["timestamp"].to_numpy()
+        return self._encode(moments_of(self.log, events, rows, self.settings), timestamps, context_of(chosen, self.context))
+
+    def encode_users(self, user_ids: np.ndarray, context: Mapping[str, np.ndarray] | None = None) -> Examples:
+        """Users as the store serves them: after the whole training log, at its clock."""
+        return self._encode(self.log.at_the_end(user_ids), np.full(len(user_ids), self.as_of_s), context)
+
+    def save_preprocess(self, folder: Path) -> None:
+        """What `stages/preprocess.py` loads: the user plan, the store, and the catalogue's ids and categories.
+
+        `stage.json` and the manifest are the publisher's.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        self.user_plan.save(folder / "plan")
+        write_store(folder / "store", self.log)
+        np.save(folder / "item_ids.npy", self.items.ids)
+        np.save(folder / "item_category.npy", self.categories.codes)
+
+    def _encode(self, moments: Moments, timestamps: np.ndarray, context: Mapping[str, np.ndarray] | None) -> Examples:
+        context = context if context is not None else missing_context(self.context, len(timestamps))
+        parts = []
+        for part in _chunks(len(timestamps)):
+            state = self.log.state(moments.slice(part))
+            columns = derive(state, {name: values[part] for name, values in context.items()}, timestamps[part])
+            encoded = self.user_plan(columns)
+            positions = self.items.positions(state.history_ids).astype(np.int32)
+            parts.append(
+                Examples(encoded.categorical, encoded.continuous, positions, history_age_days(state, timestamps[part]))
+            )
+        return Examples(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+
+def build_features(dataset: Dataset, train: pd.DataFrame, settings: FeatureSettings = DEFAULTS, seed: int = 0) -> Features:
+    """Fit, compile and prove the features of a data set.
+
+    train: the training part of `dataset.interactions`; nothing else of the log is read
+    seed: which rows the parity replay samples
+    Raises ExportError when there is no positive event, or when a plan disagrees with its workflow.
+    """
+    rows = np.flatnonzero(train["positive"].to_numpy())
+    if not len(rows):
+        raise ExportError(
+            "The training log has no positive event, so nothing can be learned. Lower positive_at in dataset.toml."
+        )
+    schema = FeatureSchema.of(dataset, settings)
+    items = ItemIndex(dataset.items["item_id"].to_numpy())
+    categories, providers = Codes.of(dataset.items["category"]), Codes.of(dataset.items["provider"])
+    log = _event_log(dataset, train, items, categories, settings)
+    rng = np.random.default_rng(seed)
+
+    moments = moments_of(log, train, rows, settings)
+    user_columns = _training_columns(log, moments, train.iloc[rows], dataset.context_columns, schema)
+    catalogue = item_columns(dataset.items, schema.item, item_statistics(train, items, log.as_of_s, settings))
+    with tempfile.TemporaryDirectory() as work:
+        workflow = fit_workflow(schema.user, frame_of(user_columns), settings, Path(work) / "user")
+        user_plan = compile_workflow(workflow)
+        parity = {"user": replay(workflow, user_plan, user_columns, rng)}
+        # Items are seen by the models as often as they are sold, so the workflow is fitted on the positives' items.
+        sold = frame_of(catalogue).iloc[items.positions(train["item_id"].to_numpy()[rows])].reset_index(drop=True)
+        workflow = fit_workflow(schema.item, sold, settings, Path(work) / "item")
+        item_plan = compile_workflow(workflow)
+        parity["item"] = replay(workflow, item_plan, catalogue, rng)
+    return Features(
+        settings=settings,
+        schema=schema,
+        context=dataset.context_columns,
+        user_plan=user_plan,
+        item_plan=item_plan,
+        items=items,
+        item_arrays=encode_items(item_plan, catalogue),
+        categories=categories,
+        providers=providers,
+        log=log,
+        seen=seen_items(train, dataset.users["user_id"].to_numpy()),
+        parity=parity,
+    )
+
+
+def context_of(events: pd.DataFrame, columns: tuple[ContextColumn, ...]) -> dict[str, np.ndarray]:
+    """Context columns of log rows as the kernels read them: int64, object of str or float64 [N], by name."""
+    return {column.name: raw_values(events[column.name], column.kind) for column in columns}
+
+
+def missing_context(columns: tuple[ContextColumn, ...], n_rows: int) -> dict[str, np.ndarray]:
+    """The context of callers that sent none, [N] by name."""
+    missing = {"integer": MISSING_INT, "string": None, "continuous": np.nan}
+    dtypes = {"integer": np.int64, "string": object, "continuous": np.float64}
+    return {column.name: np.full(n_rows, missing[column.kind], dtypes[column.kind]) for column in columns}
+
+
+def _event_log(
+    dataset: Dataset, train: pd.DataFrame, items: ItemIndex, categories: Codes, settings: FeatureSettings
+) -> EventLog:
+    users = dataset.description.users
+    kinds = {name: kind_of(dataset.users[name]) for name in users.categorical} if users else {}
+    kinds |= dict.fromkeys(users.continuous, "continuous") if users else {}
+    codes = categories.codes if (categories.codes != NO_CATEGORY).any() else None
+    return EventLog(train, items, codes, profiles_of(dataset.users, kinds), settings.history_length)
+
+
+def moments_of(log: EventLog, events: pd.DataFrame, rows: np.ndarray, settings: FeatureSettings) -> Moments:
+    """The moment of each training example: before its second or, unless `hide_own_basket`, before its row."""
+    if not settings.hide_own_basket:
+        return log.before_rows(events, rows)
+    chosen = events.iloc[rows]
+    return log.before(chosen["user_id"].to_numpy(), chosen["timestamp"].to_numpy())
+
+
+def _training_columns(
+    log: EventLog, moments: Moments, events: pd.DataFrame, context: tuple[ContextColumn, ...], schema: FeatureSchema
+) -> dict[str, np.ndarray]:
+    """The raw columns of the user's side for every training example."""
+    side = schema.user
+    wanted = {column.name for column in (*side.categories, *side.numbers)} | {column.source for column in side.bins}
+    timestamps, given = events["timestamp"].to_numpy(), context_of(events, context)
+    parts = []
+    for part in _chunks(len(events)):
+        derived = derive(log.state(moments.slice(part)), {name: v[part] for name, v in given.items()}, timestamps[part])
+        parts.append({name: derived[name] for name in wanted})
+    return {name: np.concatenate([part[name] for part in parts]) for name in sorted(wanted)}
+
+
+def _chunks(n_rows: int) -> Iterator[slice]:
+    """At least one slice, so that no rows give empty arrays of the right shape."""
+    return (slice(start, start + CHUNK_ROWS) for start in range(0, max(n_rows, 1), CHUNK_ROWS))

@@ -1,0 +1,266 @@
+"""The compiled workflow: raw columns in, category rows and normalised numbers out, in one vectorised pass, without NVTabular.
+
+    raw column ─▶ vocabulary | hash | buckets              ─▶ category row   int64 [B, F]
+    raw column ─▶ fill ─▶ clip ─▶ log(1 + x) ─▶ normalise  ─▶ number         float32 [B, G]
+    raw list   ─▶ vocabulary of the flattened values       ─▶ Ragged of rows
+
+A Plan is `plan.json` (what to do with which column) and one vocabulary per categorical column in `.npy` files.
+`export/features/compile.py` writes it from a fitted NVTabular workflow; every export replays rows through both.
+
+Raw columns: int64 (MISSING_INT = missing), float64 (NaN = missing), or object of str or bytes (None, "" or b"" = missing).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from stages.artifacts import REMEDY, open_array, read_json
+from stages.contract import MISSING_INT, NULL_ROW, OOV_ROW
+from stages.errors import ArtifactError
+from stages.hashing import hash_integers, hash_strings
+
+PLAN_FILE = "plan.json"
+FIRST_ROW = 3  # the first row that is a real value: after PAD_ROW, NULL_ROW and OOV_ROW
+
+
+class Ragged(NamedTuple):
+    """B lists laid end to end: list b is values[offsets[b] : offsets[b + 1]]. offsets: int64 [B + 1]."""
+
+    values: np.ndarray
+    offsets: np.ndarray
+
+
+@dataclass(frozen=True)
+class CategoryColumn:
+    """How one raw column becomes a category row (or, as a list, rows).
+
+    kind "integers" and "strings": looked up in a vocabulary. "hash": `buckets` buckets by hash. "bins": between `boundaries`,
+    after fill and clip. Hashed and binned values start at FIRST_ROW, so that every table has the same reserved rows.
+    n_rows: rows the embedding table needs, the reserved ones included
+    """
+
+    name: str
+    source: str
+    kind: str
+    n_rows: int
+    buckets: int = 0
+    boundaries: tuple[float, ...] = ()
+    fill: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class NumberColumn:
+    """How one raw column becomes a number: fill, clip to [low, high], log(1 + x), (x - mean) / std. None: left out."""
+
+    name: str
+    source: str
+    fill: float | None = None
+    low: float | None = None
+    high: float | None = None
+    log: bool = False
+    mean: float = 0.0
+    std: float = 1.0
+
+
+class IntegerVocabulary:
+    """Sorted keys and their rows, both int64 [n]. MISSING_INT, the smallest int64, is always the first key."""
+
+    def __init__(self, keys: np.ndarray, rows: np.ndarray):
+        self.keys, self.rows = keys, rows
+
+    @classmethod
+    def of(cls, values: np.ndarray, rows: np.ndarray) -> IntegerVocabulary:
+        """From values in any order, none of them missing."""
+        order = np.argsort(values)
+        return cls(
+            np.concatenate([[MISSING_INT], values[order]]).astype(np.int64),
+            np.concatenate([[NULL_ROW], rows[order]]).astype(np.int64),
+        )
+
+    def __call__(self, values: np.ndarray) -> np.ndarray:
+        """int64 [B] -> int64 [B] rows, OOV_ROW for unknown values."""
+        found = np.minimum(self.keys.searchsorted(values), len(self.keys) - 1)
+        return np.where(self.keys[found] == values, self.rows[found], OOV_ROW)
+
+    def save(self, folder: Path, name: str) -> None:
+        np.save(folder / f"{name}.keys.npy", self.keys)
+        np.save(folder / f"{name}.rows.npy", self.rows)
+
+    @classmethod
+    def load(cls, folder: Path, name: str) -> IntegerVocabulary:
+        return cls(*(np.asarray(open_array(folder, f"{name}.{part}")) for part in ("keys", "rows")))
+
+
+class StringVocabulary:
+    """A dict of both spellings of each value, str (export) and UTF-8 bytes (Triton), to its row."""
+
+    def __init__(self, values: list[str], rows: np.ndarray):
+        self.values, self._value_rows = values, rows
+        self.rows: dict[str | bytes | None, int] = {None: NULL_ROW, "": NULL_ROW, b"": NULL_ROW}
+        for value, row in zip(values, rows.tolist(), strict=True):
+            self.rows[value] = self.rows[value.encode()] = row
+
+    def __call__(self, values: np.ndarray) -> np.ndarray:
+        """object [B] of str, bytes or None -> int64 [B] rows, OOV_ROW for unknown values."""
+        row_of = self.rows.get
+        return np.array([row_of(value, OOV_ROW) for value in values.tolist()], np.int64)
+
+    def save(self, folder: Path, name: str) -> None:
+        save_strings(folder, name, self.values)
+        np.save(folder / f"{name}.rows.npy", self._value_rows)
+
+    @classmethod
+    def load(cls, folder: Path, name: str) -> StringVocabulary:
+        return cls(load_strings(folder, name), open_array(folder, f"{name}.rows"))
+
+
+VOCABULARIES = {"integers": IntegerVocabulary, "strings": StringVocabulary}
+Vocabulary = IntegerVocabulary | StringVocabulary
+
+
+class Encoded(NamedTuple):
+    """categorical: int64 [B, F] rows; continuous: float32 [B, G]; lists: name -> Ragged of int64 rows."""
+
+    categorical: np.ndarray
+    continuous: np.ndarray
+    lists: dict[str, Ragged]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A workflow as data. `vocabularies` holds one entry per "integers" or "strings" column, by the column's name."""
+
+    categorical: tuple[CategoryColumn, ...]
+    continuous: tuple[NumberColumn, ...]
+    lists: tuple[CategoryColumn, ...] = ()
+    vocabularies: dict[str, Vocabulary] = field(default_factory=dict)
+
+    @cached_property
+    def _groups(self) -> list[_NumberGroup]:
+        groups = (_NumberGroup(self.continuous, log) for log in (False, True))
+        return [group for group in groups if group.sources]
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """Rows of the embedding table of each categorical and list column, by name."""
+        return {column.name: column.n_rows for column in (*self.categorical, *self.lists)}
+
+    def __call__(self, columns: Mapping[str, np.ndarray | Ragged]) -> Encoded:
+        """Encode B rows. `columns` must hold every source this plan reads; others are ignored."""
+        sources = [column.source for column in (*self.categorical, *self.continuous)]
+        n_rows = len(columns[sources[0]]) if sources else 0
+        categorical = np.empty((n_rows, len(self.categorical)), np.int64)
+        for position, column in enumerate(self.categorical):
+            categorical[:, position] = self._category_rows(column, columns[column.source])
+        continuous = np.empty((n_rows, len(self.continuous)), np.float32)
+        for group in self._groups:
+            continuous[:, group.positions] = group(columns)
+        lists = {
+            c.name: Ragged(self._category_rows(c, columns[c.source].values), columns[c.source].offsets) for c in self.lists
+        }
+        return Encoded(categorical, continuous, lists)
+
+    def _category_rows(self, column: CategoryColumn, values: np.ndarray) -> np.ndarray:
+        """[n] raw values -> int64 [n] rows."""
+        if column.kind in VOCABULARIES:
+            return self.vocabularies[column.name](values)
+        if column.kind == "hash":
+            hashed = hash_strings(values) if values.dtype == object else hash_integers(values)
+            return (hashed % np.uint64(column.buckets)).astype(np.int64) + FIRST_ROW
+        clean = _clip(_fill(values, column.fill), column.low, column.high)
+        return np.digitize(clean, column.boundaries) + FIRST_ROW
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        parts = {"categorical": self.categorical, "continuous": self.continuous, "lists": self.lists}
+        layout = {"schema": 1, **{name: [asdict(column) for column in part] for name, part in parts.items()}}
+        (folder / PLAN_FILE).write_text(json.dumps(layout, indent=1) + "\n")
+        for name, vocabulary in self.vocabularies.items():
+            vocabulary.save(folder, f"vocabulary.{self._file_number(name)}")
+
+    @classmethod
+    def load(cls, folder: Path) -> Plan:
+        """Raises ArtifactError when a file is missing or is not a plan of this version."""
+        layout = read_json(folder, PLAN_FILE)
+        try:
+            categorical, lists = (
+                tuple(CategoryColumn(**{**c, "boundaries": tuple(c["boundaries"])}) for c in layout[part])
+                for part in ("categorical", "lists")
+            )
+            bare = cls(categorical, tuple(NumberColumn(**c) for c in layout["continuous"]), lists)
+        except (KeyError, TypeError) as error:
+            raise ArtifactError(f"{folder / PLAN_FILE} is not a plan of this version ({error}). {REMEDY}") from error
+        vocabularies = {
+            c.name: VOCABULARIES[c.kind].load(folder, f"vocabulary.{bare._file_number(c.name)}")
+            for c in (*categorical, *lists)
+            if c.kind in VOCABULARIES
+        }
+        return cls(bare.categorical, bare.continuous, bare.lists, vocabularies)
+
+    def _file_number(self, name: str) -> int:
+        """Columns are named by the shop, so their files are numbered."""
+        return [column.name for column in (*self.categorical, *self.lists)].index(name)
+
+
+class _NumberGroup:
+    """The continuous columns with (or without) a logarithm: the same few operations on all of them at once.
+
+    NVTabular's LogOp works in float32 and everything without it in float64; the difference shows, so it is kept.
+    """
+
+    def __init__(self, columns: tuple[NumberColumn, ...], log: bool):
+        self.log = log
+        self.positions = [position for position, column in enumerate(columns) if column.log == log]
+        chosen = [columns[position] for position in self.positions]
+        self.sources = [column.source for column in chosen]
+        dtype = np.float32 if log else np.float64
+        self._fill = np.array([np.nan if c.fill is None else c.fill for c in chosen])
+        self._low = np.array([-np.inf if c.low is None else c.low for c in chosen])
+        self._high = np.array([np.inf if c.high is None else c.high for c in chosen])
+        self._mean = np.array([c.mean for c in chosen], dtype)
+        self._std = np.array([c.std for c in chosen], dtype)
+
+    def __call__(self, columns: Mapping[str, np.ndarray]) -> np.ndarray:
+        """-> float32 [B, G of this group]."""
+        values = np.stack([columns[source] for source in self.sources], axis=1).astype(np.float64, copy=False)
+        values = np.where(np.isnan(values), self._fill, values)
+        values = np.minimum(np.maximum(values, self._low), self._high)
+        with np.errstate(all="ignore"):  # a chain without clip may see -inf or overflow, and then says so as NVTabular does
+            if self.log:
+                values = np.log(values.astype(np.float32) + np.float32(1))
+            return ((values - self._mean) / self._std).astype(np.float32)
+
+
+def _fill(values: np.ndarray, fill: float | None) -> np.ndarray:
+    return values if fill is None else np.where(np.isnan(values), fill, values)
+
+
+def _clip(values: np.ndarray, low: float | None, high: float | None) -> np.ndarray:
+    values = values if low is None else np.maximum(values, low)
+    return values if high is None else np.minimum(values, high)
+
+
+def save_strings(folder: Path, name: str, texts: list[str]) -> None:
+    """UTF-8 bytes laid end to end and where each text starts: `.npy` files without pickle."""
+    encoded = [text.encode() for text in texts]
+    np.save(folder / f"{name}.bytes.npy", np.frombuffer(b"".join(encoded), np.uint8))
+    np.save(folder / f"{name}.offsets.npy", np.cumsum([0, *map(len, encoded)], dtype=np.int64))
+
+
+def load_strings(folder: Path, name: str) -> list[str]:
+    """What save_strings wrote. Raises ArtifactError when the files are missing or disagree."""
+    blob = open_array(folder, f"{name}.bytes").tobytes()
+    offsets = open_array(folder, f"{name}.offsets").tolist()
+    if offsets[0] != 0 or offsets[-1] != len(blob):
+        raise ArtifactError(f"{folder / name}: the offsets end at {offsets[-1]}, the text at byte {len(blob)}. {REMEDY}")
+    return [blob[start:end].decode() for start, end in pairwise(offsets)]

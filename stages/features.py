@@ -1,0 +1,322 @@
+"""What is known of users: the store's state, and the one function that turns state into raw columns.
+
+    UserStore.lookup(user_ids) ─▶ UserState ─▶ derive(state, context, as_of_s) ─▶ raw columns ─▶ Plan (encode.py)
+
+Training builds the UserState before each event of the log (`export/features/point_in_time.py`) and calls the same `derive`.
+The clock `as_of_s` is the time of the log's latest event, not the wall clock: answers replay bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from stages.artifacts import open_array, read_json
+from stages.contract import FROM_STORE, MISSING_INT, PAD_ID
+from stages.encode import load_strings
+from stages.ids import ItemIndex
+
+SECONDS_PER_DAY = 86_400.0
+NO_CATEGORY = -1
+RECENT = 32  # favourite categories are those of the last RECENT positive events
+STORE_FILE = "store.json"
+
+
+@dataclass(frozen=True)
+class UserState:
+    """What is known of B users at a moment. A user without events has zeros and padding everywhere.
+
+    user_ids            int64 [B]
+    history_ids         int64 [B, H] items of the last positive events, newest first, PAD_ID padded
+    history_times       int64 [B, H] unix seconds, 0 where padded
+    history_categories  int32 [B, H] category code of each item, NO_CATEGORY where padded or unknown
+    event_count         int64 [B] events of any kind; sum_weight, sum_label: float64 [B] over them
+    first_time, last_time   int64 [B] unix seconds of the first and latest event, 0 without one
+    profile             name -> [B] int64 | float64 | object of str (None = missing)
+    """
+
+    user_ids: np.ndarray
+    history_ids: np.ndarray
+    history_times: np.ndarray
+    history_categories: np.ndarray
+    event_count: np.ndarray
+    sum_weight: np.ndarray
+    sum_label: np.ndarray
+    first_time: np.ndarray
+    last_time: np.ndarray
+    profile: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+def derive(state: UserState, context: Mapping[str, np.ndarray], as_of_s: int | np.ndarray) -> dict[str, np.ndarray]:
+    """Raw columns of B users: the same code for training rows and for requests.
+
+    context: name -> [B] int64 | float | object;  as_of_s: unix seconds, one for all or int64 [B]
+    -> name -> [B]; numbers are float64 with NaN for what a user without events does not have
+    """
+    known = state.event_count > 0
+    events = np.where(known, state.event_count, np.nan)
+    favourites = favourite_categories(state.history_categories)
+    return {
+        "user_id": state.user_ids,
+        "favourite_category_1": favourites[0],
+        "favourite_category_2": favourites[1],
+        "event_count": state.event_count.astype(np.float64),
+        "days_since_last_event": np.where(known, (as_of_s - state.last_time) / SECONDS_PER_DAY, np.nan),
+        "days_since_first_event": np.where(known, (as_of_s - state.first_time) / SECONDS_PER_DAY, np.nan),
+        "sum_weight": state.sum_weight.astype(np.float64),
+        "mean_weight": state.sum_weight / events,
+        "mean_label": state.sum_label / events,
+        **{f"profile_{name}": values for name, values in state.profile.items()},
+        **{f"context_{name}": _as_raw(values) for name, values in context.items()},
+    }
+
+
+def history_age_days(state: UserState, as_of_s: int | np.ndarray) -> np.ndarray:
+    """float32 [B, H]: days from each event of the history to the clock, 0 where padded."""
+    ages = (np.reshape(as_of_s, (-1, 1)) - state.history_times) / SECONDS_PER_DAY
+    return np.where(state.history_ids == PAD_ID, 0.0, ages).astype(np.float32)
+
+
+def favourite_categories(history_categories: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """int32 [B, H] codes, newest first -> (int64 [B], int64 [B]) most and second most frequent of the RECENT newest.
+
+    Ties go to the category seen last; MISSING_INT where there is none.
+    """
+    codes = history_categories[:, :RECENT]
+    n_users, width = codes.shape
+    if not width:
+        return np.full(n_users, MISSING_INT), np.full(n_users, MISSING_INT)
+    votes = (codes[:, :, None] == codes[:, None, :]).sum(axis=2, dtype=np.int16)
+    votes[codes == NO_CATEGORY] = 0
+    rows = np.arange(n_users)
+    best = votes.argmax(axis=1)  # the first of equals: the newest
+    first = np.where(votes[rows, best] > 0, codes[rows, best], MISSING_INT)
+    votes[codes == first[:, None]] = 0
+    best = votes.argmax(axis=1)
+    return first, np.where(votes[rows, best] > 0, codes[rows, best], MISSING_INT)
+
+
+def _as_raw(values: np.ndarray) -> np.ndarray:
+    return values.astype(np.float64) if values.dtype.kind == "f" else values
+
+
+class FeatureStore(Protocol):
+    """Where the state of users comes from. `lookup` raises DependencyError when the store is down or late."""
+
+    def lookup(self, user_ids: np.ndarray) -> UserState:
+        """int64 [B], any value -> their state; the empty state for users the store does not hold."""
+
+
+class ProfileColumn(NamedTuple):
+    """One column of the user table. values: int64, float64 or, with texts, codes [U + 1]; the last row is the missing value.
+
+    texts: object [1 + n_texts], None first: code 0 is missing
+    """
+
+    values: np.ndarray
+    texts: np.ndarray | None = None
+
+
+class Profiles:
+    """The profile columns of all users. user_ids: int64 [U] ascending."""
+
+    def __init__(self, user_ids: np.ndarray, columns: Mapping[str, ProfileColumn]):
+        self.user_ids, self.columns = user_ids, columns
+
+    def of(self, users: np.ndarray) -> dict[str, np.ndarray]:
+        """int64 [B] positions of users, U for an unknown one -> name -> [B]."""
+        taken = {name: column.values[users] for name, column in self.columns.items()}
+        return {
+            name: values if (texts := self.columns[name].texts) is None else texts[values] for name, values in taken.items()
+        }
+
+    def positions(self, user_ids: np.ndarray) -> np.ndarray:
+        return positions_in(self.user_ids, user_ids)
+
+
+def positions_in(sorted_ids: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """int64 [B] -> int64 [B]: where each id stands in an ascending int64 [U]; U for ids that are not in it."""
+    n_ids = len(sorted_ids)
+    found = sorted_ids.searchsorted(ids)
+    if not n_ids:
+        return found
+    return np.where(sorted_ids[np.minimum(found, n_ids - 1)] == ids, found, n_ids)
+
+
+class UserStore:
+    """The embedded store: `.npy` arrays opened by mmap, shared by all instances of the machine.
+
+    user_ids.npy            int64 [U] ascending
+    event_offsets.npy       int64 [U + 1]: the kept events of user u are rows event_offsets[u] : event_offsets[u + 1]
+    event_ids / event_times / event_categories.npy   int64, int64, int32 [N + 1] oldest first; at most H per user. The last
+                            event belongs to nobody, so that there is a row 0 to point at
+    event_count, sum_weight, sum_label, first_time, last_time .npy   [U + 1], the last row is the unknown user's
+    profile.<n>.npy         [U + 1] values, or codes of the texts beside them; the last row is the unknown user's
+    """
+
+    TOTALS = ("event_count", "sum_weight", "sum_label", "first_time", "last_time")
+
+    def __init__(self, folder: Path):
+        """Opens the files. Raises ArtifactError when one is missing."""
+        settings = read_json(folder, STORE_FILE)
+        self.history_length: int = settings["history_length"]
+        self.as_of_s: int = settings["as_of_s"]
+        self.has_categories: bool = settings["has_categories"]
+        self._offsets = _open(folder, "event_offsets")
+        self._ids, self._times, self._categories = (_open(folder, f"event_{n}") for n in ("ids", "times", "categories"))
+        self._totals = {name: _open(folder, name) for name in self.TOTALS}
+        profile = {
+            column["name"]: _open_profile(folder, f"profile.{number}", column["kind"])
+            for number, column in enumerate(settings["profile"])
+        }
+        self._profiles = Profiles(_open(folder, "user_ids"), profile)
+
+    @property
+    def user_ids(self) -> np.ndarray:
+        """int64 [U], ascending."""
+        return self._profiles.user_ids
+
+    def lookup(self, user_ids: np.ndarray) -> UserState:
+        users = self._profiles.positions(user_ids)
+        n_users = len(self.user_ids)
+        ends = self._offsets[np.minimum(users + 1, n_users)]  # the unknown user's events: none, from the end to the end
+        events, valid = window(self._offsets[users], ends, self.history_length)
+        return state_of(
+            user_ids,
+            *(events, valid),
+            *(self._ids, self._times, self._categories if self.has_categories else None),
+            totals={name: values[users] for name, values in self._totals.items()},
+            profile=self._profiles.of(users),
+        )
+
+    def empty(self, user_ids: np.ndarray) -> UserState:
+        """The state of users nobody has seen, int64 [B]: what is served when the store cannot answer."""
+        unknown = np.full(len(user_ids), len(self.user_ids))
+        events = np.zeros((len(user_ids), self.history_length), np.int64)
+        return state_of(
+            user_ids,
+            *(events, np.zeros(events.shape, bool)),
+            *(self._ids, self._times, self._categories if self.has_categories else None),
+            totals={name: values[unknown] for name, values in self._totals.items()},
+            profile=self._profiles.of(unknown),
+        )
+
+
+def _open_profile(folder: Path, name: str, kind: str) -> ProfileColumn:
+    texts = np.array([None, *load_strings(folder, f"{name}.texts")], object) if kind == "string" else None
+    return ProfileColumn(_open(folder, name), texts)
+
+
+def _open(folder: Path, name: str) -> np.ndarray:
+    return np.asarray(open_array(folder, name))  # still the mapped pages, without the cost of np.memmap's own indexing
+
+
+def window(starts: np.ndarray, ends: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of the last `length` events of each user, newest first, in arrays where a user's events lie together, oldest first.
+
+    starts, ends: int64 [B] -> (rows int64 [B, length], 0 where invalid; valid bool [B, length])
+    """
+    rows = ends[:, None] - np.arange(1, length + 1)
+    valid = rows >= starts[:, None]
+    return np.where(valid, rows, 0), valid
+
+
+def state_of(
+    user_ids: np.ndarray,
+    events: np.ndarray,
+    valid: np.ndarray,
+    ids: np.ndarray,
+    times: np.ndarray,
+    categories: np.ndarray | None,
+    totals: Mapping[str, np.ndarray],
+    profile: dict[str, np.ndarray],
+) -> UserState:
+    """A UserState from rows (`window`) of per-event arrays. Without categories, history_categories is [B, 0]."""
+    codes = np.empty((len(user_ids), 0), np.int32) if categories is None else np.where(valid, categories[events], NO_CATEGORY)
+    return UserState(
+        user_ids=user_ids,
+        history_ids=np.where(valid, ids[events], PAD_ID),
+        history_times=np.where(valid, times[events], 0),
+        history_categories=codes,
+        profile=profile,
+        **totals,
+    )
+
+
+def override_history(
+    state: UserState, history: np.ndarray, items: ItemIndex, item_category: np.ndarray, as_of_s: int
+) -> UserState:
+    """The state of users whose request brought its own history (anonymous sessions).
+
+    history: int64 [B, H] item ids, newest first; a row that starts with FROM_STORE keeps the store's.
+    item_category: int32 [n_items + 1]. Items the catalogue does not hold are ignored, the rest closes up.
+    Convention, which `derive` turns into columns: each item of the override is one event at `as_of_s` (age 0) of unknown
+    weight and label (the means are missing); the profile stays.
+    """
+    own = history[:, 0] != FROM_STORE
+    if not own.any():
+        return state
+    given = history[own]
+    positions = items.positions(given)
+    known = positions < items.n_items
+    order = np.argsort(~known, axis=1, kind="stable")  # known items first, in their order
+    positions = np.take_along_axis(positions, order, axis=1)
+    counts = known.sum(axis=1)
+    times = np.where(positions < items.n_items, as_of_s, 0)
+    moment = np.where(counts > 0, as_of_s, 0)
+    codes = item_category[positions] if state.history_categories.shape[1] else np.empty((len(given), 0), np.int32)
+    unknown = np.full(len(given), np.nan)
+    return replace(
+        state,
+        history_ids=_put(state.history_ids, own, items.ids_at(positions)),
+        history_times=_put(state.history_times, own, times),
+        history_categories=_put(state.history_categories, own, codes),
+        event_count=_put(state.event_count, own, counts),
+        sum_weight=_put(state.sum_weight, own, unknown),
+        sum_label=_put(state.sum_label, own, unknown),
+        first_time=_put(state.first_time, own, moment),
+        last_time=_put(state.last_time, own, moment),
+    )
+
+
+def _put(values: np.ndarray, rows: np.ndarray, new: np.ndarray) -> np.ndarray:
+    changed = np.array(values)
+    changed[rows] = new
+    return changed
+
+
+class SeenItems:
+    """Every item each user had any event with, of any label: user_ids int64 [U], offsets int64 [U + 1], item_ids int64 [N]."""
+
+    def __init__(self, user_ids: np.ndarray, offsets: np.ndarray, item_ids: np.ndarray):
+        self.user_ids, self.offsets, self.item_ids = user_ids, offsets, item_ids
+
+    def for_users(self, user_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """int64 [B] -> (item ids int64 [N'], offsets int64 [B + 1]): those of b are values[offsets[b] : offsets[b + 1]]."""
+        users = positions_in(self.user_ids, user_ids)
+        starts = self.offsets[users]
+        counts = self.offsets[np.minimum(users + 1, len(self.user_ids))] - starts
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        rows = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], counts)
+        return self.item_ids[rows], offsets
+
+    def padded(self, user_ids: np.ndarray) -> np.ndarray:
+        """int64 [B] -> int64 [B, S] seen item ids, PAD_ID padded to the longest."""
+        values, offsets = self.for_users(user_ids)
+        counts = np.diff(offsets)
+        table = np.full((len(counts), counts.max(initial=0)), PAD_ID)
+        table[np.arange(table.shape[1]) < counts[:, None]] = values
+        return table
+
+    def save(self, folder: Path) -> None:
+        for name in ("user_ids", "offsets", "item_ids"):
+            np.save(folder / f"seen.{name}.npy", getattr(self, name))
+
+    @classmethod
+    def load(cls, folder: Path) -> SeenItems:
+        """Opens `seen.*.npy` by mmap. Raises ArtifactError when one is missing."""
+        return cls(*(_open(folder, f"seen.{name}") for name in ("user_ids", "offsets", "item_ids")))

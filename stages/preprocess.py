@@ -1,0 +1,83 @@
+"""First stage: from a user id to what the models read of that user.
+
+    user_id ─▶ store ─▶ UserState ─(history override)─▶ derive + context ─▶ Plan ─▶ user_categorical, user_continuous, history
+
+Unknown users, negative and huge ids are cold-start users. A store that cannot answer makes everyone one, with `degraded` set.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from stages.artifacts import REMEDY, StageInfo, open_array, read_stage
+from stages.contract import Degraded
+from stages.encode import Plan
+from stages.errors import ArtifactError, DependencyError
+from stages.features import FeatureStore, UserStore, derive, history_age_days, override_history
+from stages.ids import ItemIndex
+
+MAX_STRING_BYTES = 1024
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass
+class Preprocess:
+    """The kernel. `store` may be any FeatureStore; `embedded` says what an unknown user looks like."""
+
+    info: StageInfo
+    plan: Plan
+    store: FeatureStore
+    embedded: UserStore
+    items: ItemIndex
+    item_category: np.ndarray  # int32 [n_items + 1]
+
+    @classmethod
+    def load(cls, folder: Path) -> Preprocess:
+        """Version folder -> stage. Raises ArtifactError when a file is missing or disagrees with `stage.json`."""
+        info = read_stage(folder)
+        plan, store = Plan.load(folder / "plan"), UserStore(folder / "store")
+        stated = (info.axes.user_categorical, info.axes.user_continuous, info.axes.history)
+        found = (len(plan.categorical), len(plan.continuous), store.history_length)
+        if stated != found:
+            raise ArtifactError(f"{folder}: stage.json states Fu, Gu, H = {stated}, plan and store have {found}. {REMEDY}")
+        items = ItemIndex.load(folder / "item_ids.npy")
+        return cls(info, plan, store, store, items, np.asarray(open_array(folder, "item_category")))
+
+    def faults(self, inputs: Arrays) -> dict[int, str]:
+        """Row -> message for context that cannot be a feature: infinite numbers, strings past MAX_STRING_BYTES."""
+        faults: dict[int, str] = {}
+        for column in self.info.context:
+            values = inputs[column.name]
+            if column.kind == "continuous" and np.isinf(values).any():
+                message = f"{column.name} is infinite; expected a finite number, or NaN for a missing one"
+                faults |= dict.fromkeys(np.flatnonzero(np.isinf(values).any(axis=1)).tolist(), message)
+            elif column.kind == "string":
+                for row, value in enumerate(values[:, 0]):
+                    if len(value) > MAX_STRING_BYTES:
+                        faults[row] = f"{column.name} has {len(value)} bytes; expected at most {MAX_STRING_BYTES}, shorten it"
+        return faults
+
+    def __call__(self, inputs: Arrays) -> Arrays:
+        """`preprocess` of stages/contract.py, one batch."""
+        user_ids = inputs["user_id"][:, 0]
+        degraded = Degraded.NONE
+        try:
+            state = self.store.lookup(user_ids)
+        except DependencyError:
+            state, degraded = self.embedded.empty(user_ids), Degraded.PREPROCESS
+        as_of_s = self.embedded.as_of_s
+        state = override_history(state, inputs["history"], self.items, self.item_category, as_of_s)
+        context = {column.name: inputs[column.name][:, 0] for column in self.info.context}
+        encoded = self.plan(derive(state, context, as_of_s))
+        return {
+            "user_categorical": encoded.categorical,
+            "user_continuous": encoded.continuous,
+            "history_ids": state.history_ids,
+            "history_age_days": history_age_days(state, as_of_s),
+            "degraded": np.full((len(user_ids), 1), int(degraded), np.int32),
+            "generation": np.full((len(user_ids), 1), self.info.generation, np.int64),
+        }
