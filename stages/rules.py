@@ -17,10 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from stages.errors import ArtifactError, ConfigError
-from stages.rules_config import CONFIG_FILE, ITEM_RULES, ITEMS_FILE, NOT_PINNED, RulesConfig
+from stages.rules_config import BLOCKED, CATEGORY, CONFIG_FILE, ITEM_RULES, ITEMS_FILE, PROVIDER, RulesConfig
 
-_BACK = 1 << 20  # sort keys: pinned items at slot - _BACK, others from 0, blocked items and padding at _BACK
-_CAPPED, _DEAR = 1, 2  # how far behind the items that keep the caps
+_KEPT, _CAPPED, _DEAR, _BLOCKED = range(4)  # the list after the caps
 _LOWEST = np.finfo(np.float32).min
 _ROUNDING = 1e-9  # a share times a count may come out this little off a whole number
 
@@ -28,24 +27,25 @@ _ROUNDING = 1e-9  # a share times a count may come out this little off a whole n
 class _Lists:
     """B lists in their present order: pinned items first, then the rest, then what must not be served."""
 
-    def __init__(self, items: np.ndarray, n_pinned: np.ndarray) -> None:
-        """items: ITEM_RULES [B, W] in the caller's order; n_pinned: i8 [B, 1]."""
-        batch, self.width = items.shape
+    def __init__(self, items: np.ndarray, order: np.ndarray, n_pinned: np.ndarray) -> None:
+        """items: ITEM_RULES [B, W] in the caller's order; order: i8 [B, W] its columns; n_pinned: i8 [B, 1]."""
+        batch, self.width = order.shape
         self._row_start = np.arange(0, batch * self.width, self.width)[:, None]
         self.place = np.arange(self.width)
-        self.items = items
+        self.items = items.reshape(-1).take(self.flat(order))
+        self.column = order  # i8 [B, W] where the candidate stood at the caller's
         self.n_pinned = n_pinned
         self.n_kept = self.width  # i8 [B, 1] once caps are applied: pinned items and those with room
-        self.column = np.broadcast_to(self.place, items.shape)  # i8 [B, W] where the candidate stood at the caller's
 
-    def take(self, values: np.ndarray, order: np.ndarray) -> np.ndarray:
-        """values [B, W] in another order: i8 [B, n] of columns."""
-        return values.reshape(-1).take(order + self._row_start)
+    def flat(self, order: np.ndarray) -> np.ndarray:
+        """Columns [B, n] as indices into a flattened [B, W] array, ready for `take`."""
+        return order + self._row_start
 
     def reorder(self, order: np.ndarray) -> None:
         """order: i8 [B, W] which present place comes first, second, …"""
-        self.items = self.take(self.items, order)
-        self.column = self.take(self.column, order)
+        flat = self.flat(order)
+        self.items = self.items.reshape(-1).take(flat)
+        self.column = self.column.reshape(-1).take(flat)
 
 
 class Rules:
@@ -57,7 +57,7 @@ class Rules:
         self._items = items
         self._min_width = 1 + max((pin.slot for pin in config.pinned), default=-1)
         self._capped = any((config.max_per_category, config.category_caps, config.max_per_provider, config.price_cap))
-        self._seed = (config.exploration.seed if config.exploration else 0, generation)
+        self._seed = hashed_seed(config.exploration.seed, generation) if config.exploration else None
 
     @classmethod
     def load(cls, folder: Path, generation: int = 0) -> Rules:
@@ -93,11 +93,11 @@ class Rules:
         item_position, scores = self._widened(item_position, scores, k)
         lists = self._sorted_lists(item_position, scores)
         if config.diversity:
-            _diversify(lists, lists.take(scores, lists.column), config.diversity, k)
+            _diversify(lists, scores.take(lists.flat(lists.column)), config.diversity, k)
         if config.exploration:
             self._explore(lists, item_position, user_id, k)
         if self._capped:
-            _cap(lists, config.max_per_provider)
+            _cap(lists)
         if config.provider_floor:
             _raise_floor(lists, config.provider_floor.share)
         if config.pinned:
@@ -115,12 +115,8 @@ class Rules:
     def _sorted_lists(self, item_position: np.ndarray, scores: np.ndarray) -> _Lists:
         """Pinned items by slot, then all others by falling score, then blocked ones and padding."""
         items = self._items.take(item_position, mode="wrap")  # -1 is the padding row
-        slot = items["pinned_slot"].astype(np.int64)
-        pinned = (slot != NOT_PINNED) & ~items["blocked"]
-        zone = np.where(pinned, slot - _BACK, items["blocked"] * _BACK)
-        lists = _Lists(items, pinned.sum(axis=1, keepdims=True))
-        lists.reorder(np.lexsort((item_position, -scores, zone)))
-        return lists
+        n_pinned = (items["zone"] < 0).sum(axis=1, keepdims=True)
+        return _Lists(items, np.lexsort((item_position, -scores, items["zone"])), n_pinned)
 
     def _explore(self, lists: _Lists, item_position: np.ndarray, user_id: np.ndarray, k: int) -> None:
         """Draws the last slots from the items that stand next, without replacement (Gumbel top-n).
@@ -131,7 +127,8 @@ class Rules:
         rule = self.config.exploration
         window = slice(k - rule.slots, k - rule.slots + rule.pool)
         items = lists.items[:, window]
-        noise = -np.log(-np.log(uniform(self._seed, user_id, lists.take(item_position, lists.column[:, window]))))
+        position = item_position.take(lists.flat(lists.column[:, window]))
+        noise = -np.log(-np.log(uniform(self._seed, user_id, position)))
         key = np.where(items["blocked"], -np.inf, items["novelty"] * rule.novelty + noise)
         key[lists.place[window] < lists.n_pinned] = np.inf
         least_drawn = np.sort(key, axis=1)[:, -rule.slots, None]
@@ -155,13 +152,14 @@ def _diversify(lists: _Lists, scores: np.ndarray, weight: float, k: int) -> None
     worst = np.where(blocked, -_LOWEST, scores)[:, :k].min(axis=1, keepdims=True)
     span = np.where(best > worst, best - worst, 1.0)
     relevance = np.maximum(1.0 - (best - scores) / span, -1.0)
-    value = (1.0 - weight) * relevance - weight * (1.0 - 0.5 ** _Groups(lists, "category").size_before())
+    same_before = _Groups(lists.items["group"][None, :, :, CATEGORY], lists).size_before()[0]
+    value = (1.0 - weight) * relevance - weight * (1.0 - np.ldexp(1.0, -same_before))
     value[blocked] = -np.inf
     value[lists.place < lists.n_pinned] = np.inf
     lists.reorder(np.argsort(-value, axis=1, kind="stable"))
 
 
-def _cap(lists: _Lists, max_per_provider: int | None) -> None:
+def _cap(lists: _Lists) -> None:
     """Moves items whose category or provider is full behind the rest, and items over the price cap behind those.
 
     An item is kept when fewer than its quota of kept items of its category and of its provider stand before it. The
@@ -169,43 +167,52 @@ def _cap(lists: _Lists, max_per_provider: int | None) -> None:
     and usually all of them after a few.
     """
     items = lists.items
-    quotas = [(_Groups(lists, "category"), items["category_cap"])]
-    if max_per_provider is not None:
-        quotas.append((_Groups(lists, "provider"), max_per_provider))
+    groups = _Groups(items["group"].transpose(2, 0, 1), lists)
+    cap = items["cap"].transpose(2, 0, 1)
     pinned = lists.place < lists.n_pinned
-    eligible = ~(items["blocked"] | items["dear"]) | pinned
-    kept, settled = eligible, None
-    while settled is None or (kept != settled).any():
-        settled, kept = kept, eligible
-        for groups, quota in quotas:
-            kept = kept & (groups.count_before(settled) < quota)
-        kept = kept | pinned
-    zone = np.where(kept, 0, np.where(items["blocked"], _BACK, np.where(items["dear"], _DEAR, _CAPPED)))
+    eligible = ~(items["blocked"] | items["dear"] | pinned)
+    kept, settled = eligible | pinned, None
+    while settled is None or kept.tobytes() != settled.tobytes():
+        settled = kept
+        room = groups.count_before(settled) < cap
+        kept = (eligible & room[CATEGORY] & room[PROVIDER]) | pinned
+    zone = np.where(kept, _KEPT, np.where(items["blocked"], _BLOCKED, np.where(items["dear"], _DEAR, _CAPPED)))
     lists.n_kept = kept.sum(axis=1, keepdims=True)
     lists.reorder(np.argsort(zone, axis=1, kind="stable"))
 
 
 class _Groups:
-    """Items with the same code, for counting along the lists: sorted by code once, then every count is a running sum."""
+    """Items with the same code, for counting along the lists: sorted by code once, then every count is a running sum.
 
-    def __init__(self, lists: _Lists, name: str) -> None:
-        self._lists = lists
-        self._sorted = np.argsort(lists.items[name], axis=1, kind="stable")
-        code = lists.take(lists.items[name], self._sorted)
-        begins = np.zeros(code.shape, np.int64)
-        begins[:, 1:] = np.where(code[:, 1:] != code[:, :-1], lists.place[1:], 0)
-        self._group_start = np.maximum.accumulate(begins, axis=1)
-        self._unsorted = np.argsort(self._sorted, axis=1)
+    Arrays have an axis in front for the kinds of code (G), so that categories and providers are counted together.
+    """
+
+    def __init__(self, code: np.ndarray, lists: _Lists) -> None:
+        """code: i4 [G, B, W] in list order."""
+        by_code = np.argsort(code, axis=2, kind="stable")
+        self._by_code = lists.flat(by_code)  # into a flattened [B, W]
+        list_start = np.arange(0, code.size, lists.width).reshape(*code.shape[:2], 1)
+        by_code += list_start  # into a flattened [G, B, W]
+        code = code.reshape(-1).take(by_code)
+        group_start = np.zeros(code.shape, np.int64)
+        group_start[..., 1:] = np.where(code[..., 1:] != code[..., :-1], lists.place[1:], 0)
+        np.maximum.accumulate(group_start, axis=2, out=group_start)
+        self._size_before = lists.place - group_start
+        self._group_start = group_start + list_start
+        self._as_listed = np.empty(code.size, np.int64)  # undoes the sort
+        self._as_listed[by_code.reshape(-1)] = np.arange(code.size)
+        self._as_listed = self._as_listed.reshape(code.shape)
 
     def size_before(self) -> np.ndarray:
-        """i8 [B, W]: how many items of its group stand before each place."""
-        return self._lists.take(self._lists.place - self._group_start, self._unsorted)
+        """i8 [G, B, W]: how many items of its group stand before each place."""
+        return self._size_before.reshape(-1).take(self._as_listed)
 
     def count_before(self, counted: np.ndarray) -> np.ndarray:
-        """i8 [B, W]: how many of its group that are `counted` (bool [B, W]) stand before each place."""
-        counted = self._lists.take(counted, self._sorted)
-        running = counted.cumsum(axis=1) - counted
-        return self._lists.take(running - self._lists.take(running, self._group_start), self._unsorted)
+        """i8 [G, B, W]: how many items of its group that are `counted` (bool [B, W]) stand before each place."""
+        counted = counted.reshape(-1).take(self._by_code)
+        running = counted.cumsum(axis=2) - counted
+        in_group = running - running.reshape(-1).take(self._group_start)
+        return in_group.reshape(-1).take(self._as_listed)
 
 
 def _raise_floor(lists: _Lists, share: float) -> None:
@@ -216,16 +223,14 @@ def _raise_floor(lists: _Lists, share: float) -> None:
     """
     member = lists.items["in_floor_group"] & (lists.place >= lists.n_pinned) & (lists.place < lists.n_kept)
     member &= ~lists.items["blocked"]
-    deadline = np.ceil((lists.place + 1) / share - _ROUNDING).astype(np.int64) - 1
-    nth = np.cumsum(member, axis=1) - 1
-    latest = lists.n_pinned + deadline[np.maximum(nth, 0)]
-    _move(lists, member, np.minimum(lists.place, latest))
+    deadline = np.ceil(member.cumsum(axis=1) / share - _ROUNDING).astype(np.int64) - 1
+    _move(lists, member, np.minimum(lists.place, lists.n_pinned + deadline))
 
 
 def _place_pins(lists: _Lists) -> None:
     """Puts the pinned items, so far in front by rising slot, at their slots; a short list takes them at its end."""
     member = lists.place < lists.n_pinned
-    _move(lists, member, lists.items["pinned_slot"])
+    _move(lists, member, lists.items["zone"] + BLOCKED)
     lists.reorder(np.argsort(lists.items["blocked"], axis=1, kind="stable"))
 
 
@@ -240,17 +245,26 @@ def _move(lists: _Lists, member: np.ndarray, target: np.ndarray) -> None:
     lists.reorder(order)
 
 
-def uniform(seed: tuple[int, int], user_id: np.ndarray, position: np.ndarray) -> np.ndarray:
-    """f8 [B, W] in (0, 1) by hashing (seed, generation, user, item position): no state, so any request replays exactly."""
-    state = _splitmix64(_splitmix64(np.array([[seed[0]]], np.uint64)) ^ np.uint64(seed[1]))
-    state = _splitmix64(state ^ user_id.astype(np.uint64)[:, None])
+def hashed_seed(seed: int, generation: int) -> np.ndarray:
+    """u8 [1, 1] for `uniform`: another stream for every seed and generation."""
+    return _splitmix64(_splitmix64(np.array([[seed]], np.uint64)) ^ np.uint64(generation))
+
+
+def uniform(seed: np.ndarray, user_id: np.ndarray, position: np.ndarray) -> np.ndarray:
+    """f8 [B, W] in (0, 1) by hashing seed, user (i8 [B]) and item position (i8 [B, W]): any request replays exactly."""
+    state = _splitmix64(seed ^ user_id.astype(np.uint64)[:, None])
     state = _splitmix64(state ^ position.astype(np.uint64))
-    return ((state >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52  # 52 bits: the half still fits, 1.0 never comes
+    return ((state >> _U64(12)).astype(np.float64) + 0.5) * 2.0**-52  # of 52 bits the half still fits, 1.0 never comes
+
+
+_U64 = np.uint64
+_GOLDEN, _FIRST, _SECOND = _U64(0x9E3779B97F4A7C15), _U64(0xBF58476D1CE4E5B9), _U64(0x94D049BB133111EB)
+_SHIFT_30, _SHIFT_27, _SHIFT_31 = _U64(30), _U64(27), _U64(31)
 
 
 def _splitmix64(x: np.ndarray) -> np.ndarray:
     """The finaliser of SplitMix64 (Steele, Lea, Flood 2014): every input bit reaches every output bit."""
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    x = x + _GOLDEN
+    x = (x ^ (x >> _SHIFT_30)) * _FIRST
+    x = (x ^ (x >> _SHIFT_27)) * _SECOND
+    return x ^ (x >> _SHIFT_31)

@@ -26,15 +26,15 @@ CONFIG_FILE = "rules.json"
 ITEMS_FILE = "rules_items.npy"
 
 NO_CAP = np.iinfo(np.int16).max
-NOT_PINNED = -1
+BLOCKED = 1 << 20
+CATEGORY, PROVIDER = 0, 1  # the groups of an item, in ITEM_RULES
 
 ITEM_RULES = np.dtype(
     [
-        ("category", np.int32),  # code; an item without one gets a negative code of its own, so it is never "the same"
-        ("provider", np.int32),  # likewise
+        ("group", np.int32, (2,)),  # its CATEGORY and PROVIDER; without one a negative code of its own: never "the same"
+        ("cap", np.int16, (2,)),  # how many items of that category and of that provider one list may hold
         ("novelty", np.float32),  # 0 the most popular item … 1 the least
-        ("category_cap", np.int16),
-        ("pinned_slot", np.int16),
+        ("zone", np.int32),  # pinned: slot - BLOCKED; BLOCKED; all others 0. Sorts pinned items to the front, blocked back
         ("blocked", np.bool_),
         ("dear", np.bool_),  # above price_cap
         ("in_floor_group", np.bool_),
@@ -189,12 +189,12 @@ def compile_rules(
     _check_known("provider_floor.providers", config.provider_floor.providers if config.provider_floor else (), provider)
 
     records = np.zeros(n_items + 1, ITEM_RULES)
-    records["pinned_slot"] = NOT_PINNED
-    records["category_cap"] = NO_CAP
+    records["cap"] = NO_CAP
     items = records[:n_items]
-    items["category"] = _codes(category)
-    items["provider"] = _codes(provider)
-    items["category_cap"] = _caps(config, category)
+    items["group"][:, CATEGORY] = _codes(category)
+    items["group"][:, PROVIDER] = _codes(provider)
+    items["cap"][:, CATEGORY] = _caps(category, config.max_per_category, config.category_caps)
+    items["cap"][:, PROVIDER] = _caps(provider, config.max_per_provider, {})
     items["novelty"] = _novelty(popularity)
     items["blocked"] = np.isin(item_ids, np.array(config.blocked_items, np.int64))
     items["dear"] = price > config.price_cap if config.price_cap is not None else False
@@ -202,8 +202,9 @@ def compile_rules(
         favoured = set(config.provider_floor.providers)
         items["in_floor_group"] = [name in favoured for name in provider]
     for pin in config.pinned:
-        items["pinned_slot"][item_ids == pin.item_id] = pin.slot
+        items["zone"][item_ids == pin.item_id] = pin.slot - BLOCKED
     records["blocked"][n_items] = True  # padding is never served
+    records["zone"][records["blocked"]] = BLOCKED  # also when pinned
 
     folder.mkdir(parents=True, exist_ok=True)
     np.save(folder / ITEMS_FILE, records, allow_pickle=False)
@@ -217,10 +218,10 @@ def _codes(names: Sequence[str | None]) -> np.ndarray:
     return np.array([known[name] if name is not None else -1 - row for row, name in enumerate(names)], np.int32)
 
 
-def _caps(config: RulesConfig, category: Sequence[str | None]) -> np.ndarray:
-    """i2 [n]: the quota of each item's category. An item without a category has none."""
-    general = config.max_per_category if config.max_per_category is not None else NO_CAP
-    return np.array([NO_CAP if name is None else config.category_caps.get(name, general) for name in category], np.int16)
+def _caps(names: Sequence[str | None], general: int | None, named: Mapping[str, int]) -> np.ndarray:
+    """i2 [n]: the quota of each item's group. An item without a group has none."""
+    general = NO_CAP if general is None else general
+    return np.array([NO_CAP if name is None else named.get(name, general) for name in names], np.int16)
 
 
 def _novelty(popularity: np.ndarray) -> np.ndarray:

@@ -102,9 +102,9 @@ def cap(pinned: list[Item], free: list[Item], config: RulesConfig) -> tuple[list
         quota = None if item.category is None else config.category_caps.get(item.category, config.max_per_category)
         if config.price_cap is not None and item.price > config.price_cap:
             dear.append(item)
-        elif quota is not None and alike >= quota:
-            over.append(item)
-        elif config.max_per_provider is not None and same_provider >= config.max_per_provider:
+        elif (quota is not None and alike >= quota) or (
+            config.max_per_provider is not None and same_provider >= config.max_per_provider
+        ):
             over.append(item)
         else:
             kept.append(item)

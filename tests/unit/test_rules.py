@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
 from stages.errors import ArtifactError, ConfigError
-from stages.rules import Rules, uniform
+from stages.rules import Rules, hashed_seed, uniform
 from stages.rules_config import (
     CONFIG_FILE,
     ITEMS_FILE,
@@ -103,3 +101,213 @@ def test_equals_the_greedy_walk(tmp_path, catalogue, seed):
     position, scores, user_id = requests(rng, batch=6, n_candidates=int(rng.choice([5, 12, 40, 100])))
     got = rules.apply(position, scores, user_id, K)
     np.testing.assert_array_equal(got, oracle_answer(catalogue, config, position, scores, user_id, K), err_msg=str(config))
+
+
+def few_items(tmp_path, config: RulesConfig, category="AAABBBCC", k: int = 4) -> Rules:
+    """Items 0…7 with categories as spelled; every second one is made by "small"; item i costs i."""
+    n = len(category)
+    compile_rules(
+        tmp_path,
+        config,
+        item_ids=np.arange(n),
+        category=list(category),
+        provider=["small" if i % 2 else "big" for i in range(n)],
+        price=np.arange(n, dtype=np.float32),
+        popularity=np.arange(n)[::-1],
+        items_returned=k,
+    )
+    return Rules.load(tmp_path, GENERATION)
+
+
+def served(rules: Rules, position, k: int = 4, scores=None, user_id: int = 1) -> list[int]:
+    """Item positions in served order for one request whose candidates come best first, unless scores say otherwise."""
+    position = np.array([position])
+    scores = np.linspace(1, 0, position.shape[1], dtype=np.float32)[None] if scores is None else np.array([scores], np.float32)
+    columns = rules.apply(position, scores, np.array([user_id]), k)[0]
+    return [int(position[0, column]) if column >= 0 else -1 for column in columns]
+
+
+def test_default_config_serves_by_score_with_ties_to_the_lower_position(tmp_path):
+    rules = few_items(tmp_path, RulesConfig())
+    assert served(rules, [5, 3, 7, 1], scores=[2.0, 2.0, 9.0, 2.0]) == [7, 1, 3, 5]
+    assert rules.n_items == 8
+
+
+def test_scores_that_are_not_finite_count_as_the_worst(tmp_path):
+    rules = few_items(tmp_path, RulesConfig(diversity=0.5))
+    assert served(rules, [0, 3, 6, 7], scores=[np.nan, 1.0, np.inf, -np.inf])[0] == 3
+
+
+def test_short_lists_end_in_padding(tmp_path):
+    rules = few_items(tmp_path, RulesConfig(blocked_items=[3], pinned=[Pin(5, 3)], exploration=Exploration(2, 4)))
+    assert served(rules, [2, 3, -1]) == [2, -1, -1, -1]
+    assert served(rules, [2, 5]) == [2, 5, -1, -1]  # the pinned slot is out of reach: the end of the list
+    assert served(rules, [3, -1]) == [-1, -1, -1, -1]
+
+
+def test_blocked_wins_over_pinned(tmp_path):
+    rules = few_items(tmp_path, RulesConfig(blocked_items=[2], pinned=[Pin(2, 0), Pin(4, 1)]))
+    assert served(rules, [0, 1, 2, 3, 4]) == [0, 4, 1, 3]
+
+
+def test_a_pin_does_not_bring_back_what_retrieval_left_out(tmp_path):
+    rules = few_items(tmp_path, RulesConfig(pinned=[Pin(7, 0)]))
+    assert served(rules, [0, 1, 2, 3]) == [0, 1, 2, 3]
+    assert served(rules, [0, 1, 2, 7]) == [7, 0, 1, 2]
+
+
+def test_pinned_items_use_up_the_quota_of_their_category_and_ignore_caps(tmp_path):
+    rules = few_items(tmp_path, RulesConfig(pinned=[Pin(2, 3)], price_cap=1.5, max_per_category=1))
+    assert served(rules, [0, 1, 2, 3, 4]) == [0, 1, 3, 2]  # 0 and 1 are over the quota, 3 and 4 too dear
+    rules = few_items(tmp_path, RulesConfig(pinned=[Pin(2, 3)], max_per_category=1))
+    assert served(rules, [0, 1, 3, 6, 2]) == [3, 6, 0, 2]
+
+
+def test_caps_relax_before_the_price_cap_and_never_leave_the_list_short(tmp_path):
+    rules = few_items(tmp_path, RulesConfig(price_cap=2.5, max_per_category=1))
+    assert served(rules, [7, 2, 1, 4, 0]) == [2, 1, 0, 7]
+
+
+def test_a_named_category_cap_replaces_the_general_one(tmp_path):
+    rules = few_items(tmp_path, RulesConfig(max_per_category=1, category_caps={"A": 2, "B": 0}))
+    assert served(rules, [0, 1, 2, 3, 6, 7]) == [0, 1, 6, 2]
+
+
+def test_an_item_turned_down_by_one_cap_uses_up_nothing_of_the_other(tmp_path):
+    """Items 0 and 2 are big's: 2 is turned down, so that category A still has room for 1."""
+    rules = few_items(tmp_path, RulesConfig(max_per_category=2, max_per_provider=1), k=2)
+    assert served(rules, [0, 2, 1], k=2) == [0, 1]
+
+
+def test_provider_floor_holds_in_every_prefix_and_yields_to_caps(tmp_path):
+    config = RulesConfig(provider_floor=ProviderFloor(["small"], 0.5))
+    assert served(few_items(tmp_path, config), [0, 2, 4, 6, 1, 3, 5], k=4) == [0, 1, 2, 3]
+    capped = RulesConfig(provider_floor=ProviderFloor(["small"], 0.5), category_caps={"A": 1})
+    assert served(few_items(tmp_path, capped), [0, 4, 6, 1, 3], k=4) == [0, 3, 4, 6]
+
+
+def test_diversity_trades_score_for_variety(tmp_path):
+    position, scores = [0, 1, 2, 3, 6], [1.0, 0.9, 0.8, 0.5, 0.0]
+    assert served(few_items(tmp_path, RulesConfig(diversity=0.5)), position, scores=scores) == [0, 1, 3, 2]
+    assert served(few_items(tmp_path, RulesConfig(diversity=1.0)), position, scores=scores) == [0, 3, 6, 1]
+    one_category = few_items(tmp_path, RulesConfig(diversity=1.0), category=[None] * 8)
+    assert served(one_category, position, scores=scores) == [0, 1, 2, 3]  # items without a category are not alike
+
+
+def test_exploration_replays_exactly_and_differs_by_user_seed_and_generation(tmp_path, catalogue):
+    position, scores = np.arange(60)[None], np.linspace(1, 0, 60, dtype=np.float32)[None]
+
+    def answer(user_id=1, seed=0, generation=1):
+        compile_rules(tmp_path, RulesConfig(exploration=Exploration(4, 40, 1.0, seed)), **catalogue, items_returned=K)
+        return Rules.load(tmp_path, generation).apply(position, scores, np.array([user_id]), K)[0].tolist()
+
+    assert answer() == answer()
+    assert answer()[: K - 4] == [0, 1, 2, 3]
+    assert len({tuple(a) for a in (answer(), answer(user_id=2), answer(seed=1), answer(generation=2))}) == 4
+
+
+def test_exploration_draws_in_proportion_to_its_weights(tmp_path):
+    """One slot, four candidates, weights exp(2 * novelty): shares over 20,000 users within 4 standard errors."""
+    rules = few_items(tmp_path, RulesConfig(exploration=Exploration(1, 4, novelty=2.0)), category="ABCD", k=1)
+    users = np.arange(20_000)
+    position = np.tile(np.arange(4), (len(users), 1))
+    first = rules.apply(position, np.zeros(position.shape, np.float32), users, 1)[:, 0]
+    weight = np.exp(2.0 * np.arange(4) / 3)  # the popularity falls with the position
+    expected = weight / weight.sum()
+    share = np.bincount(first, minlength=4) / len(users)
+    np.testing.assert_array_less(np.abs(share - expected), 4 * np.sqrt(expected * (1 - expected) / len(users)))
+
+
+def test_draws_are_even_and_inside_the_open_interval():
+    draws = uniform(hashed_seed(0, 1), np.arange(-500, 500), np.tile(np.arange(100), (1000, 1)))
+    assert ((draws > 0) & (draws < 1)).all()
+    np.testing.assert_allclose(np.histogram(draws, bins=10, range=(0, 1))[0] / draws.size, 0.1, atol=0.004)
+
+
+def test_answers_depend_neither_on_batch_mates_nor_on_the_order_of_candidates(tmp_path, catalogue):
+    rng = np.random.default_rng(5)
+    config = RulesConfig(
+        pinned=[Pin(40, 2)], max_per_category=2, diversity=0.3, max_per_provider=3, exploration=Exploration(2, 10)
+    )
+    rules = compiled(tmp_path, catalogue, config)
+    position, scores, user_id = requests(rng, batch=16, n_candidates=40)
+    together = np.take_along_axis(position, rules.apply(position, scores, user_id, K), axis=1)
+    shuffle = rng.permutation(40)
+    for row in range(16):
+        one = position[row : row + 1, shuffle]
+        columns = rules.apply(one, scores[row : row + 1, shuffle], user_id[row : row + 1], K)
+        np.testing.assert_array_equal(one[0, columns[0]], together[row])
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"price_limit": 3}, "no setting 'price_limit'"),
+        ({"blocked_items": "12"}, "blocked_items is '12'; expected a list"),
+        ({"blocked_items": [1.5]}, "blocked_items is 1.5; expected a whole number"),
+        ({"pinned": [{"item_id": 1}]}, "missing 1 required positional argument: 'slot'. Expected item_id, slot"),
+        ({"pinned": [{"item_id": 1, "slot": -1}]}, "pinned.slot is -1"),
+        ({"pinned": [{"item_id": 1, "slot": 0, "days": 3}]}, "pinned has no setting 'days'"),
+        ({"pinned": [{"item_id": 1, "slot": 0}, {"item_id": 2, "slot": 0}]}, "slot 0 more than once"),
+        ({"pinned": [3]}, "pinned is 3; expected an object with item_id, slot"),
+        ({"price_cap": 0}, "price_cap is 0; expected a number above 0.0"),
+        ({"price_cap": float("nan")}, "price_cap is nan"),
+        ({"max_per_category": 0}, "max_per_category is 0"),
+        ({"max_per_provider": True}, "max_per_provider is True"),
+        ({"category_caps": ["Bags"]}, "category_caps is ['Bags']; expected names with caps"),
+        ({"category_caps": {"Bags": -1}}, "category_caps['Bags'] is -1"),
+        ({"provider_floor": {"providers": "Ada", "share": 0.1}}, "provider_floor.providers is 'Ada'; expected a list"),
+        ({"provider_floor": {"providers": ["Ada"], "share": 1.2}}, "provider_floor.share is 1.2"),
+        ({"diversity": 2}, "diversity is 2; expected a number at least 0.0 and at most 1.0"),
+        ({"exploration": {"slots": 0}}, "exploration.slots is 0"),
+        ({"exploration": {"slots": 5, "pool": 4}}, "exploration.pool is 4; expected a whole number of at least 5"),
+        ({"exploration": {"slots": 1, "novelty": 99}}, "exploration.novelty is 99"),
+        ({"exploration": {"slots": 1, "seed": -1}}, "exploration.seed is -1"),
+    ],
+)
+def test_a_bad_setting_is_named(values, message):
+    with pytest.raises(ConfigError) as caught:
+        RulesConfig.from_dict(values)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (RulesConfig(pinned=[Pin(10, K)]), "pinned item 10 wants slot 8; lists have slots 0 to 7"),
+        (RulesConfig(exploration=Exploration(K + 1)), "exploration.slots is 9, but a list has 8 slots"),
+        (RulesConfig(category_caps={"Cup": 1}), "names 'Cup', which no item has. Did you mean 'Cups'"),
+        (RulesConfig(provider_floor=ProviderFloor(["Zoe"], 0.1)), "names 'Zoe', which no item has. The catalogue has 4"),
+    ],
+)
+def test_a_config_that_does_not_fit_the_catalogue_is_refused(tmp_path, catalogue, config, message):
+    with pytest.raises(ConfigError) as caught:
+        compile_rules(tmp_path, config, **catalogue, items_returned=K)
+    assert message in str(caught.value)
+
+
+def test_a_price_cap_needs_prices(tmp_path, catalogue):
+    with pytest.raises(ConfigError, match="the items have no price"):
+        compile_rules(tmp_path, RulesConfig(price_cap=1.0), **{**catalogue, "price": None}, items_returned=K)
+
+
+def test_config_survives_its_file(tmp_path, catalogue):
+    config = random_config(np.random.default_rng(8), catalogue)
+    rules = compiled(tmp_path, catalogue, config)
+    assert rules.config == config
+    assert RulesConfig.load(tmp_path / CONFIG_FILE) == config
+
+
+def test_unreadable_or_foreign_artifacts_are_refused(tmp_path, catalogue):
+    with pytest.raises(ArtifactError, match=r"cannot be loaded.*Export the repository again"):
+        Rules.load(tmp_path)
+    compiled(tmp_path, catalogue, RulesConfig())
+    (tmp_path / CONFIG_FILE).write_text("{")
+    with pytest.raises(ConfigError, match="cannot be read as JSON"):
+        RulesConfig.load(tmp_path / CONFIG_FILE)
+    with pytest.raises(ArtifactError, match="cannot be read as JSON"):
+        Rules.load(tmp_path)
+    compiled(tmp_path, catalogue, RulesConfig())
+    np.save(tmp_path / ITEMS_FILE, np.zeros(5, np.int64))
+    with pytest.raises(ArtifactError, match="holds int64"):
+        Rules.load(tmp_path)
