@@ -1,0 +1,31 @@
+"""HPS's key mixer: spreads keys over partitions. It decides where a row lies in Redis and which update group it belongs to.
+
+The public-domain bit mixer "rrxmrrxmsx_0", modulo 2^64:
+x ^= ror(x,25) ^ ror(x,50); x *= A; x ^= ror(x,24) ^ ror(x,49); x *= B; x ^ (x >> 28).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+A, B = np.uint64(0xA24BAED4963EE407), np.uint64(0x9FB21C651E98DF25)
+
+
+def _ror(x: np.ndarray, bits: int) -> np.ndarray:
+    return (x >> np.uint64(bits)) | (x << np.uint64(64 - bits))
+
+
+def mix_keys(keys: np.ndarray) -> np.ndarray:
+    """int64 (or uint64) keys, any shape -> uint64 of the same shape."""
+    x = np.ascontiguousarray(keys)
+    x = x.view(np.uint64) if x.dtype == np.int64 else x.astype(np.uint64)
+    x = (x ^ _ror(x, 25) ^ _ror(x, 50)) * A
+    x = (x ^ _ror(x, 24) ^ _ror(x, 49)) * B
+    return x ^ (x >> np.uint64(28))
+
+
+def partition_of(keys: np.ndarray, n_partitions: int) -> np.ndarray:
+    """int64 [N] keys -> int64 [N] partitions, 0 … n_partitions - 1. One partition needs no mixing."""
+    if n_partitions == 1:
+        return np.zeros(np.shape(keys), np.int64)
+    return (mix_keys(keys) % np.uint64(n_partitions)).astype(np.int64)

@@ -1,0 +1,53 @@
+"""One row as a database holds it: key = 8 little-endian bytes of an int64, value = D little-endian float32.
+
+Redis fields and values and RocksDB keys and values are exactly these bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from stages.errors import DataError
+
+KEY_BYTES = 8
+
+
+def _chunks(block: bytes, size: int) -> list[bytes]:
+    return [block[start : start + size] for start in range(0, len(block), size)]
+
+
+def encode_keys(keys: np.ndarray) -> list[bytes]:
+    """int64 [N] -> N byte strings of 8."""
+    return _chunks(np.asarray(keys).astype("<i8").tobytes(), KEY_BYTES)
+
+
+def decode_keys(fields: Sequence[bytes]) -> np.ndarray:
+    """N byte strings of 8 -> int64 [N]."""
+    wrong = next((field for field in fields if len(field) != KEY_BYTES), None)
+    if wrong is not None:
+        raise DataError(
+            f"a stored key has {len(wrong)} bytes ({wrong[:16].hex()}). Expected 8, an int64. "
+            "The table was written by a deployment with 32-bit keys: write it again with supportlonglong true."
+        )
+    return np.frombuffer(b"".join(fields), "<i8").astype(np.int64, copy=False)
+
+
+def encode_vectors(vectors: np.ndarray) -> list[bytes]:
+    """float32 [N, D] -> N byte strings of 4·D."""
+    return _chunks(np.asarray(vectors).astype("<f4").tobytes(), 4 * vectors.shape[1])
+
+
+def decode_vectors(values: Sequence[bytes | None], width: int) -> tuple[np.ndarray, np.ndarray]:
+    """N stored values, None where the database has none -> (float32 [N, D], zeros where missing; bool [N] found)."""
+    found = np.fromiter((value is not None for value in values), bool, len(values))
+    wrong = next((value for value in values if value is not None and len(value) != 4 * width), None)
+    if wrong is not None:
+        raise DataError(
+            f"a stored vector has {len(wrong)} bytes. Expected {4 * width} for width {width}. "
+            "The table was written with another width: load it again from its sparse files."
+        )
+    vectors = np.zeros((len(values), width), np.float32)
+    vectors[found] = np.frombuffer(b"".join(value for value in values if value is not None), "<f4").reshape(-1, width)
+    return vectors, found
