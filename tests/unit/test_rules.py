@@ -186,6 +186,16 @@ def test_provider_floor_holds_in_every_prefix_and_yields_to_caps(tmp_path):
     assert served(few_items(tmp_path, capped), [0, 4, 6, 1, 3], k=4) == [0, 3, 4, 6]
 
 
+@pytest.mark.parametrize("share", [0.07, 0.1, 0.28, 0.29, 0.3, 1 / 3, 0.55, 0.57, 0.7])
+def test_shares_that_binary_cannot_hold_are_due_on_time(tmp_path, catalogue, share):
+    """7 / 0.7 is 10.000000000000002 and 0.29 * 100 is 28.999999999999996: both must count as whole."""
+    config = RulesConfig(provider_floor=ProviderFloor(["Cleo", "Dora"], share))
+    position, scores, user_id = requests(np.random.default_rng(2), batch=8, n_candidates=100)
+    scores[np.isin(np.array(catalogue["provider"], object)[position], ["Cleo", "Dora"])] -= 100  # all lifted, if any
+    got = compiled(tmp_path, catalogue, config, k=100).apply(position, scores, user_id, 100)
+    np.testing.assert_array_equal(got, oracle_answer(catalogue, config, position, scores, user_id, 100))
+
+
 def test_diversity_trades_score_for_variety(tmp_path):
     position, scores = [0, 1, 2, 3, 6], [1.0, 0.9, 0.8, 0.5, 0.0]
     assert served(few_items(tmp_path, RulesConfig(diversity=0.5)), position, scores=scores) == [0, 1, 3, 2]
