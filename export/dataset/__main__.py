@@ -47,10 +47,11 @@ def facts(dataset: Dataset) -> dict[str, str]:
     pairs = len(log.drop_duplicates(["user_id", "item_id"]))
     return {
         "events": f"{len(log):,} ({log['positive'].mean():.1%} positive), {first} to {last} UTC",
-        "users": f"{n_users:,} in the log, {len(users):,} in all; median {per_user.median():.0f} events, most {per_user.max():,}",
+        "users": f"{n_users:,} in the log, {len(users):,} in all",
+        "events per user": f"median {per_user.median():.0f}, at most {per_user.max():,}",
         "items": f"{n_items:,} in the log, {len(items):,} in all, {int(items['available'].sum()):,} available",
         "density": f"{pairs / (n_users * n_items):.3%} of user-item pairs; {1 - pairs / len(log):.1%} of events repeat a pair",
-        "split": f"{len(train):,} events to train, {len(test):,} to test (the last 20 % of each user's)",
+        "split": f"{len(train):,} events to train, {len(test):,} to test (the end of each user's)",
         "item features": ", ".join(spec.items.feature_columns if spec.items else []) or "none",
         "user features": ", ".join(spec.users.feature_columns if spec.users else []) or "none",
         "context": ", ".join(f"{column.name} ({column.kind})" for column in dataset.context_columns) or "none",

@@ -44,7 +44,7 @@ def identify(columns: list[Column], allow_negative: bool) -> tuple[list[np.ndarr
 
     -> int64 [n_rows] per column (0 where missing: ask column.missing), and the table (id, name) when ids are text, else None
     """
-    texts = [[value.strip() for value in column.values] for column in columns]
+    texts = [list(column.values) for column in columns]
     whole = [whole_numbers(column_texts) for column_texts in texts]
     if all(numbers is not None for numbers in whole):
         for column, numbers in zip(columns, whole, strict=True):

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from export.dataset.columns import Column, read_columns
+from export.dataset.columns import Column, line_of, read_columns
 from export.dataset.dataset import Dataset, Report
 from export.dataset.description import Description, Items, Users, read_description
 from export.dataset.ids import identify, whole_numbers
@@ -89,7 +89,7 @@ def _read(folder: Path, name: str, columns: list[str | None]) -> dict[str, Colum
 def _is_in(column: Column, texts: list[str | int]) -> np.ndarray:
     """bool [n_rows]: the row's value is one of `texts`."""
     wanted = {str(text) for text in texts}
-    return np.append(np.array([value.strip() in wanted for value in column.values], bool), False)[column.codes]
+    return np.append(np.array([value in wanted for value in column.values], bool), False)[column.codes]
 
 
 def _interactions(
@@ -177,7 +177,7 @@ def _entities(
     repeated = rows[id_name].duplicated().to_numpy()
     if repeated.any():
         second = rows.iloc[int(np.argmax(repeated))]
-        first = int(rows.loc[rows[id_name] == second[id_name], "row"].iloc[0]) + column.first_line
+        first = line_of(column.path, int(rows.loc[rows[id_name] == second[id_name], "row"].iloc[0]))
         raise column.fault(int(second["row"]), f"was already in row {first}", "Keep one row for each id.")
     only_in_log = log_ids[~np.isin(log_ids, rows[id_name].to_numpy())]
     if len(only_in_log):

@@ -19,7 +19,7 @@ def times(column: Column) -> tuple[np.ndarray, str]:
     The unit of unix times is told by the magnitude of their median, one unit for the whole column.
     Raises DataError for the first row that does not parse, and for days written as numbers (20101201).
     """
-    texts = pd.Series(column.values, dtype=object).astype(str).str.strip()
+    texts = pd.Series(column.values, dtype=object).astype(str)
     numbers = pd.to_numeric(texts, errors="coerce").to_numpy(np.float64)
     if np.isfinite(numbers).sum() * 2 > len(numbers):
         seconds, kind = _unix(column, numbers)
