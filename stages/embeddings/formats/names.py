@@ -18,7 +18,7 @@ def check_name(kind: str, name: str) -> str:
     """Return `name` if HPS takes it as the name of a model or table (`kind`), else ConfigError."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ConfigError(
-            f"{kind} name {name!r} is not accepted by HPS. Expected 1 to 120 of the characters A-Z a-z 0-9 _ -. Rename the {kind}."
+            f"{kind} name {name!r} is not accepted by HPS. Expected 1 to 120 of A-Z a-z 0-9 _ -. Rename the {kind}."
         )
     return name
 

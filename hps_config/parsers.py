@@ -1,0 +1,257 @@
+"""NVIDIA's two readers of ps.json, modelled. The `hps` backend reads the file twice, and a usable file must satisfy both:
+
+    ps.json ─▶ parser A  HPS's library: databases, caches      strict types, unknown enumeration values fall back in silence
+            └▶ parser B  the Triton backend: lookup sessions   more keys required, numbers and booleans may be strings
+
+Each `read_as_*` returns what that parser would understand, and findings: where it would stop ("error") or where it would quietly
+do something else than the file says ("warning"). `reader.py` puts the two together.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import MISSING, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from hps_config.ps_config import (
+    CACHED,
+    REQUIRED,
+    UNKNOWN_TO_B,
+    UNREAD,
+    ModelParams,
+    PersistentDb,
+    PsConfig,
+    UpdateSource,
+    VolatileDb,
+)
+from stages.errors import ConfigError
+
+BLOCKS = {"volatile_db": VolatileDb, "persistent_db": PersistentDb, "update_source": UpdateSource}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing a parser would stumble over. `where` is the path of the key in the file."""
+
+    parser: str  # "A", "B" or "both"
+    severity: str  # "error": it stops or misbehaves; "warning": it quietly does something else than the file says
+    where: str
+    message: str  # fact, expectation, remedy
+
+    def __str__(self) -> str:
+        return f"{self.severity} (parser {self.parser}) {self.where}: {self.message}"
+
+
+@dataclass
+class Reading:
+    """What one parser understood of a file."""
+
+    parser: str
+    config: PsConfig
+    findings: list[Finding] = field(default_factory=list)
+
+    def error(self, where: str, message: str) -> None:
+        self.findings.append(Finding(self.parser, "error", where, message))
+
+    def warn(self, where: str, message: str) -> None:
+        self.findings.append(Finding(self.parser, "warning", where, message))
+
+
+class _Unreadable(Exception):
+    """A value that a parser cannot convert; carries what it wanted."""
+
+
+def load_json(path: Path) -> dict:
+    """The file as strict JSON (no comments, no NaN), which is all that parser A takes. Raises ConfigError."""
+    try:
+        document = json.loads(path.read_text(), parse_constant=_refuse_constant)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}). Expected a ps.json. Correct the path.") from error
+    except ValueError as error:
+        raise ConfigError(
+            f"{path} is not JSON: {error}. Expected strict JSON, without comments. Write it with `python -m hps_config plan`."
+        ) from error
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path} holds a {type(document).__name__}. Expected an object with `models`. Write a ps.json.")
+    return document
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON value")
+
+
+def read_as_a(document: dict) -> Reading:
+    """`document` as HPS's library reads it."""
+    return _read(document, "A")
+
+
+def read_as_b(document: dict) -> Reading:
+    """`document` as the Triton backend reads it."""
+    return _read(document, "B")
+
+
+def _read(document: dict, parser: str) -> Reading:
+    reading = Reading(parser, PsConfig())
+    values = _read_fields(reading, PsConfig, document, "", skip=("models", *BLOCKS))
+    for name, block in BLOCKS.items():
+        if name in document:
+            values[name] = _read_block(reading, block, document[name], name)
+    models = document.get("models")
+    if not isinstance(models, list) or not models:
+        reading.error("models", "is missing or empty. Expected at least one model. List the models.")
+        models = []
+    values["models"] = tuple(_read_model(reading, model, f"models[{i}]") for i, model in enumerate(models))
+    reading.config = PsConfig(**values)
+    return reading
+
+
+def _read_block(reading: Reading, block: type, value: Any, where: str) -> Any:
+    if not isinstance(value, dict):
+        reading.error(where, f"is {value!r}. Expected an object. Write an object or leave the key out.")
+        return block()
+    return block(**_read_fields(reading, block, value, f"{where}."))
+
+
+def _read_model(reading: Reading, value: Any, where: str) -> ModelParams:
+    params = _read_block(reading, ModelParams, value, where)
+    if isinstance(value, dict) and reading.parser == "A":
+        if "embedding_table_names" not in value:
+            names = tuple(f"sparse_embedding{i}" for i in range(len(params.sparse_files)))
+            params = replace(params, embedding_table_names=names)
+        params = replace(params, default_value_for_each_table=_fit_defaults(reading, params, where))
+        if value.get("use_static_table") is True:
+            params = replace(params, embedding_cache_type="static")
+    return params
+
+
+def _fit_defaults(reading: Reading, params: ModelParams, where: str) -> tuple[float, ...]:
+    """Parser A pads default values with 0 or cuts them, to one per table."""
+    values, n_tables = params.default_value_for_each_table, len(params.sparse_files)
+    if len(values) != n_tables:
+        reading.warn(
+            f"{where}.default_value_for_each_table",
+            f"has {len(values)} values for {n_tables} tables; A pads with 0 or cuts. Expected {n_tables}. Write one per table.",
+        )
+    return (values + (0.0,) * n_tables)[:n_tables]
+
+
+def _read_fields(reading: Reading, block: type, document: dict, prefix: str, skip: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Values of the keys of one object, defaults where absent; findings for missing and unreadable ones."""
+    gpucache = str(document.get("gpucache", True)).lower() not in ("false", "0")
+    values = {}
+    for schema in fields(block):
+        treatment = schema.metadata[reading.parser.lower()]
+        if schema.name in skip or treatment == UNREAD:
+            continue
+        where = f"{prefix}{schema.name}"
+        if schema.name not in document:
+            if treatment == REQUIRED or (treatment == CACHED and gpucache):
+                reading.error(where, "is missing. Expected by this parser, which stops without it. Write the key.")
+            values[schema.name] = _absent(schema, reading.parser)
+            continue
+        try:
+            values[schema.name] = _convert(reading, schema, document[schema.name], where)
+        except _Unreadable as wanted:
+            reading.error(where, f"is {document[schema.name]!r}. Expected {wanted}. Correct the value.")
+            values[schema.name] = _absent(schema, reading.parser)
+    return values
+
+
+def _absent(schema: Any, parser: str) -> Any:
+    if parser == "B" and "b_absent" in schema.metadata:
+        return schema.metadata["b_absent"]
+    assert schema.default is not MISSING
+    return schema.default
+
+
+def _convert(reading: Reading, schema: Any, value: Any, where: str) -> Any:
+    kind = schema.type.removesuffix(" | None")
+    if "names" in schema.metadata:
+        return _enumeration(reading, schema, value, where)
+    convert = {"A": _SCALARS_A, "B": _SCALARS_B}[reading.parser]
+    if not kind.startswith("tuple"):
+        return _scalar(reading, convert[kind], value, where)
+    if not isinstance(value, list):
+        raise _Unreadable("an array")
+    element = kind.removeprefix("tuple[").removesuffix(", ...]")
+    return tuple(_scalar(reading, convert[element], each, f"{where}[{i}]") for i, each in enumerate(value))
+
+
+def _scalar(reading: Reading, convert: Any, value: Any, where: str) -> Any:
+    converted = convert(value)
+    if convert is _int_a and converted != value:
+        reading.warn(
+            where, f"is {value!r}; A reads an integer, {converted}. Expected an integer. Write {converted} or {converted + 1}."
+        )
+    return converted
+
+
+def _enumeration(reading: Reading, schema: Any, value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise _Unreadable("a string")
+    names = schema.metadata["names"]
+    spelled = value if reading.parser == "A" else re.sub("[ -]", "_", value.lower())
+    if reading.parser == "B" and not spelled:
+        return schema.default
+    for canonical, spellings in names.items():
+        if spelled in spellings and not (reading.parser == "B" and canonical in UNKNOWN_TO_B):
+            return canonical
+    known = ", ".join(name for name in names if not (reading.parser == "B" and name in UNKNOWN_TO_B))
+    if reading.parser == "B":
+        raise _Unreadable(f"one of {known}")
+    reading.warn(
+        where,
+        f"is {value!r}; A does not know it (capitals count) and takes {schema.default!r}. Expected one of {known}. Correct it.",
+    )
+    return schema.default
+
+
+def _bool_a(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise _Unreadable("true or false, without quotes")
+    return value
+
+
+def _number_a(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _Unreadable("a number, without quotes")
+    return value
+
+
+def _int_a(value: Any) -> int:
+    return int(_number_a(value))
+
+
+def _str(value: Any) -> str:
+    if not isinstance(value, str):
+        raise _Unreadable("a string")
+    return value
+
+
+def _bool_b(value: Any) -> bool:
+    if isinstance(value, str):
+        return value.lower() == "true" or (value.lower() != "false" and _int_b(value) != 0)
+    return _bool_a(value)
+
+
+def _int_b(value: Any) -> int:
+    if isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d+", value):
+        return int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise _Unreadable("an integer")
+    return value
+
+
+def _float_b(value: Any) -> float:
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            raise _Unreadable("a number") from None
+    return float(_number_a(value))
+
+
+_SCALARS_A = {"bool": _bool_a, "int": _int_a, "float": lambda value: float(_number_a(value)), "str": _str}
+_SCALARS_B = {"bool": _bool_b, "int": _int_b, "float": _float_b, "str": _str}

@@ -1,0 +1,42 @@
+"""ps.json as serving reads it, with the meaning of NVIDIA's two parsers: databases as A reads them, models as B reads them."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+from hps_config.checks import check_config, check_unknown_keys
+from hps_config.parsers import Finding, load_json, read_as_a, read_as_b
+from hps_config.ps_config import UNREAD, ModelParams, PsConfig
+from stages.errors import ConfigError
+
+
+def read_ps_json(path: Path | str) -> PsConfig:
+    """The configuration both parsers would serve. Raises ConfigError that lists every error of the file."""
+    document = load_json(Path(path))
+    config, findings = check_document(document)
+    errors = [str(finding) for finding in findings if finding.severity == "error"]
+    if errors:
+        listed = "\n  ".join(errors)
+        raise ConfigError(f"{path} would not be served by NVIDIA's parsers. Correct:\n  {listed}")
+    return config
+
+
+def check_ps_json(path: Path | str) -> list[Finding]:
+    """All errors and warnings of a ps.json, errors first. Raises ConfigError only when it is not JSON at all."""
+    _, findings = check_document(load_json(Path(path)))
+    return sorted(findings, key=lambda finding: finding.severity != "error")
+
+
+def check_document(document: dict) -> tuple[PsConfig, list[Finding]]:
+    """A parsed ps.json -> what serving would use, and what both parsers and the rules beyond them find."""
+    a, b = read_as_a(document), read_as_b(document)
+    config = _merge(a.config, b.config)
+    return config, [*a.findings, *b.findings, *check_unknown_keys(document), *check_config(config)]
+
+
+def _merge(a: PsConfig, b: PsConfig) -> PsConfig:
+    """Databases from A, models from B, except for the model keys that B does not read."""
+    only_a = [schema.name for schema in fields(ModelParams) if schema.metadata["b"] == UNREAD]
+    pairs = zip(a.models, b.models, strict=True)
+    return replace(a, models=tuple(replace(in_b, **{name: getattr(in_a, name) for name in only_a}) for in_a, in_b in pairs))
