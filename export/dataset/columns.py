@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from stages.errors import DataError
 
 MISSING_TEXTS = frozenset(["", "NULL", "null", "NaN", "nan", "NA", "N/A", "\\N"])
+BLOCK_BYTES = 16 << 20  # a row must fit into it
 SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 
 
@@ -135,7 +136,7 @@ def _read_text(path: Path, names: list[str]) -> dict[str, Column]:
         _check_columns(path, names, header)
         table = pacsv.read_csv(
             path,
-            pacsv.ReadOptions(use_threads=False),  # errors name the row
+            pacsv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),  # one thread: errors name the row
             pacsv.ParseOptions(delimiter=_separator(path), newlines_in_values=True),
             pacsv.ConvertOptions(
                 include_columns=names,

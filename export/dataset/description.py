@@ -78,11 +78,11 @@ class Items(_Section):
     def _names(self) -> Items:
         _refuse_repeats(self.feature_columns)
         for name in self.feature_columns:
-            role = getattr(self, name) if name in ITEM_ROLES else name
-            if name == "item_id" or name == "available" or role not in (None, name):
+            own = name in ("category", "provider") and name in self.categorical and getattr(self, name) in (None, name)
+            if name in ("item_id", *ITEM_ROLES) and not own:
                 raise ValueError(
-                    f"the feature column {name!r} has the name of a role of the item table that another column fills; "
-                    f"rename the column in the file (reserved: item_id, {', '.join(ITEM_ROLES)})"
+                    f"the feature column {name!r} has the name of a role of the item table; rename the column in the file "
+                    f"(reserved: item_id, {', '.join(ITEM_ROLES)})"
                 )
         return self
 
@@ -136,6 +136,9 @@ class Description(_Section):
     context: Context = Context()
 
 
+SECTIONS = {"interactions": Interactions, "items": Items, "users": Users, "context": Context}
+
+
 def read_description(folder: Path) -> Description:
     """Read `folder/dataset.toml`. Raises DataError naming the file, the key, what is allowed and the remedy."""
     path = folder / FILE_NAME
@@ -154,16 +157,16 @@ def read_description(folder: Path) -> Description:
 
 
 def _explain(error: ValidationError) -> str:
-    """The first fault of a description in a sentence, unknown keys with the keys that do exist."""
+    """The first fault of a description in a sentence; unknown keys come first, with the keys that do exist."""
     fault = next((e for e in error.errors() if e["type"] == "extra_forbidden"), error.errors()[0])
     keys = [str(part) for part in fault["loc"]]
-    where = f"[{keys[0]}] " if len(keys) > 1 else ""
+    section = SECTIONS.get(keys[0])
+    where = f"[{keys[0]}] " if section else ""
     if fault["type"] == "extra_forbidden":
-        section = {"interactions": Interactions, "items": Items, "users": Users, "context": Context}.get(keys[0], Description)
-        return f"{where}has the unknown key {keys[-1]!r}. Allowed: {', '.join(section.model_fields)}. Rename or remove it."
+        allowed = ", ".join((section or Description).model_fields)
+        return f"{where}has the unknown key {keys[-1]!r}. Allowed: {allowed}. Rename or remove it."
     if fault["type"] == "missing":
         return f"{where}lacks the required key {keys[-1]!r}. Add it; data/README.md shows the format."
+    key = ".".join(keys[1:] if section else keys)
     message = fault["msg"].removeprefix("Value error, ")
-    return (
-        f"{where}{'.'.join(keys[1:]) or ''}{': ' if len(keys) > 1 else ''}{message}. Mend it; data/README.md shows the format."
-    )
+    return f"{where}{key}{': ' if key else ''}{message}. Mend it; data/README.md shows the format."

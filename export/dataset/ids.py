@@ -17,7 +17,7 @@ import pandas as pd
 from export.dataset.columns import Column
 
 ID_BITS = 53  # JSON readers hold integers as doubles: 53 bits stay exact
-_INTEGER = re.compile(r"(0|-?[1-9]\d*)(\.0+)?|[1-9](\.\d+)?e\+\d+")  # "17850.0", "1e+06": written by data frames
+_INTEGER = re.compile(r"(0|-?[1-9]\d*)(\.0+)?|[1-9](\.\d+)?e\+\d\d")  # "17850.0", "1e+06": written by data frames
 
 
 def stable_id(text: str, attempt: int = 0) -> int:
@@ -68,8 +68,8 @@ def whole_numbers(texts: list[str]) -> np.ndarray | None:
     """int64 [n] when every text is an integer that int64 holds, else None."""
     if not all(_INTEGER.fullmatch(text) for text in texts):
         return None
-    numbers = [int(Decimal(text)) for text in texts]
+    numbers = [Decimal(text) for text in texts]
     limits = np.iinfo(np.int64)
-    if any(not limits.min <= number <= limits.max for number in numbers):
+    if any(number % 1 or not limits.min <= number <= limits.max for number in numbers):
         return None
-    return np.array(numbers, np.int64)
+    return np.array([int(number) for number in numbers], np.int64)

@@ -37,10 +37,11 @@ def _unix(column: Column, numbers: np.ndarray) -> tuple[np.ndarray, str]:
         )
     median = float(np.median(np.abs(numbers)))
     unit = next((name for name, per_s in UNITS.items() if median < LIMIT_S * per_s), "nanoseconds")
-    seconds = np.floor(numbers / UNITS[unit])
-    if (np.abs(seconds) >= LIMIT_S).any():
-        raise column.fault_at_value(np.abs(seconds) >= LIMIT_S, f"is no time in {unit}, while most of the column is", REMEDY)
-    return seconds.astype(np.int64), unit
+    smallest = 0 if unit == "seconds" else LIMIT_S * UNITS[unit] / 1_000
+    foreign = (np.abs(numbers) >= LIMIT_S * UNITS[unit]) | (np.abs(numbers) < smallest)
+    if foreign.any():
+        raise column.fault_at_value(foreign, f"is no time in {unit}, while most of the column is", REMEDY)
+    return np.floor(numbers / UNITS[unit]).astype(np.int64), unit
 
 
 def _look_like_days(numbers: np.ndarray) -> bool:

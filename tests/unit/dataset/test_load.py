@@ -51,6 +51,14 @@ def test_item_and_user_files_join_the_log(shop):
     assert "1 of 2 item_ids of the log are not in items.csv" in dataset.report.notes
 
 
+def test_a_feature_may_be_named_as_the_role_it_fills(shop):
+    items = '[items]\npath = "items.csv"\nitem_id = "sku"\ncategorical = ["category", "provider"]\ncategory = "category"\n'
+    table = load_dataset(shop(TOML + items, **{"items.csv": "sku,category,provider\n10,tea,Acme\n"})).items
+    assert table["category"].tolist() == ["tea", None]
+    assert table["provider"].tolist() == ["Acme", None]
+    assert table.columns.tolist() == ["item_id", "title", "category", "provider", "available"]
+
+
 def test_text_ids_are_mapped_in_log_and_item_file_alike(shop):
     events = "customer,sku,time\nann,10,300\nbob,A-1,100\n"
     dataset = load_dataset(shop(TOML + ITEMS, **{"events.csv": events}))
@@ -140,6 +148,12 @@ def test_spaces_blank_lines_byte_order_mark_and_quotes_are_no_matter(shop):
     assert dataset.interactions["user_id"].tolist() == [7]
     assert dataset.item_names["name"].tolist() == ["a,\nb"]
     assert dataset.report.dropped == {"no user (customer is empty)": 2}
+
+
+def test_a_very_long_title_is_kept(shop):
+    items = TOML + '[items]\npath = "items.csv"\nitem_id = "sku"\ntitle = "title"\n'
+    title = "tea " * 1_000_000 + "end"
+    assert load_dataset(shop(items, **{"items.csv": f"sku,title\n10,{title}\n"})).items["title"].iloc[0] == title
 
 
 def test_rows_of_a_side_file_without_an_id_are_left_out_and_told(shop):
