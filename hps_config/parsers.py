@@ -3,7 +3,7 @@
     ps.json ─▶ parser A  HPS's library: databases, caches      strict types, unknown enumeration values fall back in silence
             └▶ parser B  the Triton backend: lookup sessions   more keys required, numbers and booleans may be strings
 
-Each `read_as_*` returns what that parser would understand, and findings: where it would stop ("error") or where it would quietly
+Each `read_as_*` returns what that parser would understand, and findings: where it would stop ("error") or quietly
 do something else than the file says ("warning"). `reader.py` puts the two together.
 """
 

@@ -1,7 +1,7 @@
 """What a ps.json says, typed. The dataclasses are also the schema that `parsers.py` reads by.
 
-A field's default is what parser A (HPS's library: databases and caches) uses when the key is absent. `a` and `b` say how each
-of NVIDIA's two parsers treats the key: REQUIRED, OPTIONAL, CACHED (required when `gpucache` is on) or UNREAD. `b_absent` is what
+A field's default is what parser A (HPS's library: databases, caches) uses when the key is absent. `a` and `b` say how each of
+NVIDIA's two parsers treats the key: REQUIRED, OPTIONAL, CACHED (required when `gpucache` is on) or UNREAD. `b_absent` is what
 parser B (the Triton backend: instances and lookup sessions) uses when the key is absent, where that differs.
 """
 

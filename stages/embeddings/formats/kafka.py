@@ -2,7 +2,7 @@
 
     b"HCTR"  u32 value_size  { i64 key  float32[value_size / 4] } ...
 
-A payload of just the header is a beacon. There is no delete; null payloads are ignored by the consumer. NVIDIA's consumer checks
+A payload of just the header is a beacon. There is no delete; null payloads are ignored. NVIDIA's consumer checks
 no bounds, so ours does, and so does the writer. Updates of one key always land in one Kafka partition, which keeps their order.
 """
 

@@ -1,4 +1,4 @@
-"""HPS sparse model folders: `key` (n int64) and `emb_vector` (n rows of D float32), little-endian, no header, rows in the same order.
+"""HPS sparse model folders: `key` (n int64), `emb_vector` (n rows of D float32), little-endian, no header, same row order.
 
 Order matters for speed: caches are prefilled from the start of the file, so the hottest keys come first.
 """
@@ -63,7 +63,7 @@ def _first_repeated(keys: np.ndarray) -> int | None:
 
 
 def read_sparse_folder(folder: Path, width: int) -> SparseTable:
-    """Map one table of `width` values per row. Raises ArtifactError when files are missing, cut, mismatched or have bad keys."""
+    """Map one table of `width` values per row. ArtifactError when files are missing, cut, mismatched or hold bad keys."""
     sizes = {}
     for name in ("key", "emb_vector"):
         path = folder / name
