@@ -15,8 +15,9 @@ import pandas as pd
 
 from export.dataset.columns import Column, line_of, read_columns
 from export.dataset.dataset import Dataset, Report
-from export.dataset.description import Description, Items, Users, read_description
+from export.dataset.description import Description, Interactions, Items, Users, read_description
 from export.dataset.ids import identify, whole_numbers
+from export.dataset.synthetic import generate, parse_spec
 from export.dataset.times import times
 from stages.errors import DataError
 
@@ -29,8 +30,6 @@ def load_dataset(source: str | Path) -> Dataset:
     """source: a folder, one of BUNDLED, "synthetic:NAME" or "synthetic:users=…,items=…,events=…,seed=…"."""
     text = str(source)
     if text.startswith("synthetic:"):
-        from export.dataset.synthetic import generate, parse_spec
-
         return generate(parse_spec(text.removeprefix("synthetic:")))
     folder = PROJECT / "data" / text if text in BUNDLED else Path(source)  # "./movielens" is a folder of one's own
     if not folder.is_dir():
@@ -121,14 +120,7 @@ def _interactions(
         f"weight ({spec.weight}) is not above 0": weight <= 0,
     }
     keep = _rows_kept(reasons, report)
-    path = log[spec.user_id].path
-    if not keep.any():
-        raise DataError(f"{path}: no usable row is left.\n{report}\nMend the log, or the columns that dataset.toml names.")
-    if not positive[keep].any():
-        raise DataError(
-            f"{path}: no row is positive: column {spec.label!r} goes from {label[keep].min():g} to {label[keep].max():g}, "
-            f'and positive_at is {spec.positive_at}. Set positive_at to a label that means "liked".'
-        )
+    _refuse_useless(log[spec.user_id].path, spec, keep, positive, label, report)
     columns = {"user_id": user_id, "item_id": item_id, "timestamp": timestamp, "positive": positive}
     columns |= {"weight": weight.astype(np.float32), "label": label.astype(np.float32)}
     columns |= {name: _context_values(log[name]) for name in description.context.categorical}
@@ -145,6 +137,20 @@ def _rows_kept(reasons: dict[str, np.ndarray], report: Report) -> np.ndarray:
         report.drop(reason, int((keep & against).sum()))
         keep &= ~against
     return keep
+
+
+def _refuse_useless(
+    path: Path, spec: Interactions, keep: np.ndarray, positive: np.ndarray, label: np.ndarray, report: Report
+) -> None:
+    """A log of which nothing, or nothing positive, is left is a DataError."""
+    if not keep.any():
+        raise DataError(f"{path}: no usable row is left.\n{report}\nMend the log, or the columns that dataset.toml names.")
+    if not positive[keep].any():
+        at = "above 0, as positive_at is not given" if spec.positive_at is None else f"positive_at = {spec.positive_at} or more"
+        raise DataError(
+            f"{path}: no row is positive: column {spec.label!r} goes from {label[keep].min():g} to {label[keep].max():g}. "
+            f'Expected some {at}. Set positive_at to a label that means "liked".'
+        )
 
 
 def _context_values(column: Column) -> pd.api.extensions.ExtensionArray | np.ndarray:

@@ -111,7 +111,7 @@ BAD_LOGS = {
     "no positive": (
         LABELLED,
         "customer,sku,time,stars\n1,1,1,1\n1,1,1,3.5\n",
-        ["no row is positive", "'stars' goes from 1 to 3.5", "is 4"],
+        ["no row is positive", "'stars' goes from 1 to 3.5", "positive_at = 4 or more"],
     ),
     "unparsable weight": (
         TOML + 'weight = "n"',

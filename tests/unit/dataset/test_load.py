@@ -8,9 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from export.dataset import load_dataset, stable_id
-from export.dataset.load import find_file
+from export.dataset import BUNDLED, load_dataset, stable_id
+from export.dataset.description import read_description
+from export.dataset.load import PROJECT, find_file
 from stages.contract import ContextColumn
+from stages.errors import DataError
 from tests.unit.dataset.conftest import EVENTS_CSV, ITEMS, TOML, USERS
 
 
@@ -190,3 +192,28 @@ def test_online_retail_is_bundled():
     assert "POST" not in set(dataset.item_names["name"])
     assert items["price"].dropna().between(0, 1_000).all()
     assert dataset.users["country"].notna().all()
+
+
+# name -> events kept, items, users with a row, context columns
+ELSEWHERE = {
+    "movielens": (100_836, 9_742, 610, 0),
+    "complete-journey": (74_584, 92_332, 2_373, 1),
+    "amazon-grocery": (121_892, 8_713, 14_681, 0),
+}
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_descriptions_of_data_that_is_not_bundled(name):
+    assert name in BUNDLED
+    folder = PROJECT / "data" / name
+    description = read_description(folder)
+    try:
+        find_file(folder, description.interactions.path)
+    except DataError as absent:
+        pytest.skip(str(absent))
+    dataset = load_dataset(name)
+    events, items, users, context = ELSEWHERE[name]
+    assert (len(dataset.interactions), len(dataset.items), len(dataset.users)) == (events, items, users)
+    assert len(dataset.context_columns) == context
+    assert dataset.item_names is None
+    assert dataset.items["category"].notna().mean() > 0.95
