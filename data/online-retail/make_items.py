@@ -97,7 +97,8 @@ def category_of(description: str) -> str:
     return next((CATEGORY_OF[word] for word in reversed(words) if word in CATEGORY_OF), "OTHER")
 
 
-def main() -> None:
+def tables() -> dict[str, pd.DataFrame]:
+    """The two files by name."""
     log = pd.read_csv(HERE / "online_retail.csv.gz", dtype={"StockCode": str, "InvoiceNo": str, "CustomerID": str})
     sales = log[(log["Quantity"] > 0) & (log["UnitPrice"] > 0)]
     described = sales.dropna(subset=["Description"])
@@ -106,12 +107,15 @@ def main() -> None:
     items = items.rename("description").to_frame()
     items["price"] = sales.groupby("StockCode")["UnitPrice"].median().round(3)
     items["category"] = items["description"].map(category_of)
-    gzip = {"method": "gzip", "mtime": 0}  # the same bytes at every run
-    items.reset_index().to_csv(HERE / "items.csv.gz", index=False, compression=gzip)
     # A customer's country is the one of the first invoice: nothing that happens later can change it.
     users = log.dropna(subset=["CustomerID"]).groupby("CustomerID")["Country"].first().rename("country")
-    users.reset_index().to_csv(HERE / "users.csv.gz", index=False, compression=gzip)
-    print(items["category"].value_counts().to_string())
+    return {"items.csv.gz": items.reset_index(), "users.csv.gz": users.reset_index()}
+
+
+def main() -> None:
+    for name, table in tables().items():
+        table.to_csv(HERE / name, index=False, compression={"method": "gzip", "mtime": 0})  # the same bytes at every run
+        print(f"{name}: {len(table):,} rows")
 
 
 if __name__ == "__main__":
