@@ -1,0 +1,131 @@
+"""python -m server start | stop | status | wait | diagnose | activate: what `make serve` and `make stop` call."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from server.environment import RUN_DIR
+from server.generations import activate as activate_generation
+from server.generations import pinned_generation, served_generation
+from server.health import not_ready, wait_ready
+from server.launcher import READY_TIMEOUT_S, TritonServer, clear_stale, running_servers, stop_server
+from server.log import explain
+from server.ports import Ports
+from server.state import ServerState, known_servers
+from stages.errors import RecommenderError, ServerError
+
+app = typer.Typer(help="Start, stop, wait for, and diagnose a real tritonserver.", no_args_is_help=True, add_completion=False)
+
+GrpcPort = Annotated[int, typer.Option(help="gRPC port of the server")]
+OneServer = Annotated[int | None, typer.Option("--grpc-port", help="only the server with this gRPC port")]
+Timeout = Annotated[float, typer.Option("--timeout-s", help="seconds until every model must be ready")]
+
+
+@app.command()
+def start(
+    repo: Annotated[Path, typer.Option(help="model repository")] = Path("model_repository"),
+    grpc_port: GrpcPort = 8001,
+    http_port: Annotated[int, typer.Option(help="HTTP port")] = 8000,
+    metrics_port: Annotated[int, typer.Option(help="Prometheus metrics port")] = 8002,
+    threads: Annotated[int, typer.Option(help="threads per model instance and numeric library")] = 1,
+    cache_mib: Annotated[int, typer.Option(help="response cache, MiB; 0 = none")] = 0,
+    fixed: Annotated[
+        bool, typer.Option("--fixed", help="never load or unload a model after the start (model control none)")
+    ] = False,
+    timeout_s: Timeout = READY_TIMEOUT_S,
+) -> None:
+    """Start in the background; returns when every model is ready. A server that already serves this repository is kept."""
+    ports = Ports(grpc_port, http_port, metrics_port)
+    if running := _serving(repo, ports):
+        _bring_up_to_date(running)
+        typer.echo(f"already running: {_line(running)}")
+        return
+    control = "none" if fixed else "explicit"
+    server = TritonServer(
+        repo, ports, threads=threads, model_control=control, cache_bytes=cache_mib << 20, ready_timeout_s=timeout_s
+    ).start()
+    typer.echo(f"ready: {_line(server.state)}")
+
+
+@app.command()
+def stop(grpc_port: OneServer = None) -> None:
+    """Stop the servers started here, or the one at a port; also clears up after killed ones."""
+    chosen = [state for state in known_servers(RUN_DIR) if grpc_port in (None, state.ports.grpc)]
+    for state in chosen:
+        stop_server(state)
+        typer.echo(f"stopped: {_line(state)}")
+    if not chosen:
+        typer.echo("nothing to stop: no server was started here" + (f" on gRPC port {grpc_port}" if grpc_port else ""))
+
+
+@app.command()
+def status() -> None:
+    """List the running servers that were started here; exit code 1 when there is none."""
+    clear_stale()
+    states = running_servers()
+    for state in states:
+        typer.echo(f"running: {_line(state)}  log {state.log}")
+    if not states:
+        typer.echo("no server is running here. Start one with `make serve`.")
+        raise typer.Exit(1)
+
+
+@app.command()
+def wait(
+    url: Annotated[str, typer.Option(help="host:port of gRPC")] = "localhost:8001", timeout_s: Timeout = READY_TIMEOUT_S
+) -> None:
+    """Wait until a server, wherever it was started, and every model in it are ready."""
+    wait_ready(url, timeout_s)
+    typer.echo(f"ready: {url}")
+
+
+@app.command()
+def diagnose(grpc_port: GrpcPort = 8001) -> None:
+    """Say what a server lacks to be ready, and what its log says went wrong first."""
+    log_path = RUN_DIR / "logs" / f"tritonserver-{grpc_port}.log"
+    typer.echo(f"server at localhost:{grpc_port}: {not_ready(f'localhost:{grpc_port}')}")
+    if log_path.exists():
+        typer.echo(f"log {log_path}: {explain(log_path.read_text(errors='replace'))}")
+
+
+@app.command()
+def activate(generation: Annotated[int, typer.Option(help="generation to serve")], grpc_port: GrpcPort = 8001) -> None:
+    """Move a running server to another published generation, without a failed request."""
+    states = [state for state in running_servers() if state.ports.grpc == grpc_port]
+    if not states:
+        raise ServerError(f"No server started here runs on gRPC port {grpc_port}. See `python -m server status`.")
+    before = activate_generation(states[0].grpc_url, states[0].repo, generation)
+    typer.echo(f"generation {generation} answers at {states[0].grpc_url} (before: {before})")
+
+
+def _serving(repo: Path, ports: Ports) -> ServerState | None:
+    same = (state for state in running_servers() if state.repo == repo.resolve() and state.ports == ports)
+    return next(same, None)
+
+
+def _bring_up_to_date(state: ServerState) -> None:
+    """An export since the start may have published a newer generation: serve what the repository says."""
+    pinned = pinned_generation(state.repo)
+    if served_generation(state.grpc_url) != pinned:
+        activate_generation(state.grpc_url, state.repo, pinned)
+
+
+def _line(state: ServerState) -> str:
+    ports = state.ports
+    return f"{state.repo} at gRPC localhost:{ports.grpc}, HTTP {ports.http}, metrics {ports.metrics} (process {state.pid})"
+
+
+def main() -> None:
+    try:
+        app()
+    except RecommenderError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Where the real tritonserver and perf_analyzer of the Python packages lie, and the environment each needs to run.
+
+The nvidia-pytriton wheel carries tritonserver, its Python backend, and one stub executable per Python version. The stub must
+lie beside libtriton_python.so, so a backend folder is put together once, of symbolic links to both.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import sysconfig
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from stages.errors import ServerError
+
+PROJECT = Path(__file__).resolve().parents[1]
+RUN_DIR = PROJECT / ".run"
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """What the nvidia-pytriton wheel brings."""
+
+    server: Path  # the tritonserver executable
+    backend: Path  # libtriton_python.so and triton_python_backend_utils.py
+    stub: Path  # the stub executable for the running Python
+    caches: Path  # the response caches
+    libraries: Path  # shared libraries the wheel bundles
+
+
+def find_wheel() -> Wheel:
+    """The wheel in the active environment; ServerError when it is missing or has no stub for this Python."""
+    spec = find_spec("pytriton")
+    if spec is None or spec.origin is None:
+        raise ServerError("The package nvidia-pytriton, which carries tritonserver, is not installed. Run `make setup`.")
+    package = Path(spec.origin).parent
+    root = package / "tritonserver"
+    stub = root / "python_backend_stubs" / PYTHON_VERSION / "triton_python_backend_stub"
+    if not stub.exists():
+        carried = ", ".join(sorted(folder.name for folder in stub.parents[1].glob("*"))) or "none"
+        raise ServerError(f"nvidia-pytriton has no stub for Python {PYTHON_VERSION}; it carries {carried}. Run `make setup`.")
+    libraries = package.parent / "nvidia_pytriton.libs"
+    return Wheel(root / "bin" / "tritonserver", root / "backends" / "python", stub, root / "caches", libraries)
+
+
+def backend_directory(wheel: Wheel, run_dir: Path = RUN_DIR) -> Path:
+    """Folder for --backend-directory, put together under `run_dir` and renewed when the wheel or the Python changed."""
+    backends = run_dir / "backends" / f"python{PYTHON_VERSION}"
+    folder = backends / "python"
+    wanted = {source.name: source.resolve() for source in (*wheel.backend.iterdir(), wheel.stub) if source.is_file()}
+    if folder.is_dir() and {entry.name: entry.resolve() for entry in folder.iterdir()} == wanted:
+        return backends
+    # built beside and renamed: two servers may start at the same time
+    fresh = backends.with_name(f"{backends.name}.{os.getpid()}")
+    shutil.rmtree(fresh, ignore_errors=True)
+    (fresh / "python").mkdir(parents=True)
+    for name, source in wanted.items():
+        (fresh / "python" / name).symlink_to(source)
+    shutil.rmtree(backends, ignore_errors=True)
+    try:
+        fresh.rename(backends)
+    except OSError:  # another process was faster; its folder has the same contents
+        shutil.rmtree(fresh, ignore_errors=True)
+    return backends
+
+
+def libpython_directory() -> Path:
+    """Folder of the libpython that belongs to the running interpreter.
+
+    The stub is linked against it by name: with another build of the same version, models fail with undefined symbols.
+    """
+    name = f"libpython{PYTHON_VERSION}.so.1.0"
+    libdir = Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib")
+    multiarch = sysconfig.get_config_var("MULTIARCH") or ""
+    for folder in (libdir, libdir / multiarch, Path("/usr/lib") / multiarch):
+        if (folder / name).exists():
+            return folder
+    raise ServerError(f"Python models need {name}, which is neither in {libdir} nor in /usr/lib/{multiarch}. Run `make setup`.")
+
+
+def server_env(wheel: Wheel, threads: int = 1) -> dict[str, str]:
+    """Environment of the server and its stubs: this virtual environment and libraries, `threads` per numeric library.
+
+    The stubs run isolated: they ignore every PYTHON… variable, but take this virtual environment's packages.
+    """
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONHOME", "PYTHONPATH")}
+    bin_dir = Path(sys.prefix) / "bin"
+    libraries = (libpython_directory(), wheel.libraries, *_existing(env.get("LD_LIBRARY_PATH")))
+    env |= {
+        "VIRTUAL_ENV": sys.prefix,
+        "PATH": f"{bin_dir}{os.pathsep}{env.get('PATH', os.defpath)}",
+        "LD_LIBRARY_PATH": os.pathsep.join(map(str, libraries)),
+    }
+    return env | {name: str(threads) for name in THREAD_VARIABLES}
+
+
+def perf_analyzer_env() -> dict[str, str]:
+    """Environment in which tritonclient's perf_analyzer runs: with CUDA's runtime library from its Python package."""
+    spec = find_spec("nvidia.cuda_runtime")
+    if spec is None or not spec.submodule_search_locations:
+        raise ServerError("The package nvidia-cuda-runtime-cu12, which perf_analyzer needs, is missing. Run `make setup`.")
+    cudart = Path(next(iter(spec.submodule_search_locations))) / "lib"
+    libraries = (cudart, *_existing(os.environ.get("LD_LIBRARY_PATH")))
+    path = f"{Path(sys.prefix) / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    return os.environ | {"LD_LIBRARY_PATH": os.pathsep.join(map(str, libraries)), "PATH": path}
+
+
+def _existing(library_path: str | None) -> list[str]:
+    return [folder for folder in (library_path or "").split(os.pathsep) if folder]

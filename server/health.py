@@ -1,0 +1,56 @@
+"""Is a server ready: the server itself, and every model in it?"""
+
+from __future__ import annotations
+
+import time
+
+import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
+
+from stages.errors import ServerError
+
+POLL_S = 0.1
+
+
+def model_states(grpc_url: str) -> dict[tuple[str, int], tuple[str, str]] | None:
+    """(model, version) -> (state, reason) as the server reports them; None while it does not answer."""
+    try:
+        with grpcclient.InferenceServerClient(grpc_url) as client:
+            if not client.is_server_live(client_timeout=2):
+                return None
+            index = client.get_model_repository_index(client_timeout=5)
+    except InferenceServerException:
+        return None
+    return {(model.name, int(model.version or 0)): (model.state, model.reason) for model in index.models}
+
+
+def is_ready(grpc_url: str) -> bool:
+    """Server up, and every model has a ready version. (Versions that were unloaded stay listed as UNAVAILABLE.)"""
+    states = model_states(grpc_url)
+    if not states:
+        return False
+    ready = {name for (name, _), (state, _) in states.items() if state == "READY"}
+    return ready == {name for name, _ in states}
+
+
+def wait_ready(grpc_url: str, timeout_s: float) -> None:
+    """Block until `is_ready`; ServerError that names what is not ready after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not is_ready(grpc_url):
+        if time.monotonic() > deadline:
+            raise ServerError(f"After {timeout_s:.0f} s the server at {grpc_url} is not ready: {not_ready(grpc_url)}")
+        time.sleep(POLL_S)
+
+
+def not_ready(grpc_url: str) -> str:
+    """What keeps the server from being ready, in words."""
+    states = model_states(grpc_url)
+    if states is None:
+        return "nothing answers there. Is it running (python -m server status), and is the port right?"
+    ready = {name for (name, _), (state, _) in states.items() if state == "READY"}
+    waiting = [
+        f"{name} {version} is {state} {reason}".strip()
+        for (name, version), (state, reason) in states.items()
+        if name not in ready
+    ]
+    return "; ".join(waiting) or "it holds no model"

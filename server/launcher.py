@@ -1,0 +1,171 @@
+"""Start and stop the real tritonserver on a repository.
+
+    with TritonServer(Path("model_repository")) as server:      # free ports unless given
+        client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
+
+`start` checks the repository, ports and memory, starts the process, and returns when every model is ready. When it does not get
+there, it stops everything it started and raises ServerError with the first failing model and what the log says about it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+import time
+from pathlib import Path
+from typing import Literal, Self
+
+from server import health, log, processes
+from server.environment import PROJECT, RUN_DIR, backend_directory, find_wheel, server_env
+from server.memory import check_memory
+from server.ports import Ports, check_free, free_ports
+from server.repository import read_repository
+from server.state import ServerState, known_servers
+from stages.errors import ServerError
+
+READY_TIMEOUT_S = 300.0
+STOP_TIMEOUT_S = 30.0
+IN_FLIGHT_TIMEOUT_S = 10  # how long a stopping server waits for requests it has accepted
+POLL_S = 0.1
+
+ModelControl = Literal["explicit", "none"]
+
+
+class TritonServer:
+    """One server process. `threads` is per model instance and numeric library; `cache_bytes` > 0 turns the response cache on.
+
+    model_control: "explicit" loads every model at the start and lets `activate` move to another generation; "none" does not.
+    """
+
+    def __init__(
+        self,
+        repo: Path | str,
+        ports: Ports | None = None,
+        *,
+        threads: int = 1,
+        model_control: ModelControl = "explicit",
+        cache_bytes: int = 0,
+        ready_timeout_s: float = READY_TIMEOUT_S,
+        run_dir: Path = RUN_DIR,
+    ) -> None:
+        self.repo = Path(repo).resolve()
+        self.ports = ports or free_ports()
+        self.threads = threads
+        self.model_control = model_control
+        self.cache_bytes = cache_bytes
+        self.ready_timeout_s = ready_timeout_s
+        self.run_dir = Path(run_dir).resolve()
+        self.log_path = self.run_dir / "logs" / f"tritonserver-{self.ports.grpc}.log"
+        self.state: ServerState | None = None
+
+    @property
+    def grpc_url(self) -> str:
+        return f"localhost:{self.ports.grpc}"
+
+    @property
+    def http_url(self) -> str:
+        return f"localhost:{self.ports.http}"
+
+    @property
+    def metrics_url(self) -> str:
+        return f"http://localhost:{self.ports.metrics}/metrics"
+
+    def start(self) -> Self:
+        models = read_repository(self.repo)
+        clear_stale(self.run_dir)
+        check_free(self.ports)
+        check_memory(models)
+        process, tag = self._launch()
+        self.state = ServerState(process.pid, tag, self.repo, self.log_path, self.ports)
+        self.state.save(self.run_dir)
+        try:
+            self._wait_ready(process)
+        except BaseException:  # an interrupt leaves nothing behind either
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """End the server and all its processes; nothing happens when it was never started."""
+        if self.state is not None:
+            stop_server(self.state, self.run_dir)
+            self.state = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    def _launch(self) -> tuple[subprocess.Popen, str]:
+        wheel = find_wheel()
+        tag = f"triton_{self.ports.grpc}_{secrets.token_hex(6)}_"
+        command = [
+            str(wheel.server),
+            f"--model-repository={self.repo}",
+            f"--backend-directory={backend_directory(wheel, self.run_dir)}",
+            f"--backend-config=python,shm-region-prefix-name={tag}",
+            f"--grpc-port={self.ports.grpc}",
+            f"--http-port={self.ports.http}",
+            f"--metrics-port={self.ports.metrics}",
+            f"--exit-timeout-secs={IN_FLIGHT_TIMEOUT_S}",
+            f"--model-control-mode={self.model_control}",
+            "--disable-auto-complete-config",  # ours are complete; guessing costs one more process per model
+        ]
+        if self.model_control == "explicit":
+            command.append("--load-model=*")
+        if self.cache_bytes:
+            command += [f"--cache-directory={wheel.caches}", f"--cache-config=local,size={self.cache_bytes}"]
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        with self.log_path.open("wb") as log_file:
+            # Stubs ignore PYTHONPATH but look in their working directory: the models' files find `stages` there.
+            # A session of its own: Ctrl-C in the terminal that started the server does not reach it.
+            process = subprocess.Popen(
+                command,
+                cwd=PROJECT,
+                env=server_env(wheel, self.threads),
+                stdin=subprocess.DEVNULL,
+                stdout=log_file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return process, tag
+
+    def _wait_ready(self, process: subprocess.Popen) -> None:
+        deadline = time.monotonic() + self.ready_timeout_s
+        while not health.is_ready(self.grpc_url):
+            text = self.log_path.read_text(errors="replace")
+            if process.poll() is not None:
+                raise ServerError(self._failed(f"ended with exit code {process.returncode}", log.explain(text)))
+            if failure := log.first_failure(text):
+                raise ServerError(self._failed("cannot serve this repository", failure))
+            if dead := processes.dead_stubs(process.pid):
+                raise ServerError(self._failed("lost a model's process while loading", log.unfinished(text, dead)))
+            if time.monotonic() > deadline:
+                raise ServerError(
+                    f"tritonserver is not ready after {self.ready_timeout_s:.0f} s: {health.not_ready(self.grpc_url)}. "
+                    f"See {self.log_path}, or allow more time."
+                )
+            time.sleep(POLL_S)
+
+    def _failed(self, what: str, failure: log.Failure) -> str:
+        return (
+            f"tritonserver {what}; {failure}\nWhole log: {self.log_path}. `make check REPO={self.repo}` may say how to mend it."
+        )
+
+
+def stop_server(state: ServerState, run_dir: Path = RUN_DIR) -> None:
+    """End a server found by its state file, with its stubs and shared memory; also clears up after one that was killed."""
+    processes.stop_processes(state.pid, state.tag, STOP_TIMEOUT_S)
+    state.forget(run_dir)
+
+
+def running_servers(run_dir: Path = RUN_DIR) -> list[ServerState]:
+    return [state for state in known_servers(run_dir) if processes.is_running(state.pid, state.tag)]
+
+
+def clear_stale(run_dir: Path = RUN_DIR) -> None:
+    """Clear up after servers that did not end by `stop` (killed, machine went down): stubs, shared memory, state file."""
+    for state in known_servers(run_dir):
+        if not processes.is_running(state.pid, state.tag):
+            stop_server(state, run_dir)

@@ -1,0 +1,72 @@
+"""What a server will need, before it is started: refused early and clearly rather than killed late and silently.
+
+An estimate, meant to be right within a factor of two: the server itself, one Python process per model instance, memory-mapped
+arrays once (instances share their pages), every other file once per instance.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from server.repository import Model
+from stages.errors import ServerError
+
+MiB = 1 << 20
+SERVER_BYTES = 200 * MiB
+INSTANCE_BYTES = 150 * MiB  # Python, numpy, onnxruntime and faiss, measured per stub process
+SHARED_SUFFIXES = {".npy"}  # opened with mmap_mode="r"
+INSTANCE_SHM_BYTES = 2 * MiB  # the Python backend's shared memory region, as it starts
+CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes one server needs."""
+
+    ram: int
+    shm: int
+    instances: int  # Python processes
+
+
+def estimate(models: list[Model]) -> Need:
+    ram, instances = SERVER_BYTES, 0
+    for model in models:
+        for version in model.versions_loaded:
+            files = [path for path in (model.folder / str(version)).rglob("*") if path.is_file()]
+            shared = sum(path.stat().st_size for path in files if path.suffix in SHARED_SUFFIXES)
+            private = sum(path.stat().st_size for path in files if path.suffix not in SHARED_SUFFIXES)
+            ram += shared + model.instances * (private + INSTANCE_BYTES)
+            instances += model.instances
+    return Need(ram, instances * INSTANCE_SHM_BYTES, instances)
+
+
+def available_bytes(cgroup: Path = CGROUP) -> int:
+    """Memory free for a new process: the machine's, or the container's when that is tighter."""
+    machine = psutil.virtual_memory().available
+    try:
+        limit, used = ((cgroup / name).read_text().strip() for name in ("memory.max", "memory.current"))
+    except OSError:
+        return machine
+    return machine if limit == "max" else min(machine, int(limit) - int(used))
+
+
+def check_memory(models: list[Model], ram_bytes: int | None = None, shm_bytes: int | None = None) -> Need:
+    """ServerError when `models` will not fit; the bytes available are measured unless given."""
+    need = estimate(models)
+    ram_bytes = available_bytes() if ram_bytes is None else ram_bytes
+    shm_bytes = shutil.disk_usage("/dev/shm").free if shm_bytes is None else shm_bytes
+    if need.ram > ram_bytes:
+        raise ServerError(
+            f"This repository needs about {need.ram / MiB:,.0f} MiB of memory ({need.instances} model instances), and "
+            f"{ram_bytes / MiB:,.0f} MiB are available. Lower the instance counts, free memory, or use a larger machine."
+        )
+    if need.shm > shm_bytes:
+        raise ServerError(
+            f"/dev/shm has {shm_bytes / MiB:,.0f} MiB free, and {need.instances} model instances need about "
+            f"{need.shm / MiB:,.0f} MiB. In a container, start it with a larger one (docker run --shm-size=1g)."
+        )
+    return need

@@ -1,0 +1,63 @@
+"""The three ports of a server: chosen, checked, and who holds one that is taken."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+
+import psutil
+
+from stages.errors import ConfigError, ServerError
+
+
+@dataclass(frozen=True)
+class Ports:
+    grpc: int = 8001
+    http: int = 8000
+    metrics: int = 8002
+
+    def __post_init__(self) -> None:
+        for name, port in asdict(self).items():
+            if not 1 <= port <= 65535:
+                raise ConfigError(f"The {name} port is {port}; ports lie between 1 and 65535.")
+        if len(set(asdict(self).values())) < 3:
+            raise ConfigError(
+                f"grpc, http and metrics need three different ports, got {self.grpc}, {self.http} and {self.metrics}."
+            )
+
+
+def free_ports() -> Ports:
+    """Three ports nobody listens on right now, chosen by the system."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
+        for sock in sockets:
+            sock.bind(("127.0.0.1", 0))
+        return Ports(*(sock.getsockname()[1] for sock in sockets))
+
+
+def check_free(ports: Ports) -> None:
+    """ServerError that names every taken port, its holder and the remedy."""
+    taken = [f"{name} port {port} is taken by {_holder(port)}" for name, port in asdict(ports).items() if not is_free(port)]
+    if taken:
+        raise ServerError(
+            f"{'; '.join(taken)}. Stop what listens there (`make stop` if it was started here), "
+            "or choose others: make serve GRPC_PORT=… HTTP_PORT=… METRICS_PORT=…"
+        )
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port in TIME_WAIT is free for a listener
+        try:
+            sock.bind(("0.0.0.0", port))
+        except OSError:
+            return False
+        return True
+
+
+def _holder(port: int) -> str:
+    for connection in psutil.net_connections("tcp"):
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+            return f"{psutil.Process(connection.pid).name()} (process {connection.pid})"
+    return "a process of another user"

@@ -1,0 +1,73 @@
+"""The processes of one server: tritonserver and a stub per Python model instance, all found by the server's tag.
+
+The tag is the prefix of the server's shared memory regions, which tritonserver gets as an option and each stub as an argument.
+So a server's stubs are found even when the server itself was killed, and a process that inherited its number never is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+
+SHM_DIR = Path("/dev/shm")
+POLL_S = 0.05
+
+
+def members(tag: str) -> list[psutil.Process]:
+    """The server with `tag` and its stubs, as far as they live."""
+    return [process for process in psutil.process_iter() if _carries(process, tag)]
+
+
+def is_running(pid: int, tag: str) -> bool:
+    """Does the server process itself live?"""
+    try:
+        return _carries(psutil.Process(pid), tag)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _carries(process: psutil.Process, tag: str) -> bool:
+    try:
+        return process.name().startswith("triton") and any(tag in argument for argument in process.cmdline())
+    except psutil.Error:  # gone meanwhile, a zombie, or another user's
+        return False
+
+
+def stop_processes(pid: int, tag: str, timeout_s: float) -> None:
+    """End the server `pid` and its stubs: ask, wait `timeout_s`, then kill. Neither process nor shared memory is left."""
+    if is_running(pid, tag):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+        _wait_gone(pid, tag, timeout_s)
+    # Stubs outlive a killed server by some seconds; asking them is no use, they only listen to their server.
+    while left := members(tag):
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        time.sleep(POLL_S)
+    for region in SHM_DIR.glob(f"{tag}*"):
+        region.unlink(missing_ok=True)
+
+
+def dead_stubs(pid: int) -> int:
+    """How many Python model processes of the running server `pid` have died; it would wait for them in vain."""
+    try:
+        children = psutil.Process(pid).children()
+    except psutil.NoSuchProcess:
+        return 0
+    dead = 0
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            dead += child.status() == psutil.STATUS_ZOMBIE
+    return dead
+
+
+def _wait_gone(pid: int, tag: str, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while is_running(pid, tag) and time.monotonic() < deadline:
+        time.sleep(POLL_S)

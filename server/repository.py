@@ -1,0 +1,73 @@
+"""A model repository as tritonserver will read it: models, parsed configs, and which versions a start loads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from stages.errors import ArtifactError, ConfigError
+
+
+@dataclass(frozen=True)
+class Model:
+    name: str
+    folder: Path
+    config: model_config_pb2.ModelConfig
+
+    @property
+    def is_ensemble(self) -> bool:
+        return self.config.platform == "ensemble"
+
+    @property
+    def versions_on_disk(self) -> tuple[int, ...]:
+        return tuple(sorted(int(entry.name) for entry in self.folder.iterdir() if entry.is_dir() and entry.name.isdigit()))
+
+    @property
+    def versions_loaded(self) -> tuple[int, ...]:
+        """Versions on disk that the version policy admits (Triton's default: the latest one)."""
+        policy, on_disk = self.config.version_policy, self.versions_on_disk
+        if policy.HasField("all"):
+            return on_disk
+        if policy.HasField("specific"):
+            return tuple(v for v in on_disk if v in policy.specific.versions)
+        return on_disk[-(policy.latest.num_versions or 1) :]
+
+    @property
+    def instances(self) -> int:
+        """Instances per version; each instance of a Python model is a process of its own."""
+        return 0 if self.is_ensemble else sum(group.count or 1 for group in self.config.instance_group) or 1
+
+
+def read_config(path: Path) -> model_config_pb2.ModelConfig:
+    try:
+        return text_format.Parse(path.read_text(), model_config_pb2.ModelConfig())
+    except FileNotFoundError:
+        raise ArtifactError(
+            f"{path} is missing; every model folder needs one. Publish the repository again with `make export`."
+        ) from None
+    except text_format.ParseError as error:
+        raise ArtifactError(
+            f"{path} is not a model configuration: {error}. Publish the repository again with `make export`."
+        ) from error
+
+
+def read_repository(repo: Path) -> list[Model]:
+    """Every model of `repo`, by name; ConfigError when there is none, ArtifactError for one that is unreadable or empty."""
+    if not repo.is_dir():
+        raise ConfigError(
+            f"There is no model repository at {repo}. Make one with `make export REPO={repo}`, or pass another REPO=…."
+        )
+    folders = sorted(entry for entry in repo.iterdir() if entry.is_dir())
+    models = [Model(folder.name, folder, read_config(folder / "config.pbtxt")) for folder in folders]
+    if not models:
+        raise ConfigError(f"The model repository {repo} holds no model. Fill it with `make export REPO={repo}`.")
+    for model in models:
+        if not model.versions_loaded:
+            raise ArtifactError(
+                f"Model {model.name} has no version to load: {list(model.versions_on_disk)} on disk in {model.folder}, and its "
+                f"version_policy admits none of them. Publish the repository again with `make export REPO={repo}`."
+            )
+    return models

@@ -1,0 +1,56 @@
+"""Which servers were started here: a small file each under .run/servers/, so that another command finds and stops them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from server.ports import Ports
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """One server that was started. `tag` is on the command line of the server and of each of its stubs, and on nothing else."""
+
+    pid: int
+    tag: str
+    repo: Path
+    log: Path
+    ports: Ports
+
+    @property
+    def grpc_url(self) -> str:
+        return f"localhost:{self.ports.grpc}"
+
+    def save(self, run_dir: Path) -> None:
+        path = state_path(run_dir, self.ports.grpc)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fields = asdict(self) | {"repo": str(self.repo), "log": str(self.log)}
+        beside = path.with_suffix(".tmp")
+        beside.write_text(json.dumps(fields, indent=1))
+        beside.replace(path)
+
+    def forget(self, run_dir: Path) -> None:
+        state_path(run_dir, self.ports.grpc).unlink(missing_ok=True)
+
+
+def state_path(run_dir: Path, grpc_port: int) -> Path:
+    return run_dir / "servers" / f"{grpc_port}.json"
+
+
+def read_state(path: Path) -> ServerState | None:
+    """The state in `path`; None when it is gone or was cut short (the server it spoke of is then found by nobody)."""
+    try:
+        fields = json.loads(path.read_text())
+        return ServerState(
+            int(fields["pid"]), str(fields["tag"]), Path(fields["repo"]), Path(fields["log"]), Ports(**fields["ports"])
+        )
+    except (FileNotFoundError, json.JSONDecodeError, KeyError, TypeError):
+        return None
+
+
+def known_servers(run_dir: Path) -> list[ServerState]:
+    """Every server with a readable state file, by gRPC port, running or not."""
+    states = [read_state(path) for path in (run_dir / "servers").glob("*.json")]
+    return sorted((state for state in states if state is not None), key=lambda state: state.ports.grpc)
