@@ -1,0 +1,3 @@
+from clients.cli import app
+
+app(prog_name="python -m clients")

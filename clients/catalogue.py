@@ -1,0 +1,90 @@
+"""Names and titles that the repository publishes beside `recommend`, for people and for shops whose ids are text.
+
+<REPO>/recommend/<generation>/item_ids.npy      int64 [n_items], ascending
+<REPO>/recommend/<generation>/item_titles.json  n_items titles in that order
+<REPO>/recommend/<generation>/item_names.json   {name: id}, where the shop's item ids are text
+<REPO>/recommend/<generation>/user_names.json   {name: id}, where its user ids are text
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from clients.models import Query
+from clients.wire import ANONYMOUS
+from stages.contract import ENSEMBLE
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """All parts are optional: what the repository does not publish is simply not known."""
+
+    titles: Mapping[int, str] = field(default_factory=dict)  # item id -> title
+    item_names: Mapping[str, int] = field(default_factory=dict)
+    user_names: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, repo: str | Path, generation: int | None = None) -> Catalogue | None:
+        """Of one generation, or of the newest; None when the repository publishes nothing there (or is not here)."""
+        folders = Path(repo, ENSEMBLE).glob("[0-9]*") if generation is None else [Path(repo, ENSEMBLE, str(generation))]
+        published = [folder for folder in folders if (folder / "item_ids.npy").is_file()]
+        if not published:
+            return None
+        folder = max(published, key=lambda folder: int(folder.name))
+        item_ids = np.load(folder / "item_ids.npy", allow_pickle=False).tolist()
+        titles = _read(folder / "item_titles.json") or []
+        return cls(
+            dict(zip(item_ids, titles, strict=False)),
+            _read(folder / "item_names.json") or {},
+            _read(folder / "user_names.json") or {},
+        )
+
+    def with_ids(self, query: Query) -> Query:
+        """The query with ids for names. Text that is no known name, but spells a number, is taken as the id itself.
+
+        Other text, in a shop that has names, is an unknown user, who is served as an anonymous one, or an unknown item,
+        which is left out, as nobody could serve it. In a shop without names it stays, and the call refuses it.
+        """
+        history = None if query.history is None else self._items(query.history)
+        return replace(query, user_id=self._user(query.user_id), history=history, exclude=self._items(query.exclude))
+
+    def title(self, item_id: int) -> str | None:
+        return self.titles.get(item_id)
+
+    def item_name(self, item_id: int) -> str | None:
+        return self._names_of_items.get(item_id)
+
+    @cached_property
+    def _names_of_items(self) -> dict[int, str]:
+        return {item_id: name for name, item_id in self.item_names.items()}
+
+    def _user(self, user: int | str | None) -> int | str | None:
+        found = _id(user, self.user_names)
+        return ANONYMOUS if isinstance(found, str) and self.user_names else found
+
+    def _items(self, items: Sequence[int | str]) -> list[int | str]:
+        found = [_id(item, self.item_names) for item in items]
+        return [item for item in found if not (isinstance(item, str) and self.item_names)]
+
+
+def _id(value: int | str | None, names: Mapping[str, int]) -> int | str | None:
+    """The id of a name; text that is neither a name nor a number comes back as it is."""
+    if not isinstance(value, str):
+        return value
+    if value in names:
+        return names[value]
+    try:
+        return int(value)
+    except ValueError:
+        return value
+
+
+def _read(path: Path):
+    """The JSON in `path`; None when it is not published."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None

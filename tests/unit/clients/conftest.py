@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clients import Recommendations
+from stages.contract import Degraded
+from tests.unit.clients.grpc_double import GrpcDouble
+
+ANSWER = Recommendations((30, 10, 20, 40), (4.0, 3.0, 3.5, 1.0), Degraded.RANK | Degraded.RERANK, generation=2)
+
+
+@pytest.fixture
+def server():
+    """Answers ANSWER to everybody."""
+    double = GrpcDouble(lambda query: ANSWER)
+    yield double
+    double.stop()
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Path:
+    """Publishes generations 2 and 10 for people; 10 is a shop whose ids are text."""
+    ids = np.array([10, 20, 30, 40], np.int64)
+    for generation, prefix in (("2", ""), ("10", "new ")):
+        folder = tmp_path / "repo" / "recommend" / generation
+        folder.mkdir(parents=True)
+        np.save(folder / "item_ids.npy", ids)
+        (folder / "item_titles.json").write_text(json.dumps([f"{prefix}item {i} [red] café" for i in ids.tolist()]))
+    (folder / "item_names.json").write_text(json.dumps({"ten": 10, "twenty": 20}))
+    (folder / "user_names.json").write_text(json.dumps({"ann": 7}))
+    return tmp_path / "repo"

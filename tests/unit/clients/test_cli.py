@@ -1,0 +1,122 @@
+"""The command line against a server in this process."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from clients.cli import app
+from server.ports import free_ports
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "120"})
+
+
+def test_a_table_with_titles(server, repo):
+    result = run("recommend", "--user-id", 17850, "-k", 2, "--url", server.url, "--repo", repo)
+    assert result.exit_code == 0
+    assert "Recommendations for user 17850 (generation 2)" in result.stdout
+    rows = [line.split("│")[1:-1] for line in result.stdout.splitlines() if "│" in line]
+    assert [[cell.strip() for cell in row] for row in rows] == [
+        ["1", "30", "item 30 [red] café", "4.000"],
+        ["2", "10", "item 10 [red] café", "3.000"],
+    ]
+    assert "note: answered by the fallback of rank, rerank." in result.stderr
+
+
+def test_json_is_one_object_for_programs(server, repo):
+    result = run("recommend", "--user-id", 17850, "-k", 1, "--json", "--url", server.url, "--repo", repo)
+    assert json.loads(result.stdout) == {
+        "user_id": 17850,
+        "generation": 2,
+        "degraded": ["rank", "rerank"],
+        "items": [{"rank": 1, "item_id": 30, "title": "item 30 [red] café", "score": 4.0}],
+    }
+    assert result.stderr == ""
+
+
+def test_options_reach_the_server(server, tmp_path):
+    run(
+        *(
+            "recommend",
+            "--user-id",
+            5,
+            "--history",
+            "1, 2",
+            "--exclude",
+            "3,4",
+            "--context",
+            "store=3",
+            "--context",
+            "device=a=b",
+        ),
+        *("--priority", 1, "--url", server.url, "--repo", tmp_path),
+    )
+    sent = server.fake.calls[0].inputs
+    assert sent["history"].tolist() == [[1, 2, -1, -1]]
+    assert sent["exclude"].tolist() == [[3, 4, -1]]
+    assert sent["store"].tolist() == [[3]]
+    assert sent["device"].tolist() == [[b"a=b"]]
+    assert server.parameters[0]["priority"].uint64_param == 1
+
+
+def test_names_of_a_shop_whose_ids_are_text(server, repo):
+    run("recommend", "--user-id", "ann", "--exclude", "ten", "--url", server.url, "--repo", repo)
+    sent = server.fake.calls[0].inputs
+    assert sent["user_id"].tolist() == [[7]]
+    assert sent["exclude"].tolist() == [[10, -1, -1]]
+
+
+def test_an_anonymous_visitor_and_no_repository(server, tmp_path):
+    result = run("recommend", "--history", "", "--url", server.url, "--repo", tmp_path)
+    assert "for an anonymous visitor" in result.stdout
+    assert "note: no titles" in result.stderr
+    assert server.fake.calls[0].inputs["history"].tolist() == [[-1] * 4]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-k", 6], "error: k is 6; this server returns 5 items at most"),
+        (["--context", "shop=3"], "error: context has no column 'shop'; this server knows store, device, basket."),
+        (["--context", "store"], "error: --context is 'store'; expected a column and its value"),
+        (["--user-id", "ann"], "error: user_id is 'ann', a name"),
+        (["--timeout", 0], "error: Timeout total is 0.0"),
+    ],
+)
+def test_a_wrong_call_ends_with_2(server, tmp_path, arguments, message):
+    result = run("recommend", *arguments, "--url", server.url, "--repo", tmp_path)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stdout == ""
+
+
+def test_no_server_ends_with_1_and_says_how_to_start_one():
+    url = f"localhost:{free_ports().grpc}"
+    for command in ("recommend", "health"):
+        result = run(command, "--url", url)
+        assert result.exit_code == 1
+        assert f"error: No server answers at {url}" in result.stderr
+        assert "make serve REPO=" in result.stderr
+
+
+def test_health(server):
+    result = run("health", "--url", server.url)
+    assert result.exit_code == 0
+    assert f"{server.url} is ready" in result.stdout
+    server.ready = False
+    result = run("health", "--url", server.url, "--json")
+    assert result.exit_code == 1
+    state = json.loads(result.stdout)
+    assert state["ready"] is False
+    assert state["models"][1] == {"name": "recommend", "version": "1", "state": "UNAVAILABLE", "reason": ""}
+
+
+@pytest.mark.parametrize("command", app.registered_commands, ids=lambda command: command.callback.__name__)
+def test_every_option_has_help(command):
+    result = run(command.callback.__name__, "--help")
+    assert result.exit_code == 0
+    assert command.callback.__doc__.split(".")[0] in result.stdout

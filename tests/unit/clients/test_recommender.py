@@ -1,0 +1,248 @@
+"""Both clients over the public test double, and over gRPC to a server in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+
+import grpc
+import pytest
+
+import clients
+from clients import (
+    AsyncRecommender,
+    Catalogue,
+    ClientError,
+    DeadlineExceeded,
+    FakeTransport,
+    InvalidRequest,
+    ModelNotFound,
+    NoAnswer,
+    Overloaded,
+    Query,
+    Recommender,
+    ServerFault,
+    Timeout,
+    Unavailable,
+)
+from server.ports import free_ports
+from stages.contract import Axes, ContextColumn, Degraded
+from tests.unit.clients.conftest import ANSWER
+
+UNAVAILABLE = (grpc.StatusCode.UNAVAILABLE, "GOAWAY")
+
+
+def ask(kind: str, url: str, *arguments, settings: dict | None = None, **options):
+    """recommend() of either client on a fresh connection."""
+    if kind == "blocking":
+        with Recommender(url, **(settings or {})) as shop:
+            return shop.recommend(*arguments, **options)
+
+    async def call():
+        async with AsyncRecommender(url, **(settings or {})) as shop:
+            return await shop.recommend(*arguments, **options)
+
+    return asyncio.run(call())
+
+
+both = pytest.mark.parametrize("kind", ["blocking", "asyncio"])
+
+
+# --- over the test double
+
+
+def test_the_fake_shows_the_query_as_the_server_would_see_it():
+    seen = []
+    fake = FakeTransport(
+        lambda query: seen.append(query) or [3, 1, 2],
+        axes=Axes(history=2, exclusions=4, items_returned=3),
+        context=(ContextColumn("store", "integer"), ContextColumn("device", "string")),
+    )
+    with Recommender(transport=fake, priority=2, timeout=Timeout(0.5, queue=0.1)) as shop:
+        answer = shop.recommend(5, history=[7, 8, 9], exclude=[4], context={"store": 3}, request_id="a-1")
+        shop.recommend(None)
+    assert answer.item_ids == (3, 1, 2)
+    assert seen == [Query(5, [7, 8], [4], {"store": 3}), Query(None, None, [], {})]
+    call = fake.calls[0]
+    assert (call.priority, call.timeout_s, call.queue_timeout_us, call.request_id) == (2, 0.5, 100_000, "a-1")
+
+
+def test_the_fake_raises_what_its_handler_raises():
+    def refuse(query):
+        raise Overloaded("try later")
+
+    with pytest.raises(Overloaded):
+        Recommender(transport=FakeTransport(refuse)).recommend(1)
+
+
+def test_the_fake_serves_asyncio_as_well():
+    async def call():
+        async with AsyncRecommender(transport=FakeTransport(lambda query: [query.user_id])) as shop:
+            assert (await shop.health()).ready
+            return await shop.recommend_many([4, Query(5)])
+
+    assert [answer.item_ids for answer in asyncio.run(call())] == [(4,), (5,)]
+
+
+def test_health_of_the_fake():
+    assert Recommender(transport=FakeTransport(lambda query: [])).health().ready
+
+
+def test_names_are_translated_by_the_catalogue(repo):
+    seen = []
+    fake = FakeTransport(lambda query: seen.append(query) or [])
+    shop = Recommender(transport=fake, catalogue=Catalogue.load(repo))
+    shop.recommend("ann", history=["twenty", "never heard of"], exclude=["ten", 40])
+    shop.recommend("bob")
+    shop.recommend("12")
+    assert seen == [Query(7, [20], [10, 40], {}), Query(None, None, [], {}), Query(12, None, [], {})]
+
+
+def test_wrong_settings_are_refused():
+    with pytest.raises(InvalidRequest, match="priority is -1"):
+        Recommender(transport=FakeTransport(lambda query: []), priority=-1)
+    with pytest.raises(InvalidRequest, match="retries is 9; expected 0 to 4"):
+        Recommender("localhost:8001", retries=9)
+    for url in ("localhost", "http://localhost:8000", "localhost:http", ":8001", "localhost:70000"):
+        with pytest.raises(InvalidRequest, match="expected host:port"):
+            Recommender(url)
+
+
+# --- over gRPC
+
+
+@both
+def test_a_call_over_grpc(kind, server):
+    answer = ask(kind, server.url, 17850, exclude=[20], context={"device": "phone", "store": 1, "basket": 9.5}, k=2)
+    assert answer.item_ids == (30, 10)
+    assert answer.scores == (4.0, 3.0)
+    assert answer.degraded == Degraded.RANK | Degraded.RERANK
+    assert answer.generation == 2
+    sent = server.fake.calls[0].inputs
+    assert sent["device"].tolist() == [[b"phone"]]
+    assert sent["basket"].tolist() == [[9.5]]
+    assert sent["exclude"].tolist() == [[20, -1, -1]]
+    assert ask(kind, server.url, 17850) == ANSWER
+
+
+@both
+def test_priority_queue_timeout_and_sizes_reach_the_server(kind, server):
+    ask(kind, server.url, 1, settings={"priority": 3, "timeout": Timeout(5, queue=0.25)})
+    assert server.parameters[0]["priority"].uint64_param == 3
+    assert server.parameters[0]["timeout"].int64_param == 250_000
+
+
+def test_the_signature_is_asked_once_and_again_after_a_refusal(server):
+    with Recommender(server.url) as shop:
+        shop.recommend(1)
+        shop.recommend(2)
+        assert server.config_calls == 1
+        server.failures = [(grpc.StatusCode.INVALID_ARGUMENT, "expected history of 8")]
+        with pytest.raises(InvalidRequest, match="refuses this request: expected history of 8") as caught:
+            shop.recommend(3)
+        assert caught.value.call.inputs["user_id"].tolist() == [[3]]
+        shop.recommend(4)
+        assert server.config_calls == 2
+
+
+@both
+def test_unavailable_is_tried_again_inside_the_timeout(kind, server):
+    server.failures = [UNAVAILABLE, UNAVAILABLE]
+    assert ask(kind, server.url, 1) == ANSWER
+    assert len(server.parameters) == 3
+
+
+@both
+def test_retries_end(kind, server):
+    server.failures = [UNAVAILABLE] * 3
+    with pytest.raises(Unavailable, match="GOAWAY"):
+        ask(kind, server.url, 1, settings={"retries": 1})
+    assert len(server.parameters) == 2
+
+
+@both
+@pytest.mark.parametrize(
+    ("status", "words", "error", "message"),
+    [
+        (grpc.StatusCode.INVALID_ARGUMENT, "shape", InvalidRequest, "refuses this request: shape"),
+        (grpc.StatusCode.NOT_FOUND, "unknown model", ModelNotFound, "does not know the model"),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "", Overloaded, "turned the request away. Send less"),
+        (grpc.StatusCode.INTERNAL, "stub died", ServerFault, "failed with INTERNAL .it said: stub died"),
+        (grpc.StatusCode.UNIMPLEMENTED, "", ServerFault, "failed with UNIMPLEMENTED"),
+    ],
+)
+def test_statuses_become_errors(kind, server, status, words, error, message):
+    server.failures = [(status, words)]
+    with pytest.raises(error, match=message) as caught:
+        ask(kind, server.url, 1)
+    assert len(server.parameters) == 1  # no second attempt
+    assert isinstance(caught.value, ClientError)
+    assert caught.value.call.inputs["user_id"].tolist() == [[1]]
+
+
+@pytest.mark.parametrize("words", ["Exceeds maximum queue size", "Request timeout expired"])
+def test_a_full_queue_is_not_an_absent_server(server, words):
+    server.failures = [(grpc.StatusCode.UNAVAILABLE, words)]
+    with pytest.raises(Overloaded, match=words):
+        ask("blocking", server.url, 1, settings={"retries": 0})
+
+
+@both
+def test_the_deadline_ends_the_call(kind, server):
+    server.delay_s = 1.0
+    with pytest.raises(DeadlineExceeded, match=r"No answer from localhost:\d+ within 0.1 s"):
+        ask(kind, server.url, 1, settings={"timeout": 0.1})
+
+
+@both
+def test_an_absent_server(kind):
+    url = f"localhost:{free_ports().grpc}"
+    with pytest.raises(Unavailable, match=f"No server answers at {url}.*make run"):
+        ask(kind, url, 1)
+
+
+@both
+def test_an_unknown_model(kind, server):
+    server.model = "other"
+    with pytest.raises(ModelNotFound, match="unknown model"):
+        ask(kind, server.url, 1)
+
+
+def test_health_over_grpc(server):
+    with Recommender(server.url) as shop:
+        assert [(m.name, m.version, m.state) for m in shop.health().models] == [
+            ("rank", "1", "READY"),
+            ("recommend", "1", "READY"),
+        ]
+        server.ready = False
+        assert not shop.health().ready
+        server.stop()
+        with pytest.raises(NoAnswer):
+            shop.health()
+
+
+def test_asyncio_health_over_grpc(server):
+    async def states():
+        async with AsyncRecommender(server.url) as shop:
+            ready = (await shop.health()).ready
+            server.stop()
+            with pytest.raises(NoAnswer):
+                await shop.health()
+            return ready
+
+    assert asyncio.run(states())
+
+
+# --- the package
+
+
+def test_everything_public_can_be_imported():
+    assert sorted(clients.__all__) == clients.__all__
+    assert all(hasattr(clients, name) for name in clients.__all__)
+
+
+def test_the_fake_needs_no_grpc():
+    code = "import sys, clients; clients.Recommender(transport=clients.FakeTransport(lambda q: [])).recommend(1); "
+    code += "sys.exit('grpc' in sys.modules or 'tritonclient' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

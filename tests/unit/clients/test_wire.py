@@ -1,0 +1,133 @@
+"""Queries to tensors and back, and every way to ask wrongly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from clients import InvalidRequest, Query, Timeout
+from clients.wire import Signature, check_k, decode, encode
+from stages.contract import FROM_STORE, MISSING_INT, PAD_ID, Degraded
+
+H, E, K = 3, 2, 4
+SIGNATURE = Signature(H, E, K, {"store": "INT64", "device": "BYTES", "basket": "FP32"}, max_batch=2)
+HUGE = 2**63 - 1
+
+
+def test_a_bare_user_sends_nothing_else():
+    tensors = encode([Query(17850)], SIGNATURE)
+    assert list(tensors) == ["user_id"]
+    assert tensors["user_id"].dtype == np.int64
+    assert tensors["user_id"].tolist() == [[17850]]
+
+
+def test_history_keeps_the_newest_and_tells_none_from_empty():
+    rows = [encode([Query(1, history)], SIGNATURE)["history"][0].tolist() for history in ([9, 8, 7, 6], [5], [])]
+    assert rows == [[9, 8, 7], [5, PAD_ID, PAD_ID], [PAD_ID] * 3]
+    mixed = encode([Query(1), Query(2, [4])], SIGNATURE)["history"]
+    assert mixed.tolist() == [[FROM_STORE] * 3, [4, PAD_ID, PAD_ID]]
+
+
+def test_exclusions_are_padded_and_what_does_not_fit_is_dropped_from_the_answer():
+    query = Query(1, exclude=[7, 8, 9])
+    assert encode([query], SIGNATURE)["exclude"].tolist() == [[7, 8]]
+    assert encode([Query(1, exclude=[7]), Query(2)], SIGNATURE)["exclude"].tolist() == [[7, PAD_ID], [PAD_ID] * 2]
+    outputs = answer_tensors([[5, 9, 6, PAD_ID]])
+    assert decode(outputs, [query], None)[0].item_ids == (5, 6)
+
+
+def test_context_takes_its_dtype_from_the_server_and_missing_values_their_marker():
+    context = {"store": "3", "device": "café", "basket": 2}
+    tensors = encode([Query(1, context=context), Query(2, context={"store": HUGE, "basket": None})], SIGNATURE)
+    assert tensors["store"].dtype == np.int64
+    assert tensors["store"].tolist() == [[3], [HUGE]]
+    assert tensors["device"].tolist() == [["café".encode()], [b""]]
+    assert tensors["basket"].dtype == np.float32
+    assert tensors["basket"][0, 0] == 2.0
+    assert np.isnan(tensors["basket"][1, 0])
+    assert encode([Query(1, context={"store": None})], SIGNATURE)["store"].tolist() == [[MISSING_INT]]
+
+
+def test_anonymous_and_extreme_users_are_sent():
+    users = [encode([Query(user)], SIGNATURE)["user_id"][0, 0] for user in (None, -5, HUGE, np.int64(3))]
+    assert users == [-1, -5, HUGE, 3]
+
+
+def test_answers_come_without_padding_in_served_order():
+    outputs = answer_tensors([[5, 3, 9, PAD_ID], [1, 2, 3, 4]])
+    first, second = decode(outputs, [Query(1), Query(2)], 2)
+    assert list(first) == [(5, 4.0), (3, 3.0)]
+    assert len(second) == 2
+    assert first.degraded == Degraded.RETRIEVE
+    assert second.generation == 6
+    assert decode(outputs, [Query(1)], None)[0].item_ids == (5, 3, 9)
+
+
+def answer_tensors(item_ids: list[list[int]]) -> dict[str, np.ndarray]:
+    batch = len(item_ids)
+    return {
+        "item_ids": np.array(item_ids, np.int64),
+        "scores": np.tile(np.arange(K, 0, -1, dtype=np.float32), (batch, 1)),
+        "degraded": np.full((batch, 1), 2, np.int32),
+        "generation": np.full((batch, 1), 6, np.int64),
+    }
+
+
+@pytest.mark.parametrize(
+    ("queries", "message"),
+    [
+        ([], "no query in the call"),
+        ([Query(1)] * 3, "3 queries; this server takes 2 at most"),
+        ([Query("ann")], "user_id is 'ann', a name"),
+        ([Query(1.5)], "user_id is 1.5; expected a whole number"),
+        ([Query(True)], "user_id is True"),
+        ([Query(2**63)], "user_id is 9223372036854775808; expected a whole number from -9223372036854775808"),
+        ([Query(1, history=["x"])], "history is 'x', a name"),
+        ([Query(1, history=[-2])], "history is -2; expected a whole number from 0"),
+        ([Query(1, exclude=[-1])], "exclude is -1; expected a whole number from 0"),
+        ([Query(1, context={"shop": 3})], "no column 'shop'; this server knows store, device, basket"),
+        ([Query(1, context={"store": "north"})], "context store is 'north'; expected a whole number"),
+        ([Query(1, context={"store": 2.5})], "context store is 2.5; expected a whole number"),
+        ([Query(1, context={"store": float("inf")})], "context store is inf"),
+        ([Query(1, context={"store": 2**63})], "context store is 9223372036854775808"),
+        ([Query(1, context={"basket": "much"})], "context basket is 'much'; expected a number"),
+        ([Query(1, context={"basket": []})], "context basket is []; expected a number"),
+    ],
+)
+def test_a_wrong_query_is_named(queries, message):
+    with pytest.raises(InvalidRequest) as caught:
+        encode(queries, SIGNATURE)
+    assert message in str(caught.value)
+
+
+def test_a_server_without_context_says_so():
+    with pytest.raises(InvalidRequest, match="this server knows none at all"):
+        encode([Query(1, context={"store": 3})], Signature(H, E, K, {}, 2))
+
+
+@pytest.mark.parametrize("k", [0, -1, True, 1.5])
+def test_k_counts_items(k):
+    with pytest.raises(InvalidRequest, match="expected a whole number from 1 to 4"):
+        check_k(k, SIGNATURE)
+
+
+def test_k_has_a_maximum_which_the_message_gives():
+    check_k(K, SIGNATURE)
+    check_k(None, SIGNATURE)
+    with pytest.raises(InvalidRequest, match="k is 5; this server returns 4 items at most"):
+        check_k(5, SIGNATURE)
+
+
+def test_another_model_is_recognised():
+    with pytest.raises(InvalidRequest, match="no tensor history, exclude, item_ids"):
+        Signature.of(
+            {"user_id": ("INT64", 1)}, {"scores": ("FP32", 4), "degraded": ("INT32", 1), "generation": ("INT64", 1)}, 1
+        )
+
+
+def test_timeouts_say_what_they_limit():
+    assert Timeout(0.5, queue=0.05).queue_us == 50_000
+    assert Timeout(None).queue_us is None
+    for settings in ({"total": 0}, {"total": "2"}, {"connect": None}, {"queue": -1}, {"total": True}, {"total": float("inf")}):
+        with pytest.raises(InvalidRequest, match=f"Timeout {next(iter(settings))} is"):
+            Timeout(**settings)
