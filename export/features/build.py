@@ -15,12 +15,12 @@ import numpy as np
 import pandas as pd
 
 from export.dataset.dataset import Dataset
-from export.features.columns import frame_of, raw_values
+from export.features.columns import RawColumn, frame_of, raw_values
 from export.features.compile import compile_workflow
 from export.features.items import Codes, ItemArrays, encode_items, item_columns, item_statistics
 from export.features.parity import replay
 from export.features.point_in_time import EventLog, Moments
-from export.features.schema import FeatureSchema, FeatureSettings, kind_of
+from export.features.schema import FeatureSchema, FeatureSettings, Side, kind_of
 from export.features.store import profiles_of, seen_items, write_store
 from export.features.workflow import fit_workflow
 from stages.contract import MISSING_INT, ContextColumn
@@ -115,16 +115,20 @@ class Features:
 
     def _encode(self, moments: Moments, timestamps: np.ndarray, context: Mapping[str, np.ndarray] | None) -> Examples:
         context = context if context is not None else missing_context(self.context, len(timestamps))
-        parts = []
-        for part in _chunks(len(timestamps)):
+        n_rows, width = len(timestamps), self.settings.history_length
+        examples = Examples(
+            np.empty((n_rows, len(self.user_plan.categorical)), np.int64),
+            np.empty((n_rows, len(self.user_plan.continuous)), np.float32),
+            np.empty((n_rows, width), np.int32),
+            np.empty((n_rows, width), np.float32),
+        )
+        for part in _chunks(n_rows):
             state = self.log.state(moments.slice(part))
             columns = derive(state, {name: values[part] for name, values in context.items()}, timestamps[part])
-            encoded = self.user_plan(columns)
-            positions = self.items.positions(state.history_ids).astype(np.int32)
-            parts.append(
-                Examples(encoded.categorical, encoded.continuous, positions, history_age_days(state, timestamps[part]))
-            )
-        return Examples(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+            examples.user_categorical[part], examples.user_continuous[part], _ = self.user_plan(columns)
+            examples.history_positions[part] = self.items.positions(state.history_ids)
+            examples.history_age_days[part] = history_age_days(state, timestamps[part])
+        return examples
 
 
 def build_features(dataset: Dataset, train: pd.DataFrame, settings: FeatureSettings = DEFAULTS, seed: int = 0) -> Features:
@@ -142,21 +146,15 @@ def build_features(dataset: Dataset, train: pd.DataFrame, settings: FeatureSetti
     schema = FeatureSchema.of(dataset, settings)
     items = ItemIndex(dataset.items["item_id"].to_numpy())
     categories, providers = Codes.of(dataset.items["category"]), Codes.of(dataset.items["provider"])
-    log = _event_log(dataset, train, items, categories, settings)
+    log = make_event_log(dataset, train, items, categories, settings)
     rng = np.random.default_rng(seed)
 
-    moments = moments_of(log, train, rows, settings)
-    user_columns = _training_columns(log, moments, train.iloc[rows], dataset.context_columns, schema)
+    user_columns = training_columns(log, train, rows, schema, settings, dataset.context_columns)
     catalogue = item_columns(dataset.items, schema.item, item_statistics(train, items, log.as_of_s, settings))
-    with tempfile.TemporaryDirectory() as work:
-        workflow = fit_workflow(schema.user, frame_of(user_columns), settings, Path(work) / "user")
-        user_plan = compile_workflow(workflow)
-        parity = {"user": replay(workflow, user_plan, user_columns, rng)}
-        # Items are seen by the models as often as they are sold, so the workflow is fitted on the positives' items.
-        sold = frame_of(catalogue).iloc[items.positions(train["item_id"].to_numpy()[rows])].reset_index(drop=True)
-        workflow = fit_workflow(schema.item, sold, settings, Path(work) / "item")
-        item_plan = compile_workflow(workflow)
-        parity["item"] = replay(workflow, item_plan, catalogue, rng)
+    user_plan, user_report = _fit_and_prove(schema.user, frame_of(user_columns), user_columns, settings, rng)
+    # Items are seen by the models as often as they are sold, so the workflow is fitted on the positives' items.
+    sold = frame_of(catalogue).iloc[items.positions(train["item_id"].to_numpy()[rows])].reset_index(drop=True)
+    item_plan, item_report = _fit_and_prove(schema.item, sold, catalogue, settings, rng)
     return Features(
         settings=settings,
         schema=schema,
@@ -169,7 +167,7 @@ def build_features(dataset: Dataset, train: pd.DataFrame, settings: FeatureSetti
         providers=providers,
         log=log,
         seen=seen_items(train, dataset.users["user_id"].to_numpy()),
-        parity=parity,
+        parity={"user": user_report, "item": item_report},
     )
 
 
@@ -185,7 +183,7 @@ def missing_context(columns: tuple[ContextColumn, ...], n_rows: int) -> dict[str
     return {column.name: np.full(n_rows, missing[column.kind], dtypes[column.kind]) for column in columns}
 
 
-def _event_log(
+def make_event_log(
     dataset: Dataset, train: pd.DataFrame, items: ItemIndex, categories: Codes, settings: FeatureSettings
 ) -> EventLog:
     users = dataset.description.users
@@ -203,20 +201,34 @@ def moments_of(log: EventLog, events: pd.DataFrame, rows: np.ndarray, settings: 
     return log.before(chosen["user_id"].to_numpy(), chosen["timestamp"].to_numpy())
 
 
-def _training_columns(
-    log: EventLog, moments: Moments, events: pd.DataFrame, context: tuple[ContextColumn, ...], schema: FeatureSchema
+def training_columns(
+    log: EventLog,
+    train: pd.DataFrame,
+    rows: np.ndarray,
+    schema: FeatureSchema,
+    settings: FeatureSettings,
+    context: tuple[ContextColumn, ...],
 ) -> dict[str, np.ndarray]:
-    """The raw columns of the user's side for every training example."""
-    side = schema.user
+    """The raw columns of the user's side for every training example: rows int64 [N] of `train` -> name -> [N]."""
+    side, moments, examples = schema.user, moments_of(log, train, rows, settings), train.iloc[rows]
     wanted = {column.name for column in (*side.categories, *side.numbers)} | {column.source for column in side.bins}
-    timestamps, given = events["timestamp"].to_numpy(), context_of(events, context)
+    timestamps, given = examples["timestamp"].to_numpy(), context_of(examples, context)
     parts = []
-    for part in _chunks(len(events)):
+    for part in _chunks(len(rows)):
         derived = derive(log.state(moments.slice(part)), {name: v[part] for name, v in given.items()}, timestamps[part])
         parts.append({name: derived[name] for name in wanted})
     return {name: np.concatenate([part[name] for part in parts]) for name in sorted(wanted)}
 
 
+def _fit_and_prove(
+    side: Side, frame: pd.DataFrame, columns: dict[str, RawColumn], settings: FeatureSettings, rng: np.random.Generator
+) -> tuple[Plan, dict]:
+    """Fit on `frame`, compile, replay rows of `columns` -> (plan, parity report)."""
+    with tempfile.TemporaryDirectory() as folder:
+        workflow = fit_workflow(side, frame, settings, Path(folder))
+        plan = compile_workflow(workflow)
+        return plan, replay(workflow, plan, columns, rng)
+
+
 def _chunks(n_rows: int) -> Iterator[slice]:
-    """At least one slice, so that no rows give empty arrays of the right shape."""
-    return (slice(start, start + CHUNK_ROWS) for start in range(0, max(n_rows, 1), CHUNK_ROWS))
+    return (slice(start, start + CHUNK_ROWS) for start in range(0, n_rows, CHUNK_ROWS))

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from nvtabular import Workflow, ops
 
+from export.features.quiet_nvtabular import Workflow, ops
 from export.features.workflow import HashValues
 from stages.encode import FIRST_ROW, CategoryColumn, IntegerVocabulary, NumberColumn, Plan, StringVocabulary, Vocabulary
 from stages.errors import ExportError

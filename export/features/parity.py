@@ -9,9 +9,9 @@ import warnings
 
 import numpy as np
 import pandas as pd
-from nvtabular import Workflow
 
 from export.features.columns import RawColumn, concatenate, frame_of, rows_of
+from export.features.quiet_nvtabular import Workflow
 from stages.contract import MISSING_INT
 from stages.encode import FIRST_ROW, Plan, Ragged
 from stages.errors import ExportError

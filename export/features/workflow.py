@@ -13,13 +13,9 @@ import numpy as np
 import pandas as pd
 from pandas.util import hash_array
 
+from export.features.quiet_nvtabular import ColumnSelector, Dataset, Workflow, ops
 from export.features.schema import Bins, Category, FeatureSettings, Number, Side
 from stages.contract import MISSING_INT
-
-with warnings.catch_warnings():  # NVTabular 23.8 announces that it found no GPU
-    warnings.simplefilter("ignore")
-    import nvtabular as nvt
-    from nvtabular import ColumnSelector, ops
 
 CLIP_QUANTILES = (0.001, 0.999)
 SKEWED = 5.0  # a non-negative number whose clip is this many times its median is looked at in logarithms
@@ -45,7 +41,7 @@ class HashValues(ops.HashBucket):
         return (hashed % n_buckets).astype(self.output_dtype)
 
 
-def fit_workflow(side: Side, frame: pd.DataFrame, settings: FeatureSettings, folder: Path) -> nvt.Workflow:
+def fit_workflow(side: Side, frame: pd.DataFrame, settings: FeatureSettings, folder: Path) -> Workflow:
     """Build and fit the workflow of one side.
 
     frame: the training rows, one column per raw column of `side`. Columns without any value are left out: there is nothing to
@@ -64,10 +60,10 @@ def fit_workflow(side: Side, frame: pd.DataFrame, settings: FeatureSettings, fol
     output = nodes[0]
     for node in nodes[1:]:
         output = output + node
-    workflow = nvt.Workflow(output)
+    workflow = Workflow(output)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        workflow.fit(nvt.Dataset(frame[sorted(present)], cpu=True))
+        workflow.fit(Dataset(frame[sorted(present)], cpu=True))
     return workflow
 
 

@@ -101,17 +101,14 @@ def test_nothing_of_the_test_events_is_in_any_feature(rich):
     shuffled = test.assign(item_id=np.random.default_rng(0).permutation(test["item_id"].to_numpy()), weight=77.0)
     other = Dataset(dataset.description, pd.concat([train, shuffled]), dataset.items, dataset.users)
     again = build_features(other, train, features.settings)
-    for wanted, got in zip(
-        features.encode_users(dataset.users["user_id"].to_numpy()),
-        again.encode_users(dataset.users["user_id"].to_numpy()),
-        strict=True,
-    ):
+    user_ids = dataset.users["user_id"].to_numpy()
+    for wanted, got in zip(features.encode_users(user_ids), again.encode_users(user_ids), strict=True):
         np.testing.assert_array_equal(wanted, got)
     np.testing.assert_array_equal(features.item_arrays.continuous, again.item_arrays.continuous)
 
 
 def test_users_are_rare_known_or_new(rich):
-    dataset, train, _, features = rich
+    _, train, _, features = rich
     counts = train.loc[train["positive"], "user_id"].value_counts()
     often, rare = counts[counts >= 5].index, counts[counts < 5].index
     rows = features.encode_users(np.concatenate([often, rare, [-3, 2**60]])).user_categorical[:, 0]

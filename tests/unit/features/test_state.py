@@ -117,7 +117,7 @@ def test_seen_items_equal_a_dict(tmp_path):
     rng = np.random.default_rng(0)
     table = {user: sorted(rng.choice(100, rng.integers(0, 9), replace=False).tolist()) for user in (-4, 2, 9, 2**50)}
     offsets = np.cumsum([0, *map(len, table.values())])
-    SeenItems(np.array(list(table)), offsets, np.array(sum(table.values(), []))).save(tmp_path)
+    SeenItems(np.array(list(table)), offsets, np.concatenate(list(table.values())).astype(np.int64)).save(tmp_path)
     seen = SeenItems.load(tmp_path)
     asked = np.array([9, 777, -4, 9, 2**62, 2**50, MISSING_INT])
     values, ends = seen.for_users(asked)

@@ -1,0 +1,171 @@
+"""The stage: what it serves equals what training sees, for every user; and what it does with odd requests."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from export.dataset import load_dataset, split_by_time
+from export.features import FeatureSettings, build_features
+from stages.artifacts import StageInfo
+from stages.contract import FROM_STORE, MISSING_INT, OOV_ROW, PAD_ID, Axes, Degraded
+from stages.errors import ArtifactError, DependencyError
+from stages.features import UserStore
+from stages.preprocess import MAX_STRING_BYTES, Preprocess
+
+H = 8
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """(features, folder) of a small shop with users, context and histories."""
+    dataset = load_dataset("synthetic:users=80,items=60,events=2500,seed=3,context=1")
+    train, _ = split_by_time(dataset.interactions)
+    features = build_features(dataset, train, FeatureSettings(history_length=H))
+    folder = tmp_path_factory.mktemp("preprocess")
+    features.save_preprocess(folder)
+    info(features).write(folder)
+    return features, folder
+
+
+def info(features, **axes) -> StageInfo:
+    plan = features.user_plan
+    sizes = {"history": H, "user_categorical": len(plan.categorical), "user_continuous": len(plan.continuous)} | axes
+    return StageInfo("preprocess", 7, Axes(**sizes), features.context)
+
+
+def request(stage: Preprocess, user_ids, **tensors) -> dict[str, np.ndarray]:
+    """Inputs for user ids, absent tensors filled as the adapter fills them."""
+    inputs = {t.name: t.filled(len(user_ids)) for t in stage.info.spec.inputs if t.optional}
+    return inputs | {"user_id": np.array(user_ids, np.int64)[:, None]} | tensors
+
+
+def test_served_features_are_the_trained_ones(exported):
+    features, folder = exported
+    stage = Preprocess.load(folder)
+    user_ids = np.append(features.seen.user_ids, [-1, -(2**63), 2**63 - 1])
+    rng = np.random.default_rng(0)
+    n_users = len(user_ids)
+    context = {
+        "store": rng.choice([MISSING_INT, 0, 1, 5, 10**12], n_users),
+        "device": rng.choice(np.array(["phone", "till", "", "unheard of"], object), n_users),
+        "temperature": rng.choice(np.array([np.nan, -3.5, 0.1, 3e38], np.float32), n_users),
+    }
+    sent = {name: values[:, None] for name, values in context.items()}
+    sent["device"] = np.array([[text.encode()] for text in context["device"]], object)
+    outputs = stage(request(stage, user_ids, **sent))
+    expected = features.encode_users(user_ids, context | {"temperature": context["temperature"].astype(np.float64)})
+    np.testing.assert_array_equal(outputs["user_categorical"], expected.user_categorical)
+    np.testing.assert_array_equal(outputs["user_continuous"], expected.user_continuous)
+    np.testing.assert_array_equal(features.items.positions(outputs["history_ids"]), expected.history_positions)
+    np.testing.assert_array_equal(outputs["history_age_days"], expected.history_age_days)
+
+
+def test_outputs_are_the_contract_s_tensors(exported):
+    stage = Preprocess.load(exported[1])
+    outputs = stage(request(stage, [1, 2, 3]))
+    assert outputs.keys() == {tensor.name for tensor in stage.info.spec.outputs}
+    for tensor in stage.info.spec.outputs:
+        assert (outputs[tensor.name].dtype, outputs[tensor.name].shape) == (tensor.numpy_dtype, (3, *tensor.dims))
+    assert (outputs["degraded"] == 0).all()
+    assert (outputs["generation"] == 7).all()
+
+
+def test_a_row_s_answer_does_not_depend_on_its_batch(exported):
+    features, folder = exported
+    stage = Preprocess.load(folder)
+    user_ids = features.seen.user_ids[:40]
+    together = stage(request(stage, user_ids))
+    for row, user_id in enumerate(user_ids):
+        alone = stage(request(stage, [user_id]))
+        for name in together:
+            np.testing.assert_array_equal(alone[name][0], together[name][row], err_msg=name)
+
+
+def test_unknown_users_are_cold_not_refused(exported):
+    stage = Preprocess.load(exported[1])
+    inputs = request(stage, [-1, 2**63 - 1, MISSING_INT + 1])
+    assert stage.faults(inputs) == {}
+    outputs = stage(inputs)
+    assert (outputs["history_ids"] == PAD_ID).all()
+    assert (outputs["user_categorical"][:, 0] == OOV_ROW).all()
+    assert np.isfinite(outputs["user_continuous"]).all()
+
+
+def test_a_history_of_the_request_comes_first(exported):
+    features, folder = exported
+    stage = Preprocess.load(folder)
+    first, second = features.items.ids[:2]
+    history = np.full((3, H), PAD_ID)
+    history[0, :3] = [second, 10**15, first]
+    history[1] = FROM_STORE
+    known = features.seen.user_ids[0]
+    outputs = stage(request(stage, [known] * 3, history=history))
+    from_store = stage(request(stage, [known]))
+    assert outputs["history_ids"][0].tolist() == [second, first, *[PAD_ID] * (H - 2)]
+    assert not outputs["history_age_days"][0].any()
+    np.testing.assert_array_equal(outputs["history_ids"][1], from_store["history_ids"][0])
+    assert (outputs["history_ids"][2] == PAD_ID).all()  # an empty history is a history
+
+
+class BrokenStore:
+    def lookup(self, user_ids: np.ndarray):
+        raise DependencyError("the store is down")
+
+
+def test_a_store_that_is_down_serves_cold_users_and_says_so(exported):
+    features, folder = exported
+    stage = Preprocess.load(folder)
+    cold = stage(request(stage, [-1]))
+    stage.store = BrokenStore()
+    outputs = stage(request(stage, features.seen.user_ids[:2]))
+    assert (outputs["degraded"] == Degraded.PREPROCESS).all()
+    np.testing.assert_array_equal(outputs["user_continuous"], np.repeat(cold["user_continuous"], 2, axis=0))
+    assert (outputs["history_ids"] == PAD_ID).all()
+
+
+def test_infinite_context_and_long_strings_are_faults_of_their_rows(exported):
+    stage = Preprocess.load(exported[1])
+    inputs = request(stage, [1, 2, 3, 4])
+    inputs["temperature"] = np.array([[1.0], [np.inf], [np.nan], [-np.inf]], np.float32)
+    inputs["device"] = np.array([[b"phone"], [b""], [b"x" * (MAX_STRING_BYTES + 1)], [b"x" * MAX_STRING_BYTES]], object)
+    faults = stage.faults(inputs)
+    assert faults.keys() == {1, 2, 3}
+    assert "temperature is infinite" in faults[1]
+    assert "device has 1025 bytes; expected at most 1024" in faults[2]
+
+
+def test_stage_json_must_agree_with_plan_and_store(exported, tmp_path):
+    features = exported[0]
+    features.save_preprocess(tmp_path)
+    info(features, history=H + 1).write(tmp_path)
+    with pytest.raises(ArtifactError, match="plan and store have"):
+        Preprocess.load(tmp_path)
+
+
+@pytest.mark.parametrize("lost", ["store/event_ids.npy", "store/store.json", "plan/plan.json", "item_category.npy"])
+def test_a_missing_file_is_refused(exported, tmp_path, lost):
+    features = exported[0]
+    features.save_preprocess(tmp_path)
+    info(features).write(tmp_path)
+    (tmp_path / lost).unlink()
+    with pytest.raises(ArtifactError, match=lost.split("/")[-1].removesuffix(".npy")):
+        Preprocess.load(tmp_path)
+
+
+def test_store_arrays_are_mapped_not_copied(exported):
+    store = UserStore(exported[1] / "store")
+    assert isinstance(store._ids.base, np.memmap)
+    assert isinstance(store.user_ids.base, np.memmap)
+
+
+def test_empty_state_is_that_of_an_unknown_user(exported):
+    store = UserStore(exported[1] / "store")
+    user_ids = np.array([-5, -6])
+    empty, unknown = store.empty(user_ids), store.lookup(user_ids)
+    for field in dataclasses.fields(empty):
+        wanted, got = getattr(unknown, field.name), getattr(empty, field.name)
+        if field.name == "profile":
+            assert wanted.keys() == got.keys()
+            continue
+        np.testing.assert_array_equal(wanted, got, err_msg=field.name)
