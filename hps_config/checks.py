@@ -7,6 +7,7 @@ from dataclasses import fields
 
 from hps_config.parsers import BLOCKS, Finding
 from hps_config.ps_config import NO_MARGIN, ModelParams, PsConfig, VolatileDb
+from hps_config.tables import ROW_FORMATS
 from stages.embeddings.formats.kafka import subscribed
 from stages.embeddings.formats.names import NAME
 
@@ -15,6 +16,7 @@ PER_TABLE = (
     "embedding_vecsize_per_table",
     "maxnum_catfeature_query_per_table_per_sample",
     "default_value_for_each_table",
+    "row_format_per_table",
 )
 MAX_REDIS_BATCH = 262_143
 MAX_WORKER_BUFFERS = 256
@@ -66,7 +68,7 @@ def _warning(where: str, message: str) -> Finding:
 def _check_top(config: PsConfig) -> Iterator[Finding]:
     if not config.supportlonglong:
         yield _error("supportlonglong", "is false. The hps backend takes INT64 keys only. Set it to true.")
-    if config.fuse_embedding_table or any(model.fuse_embedding_table for model in config.models):
+    if config.fuse_embedding_table:
         yield _error(
             "fuse_embedding_table", "is true. The hps backend disagrees with fused caches and throws. Set it to false."
         )
@@ -169,6 +171,11 @@ def _check_tables(model: ModelParams, where: str) -> Iterator[Finding]:
     for name in ("embedding_vecsize_per_table", "maxnum_catfeature_query_per_table_per_sample"):
         if any(value < 1 for value in getattr(model, name)):
             yield _error(f"{where}.{name}", f"is {list(getattr(model, name))}. Expected values of at least 1. Correct it.")
+    if any(row_format not in ROW_FORMATS for row_format in model.row_format_per_table):
+        formats = ", ".join(ROW_FORMATS)
+        yield _error(
+            f"{where}.row_format_per_table", f"is {list(model.row_format_per_table)}. Expected each of {formats}. Correct it."
+        )
 
 
 def _check_cache(model: ModelParams, where: str) -> Iterator[Finding]:

@@ -128,7 +128,7 @@ def _read_model(reading: Reading, value: Any, where: str) -> ModelParams:
 
 def _fit_defaults(reading: Reading, params: ModelParams, where: str) -> tuple[float, ...]:
     """Parser A pads default values with 0 or cuts them, to one per table."""
-    values, n_tables = params.default_value_for_each_table, len(params.sparse_files)
+    values, n_tables = params.default_value_for_each_table, len(params.embedding_vecsize_per_table)
     if len(values) != n_tables:
         reading.warn(
             f"{where}.default_value_for_each_table",

@@ -134,6 +134,7 @@ class ModelParams:
     use_context_stream: bool = key(True, b=UNREAD)
     enable_pagelock: bool = key(False)
     fp8_quant: bool = key(False)
+    row_format_per_table: tuple[str, ...] = key((), UNREAD, UNREAD)  # ours: NVIDIA's parsers ignore it; absent: fp32
 
     @property
     def exact(self) -> bool:

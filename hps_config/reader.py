@@ -31,8 +31,18 @@ def check_ps_json(path: Path | str) -> list[Finding]:
 def check_document(document: dict) -> tuple[PsConfig, list[Finding]]:
     """A parsed ps.json -> what serving would use, and what both parsers and the rules beyond them find."""
     a, b = read_as_a(document), read_as_b(document)
-    config = _merge(a.config, b.config)
+    config = _with_row_formats(_merge(a.config, b.config), document)
     return config, [*a.findings, *b.findings, *check_unknown_keys(document), *check_config(config)]
+
+
+def _with_row_formats(config: PsConfig, document: dict) -> PsConfig:
+    """Row formats are a key of our own, which both parsers pass over; what is no list of strings is left for `checks.py`."""
+    models = []
+    for params, entry in zip(config.models, document.get("models") or [], strict=True):
+        formats = entry.get("row_format_per_table") if isinstance(entry, dict) else None
+        default = ("fp32",) * len(params.sparse_files)
+        models.append(replace(params, row_format_per_table=default if formats is None else tuple(formats)))
+    return replace(config, models=tuple(models))
 
 
 def _merge(a: PsConfig, b: PsConfig) -> PsConfig:

@@ -1,0 +1,79 @@
+"""python -m hps_config: plan the embedding tiers, write and check ps.json."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+
+from hps_config.description import read_description
+from hps_config.planning import plan_tiers, predict
+from hps_config.ps_writer import write_ps_json
+from hps_config.reader import check_ps_json
+from hps_config.report import print_plan
+from hps_config.tables import TableSpec
+from stages.errors import ConfigError, RecommenderError
+
+app = typer.Typer(help="Plan the embedding tiers, write and check ps.json.", add_completion=False, no_args_is_help=True)
+
+
+@app.command()
+def plan(
+    config: Annotated[Path, typer.Argument(help="TOML file of table budgets; hps_config/defaults.toml shows every key")],
+    trace: Annotated[
+        Path | None, typer.Option(help="keys in order of use: .npy for one table, .npz with one array per table")
+    ] = None,
+    write: Annotated[Path | None, typer.Option(help="write the ps.json here")] = None,
+) -> None:
+    """Print bytes per tier and process, and predicted hit rates; refuse what cannot fit."""
+    description = read_description(config)
+    planned = plan_tiers(description.specs, description.budgets)
+    traces = read_traces(trace, description.specs) if trace else {}
+    print_plan(planned, predict(planned, traces), Console())
+    if write:
+        write_ps_json(write, description, planned)
+        typer.echo(f"wrote {write}")
+
+
+@app.command()
+def check(path: Annotated[Path, typer.Argument(help="a ps.json")]) -> None:
+    """Say what NVIDIA's two parsers would stumble over; exit status 1 on errors."""
+    findings = check_ps_json(path)
+    for finding in findings:
+        typer.echo(str(finding))
+    errors = sum(finding.severity == "error" for finding in findings)
+    typer.echo(f"{path}: {errors} errors, {len(findings) - errors} warnings")
+    raise typer.Exit(1 if errors else 0)
+
+
+def read_traces(path: Path, tables: tuple[TableSpec, ...]) -> dict[str, np.ndarray]:
+    """Table name -> int64 [N] keys in order of use."""
+    try:
+        loaded = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{path} cannot be read as a key trace: {error}. Expected .npy or .npz. Record it with numpy."
+        ) from error
+    if isinstance(loaded, np.ndarray):
+        if len(tables) != 1:
+            raise ConfigError(
+                f"{path} holds one array for {len(tables)} tables. Expected an .npz with one array per table. "
+                "Save it with np.savez(path, table_name=keys, ...)."
+            )
+        return {tables[0].name: loaded}
+    return {name: loaded[name] for name in loaded.files}
+
+
+def main() -> None:
+    try:
+        app()
+    except RecommenderError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

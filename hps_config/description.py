@@ -1,0 +1,121 @@
+"""Table budgets as an operator writes them: one TOML file (hps_config/defaults.toml shows every key)."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from hps_config.planning import Budgets
+from hps_config.tables import TableSpec
+from stages.embeddings.formats.names import check_name
+from stages.errors import ConfigError
+
+UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+def parse_bytes(value: object) -> int:
+    """`"64 MiB"` or a plain number -> bytes. ValueError says what was expected."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(\w*)", value) if isinstance(value, str) else None
+    if not match or match[2] not in UNITS:
+        raise ValueError(f'is {value!r}. Expected bytes as a number or as "64 MiB" ({", ".join(list(UNITS)[1:])})')
+    return int(float(match[1]) * UNITS[match[2]])
+
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes)]
+Positive = Annotated[int, Field(ge=1)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class BudgetSection(_Section):
+    l1: Bytes  # per process
+    l2: Bytes  # per machine
+    l3: Bytes  # on disk
+
+
+class ServingSection(_Section):
+    instances: Positive = 1
+    max_batch_size: Positive = 4096
+    hit_rate_threshold: Annotated[float, Field(ge=0)] = 1.1
+    refresh_share: Annotated[float, Field(gt=0, le=1)] = 0.2
+    devices: Annotated[list[int], Field(min_length=1)] = [0]
+
+
+class VolatileSection(_Section):
+    type: str = "parallel_hash_map"
+    address: str = "127.0.0.1:7000"
+    num_partitions: Positive = 8
+
+
+class PersistentSection(_Section):
+    path: str = "rocksdb"
+
+
+class UpdateSection(_Section):
+    brokers: str = ""  # empty: no live updates
+
+
+class TableSection(_Section):
+    name: str
+    rows: int
+    width: int
+    row_format: str = "fp32"
+    keys_per_sample: int = 1
+    default_value: float = 0.0
+
+
+class HpsDescription(_Section):
+    """A whole description; `specs` and `budgets` are what the planner takes."""
+
+    model: str
+    sparse_root: str = "."  # folder that holds <table>.model for each table
+    budget: BudgetSection
+    serving: ServingSection = ServingSection()
+    volatile: VolatileSection = VolatileSection()
+    persistent: PersistentSection = PersistentSection()
+    updates: UpdateSection = UpdateSection()
+    tables: list[TableSection]
+
+    @property
+    def specs(self) -> tuple[TableSpec, ...]:
+        return tuple(TableSpec(**table.model_dump()) for table in self.tables)
+
+    @property
+    def budgets(self) -> Budgets:
+        return Budgets(
+            l1_bytes=self.budget.l1,
+            l2_bytes=self.budget.l2,
+            l3_bytes=self.budget.l3,
+            instances=self.serving.instances,
+            max_batch_size=self.serving.max_batch_size,
+            num_partitions=self.volatile.num_partitions,
+        )
+
+
+def read_description(path: Path) -> HpsDescription:
+    """The description in a TOML file. Raises ConfigError naming file, key and what was expected."""
+    try:
+        description = HpsDescription.model_validate(tomllib.loads(path.read_text()))
+        check_name("model", description.model)
+        _ = description.specs  # checks the tables
+        return description
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error.strerror}. Expected a TOML file of table budgets. Correct the path."
+        ) from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}. Mend that line.") from error
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    except ValidationError as error:
+        fault = error.errors()[0]
+        where = ".".join(str(part) for part in fault["loc"])
+        raise ConfigError(f"{path}: {where}: {fault['msg']}. hps_config/defaults.toml shows every key.") from error

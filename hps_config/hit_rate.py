@@ -1,0 +1,87 @@
+"""Hit rates of least-recently-used levels, computed exactly from a key trace without running a cache.
+
+An LRU of n rows holds a key exactly if fewer than n other keys were used since its last use. That number, the stack distance,
+depends on the trace only. Distances come from counting, for each use, the repeated uses in its window: one radix pass over the
+whole trace per bit, instead of one cache operation per key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stages.errors import DataError
+
+NEVER = np.iinfo(np.int64).max  # stack distance of a key's first use
+WARM_UP_SHARE = 0.2  # of the trace fills the levels and is not counted
+
+
+@dataclass(frozen=True)
+class HitRates:
+    """Shares of lookups answered by each level; the rest is answered by L3 (or, without one, by the default vector)."""
+
+    lookups: int  # counted, after the warm-up
+    l1: float  # of all lookups
+    l2: float  # of all lookups, not only of L1's misses
+
+    @property
+    def memory(self) -> float:
+        """Share of lookups that never leave memory."""
+        return self.l1 + self.l2
+
+
+def previous_use(keys: np.ndarray) -> np.ndarray:
+    """int64 [N] keys -> int64 [N] position of the previous use of the same key, -1 at the first."""
+    order = np.argsort(keys, kind="stable")
+    same = keys[order[1:]] == keys[order[:-1]]
+    previous = np.full(len(keys), -1, np.int64)
+    previous[order[1:][same]] = order[:-1][same]
+    return previous
+
+
+def stack_distances(keys: np.ndarray) -> np.ndarray:
+    """int64 [N] keys in order of use -> int64 [N] distinct other keys since the previous use, NEVER at the first."""
+    previous = previous_use(keys)
+    between = np.arange(len(keys)) - previous - 1
+    # of the uses in between, those whose own previous use also lies in between repeat a key already counted
+    distances = between - _greater_before(previous + 1)
+    return np.where(previous < 0, NEVER, distances)
+
+
+def _greater_before(values: np.ndarray) -> np.ndarray:
+    """int64 [N] values >= 0 -> int64 [N] how many earlier elements are greater, from the highest bit down."""
+    greater = np.zeros(len(values), np.int64)
+    order = np.arange(len(values))  # sorted by the bits above the current one, in order of time within equals
+    for bit in reversed(range(int(values.max(initial=0)).bit_length())):
+        in_order = values[order]
+        is_set = (in_order >> bit) & 1
+        group = in_order >> (bit + 1)
+        set_until = np.cumsum(is_set)
+        starts = np.concatenate([[True], group[1:] != group[:-1]])
+        set_before_group = np.maximum.accumulate(np.where(starts, set_until - is_set, 0))
+        unset = is_set == 0
+        greater[order[unset]] += (set_until - set_before_group)[unset]
+        order = order[np.argsort(in_order >> bit, kind="stable")]
+    return greater
+
+
+def predict_hit_rates(keys: np.ndarray, l1_rows: int, l2_rows: int, instances: int = 1) -> HitRates:
+    """Hit rates of one table under a trace. keys int64 [N] in order of use, unique within a request.
+
+    The uses are dealt to the instances in turn; each has its own L1 of l1_rows, and all share an L2 of l2_rows, which sees L1's
+    misses only. The first fifth of the trace fills the levels and is not counted.
+    """
+    keys = np.asarray(keys)
+    if keys.ndim != 1 or keys.dtype.kind not in "iu" or not keys.size:
+        raise DataError(
+            f"the key trace is {keys.dtype} {list(keys.shape)}. Expected integers [N], one per lookup. "
+            "Record the keys of a table in order of use."
+        )
+    misses = np.zeros(len(keys), bool)
+    for instance in range(instances):
+        misses[instance::instances] = stack_distances(keys[instance::instances]) >= l1_rows
+    l2_hits = np.zeros(len(keys), bool)
+    l2_hits[misses] = stack_distances(keys[misses]) < l2_rows
+    counted = slice(int(len(keys) * WARM_UP_SHARE), None)
+    return HitRates(len(misses[counted]), float(1 - misses[counted].mean()), float(l2_hits[counted].mean()))

@@ -1,0 +1,217 @@
+"""Table budgets -> a plan: how many rows of each table each tier holds, and what that costs.
+
+HPS has one dial per tier and model: `gpucacheper`, the share of every table that L1 caches, and `overflow_margin`, the rows of
+a table that one partition of L2 keeps. The planner turns each as far up as its budget allows, and refuses when even the least
+does not fit, naming what would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hps_config.hit_rate import HitRates, predict_hit_rates
+from hps_config.memory import L1_SET_ROWS, buffer_bytes, l1_bytes, l1_rows, l2_bytes, l3_bytes
+from hps_config.ps_config import NO_MARGIN
+from hps_config.tables import ROW_FORMATS, TableSpec
+from stages.errors import ConfigError
+
+SHARE_STEPS = 1_000_000  # gpucacheper is written with six digits
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """Bytes each tier may take. L1 is per process, L2 per machine, L3 on disk; 0 leaves L2 or L3 out."""
+
+    l1_bytes: int
+    l2_bytes: int
+    l3_bytes: int
+    instances: int = 1  # processes that serve the model, each with its own L1
+    max_batch_size: int = 4096  # samples of the largest request
+    num_partitions: int = 8  # of L2
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """One table's rows and bytes per tier."""
+
+    table: TableSpec
+    l1_rows: int
+    l2_rows: int
+    l3_rows: int
+
+    @property
+    def l1_bytes(self) -> int:
+        return l1_bytes(self.table, self.l1_rows)
+
+    @property
+    def l2_bytes(self) -> int:
+        return l2_bytes(self.table, self.l2_rows)
+
+    @property
+    def l3_bytes(self) -> int:
+        return l3_bytes(self.table, self.l3_rows)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What fits where. Bytes are of the rows and their slots, without interpreter and libraries."""
+
+    budgets: Budgets
+    tables: tuple[TablePlan, ...]
+    gpucacheper: float  # share of each table in L1
+    overflow_margin: int  # rows of a table per partition of L2; NO_MARGIN when all rows fit
+
+    @property
+    def l1_bytes(self) -> int:
+        """Of one process."""
+        return sum(planned.l1_bytes for planned in self.tables)
+
+    @property
+    def l2_bytes(self) -> int:
+        """Of the machine, one copy for all processes."""
+        return sum(planned.l2_bytes for planned in self.tables)
+
+    @property
+    def l3_bytes(self) -> int:
+        """On disk."""
+        return sum(planned.l3_bytes for planned in self.tables)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Of one process: keys and rows of the largest request."""
+        return buffer_bytes(tuple(planned.table for planned in self.tables), self.budgets.max_batch_size)
+
+    @property
+    def process_bytes(self) -> int:
+        """Private memory of one process."""
+        return self.l1_bytes + self.buffer_bytes
+
+    @property
+    def machine_bytes(self) -> int:
+        """Memory of all processes and of L2."""
+        return self.budgets.instances * self.process_bytes + self.l2_bytes
+
+    @property
+    def l2_complete(self) -> bool:
+        """Every row is in memory: L3 is read only at start."""
+        return all(planned.l2_rows == planned.table.rows for planned in self.tables)
+
+
+def plan_tiers(tables: tuple[TableSpec, ...], budgets: Budgets) -> Plan:
+    """Fill the tiers as far as the budgets allow. Raises ConfigError, with what would fit, when a tier's least does not."""
+    _check(tables, budgets)
+    _check_l3(tables, budgets)
+    share = _largest_share(tables, budgets)
+    margin = _largest_margin(tables, budgets)
+    planned = tuple(
+        TablePlan(
+            table,
+            min(l1_rows(table, share), l1_rows(table, 1.0)),
+            _l2_rows(table, margin, budgets),
+            table.rows if budgets.l3_bytes else 0,
+        )
+        for table in tables
+    )
+    return Plan(budgets, planned, share, margin)
+
+
+def predict(plan: Plan, traces: dict[str, np.ndarray]) -> dict[str, HitRates]:
+    """Hit rates per table of a plan. traces: table name -> int64 [N] keys in order of use."""
+    known = {planned.table.name: planned for planned in plan.tables}
+    unknown = sorted(set(traces) - set(known))
+    if unknown:
+        raise ConfigError(
+            f"the trace has keys of {', '.join(unknown)}. Expected tables of the plan: {', '.join(known)}. Rename its arrays."
+        )
+    return {name: _predict_table(plan, known[name], keys) for name, keys in traces.items()}
+
+
+def _predict_table(plan: Plan, planned: TablePlan, keys: np.ndarray) -> HitRates:
+    rates = predict_hit_rates(keys, planned.l1_rows, planned.l2_rows, plan.budgets.instances)
+    return replace(rates, l2=1 - rates.l1) if planned.l2_rows == planned.table.rows else rates
+
+
+def _check(tables: tuple[TableSpec, ...], budgets: Budgets) -> None:
+    if not tables:
+        raise ConfigError("the plan has no tables. Expected at least one. Add a [[tables]] section.")
+    names = [table.name for table in tables]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise ConfigError(f"table names repeat: {', '.join(repeated)}. Expected unique names. Rename a table.")
+    if min(budgets.instances, budgets.max_batch_size, budgets.num_partitions) < 1:
+        raise ConfigError(f"{budgets} has a count below 1. Expected instances, batch and partitions of at least 1. Correct it.")
+    if not budgets.l2_bytes and not budgets.l3_bytes:
+        raise ConfigError(
+            "the budgets give neither L2 nor L3 any bytes. Expected one that holds every row. Give l2 or l3 a budget."
+        )
+
+
+def _check_l3(tables: tuple[TableSpec, ...], budgets: Budgets) -> None:
+    needed = sum(l3_bytes(table, table.rows) for table in tables)
+    if budgets.l3_bytes and needed > budgets.l3_bytes:
+        rows = sum(table.rows for table in tables)
+        raise ConfigError(
+            f"L3 needs {needed} bytes for {rows} rows. The budget is {budgets.l3_bytes}. Raise l3 to {needed} bytes, "
+            f"or keep at most {int(rows * budgets.l3_bytes / needed)} rows."
+        )
+
+
+def _largest_share(tables: tuple[TableSpec, ...], budgets: Budgets) -> float:
+    """The largest share of every table whose caches fit one process."""
+
+    def needed(steps: int) -> int:
+        return sum(l1_bytes(table, l1_rows(table, steps / SHARE_STEPS)) for table in tables)
+
+    if needed(1) > budgets.l1_bytes:
+        raise ConfigError(
+            f"L1 needs {needed(1)} bytes per process for the least it can hold ({L1_SET_ROWS} rows or a millionth of each of "
+            f"{len(tables)} tables). The budget is {budgets.l1_bytes}. Raise l1 to {needed(1)} bytes, or serve fewer tables."
+        )
+    return _largest(SHARE_STEPS, lambda steps: needed(steps) <= budgets.l1_bytes) / SHARE_STEPS
+
+
+def _largest_margin(tables: tuple[TableSpec, ...], budgets: Budgets) -> int:
+    """The most rows per partition that fit L2, NO_MARGIN when all do. Without an L3 they must."""
+
+    def needed(margin: int) -> int:
+        return sum(l2_bytes(table, _l2_rows(table, margin, budgets)) for table in tables)
+
+    if needed(NO_MARGIN) <= budgets.l2_bytes:
+        return NO_MARGIN
+    if not budgets.l3_bytes:
+        raise ConfigError(_l2_refusal(tables, budgets, needed(NO_MARGIN)))
+    if budgets.l2_bytes and needed(1) > budgets.l2_bytes:
+        raise ConfigError(
+            f"L2 needs {needed(1)} bytes for one row in each of {budgets.num_partitions} partitions of {len(tables)} tables. "
+            f"The budget is {budgets.l2_bytes}. Raise l2 to {needed(1)} bytes, or set it to 0 to serve misses from L3."
+        )
+    return _largest(max(table.rows for table in tables), lambda margin: needed(margin) <= budgets.l2_bytes)
+
+
+def _l2_rows(table: TableSpec, margin: int, budgets: Budgets) -> int:
+    return min(table.rows, margin * budgets.num_partitions) if budgets.l2_bytes else 0
+
+
+def _l2_refusal(tables: tuple[TableSpec, ...], budgets: Budgets, needed: int) -> str:
+    remedies = [f"raise l2 to {needed} bytes", f"give l3 {sum(l3_bytes(table, table.rows) for table in tables)} bytes of disk"]
+    for row_format in list(ROW_FORMATS)[1:]:
+        narrower = [replace(table, row_format=row_format) for table in tables]
+        if sum(l2_bytes(table, table.rows) for table in narrower) <= budgets.l2_bytes:
+            remedies.append(f"keep the rows as {row_format}")
+            break
+    return (
+        f"L2 needs {needed} bytes for {sum(table.rows for table in tables)} rows, and there is no L3 to hold the rest. "
+        f"The budget is {budgets.l2_bytes}. What would fit: {'; or '.join(remedies)}."
+    )
+
+
+def _largest(most: int, fits: Callable[[int], bool]) -> int:
+    """The largest of 1 … most that fits; fits(1) holds, and what is larger than one that does not fit does not fit either."""
+    least, beyond = 1, most + 1
+    while beyond - least > 1:
+        middle = (least + beyond) // 2
+        least, beyond = (middle, beyond) if fits(middle) else (least, middle)
+    return least

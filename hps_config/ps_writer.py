@@ -1,0 +1,87 @@
+"""A plan -> ps.json, complete for both of NVIDIA's parsers and for our own tiers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from hps_config.description import HpsDescription
+from hps_config.planning import Plan
+from hps_config.reader import check_document
+from stages.errors import ConfigError
+
+UPDATE_FILTERS = [".+"]  # matched against the model name; HPS's own default matches nothing
+
+
+def sparse_folder_name(table: str) -> str:
+    """Folder of one table below `sparse_root`."""
+    return f"{table}.model"
+
+
+def ps_document(description: HpsDescription, plan: Plan) -> dict[str, Any]:
+    """The ps.json of a description and its plan, as a dict. Raises ConfigError when NVIDIA's parsers would not serve it."""
+    document: dict[str, Any] = {"supportlonglong": True, "volatile_db": _volatile(description, plan)}
+    if description.budget.l3:
+        document["persistent_db"] = {
+            "type": "rocks_db",
+            "path": description.persistent.path,
+            "update_filters": UPDATE_FILTERS,
+        }
+    if description.updates.brokers:
+        document["update_source"] = {"type": "kafka_message_queue", "brokers": description.updates.brokers}
+    document["models"] = [_model(description, plan)]
+    _, findings = check_document(document)
+    errors = [str(finding) for finding in findings if finding.severity == "error"]
+    if errors:
+        raise ConfigError("the planned ps.json would not be served. Correct the description:\n  " + "\n  ".join(errors))
+    return document
+
+
+def write_ps_json(path: Path, description: HpsDescription, plan: Plan) -> None:
+    """Write the ps.json of a plan; see `ps_document`."""
+    path.write_text(json.dumps(ps_document(description, plan), indent=1) + "\n")
+
+
+def _volatile(description: HpsDescription, plan: Plan) -> dict[str, Any]:
+    if not description.budget.l2:
+        return {"type": "disabled"}
+    volatile: dict[str, Any] = {
+        "type": description.volatile.type,
+        "num_partitions": description.volatile.num_partitions,
+        "update_filters": UPDATE_FILTERS,
+    }
+    if description.volatile.type.startswith("redis"):
+        volatile["address"] = description.volatile.address
+        volatile["num_node_connections"] = min(5, description.volatile.num_partitions)
+    if not plan.l2_complete:
+        # evict_oldest goes by the time of the last use, which is the LRU that the hit rates are predicted for
+        volatile |= {
+            "overflow_margin": plan.overflow_margin,
+            "overflow_policy": "evict_oldest",
+            "cache_missed_embeddings": True,
+        }
+    return volatile
+
+
+def _model(description: HpsDescription, plan: Plan) -> dict[str, Any]:
+    tables = [planned.table for planned in plan.tables]
+    serving = description.serving
+    return {
+        "model": description.model,
+        "sparse_files": [f"{description.sparse_root}/{sparse_folder_name(table.name)}" for table in tables],
+        "embedding_table_names": [table.name for table in tables],
+        "embedding_vecsize_per_table": [table.width for table in tables],
+        "maxnum_catfeature_query_per_table_per_sample": [table.keys_per_sample for table in tables],
+        "default_value_for_each_table": [table.default_value for table in tables],
+        "max_batch_size": serving.max_batch_size,
+        "deployed_device_list": serving.devices,
+        "num_of_worker_buffer_in_pool": max(2, serving.instances),
+        "num_of_refresher_buffer_in_pool": 1,
+        "cache_refresh_percentage_per_iteration": serving.refresh_share,
+        "gpucache": True,
+        "gpucacheper": plan.gpucacheper,
+        "hit_rate_threshold": serving.hit_rate_threshold,
+        "embedding_cache_type": "dynamic",
+        "row_format_per_table": [table.row_format for table in tables],
+    }

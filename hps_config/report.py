@@ -1,0 +1,85 @@
+"""A plan as tables for people."""
+
+from __future__ import annotations
+
+from rich.console import Console, Group
+from rich.table import Table
+
+from hps_config import memory
+from hps_config.hit_rate import WARM_UP_SHARE, HitRates
+from hps_config.planning import Plan
+
+
+def human_bytes(count: int) -> str:
+    """1536 -> `1.5 KiB`."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def print_plan(plan: Plan, hit_rates: dict[str, HitRates], console: Console) -> None:
+    """Bytes per tier and process, predicted hit rates of the tables that were traced, and what all of it assumes."""
+    parts = [_tiers(plan), _totals(plan)]
+    if hit_rates:
+        parts.append(_hit_rates(hit_rates))
+    console.print(Group(*parts))
+    for assumption in assumptions(plan, bool(hit_rates)):
+        console.print(f"- {assumption}", markup=False, highlight=False)
+
+
+def assumptions(plan: Plan, traced: bool) -> list[str]:
+    """What the figures of a plan rest on, one sentence each."""
+    said = [
+        f"L1: sets of {memory.L1_SET_ROWS} rows, {memory.L1_SLOT_BYTES} bytes beside each row, rows in the table's row format.",
+        f"L2: one copy for all processes, {memory.L2_SLOT_BYTES} bytes beside each row, {memory.L2_LOAD:.0%} full, "
+        "rows in the table's row format (a Redis cluster keeps fp32 and its own overhead).",
+        f"L3: fp32 rows, {memory.L3_ROW_BYTES} bytes beside each, uncompressed; compaction may need as much again for a while.",
+        f"Per process: L1 and the buffers of a request of {plan.budgets.max_batch_size} samples, without interpreter and libraries.",
+        "NVIDIA's hps backend keeps fp32 rows in GPU memory, one full cache per GPU.",
+    ]
+    if traced:
+        said.append(
+            f"Hit rates: exact LRU per level, uses dealt to {plan.budgets.instances} processes in turn, the first "
+            f"{WARM_UP_SHARE:.0%} of the trace only warms the levels."
+        )
+    return said
+
+
+def _tiers(plan: Plan) -> Table:
+    table = Table(title="rows and bytes per table")
+    for name, justify in (("table", "left"), ("width", "right"), ("format", "left"), ("rows", "right")):
+        table.add_column(name, justify=justify)
+    for tier in ("L1 of one process", "L2 of the machine", "L3 on disk"):
+        table.add_column(tier, justify="right")
+    for planned in plan.tables:
+        spec = planned.table
+        tiers = ((planned.l1_rows, planned.l1_bytes), (planned.l2_rows, planned.l2_bytes), (planned.l3_rows, planned.l3_bytes))
+        cells = (f"{rows:,} rows\n{human_bytes(size)}" if rows else "none" for rows, size in tiers)
+        table.add_row(spec.name, str(spec.width), spec.row_format, f"{spec.rows:,}", *cells)
+    return table
+
+
+def _totals(plan: Plan) -> Table:
+    budgets, table = plan.budgets, Table(title="bytes against budgets")
+    for name in ("what", "planned", "budget"):
+        table.add_column(name, justify="left" if name == "what" else "right")
+    table.add_row("L1 of one process", human_bytes(plan.l1_bytes), human_bytes(budgets.l1_bytes))
+    table.add_row("request buffers of one process", human_bytes(plan.buffer_bytes), "")
+    table.add_row("private memory of one process", human_bytes(plan.process_bytes), "")
+    table.add_row("L2 of the machine", human_bytes(plan.l2_bytes), human_bytes(budgets.l2_bytes))
+    table.add_row(f"memory of the machine, {budgets.instances} processes", human_bytes(plan.machine_bytes), "")
+    table.add_row("L3 on disk", human_bytes(plan.l3_bytes), human_bytes(budgets.l3_bytes))
+    return table
+
+
+def _hit_rates(hit_rates: dict[str, HitRates]) -> Table:
+    table = Table(title="predicted hit rates, shares of all lookups")
+    for name in ("table", "lookups", "L1", "L2", "in memory", "L3"):
+        table.add_column(name, justify="left" if name == "table" else "right")
+    for name, rates in hit_rates.items():
+        shares = (rates.l1, rates.l2, rates.memory, 1 - rates.memory)
+        table.add_row(name, f"{rates.lookups:,}", *(f"{share:.2%}" for share in shares))
+    return table
