@@ -64,6 +64,7 @@ _QUEUE_SAYS = ("maximum queue size", "timeout expired")
 
 def from_status(status: str, details: str, url: str, timeout_s: float | None, call: Call | None = None) -> ClientError:
     """The error for a gRPC status name such as "UNAVAILABLE" and the server's own words."""
+    details = details.partition("\n")[0]  # a traceback is for the server's log
     said = f" (it said: {details})" if details else ""
     if status in ("INVALID_ARGUMENT", "OUT_OF_RANGE"):
         return InvalidRequest(f"The server at {url} refuses this request: {details}", call)

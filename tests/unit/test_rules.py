@@ -186,9 +186,9 @@ def test_provider_floor_holds_in_every_prefix_and_yields_to_caps(tmp_path):
     assert served(few_items(tmp_path, capped), [0, 4, 6, 1, 3], k=4) == [0, 3, 4, 6]
 
 
-@pytest.mark.parametrize("share", [0.07, 0.1, 0.28, 0.29, 0.3, 1 / 3, 0.55, 0.57, 0.7])
+@pytest.mark.parametrize("share", [1 / 98, 1 / 49, 3 / 47, 0.1, 0.29, 1 / 3, 0.58, 0.7])
 def test_shares_that_binary_cannot_hold_are_due_on_time(tmp_path, catalogue, share):
-    """7 / 0.7 is 10.000000000000002 and 0.29 * 100 is 28.999999999999996: both must count as whole."""
+    """1 / (1 / 49) is 49.00000000000001 and 0.58 * 50 is 28.999999999999996: both must count as whole."""
     config = RulesConfig(provider_floor=ProviderFloor(["Cleo", "Dora"], share))
     position, scores, user_id = requests(np.random.default_rng(2), batch=8, n_candidates=100)
     scores[np.isin(np.array(catalogue["provider"], object)[position], ["Cleo", "Dora"])] -= 100  # all lifted, if any

@@ -168,7 +168,7 @@ def test_retries_end(kind, server):
         (grpc.StatusCode.INVALID_ARGUMENT, "shape", InvalidRequest, "refuses this request: shape"),
         (grpc.StatusCode.NOT_FOUND, "unknown model", ModelNotFound, "does not know the model"),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, "", Overloaded, "turned the request away. Send less"),
-        (grpc.StatusCode.INTERNAL, "stub died", ServerFault, "failed with INTERNAL .it said: stub died"),
+        (grpc.StatusCode.INTERNAL, "stub died\n\nAt: model.py", ServerFault, r"failed with INTERNAL .it said: stub died\)"),
         (grpc.StatusCode.UNIMPLEMENTED, "", ServerFault, "failed with UNIMPLEMENTED"),
     ],
 )
