@@ -11,7 +11,7 @@ what it had accepted, the steps drop `old`. At every moment the configs on disk 
 
 tritonserver reloads a version it already holds when anything in that version's folder changed since. So a version folder must
 never change once it is published; that includes the `__pycache__` Python would write beside model.py, which is why the
-publisher puts an empty *file* of that name there. Otherwise nothing fails, but the served generation is loaded twice at every move.
+publisher puts an empty *file* of that name there. Without it nothing fails, but every move loads the served generation again.
 """
 
 from __future__ import annotations
