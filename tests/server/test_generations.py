@@ -1,0 +1,104 @@
+"""A running server moves between generations under load: no request fails, no answer mixes two generations."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+import pytest
+import tritonclient.grpc as grpcclient
+
+from server.generations import activate, pinned_generation, published_generations, served_generation
+from server.health import model_states
+from stages.errors import ConfigError, ServerError
+from tests.server import toys
+
+CLIENTS = 4
+
+
+class Load:
+    """Clients that ask without pause and keep what each answer says: x, generation of the first step, of the second."""
+
+    def __init__(self, grpc_url: str) -> None:
+        self.grpc_url, self.generations, self.errors, self._stop = grpc_url, Counter(), [], threading.Event()
+        self.threads = [threading.Thread(target=self._ask) for _ in range(CLIENTS)]
+
+    def _ask(self) -> None:
+        with grpcclient.InferenceServerClient(self.grpc_url) as client:
+            while not self._stop.is_set():
+                try:
+                    answer = toys.ask(client, 1)
+                except Exception as error:
+                    self.errors.append(error)
+                else:
+                    self.generations[(answer // 1000 % 1000, answer % 1000)] += 1
+
+    def __enter__(self) -> Load:
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop.set()
+        for thread in self.threads:
+            thread.join()
+
+
+def loads_of(server, name: str) -> list[str]:
+    """Versions of a step the server was asked to bring up as new processes, in order, as its log says."""
+    lines = server.log_path.read_text().splitlines()
+    return [line for line in lines if f"TRITONBACKEND_ModelInstanceInitialize: {name}_0_0" in line]
+
+
+def test_moves_forward_and_back_under_load_without_a_failure_or_a_mix(repo, launch):
+    server = launch(repo)
+    toys.publish(repo, 2)
+    toys.publish(repo, 3)
+    with Load(server.grpc_url) as load:
+        assert activate(server.grpc_url, repo, 2) == 1
+        assert activate(server.grpc_url, repo, 3) == 2
+        assert activate(server.grpc_url, repo, 1) == 3
+    assert load.errors == []
+    assert set(load.generations) == {(1, 1), (2, 2), (3, 3)}
+    assert served_generation(server.grpc_url) == pinned_generation(repo) == 1
+    # one load per step and move: the generation being served is never loaded a second time
+    assert len(loads_of(server, "first")) == len(loads_of(server, "second")) == 4
+
+
+def test_a_generation_that_does_not_load_changes_nothing_under_load(repo, launch):
+    server = launch(repo)
+    toys.publish(repo, 2)
+    (repo / "second" / "2" / "model.py").write_text("raise RuntimeError('manifest does not match: publish again')")
+    with Load(server.grpc_url) as load, pytest.raises(ServerError, match=r"stays at generation 1.*manifest does not match"):
+        activate(server.grpc_url, repo, 2)
+    assert load.errors == []
+    assert set(load.generations) == {(1, 1)}
+    assert served_generation(server.grpc_url) == pinned_generation(repo) == 1
+    states = model_states(server.grpc_url)
+    assert {key for key, (state, _) in states.items() if state == "READY"} == {("first", 1), ("second", 1), ("recommend", 1)}
+
+
+def test_a_restart_serves_the_generation_that_was_activated(repo, launch):
+    toys.publish(repo, 2)
+    server = launch(repo)
+    activate(server.grpc_url, repo, 2)
+    server.stop()
+    again = launch(repo)
+    with grpcclient.InferenceServerClient(again.grpc_url) as client:
+        assert toys.ask(client, 4) == toys.expected(4, generation=2)
+
+
+def test_unpublished_generation_is_refused(repo, launch):
+    toys.publish(repo, 2)
+    (repo / "second" / "2" / "model.py").unlink()
+    (repo / "second" / "2" / "__pycache__").unlink()
+    (repo / "second" / "2").rmdir()
+    server = launch(repo)
+    assert published_generations(repo) == (1,)
+    with pytest.raises(ConfigError, match=r"Generation 2 is not in .*, which holds \[1\]"):
+        activate(server.grpc_url, repo, 2)
+
+
+def test_no_server_to_move(repo):
+    with pytest.raises(ServerError, match="No server answers at localhost:1"):
+        activate("localhost:1", repo, 1)

@@ -1,0 +1,156 @@
+"""The launcher against the real tritonserver, with toy models."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+import urllib.request
+from dataclasses import astuple
+from pathlib import Path
+
+import psutil
+import pytest
+import tritonclient.grpc as grpcclient
+
+from server.health import is_ready, model_states, wait_ready
+from server.launcher import TritonServer, clear_stale, running_servers, stop_server
+from server.ports import Ports, free_ports, is_free
+from server.processes import SHM_DIR, is_running, members
+from server.state import known_servers
+from stages.errors import ConfigError, ServerError
+from tests.server import toys
+
+
+def start_and_fail(repo: Path, run_dir: Path, **options) -> str:
+    """The message of a start that must fail, which leaves no process, no state file and no shared memory behind."""
+    before = set(SHM_DIR.iterdir())
+    server = TritonServer(repo, run_dir=run_dir, ready_timeout_s=60.0, **options)
+    with pytest.raises(ServerError) as failure:
+        server.start()
+    assert [p for p in psutil.process_iter(["cmdline"]) if str(run_dir) in " ".join(p.info["cmdline"] or ())] == []
+    assert list(run_dir.glob("servers/*")) == []
+    assert set(SHM_DIR.iterdir()) <= before
+    return str(failure.value)
+
+
+def test_starts_answers_and_leaves_nothing(repo, run_dir):
+    with TritonServer(repo, run_dir=run_dir, ready_timeout_s=60.0) as server:
+        tag, ports = server.state.tag, server.ports
+        assert model_states(server.grpc_url) == {(name, 1): ("READY", "") for name in ("first", "second", "recommend")}
+        assert [process.name() for process in members(tag)].count("triton_python_backend_stub") == 2
+        with grpcclient.InferenceServerClient(server.grpc_url) as client:
+            assert toys.ask(client, 7) == toys.expected(7, generation=1)
+        with urllib.request.urlopen(server.metrics_url) as reply:
+            assert 'nv_inference_request_success{model="recommend",version="1"} 1' in reply.read().decode()
+        with urllib.request.urlopen(f"http://{server.http_url}/v2/health/ready") as reply:
+            assert reply.status == 200
+        assert running_servers(run_dir) == [server.state]
+    assert members(tag) == []
+    assert all(map(is_free, astuple(ports)))
+    assert list(SHM_DIR.glob(f"{tag}*")) == []
+    assert running_servers(run_dir) == []
+
+
+def test_two_servers_at_once_and_stopping_one_leaves_the_other(repo, launch, run_dir):
+    one, other = launch(repo), launch(repo)
+    one.stop()
+    assert running_servers(run_dir) == [other.state]
+    with grpcclient.InferenceServerClient(other.grpc_url) as client:
+        assert toys.ask(client, 3) == toys.expected(3, generation=1)
+
+
+def test_models_see_the_project_and_the_threads_they_were_given(repo, launch):
+    source = toys.MODEL.replace(
+        "import triton", "import os, stages.contract\nassert os.environ['OMP_NUM_THREADS'] == '3'\nimport triton"
+    )
+    toys.publish(repo.parent / "other", 1, source)
+    server = launch(repo.parent / "other", threads=3)
+    assert is_ready(server.grpc_url)
+
+
+def test_response_cache_answers_a_repeated_request(repo, launch):
+    config = repo / "recommend" / "config.pbtxt"
+    config.write_text(config.read_text() + "response_cache { enable: true }")
+    server = launch(repo, cache_bytes=8 << 20)
+    with grpcclient.InferenceServerClient(server.grpc_url) as client:
+        assert toys.ask(client, 5) == toys.ask(client, 5) == toys.expected(5, generation=1)
+        [stats] = client.get_inference_statistics("recommend").model_stats
+    assert stats.inference_stats.cache_hit.count == 1
+
+
+def test_fixed_models_cannot_be_reloaded(repo, launch):
+    server = launch(repo, model_control="none")
+    with grpcclient.InferenceServerClient(server.grpc_url) as client, pytest.raises(Exception, match="explicit model load"):
+        client.load_model("first")
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("raise RuntimeError('index.faiss is cut short: publish again')", "index.faiss is cut short: publish again"),
+        ("def broken(:", "SyntaxError"),
+        ("import os; os._exit(9)", "ended while loading"),
+    ],
+    ids=["raises", "syntax", "dies"],
+)
+def test_first_failing_model_is_named_with_its_log_lines(repo, run_dir, source, told):
+    (repo / "second" / "1" / "model.py").write_text(source)
+    message = start_and_fail(repo, run_dir)
+    assert "second" in message.splitlines()[0]
+    assert told in message
+
+
+def test_ensemble_that_does_not_fit_its_steps_is_named(repo, run_dir):
+    config = repo / "recommend" / "config.pbtxt"
+    config.write_text(config.read_text().replace('key: "trail" value: "trail"', 'key: "nothing" value: "trail"', 1))
+    message = start_and_fail(repo, run_dir)
+    assert "model recommend failed to load" in message
+    assert "nothing" in message
+
+
+def test_port_that_is_taken_is_named_with_its_holder(repo, run_dir):
+    ports = free_ports()
+    with socket.socket() as sock:
+        sock.bind(("0.0.0.0", ports.http))
+        sock.listen()
+        message = start_and_fail(repo, run_dir, ports=ports)
+    assert f"http port {ports.http} is taken by" in message
+    assert f"(process {os.getpid()})" in message
+
+
+def test_unknown_repository_is_refused_before_anything_starts(tmp_path, run_dir):
+    with pytest.raises(ConfigError, match=r"no model repository at .*nowhere.*make export"):
+        TritonServer(tmp_path / "nowhere", run_dir=run_dir).start()
+
+
+def test_a_model_that_never_gets_ready_runs_into_the_timeout(repo, run_dir):
+    (repo / "second" / "1" / "model.py").write_text("import time; time.sleep(60)")
+    server = TritonServer(repo, run_dir=run_dir, ready_timeout_s=2.0)
+    with pytest.raises(ServerError, match="not ready after 2 s"):
+        server.start()
+    assert running_servers(run_dir) == []
+
+
+@pytest.mark.parametrize(
+    "recover", [clear_stale, lambda run_dir: [stop_server(s, run_dir) for s in known_servers(run_dir)]], ids=["start", "stop"]
+)
+def test_after_kill_9_stubs_and_shared_memory_are_cleared_and_the_port_is_usable(repo, launch, run_dir, recover):
+    server = launch(repo)
+    state = server.state
+    os.kill(state.pid, signal.SIGKILL)
+    while is_running(state.pid, state.tag):
+        time.sleep(0.01)
+    assert list(SHM_DIR.glob(f"{state.tag}*")) != []
+    recover(run_dir)
+    assert members(state.tag) == []
+    assert list(SHM_DIR.glob(f"{state.tag}*")) == []
+    again = launch(repo, ports=Ports(*astuple(server.ports)))
+    assert is_ready(again.grpc_url)
+
+
+def test_a_dead_server_answers_no_wait():
+    url = f"localhost:{free_ports().grpc}"
+    with pytest.raises(ServerError, match="nothing answers there"):
+        wait_ready(url, timeout_s=0.2)
