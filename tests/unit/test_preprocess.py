@@ -1,6 +1,8 @@
 """The stage: what it serves equals what training sees, for every user; and what it does with odd requests."""
 
 import dataclasses
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -169,3 +171,9 @@ def test_empty_state_is_that_of_an_unknown_user(exported):
             assert wanted.keys() == got.keys()
             continue
         np.testing.assert_array_equal(wanted, got, err_msg=field.name)
+
+
+def test_serving_needs_neither_pandas_nor_nvtabular():
+    code = "import sys, stages.preprocess; print(sorted({'pandas', 'nvtabular', 'torch'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,5 +1,7 @@
 """build_features as a whole: what it declares, what it encodes, and that the stored state is the trained one."""
 
+from itertools import chain
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -174,3 +176,70 @@ def test_a_log_without_positives_is_refused():
     dataset = bare_dataset()
     with pytest.raises(ExportError, match="no positive event"):
         build_features(dataset, dataset.interactions.assign(positive=False))
+
+
+SHOP_TOML = """
+name = "shop"
+[interactions]
+path = "log.csv"
+user_id = "who"
+item_id = "sku"
+timestamp = "when"
+label = "stars"
+positive_at = 3
+[items]
+path = "items.csv"
+item_id = "sku"
+categorical = ["brand"]
+multi_categorical = { tags = "|" }
+continuous = ["price"]
+category = "tags"
+provider = "brand"
+"""
+
+
+def test_a_shop_with_text_ids_and_lists(tmp_path):
+    rng = np.random.default_rng(0)
+    skus = [f"sku-{n}" for n in range(25)]
+    draws = zip(*(rng.integers(low, high, 300) for low, high in ((0, 12), (0, 22), (0, 10**6), (1, 6))), strict=True)
+    rows = [f"user {user},{skus[sku]},{second},{stars}" for user, sku, second, stars in draws]
+    tags = [["red", "big"], ["big"], [], ["red", "old", "odd"]]
+    catalogue = [f"{sku},b{n % 3},{'|'.join(tags[n % 4])},{n or ''}" for n, sku in enumerate(skus)]
+    (tmp_path / "dataset.toml").write_text(SHOP_TOML)
+    (tmp_path / "log.csv").write_text("\n".join(["who,sku,when,stars", *rows]))
+    (tmp_path / "items.csv").write_text("\n".join(["sku,brand,tags,price", *catalogue]))
+    dataset = load_dataset(tmp_path)
+    features = build_features(dataset, dataset.interactions)
+
+    assert list(features.item_rows) == [
+        "item_id",
+        "catalogue_brand",
+        "catalogue_category",
+        "popularity_bucket",
+        "catalogue_tags",
+    ]
+    assert "mean_label" in {column.name for column in features.user_plan.continuous}
+    ragged = features.item_arrays.lists["catalogue_tags"]
+    lists = dataset.items["tags"].tolist()
+    assert np.diff(ragged.offsets).tolist() == [*map(len, lists), 0]
+    row_of = dict(zip(chain.from_iterable(lists), ragged.values.tolist(), strict=True))
+    assert len(set(row_of.values())) == len(row_of) == 4
+    assert ragged.values.min() >= FIRST_ROW
+    assert [features.providers.names[code] for code in features.providers.codes[:-1]] == dataset.items["brand"].tolist()
+
+
+@pytest.mark.parametrize("n_events", [1, 2])
+def test_the_smallest_logs_are_encoded(n_events):
+    dataset = bare_dataset()
+    events = dataset.interactions.iloc[:n_events]
+    features = build_features(dataset, events)
+    examples = features.encode_rows(events, np.arange(n_events))
+    assert np.isfinite(examples.user_continuous).all()
+    assert np.isfinite(features.item_arrays.continuous).all()
+    assert (examples.history_positions == features.items.n_items).all()
+
+
+def test_no_rows_are_no_trouble(rich):
+    _, train, _, features = rich
+    examples = features.encode_rows(train, np.empty(0, np.int64))
+    assert [len(array) for array in examples] == [0, 0, 0, 0]
