@@ -32,16 +32,22 @@ def check_document(document: dict) -> tuple[PsConfig, list[Finding]]:
     """A parsed ps.json -> what serving would use, and what both parsers and the rules beyond them find."""
     a, b = read_as_a(document), read_as_b(document)
     config = _with_row_formats(_merge(a.config, b.config), document)
-    return config, [*a.findings, *b.findings, *check_unknown_keys(document), *check_config(config)]
+    findings = [*a.findings, *b.findings]
+    unread = {finding.where for finding in findings if finding.severity == "error"}  # a consequence would only repeat these
+    beyond = [*check_unknown_keys(document), *check_config(config)]
+    return config, findings + [finding for finding in beyond if finding.where not in unread]
 
 
 def _with_row_formats(config: PsConfig, document: dict) -> PsConfig:
     """Row formats are a key of our own, which both parsers pass over; what is no list of strings is left for `checks.py`."""
     models = []
-    for params, entry in zip(config.models, document.get("models") or [], strict=True):
+    for i, params in enumerate(config.models):
+        entry = document["models"][i]
         formats = entry.get("row_format_per_table") if isinstance(entry, dict) else None
-        default = ("fp32",) * len(params.sparse_files)
-        models.append(replace(params, row_format_per_table=default if formats is None else tuple(formats)))
+        if formats is None:
+            formats = ["fp32"] * len(params.sparse_files)
+        listed = formats if isinstance(formats, list) else [formats]
+        models.append(replace(params, row_format_per_table=tuple(str(row_format) for row_format in listed)))
     return replace(config, models=tuple(models))
 
 

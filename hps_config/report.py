@@ -37,7 +37,7 @@ def assumptions(plan: Plan, traced: bool) -> list[str]:
         f"L2: one copy for all processes, {memory.L2_SLOT_BYTES} bytes beside each row, {memory.L2_LOAD:.0%} full, "
         "rows in the table's row format (a Redis cluster keeps fp32 and its own overhead).",
         f"L3: fp32 rows, {memory.L3_ROW_BYTES} bytes beside each, uncompressed; compaction may need as much again for a while.",
-        f"Per process: L1 and the buffers of a request of {plan.budgets.max_batch_size} samples, without interpreter and libraries.",
+        f"Per process: L1 and the buffers of a request of {plan.budgets.max_batch_size} samples, not the interpreter.",
         "NVIDIA's hps backend keeps fp32 rows in GPU memory, one full cache per GPU.",
     ]
     if traced:

@@ -11,7 +11,8 @@ from stages.errors import ConfigError, DataError
 NAME = re.compile(r"[A-Za-z0-9_-]{1,120}")
 TAG_PREFIX = "hps_et"
 # INT64_MAX marks an empty slot of the dynamic cache, -1 (all ones) one of the static table
-RESERVED_KEYS = (-1, int(np.iinfo(np.int64).max))
+INT64_MAX = int(np.iinfo(np.int64).max)
+RESERVED_KEYS = (-1, INT64_MAX)
 
 
 def check_name(kind: str, name: str) -> str:
