@@ -17,9 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from stages.errors import ArtifactError, ConfigError
-from stages.rules_config import BLOCKED, CATEGORY, CONFIG_FILE, ITEM_RULES, ITEMS_FILE, PROVIDER, RulesConfig
+from stages.rules_config import BLOCKED, CATEGORY, CONFIG_FILE, ITEM_RULES, ITEMS_FILE, KEPT, OVER_CAP, PROVIDER, RulesConfig
 
-_KEPT, _CAPPED, _DEAR, _BLOCKED = range(4)  # the list after the caps
 _LOWEST = np.finfo(np.float32).min
 _ROUNDING = 1e-9  # a share times a count may come out this little off a whole number
 
@@ -148,8 +147,8 @@ def _diversify(lists: _Lists, scores: np.ndarray, weight: float, k: int) -> None
     scores: f8 [B, W] in list order.
     """
     blocked = lists.items["blocked"]
-    best = np.where(blocked, _LOWEST, scores)[:, :k].max(axis=1, keepdims=True)
-    worst = np.where(blocked, -_LOWEST, scores)[:, :k].min(axis=1, keepdims=True)
+    best = np.where(blocked[:, :k], _LOWEST, scores[:, :k]).max(axis=1, keepdims=True)
+    worst = np.where(blocked[:, :k], -_LOWEST, scores[:, :k]).min(axis=1, keepdims=True)
     span = np.where(best > worst, best - worst, 1.0)
     relevance = np.maximum(1.0 - (best - scores) / span, -1.0)
     same_before = _Groups(lists.items["group"][None, :, :, CATEGORY], lists).size_before()[0]
@@ -168,15 +167,15 @@ def _cap(lists: _Lists) -> None:
     """
     items = lists.items
     groups = _Groups(items["group"].transpose(2, 0, 1), lists)
-    cap = items["cap"].transpose(2, 0, 1)
+    cap = items["cap"].transpose(2, 0, 1).astype(np.int64)
     pinned = lists.place < lists.n_pinned
-    eligible = ~(items["blocked"] | items["dear"] | pinned)
+    eligible = (items["behind"] == OVER_CAP) & ~pinned
     kept, settled = eligible | pinned, None
     while settled is None or kept.tobytes() != settled.tobytes():
         settled = kept
         room = groups.count_before(settled) < cap
         kept = (eligible & room[CATEGORY] & room[PROVIDER]) | pinned
-    zone = np.where(kept, _KEPT, np.where(items["blocked"], _BLOCKED, np.where(items["dear"], _DEAR, _CAPPED)))
+    zone = np.where(kept, KEPT, items["behind"])
     lists.n_kept = kept.sum(axis=1, keepdims=True)
     lists.reorder(np.argsort(zone, axis=1, kind="stable"))
 

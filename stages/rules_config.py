@@ -27,6 +27,7 @@ ITEMS_FILE = "rules_items.npy"
 
 NO_CAP = np.iinfo(np.int16).max
 BLOCKED = 1 << 20
+KEPT, OVER_CAP, TOO_DEAR, NEVER = range(4)  # the order of a list after the caps
 CATEGORY, PROVIDER = 0, 1  # the groups of an item, in ITEM_RULES
 
 ITEM_RULES = np.dtype(
@@ -36,7 +37,7 @@ ITEM_RULES = np.dtype(
         ("novelty", np.float32),  # 0 the most popular item … 1 the least
         ("zone", np.int32),  # pinned: slot - BLOCKED; BLOCKED; all others 0. Sorts pinned items to the front, blocked back
         ("blocked", np.bool_),
-        ("dear", np.bool_),  # above price_cap
+        ("behind", np.int8),  # how far behind when a list does not keep it: OVER_CAP, TOO_DEAR or NEVER
         ("in_floor_group", np.bool_),
     ],
     align=True,
@@ -197,7 +198,7 @@ def compile_rules(
     items["cap"][:, PROVIDER] = _caps(provider, config.max_per_provider, {})
     items["novelty"] = _novelty(popularity)
     items["blocked"] = np.isin(item_ids, np.array(config.blocked_items, np.int64))
-    items["dear"] = price > config.price_cap if config.price_cap is not None else False
+    items["behind"] = OVER_CAP if config.price_cap is None else np.where(price > config.price_cap, TOO_DEAR, OVER_CAP)
     if config.provider_floor:
         favoured = set(config.provider_floor.providers)
         items["in_floor_group"] = [name in favoured for name in provider]
@@ -205,6 +206,7 @@ def compile_rules(
         items["zone"][item_ids == pin.item_id] = pin.slot - BLOCKED
     records["blocked"][n_items] = True  # padding is never served
     records["zone"][records["blocked"]] = BLOCKED  # also when pinned
+    records["behind"][records["blocked"]] = NEVER
 
     folder.mkdir(parents=True, exist_ok=True)
     np.save(folder / ITEMS_FILE, records, allow_pickle=False)
