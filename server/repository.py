@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +53,16 @@ def read_config(path: Path) -> model_config_pb2.ModelConfig:
         raise ArtifactError(
             f"{path} is not a model configuration: {error}. Publish the repository again with `make export`."
         ) from error
+
+
+def write_config(path: Path, config: model_config_pb2.ModelConfig) -> None:
+    """Replace a config as a whole; the new file is made beside the model folder: tritonserver looks at everything inside."""
+    beside = path.parents[1] / f".{path.parent.name}.config.pbtxt.{os.getpid()}"
+    with beside.open("w") as file:
+        file.write(text_format.MessageToString(config))
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
 
 
 def read_repository(repo: Path) -> list[Model]:

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from export.repository.config import CONFIG_FILE, DTYPE, pinned_generation, read_config
+from export.repository.config import CONFIG_FILE, DTYPE
 from export.repository.recorded import RECORDED_FILE, compare_answers, read_recorded
+from server.generations import pinned_generation
+from server.repository import read_config
 from stages.artifacts import MANIFEST_FILE, read_json, read_stage, sha256_of, verify_manifest
 from stages.contract import ENSEMBLE, STAGES
 from stages.errors import RecommenderError
@@ -63,7 +65,7 @@ def check_layout(repository: Path) -> Iterator[Finding]:
     for name in MODELS:
         if not (repository / name / CONFIG_FILE).is_file():
             yield Finding("error", f"{name}/{CONFIG_FILE}", "The file is missing", "Export the repository again.")
-        elif (config := read_config(repository / name)).name != name:
+        elif (config := read_config(repository / name / CONFIG_FILE)).name != name:
             yield Finding(
                 "error", f"{name}/{CONFIG_FILE}", f"It names the model {config.name!r}", "Export the repository again."
             )
@@ -74,7 +76,7 @@ def check_layout(repository: Path) -> Iterator[Finding]:
 
 def check_edges(repository: Path) -> Iterator[Finding]:
     """Both ends of each ensemble edge agree, as tritonserver will demand."""
-    configs = {name: read_config(repository / name) for name in MODELS}
+    configs = {name: read_config(repository / name / CONFIG_FILE) for name in MODELS}
     known = {t.name: (DTYPE[t.data_type], tuple(t.dims)) for t in configs[ENSEMBLE].input}
     for step in configs[ENSEMBLE].ensemble_scheduling.step:
         inputs = {t.name: (DTYPE[t.data_type], tuple(t.dims)) for t in configs[step.model_name].input}
@@ -126,7 +128,7 @@ def check_libraries(repository: Path) -> Iterator[Finding]:
 def check_warmup(repository: Path) -> Iterator[Finding]:
     """Every warm-up file is there: a missing one fails the whole model."""
     for name in STAGES:
-        for warmup in read_config(repository / name).model_warmup:
+        for warmup in read_config(repository / name / CONFIG_FILE).model_warmup:
             for entry in warmup.inputs.values():
                 if not (repository / name / "warmup" / entry.input_data_file).is_file():
                     yield Finding("error", f"{name}/warmup/{entry.input_data_file}", "The file is missing", "Export again.")

@@ -6,18 +6,15 @@ Triton's schema: `model_config.proto` of the 2.51 client (`tritonclient.grpc.mod
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from stages.contract import CHAIN, ENSEMBLE, STAGES, ModelSpec, TensorSpec, ensemble_spec
-from stages.errors import ArtifactError, ExportError
+from stages.contract import CHAIN, STAGES, ModelSpec, TensorSpec, ensemble_spec
+from stages.errors import ExportError
 
 CONFIG_FILE = "config.pbtxt"
 WARMUP_BATCH = 8
-GENERATIONS_KEPT = 2  # the one that answers, and the one to go back to
 TRITON_TYPE = {"INT64": pb.TYPE_INT64, "INT32": pb.TYPE_INT32, "FP32": pb.TYPE_FP32, "BYTES": pb.TYPE_STRING}
 DTYPE = {value: key for key, value in TRITON_TYPE.items()}
 
@@ -40,11 +37,11 @@ class Serving:
     response_cache: bool = False
 
 
-def stage_config(spec: ModelSpec, serving: Serving, warmup_rows: int) -> pb.ModelConfig:
-    """-> the configuration of one Python-backend stage; as many recorded rows lie in its warm-up files."""
+def stage_config(spec: ModelSpec, serving: Serving, versions: list[int], warmup_rows: int) -> pb.ModelConfig:
+    """-> one Python-backend stage, of which the server holds `versions`; warm-up files hold `warmup_rows` recorded rows."""
     config = pb.ModelConfig(name=spec.name, backend="python", max_batch_size=serving.max_batch_size)
     _add_tensors(config, spec)
-    config.version_policy.latest.num_versions = GENERATIONS_KEPT
+    config.version_policy.specific.versions.extend(versions)
     config.instance_group.add(kind=pb.ModelInstanceGroup.KIND_CPU, count=serving.instances)
     _add_batching(config.dynamic_batching, serving)
     config.response_cache.enable = serving.response_cache
@@ -129,33 +126,8 @@ def check_edges(stages: dict[str, ModelSpec]) -> None:
         raise ExportError(f"No stage uses {', '.join(unused)}; Triton refuses such an ensemble. Remove them from the contract.")
 
 
-def to_pbtxt(config: pb.ModelConfig) -> str:
-    return text_format.MessageToString(config)
-
-
-def read_config(model_folder: Path) -> pb.ModelConfig:
-    """-> the parsed `config.pbtxt` of a model. Raises ArtifactError when it is missing or not Triton's schema."""
-    path = model_folder / CONFIG_FILE
-    try:
-        return text_format.Parse(path.read_text(), pb.ModelConfig())
-    except OSError as error:
-        raise ArtifactError(f"{path} cannot be read: {error.strerror}. Create the repository with `make export`.") from error
-    except text_format.ParseError as error:
-        raise ArtifactError(f"{path} is not a Triton model configuration: {error}. It is generated: export again.") from error
-
-
 def spec_of(config: pb.ModelConfig) -> ModelSpec:
     """-> names, types and dims as a config states them (fills are not part of a config)."""
     inputs = tuple(TensorSpec(t.name, DTYPE[t.data_type], tuple(t.dims), t.optional) for t in config.input)
     outputs = tuple(TensorSpec(t.name, DTYPE[t.data_type], tuple(t.dims)) for t in config.output)
     return ModelSpec(config.name, inputs, outputs)
-
-
-def pinned_generation(repository: Path) -> int | None:
-    """-> the generation that `recommend` answers with, None where there is no repository yet. Raises ArtifactError."""
-    if not (repository / ENSEMBLE / CONFIG_FILE).exists():
-        return None
-    versions = {step.model_version for step in read_config(repository / ENSEMBLE).ensemble_scheduling.step}
-    if len(versions) != 1:
-        raise ArtifactError(f"{repository / ENSEMBLE} mixes the generations {sorted(versions)}. It is generated: export again.")
-    return versions.pop()

@@ -6,14 +6,14 @@
         ... rehearse with Pipeline.load(staging.root) ...
         staging.publish(specs, serving, warmup)
 
-Until `recommend/config.pbtxt` is replaced (one rename), everybody still sees the previous generation. A crash before it leaves
-version folders that nothing points to; the next publication takes a higher number and removes them.
+Until `recommend/config.pbtxt` is replaced (one rename), everybody still sees the previous generation; a restart at any moment
+finds a repository it can serve. A crash leaves version folders that nothing points to; the next publication takes a higher
+number and removes them. A running server moves to the new generation by `python -m server activate`.
 """
 
 from __future__ import annotations
 
 import fcntl
-import os
 import shutil
 from pathlib import Path
 from types import TracebackType
@@ -26,17 +26,16 @@ from export.repository.config import (
     Serving,
     check_edges,
     ensemble_config,
-    pinned_generation,
-    read_config,
     spec_of,
     stage_config,
-    to_pbtxt,
     warmup_bytes,
     warmup_file,
 )
+from server.generations import pin, pinned_generation, published_generations
+from server.repository import read_config, write_config
 from stages.artifacts import MANIFEST_FILE, sha256_of, verify_manifest, write_manifest
 from stages.contract import ENSEMBLE, STAGES, ModelSpec
-from stages.errors import ExportError
+from stages.errors import ArtifactError, ConfigError, ExportError
 
 CODE = Path(__file__).parents[2] / "stages"
 MODEL_PY = '''"""Written by the exporter: serves the code that lies beside it."""
@@ -91,6 +90,7 @@ class Staging:
             folder = self.folder(name)
             shutil.copytree(CODE, folder / "stages", ignore=shutil.ignore_patterns("__pycache__"))
             (folder / "model.py").write_text(MODEL_PY.format(module=name, kernel=name.capitalize()))
+            forbid_caches(folder)
             write_manifest(folder, stage=name, generation=self.generation)
         digests = {name: sha256_of(self.folder(name) / MANIFEST_FILE) for name in STAGES}
         write_manifest(self.folder(ENSEMBLE), generation=self.generation, stages=digests, **facts)
@@ -101,33 +101,31 @@ class Staging:
         serving: settings by model name; warmup: tensors of some recorded rows by tensor name, [rows, *dims].
         -> the generation. Raises ExportError when the repository in place speaks another contract.
         """
-        refuse_other_contract(self.repository, specs)
-        previous = pinned_generation(self.repository)
+        previous = served_by(self.repository)
+        if previous:
+            refuse_other_contract(self.repository, specs)
         for name in (*STAGES, ENSEMBLE):
             verify_manifest(self.folder(name))
         rows = len(warmup["user_id"])
+        versions = sorted({previous or self.generation, self.generation})
         for name in STAGES:
             place_version(self.folder(name), self.repository / name)
             write_warmup(self.repository / name / "warmup", specs[name], warmup, rows)
-            replace_text(self.repository / name / CONFIG_FILE, to_pbtxt(stage_config(specs[name], serving[name], rows)))
+            write_config(self.repository / name / CONFIG_FILE, stage_config(specs[name], serving[name], versions, rows))
         place_version(self.folder(ENSEMBLE), self.repository / ENSEMBLE)
-        config = ensemble_config(specs, self.generation, serving[ENSEMBLE])
-        replace_text(self.repository / ENSEMBLE / CONFIG_FILE, to_pbtxt(config))
-        prune(self.repository, {self.generation, previous or 0})
+        write_config(self.repository / ENSEMBLE / CONFIG_FILE, ensemble_config(specs, self.generation, serving[ENSEMBLE]))
+        pin(self.repository, self.generation)
+        prune(self.repository, {self.generation, previous or self.generation})
         return self.generation
 
 
-def point_to(repository: Path, generation: int) -> None:
-    """Make `recommend` answer with a generation that is still in the repository. Raises ExportError when it is not whole."""
-    lacking = [name for name in (*STAGES, ENSEMBLE) if not (repository / name / str(generation)).is_dir()]
-    if lacking:
-        present = sorted(generations_present(repository))
-        raise ExportError(f"Generation {generation} of {', '.join(lacking)} is not in {repository}; these are: {present}.")
-    config = read_config(repository / ENSEMBLE)
-    config.version_policy.specific.versions[:] = [generation]
-    for step in config.ensemble_scheduling.step:
-        step.model_version = generation
-    replace_text(repository / ENSEMBLE / CONFIG_FILE, to_pbtxt(config))
+def served_by(repository: Path) -> int | None:
+    """-> the generation that `recommend` answers with, None where none is whole: publishing also mends a damaged repository."""
+    try:
+        generation = pinned_generation(repository)
+        return generation if generation in published_generations(repository) else None
+    except (ConfigError, ArtifactError):
+        return None
 
 
 def generations_present(repository: Path) -> set[int]:
@@ -138,10 +136,8 @@ def generations_present(repository: Path) -> set[int]:
 
 def refuse_other_contract(repository: Path, specs: dict[str, ModelSpec]) -> None:
     """One config.pbtxt speaks for all versions of a model, so generations must agree about their tensors."""
-    if pinned_generation(repository) is None:
-        return
     for name, spec in specs.items():
-        before = spec_of(read_config(repository / name))
+        before = spec_of(read_config(repository / name / CONFIG_FILE))
         stated = {(t.name, t.dtype, t.dims) for t in (*before.inputs, *before.outputs)}
         wanted = {(t.name, t.dtype, t.dims) for t in (*spec.inputs, *spec.outputs)}
         if stated != wanted:
@@ -149,6 +145,12 @@ def refuse_other_contract(repository: Path, specs: dict[str, ModelSpec]) -> None
                 f"{repository} serves another contract: tensors {sorted(stated ^ wanted)} of {name} differ. "
                 "Generations of one repository share their tensors: export into another REPO, or remove this one first."
             )
+
+
+def forbid_caches(folder: Path) -> None:
+    """Put an empty *file* where Python would keep its caches: tritonserver reloads a version whose folder ever changes."""
+    for code in {path.parent for path in folder.rglob("*.py")}:
+        (code / "__pycache__").touch()
 
 
 def place_version(staged: Path, model_folder: Path) -> None:
@@ -161,16 +163,6 @@ def write_warmup(folder: Path, spec: ModelSpec, recorded: dict[str, np.ndarray],
     for tensor in spec.inputs:
         for row in range(rows):
             (folder / warmup_file(tensor, row)).write_bytes(warmup_bytes(recorded[tensor.name][row]))
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Replace a file as a whole: readers see the old text or the new one."""
-    written = path.with_suffix(".writing")
-    with written.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    written.rename(path)
 
 
 def prune(repository: Path, kept: set[int]) -> None:

@@ -1,6 +1,7 @@
 """Publication: whole or not at all, one at a time, the previous generation kept, the contract of a repository never changed."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -8,8 +9,10 @@ import numpy as np
 import pytest
 
 from export.repository import publish
-from export.repository.config import WARMUP_BATCH, Serving, pinned_generation, read_config
-from export.repository.publish import Staging, generations_present, point_to
+from export.repository.config import CONFIG_FILE, WARMUP_BATCH, Serving
+from export.repository.publish import Staging, generations_present, served_by
+from server.generations import pin
+from server.repository import read_config, read_repository
 from stages.artifacts import StageInfo, verify_manifest
 from stages.contract import ENSEMBLE, STAGES, Axes, stage_specs
 from stages.errors import ArtifactError, ExportError
@@ -35,7 +38,7 @@ def publish_once(repository, axes=AXES):
 def test_a_generation_is_whole_and_verified(tmp_path):
     repository = tmp_path / "repo"
     assert publish_once(repository) == 1
-    assert pinned_generation(repository) == 1
+    assert served_by(repository) == 1
     facts = verify_manifest(repository / ENSEMBLE / "1")
     assert facts["dataset"] == "none"
     assert facts["stages"].keys() == set(STAGES)
@@ -43,11 +46,19 @@ def test_a_generation_is_whole_and_verified(tmp_path):
         manifest = verify_manifest(repository / name / "1")
         assert "model.py" in manifest["files"]
         assert "stages/contract.py" in manifest["files"]
-        assert {w.batch_size for w in read_config(repository / name).model_warmup} == {1, WARMUP_BATCH}
+        assert {w.batch_size for w in read_config(repository / name / CONFIG_FILE).model_warmup} == {1, WARMUP_BATCH}
         first = stage_specs(AXES)[name].inputs[0]
         size = int(np.prod(first.dims)) * first.numpy_dtype.itemsize
         assert [len((repository / name / "warmup" / f"{first.name}_{row}").read_bytes()) for row in range(4)] == [size] * 4
     assert [path.name for path in tmp_path.glob(".repo.staging")] == []
+
+
+def test_importing_published_code_leaves_its_folder_as_it_was(tmp_path):
+    publish_once(tmp_path / "repo")
+    folder = tmp_path / "repo" / "rank" / "1"
+    subprocess.run([sys.executable, "-c", "import stages.contract, stages.embeddings"], cwd=folder, check=True)
+    assert not [path for path in folder.rglob("__pycache__") if path.is_dir()]
+    verify_manifest(folder)
 
 
 def test_the_published_code_imports_without_the_checkout(tmp_path):
@@ -61,38 +72,32 @@ def test_the_published_code_imports_without_the_checkout(tmp_path):
 def test_the_previous_generation_stays_and_older_ones_go(tmp_path):
     assert [publish_once(tmp_path) for _ in range(3)] == [1, 2, 3]
     assert generations_present(tmp_path) == {2, 3}
-    assert pinned_generation(tmp_path) == 3
+    assert served_by(tmp_path) == 3
 
 
 def test_going_back_and_publishing_again_keeps_the_generation_that_answers(tmp_path):
     publish_once(tmp_path)
     publish_once(tmp_path)
-    point_to(tmp_path, 1)
-    assert pinned_generation(tmp_path) == 1
+    pin(tmp_path, 1)
+    assert served_by(tmp_path) == 1
     assert publish_once(tmp_path) == 3
     assert generations_present(tmp_path) == {1, 3}
 
 
-def test_pointing_to_what_is_not_there_is_refused(tmp_path):
-    publish_once(tmp_path)
-    with pytest.raises(ExportError, match=r"Generation 9 .* these are: \[1\]"):
-        point_to(tmp_path, 9)
-    assert pinned_generation(tmp_path) == 1
-
-
 def test_a_failure_before_the_last_rename_changes_nothing_that_answers(tmp_path, monkeypatch):
     publish_once(tmp_path)
-    replace = publish.replace_text
+    write_config = publish.write_config
 
-    def disk_full(path, text):
+    def disk_full(path, config):
         if path.parent.name == ENSEMBLE:
             raise OSError("No space left on device")
-        replace(path, text)
+        write_config(path, config)
 
-    monkeypatch.setattr(publish, "replace_text", disk_full)
+    monkeypatch.setattr(publish, "write_config", disk_full)
     with pytest.raises(OSError, match="No space"):
         publish_once(tmp_path)
-    assert pinned_generation(tmp_path) == 1
+    assert served_by(tmp_path) == 1
+    assert all(1 in model.versions_loaded for model in read_repository(tmp_path))
     monkeypatch.undo()
     assert publish_once(tmp_path) == 3
     assert generations_present(tmp_path) == {1, 3}
@@ -107,7 +112,7 @@ def test_a_file_changed_after_sealing_is_refused(tmp_path):
         (staging.folder("rank") / "stage.json").write_text(json.dumps({}))
         with pytest.raises(ArtifactError, match="SHA-256"):
             staging.publish(specs, SERVING, recorded(specs))
-    assert pinned_generation(tmp_path / "repo") is None
+    assert served_by(tmp_path / "repo") is None
 
 
 def test_two_exports_into_one_repository_do_not_mix(tmp_path):
@@ -121,4 +126,12 @@ def test_another_contract_is_refused(tmp_path):
         publish_once(
             tmp_path, Axes(candidates=9, history=3, exclusions=2, items_returned=2, user_categorical=2, user_continuous=1)
         )
-    assert pinned_generation(tmp_path) == 1
+    assert served_by(tmp_path) == 1
+
+
+def test_publishing_mends_a_damaged_repository(tmp_path):
+    publish_once(tmp_path)
+    shutil.rmtree(tmp_path / "rank")
+    assert served_by(tmp_path) is None
+    assert publish_once(tmp_path) == 2
+    assert served_by(tmp_path) == 2

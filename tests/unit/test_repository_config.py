@@ -8,8 +8,9 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from export.repository import config as c
+from server.repository import read_config, write_config
 from stages.contract import STAGES, Axes, ContextColumn, ModelSpec, TensorSpec, ensemble_spec, stage_specs
-from stages.errors import ArtifactError, ExportError
+from stages.errors import ExportError
 
 SPECS = stage_specs(
     Axes(user_categorical=5, user_continuous=3), (ContextColumn("device", "string"), ContextColumn("hour", "continuous"))
@@ -22,8 +23,11 @@ def without_fills(spec: ModelSpec) -> ModelSpec:
 
 @pytest.mark.parametrize("name", STAGES)
 def test_a_stage_parses_back_to_its_spec(name, tmp_path):
-    (tmp_path / c.CONFIG_FILE).write_text(c.to_pbtxt(c.stage_config(SPECS[name], c.Serving(), warmup_rows=3)))
-    config = c.read_config(tmp_path)
+    path = tmp_path / name / c.CONFIG_FILE
+    path.parent.mkdir()
+    write_config(path, c.stage_config(SPECS[name], c.Serving(), versions=[6, 7], warmup_rows=3))
+    config = read_config(path)
+    assert list(config.version_policy.specific.versions) == [6, 7]
     assert c.spec_of(config) == without_fills(SPECS[name])
     assert config.backend == "python"
     assert config.dynamic_batching.default_queue_policy.timeout_action == pb.ModelQueuePolicy.REJECT
@@ -31,8 +35,8 @@ def test_a_stage_parses_back_to_its_spec(name, tmp_path):
     assert all(set(w.inputs) == {t.name for t in SPECS[name].inputs} for w in config.model_warmup)
 
 
-def test_the_ensemble_parses_back_and_pins_every_step(tmp_path):
-    text = c.to_pbtxt(c.ensemble_config(SPECS, 7, c.Serving()))
+def test_the_ensemble_parses_back_and_pins_every_step():
+    text = text_format.MessageToString(c.ensemble_config(SPECS, 7, c.Serving()))
     config = text_format.Parse(text, pb.ModelConfig())
     assert c.spec_of(config) == without_fills(ensemble_spec(SPECS))
     assert [(s.model_name, s.model_version) for s in config.ensemble_scheduling.step] == [(name, 7) for name in STAGES]
@@ -50,7 +54,7 @@ def test_every_ensemble_tensor_that_is_read_is_an_input_or_some_steps_output():
 
 
 def test_preferred_batch_sizes_stay_within_the_maximum():
-    config = c.stage_config(SPECS["rank"], c.Serving(max_batch_size=16), warmup_rows=0)
+    config = c.stage_config(SPECS["rank"], c.Serving(max_batch_size=16), versions=[1], warmup_rows=0)
     assert list(config.dynamic_batching.preferred_batch_size) == [8]
 
 
@@ -75,24 +79,3 @@ def test_the_contract_itself_has_sound_edges():
 def test_warmup_strings_carry_their_length():
     assert c.warmup_bytes(np.array([[b"ab"], [b""]], object)) == b"\x02\0\0\0ab\0\0\0\0"
     assert c.warmup_bytes(np.array([[1.5]], np.float32)) == np.float32(1.5).tobytes()
-
-
-def test_unreadable_configs_say_what_to_do(tmp_path):
-    with pytest.raises(ArtifactError, match="make export"):
-        c.read_config(tmp_path)
-    (tmp_path / c.CONFIG_FILE).write_text("name: 7 {")
-    with pytest.raises(ArtifactError, match="not a Triton model configuration"):
-        c.read_config(tmp_path)
-
-
-def test_a_mixed_ensemble_is_refused(tmp_path):
-    folder = tmp_path / "recommend"
-    folder.mkdir()
-    assert c.pinned_generation(tmp_path) is None
-    config = c.ensemble_config(SPECS, 7, c.Serving())
-    (folder / c.CONFIG_FILE).write_text(c.to_pbtxt(config))
-    assert c.pinned_generation(tmp_path) == 7
-    config.ensemble_scheduling.step[1].model_version = 6
-    (folder / c.CONFIG_FILE).write_text(c.to_pbtxt(config))
-    with pytest.raises(ArtifactError, match=r"mixes the generations \[6, 7\]"):
-        c.pinned_generation(tmp_path)

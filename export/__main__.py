@@ -1,0 +1,90 @@
+"""From a shop's log to a repository: `python -m export build | check | evaluate | point`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from stages.errors import ConfigError, RecommenderError
+
+app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+console = Console(soft_wrap=True)
+
+Data = Annotated[str, typer.Option(help="folder with a dataset.toml, bundled name, or synthetic:NAME")]
+Repo = Annotated[Path, typer.Option(help="the model repository")]
+Config = Annotated[Path | None, typer.Option(help="settings file (export/settings.py lists every key)")]
+
+
+@app.command()
+def build(
+    data: Data = "online-retail", profile: str = "cpu", repo: Repo = Path("model_repository"), config: Config = None
+) -> None:
+    """Train on a data set and publish a new generation into a repository."""
+    from export.build import build_repository
+    from export.dataset import load_dataset
+    from export.settings import PROFILES, read_settings
+
+    if profile not in PROFILES:
+        raise ConfigError(
+            f"There is no profile {profile!r} here. Available: {', '.join(PROFILES)}; the README lists what is planned."
+        )
+    settings = read_settings(config)
+    build_repository(load_dataset(data), repo, settings, console)
+
+
+@app.command()
+def check(repo: Repo = Path("model_repository")) -> None:
+    """Say what will fail in a repository, and how to mend it. Exit code 1 when there is an error."""
+    from export.repository.check import check_repository
+
+    findings = check_repository(repo)
+    for finding in findings:
+        colour = "red" if finding.level == "error" else "yellow"
+        console.print(f"[{colour}]{finding.level}[/] {escape(finding.where)}: {escape(finding.fact)}. {escape(finding.remedy)}")
+    errors = sum(finding.level == "error" for finding in findings)
+    console.print(f"{repo}: {errors} errors, {len(findings) - errors} warnings.")
+    if errors:
+        raise typer.Exit(1)
+
+
+@app.command()
+def evaluate(
+    data: Data = "online-retail",
+    work: Annotated[Path, typer.Option(help="where to export to")] = Path(".run/eval"),
+    config: Config = None,
+) -> None:
+    """Recall@20, NDCG@10, coverage and AUC, stage by stage and through a real server, beside four baselines."""
+    from export.dataset import load_dataset
+    from export.evaluation.evaluate import evaluate_dataset
+    from export.settings import read_settings
+
+    dataset = load_dataset(data)
+    evaluate_dataset(dataset, work / dataset.description.name, read_settings(config), console)
+
+
+@app.command()
+def point(generation: int, repo: Repo = Path("model_repository")) -> None:
+    """Make the repository answer with another generation it holds (a running server: `python -m server activate`)."""
+    from server.generations import pin, published_generations
+
+    if generation not in published_generations(repo):
+        raise ConfigError(f"Generation {generation} is not in {repo}, which holds {list(published_generations(repo))}.")
+    pin(repo, generation)
+    console.print(f"{repo} now answers with generation {generation}.")
+
+
+def main() -> None:
+    try:
+        app()
+    except RecommenderError as error:
+        Console(stderr=True, soft_wrap=True).print(f"[red]{type(error).__name__}[/]: {escape(str(error))}")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
