@@ -70,9 +70,14 @@ def derive(state: UserState, context: Mapping[str, np.ndarray], as_of_s: int | n
         "sum_weight": state.sum_weight.astype(np.float64),
         "mean_weight": state.sum_weight / events,
         "mean_label": state.sum_label / events,
-        **{f"profile_{name}": values for name, values in state.profile.items()},
-        **{f"context_{name}": _as_raw(values) for name, values in context.items()},
+        **{raw_name("profile", name): values for name, values in state.profile.items()},
+        **{raw_name("context", name): _as_raw(values) for name, values in context.items()},
     }
+
+
+def raw_name(table: str, name: str) -> str:
+    """The raw column of a shop's column: prefixed so that it cannot collide; no "/", as NVTabular names files after columns."""
+    return f"{table}_{name.replace('%', '%25').replace('/', '%2F')}"
 
 
 def history_age_days(state: UserState, as_of_s: int | np.ndarray) -> np.ndarray:

@@ -85,9 +85,9 @@ class Features:
     ) -> Examples:
         """Users as they were just before each moment: nothing of that second or later is known.
 
-        user_ids, timestamps: int64 [N], unix seconds; context: by name, [N] as `context_of` gives it (absent = all missing)
+        user_ids, timestamps: int64 [N], unix seconds; context: by name, [N] as `context_of` gives it (an absent column is missing)
         """
-        return self._encode(self.log.before(user_ids, timestamps), timestamps, context)
+        return self.encode_moments(self.log.before(user_ids, timestamps), timestamps, context)
 
     def encode_rows(self, events: pd.DataFrame, rows: np.ndarray) -> Examples:
         """Training rows, int64 [N], of the very frame the features were built from, with their context.
@@ -96,11 +96,31 @@ class Features:
         """
         chosen = events.iloc[rows]
         timestamps = chosen["timestamp"].to_numpy()
-        return self._encode(moments_of(self.log, events, rows, self.settings), timestamps, context_of(chosen, self.context))
+        return self.encode_moments(
+            moments_of(self.log, events, rows, self.settings), timestamps, context_of(chosen, self.context)
+        )
 
     def encode_users(self, user_ids: np.ndarray, context: Mapping[str, np.ndarray] | None = None) -> Examples:
         """Users as the store serves them: after the whole training log, at its clock."""
-        return self._encode(self.log.at_the_end(user_ids), np.full(len(user_ids), self.as_of_s), context)
+        return self.encode_moments(self.log.at_the_end(user_ids), np.full(len(user_ids), self.as_of_s), context)
+
+    def encode_moments(self, moments: Moments, clocks: np.ndarray, context: Mapping[str, np.ndarray] | None = None) -> Examples:
+        """Users as `log` knew them at each moment, seen from `clocks`, int64 [N] unix seconds (ages are counted to them)."""
+        context = missing_context(self.context, len(clocks)) | dict(context or {})
+        n_rows, width = len(clocks), self.settings.history_length
+        examples = Examples(
+            np.empty((n_rows, len(self.user_plan.categorical)), np.int64),
+            np.empty((n_rows, len(self.user_plan.continuous)), np.float32),
+            np.empty((n_rows, width), np.int32),
+            np.empty((n_rows, width), np.float32),
+        )
+        for part in _chunks(n_rows):
+            state = self.log.state(moments.slice(part))
+            columns = derive(state, {name: values[part] for name, values in context.items()}, clocks[part])
+            examples.user_categorical[part], examples.user_continuous[part], _ = self.user_plan(columns)
+            examples.history_positions[part] = self.items.positions(state.history_ids)
+            examples.history_age_days[part] = history_age_days(state, clocks[part])
+        return examples
 
     def save_preprocess(self, folder: Path) -> None:
         """What `stages/preprocess.py` loads: the user plan, the store, and the catalogue's ids and categories.
@@ -112,23 +132,6 @@ class Features:
         write_store(folder / "store", self.log)
         np.save(folder / "item_ids.npy", self.items.ids)
         np.save(folder / "item_category.npy", self.categories.codes)
-
-    def _encode(self, moments: Moments, timestamps: np.ndarray, context: Mapping[str, np.ndarray] | None) -> Examples:
-        context = context if context is not None else missing_context(self.context, len(timestamps))
-        n_rows, width = len(timestamps), self.settings.history_length
-        examples = Examples(
-            np.empty((n_rows, len(self.user_plan.categorical)), np.int64),
-            np.empty((n_rows, len(self.user_plan.continuous)), np.float32),
-            np.empty((n_rows, width), np.int32),
-            np.empty((n_rows, width), np.float32),
-        )
-        for part in _chunks(n_rows):
-            state = self.log.state(moments.slice(part))
-            columns = derive(state, {name: values[part] for name, values in context.items()}, timestamps[part])
-            examples.user_categorical[part], examples.user_continuous[part], _ = self.user_plan(columns)
-            examples.history_positions[part] = self.items.positions(state.history_ids)
-            examples.history_age_days[part] = history_age_days(state, timestamps[part])
-        return examples
 
 
 def build_features(dataset: Dataset, train: pd.DataFrame, settings: FeatureSettings = DEFAULTS, seed: int = 0) -> Features:

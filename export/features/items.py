@@ -11,7 +11,7 @@ from export.features.columns import raw_values
 from export.features.schema import FeatureSettings, Side
 from stages.contract import PAD_ROW
 from stages.encode import Encoded, Plan, Ragged
-from stages.features import NO_CATEGORY, SECONDS_PER_DAY
+from stages.features import NO_CATEGORY, SECONDS_PER_DAY, raw_name
 from stages.ids import ItemIndex
 
 
@@ -45,8 +45,9 @@ def item_columns(items: pd.DataFrame, side: Side, statistics: dict[str, np.ndarr
     kinds = {column.name: column.kind for column in (*side.categories, *side.lists)}
     kinds |= {column.name: "continuous" for column in side.numbers}
     columns: dict[str, np.ndarray | Ragged] = {"item_id": items["item_id"].to_numpy(), **statistics}
-    for name in kinds.keys() - columns.keys():
-        columns[name] = raw_values(items[name.removeprefix("catalogue_")], kinds[name])
+    for name in items.columns:
+        if (raw := raw_name("catalogue", name)) in kinds:
+            columns[raw] = raw_values(items[name], kinds[raw])
     return columns
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from export.dataset.dataset import Dataset
+from stages.features import raw_name
 
 
 @dataclass(frozen=True)
@@ -95,13 +96,13 @@ def _user_side(dataset: Dataset, settings: FeatureSettings) -> Side:
     if description.interactions.label:
         numbers += [Number("mean_label")]
     if users:
-        categories += [Category(f"profile_{name}", kind_of(dataset.users[name]), count) for name in users.categorical]
-        numbers += [Number(f"profile_{name}") for name in users.continuous]
+        categories += [Category(raw_name("profile", name), kind_of(dataset.users[name]), count) for name in users.categorical]
+        numbers += [Number(raw_name("profile", name)) for name in users.continuous]
     for column in dataset.context_columns:
         if column.kind == "continuous":
-            numbers.append(Number(f"context_{column.name}"))
+            numbers.append(Number(raw_name("context", column.name)))
         else:
-            categories.append(Category(f"context_{column.name}", column.kind, count))
+            categories.append(Category(raw_name("context", column.name), column.kind, count))
     return Side(tuple(categories), (RECENCY, ACTIVITY), tuple(numbers))
 
 
@@ -111,16 +112,16 @@ def _item_side(dataset: Dataset, settings: FeatureSettings) -> Side:
     numbers = [Number("item_event_count", 0.0), Number("item_recent_share", 0.0), Number("item_age_days", 0.0)]
     lists: list[Category] = []
     if items:
-        categories += [Category(f"catalogue_{name}", kind_of(dataset.items[name]), count) for name in items.categorical]
+        categories += [Category(raw_name("catalogue", name), kind_of(dataset.items[name]), count) for name in items.categorical]
         roles = {
             role: column
             for role in ("category", "provider")
             if (column := getattr(items, role)) not in (None, *items.categorical)
         }
         distinct = {column: role for role, column in reversed(roles.items())}  # one column may fill both roles
-        categories += [Category(f"catalogue_{role}", "string", count) for role in sorted(distinct.values())]
-        numbers += [Number(f"catalogue_{name}") for name in items.continuous]
-        lists = [Category(f"catalogue_{name}", "list", count) for name in items.multi_categorical]
+        categories += [Category(raw_name("catalogue", role), "string", count) for role in sorted(distinct.values())]
+        numbers += [Number(raw_name("catalogue", name)) for name in items.continuous]
+        lists = [Category(raw_name("catalogue", name), "list", count) for name in items.multi_categorical]
     return Side(tuple(categories), (POPULARITY,), tuple(numbers), tuple(lists))
 
 

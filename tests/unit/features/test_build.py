@@ -124,6 +124,9 @@ def test_context_reaches_its_columns_and_may_be_missing(rich):
     store, device = names.index("context_store"), names.index("context_device")
     examples = features.encode_rows(train, np.arange(len(train)))
     assert len(np.unique(examples.user_categorical[:, store])) > 3
+    given = features.encode_users(np.array([1]), {"store": train["store"].to_numpy(np.int64)[:1]})
+    assert given.user_categorical[0, store] >= FIRST_ROW
+    assert given.user_categorical[0, device] == NULL_ROW
     missing = features.encode_users(np.array([1]))
     assert missing.user_categorical[0, [store, device]].tolist() == [NULL_ROW, NULL_ROW]
 
@@ -190,11 +193,11 @@ positive_at = 3
 [items]
 path = "items.csv"
 item_id = "sku"
-categorical = ["brand"]
+categorical = ["make/brand"]
 multi_categorical = { tags = "|" }
 continuous = ["price"]
 category = "tags"
-provider = "brand"
+provider = "make/brand"
 """
 
 
@@ -207,13 +210,13 @@ def test_a_shop_with_text_ids_and_lists(tmp_path):
     catalogue = [f"{sku},b{n % 3},{'|'.join(tags[n % 4])},{n or ''}" for n, sku in enumerate(skus)]
     (tmp_path / "dataset.toml").write_text(SHOP_TOML)
     (tmp_path / "log.csv").write_text("\n".join(["who,sku,when,stars", *rows]))
-    (tmp_path / "items.csv").write_text("\n".join(["sku,brand,tags,price", *catalogue]))
+    (tmp_path / "items.csv").write_text("\n".join(["sku,make/brand,tags,price", *catalogue]))
     dataset = load_dataset(tmp_path)
     features = build_features(dataset, dataset.interactions)
 
     assert list(features.item_rows) == [
         "item_id",
-        "catalogue_brand",
+        "catalogue_make%2Fbrand",
         "catalogue_category",
         "popularity_bucket",
         "catalogue_tags",
@@ -225,7 +228,7 @@ def test_a_shop_with_text_ids_and_lists(tmp_path):
     row_of = dict(zip(chain.from_iterable(lists), ragged.values.tolist(), strict=True))
     assert len(set(row_of.values())) == len(row_of) == 4
     assert ragged.values.min() >= FIRST_ROW
-    assert [features.providers.names[code] for code in features.providers.codes[:-1]] == dataset.items["brand"].tolist()
+    assert [features.providers.names[code] for code in features.providers.codes[:-1]] == dataset.items["make/brand"].tolist()
 
 
 @pytest.mark.parametrize("n_events", [1, 2])
