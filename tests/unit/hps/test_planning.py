@@ -1,0 +1,177 @@
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hps_config.memory import l1_bytes, l1_rows, l2_bytes, l3_bytes
+from hps_config.planning import SHARE_STEPS, Budgets, plan_tiers, predict
+from hps_config.ps_config import NO_MARGIN
+from hps_config.tables import ROW_FORMATS, TableSpec, row_bytes
+from stages.embeddings.row_formats import RowCodec
+from stages.errors import ConfigError
+from tests.unit.hps.oracle import simulate
+
+MIB = 2**20
+ITEM = TableSpec("item", rows=100_000, width=16)
+USER = TableSpec("user", rows=1_000_000, width=16, row_format="int8", keys_per_sample=2)
+AMPLE = Budgets(l1_bytes=200 * MIB, l2_bytes=1024 * MIB, l3_bytes=1024 * MIB, instances=2, max_batch_size=1000)
+
+
+def test_row_bytes_as_the_codecs_store_them():
+    for row_format in ROW_FORMATS:
+        for width in (1, 5, 16, 128):
+            assert row_bytes(width, row_format) == RowCodec(row_format, width).row_bytes
+    assert [row_bytes(16, name) / 64 <= share for name, share in (("int8", 0.32), ("int4", 0.20))] == [True, True]
+    assert [row_bytes(128, name) / 512 <= share for name, share in (("int8", 0.27), ("int4", 0.14))] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rows": 0}, "rows = 0. Expected an integer of at least 1"),
+        ({"width": 1.5}, "width = 1.5. Expected an integer"),
+        ({"keys_per_sample": True}, "keys_per_sample = True. Expected an integer"),
+        ({"row_format": "fp8"}, "row_format = 'fp8'. Expected one of fp32, fp16, int8, int4"),
+        ({"name": "a.b"}, "table name 'a.b' is not accepted by HPS"),
+    ],
+)
+def test_tables_that_are_refused(change, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        replace(ITEM, **change)
+
+
+def test_everything_fits():
+    plan = plan_tiers((ITEM, USER), AMPLE)
+    assert plan.gpucacheper == 1.0
+    assert plan.overflow_margin == NO_MARGIN
+    assert plan.l2_complete
+    assert [planned.l2_rows for planned in plan.tables] == [planned.l3_rows for planned in plan.tables] == [100_000, 1_000_000]
+    assert [planned.l1_rows for planned in plan.tables] == [100_032, 1_000_000]  # whole sets of 64
+    assert plan.buffer_bytes == 1000 * (1 * (8 + 64) + 2 * (8 + 64))
+    assert plan.process_bytes == plan.l1_bytes + plan.buffer_bytes
+    assert plan.machine_bytes == 2 * plan.process_bytes + plan.l2_bytes
+
+
+@pytest.mark.parametrize("l1", [1, 3, 17])
+@pytest.mark.parametrize("l2", [5, 40])
+def test_dials_stand_as_far_up_as_the_budgets_allow(l1, l2):
+    plan = plan_tiers((ITEM, USER), replace(AMPLE, l1_bytes=l1 * MIB, l2_bytes=l2 * MIB))
+    assert plan.l1_bytes <= l1 * MIB
+    assert plan.l2_bytes <= l2 * MIB
+    share = plan.gpucacheper + 1 / SHARE_STEPS
+    assert sum(l1_bytes(table, l1_rows(table, share)) for table in (ITEM, USER)) > l1 * MIB or share > 1
+    margin = plan.overflow_margin + 1
+    assert sum(l2_bytes(table, min(table.rows, margin * AMPLE.num_partitions)) for table in (ITEM, USER)) > l2 * MIB
+    assert not plan.l2_complete
+
+
+def test_bytes_are_those_of_the_rows():
+    plan = plan_tiers((ITEM,), replace(AMPLE, l2_bytes=0))
+    assert plan.tables[0].l2_rows == plan.l2_bytes == 0
+    assert plan.l3_bytes == 100_000 * (64 + 20)
+    assert plan.l1_bytes == 100_032 * (64 + 12)
+
+
+def refusal(tables, budgets) -> str:
+    with pytest.raises(ConfigError) as caught:
+        plan_tiers(tables, budgets)
+    return str(caught.value)
+
+
+def number(pattern: str, message: str) -> int:
+    return int(re.search(pattern, message)[1])
+
+
+def test_l3_refusal_says_what_fits():
+    budgets = replace(AMPLE, l3_bytes=MIB)
+    message = refusal((ITEM,), budgets)
+    plan_tiers((ITEM,), replace(budgets, l3_bytes=number(r"Raise l3 to (\d+)", message)))
+    rows = number(r"at most (\d+) rows", message)
+    plan_tiers((replace(ITEM, rows=rows),), budgets)
+    refusal((replace(ITEM, rows=rows + 1),), budgets)
+
+
+def test_l1_refusal_says_what_fits():
+    budgets = replace(AMPLE, l1_bytes=100)
+    needed = number(r"Raise l1 to (\d+)", refusal((ITEM, USER), budgets))
+    plan = plan_tiers((ITEM, USER), replace(budgets, l1_bytes=needed))
+    assert [planned.l1_rows for planned in plan.tables] == [64, 64]
+
+
+def test_l2_refusal_says_what_fits():
+    budgets = replace(AMPLE, l2_bytes=100)
+    message = refusal((ITEM, USER), budgets)
+    plan_tiers((ITEM, USER), replace(budgets, l2_bytes=number(r"Raise l2 to (\d+)", message)))
+    assert plan_tiers((ITEM, USER), replace(budgets, l2_bytes=0)).l2_bytes == 0
+    assert "set it to 0" in message
+
+
+def test_a_machine_without_disk_must_hold_every_row():
+    budgets = replace(AMPLE, l2_bytes=5 * MIB, l3_bytes=0)
+    message = refusal((ITEM,), budgets)
+    plan_tiers((ITEM,), replace(budgets, l2_bytes=number(r"raise l2 to (\d+)", message)))
+    plan_tiers((ITEM,), replace(budgets, l3_bytes=number(r"give l3 (\d+)", message)))
+    assert "keep the rows as int8" in message
+    plan = plan_tiers((replace(ITEM, row_format="int8"),), budgets)
+    assert plan.l2_complete
+    assert plan.tables[0].l3_rows == 0
+    refusal((replace(ITEM, row_format="fp16"),), budgets)
+    assert "keep the rows" not in refusal((ITEM,), replace(budgets, l2_bytes=MIB))
+
+
+@pytest.mark.parametrize(
+    ("tables", "change", "message"),
+    [
+        ((), {}, "the plan has no tables"),
+        ((ITEM, ITEM), {}, "table names repeat: item"),
+        ((ITEM,), {"instances": 0}, "a count below 1"),
+        ((ITEM,), {"l2_bytes": 0, "l3_bytes": 0}, "neither L2 nor L3"),
+    ],
+)
+def test_plans_that_make_no_sense(tables, change, message):
+    assert message in refusal(tables, replace(AMPLE, **change))
+
+
+def test_predictions_against_simulated_tiers():
+    plan = plan_tiers((replace(ITEM, rows=5_000),), replace(AMPLE, l1_bytes=20_000, l2_bytes=100_000))
+    planned = plan.tables[0]
+    assert 64 <= planned.l1_rows < planned.l2_rows < 5_000
+    keys = np.random.default_rng(2).zipf(1.1, 8_000) % 5_000
+    rates = predict(plan, {"item": keys})["item"]
+    counted = simulate(keys, planned.l1_rows, planned.l2_rows, AMPLE.instances)[1_600:]
+    assert rates.l1 == pytest.approx(counted.count(1) / len(counted), abs=1e-12)
+    assert rates.l2 == pytest.approx(counted.count(2) / len(counted), abs=1e-12)
+
+
+def test_a_complete_l2_answers_every_miss():
+    plan = plan_tiers((replace(ITEM, rows=5_000),), replace(AMPLE, l1_bytes=20_000))
+    rates = predict(plan, {"item": np.arange(5_000)})["item"]
+    assert (rates.l1, rates.l2) == (0.0, 1.0)
+
+
+def test_traces_of_unknown_tables():
+    with pytest.raises(ConfigError, match=r"keys of shop\. Expected tables of the plan: item"):
+        predict(plan_tiers((ITEM,), AMPLE), {"shop": np.arange(3)})
+
+
+def test_disk_bytes_of_a_real_rocksdb(tmp_path):
+    """The per-row overhead the planner assumes covers RocksDB's, and by no more than 15 % of the whole."""
+    from rocksdict import Options, Rdict, WriteBatch
+
+    from stages.embeddings.formats.rows import encode_keys, encode_vectors
+
+    table = TableSpec("item", rows=50_000, width=16)
+    rng = np.random.default_rng(0)
+    keys = rng.permutation(table.rows)
+    database = Rdict(str(tmp_path), Options(raw_mode=True))
+    batch = WriteBatch(raw_mode=True)
+    vectors = rng.normal(size=(table.rows, table.width)).astype(np.float32)
+    for key, value in zip(encode_keys(keys), encode_vectors(vectors), strict=True):
+        batch.put(key, value)
+    database.write(batch)
+    database.flush()
+    database.compact_range(None, None)
+    database.close()
+    measured = sum(path.stat().st_size for path in tmp_path.glob("*.sst"))
+    assert 0.85 <= measured / l3_bytes(table, table.rows) <= 1.0
