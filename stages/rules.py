@@ -3,8 +3,8 @@
     order by score ─▶ diversity ─▶ exploration ─▶ caps ─▶ provider floor ─▶ pins to their slots ─▶ first K
 
 Each pass reorders what the one before left, so a later pass has the last word; pinned items wait in front of the list
-and blocked ones behind it from the start. No pass walks the list slot by slot: each is the closed form of the greedy
-walk that one would write down first, and that `tests/unit/rules_oracle.py` does.
+and blocked ones behind it from the start. Each pass but the caps is the closed form of the greedy walk that one would
+write down first, and that `tests/unit/rules_oracle.py` does.
 
 Pinned items are only moved when they are among the candidates: retrieval has already dropped what the caller excluded,
 and a pin must not bring it back. Equal scores go to the lower item position, whatever order the candidates came in.
@@ -12,6 +12,9 @@ and a pin must not bring it back. Equal scores go to the lower item position, wh
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -96,7 +99,7 @@ class Rules:
         if config.exploration:
             self._explore(lists, item_position, user_id, k)
         if self._capped:
-            _cap(lists)
+            _cap(lists, k, n_favoured=math.ceil(config.provider_floor.share * k) if config.provider_floor else 0)
         if config.provider_floor:
             _raise_floor(lists, config.provider_floor.share)
         if config.pinned:
@@ -151,67 +154,62 @@ def _diversify(lists: _Lists, scores: np.ndarray, weight: float, k: int) -> None
     worst = np.where(blocked[:, :k], -_LOWEST, scores[:, :k]).min(axis=1, keepdims=True)
     span = np.where(best > worst, best - worst, 1.0)
     relevance = np.maximum(1.0 - (best - scores) / span, -1.0)
-    same_before = _Groups(lists.items["group"][None, :, :, CATEGORY], lists).size_before()[0]
-    value = (1.0 - weight) * relevance - weight * (1.0 - np.ldexp(1.0, -same_before))
+    value = (1.0 - weight) * relevance - weight * (1.0 - np.ldexp(1.0, -_same_before(lists, CATEGORY)))
     value[blocked] = -np.inf
     value[lists.place < lists.n_pinned] = np.inf
     lists.reorder(np.argsort(-value, axis=1, kind="stable"))
 
 
-def _cap(lists: _Lists) -> None:
+def _same_before(lists: _Lists, kind: int) -> np.ndarray:
+    """i8 [B, W]: how many items of the same category (or provider) stand before each place."""
+    code = lists.items["group"][:, :, kind]
+    by_code = lists.flat(np.argsort(code, axis=1, kind="stable"))
+    code = code.reshape(-1).take(by_code)
+    group_start = np.zeros(code.shape, np.int64)
+    group_start[:, 1:] = np.where(code[:, 1:] != code[:, :-1], lists.place[1:], 0)
+    np.maximum.accumulate(group_start, axis=1, out=group_start)
+    before = np.empty(code.size, np.int64)
+    before[by_code] = lists.place - group_start
+    return before.reshape(code.shape)
+
+
+def _cap(lists: _Lists, k: int, n_favoured: int) -> None:
     """Moves items whose category or provider is full behind the rest, and items over the price cap behind those.
 
-    An item is kept when fewer than its quota of kept items of its category and of its provider stand before it. The
-    rule refers to itself, but only backwards: starting from "all kept", each round settles one more place at least,
-    and usually all of them after a few.
+    Whether an item has room depends on what was kept before it, so this pass does walk down the lists. It stops where k
+    items and, for the floor, n_favoured of the favoured providers are found, all besides the pinned ones: that makes it
+    cheaper than running sums iterated to a fixed point, for one request and for a batch.
     """
     items = lists.items
-    groups = _Groups(items["group"].transpose(2, 0, 1), lists)
-    cap = items["cap"].transpose(2, 0, 1).astype(np.int64)
-    pinned = lists.place < lists.n_pinned
-    eligible = (items["behind"] == OVER_CAP) & ~pinned
-    kept, settled = eligible | pinned, None
-    while settled is None or kept.tobytes() != settled.tobytes():
-        settled = kept
-        room = groups.count_before(settled) < cap
-        kept = (eligible & room[CATEGORY] & room[PROVIDER]) | pinned
-    zone = np.where(kept, KEPT, items["behind"])
+    columns = (
+        items["group"][:, :, CATEGORY].tolist(),
+        items["group"][:, :, PROVIDER].tolist(),
+        items["cap"][:, :, CATEGORY].tolist(),
+        items["cap"][:, :, PROVIDER].tolist(),
+        (items["behind"] == OVER_CAP).tolist(),
+        items["in_floor_group"].tolist(),
+    )
+    kept = np.zeros(items.shape, bool)
+    for row, (n_pinned, *of_this_list) in enumerate(zip(lists.n_pinned[:, 0].tolist(), *columns, strict=True)):
+        kept[row, _with_room(zip(*of_this_list, strict=True), n_pinned, k, n_favoured)] = True
     lists.n_kept = kept.sum(axis=1, keepdims=True)
-    lists.reorder(np.argsort(zone, axis=1, kind="stable"))
+    lists.reorder(np.argsort(np.where(kept, KEPT, items["behind"]), axis=1, kind="stable"))
 
 
-class _Groups:
-    """Items with the same code, for counting along the lists: sorted by code once, then every count is a running sum.
-
-    Arrays have an axis in front for the kinds of code (G), so that categories and providers are counted together.
-    """
-
-    def __init__(self, code: np.ndarray, lists: _Lists) -> None:
-        """code: i4 [G, B, W] in list order."""
-        by_code = np.argsort(code, axis=2, kind="stable")
-        self._by_code = lists.flat(by_code)  # into a flattened [B, W]
-        list_start = np.arange(0, code.size, lists.width).reshape(*code.shape[:2], 1)
-        by_code += list_start  # into a flattened [G, B, W]
-        code = code.reshape(-1).take(by_code)
-        group_start = np.zeros(code.shape, np.int64)
-        group_start[..., 1:] = np.where(code[..., 1:] != code[..., :-1], lists.place[1:], 0)
-        np.maximum.accumulate(group_start, axis=2, out=group_start)
-        self._size_before = lists.place - group_start
-        self._group_start = group_start + list_start
-        self._as_listed = np.empty(code.size, np.int64)  # undoes the sort
-        self._as_listed[by_code.reshape(-1)] = np.arange(code.size)
-        self._as_listed = self._as_listed.reshape(code.shape)
-
-    def size_before(self) -> np.ndarray:
-        """i8 [G, B, W]: how many items of its group stand before each place."""
-        return self._size_before.reshape(-1).take(self._as_listed)
-
-    def count_before(self, counted: np.ndarray) -> np.ndarray:
-        """i8 [G, B, W]: how many items of its group that are `counted` (bool [B, W]) stand before each place."""
-        counted = counted.reshape(-1).take(self._by_code)
-        running = counted.cumsum(axis=2) - counted
-        in_group = running - running.reshape(-1).take(self._group_start)
-        return in_group.reshape(-1).take(self._as_listed)
+def _with_room(places: Iterable[tuple], n_pinned: int, k: int, n_favoured: int) -> list[int]:
+    """Places of one list that hold a pinned item, or one that has room. places: the columns of `_cap`, place by place."""
+    kept: list[int] = []
+    in_category, in_provider = defaultdict(int), defaultdict(int)
+    for place, (category, provider, category_cap, provider_cap, cheap_enough, favoured) in enumerate(places):
+        pinned = place < n_pinned
+        if pinned or (cheap_enough and in_category[category] < category_cap and in_provider[provider] < provider_cap):
+            in_category[category] += 1
+            in_provider[provider] += 1
+            kept.append(place)
+            n_favoured -= favoured and not pinned
+            if n_favoured <= 0 and len(kept) >= n_pinned + k:
+                break
+    return kept
 
 
 def _raise_floor(lists: _Lists, share: float) -> None:

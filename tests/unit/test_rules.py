@@ -186,6 +186,17 @@ def test_provider_floor_holds_in_every_prefix_and_yields_to_caps(tmp_path):
     assert served(few_items(tmp_path, capped), [0, 4, 6, 1, 3], k=4) == [0, 3, 4, 6]
 
 
+def test_pinned_items_of_favoured_providers_do_not_fill_the_floor(tmp_path):
+    """Nor end the walk for caps before it found whom the floor lifts."""
+    config = RulesConfig(pinned=[Pin(7, 0), Pin(5, 1)], category_caps={"C": 2}, provider_floor=ProviderFloor(["small"], 0.5))
+    assert served(few_items(tmp_path, config), [7, 5, 0, 2, 4, 6, 1, 3]) == [7, 5, 0, 1]
+
+
+def test_a_pin_below_the_part_that_is_asked_for_takes_no_place_in_it(tmp_path):
+    rules = few_items(tmp_path, RulesConfig(pinned=[Pin(7, 3)], category_caps={"A": 1}))
+    assert served(rules, [0, 1, 3, 7], k=2) == [0, 3]
+
+
 @pytest.mark.parametrize("share", [1 / 98, 1 / 49, 3 / 47, 0.1, 0.29, 1 / 3, 0.58, 0.7])
 def test_shares_that_binary_cannot_hold_are_due_on_time(tmp_path, catalogue, share):
     """1 / (1 / 49) is 49.00000000000001 and 0.58 * 50 is 28.999999999999996: both must count as whole."""
