@@ -171,9 +171,9 @@ class UserStore:
         settings = read_json(folder, STORE_FILE)
         self.history_length: int = settings["history_length"]
         self.as_of_s: int = settings["as_of_s"]
-        self.has_categories: bool = settings["has_categories"]
         self._offsets = _open(folder, "event_offsets")
-        self._ids, self._times, self._categories = (_open(folder, f"event_{n}") for n in ("ids", "times", "categories"))
+        ids, times, categories = (_open(folder, f"event_{name}") for name in ("ids", "times", "categories"))
+        self._events = Events(ids, times, categories if settings["has_categories"] else None)
         self._totals = {name: _open(folder, name) for name in self.TOTALS}
         profile = {
             column["name"]: _open_profile(folder, f"profile.{number}", column["kind"])
@@ -187,29 +187,18 @@ class UserStore:
         return self._profiles.user_ids
 
     def lookup(self, user_ids: np.ndarray) -> UserState:
-        users = self._profiles.positions(user_ids)
-        n_users = len(self.user_ids)
-        ends = self._offsets[np.minimum(users + 1, n_users)]  # the unknown user's events: none, from the end to the end
-        events, valid = window(self._offsets[users], ends, self.history_length)
-        return state_of(
-            user_ids,
-            *(events, valid),
-            *(self._ids, self._times, self._categories if self.has_categories else None),
-            totals={name: values[users] for name, values in self._totals.items()},
-            profile=self._profiles.of(users),
-        )
+        return self._state(user_ids, self._profiles.positions(user_ids))
 
     def empty(self, user_ids: np.ndarray) -> UserState:
         """The state of users nobody has seen, int64 [B]: what is served when the store cannot answer."""
-        unknown = np.full(len(user_ids), len(self.user_ids))
-        events = np.zeros((len(user_ids), self.history_length), np.int64)
-        return state_of(
-            user_ids,
-            *(events, np.zeros(events.shape, bool)),
-            *(self._ids, self._times, self._categories if self.has_categories else None),
-            totals={name: values[unknown] for name, values in self._totals.items()},
-            profile=self._profiles.of(unknown),
-        )
+        return self._state(user_ids, np.full(len(user_ids), len(self.user_ids)))
+
+    def _state(self, user_ids: np.ndarray, users: np.ndarray) -> UserState:
+        """users: int64 [B] positions, U for an unknown user, whose events go from the end to the end."""
+        ends = self._offsets[np.minimum(users + 1, len(self.user_ids))]
+        rows, valid = window(self._offsets[users], ends, self.history_length)
+        totals = {name: values[users] for name, values in self._totals.items()}
+        return state_of(user_ids, self._events, rows, valid, totals, self._profiles.of(users))
 
 
 def _open_profile(folder: Path, name: str, kind: str) -> ProfileColumn:
@@ -231,23 +220,29 @@ def window(starts: np.ndarray, ends: np.ndarray, length: int) -> tuple[np.ndarra
     return np.where(valid, rows, 0), valid
 
 
+class Events(NamedTuple):
+    """Positive events, each user's together, oldest first: int64 [N], int64 [N], int32 [N]; no categories: None."""
+
+    ids: np.ndarray
+    times: np.ndarray
+    categories: np.ndarray | None
+
+
 def state_of(
     user_ids: np.ndarray,
-    events: np.ndarray,
+    events: Events,
+    rows: np.ndarray,
     valid: np.ndarray,
-    ids: np.ndarray,
-    times: np.ndarray,
-    categories: np.ndarray | None,
     totals: Mapping[str, np.ndarray],
     profile: dict[str, np.ndarray],
 ) -> UserState:
-    """A UserState from rows (`window`) of per-event arrays. Without categories, history_categories is [B, 0]."""
-    codes = np.empty((len(user_ids), 0), np.int32) if categories is None else np.where(valid, categories[events], NO_CATEGORY)
+    """A UserState from what `window` found in `events`. Without categories, history_categories is [B, 0]."""
+    no_codes = np.empty((len(user_ids), 0), np.int32)
     return UserState(
         user_ids=user_ids,
-        history_ids=np.where(valid, ids[events], PAD_ID),
-        history_times=np.where(valid, times[events], 0),
-        history_categories=codes,
+        history_ids=np.where(valid, events.ids[rows], PAD_ID),
+        history_times=np.where(valid, events.times[rows], 0),
+        history_categories=no_codes if events.categories is None else np.where(valid, events.categories[rows], NO_CATEGORY),
         profile=profile,
         **totals,
     )

@@ -85,7 +85,7 @@ class Features:
     ) -> Examples:
         """Users as they were just before each moment: nothing of that second or later is known.
 
-        user_ids, timestamps: int64 [N], unix seconds; context: by name, [N] as `context_of` gives it (an absent column is missing)
+        user_ids, timestamps: int64 [N], unix seconds; context: by name, [N] as `context_of` gives it (absent = missing)
         """
         return self.encode_moments(self.log.before(user_ids, timestamps), timestamps, context)
 

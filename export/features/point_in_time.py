@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from stages.contract import PAD_ID
-from stages.features import Profiles, UserState, state_of, window
+from stages.features import Events, Profiles, UserState, state_of, window
 from stages.ids import ItemIndex
 
 
@@ -54,9 +54,9 @@ class EventLog:
         positive = events["positive"].to_numpy()[order]
         self.positives_before = _running_sum(positive.astype(np.int64))
         # One event that is nobody's closes the per-event arrays, so that empty windows have a row to point at.
-        self.item_ids = np.append(events["item_id"].to_numpy()[order][positive], PAD_ID)
-        self.positive_times = np.append(self.times[positive], 0)
-        self.categories = None if item_category is None else item_category[items.positions(self.item_ids)]
+        item_ids = np.append(events["item_id"].to_numpy()[order][positive], PAD_ID)
+        categories = None if item_category is None else item_category[items.positions(item_ids)]
+        self.positives = Events(item_ids, np.append(self.times[positive], 0), categories)
 
     @property
     def as_of_s(self) -> int:
@@ -82,13 +82,7 @@ class EventLog:
         """The users' state at each moment; [N, H] arrays, so hand in slices of some ten thousand."""
         starts, ends = self.positive_ranges(moments)
         rows, valid = window(starts, ends, self.history_length)
-        return state_of(
-            moments.user_ids,
-            *(rows, valid),
-            *(self.item_ids, self.positive_times, self.categories),
-            totals=self.totals(moments),
-            profile=self.profiles.of(moments.users),
-        )
+        return state_of(moments.user_ids, self.positives, rows, valid, self.totals(moments), self.profiles.of(moments.users))
 
     def positive_ranges(self, moments: Moments) -> tuple[np.ndarray, np.ndarray]:
         """(starts, ends) int64 [N] of each user's past among the positive events."""

@@ -45,17 +45,18 @@ def write_store(folder: Path, log: EventLog) -> None:
     counts = ends[:-1] - starts
     offsets = np.concatenate([[0], np.cumsum(counts)])
     rows = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], counts)
-    rows = np.append(rows, len(log.item_ids) - 1)  # the event that is nobody's
-    categories = np.zeros(len(log.item_ids), np.int32) if log.categories is None else log.categories
+    ids, times, categories = log.positives
+    rows = np.append(rows, len(ids) - 1)  # the event that is nobody's
     np.save(folder / "user_ids.npy", user_ids)
     np.save(folder / "event_offsets.npy", offsets)
-    for name, values in (("ids", log.item_ids), ("times", log.positive_times), ("categories", categories)):
-        np.save(folder / f"event_{name}.npy", values[rows])
+    np.save(folder / "event_ids.npy", ids[rows])
+    np.save(folder / "event_times.npy", times[rows])
+    np.save(folder / "event_categories.npy", np.zeros(len(rows), np.int32) if categories is None else categories[rows])
     settings = {
         "schema": 1,
         "history_length": log.history_length,
         "as_of_s": log.as_of_s,
-        "has_categories": log.categories is not None,
+        "has_categories": categories is not None,
         "profile": [_save_profile(folder, number, *item) for number, item in enumerate(log.profiles.columns.items())],
     }
     (folder / STORE_FILE).write_text(json.dumps(settings, indent=1) + "\n")

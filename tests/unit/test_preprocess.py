@@ -157,7 +157,7 @@ def test_a_missing_file_is_refused(exported, tmp_path, lost):
 
 def test_store_arrays_are_mapped_not_copied(exported):
     store = UserStore(exported[1] / "store")
-    assert isinstance(store._ids.base, np.memmap)
+    assert isinstance(store._events.ids.base, np.memmap)
     assert isinstance(store.user_ids.base, np.memmap)
 
 

@@ -1,5 +1,6 @@
 """build_features as a whole: what it declares, what it encodes, and that the stored state is the trained one."""
 
+import json
 from itertools import chain
 
 import numpy as np
@@ -134,6 +135,7 @@ def test_context_reaches_its_columns_and_may_be_missing(rich):
 def test_parity_is_reported_for_both_sides(rich):
     features = rich[3]
     assert features.parity.keys() == {"user", "item"}
+    assert json.loads(json.dumps(features.parity)) == features.parity  # it goes into the manifest
     for report, plan in ((features.parity["user"], features.user_plan), (features.parity["item"], features.item_plan)):
         assert report["columns"].keys() == {c.name for c in (*plan.categorical, *plan.continuous, *plan.lists)}
         assert report["max_difference"] <= 1e-6
