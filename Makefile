@@ -56,8 +56,8 @@ stop: ## stop the servers that make run or make serve started (GRPC_PORT=… sto
 check: setup ## say what will fail in a repository and how to mend it, without starting anything: REPO=…
 	@$(PYTHON) -m export check --repo $(REPO)
 
-eval: setup ## quality of the pipeline, stage by stage and through the running server, beside four baselines
-	@$(PYTHON) -m export evaluate --data $(DATA) --repo $(REPO) --url $(URL)
+eval: setup ## quality of the pipeline, stage by stage and through a real server, beside four baselines: DATA=…
+	@$(PYTHON) -m export evaluate --data $(DATA)
 
 perf: setup ## sweep, report, SLO verdict (against the server at GRPC_PORT)
 	@$(PYTHON) -m perf --url $(URL) --repo $(REPO)

@@ -46,7 +46,13 @@ def start(
         return
     control = "none" if fixed else "explicit"
     server = TritonServer(
-        repo, ports, threads=threads, model_control=control, cache_bytes=cache_mib << 20, ready_timeout_s=timeout_s
+        repo,
+        ports,
+        threads=threads,
+        model_control=control,
+        cache_bytes=cache_mib << 20,
+        ready_timeout_s=timeout_s,
+        run_dir=RUN_DIR,
     ).start()
     typer.echo(f"ready: {_line(server.state)}")
 
@@ -56,7 +62,7 @@ def stop(grpc_port: OneServer = None) -> None:
     """Stop the servers started here, or the one at a port; also clears up after killed ones."""
     chosen = [state for state in known_servers(RUN_DIR) if grpc_port in (None, state.ports.grpc)]
     for state in chosen:
-        stop_server(state)
+        stop_server(state, RUN_DIR)
         typer.echo(f"stopped: {_line(state)}")
     if not chosen:
         typer.echo("nothing to stop: no server was started here" + (f" on gRPC port {grpc_port}" if grpc_port else ""))
@@ -65,8 +71,8 @@ def stop(grpc_port: OneServer = None) -> None:
 @app.command()
 def status() -> None:
     """List the running servers that were started here; exit code 1 when there is none."""
-    clear_stale()
-    states = running_servers()
+    clear_stale(RUN_DIR)
+    states = running_servers(RUN_DIR)
     for state in states:
         typer.echo(f"running: {_line(state)}  log {state.log}")
     if not states:
@@ -95,7 +101,7 @@ def diagnose(grpc_port: GrpcPort = 8001) -> None:
 @app.command()
 def activate(generation: Annotated[int, typer.Option(help="generation to serve")], grpc_port: GrpcPort = 8001) -> None:
     """Move a running server to another published generation, without a failed request."""
-    states = [state for state in running_servers() if state.ports.grpc == grpc_port]
+    states = [state for state in running_servers(RUN_DIR) if state.ports.grpc == grpc_port]
     if not states:
         raise ServerError(f"No server started here runs on gRPC port {grpc_port}. See `python -m server status`.")
     before = activate_generation(states[0].grpc_url, states[0].repo, generation)
@@ -103,7 +109,7 @@ def activate(generation: Annotated[int, typer.Option(help="generation to serve")
 
 
 def _serving(repo: Path, ports: Ports) -> ServerState | None:
-    same = (state for state in running_servers() if state.repo == repo.resolve() and state.ports == ports)
+    same = (state for state in running_servers(RUN_DIR) if state.repo == repo.resolve() and state.ports == ports)
     return next(same, None)
 
 

@@ -81,14 +81,14 @@ class TritonServer:
         try:
             self._wait_ready(process)
         except BaseException:  # an interrupt leaves nothing behind either
-            self.stop()
+            self.stop(timeout_s=0)  # it has accepted no request that would deserve waiting for
             raise
         return self
 
-    def stop(self) -> None:
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """End the server and all its processes; nothing happens when it was never started."""
         if self.state is not None:
-            stop_server(self.state, self.run_dir)
+            stop_server(self.state, self.run_dir, timeout_s)
             self.state = None
 
     def __enter__(self) -> Self:
@@ -154,17 +154,17 @@ class TritonServer:
         )
 
 
-def stop_server(state: ServerState, run_dir: Path = RUN_DIR) -> None:
+def stop_server(state: ServerState, run_dir: Path, timeout_s: float = STOP_TIMEOUT_S) -> None:
     """End a server found by its state file, with its stubs and shared memory; also clears up after one that was killed."""
-    processes.stop_processes(state.pid, state.tag, STOP_TIMEOUT_S)
+    processes.stop_processes(state.pid, state.tag, timeout_s)
     state.forget(run_dir)
 
 
-def running_servers(run_dir: Path = RUN_DIR) -> list[ServerState]:
+def running_servers(run_dir: Path) -> list[ServerState]:
     return [state for state in known_servers(run_dir) if processes.is_running(state.pid, state.tag)]
 
 
-def clear_stale(run_dir: Path = RUN_DIR) -> None:
+def clear_stale(run_dir: Path) -> None:
     """Clear up after servers that did not end by `stop` (killed, machine went down): stubs, shared memory, state file."""
     for state in known_servers(run_dir):
         if not processes.is_running(state.pid, state.tag):

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 SHM_DIR = Path("/dev/shm")
+STUB_NAME = "triton_python_b"  # triton_python_backend_stub, as the kernel keeps it; the server also runs a short-lived shell
 POLL_S = 0.05
 
 
@@ -63,7 +64,7 @@ def dead_stubs(pid: int) -> int:
     dead = 0
     for child in children:
         with contextlib.suppress(psutil.NoSuchProcess):
-            dead += child.status() == psutil.STATUS_ZOMBIE
+            dead += child.name().startswith(STUB_NAME) and child.status() == psutil.STATUS_ZOMBIE
     return dead
 
 

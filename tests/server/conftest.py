@@ -1,4 +1,8 @@
-"""Servers for tests: real ones, on free ports, with their own run folder; whatever a test starts is gone when it ends."""
+"""Servers for tests: real ones, on free ports, with their own run folder; whatever a test starts is gone when it ends.
+
+`repo` and `launch` are for tests of the launcher, with toy models; `repository`, `server` and `client` are one small export,
+served for the whole session.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,19 @@ from dataclasses import astuple
 from pathlib import Path
 
 import pytest
+import tritonclient.grpc as grpcclient
+from rich.console import Console
 
+from server.generations import pinned_generation
 from server.launcher import TritonServer
 from server.ports import is_free
 from server.processes import SHM_DIR, members
+from server.repository import read_config
+from stages.artifacts import StageInfo, read_stage
+from stages.contract import ENSEMBLE, STAGES
 from tests.server import toys
+
+DATA = "synthetic:users=500,items=300,events=10000,context=1"
 
 
 @pytest.fixture
@@ -44,3 +56,39 @@ def launch(run_dir: Path) -> Iterator[Callable[..., TritonServer]]:
         assert members(tag) == []
         assert list(SHM_DIR.glob(f"{tag}*")) == []
         assert all(map(is_free, astuple(server.ports)))
+
+
+@pytest.fixture(scope="session")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real export of a small shop with context columns (store, device, temperature)."""
+    from export.build import build_repository  # here: the launcher's tests need neither torch nor NVTabular
+
+    from export.dataset import load_dataset
+    from export.settings import Settings
+
+    folder = tmp_path_factory.mktemp("export") / "model_repository"
+    build_repository(load_dataset(DATA), folder, Settings(), Console(quiet=True))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def info(repository: Path) -> StageInfo:
+    return read_stage(repository / STAGES[0] / str(pinned_generation(repository)))
+
+
+@pytest.fixture(scope="session")
+def limit(repository: Path) -> int:
+    """The most requests one call may carry."""
+    return read_config(repository / ENSEMBLE / "config.pbtxt").max_batch_size
+
+
+@pytest.fixture(scope="session")
+def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    with TritonServer(repository, run_dir=tmp_path_factory.mktemp("run")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def client(server: TritonServer) -> Iterator[grpcclient.InferenceServerClient]:
+    with grpcclient.InferenceServerClient(server.grpc_url) as client:
+        yield client

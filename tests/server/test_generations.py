@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import tritonclient.grpc as grpcclient
 
-from server.generations import activate, pinned_generation, published_generations, served_generation
+from server.generations import activate, pin, pinned_generation, published_generations, served_generation
 from server.health import model_states
 from stages.errors import ConfigError, ServerError
 from tests.server import toys
@@ -86,6 +86,18 @@ def test_a_restart_serves_the_generation_that_was_activated(repo, launch):
     again = launch(repo)
     with grpcclient.InferenceServerClient(again.grpc_url) as client:
         assert toys.ask(client, 4) == toys.expected(4, generation=2)
+
+
+def test_a_publisher_that_moved_the_configs_first_changes_nothing_for_the_running_server(repo, launch):
+    """The old generation comes from the server, not from disk: publishing need not know whether one runs."""
+    server = launch(repo)
+    toys.publish(repo, 2)
+    pin(repo, 2)
+    with Load(server.grpc_url) as load:
+        assert activate(server.grpc_url, repo, 2) == 1
+    assert load.errors == []
+    assert set(load.generations) <= {(1, 1), (2, 2)}
+    assert served_generation(server.grpc_url) == 2
 
 
 def test_unpublished_generation_is_refused(repo, launch):

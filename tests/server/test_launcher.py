@@ -35,6 +35,14 @@ def start_and_fail(repo: Path, run_dir: Path, **options) -> str:
     return str(failure.value)
 
 
+def wait_for_metric(url: str, line: str) -> None:
+    """The server counts a request a moment after it has answered it."""
+    deadline = time.monotonic() + 10
+    while line not in urllib.request.urlopen(url).read().decode():
+        assert time.monotonic() < deadline, f"{line} never appeared"
+        time.sleep(0.05)
+
+
 def test_starts_answers_and_leaves_nothing(repo, run_dir):
     with TritonServer(repo, run_dir=run_dir, ready_timeout_s=60.0) as server:
         tag, ports = server.state.tag, server.ports
@@ -42,8 +50,7 @@ def test_starts_answers_and_leaves_nothing(repo, run_dir):
         assert [process.name() for process in members(tag)].count("triton_python_backend_stub") == 2
         with grpcclient.InferenceServerClient(server.grpc_url) as client:
             assert toys.ask(client, 7) == toys.expected(7, generation=1)
-        with urllib.request.urlopen(server.metrics_url) as reply:
-            assert 'nv_inference_request_success{model="recommend",version="1"} 1' in reply.read().decode()
+        wait_for_metric(server.metrics_url, 'nv_inference_request_success{model="recommend",version="1"} 1')
         with urllib.request.urlopen(f"http://{server.http_url}/v2/health/ready") as reply:
             assert reply.status == 200
         assert running_servers(run_dir) == [server.state]

@@ -1,0 +1,72 @@
+"""`python -m server …` as make calls it, against the real server."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import tritonclient.grpc as grpcclient
+from typer.testing import CliRunner
+
+from server import __main__ as commands
+from server.generations import pin
+from server.launcher import running_servers, stop_server
+from server.ports import free_ports
+from stages.errors import ServerError
+from tests.server import toys
+
+
+@pytest.fixture
+def call(run_dir, monkeypatch):
+    """call("stop", …) -> what the command printed; servers it leaves running are stopped after the test."""
+    monkeypatch.setattr(commands, "RUN_DIR", run_dir)
+
+    def run(*arguments: object, exit_code: int = 0) -> str:
+        result = CliRunner().invoke(commands.app, [str(argument) for argument in arguments], catch_exceptions=False)
+        assert result.exit_code == exit_code, result.output
+        return result.output
+
+    yield run
+    for state in running_servers(run_dir):
+        stop_server(state, run_dir)
+
+
+def test_start_is_repeatable_follows_the_repository_and_stop_is_too(repo, call):
+    ports = free_ports()
+    start = ("start", "--repo", repo, "--grpc-port", ports.grpc, "--http-port", ports.http, "--metrics-port", ports.metrics)
+    url = f"localhost:{ports.grpc}"
+    assert call(*start).startswith("ready: ")
+    assert call("status").startswith(f"running: {repo}")
+    assert call("wait", "--url", url) == f"ready: {url}\n"
+    assert "already running" in call(*start)
+    toys.publish(repo, 2)
+    pin(repo, 2)  # what publishing a new generation does
+    assert "already running" in call(*start)
+    with grpcclient.InferenceServerClient(url) as client:
+        assert toys.ask(client, 1) == toys.expected(1, generation=2)
+    assert "generation 1 answers" in call("activate", "--generation", 1, "--grpc-port", ports.grpc)
+    assert call("stop", "--grpc-port", ports.grpc).startswith("stopped: ")
+    assert "nothing to stop" in call("stop", "--grpc-port", ports.grpc)
+    assert "nothing to stop" in call("stop")
+    assert "no server is running" in call("status", exit_code=1)
+
+
+def test_a_failed_start_is_one_message_and_diagnose_tells_it_again(repo, call, monkeypatch, capsys):
+    (repo / "second" / "1" / "model.py").write_text("raise RuntimeError('tables.npy is cut short')")
+    ports = free_ports()
+    start = ["server", "start", "--repo", str(repo), "--grpc-port", str(ports.grpc)]
+    monkeypatch.setattr(sys, "argv", [*start, "--http-port", str(ports.http), "--metrics-port", str(ports.metrics)])
+    with pytest.raises(SystemExit, match="1"):
+        commands.main()
+    message = capsys.readouterr().err
+    assert message.startswith("error: tritonserver ")
+    assert "model second failed to load" in message
+    assert "Traceback" not in message
+    told = call("diagnose", "--grpc-port", ports.grpc)
+    assert "nothing answers there" in told
+    assert "tables.npy is cut short" in told
+
+
+def test_activate_without_a_server(call):
+    with pytest.raises(ServerError, match="No server started here runs on gRPC port 1"):
+        call("activate", "--generation", 1, "--grpc-port", 1)

@@ -1,0 +1,72 @@
+import subprocess
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+import pytest
+
+from server import environment
+from stages.errors import ServerError
+
+
+def test_the_stub_lies_beside_the_backend_and_is_for_this_python(tmp_path):
+    wheel = environment.find_wheel()
+    folder = environment.backend_directory(wheel, tmp_path) / "python"
+    assert {entry.name for entry in folder.iterdir()} == {
+        "libtriton_python.so",
+        "triton_python_backend_utils.py",
+        "triton_python_backend_stub",
+    }
+    stub = (folder / "triton_python_backend_stub").resolve()
+    assert stub.parent.name == f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def test_the_backend_folder_is_reused_and_renewed_when_the_wheel_moved(tmp_path):
+    wheel = environment.find_wheel()
+    folder = environment.backend_directory(wheel, tmp_path) / "python"
+    inode = folder.stat().st_ino
+    assert (environment.backend_directory(wheel, tmp_path) / "python").stat().st_ino == inode
+    stub = folder / "triton_python_backend_stub"
+    stub.unlink()
+    stub.symlink_to(tmp_path / "an-older-wheel")
+    assert (environment.backend_directory(wheel, tmp_path) / "python" / stub.name).resolve() == wheel.stub.resolve()
+
+
+def test_server_environment_puts_libpython_first_and_ignores_the_callers_python(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/mine")
+    wheel = environment.find_wheel()
+    env = environment.server_env(wheel, threads=2)
+    first, second, *rest = env["LD_LIBRARY_PATH"].split(":")
+    assert (Path(first) / f"libpython{environment.PYTHON_VERSION}.so.1.0").exists()
+    assert (Path(second), rest) == (wheel.libraries, ["/mine"])
+    assert "PYTHONPATH" not in env
+    assert env["PATH"].split(":")[0] == str(Path(sys.prefix) / "bin")
+    assert {env[name] for name in environment.THREAD_VARIABLES} == {"2"}
+
+
+def test_perf_analyzer_runs():
+    told = subprocess.run(["perf_analyzer", "--version"], env=environment.perf_analyzer_env(), capture_output=True, text=True)
+    assert "2.51.0" in told.stdout + told.stderr
+
+
+def test_missing_packages_are_named(monkeypatch):
+    monkeypatch.setattr(environment, "find_spec", lambda name: None)
+    with pytest.raises(ServerError, match=r"nvidia-pytriton, which carries tritonserver, is not installed. Run `make setup`"):
+        environment.find_wheel()
+    with pytest.raises(ServerError, match="nvidia-cuda-runtime-cu12, which perf_analyzer needs, is missing"):
+        environment.perf_analyzer_env()
+
+
+def test_a_wheel_without_a_stub_for_this_python(monkeypatch, tmp_path):
+    (tmp_path / "tritonserver" / "python_backend_stubs" / "3.8").mkdir(parents=True)
+    spec = ModuleSpec("pytriton", None, origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(environment, "find_spec", lambda name: spec)
+    with pytest.raises(ServerError, match=rf"no stub for Python {environment.PYTHON_VERSION}; it carries 3\.8"):
+        environment.find_wheel()
+
+
+def test_no_libpython(monkeypatch):
+    monkeypatch.setattr(environment, "PYTHON_VERSION", "3.99")
+    with pytest.raises(ServerError, match=r"need libpython3\.99\.so\.1\.0, which is neither in"):
+        environment.libpython_directory()

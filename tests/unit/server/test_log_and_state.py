@@ -1,0 +1,81 @@
+"""What tritonserver 2.51's log says, and what a state file keeps."""
+
+from pathlib import Path
+
+import pytest
+
+from server.log import explain, first_failure, unfinished
+from server.ports import Ports
+from server.state import ServerState, known_servers, read_state, state_path
+
+HEAD = "E1121 00:58:59.746228 20082 model_lifecycle.cc:642] "
+HARMLESS = 'E1121 01:13:33.037808 1430 server.cc:241] "CudaDriverHelper has not been initialized."'
+LOADING = 'I1121 01:13:33.039156 1430 model_lifecycle.cc:472] "loading: rank:1"'
+
+
+@pytest.mark.parametrize(
+    ("message", "model", "reason"),
+    [
+        (
+            r"failed to load 'rank' version 3: Internal: ArtifactError: cut short\n\nAt:\n  model.py(1)",
+            "rank",
+            "ArtifactError: cut short\n",
+        ),
+        (
+            "Poll failed for model directory 'rank': unexpected directory name 'rank' for model 'x'",
+            "rank",
+            "unexpected directory",
+        ),
+        (
+            "ensemble 'recommend' depends on 'rank' whose required version 7 is not loaded.",
+            "recommend",
+            "version 7 is not loaded",
+        ),
+        (
+            "Invalid argument: in ensemble recommend, ensemble tensor ta is mapped from nothing",
+            "recommend",
+            "mapped from nothing",
+        ),
+    ],
+)
+def test_first_failure_names_the_model_and_unfolds_the_reason(message, model, reason):
+    failure = first_failure(
+        "\n".join([HARMLESS, LOADING, f'{HEAD}"{message}"', f"{HEAD}\"failed to load 'other' version 1: later\""])
+    )
+    assert failure.model == model
+    assert reason in failure.reason
+    assert str(failure).startswith(f"model {model} failed to load:")
+
+
+def test_a_log_without_a_failing_model():
+    assert first_failure(f"{HARMLESS}\n{LOADING}\n") is None
+    assert "CudaDriverHelper" in explain(f"{LOADING}\n{HARMLESS}\n").reason
+    assert explain("one\ntwo").reason == "one\ntwo"
+    assert "nothing was written" in str(explain(""))
+
+
+def test_models_that_began_to_load_and_did_not_finish():
+    log = f"{LOADING}\n{LOADING.replace('rank', 'rerank')}\nI1121 x] \"successfully loaded 'rank'\""
+    failure = unfinished(log, dead=1)
+    assert failure.model == "rerank"
+    assert "1 Python model process(es) ended" in failure.reason
+
+
+def test_state_is_kept_found_and_forgotten(tmp_path):
+    one = ServerState(11, "triton_9_a_", Path("/repo"), Path("/log"), Ports(grpc=9, http=8, metrics=7))
+    other = ServerState(12, "triton_5_b_", Path("/repo"), Path("/log"), Ports(grpc=5, http=4, metrics=3))
+    one.save(tmp_path)
+    other.save(tmp_path)
+    assert known_servers(tmp_path) == [other, one]
+    one.forget(tmp_path)
+    one.forget(tmp_path)
+    assert known_servers(tmp_path) == [other]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": 1}'])
+def test_a_state_file_that_was_cut_short_is_passed_over(tmp_path, text):
+    path = state_path(tmp_path, 9)
+    path.parent.mkdir()
+    path.write_text(text)
+    assert read_state(path) is None
+    assert known_servers(tmp_path) == []

@@ -1,0 +1,37 @@
+import socket
+
+import pytest
+
+from server.ports import Ports, check_free, free_ports, is_free
+from stages.errors import ConfigError, ServerError
+
+
+def test_free_ports_are_three_and_free():
+    ports = free_ports()
+    check_free(ports)
+    assert len({ports.grpc, ports.http, ports.metrics}) == 3
+
+
+def test_every_taken_port_is_named():
+    ports = free_ports()
+    with socket.socket() as one, socket.socket() as other:
+        for sock, port in ((one, ports.grpc), (other, ports.metrics)):
+            sock.bind(("0.0.0.0", port))
+            sock.listen()
+        with pytest.raises(
+            ServerError, match=rf"grpc port {ports.grpc} is taken.*; metrics port {ports.metrics} is taken.*make stop"
+        ):
+            check_free(ports)
+        assert not is_free(ports.grpc)
+    assert is_free(ports.grpc)
+
+
+@pytest.mark.parametrize("port", [0, -1, 65536])
+def test_no_such_port(port):
+    with pytest.raises(ConfigError, match=f"The http port is {port}; ports lie between 1 and 65535"):
+        Ports(http=port)
+
+
+def test_one_port_for_two():
+    with pytest.raises(ConfigError, match="three different ports, got 8001, 8001 and 8002"):
+        Ports(http=8001)

@@ -1,0 +1,131 @@
+"""Reading a repository, the memory it will need, and which generation it serves: all without a server."""
+
+import shutil
+
+import pytest
+
+from server.generations import activate, pin, pinned_generation, published_generations
+from server.memory import INSTANCE_BYTES, INSTANCE_SHM_BYTES, MiB, available_bytes, check_memory, estimate
+from server.repository import read_config, read_repository
+from stages.errors import ArtifactError, ConfigError, ServerError
+from tests.server import toys
+
+
+@pytest.fixture
+def repo(tmp_path):
+    return toys.publish(tmp_path / "repo", 1)
+
+
+def test_models_configs_and_versions(repo):
+    toys.publish(repo, 10)
+    models = {model.name: model for model in read_repository(repo)}
+    assert sorted(models) == ["first", "recommend", "second"]
+    assert models["first"].versions_on_disk == (1, 10)  # numbers, not names: 10 comes after 9
+    assert models["first"].versions_loaded == (1,)
+    assert [model.is_ensemble for model in models.values()] == [False, True, False]
+    assert [model.instances for model in models.values()] == [1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("policy", "loaded"), [("", (10,)), ("latest { num_versions: 2 }", (2, 10)), ("all { }", (1, 2, 10)), ("latest { }", (10,))]
+)
+def test_version_policies(repo, policy, loaded):
+    toys.publish(repo, 2)
+    toys.publish(repo, 10)
+    config = repo / "first" / "config.pbtxt"
+    text = config.read_text()
+    config.write_text(text[: text.index("version_policy")] + (f"version_policy {{ {policy} }}" if policy else ""))
+    assert read_repository(repo)[0].versions_loaded == loaded
+
+
+def test_no_repository_and_an_empty_one(tmp_path):
+    with pytest.raises(ConfigError, match=r"There is no model repository at .*/absent"):
+        read_repository(tmp_path / "absent")
+    with pytest.raises(ConfigError, match="holds no model"):
+        read_repository(tmp_path)
+
+
+def test_config_that_is_missing_or_no_config(repo):
+    (repo / "first" / "config.pbtxt").write_text('name: "first" colour: "blue"')
+    with pytest.raises(ArtifactError, match=r"first/config\.pbtxt is not a model configuration.*colour"):
+        read_repository(repo)
+    with pytest.raises(ArtifactError, match="is missing; every model folder needs one"):
+        read_config(repo / "nothing" / "config.pbtxt")
+
+
+def test_model_without_a_version_to_load(repo):
+    (repo / "first" / "1").rename(repo / "first" / "4")
+    with pytest.raises(ArtifactError, match=r"Model first has no version to load: \[4\] on disk"):
+        read_repository(repo)
+
+
+def test_memory_counts_arrays_once_and_other_files_per_instance(repo):
+    folder = repo / "first" / "1"
+    (folder / "vectors.npy").write_bytes(bytes(5 * MiB))
+    (folder / "network.onnx").write_bytes(bytes(3 * MiB))
+    config = repo / "first" / "config.pbtxt"
+    one = estimate(read_repository(repo))
+    config.write_text(config.read_text().replace("count: 1", "count: 4"))
+    four = estimate(read_repository(repo))
+    python_bytes = (folder / "model.py").stat().st_size
+    assert four.ram - one.ram == 3 * (INSTANCE_BYTES + 3 * MiB + python_bytes)
+    assert (one.instances, four.instances) == (2, 5)
+    assert four.shm == 5 * INSTANCE_SHM_BYTES
+
+
+def test_too_little_memory_is_refused(repo):
+    models = read_repository(repo)
+    need = estimate(models)
+    assert check_memory(models, need.ram, need.shm) == need
+    with pytest.raises(ServerError, match=r"needs about 500 MiB of memory \(2 model instances\), and 499 MiB are available"):
+        check_memory(models, 499 * MiB, need.shm)
+    with pytest.raises(ServerError, match=r"/dev/shm has 3 MiB free, and 2 model instances need about 4 MiB.*shm-size"):
+        check_memory(models, need.ram, 3 * MiB)
+
+
+def test_a_container_limit_counts(tmp_path):
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("400\n")
+    assert available_bytes(tmp_path) == 600
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_bytes(tmp_path) > 600
+    assert available_bytes(tmp_path / "absent") > 600
+
+
+def test_pinning_changes_only_which_version_answers(repo):
+    toys.publish(repo, 2)
+    before = {model.name: model.config for model in read_repository(repo)}
+    pin(repo, 2, keep=(1,))
+    assert pinned_generation(repo) == 2
+    after = {model.name: model for model in read_repository(repo)}
+    assert after["first"].versions_loaded == after["second"].versions_loaded == (1, 2)
+    assert after["recommend"].versions_loaded == (2,)
+    pin(repo, 1)
+    assert {model.name: model.config for model in read_repository(repo)} == before
+
+
+def test_a_generation_counts_when_every_model_has_it(repo):
+    toys.publish(repo, 2)
+    toys.publish(repo, 3)
+    shutil.rmtree(repo / "recommend" / "3")
+    assert published_generations(repo) == (1, 2)
+    with pytest.raises(ConfigError, match=r"Generation 3 is not in .*which holds \[1, 2\]"):
+        activate("localhost:1", repo, 3)
+
+
+def test_steps_that_disagree_and_steps_that_are_missing(repo):
+    config = repo / "recommend" / "config.pbtxt"
+    config.write_text(config.read_text().replace("model_version: 1", "model_version: 2", 1))
+    with pytest.raises(ConfigError, match=r"pinned to versions \[1, 2\]; expected one"):
+        pinned_generation(repo)
+    shutil.rmtree(repo / "second")
+    with pytest.raises(ConfigError, match=r"recommend has steps \['second'\], which are not in the repository"):
+        published_generations(repo)
+
+
+def test_a_repository_without_the_ensemble(repo):
+    shutil.rmtree(repo / "recommend")
+    with pytest.raises(ConfigError, match="has no model recommend"):
+        published_generations(repo)
+    with pytest.raises(ConfigError, match="has no model recommend"):
+        pinned_generation(repo)
