@@ -105,8 +105,6 @@ def _number(name: str, source: str, chain: list[Any]) -> dict[str, float | bool]
     fields: dict[str, float | bool] = {}
     for operator in chain:
         if isinstance(operator, ops.FillMissing):
-            if operator.add_binary_cols:
-                raise ExportError(f"FillMissing(add_binary_cols=True) of {name!r} cannot be compiled. Leave it out.")
             fields["fill"] = float(operator.fill_val)
         elif isinstance(operator, ops.Clip):
             bounds = {"low": operator.min_value, "high": operator.max_value}
