@@ -22,21 +22,20 @@ import numpy as np
 from stages.errors import ArtifactError, ConfigError
 from stages.rules_config import BLOCKED, CATEGORY, CONFIG_FILE, ITEM_RULES, ITEMS_FILE, KEPT, OVER_CAP, PROVIDER, RulesConfig
 
-_LOWEST = np.finfo(np.float32).min
 _ROUNDING = 1e-9  # a share times a count may come out this little off a whole number
 
 
 class _Lists:
     """B lists in their present order: pinned items first, then the rest, then what must not be served."""
 
-    def __init__(self, items: np.ndarray, order: np.ndarray, n_pinned: np.ndarray) -> None:
-        """items: ITEM_RULES [B, W] in the caller's order; order: i8 [B, W] its columns; n_pinned: i8 [B, 1]."""
+    def __init__(self, items: np.ndarray, order: np.ndarray) -> None:
+        """items: ITEM_RULES [B, W] in the caller's order; order: i8 [B, W] its columns."""
         batch, self.width = order.shape
         self._row_start = np.arange(0, batch * self.width, self.width)[:, None]
         self.place = np.arange(self.width)
         self.items = items.reshape(-1).take(self.flat(order))
         self.column = order  # i8 [B, W] where the candidate stood at the caller's
-        self.n_pinned = n_pinned
+        self.n_pinned = (items["zone"] < 0).sum(axis=1, keepdims=True)  # i8 [B, 1]
         self.n_kept = self.width  # i8 [B, 1] once caps are applied: pinned items and those with room
 
     def flat(self, order: np.ndarray) -> np.ndarray:
@@ -86,16 +85,17 @@ class Rules:
         """Chooses and orders what is served.
 
         item_position: i8 [B, M] rows of the per-item arrays, -1 for padding; no item twice in a row
-        scores:        f4 [B, M] larger is better; a score that is not finite counts as the worst
+        scores:        f4 [B, M] larger is better; NaN counts as the worst
         user_id:       i8 [B] part of the exploration's seed
         k:             items to serve
         ->             i8 [B, k] columns of the candidates, best first, -1 after the last
         """
         config = self.config
         item_position, scores = self._widened(item_position, scores, k)
-        lists = self._sorted_lists(item_position, scores)
+        items = self._items.take(item_position, mode="wrap")  # -1 is the padding row
+        lists = _Lists(items, np.lexsort((item_position, -scores, items["zone"])))
         if config.diversity:
-            _diversify(lists, scores.take(lists.flat(lists.column)), config.diversity, k)
+            _diversify(lists, config.diversity, k)
         if config.exploration:
             self._explore(lists, item_position, user_id, k)
         if self._capped:
@@ -104,60 +104,44 @@ class Rules:
             _raise_floor(lists, config.provider_floor.share)
         if config.pinned:
             _place_pins(lists)
-        return np.where(lists.items["blocked"], -1, lists.column)[:, :k]
+        return np.where(lists.items["blocked"][:, :k], -1, lists.column[:, :k])
 
     def _widened(self, item_position: np.ndarray, scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Both padded to hold k items and every pinned slot; scores as finite f8."""
+        """Both padded where they are too narrow to hold k items and every pinned slot."""
         missing = max(k, self._min_width) - item_position.shape[1]
-        if missing > 0:
-            item_position = np.pad(item_position, ((0, 0), (0, missing)), constant_values=-1)
-            scores = np.pad(scores, ((0, 0), (0, missing)))
-        return item_position, np.where(np.isfinite(scores), scores, _LOWEST).astype(np.float64)
-
-    def _sorted_lists(self, item_position: np.ndarray, scores: np.ndarray) -> _Lists:
-        """Pinned items by slot, then all others by falling score, then blocked ones and padding."""
-        items = self._items.take(item_position, mode="wrap")  # -1 is the padding row
-        n_pinned = (items["zone"] < 0).sum(axis=1, keepdims=True)
-        return _Lists(items, np.lexsort((item_position, -scores, items["zone"])), n_pinned)
+        if missing <= 0:
+            return item_position, scores
+        padding = ((0, 0), (0, missing))
+        return np.pad(item_position, padding, constant_values=-1), np.pad(scores, padding)
 
     def _explore(self, lists: _Lists, item_position: np.ndarray, user_id: np.ndarray, k: int) -> None:
-        """Draws the last slots from the items that stand next, without replacement (Gumbel top-n).
+        """Draws the last slots from the items that stand next, without replacement, by the exponential race.
 
-        Adding Gumbel noise to log-weights and taking the largest n is a draw of n in proportion to the weights.
+        An item arrives after -log(u) / rate; the first n to arrive are a draw of n in proportion to the rates.
         Drawn items keep their order, and so do those left behind.
         """
         rule = self.config.exploration
         window = slice(k - rule.slots, k - rule.slots + rule.pool)
         items = lists.items[:, window]
         position = item_position.take(lists.flat(lists.column[:, window]))
-        noise = -np.log(-np.log(uniform(self._seed, user_id, position)))
-        key = np.where(items["blocked"], -np.inf, items["novelty"] * rule.novelty + noise)
-        key[lists.place[window] < lists.n_pinned] = np.inf
-        least_drawn = np.sort(key, axis=1)[:, -rule.slots, None]
-        zone = np.zeros(lists.column.shape, np.int8)
-        zone[:, window] = np.where(key >= least_drawn, 1, 2)
-        zone[:, window.stop :] = 3
-        lists.reorder(np.argsort(zone, axis=1, kind="stable"))
+        arrival = items["zone"] - np.log(uniform(self._seed, user_id, position)) / items["draw_rate"]
+        last_drawn = np.partition(arrival, rule.slots - 1, axis=1)[:, rule.slots - 1, None]
+        order = np.empty(lists.column.shape, np.int64)
+        order[:] = lists.place
+        order[:, window] = window.start + np.argsort(arrival > last_drawn, axis=1, kind="stable")
+        lists.reorder(order)
 
 
-def _diversify(lists: _Lists, scores: np.ndarray, weight: float, k: int) -> None:
+def _diversify(lists: _Lists, weight: float, k: int) -> None:
     """Maximal marginal relevance over categories: each further item of a category is worth less.
 
-    value = (1 - weight) * relevance - weight * (1 - 0.5 ** items of its category before it)
+    value = (1 - weight) * (1 - place / k) - weight * (1 - 0.5 ** items of its category before it)
 
-    relevance is 1 for the best and 0 for the worst of the first k, -1 at the lowest, whatever the scale of the scores.
+    Relevance is the place by score, 1 at the top and 0 at place k, as scores have another scale after every training.
     Within a category values only fall, so always taking the largest next value is the same as sorting by value.
-    scores: f8 [B, W] in list order.
     """
-    blocked = lists.items["blocked"]
-    best = np.where(blocked[:, :k], _LOWEST, scores[:, :k]).max(axis=1, keepdims=True)
-    worst = np.where(blocked[:, :k], -_LOWEST, scores[:, :k]).min(axis=1, keepdims=True)
-    span = np.where(best > worst, best - worst, 1.0)
-    relevance = np.maximum(1.0 - (best - scores) / span, -1.0)
-    value = (1.0 - weight) * relevance - weight * (1.0 - np.ldexp(1.0, -_same_before(lists, CATEGORY)))
-    value[blocked] = -np.inf
-    value[lists.place < lists.n_pinned] = np.inf
-    lists.reorder(np.argsort(-value, axis=1, kind="stable"))
+    cost = lists.place * ((1.0 - weight) / k) - weight * np.ldexp(1.0, -_same_before(lists, CATEGORY))
+    lists.reorder(np.argsort(cost + lists.items["zone"], axis=1, kind="stable"))
 
 
 def _same_before(lists: _Lists, kind: int) -> np.ndarray:
@@ -219,16 +203,15 @@ def _raise_floor(lists: _Lists, share: float) -> None:
     others close up. Only items that keep the caps are lifted: the floor never breaks a cap.
     """
     member = lists.items["in_floor_group"] & (lists.place >= lists.n_pinned) & (lists.place < lists.n_kept)
-    member &= ~lists.items["blocked"]
-    deadline = np.ceil(member.cumsum(axis=1) / share - _ROUNDING).astype(np.int64) - 1
-    _move(lists, member, np.minimum(lists.place, lists.n_pinned + deadline))
+    deadline = np.ceil(member.cumsum(axis=1) / share - _ROUNDING).astype(np.int64)
+    _move(lists, member, np.minimum(lists.place, (lists.n_pinned - 1) + deadline))
 
 
 def _place_pins(lists: _Lists) -> None:
     """Puts the pinned items, so far in front by rising slot, at their slots; a short list takes them at its end."""
-    member = lists.place < lists.n_pinned
-    _move(lists, member, lists.items["zone"] + BLOCKED)
-    lists.reorder(np.argsort(lists.items["blocked"], axis=1, kind="stable"))
+    n_served = lists.width - lists.items["blocked"].sum(axis=1, keepdims=True)
+    end_of_list = n_served - lists.n_pinned + lists.place
+    _move(lists, lists.place < lists.n_pinned, np.minimum(lists.items["zone"] + BLOCKED, end_of_list))
 
 
 def _move(lists: _Lists, member: np.ndarray, target: np.ndarray) -> None:

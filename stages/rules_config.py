@@ -34,7 +34,7 @@ ITEM_RULES = np.dtype(
     [
         ("group", np.int32, (2,)),  # its CATEGORY and PROVIDER; without one a negative code of its own: never "the same"
         ("cap", np.int16, (2,)),  # how many items of that category and of that provider one list may hold
-        ("novelty", np.float32),  # 0 the most popular item … 1 the least
+        ("draw_rate", np.float32),  # weight in the exploration's draw
         ("zone", np.int32),  # pinned: slot - BLOCKED; BLOCKED; all others 0. Sorts pinned items to the front, blocked back
         ("blocked", np.bool_),
         ("behind", np.int8),  # how far behind when a list does not keep it: OVER_CAP, TOO_DEAR or NEVER
@@ -73,7 +73,7 @@ class ProviderFloor:
 class Exploration:
     """The last `slots` of the K slots are drawn from the next `pool` items of the list instead of taken in order.
 
-    An item's weight in the draw is exp(novelty * how unpopular it is in 0…1): 0 draws evenly.
+    An item's weight in the draw is exp(novelty * how unpopular it is in 0…1): 0 draws evenly, 10 almost by popularity.
     The draw depends on seed, generation, user and item alone, so a request replays exactly.
     """
 
@@ -85,7 +85,7 @@ class Exploration:
     def __post_init__(self) -> None:
         _check_whole("exploration.slots", self.slots, at_least=1)
         _check_whole("exploration.pool", self.pool, at_least=self.slots)
-        _check_number("exploration.novelty", self.novelty, above=None, at_most=50.0)
+        _check_number("exploration.novelty", self.novelty, at_least=-10.0, at_most=10.0)
         _check_whole("exploration.seed", self.seed, at_least=0)
 
 
@@ -105,7 +105,7 @@ class RulesConfig:
     category_caps: Mapping[str, int] = field(default_factory=dict)  # quota of named categories, instead of the general one
     max_per_provider: int | None = None
     provider_floor: ProviderFloor | None = None
-    diversity: float = 0.0  # weight of variety over categories, 0…1; at 0.3 a second item of a category is felt
+    diversity: float = 0.0  # weight of variety over categories, 0…1; at 0.2 a category's second item falls by K/8 places
     exploration: Exploration | None = None
 
     def __post_init__(self) -> None:
@@ -191,17 +191,19 @@ def compile_rules(
 
     records = np.zeros(n_items + 1, ITEM_RULES)
     records["cap"] = NO_CAP
+    records["draw_rate"] = 1.0
     items = records[:n_items]
     items["group"][:, CATEGORY] = _codes(category)
     items["group"][:, PROVIDER] = _codes(provider)
     items["cap"][:, CATEGORY] = _caps(category, config.max_per_category, config.category_caps)
     items["cap"][:, PROVIDER] = _caps(provider, config.max_per_provider, {})
-    items["novelty"] = _novelty(popularity)
+    if config.exploration:
+        items["draw_rate"] = np.exp(_novelty(popularity) * config.exploration.novelty)
     items["blocked"] = np.isin(item_ids, np.array(config.blocked_items, np.int64))
     items["behind"] = OVER_CAP if config.price_cap is None else np.where(price > config.price_cap, TOO_DEAR, OVER_CAP)
     if config.provider_floor:
         favoured = set(config.provider_floor.providers)
-        items["in_floor_group"] = [name in favoured for name in provider]
+        items["in_floor_group"] = [name in favoured for name in provider] & ~items["blocked"]
     for pin in config.pinned:
         items["zone"][item_ids == pin.item_id] = pin.slot - BLOCKED
     records["blocked"][n_items] = True  # padding is never served
@@ -227,10 +229,10 @@ def _caps(names: Sequence[str | None], general: int | None, named: Mapping[str, 
 
 
 def _novelty(popularity: np.ndarray) -> np.ndarray:
-    """f4 [n] in 0…1: the share of items that are strictly more popular."""
+    """f8 [n] in 0…1: the share of items that are strictly more popular."""
     by_popularity = np.sort(np.asarray(popularity, np.float64))
     more_popular = len(by_popularity) - np.searchsorted(by_popularity, popularity, side="right")
-    return (more_popular / max(len(by_popularity) - 1, 1)).astype(np.float32)
+    return more_popular / max(len(by_popularity) - 1, 1)
 
 
 def _check_pins(pins: tuple[Pin, ...]) -> None:

@@ -46,18 +46,17 @@ def serve(items: list[Item], config: RulesConfig, user_id: int, k: int, generati
 
 
 def diversify(pinned: list[Item], free: list[Item], weight: float, k: int) -> list[Item]:
-    first_k = [item.score for item in (pinned + free)[:k]]
-    span = (max(first_k) - min(first_k)) or 1.0 if first_k else 1.0
+    place = {item.position: place for place, item in enumerate(pinned + free)}
     answer: list[Item] = []
     waiting = list(free)
 
-    def value(item: Item) -> float:
-        relevance = max(1.0 - (max(first_k) - item.score) / span, -1.0)
+    def cost(item: Item) -> float:
+        """1 minus the value of `_diversify`, in the same order of operations, so that equal values are equal here too."""
         alike = sum(item.category is not None and other.category == item.category for other in pinned + answer)
-        return (1.0 - weight) * relevance - weight * (1.0 - 0.5**alike)
+        return place[item.position] * ((1.0 - weight) / k) - weight * 0.5**alike
 
     while waiting:
-        best = max(waiting, key=value)  # the first of equals
+        best = min(waiting, key=cost)  # the first of equals
         waiting.remove(best)
         answer.append(best)
     return answer

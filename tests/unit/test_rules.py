@@ -65,7 +65,7 @@ def oracle_answer(catalogue, config, position, scores, user_id, k) -> np.ndarray
                 category=catalogue["category"][p],
                 provider=catalogue["provider"][p],
                 price=float(catalogue["price"][p]),
-                novelty=float(np.float32((popularity > popularity[p]).sum() / (N_ITEMS - 1))),
+                novelty=(popularity > popularity[p]).sum() / (N_ITEMS - 1),
             )
             for column, p in enumerate(position[row])
             if p >= 0
@@ -133,9 +133,9 @@ def test_default_config_serves_by_score_with_ties_to_the_lower_position(tmp_path
     assert rules.n_items == 8
 
 
-def test_scores_that_are_not_finite_count_as_the_worst(tmp_path):
-    rules = few_items(tmp_path, RulesConfig(diversity=0.5))
-    assert served(rules, [0, 3, 6, 7], scores=[np.nan, 1.0, np.inf, -np.inf])[0] == 3
+def test_scores_that_are_no_number_count_as_the_worst(tmp_path):
+    rules = few_items(tmp_path, RulesConfig())
+    assert served(rules, [0, 3, 6, 7], scores=[np.nan, 1.0, np.inf, -np.inf]) == [6, 3, 7, 0]
 
 
 def test_short_lists_end_in_padding(tmp_path):
@@ -208,11 +208,12 @@ def test_shares_that_binary_cannot_hold_are_due_on_time(tmp_path, catalogue, sha
 
 
 def test_diversity_trades_score_for_variety(tmp_path):
-    position, scores = [0, 1, 2, 3, 6], [1.0, 0.9, 0.8, 0.5, 0.0]
-    assert served(few_items(tmp_path, RulesConfig(diversity=0.5)), position, scores=scores) == [0, 1, 3, 2]
-    assert served(few_items(tmp_path, RulesConfig(diversity=1.0)), position, scores=scores) == [0, 3, 6, 1]
-    one_category = few_items(tmp_path, RulesConfig(diversity=1.0), category=[None] * 8)
-    assert served(one_category, position, scores=scores) == [0, 1, 2, 3]  # items without a category are not alike
+    best_first = [0, 1, 2, 3, 6]
+    assert served(few_items(tmp_path, RulesConfig(diversity=0.1)), best_first) == [0, 1, 2, 3]
+    assert served(few_items(tmp_path, RulesConfig(diversity=0.35)), best_first) == [0, 1, 3, 2]
+    assert served(few_items(tmp_path, RulesConfig(diversity=1.0)), best_first) == [0, 3, 6, 1]
+    no_categories = few_items(tmp_path, RulesConfig(diversity=1.0), category=[None] * 8)
+    assert served(no_categories, best_first) == [0, 1, 2, 3]  # items without a category are not alike
 
 
 def test_exploration_replays_exactly_and_differs_by_user_seed_and_generation(tmp_path, catalogue):
