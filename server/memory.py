@@ -17,7 +17,7 @@ from stages.errors import ServerError
 
 MiB = 1 << 20
 SERVER_BYTES = 200 * MiB
-INSTANCE_BYTES = 150 * MiB  # Python, numpy, onnxruntime and faiss, measured per stub process
+INSTANCE_BYTES = 150 * MiB  # numpy, onnxruntime and faiss take 95 MiB of a stub; the rest is for sessions and batches
 SHARED_SUFFIXES = {".npy"}  # opened with mmap_mode="r"
 INSTANCE_SHM_BYTES = 2 * MiB  # the Python backend's shared memory region, as it starts
 CGROUP = Path("/sys/fs/cgroup")
