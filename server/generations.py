@@ -9,9 +9,10 @@ While it moves from `old` to `new`, the steps first load [old, new] side by side
 (tritonserver swaps it in one step: a request runs through one ensemble or the other), then, when the old ensemble has answered
 what it had accepted, the steps drop `old`. At every moment the configs on disk are ones a restart would serve.
 
-tritonserver reloads a version it already holds when anything in that version's folder changed since. So a version folder must
-never change once it is published; that includes the `__pycache__` Python would write beside model.py, which is why the
-publisher puts an empty *file* of that name there. Without it nothing fails, but every move loads the served generation again.
+tritonserver reloads a version it already holds when anything changed in that version's folder, in another folder of the model
+(warmup/), or in its config apart from instance_group and version_policy. So none of that may change once it is published. That
+includes the `__pycache__` Python would write beside model.py, which is why the publisher puts an empty *file* of that name there.
+When something did change nothing fails, but the move loads the served generation once more.
 """
 
 from __future__ import annotations
