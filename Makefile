@@ -12,6 +12,7 @@ HTTP_PORT ?= 8000
 METRICS_PORT ?= 8002
 
 URL = localhost:$(GRPC_PORT)
+RECOMMEND = $(PYTHON) -m clients recommend --url $(URL) --repo $(REPO)
 # users `make run` shows: three of Online Retail's, and one nobody knows (served as a cold start)
 USERS ?= 17850 12583 14911 999999999
 # a port set by the caller narrows `make stop` to that server; without one it stops all that were started here
@@ -31,9 +32,9 @@ setup: ## on a fresh machine: apt packages and .venv
 
 run: setup ## from a bare machine to served recommendations: setup, training, export, tritonserver, answers with titles
 	@$(MAKE) --no-print-directory $(EXPORTED) serve
-	@for user_id in $(USERS); do $(PYTHON) -m clients recommend --user-id $$user_id -k 5 --url $(URL); done
+	@for user_id in $(USERS); do $(RECOMMEND) --user-id $$user_id -k 5; done
 	@echo
-	@echo "Call it:  $(PYTHON) -m clients recommend --user-id 17850 -k 10 --url $(URL)    (add --json for machines)"
+	@echo "Call it:  $(RECOMMEND) --user-id $(firstword $(USERS)) -k 10    (add --json for machines)"
 	@echo "Stop it:  make stop"
 
 export: setup ## data set (folder or bundled name) to repository: DATA=… PROFILE=cpu|cuda|merlin REPO=…

@@ -10,9 +10,9 @@ While it moves from `old` to `new`, the steps first load [old, new] side by side
 what it had accepted, the steps drop `old`. At every moment the configs on disk are ones a restart would serve.
 
 tritonserver reloads a version it already holds when anything changed in that version's folder, in another folder of the model
-(warmup/), or in its config apart from instance_group and version_policy. So none of that may change once it is published. That
-includes the `__pycache__` Python would write beside model.py, which is why the publisher puts an empty *file* of that name there.
-When something did change nothing fails, but the move loads the served generation once more.
+(warmup/), or in its config apart from instance_group and version_policy. So none of that may change once it is published.
+That includes the `__pycache__` Python would write beside model.py, which is why the publisher puts an empty *file* of that
+name there. When something did change nothing fails, but the move loads the served generation once more.
 """
 
 from __future__ import annotations
