@@ -1,7 +1,7 @@
-"""What rows cost on each tier. The planner adds these up; a test compares them with what the tiers really take.
+"""What rows cost on each tier. L1 and L2 are asked of the tiers themselves; L3 is RocksDB's, measured.
 
-L1  per process:  slots of key, last use and row, in sets of 64 slots
-L2  per machine:  one hash table of key, version and row, shared by all processes
+L1  per process:  decoded rows in slots, with what finds and evicts them
+L2  per machine:  encoded rows in shared memory, one copy for all processes; beside it a ring of recent updates
 L3  on disk:      RocksDB's sorted files of key and fp32 row
 """
 
@@ -10,27 +10,38 @@ from __future__ import annotations
 from math import ceil
 
 from hps_config.tables import TableSpec
+from stages.embeddings.config import TableConfig
+from stages.embeddings.table import l1_sections, l2_sections, ring_sections
 
 L1_SET_ROWS = 64  # HPS's cache granularity: 2 slabs of 32 keys, at least one set per table
-L1_SLOT_BYTES = 8 + 4  # beside the row: key, last use
-L2_SLOT_BYTES = 8 + 8  # beside the row: key, version
-L2_LOAD = 0.75  # rows per slot when full
 L3_ROW_BYTES = 8 + 12  # beside the row: key, and RocksDB's sequence numbers, index and filter (measured: 10 to 12)
 
 
-def l1_rows(table: TableSpec, share: float) -> int:
-    """Rows one process caches of a table when `share` of it (HPS's gpucacheper) is asked for: whole sets."""
-    return max(1, ceil(table.rows * share / L1_SET_ROWS)) * L1_SET_ROWS
+def table_config(table: TableSpec, l1_rows: int, l2_rows: int) -> TableConfig:
+    """The table as our own tiers are told of it."""
+    return TableConfig(
+        table.name, table.rows, table.width, table.row_format, table.dense, l1_rows, l2_rows, table.default_value
+    )
+
+
+def l1_rows(rows: int, share: float) -> int:
+    """Rows one process caches of a table of `rows` when `share` of it (HPS's gpucacheper) is asked for: whole sets."""
+    return max(1, ceil(rows * share / L1_SET_ROWS)) * L1_SET_ROWS
 
 
 def l1_bytes(table: TableSpec, rows: int) -> int:
     """Bytes of a cache of `rows` rows in one process."""
-    return rows * (table.row_bytes + L1_SLOT_BYTES)
+    return l1_sections(table_config(table, rows, 0)).nbytes
 
 
 def l2_bytes(table: TableSpec, rows: int) -> int:
-    """Bytes of `rows` rows in the machine's shared table."""
-    return ceil(rows / L2_LOAD) * (table.row_bytes + L2_SLOT_BYTES)
+    """Bytes of `rows` rows in the machine's shared memory."""
+    return l2_sections(table_config(table, 0, rows)).nbytes if rows else 0
+
+
+def ring_bytes(table: TableSpec) -> int:
+    """Bytes of the recent updates that shared memory keeps for every L1 to follow, whatever L2 holds."""
+    return ring_sections(table_config(table, 0, 0)).nbytes
 
 
 def l3_bytes(table: TableSpec, rows: int) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hps_config.hit_rate import HitRates, predict_hit_rates
-from hps_config.memory import L1_SET_ROWS, buffer_bytes, l1_bytes, l1_rows, l2_bytes, l3_bytes
+from hps_config.memory import L1_SET_ROWS, buffer_bytes, l1_bytes, l1_rows, l2_bytes, l3_bytes, ring_bytes
 from hps_config.ps_config import NO_MARGIN
 from hps_config.tables import ROW_FORMATS, TableSpec
 from stages.errors import ConfigError
@@ -80,6 +80,11 @@ class Plan:
         return sum(planned.l3_bytes for planned in self.tables)
 
     @property
+    def ring_bytes(self) -> int:
+        """Of the machine: recent updates, which every L1 follows."""
+        return sum(ring_bytes(planned.table) for planned in self.tables)
+
+    @property
     def buffer_bytes(self) -> int:
         """Of one process: keys and rows of the largest request."""
         return buffer_bytes(tuple(planned.table for planned in self.tables), self.budgets.max_batch_size)
@@ -91,8 +96,8 @@ class Plan:
 
     @property
     def machine_bytes(self) -> int:
-        """Memory of all processes and of L2."""
-        return self.budgets.instances * self.process_bytes + self.l2_bytes
+        """Memory of all processes, of L2 and of the update rings."""
+        return self.budgets.instances * self.process_bytes + self.l2_bytes + self.ring_bytes
 
     @property
     def l2_complete(self) -> bool:
@@ -109,7 +114,7 @@ def plan_tiers(tables: tuple[TableSpec, ...], budgets: Budgets) -> Plan:
     planned = tuple(
         TablePlan(
             table,
-            min(l1_rows(table, share), l1_rows(table, 1.0)),
+            l1_rows(table.rows, share),
             _l2_rows(table, margin, budgets),
             table.rows if budgets.l3_bytes else 0,
         )
@@ -163,7 +168,7 @@ def _largest_share(tables: tuple[TableSpec, ...], budgets: Budgets) -> float:
     """The largest share of every table whose caches fit one process."""
 
     def needed(steps: int) -> int:
-        return sum(l1_bytes(table, l1_rows(table, steps / SHARE_STEPS)) for table in tables)
+        return sum(l1_bytes(table, l1_rows(table.rows, steps / SHARE_STEPS)) for table in tables)
 
     if needed(1) > budgets.l1_bytes:
         raise ConfigError(
@@ -183,7 +188,9 @@ def _largest_margin(tables: tuple[TableSpec, ...], budgets: Budgets) -> int:
         return NO_MARGIN
     if not budgets.l3_bytes:
         raise ConfigError(_l2_refusal(tables, budgets, needed(NO_MARGIN)))
-    if budgets.l2_bytes and needed(1) > budgets.l2_bytes:
+    if not budgets.l2_bytes:
+        return NO_MARGIN
+    if needed(1) > budgets.l2_bytes:
         raise ConfigError(
             f"L2 needs {needed(1)} bytes for one row in each of {budgets.num_partitions} partitions of {len(tables)} tables. "
             f"The budget is {budgets.l2_bytes}. Raise l2 to {needed(1)} bytes, or set it to 0 to serve misses from L3."
@@ -209,7 +216,7 @@ def _l2_refusal(tables: tuple[TableSpec, ...], budgets: Budgets, needed: int) ->
 
 
 def _largest(most: int, fits: Callable[[int], bool]) -> int:
-    """The largest of 1 … most that fits; fits(1) holds, and what is larger than one that does not fit does not fit either."""
+    """A number of 1 … most that fits while the next one does not (the largest, where needs grow with it); fits(1) holds."""
     least, beyond = 1, most + 1
     while beyond - least > 1:
         middle = (least + beyond) // 2

@@ -33,9 +33,9 @@ def print_plan(plan: Plan, hit_rates: dict[str, HitRates], console: Console) -> 
 def assumptions(plan: Plan, traced: bool) -> list[str]:
     """What the figures of a plan rest on, one sentence each."""
     said = [
-        f"L1: sets of {memory.L1_SET_ROWS} rows, {memory.L1_SLOT_BYTES} bytes beside each row, rows in the table's row format.",
-        f"L2: one copy for all processes, {memory.L2_SLOT_BYTES} bytes beside each row, {memory.L2_LOAD:.0%} full, "
-        "rows in the table's row format (a Redis cluster keeps fp32 and its own overhead).",
+        f"L1: whole sets of {memory.L1_SET_ROWS} rows, decoded to fp32, with what finds and evicts them.",
+        "L2: one copy for all processes in shared memory, rows in the table's row format "
+        "(a Redis cluster keeps fp32 rows and its own overhead instead).",
         f"L3: fp32 rows, {memory.L3_ROW_BYTES} bytes beside each, uncompressed; compaction may need as much again for a while.",
         f"Per process: L1 and the buffers of a request of {plan.budgets.max_batch_size} samples, not the interpreter.",
         "NVIDIA's hps backend keeps fp32 rows in GPU memory, one full cache per GPU.",
@@ -70,6 +70,7 @@ def _totals(plan: Plan) -> Table:
     table.add_row("request buffers of one process", human_bytes(plan.buffer_bytes), "")
     table.add_row("private memory of one process", human_bytes(plan.process_bytes), "")
     table.add_row("L2 of the machine", human_bytes(plan.l2_bytes), human_bytes(budgets.l2_bytes))
+    table.add_row("update rings of the machine", human_bytes(plan.ring_bytes), "")
     table.add_row(f"memory of the machine, {budgets.instances} processes", human_bytes(plan.machine_bytes), "")
     table.add_row("L3 on disk", human_bytes(plan.l3_bytes), human_bytes(budgets.l3_bytes))
     return table

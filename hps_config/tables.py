@@ -19,7 +19,7 @@ def row_bytes(width: int, row_format: str) -> int:
 
 @dataclass(frozen=True)
 class TableSpec:
-    """One embedding table. Rows in L1 and L2 are kept in `row_format`; L3 keeps fp32, which is HPS's own layout."""
+    """One embedding table. `row_format` is that of L2 in shared memory; L1 holds decoded rows, L3 fp32 as HPS does."""
 
     name: str
     rows: int
@@ -27,6 +27,7 @@ class TableSpec:
     row_format: str = "fp32"
     keys_per_sample: int = 1  # keys one sample asks of this table (multi-hot features ask more)
     default_value: float = 0.0  # fills the vector of a key that no level holds
+    dense: bool = True  # its keys are 0 … rows - 1; else any int64
 
     def __post_init__(self) -> None:
         check_name("table", self.name)

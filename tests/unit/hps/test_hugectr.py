@@ -131,7 +131,6 @@ def test_the_projects_own_ranker_is_written_and_recomputed(tmp_path):
     model = DLRM(shape).eval()
     model.network.mean.normal_()
     model.network.scale.uniform_(0.5, 2.0)
-    embeddings = dict(zip(ROWS, (t.weight for t in (*model.user_tables, *model.item_tables)), strict=True))
     rng = np.random.default_rng(3)
     batch, candidates = 3, 4
     user_numbers, pair_numbers = torch.randn(batch, 8), torch.randn(batch, candidates, 5)
@@ -143,7 +142,7 @@ def test_the_projects_own_ranker_is_written_and_recomputed(tmp_path):
         logits = model.network(user_numbers, user_rows, pair_numbers, model.item_rows(slots)).numpy()
 
     model.network.fold()
-    rows = {slot: table.detach().numpy() for slot, table in embeddings.items()}
+    rows = {slot: table.array() for slot, table in zip(ROWS, (*model.user_tables, *model.item_tables), strict=True)}
     counts = {slot: np.arange(len(table)) for slot, table in rows.items()}
     first = write_model(tmp_path, "dlrm", layers_from_arrays(model.network.layers()), rows, KEYS_PER_SLOT, counts)
     dense = np.concatenate([user_numbers[:, None].expand(-1, candidates, -1), pair_numbers], axis=2).reshape(-1, DENSE)

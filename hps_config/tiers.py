@@ -1,0 +1,95 @@
+"""ps.json -> the settings of our own tiers: one file drives NVIDIA's `hps` backend and ours, with the same meaning.
+
+gpucache, gpucacheper      ─▶ L1 rows per process        volatile_db    ─▶ L2: shared memory, or Redis
+hit_rate_threshold         ─▶ the same                   persistent_db  ─▶ L3: RocksDB
+row_format_per_table       ─▶ rows of L2                 update_source  ─▶ Kafka
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from hps_config.memory import l1_rows
+from hps_config.ps_config import ModelParams, PsConfig, UpdateSource, VolatileDb
+from stages.embeddings.config import RedisConfig, RocksConfig, TableConfig, TiersConfig, UpdateConfig
+from stages.embeddings.formats.rows import KEY_BYTES
+from stages.errors import ArtifactError, ConfigError
+
+
+def tiers_config(
+    config: PsConfig, model: str, arena: str, table_rows: Mapping[str, int], source: str | None = None
+) -> TiersConfig:
+    """The tiers of one model of a ps.json.
+
+    table_rows: table -> rows, with keys 0 … rows - 1 (`sparse_rows` counts those of sparse folders). source: folder of
+    <table>.npy that fills an empty L3. Raises ConfigError for unknown models and tables without a row count.
+    """
+    params = config.model(model)
+    lacking = [table for table in params.embedding_table_names if table not in table_rows]
+    if lacking:
+        raise ConfigError(
+            f"tables {', '.join(lacking)} of {model} have no row count. Expected one per table. Count their rows."
+        )
+    volatile, persistent = config.volatile_db, config.persistent_db
+    return TiersConfig(
+        model=model,
+        tables=tuple(_table(config, params, i, table_rows) for i in range(len(params.embedding_table_names))),
+        arena=arena,
+        hit_rate_threshold=params.hit_rate_threshold,
+        redis=_redis(volatile) if volatile.type == "redis_cluster" else None,
+        rocksdb=RocksConfig(persistent.path, persistent.num_threads, read_only=persistent.read_only)
+        if persistent.type == "rocks_db"
+        else None,
+        updates=_updates(config.update_source, config) if config.update_source.type != "null" else None,
+        source=source,
+    )
+
+
+def sparse_rows(params: ModelParams) -> dict[str, int]:
+    """Table -> rows in its sparse folder. ArtifactError when a folder has no keys."""
+    rows = {}
+    for table, folder in zip(params.embedding_table_names, params.sparse_files, strict=True):
+        keys = Path(folder, "key")
+        if not keys.is_file():
+            raise ArtifactError(f"{keys} is missing. Expected the keys of table {table}. Export the repository again.")
+        rows[table] = keys.stat().st_size // KEY_BYTES
+    return rows
+
+
+def _table(config: PsConfig, params: ModelParams, i: int, table_rows: Mapping[str, int]) -> TableConfig:
+    name = params.embedding_table_names[i]
+    rows = table_rows[name]
+    return TableConfig(
+        name,
+        rows,
+        params.embedding_vecsize_per_table[i],
+        params.row_format_per_table[i],
+        l1_rows=min(l1_rows(rows, params.gpucacheper), rows) if params.gpucache else 0,
+        l2_rows=_l2_rows(config.volatile_db, rows),
+        default=params.default_value_for_each_table[i],
+    )
+
+
+def _l2_rows(volatile: VolatileDb, rows: int) -> int:
+    """Rows of a table in shared memory: none when Redis is L2 or L2 is off."""
+    if volatile.type in ("disabled", "redis_cluster"):
+        return 0
+    return min(rows, volatile.overflow_margin * volatile.num_partitions)
+
+
+def _redis(volatile: VolatileDb) -> RedisConfig:
+    first_node = volatile.address.partition(",")[0]
+    return RedisConfig(first_node, volatile.num_partitions, volatile.user_name, volatile.password)
+
+
+def _updates(source: UpdateSource, config: PsConfig) -> UpdateConfig:
+    """One consumer feeds all levels, so it follows whatever either database follows."""
+    databases = (config.volatile_db, config.persistent_db)
+    followed = dict.fromkeys(f for database in databases if database.type != "disabled" for f in database.update_filters)
+    return UpdateConfig(
+        brokers=source.brokers,
+        update_filters=tuple(followed),
+        max_batch_size=source.max_batch_size,
+        max_commit_interval=source.max_commit_interval,
+    )

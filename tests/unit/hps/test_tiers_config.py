@@ -1,0 +1,113 @@
+"""ps.json as our own tiers understand it, and what the planner says they cost."""
+
+import json
+
+import numpy as np
+import psutil
+import pytest
+
+from hps_config.planning import Budgets, plan_tiers
+from hps_config.reader import read_ps_json
+from hps_config.tables import TableSpec
+from hps_config.tiers import sparse_rows, tiers_config
+from stages.embeddings.config import RedisConfig, RocksConfig, UpdateConfig
+from stages.embeddings.formats.sparse_folder import write_sparse_folder
+from stages.embeddings.table import TieredTable
+from stages.errors import ArtifactError, ConfigError
+from tests.unit.hps.test_parsers import document
+from tests.unit.hps.test_reader import NAMED
+
+ROWS = {"t0": 1_000, "t1": 500}
+
+
+def tiers(tmp_path, block=None, **model):
+    path = tmp_path / "ps.json"
+    path.write_text(json.dumps(document(block, **{**NAMED, **model})))
+    return tiers_config(read_ps_json(path), "dlrm_hps", "shop", ROWS, source="rows")
+
+
+def test_one_file_for_both(tmp_path):
+    blocks = {
+        "volatile_db": {"type": "hash_map", "num_partitions": 4, "overflow_margin": 100, "update_filters": [".+"]},
+        "persistent_db": {"type": "rocks_db", "path": "/data/rows", "num_threads": 3, "update_filters": [".+", "x"]},
+        "update_source": {"type": "kafka", "brokers": "a:1,b:2", "max_batch_size": 7},
+    }
+    config = tiers(tmp_path, blocks, gpucacheper=0.1, row_format_per_table=["int8", "fp32"])
+    assert (config.model, config.arena, config.hit_rate_threshold, config.source) == ("dlrm_hps", "shop", 1.1, "rows")
+    first, second = config.tables
+    assert (first.name, first.width, first.row_format, first.default) == ("t0", 16, "int8", 0.5)
+    assert (first.l1_rows, first.l2_rows) == (128, 400)  # whole sets of 64; 4 partitions of 100
+    assert (second.name, second.width, second.l1_rows, second.l2_rows) == ("t1", 8, 64, 400)
+    assert config.rocksdb == RocksConfig("/data/rows", 3)
+    assert config.updates == UpdateConfig("a:1,b:2", (".+", "x"), max_batch_size=7)
+    assert config.redis is None
+
+
+def test_no_margin_keeps_every_row(tmp_path):
+    assert [table.complete for table in tiers(tmp_path).tables] == [True, True]
+
+
+def test_small_tables_never_get_more_rows_than_they_have(tmp_path):
+    assert [table.l1_rows for table in tiers(tmp_path, gpucacheper=1.0).tables] == [1_000, 500]
+
+
+def test_redis_takes_the_place_of_shared_memory(tmp_path):
+    redis = {"type": "redis", "address": "h:7000,i:7000", "num_partitions": 8, "user_name": "u", "password": "p"}
+    config = tiers(tmp_path, {"volatile_db": redis})
+    assert config.redis == RedisConfig("h:7000", 8, "u", "p")
+    assert [table.l2_rows for table in config.tables] == [0, 0]
+
+
+def test_without_cache_or_l2(tmp_path):
+    config = tiers(tmp_path, {"volatile_db": {"type": "none"}, "persistent_db": {"type": "rocks_db"}}, gpucache=False)
+    assert [(table.l1_rows, table.l2_rows) for table in config.tables] == [(0, 0), (0, 0)]
+
+
+def test_tables_without_a_row_count(tmp_path):
+    path = tmp_path / "ps.json"
+    path.write_text(json.dumps(document(**NAMED)))
+    with pytest.raises(ConfigError, match="tables t1 of dlrm_hps have no row count"):
+        tiers_config(read_ps_json(path), "dlrm_hps", "shop", {"t0": 1})
+
+
+def test_rows_of_sparse_folders(tmp_path):
+    for name in ROWS:
+        write_sparse_folder(tmp_path / name, np.arange(ROWS[name]), np.zeros((ROWS[name], 2)))
+    path = tmp_path / "ps.json"
+    path.write_text(json.dumps(document(**{**NAMED, "sparse_files": [str(tmp_path / name) for name in ROWS]})))
+    params = read_ps_json(path).model("dlrm_hps")
+    assert sparse_rows(params) == ROWS
+    (tmp_path / "t1" / "key").unlink()
+    with pytest.raises(ArtifactError, match="Expected the keys of table t1"):
+        sparse_rows(params)
+
+
+def test_planned_memory_is_what_the_tiers_take(tmp_path):
+    """Fill L1 and L2 of a planned table and measure: this process's private memory, and the shared file."""
+    spec = TableSpec("item", rows=1_000_000, width=16, row_format="int8")
+    plan = plan_tiers((spec,), Budgets(l1_bytes=40 * 2**20, l2_bytes=16 * 2**20, l3_bytes=2**30))
+    planned = plan.tables[0]
+    path = tmp_path / "ps.json"
+    changed = document(
+        {"volatile_db": {"type": "hash_map", "num_partitions": 8, "overflow_margin": plan.overflow_margin}},
+        **{name: values[:1] for name, values in document()["models"][0].items() if isinstance(values, list)},
+        embedding_table_names=["item"],
+        gpucacheper=plan.gpucacheper,
+        row_format_per_table=["int8"],
+    )
+    path.write_text(json.dumps(changed))
+    config = tiers_config(read_ps_json(path), "dlrm_hps", "shop", {"item": spec.rows}, source="rows").tables[0]
+    assert (config.l1_rows, config.l2_rows) == (planned.l1_rows, planned.l2_rows)
+
+    table = TieredTable(config)
+    keys = np.random.default_rng(0).permutation(spec.rows)
+    vectors = np.ones((5_000, 16), np.float32)
+    before = psutil.Process().memory_info()
+    table.attach(tmp_path)
+    for start in range(0, len(keys), len(vectors)):  # small pieces, so that temporary arrays do not count
+        table.l1.insert(keys[start : start + len(vectors)], vectors, 0)
+    after = psutil.Process().memory_info()
+    private = (after.rss - after.shared) - (before.rss - before.shared)
+    assert private == pytest.approx(plan.l1_bytes, rel=0.15)
+    shared = next(file for file in tmp_path.iterdir() if file.name.startswith("item-") and file.suffix != ".lock")
+    assert shared.stat().st_size == pytest.approx(plan.l2_bytes + plan.ring_bytes, rel=0.15)
