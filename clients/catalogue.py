@@ -25,6 +25,7 @@ from stages.contract import ENSEMBLE
 class Catalogue:
     """All parts are optional: what the repository does not publish is simply not known."""
 
+    generation: int | None = None
     titles: Mapping[int, str] = field(default_factory=dict)  # item id -> title
     item_names: Mapping[str, int] = field(default_factory=dict)
     user_names: Mapping[str, int] = field(default_factory=dict)
@@ -40,6 +41,7 @@ class Catalogue:
         item_ids = np.load(folder / "item_ids.npy", allow_pickle=False).tolist()
         titles = _read(folder / "item_titles.json") or []
         return cls(
+            int(folder.name),
             dict(zip(item_ids, titles, strict=False)),
             _read(folder / "item_names.json") or {},
             _read(folder / "user_names.json") or {},

@@ -54,11 +54,12 @@ def recommend(
         names = Catalogue.load(repo) or Catalogue()
         with Recommender(url, timeout=Timeout(timeout), priority=priority, catalogue=names) as shop:
             answer = shop.recommend_many([query], k=k)[0]
-        catalogue = Catalogue.load(repo, answer.generation)  # the titles of the generation that answered
+        if names.generation != answer.generation:  # the titles are those of the generation that answered
+            names = Catalogue.load(repo, answer.generation)
         if as_json:
-            typer.echo(json.dumps(_as_dict(user_id, answer, catalogue), ensure_ascii=False))
+            typer.echo(json.dumps(_as_dict(user_id, answer, names), ensure_ascii=False))
         else:
-            _print(user_id, answer, catalogue, repo)
+            _print(user_id, answer, names, repo)
 
 
 @app.command()

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from stages.contract import PAD_ID
 from stages.errors import ConfigError
 
 CONFIG_FILE = "rules.json"
@@ -48,11 +49,11 @@ ITEM_RULES = np.dtype(
 class Pin:
     """Show this item at this slot (0 is the top) whenever it is among the candidates."""
 
-    item_id: int
+    item_id: int | str
     slot: int
 
     def __post_init__(self) -> None:
-        _check_whole("pinned.item_id", self.item_id, at_least=0)
+        _check_item_id("pinned.item_id", self.item_id)
         _check_whole("pinned.slot", self.slot, at_least=0)
 
 
@@ -73,7 +74,7 @@ class ProviderFloor:
 class Exploration:
     """The last `slots` of the K slots are drawn from the next `pool` items of the list instead of taken in order.
 
-    An item's weight in the draw is exp(novelty * how unpopular it is in 0…1): 0 draws evenly, 10 almost by popularity.
+    An item's weight in the draw is exp(novelty * how unpopular it is in 0…1): 0 draws evenly, 10 almost always the least popular.
     The draw depends on seed, generation, user and item alone, so a request replays exactly.
     """
 
@@ -86,19 +87,29 @@ class Exploration:
         _check_whole("exploration.slots", self.slots, at_least=1)
         _check_whole("exploration.pool", self.pool, at_least=self.slots)
         _check_number("exploration.novelty", self.novelty, at_least=-10.0, at_most=10.0)
-        _check_whole("exploration.seed", self.seed, at_least=0)
+        _check_whole("exploration.seed", self.seed, at_least=0, at_most=np.iinfo(np.int64).max)
 
 
 @dataclass(frozen=True)
 class RulesConfig:
     """All rules of one generation; the default changes nothing.
 
+    Written as JSON or TOML, with pins as {item_id, slot}, and read by `from_dict`:
+
+        diversity = 0.2
+        max_per_category = 4
+        pinned = [{ item_id = 22423, slot = 0 }]
+        exploration = { slots = 2, pool = 20, novelty = 1.0 }
+
+    Items are named by the shop's ids, numbers or text. Those that the catalogue does not hold are passed over: nobody
+    could serve them.
+
     Where rules disagree, the earlier one wins: blocked_items, pinned, price_cap, caps (category and provider),
     provider_floor, diversity, exploration. Only blocked_items may leave a list short: every other rule relaxes when
     the candidates run out, caps first and price_cap last.
     """
 
-    blocked_items: tuple[int, ...] = ()  # never served; ids that are not in the catalogue are ignored
+    blocked_items: tuple[int | str, ...] = ()  # never served
     pinned: tuple[Pin, ...] = ()
     price_cap: float | None = None  # dearer items come after all others
     max_per_category: int | None = None  # quota of every category in one list
@@ -115,7 +126,7 @@ class RulesConfig:
                 raise ConfigError(f"rules: {name} is {value!r}; expected a list. Write [] for none.")
             object.__setattr__(self, name, tuple(value))
         for item_id in self.blocked_items:
-            _check_whole("blocked_items", item_id, at_least=0)
+            _check_item_id("blocked_items", item_id)
         _check_pins(self.pinned)
         if self.price_cap is not None:
             _check_number("price_cap", self.price_cap, above=0.0)
@@ -165,30 +176,18 @@ def compile_rules(
     price: np.ndarray | None,
     popularity: np.ndarray,
     items_returned: int,
+    item_names: Mapping[str, int] | None = None,
 ) -> None:
     """Resolves `config` against the catalogue and writes rules.json and rules_items.npy into `folder`.
 
     item_ids: i8 [n_items] sorted; category, provider: n_items names, None where unknown;
     price: f4 [n_items], NaN where unknown (never counted as dear), or None when the data has no price;
-    popularity: [n_items], larger is more popular; items_returned: K.
+    popularity: [n_items], larger is more popular; items_returned: K;
+    item_names: id by name, where the shop's item ids are text.
     Raises ConfigError where the config speaks of something this catalogue does not have.
     """
+    _check_fits(config, category, provider, has_price=price is not None, items_returned=items_returned)
     n_items = len(item_ids)
-    for pin in config.pinned:
-        if pin.slot >= items_returned:
-            raise ConfigError(
-                f"rules: pinned item {pin.item_id} wants slot {pin.slot}; lists have slots 0 to {items_returned - 1}. "
-                "Choose a slot in that range, or export with a larger K."
-            )
-    if config.exploration and config.exploration.slots > items_returned:
-        raise ConfigError(
-            f"rules: exploration.slots is {config.exploration.slots}, but a list has {items_returned} slots. Give it fewer."
-        )
-    if config.price_cap is not None and price is None:
-        raise ConfigError("rules: price_cap is set, but the items have no price. Name a price column, or leave price_cap out.")
-    _check_known("category_caps", config.category_caps, category)
-    _check_known("provider_floor.providers", config.provider_floor.providers if config.provider_floor else (), provider)
-
     records = np.zeros(n_items + 1, ITEM_RULES)
     records["cap"] = NO_CAP
     records["draw_rate"] = 1.0
@@ -199,13 +198,13 @@ def compile_rules(
     items["cap"][:, PROVIDER] = _caps(provider, config.max_per_provider, {})
     if config.exploration:
         items["draw_rate"] = np.exp(_novelty(popularity) * config.exploration.novelty)
-    items["blocked"] = np.isin(item_ids, np.array(config.blocked_items, np.int64))
+    items["blocked"] = np.isin(item_ids, [_wire_id("blocked_items", item_id, item_names) for item_id in config.blocked_items])
     items["behind"] = OVER_CAP if config.price_cap is None else np.where(price > config.price_cap, TOO_DEAR, OVER_CAP)
     if config.provider_floor:
         favoured = set(config.provider_floor.providers)
         items["in_floor_group"] = [name in favoured for name in provider] & ~items["blocked"]
     for pin in config.pinned:
-        items["zone"][item_ids == pin.item_id] = pin.slot - BLOCKED
+        items["zone"][item_ids == _wire_id("pinned", pin.item_id, item_names)] = pin.slot - BLOCKED
     records["blocked"][n_items] = True  # padding is never served
     records["zone"][records["blocked"]] = BLOCKED  # also when pinned
     records["behind"][records["blocked"]] = NEVER
@@ -214,6 +213,37 @@ def compile_rules(
     np.save(folder / ITEMS_FILE, records, allow_pickle=False)
     text = json.dumps(config.to_dict(), indent=2, ensure_ascii=False)
     (folder / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
+
+
+def _check_fits(
+    config: RulesConfig, category: Sequence[str | None], provider: Sequence[str | None], has_price: bool, items_returned: int
+) -> None:
+    """Raises ConfigError where the config speaks of something this catalogue or this list length does not have."""
+    for pin in config.pinned:
+        if pin.slot >= items_returned:
+            raise ConfigError(
+                f"rules: pinned item {pin.item_id} wants slot {pin.slot}; lists have slots 0 to {items_returned - 1}. "
+                "Choose a slot in that range, or export with a larger K."
+            )
+    if config.exploration and config.exploration.slots > items_returned:
+        raise ConfigError(
+            f"rules: exploration.slots is {config.exploration.slots}, but a list has {items_returned} slots. Give it fewer."
+        )
+    if config.price_cap is not None and not has_price:
+        raise ConfigError("rules: price_cap is set, but the items have no price. Name a price column, or leave price_cap out.")
+    _check_known("category_caps", config.category_caps, category)
+    _check_known("provider_floor.providers", config.provider_floor.providers if config.provider_floor else (), provider)
+
+
+def _wire_id(key: str, item_id: int | str, item_names: Mapping[str, int] | None) -> int:
+    """The int64 id of an item; PAD_ID for a name that the catalogue does not hold."""
+    if isinstance(item_id, str):
+        if item_names is None:
+            raise ConfigError(
+                f"rules: {key} names item {item_id!r}, but the ids of this shop's items are numbers. Give the number."
+            )
+        return item_names.get(item_id, PAD_ID)
+    return int(item_id)
 
 
 def _codes(names: Sequence[str | None]) -> np.ndarray:
@@ -278,6 +308,11 @@ def _check_names(key: str, names: object) -> None:
     listed = isinstance(names, Sequence) and not isinstance(names, str)
     if not listed or not names or not all(isinstance(name, str) for name in names):
         raise ConfigError(f'rules: {key} is {names!r}; expected a list of names such as ["brand"].')
+
+
+def _check_item_id(key: str, value: object) -> None:
+    if not isinstance(value, str):
+        _check_whole(key, value, at_least=0)
 
 
 def _check_whole(key: str, value: object, *, at_least: int, at_most: int | None = None) -> None:

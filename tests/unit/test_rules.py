@@ -285,6 +285,9 @@ def test_answers_depend_neither_on_batch_mates_nor_on_the_order_of_candidates(tm
         ({"exploration": {"slots": 5, "pool": 4}}, "exploration.pool is 4; expected a whole number of at least 5"),
         ({"exploration": {"slots": 1, "novelty": 99}}, "exploration.novelty is 99"),
         ({"exploration": {"slots": 1, "seed": -1}}, "exploration.seed is -1"),
+        ({"exploration": {"slots": 1, "seed": 2**64}}, "exploration.seed is 18446744073709551616"),
+        ({"pinned": {"item_id": 1, "slot": 0}}, "expected a list. Write [] for none"),
+        ({"pinned": [{"item_id": 1.5, "slot": 0}]}, "pinned.item_id is 1.5"),
     ],
 )
 def test_a_bad_setting_is_named(values, message):
@@ -311,6 +314,15 @@ def test_a_config_that_does_not_fit_the_catalogue_is_refused(tmp_path, catalogue
 def test_a_price_cap_needs_prices(tmp_path, catalogue):
     with pytest.raises(ConfigError, match="the items have no price"):
         compile_rules(tmp_path, RulesConfig(price_cap=1.0), **{**catalogue, "price": None}, items_returned=K)
+
+
+def test_items_may_be_named_where_the_shop_does(tmp_path, catalogue):
+    config = RulesConfig(blocked_items=["x", "gone"], pinned=[Pin("y", 0), Pin("gone too", 1)])
+    with pytest.raises(ConfigError, match="blocked_items names item 'x', but the ids of this shop's items are numbers"):
+        compile_rules(tmp_path, config, **catalogue, items_returned=K)
+    compile_rules(tmp_path, config, **catalogue, items_returned=K, item_names={"x": 10, "y": 19})
+    rules = Rules.load(tmp_path)
+    assert served(rules, [0, 1, 2, 3]) == [3, 1, 2, -1]  # positions of the ids 10, 13, 16, 19
 
 
 def test_config_survives_its_file(tmp_path, catalogue):
