@@ -84,7 +84,7 @@ class Rules:
     def apply(self, item_position: np.ndarray, scores: np.ndarray, user_id: np.ndarray, k: int) -> np.ndarray:
         """Chooses and orders what is served.
 
-        item_position: i8 [B, M] rows of the per-item arrays, -1 for padding; no item twice in a row
+        item_position: i8 [B, M] rows of the per-item arrays, -1 or n_items for padding; no item twice in a list
         scores:        f4 [B, M] larger is better; NaN counts as the worst
         user_id:       i8 [B] part of the exploration's seed
         k:             items to serve
@@ -92,7 +92,7 @@ class Rules:
         """
         config = self.config
         item_position, scores = self._widened(item_position, scores, k)
-        items = self._items.take(item_position, mode="wrap")  # -1 is the padding row
+        items = self._items.take(item_position)  # -1 is the padding row, the last
         lists = _Lists(items, np.lexsort((item_position, -scores, items["zone"])))
         if config.diversity:
             _diversify(lists, config.diversity, k)

@@ -74,7 +74,7 @@ class ProviderFloor:
 class Exploration:
     """The last `slots` of the K slots are drawn from the next `pool` items of the list instead of taken in order.
 
-    An item's weight in the draw is exp(novelty * how unpopular it is in 0…1): 0 draws evenly, 10 almost always the least popular.
+    An item's weight in the draw is exp(novelty * how unpopular it is in 0…1): 0 draws evenly, -10 to 10 are possible.
     The draw depends on seed, generation, user and item alone, so a request replays exactly.
     """
 

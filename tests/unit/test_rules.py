@@ -143,6 +143,9 @@ def test_short_lists_end_in_padding(tmp_path):
     assert served(rules, [2, 3, -1]) == [2, -1, -1, -1]
     assert served(rules, [2, 5]) == [2, 5, -1, -1]  # the pinned slot is out of reach: the end of the list
     assert served(rules, [3, -1]) == [-1, -1, -1, -1]
+    assert served(rules, [2, 8, 8]) == [2, -1, -1, -1]  # n_items is padding as well
+    with pytest.raises(IndexError):
+        served(rules, [2, 9])
 
 
 def test_blocked_wins_over_pinned(tmp_path):
