@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from hps_config.parsers import BLOCKS, Finding
-from hps_config.ps_config import NO_MARGIN, ModelParams, PsConfig, VolatileDb
+from hps_config.ps_config import NO_MARGIN, VOLATILE_TYPES, ModelParams, PsConfig, VolatileDb
 from hps_config.tables import ROW_FORMATS
 from stages.embeddings.formats.kafka import subscribed
 from stages.embeddings.formats.names import NAME
@@ -24,10 +24,10 @@ MIN_RECEIVE_BUFFER = 1024
 DATABASE_FREE_CACHES = ("static", "uvm")  # read the sparse files themselves; databases stay empty
 
 
-def check_unknown_keys(document: dict) -> list[Finding]:
-    """Keys that neither parser reads: misspelled, or left over from old samples."""
+def check_keys_present(document: dict) -> list[Finding]:
+    """Keys that neither parser reads (misspelled, or left over from old samples), and one that Redis should not go without."""
     top = {schema.name for schema in fields(PsConfig)}
-    findings = list(_unknown(document, top, ""))
+    findings = [*_unknown(document, top, ""), *_unstated_partitions(document.get("volatile_db"))]
     for name, block in BLOCKS.items():
         if isinstance(document.get(name), dict):
             findings += _unknown(document[name], {schema.name for schema in fields(block)}, f"{name}.")
@@ -37,6 +37,17 @@ def check_unknown_keys(document: dict) -> list[Finding]:
         if isinstance(model, dict):
             findings += _unknown(model, known, f"models[{i}].")
     return findings
+
+
+def _unstated_partitions(volatile_db: object) -> Iterator[Finding]:
+    if not isinstance(volatile_db, dict) or "num_partitions" in volatile_db:
+        return
+    if volatile_db.get("type") in VOLATILE_TYPES["redis_cluster"]:
+        yield _warning(
+            "volatile_db.num_partitions",
+            "is missing: HPS takes 16 or the machine's threads, so machines may look for the same row in different places. "
+            "Expected the number the rows were written with. Write it.",
+        )
 
 
 def _unknown(document: dict, known: set[str], prefix: str) -> Iterator[Finding]:
@@ -131,6 +142,7 @@ def _follows(update_filters: tuple[str, ...], model: ModelParams) -> bool:
 def _check_model(config: PsConfig, model: ModelParams, where: str) -> Iterator[Finding]:
     yield from _check_names(model, where)
     yield from _check_tables(model, where)
+    yield from _check_devices(model, where)
     yield from _check_cache(model, where)
     no_database = config.volatile_db.type == config.persistent_db.type == "disabled"
     if no_database and model.embedding_cache_type not in DATABASE_FREE_CACHES:
@@ -178,7 +190,7 @@ def _check_tables(model: ModelParams, where: str) -> Iterator[Finding]:
         )
 
 
-def _check_cache(model: ModelParams, where: str) -> Iterator[Finding]:
+def _check_devices(model: ModelParams, where: str) -> Iterator[Finding]:
     if not model.deployed_device_list:
         yield _error(f"{where}.deployed_device_list", "is empty. Expected GPU ids. Write [0].")
     elif not model.gpucache and 0 not in model.deployed_device_list:
@@ -192,6 +204,9 @@ def _check_cache(model: ModelParams, where: str) -> Iterator[Finding]:
         yield _error(
             f"{where}.num_of_refresher_buffer_in_pool", "is 0: a refresh would spin for ever. Expected at least 1. Write 1."
         )
+
+
+def _check_cache(model: ModelParams, where: str) -> Iterator[Finding]:
     if not model.gpucache:
         return
     if not 0 < model.gpucacheper <= 1:

@@ -7,6 +7,7 @@ parser B (the Triton backend: instances and lookup sessions) uses when the key i
 
 from __future__ import annotations
 
+import os
 import tempfile
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ from stages.errors import ConfigError
 
 REQUIRED, OPTIONAL, CACHED, UNREAD = "required", "optional", "required with gpucache", "unread"
 NO_MARGIN = 2**64 - 1
+DEFAULT_PARTITIONS = min(16, os.cpu_count() or 1)  # HPS's own rule: machines may differ
 
 # canonical name -> accepted spellings
 VOLATILE_TYPES = {
@@ -54,7 +56,7 @@ class VolatileDb:
     address: str = key("127.0.0.1:7000")  # Redis: host:port, first entry of a comma list
     user_name: str = key("default")
     password: str = key("")
-    num_partitions: int = key(16)  # A: min(16, hardware threads)
+    num_partitions: int = key(DEFAULT_PARTITIONS)
     num_node_connections: int = key(5)
     allocation_rate: int = key(268435456)
     shared_memory_size: int = key(17179869184)

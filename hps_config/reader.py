@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from pathlib import Path
 
-from hps_config.checks import check_config, check_unknown_keys
+from hps_config.checks import check_config, check_keys_present
 from hps_config.parsers import Finding, load_json, read_as_a, read_as_b
 from hps_config.ps_config import UNREAD, ModelParams, PsConfig
 from stages.errors import ConfigError
@@ -34,7 +34,7 @@ def check_document(document: dict) -> tuple[PsConfig, list[Finding]]:
     config = _with_row_formats(_merge(a.config, b.config), document)
     findings = [*a.findings, *b.findings]
     unread = {finding.where for finding in findings if finding.severity == "error"}  # a consequence would only repeat these
-    beyond = [*check_unknown_keys(document), *check_config(config)]
+    beyond = [*check_keys_present(document), *check_config(config)]
     return config, findings + [finding for finding in beyond if finding.where not in unread]
 
 

@@ -64,7 +64,7 @@ ERRORS = [
     ({"fuse_embedding_table": True}, {}, "fuse_embedding_table"),
     ({"volatile_db": {"type": "hash_map", "num_partitions": 0}}, {}, "volatile_db.num_partitions"),
     ({"volatile_db": {"type": "redis", "num_partitions": 4}}, {}, "volatile_db.num_partitions"),
-    ({"volatile_db": {"type": "redis", "max_batch_size": 262144}}, {}, "volatile_db.max_batch_size"),
+    ({"volatile_db": {"type": "redis", "num_partitions": 8, "max_batch_size": 262144}}, {}, "volatile_db.max_batch_size"),
     ({"volatile_db": {"type": "redis", "address": "localhost"}}, {}, "volatile_db.address"),
     ({"update_source": {"type": "kafka", "receive_buffer_size": 1023}}, {}, "update_source.receive_buffer_size"),
     ({"volatile_db": {"type": "none"}}, {}, "models[0]"),
@@ -101,11 +101,12 @@ def test_rules_between_keys(block, model, where):
 
 KAFKA = {"update_source": {"type": "kafka"}}
 WARNINGS = [
+    ({"volatile_db": {"type": "redis", "num_node_connections": 1}}, {}, "volatile_db.num_partitions"),
     ({}, {"hit_rate_threshold": 0.9}, "models[0].hit_rate_threshold"),
     ({}, {"cache_refresh_percentage_per_iteration": 0.0}, "models[0].cache_refresh_percentage_per_iteration"),
     ({}, {"init_ec": False}, "models[0].cache_refresh_percentage_per_iteration"),
     ({"volatile_db": {"type": "hash_map", "initial_cache_rate": 0.5}}, {}, "volatile_db.initial_cache_rate"),
-    ({"volatile_db": {"type": "redis", "overflow_margin": 10}}, {}, "volatile_db.overflow_policy"),
+    ({"volatile_db": {"type": "redis", "num_partitions": 8, "overflow_margin": 10}}, {}, "volatile_db.overflow_policy"),
     (KAFKA | {"volatile_db": {"type": "hash_map"}}, {}, "volatile_db.update_filters"),
     (KAFKA | {"volatile_db": {"type": "hash_map", "update_filters": ["t0"]}}, {}, "volatile_db.update_filters"),
     (KAFKA | {"persistent_db": {"type": "rocks_db"}}, {}, "persistent_db.update_filters"),
