@@ -42,8 +42,8 @@ def assumptions(plan: Plan, traced: bool) -> list[str]:
     ]
     if traced:
         said.append(
-            f"Hit rates: exact LRU per level, uses dealt to {plan.budgets.instances} processes in turn, the first "
-            f"{WARM_UP_SHARE:.0%} of the trace only warms the levels."
+            "Hit rates: exact LRU per level (on steady Zipf traffic our L1 stays from 2 points below to 5 above it), uses dealt "
+            f"to {plan.budgets.instances} processes in turn, the first {WARM_UP_SHARE:.0%} of the trace only warms the levels."
         )
     return said
 
