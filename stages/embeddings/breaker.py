@@ -1,0 +1,33 @@
+"""A level that fails is left alone for a while, so that requests do not wait for it one after the other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+
+
+class Breaker:
+    """Closed: the level is used. After a failure it is open for a pause that doubles from 0.1 s to 5 s; then one call tries."""
+
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._clock_s = clock_s
+        self._pause_s, self._open_until_s = FIRST_PAUSE_S, 0.0
+        self.failures = 0
+        self.last_error: Exception | None = None  # None: the last call succeeded
+
+    @property
+    def closed(self) -> bool:
+        """Whether to use the level now."""
+        return self.last_error is None or self._clock_s() >= self._open_until_s
+
+    def succeeded(self) -> None:
+        if self.last_error is not None:
+            self.last_error, self._pause_s = None, FIRST_PAUSE_S
+
+    def failed(self, error: Exception) -> None:
+        self.failures += 1
+        self.last_error = error
+        self._open_until_s = self._clock_s() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)

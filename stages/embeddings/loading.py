@@ -1,0 +1,40 @@
+"""The first filling of L3, by whichever process comes first."""
+
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+
+import numpy as np
+
+from stages.embeddings.config import TiersConfig
+from stages.embeddings.rocks_store import RocksStore
+from stages.embeddings.source import Source
+
+LOADED_MARK = "tables.loaded"  # in the database's folder, once every table is in
+
+
+def load_l3(config: TiersConfig) -> None:
+    """Fill the tables of RocksDB that are empty from `config.source`. Does nothing when they are loaded, or without a source.
+
+    Raises DependencyError when RocksDB cannot be opened or written, ArtifactError when the exported tables are not what they
+    should be.
+    """
+    path = Path(config.rocksdb.path)
+    mark = path / f"{config.model}-{LOADED_MARK}"
+    if config.source is None or mark.exists():
+        return
+    path.mkdir(parents=True, exist_ok=True)
+    with open(path / f"{config.model}-loading.lock", "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if mark.exists():
+            return
+        source = Source(Path(config.source), config.tables)
+        store = RocksStore(config.rocksdb, config.model, {table.name: table.width for table in config.tables}, writable=True)
+        try:
+            for name, array in source.arrays.items():
+                if not store.loaded(name):
+                    store.bulk_load(name, np.arange(len(array)), array)
+        finally:
+            store.close()
+        mark.touch()

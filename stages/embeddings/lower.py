@@ -1,0 +1,163 @@
+"""What lies below the first level: L2 (shared memory or Redis), then L3, then the default vector."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from stages.embeddings.config import TiersConfig
+from stages.embeddings.level import Level, Store
+from stages.embeddings.memory import SharedFolder
+from stages.embeddings.table import TieredTable
+from stages.errors import RecommenderError
+
+NOWHERE, IN_L2, IN_L3 = 0, 2, 3  # `Fetched.level`
+
+
+@dataclass
+class Fetched:
+    """Rows of distinct keys of one table."""
+
+    keys: np.ndarray  # int64 [U]
+    vectors: np.ndarray  # float32 [U, D] as a lookup gives them; the default vector where no level has the key
+    exact: np.ndarray  # float32 [U, D] as L3 holds them, where L3 had the row: what L2 encodes
+    level: np.ndarray  # int8 [U] which level had the row
+    position: int  # of the update ring before the first read: what was updated later is not to be cached from here
+
+    @property
+    def lacking(self) -> np.ndarray:
+        return np.flatnonzero(self.level == NOWHERE)
+
+
+class LowerLevels:
+    """Opens, reads and fills L2 and L3 for all tables of a model."""
+
+    def __init__(self, config: TiersConfig, tables: dict[str, TieredTable]) -> None:
+        self.config, self.tables = config, tables
+        self._widths = {table.name: table.width for table in config.tables}
+        self.shared = Level("shared memory", self._attach)
+        self.redis = Level("redis", self._open_redis) if config.redis else None
+        self.l3 = self._l3_level()
+        self.levels = [level for level in (self.shared, self.redis, self.l3) if level is not None]
+        self._caught_up = dict.fromkeys(tables, 0)  # ring positions that L3 reads are known to include
+        self.attach()
+
+    # --- opening ------------------------------------------------------------------------------------------------------------
+    def attach(self) -> bool:
+        """Map the shared rows if they are not; False while there is no room for them."""
+        return self.shared.store is not None or self.shared.use(lambda _: (None, True))[1]
+
+    def _attach(self) -> Store:
+        folder = SharedFolder(Path(self.config.shared_folder), self.config.arena)
+        try:
+            for table in self.tables.values():
+                table.attach(folder.path)
+        except RecommenderError:
+            for table in self.tables.values():
+                table.detach()
+            folder.close()
+            raise
+        return folder
+
+    def _open_redis(self) -> Store:
+        from stages.embeddings.redis_store import RedisStore
+
+        return RedisStore(self.config.redis, self.config.model, self._widths)
+
+    def _l3_level(self) -> Level | None:
+        if self.config.rocksdb:
+            return Level("rocksdb", self._open_rocksdb)
+        return Level("source", self._open_source) if self.config.source else None
+
+    def _open_rocksdb(self) -> Store:
+        from stages.embeddings.loading import load_l3
+        from stages.embeddings.rocks_store import RocksStore
+
+        load_l3(self.config)
+        self._caught_up = {name: table.ring_head for name, table in self.tables.items()}
+        return RocksStore(self.config.rocksdb, self.config.model, self._widths)
+
+    def _open_source(self) -> Store:
+        from stages.embeddings.source import Source
+
+        return Source(Path(self.config.source), self.config.tables)
+
+    # --- reading ------------------------------------------------------------------------------------------------------------
+    def fetch(self, wanted: dict[str, np.ndarray]) -> tuple[dict[str, Fetched], bool]:
+        """{table: int64 [U] distinct keys} -> ({table: rows}, intact). Not intact: a level that was needed is down."""
+        fetched = {}
+        for name, keys in wanted.items():
+            table = self.tables[name]
+            vectors = np.repeat(table.default[None], len(keys), axis=0)
+            exact = vectors if table.codec.row_format == "fp32" else np.empty_like(vectors)
+            fetched[name] = Fetched(keys, vectors, exact, np.zeros(len(keys), np.int8), table.ring_head)
+        intact = self._from_l2(fetched)
+        return fetched, self._from_l3(fetched) and intact
+
+    def _from_l2(self, fetched: dict[str, Fetched]) -> bool:
+        for name, rows in fetched.items():
+            table = self.tables[name]
+            if table.l1 is not None and table.shared.slots is not None:  # without L1, L2 was asked first
+                vectors, missing = table.read_l2(rows.keys)
+                found = slice(None) if missing is None else ~missing
+                rows.vectors[found], rows.level[found] = vectors[found], IN_L2
+        if self.redis is None:
+            return self.shared.store is not None
+        return self._from_store(self.redis, fetched, IN_L2)
+
+    def _from_l3(self, fetched: dict[str, Fetched]) -> bool:
+        if self.l3 is None or not any(len(rows.lacking) for rows in fetched.values()):
+            return True
+        if self._behind(fetched) and not self.catch_up():
+            return False
+        return self._from_store(self.l3, fetched, IN_L3)
+
+    def _from_store(self, level: Level, fetched: dict[str, Fetched], mark: int) -> bool:
+        lacking = {name: rows.lacking for name, rows in fetched.items()}
+        wanted = {name: fetched[name].keys[at] for name, at in lacking.items() if len(at)}
+        found, intact = level.use(lambda store: store.read(wanted))
+        for name, (vectors, there) in (found or {}).items():
+            rows, at = fetched[name], lacking[name][there]
+            rows.exact[at] = vectors[there]
+            rows.vectors[at] = self.tables[name].codec.roundtrip(vectors[there])
+            rows.level[at] = mark
+        return intact
+
+    def _behind(self, fetched: dict[str, Fetched]) -> bool:
+        """Some key that L3 is asked for was updated after this process's L3 last caught up."""
+        return any(
+            self.tables[name].shared is not None
+            and self.tables[name].shared.ring.changed(rows.keys[rows.lacking], self._caught_up[name]).any()
+            for name, rows in fetched.items()
+        )
+
+    def catch_up(self) -> bool:
+        """Let L3 reads include all updates up to now."""
+        heads = {name: table.ring_head for name, table in self.tables.items()}
+        if self.shared.store is not None and heads == self._caught_up:
+            return True
+        _, caught_up = self.l3.use(lambda store: (store.catch_up(), True))
+        if caught_up:
+            self._caught_up = heads
+        return caught_up
+
+    # --- filling ------------------------------------------------------------------------------------------------------------
+    def promote(self, name: str, rows: Fetched) -> None:
+        """Rows that L3 had, into L2."""
+        at = np.flatnonzero(rows.level == IN_L3)
+        table = self.tables[name]
+        if not len(at):
+            return
+        if self.redis is not None:
+            fresh = at[~table.shared.ring.changed(rows.keys[at], rows.position)] if table.shared else at
+            self.redis.use(lambda store: (store.write(name, rows.keys[fresh], rows.exact[fresh], only_absent=True), True))
+        elif table.shared is not None and table.shared.slots is not None:
+            table.shared.promote(rows.keys[at], rows.exact[at], rows.position)
+
+    def close(self) -> None:
+        for table in self.tables.values():
+            table.detach()
+        for level in self.levels:
+            level.close()

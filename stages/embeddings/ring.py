@@ -1,0 +1,105 @@
+"""The latest updates of one table, in shared memory: how every instance's L1 learns of them.
+
+One writer at a time (it holds the lock of the table's block) appends rows; readers remember how far they have read. A reader
+that fell behind by more than the ring holds is told so, and must forget what it cached. Beside lie the updater's counters.
+
+    claimed ─▶ rows and keys ─▶ head          a reader copies up to `head`, then looks whether `claimed` lapped it
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stages.embeddings.memory import Sections
+from stages.embeddings.row_formats import RowCodec
+
+CLAIMED, HEAD, APPLIED, REJECTED, LAG_US, HEARTBEAT_MS, BROKER_DOWN, STORE_DOWN = range(8)
+MAX_ROWS = 16_384
+
+
+@dataclass(frozen=True)
+class UpdaterState:
+    """What the updater says of itself, per table."""
+
+    rows_applied: int
+    messages_rejected: int
+    lag_ms: float  # of the latest batch: from the producer's time stamp to visible
+    heartbeat_unix_ms: int  # 0: no updater has run
+    broker_down: bool
+    store_down: bool  # L3 refuses writes: updates wait
+
+
+class UpdateRing:
+    """Positions count all rows ever published; the row at position p lies at p modulo the ring's size."""
+
+    def __init__(self, sections: Sections, base: memoryview) -> None:
+        self._words = base[: 8 * 8].cast("q")
+        self._keys = sections.array(base, "keys")
+        self._rows = sections.array(base, "rows")
+        self.size = len(self._keys)
+
+    @staticmethod
+    def sections(n_rows: int, codec: RowCodec) -> Sections:
+        """For a table of `n_rows` rows."""
+        size = min(MAX_ROWS, max(n_rows, 64))
+        return Sections({"words": (np.int64, (8,)), "keys": (np.int64, (size,)), "rows": (codec.dtype, (size, codec.columns))})
+
+    @property
+    def head(self) -> int:
+        """Position after the latest row."""
+        return self._words[HEAD]
+
+    def publish(self, keys: np.ndarray, stored: np.ndarray) -> None:
+        """Append rows (int64 [N], stored [N, columns]). The caller holds the block's lock."""
+        for start in range(0, len(keys), self.size // 2):
+            part = keys[start : start + self.size // 2]
+            head = self._words[HEAD]
+            places = np.arange(head, head + len(part)) % self.size
+            self._words[CLAIMED] = head + len(part)
+            self._keys[places] = part
+            self._rows[places] = stored[start : start + len(part)]
+            self._words[HEAD] = head + len(part)
+
+    def since(self, position: int) -> tuple[np.ndarray, np.ndarray, int] | None:
+        """-> (keys, stored rows, position to go on from), the last row of each key; None when the ring lapped the reader."""
+        head = self._words[HEAD]
+        places = np.arange(position, head) % self.size if head - position <= self.size else ()
+        keys, stored = self._keys[places], self._rows[places]
+        if max(self._words[CLAIMED], head) - position > self.size:
+            return None
+        latest = last_of_each(keys)
+        return keys[latest], stored[latest], head
+
+    def changed(self, keys: np.ndarray, position: int) -> np.ndarray:
+        """bool [N]: the key was updated since `position`, or may have been."""
+        head = self._words[HEAD]
+        if head == position:
+            return np.zeros(len(keys), bool)
+        recent = self.since(position)
+        return np.ones(len(keys), bool) if recent is None else np.isin(keys, recent[0])
+
+    def add(self, word: int, amount: int) -> None:
+        self._words[word] += amount
+
+    def set(self, word: int, value: int) -> None:
+        self._words[word] = value
+
+    @property
+    def updater(self) -> UpdaterState:
+        words = self._words
+        return UpdaterState(
+            words[APPLIED],
+            words[REJECTED],
+            words[LAG_US] / 1e3,
+            words[HEARTBEAT_MS],
+            bool(words[BROKER_DOWN]),
+            bool(words[STORE_DOWN]),
+        )
+
+
+def last_of_each(keys: np.ndarray) -> np.ndarray:
+    """Positions of the last occurrence of every key, in rising order of key."""
+    _, first_from_the_end = np.unique(keys[::-1], return_index=True)
+    return len(keys) - 1 - first_from_the_end

@@ -1,0 +1,171 @@
+"""One table's rows in memory: L1 of this process, L2 and the update ring of the machine.
+
+Dense category rows (0 … rows - 1) and sparse int64 keys go the same way; `keys` is int64 [N] throughout.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from stages.embeddings.config import TableConfig
+from stages.embeddings.memory import PrivateBlock, Sections, SharedBlock
+from stages.embeddings.metrics import TableCounts
+from stages.embeddings.ring import APPLIED, UpdateRing
+from stages.embeddings.row_formats import RowCodec
+from stages.embeddings.slots import CachedTable, CompleteTable
+
+INDEX_SHARE = 0.25  # of L2's rows: as much memory a shared array of every key's slot may take
+L1_INDEX_SHARE = 1.0  # L1 exists for speed
+
+
+def l1_sections(config: TableConfig) -> Sections:
+    """L1's memory, per process: `.nbytes`. Rows are decoded, so that a hit costs no arithmetic."""
+    codec = RowCodec("fp32", config.width)
+    direct = config.dense and 4 * config.rows <= L1_INDEX_SHARE * config.l1_rows * codec.row_bytes
+    return CachedTable.sections(min(config.l1_rows, config.rows), codec, config.rows if direct else 0)
+
+
+def l2_sections(config: TableConfig) -> Sections:
+    """L2's memory, per machine: `.nbytes`, without the update ring."""
+    codec = RowCodec(config.row_format, config.width)
+    if config.complete:
+        return CompleteTable.sections(config.rows, codec)
+    direct = config.dense and 4 * config.rows <= INDEX_SHARE * config.l2_rows * codec.row_bytes
+    return CachedTable.sections(config.l2_rows, codec, config.rows if direct else 0)
+
+
+def ring_sections(config: TableConfig) -> Sections:
+    """The update ring's memory, per machine: `.nbytes`."""
+    return UpdateRing.sections(config.rows, RowCodec(config.row_format, config.width))
+
+
+class SharedTable:
+    """L2 (None when Redis is L2) and the update ring of one table: one block of shared memory, one lock."""
+
+    def __init__(self, folder: Path, config: TableConfig) -> None:
+        self.codec = RowCodec(config.row_format, config.width)
+        ring, slots = ring_sections(config), l2_sections(config)
+        has_l2 = config.l2_rows > 0
+
+        def initialise(view: memoryview) -> None:
+            if config.complete:
+                CompleteTable.initialise(view[ring.nbytes :], config.rows, self.codec)
+            elif has_l2:
+                CachedTable.initialise(view[ring.nbytes :], slots)
+
+        layout = f"{config.rows}x{config.width}-{config.row_format}-{config.l2_rows}"
+        block = SharedBlock(folder / f"{config.name}-{layout}", ring.nbytes + has_l2 * slots.nbytes, initialise)
+        self.lock = block.lock
+        self.ring = UpdateRing(ring, block.view)
+        kind = CompleteTable if config.complete else CachedTable
+        self.slots = kind(block, slots, self.codec, block.view[ring.nbytes :]) if has_l2 else None
+
+    def promote(self, keys: np.ndarray, vectors: np.ndarray, position: int) -> None:
+        """Take in rows (float32 [N, D]) read below L2, unless they were updated since the ring stood at `position`."""
+        with self.slots.writing():
+            fresh = ~self.ring.changed(keys, position)
+            self.slots.insert(keys[fresh], self.codec.encode(vectors[fresh]))
+
+    def update(self, keys: np.ndarray, vectors: np.ndarray) -> None:
+        """New rows, unique keys: into L2 and, by the ring, to every L1. L3 has them already."""
+        stored = self.codec.encode(vectors)
+        if self.slots is None:
+            with self.lock:
+                self._publish(keys, stored)
+            return
+        with self.slots.writing():  # together: who inserts an old row meanwhile must find either the new one or its notice
+            present = self.slots.overwrite(keys, stored)
+            self.slots.insert(keys[~present], stored[~present])
+            self._publish(keys, stored)
+
+    def _publish(self, keys: np.ndarray, stored: np.ndarray) -> None:
+        self.ring.publish(keys, stored)
+        self.ring.add(APPLIED, len(keys))
+
+
+class HotRows:
+    """L1: this process's hot rows, decoded. Follows the update ring: `refresh` before every lookup."""
+
+    def __init__(self, config: TableConfig, shared: SharedTable) -> None:
+        self._config, self._shared = config, shared
+        self._forget(shared.ring.head)
+
+    def _forget(self, position: int) -> None:
+        sections = l1_sections(self._config)
+        block = PrivateBlock(sections.nbytes)
+        CachedTable.initialise(block.view, sections)
+        self.slots = CachedTable(block, sections, RowCodec("fp32", self._config.width), block.view)
+        self._position = position
+
+    def refresh(self) -> None:
+        """Bring rows that were updated since the last call to their new values."""
+        ring = self._shared.ring
+        if ring.head == self._position:
+            return
+        head = ring.head
+        recent = ring.since(self._position)
+        if recent is None:
+            self._forget(head)
+            return
+        keys, stored, self._position = recent
+        with self.slots.writing():
+            self.slots.overwrite(keys, self._shared.codec.decode(stored))
+
+    def insert(self, keys: np.ndarray, vectors: np.ndarray, position: int) -> None:
+        """Take in decoded rows read when the ring stood at `position`, unless they were updated since."""
+        slots = self.slots
+        with slots.writing():
+            fresh = ~self._shared.ring.changed(keys, position)
+            slots.insert(keys[fresh], vectors[fresh])
+
+
+class TieredTable:
+    """Everything one process knows of one table. `shared` is None while there is no room for it: then L3 answers alone."""
+
+    def __init__(self, config: TableConfig) -> None:
+        self.config, self.counts = config, TableCounts()
+        self.codec = RowCodec(config.row_format, config.width)
+        self.default = np.broadcast_to(np.asarray(config.default, np.float32), (config.width,))
+        self.shared: SharedTable | None = None
+        self.l1: HotRows | None = None
+
+    def attach(self, folder: Path) -> None:
+        """Map the shared rows. Raises DependencyError when there is no room for them."""
+        self.shared = SharedTable(folder, self.config)
+        self.l1 = HotRows(self.config, self.shared) if self.config.l1_rows else None
+
+    def detach(self) -> None:
+        self.l1 = self.shared = None
+
+    def read_top(self, keys: np.ndarray, out: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+        """What the first level gives: (float32 [N, D], anything where missing; bool [N] missing or None)."""
+        if self.l1 is not None:
+            self.l1.refresh()
+            return self.l1.slots.read(keys, out)
+        if self.shared is None or self.shared.slots is None:
+            vectors = np.empty((len(keys), self.config.width), np.float32) if out is None else out
+            return vectors, np.ones(len(keys), bool) if len(keys) else None
+        return self.read_l2(keys, out)
+
+    def count_top(self, hits: int) -> None:
+        """Count what `read_top` had."""
+        if self.l1 is not None:
+            self.counts.l1_hits += hits
+        else:
+            self.counts.l2_hits += hits
+
+    def read_l2(self, keys: np.ndarray, out: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray | None]:
+        """The same of L2 in shared memory."""
+        if self.codec.row_format == "fp32":
+            return self.shared.slots.read(keys, out)
+        stored, missing = self.shared.slots.read(keys)
+        vectors = self.codec.decode(stored)
+        if out is not None:
+            out[:] = vectors
+        return vectors if out is None else out, missing
+
+    @property
+    def ring_head(self) -> int:
+        return 0 if self.shared is None else self.shared.ring.head

@@ -1,0 +1,204 @@
+"""The tables of one model over three levels: hot rows of the process, RAM of the machine, all rows on SSD.
+
+    keys ─▶ L1 (or L2, where a table has no L1) ─▶ all there: done
+                 └─ missing: hit rate of the distinct keys
+                      below the threshold: wait. L2, then one wave of L3 reads for all tables; then the default vector
+                      at or above it:      default vectors now; a background thread fetches the rows for later
+
+The meaning is HPS's. A threshold above 1 waits for every miss: answers equal a dictionary's, bit for bit.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from stages.embeddings.background import Background
+from stages.embeddings.config import TableConfig, TiersConfig, read_config
+from stages.embeddings.lower import IN_L2, IN_L3, NOWHERE, Fetched, LowerLevels
+from stages.embeddings.metrics import Metrics, MissCounts, TableMetrics
+from stages.embeddings.ring import UpdaterState
+from stages.embeddings.table import TieredTable, l1_sections, l2_sections
+from stages.errors import RequestError
+
+CONFIG_FILE = "tiers.json"
+WARM_ROWS = 4096  # at a time: writers of the table wait for one such part only
+IDLE_S = 0.25
+NO_UPDATER = UpdaterState(0, 0, 0.0, 0, False, False)
+
+
+@dataclass
+class _Miss:
+    """What the first level of one table lacks."""
+
+    table: TieredTable
+    vectors: np.ndarray  # float32 [N, D] the answer so far
+    missing: np.ndarray  # bool [N]
+    keys: np.ndarray  # int64 [U] distinct keys of the missing rows
+    inverse: np.ndarray  # position in `keys` of each missing row
+    counts: np.ndarray  # int64 [U] missing rows of each key
+
+
+class Tiers:
+    """`lookup` and `lookup_many` are for one thread at a time. Any number of processes may use the same arena."""
+
+    def __init__(self, config: TiersConfig, warm: bool = True) -> None:
+        self.config = config
+        self.degraded = False  # a level that the latest lookup needed is down
+        self._tables = {table.name: TieredTable(table) for table in config.tables}
+        self._lower = LowerLevels(config, self._tables)
+        self._misses = MissCounts()
+        self._background = Background(self._when_idle, IDLE_S)
+        if warm:
+            for table in config.tables:
+                self._warm(table)
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """The tiers that `<folder>/tiers.json` describes. Raises ConfigError."""
+        return cls(read_config(folder / CONFIG_FILE))
+
+    # --- looking up ---------------------------------------------------------------------------------------------------------
+    def lookup(self, name: str, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """int64 [N] keys -> float32 [N, D], into `out` (C-contiguous) when given. `degraded` tells whether a level was down.
+
+        Raises RequestError for a table that the settings do not name.
+        """
+        return self.lookup_many({name: rows}, None if out is None else {name: out})[name]
+
+    def lookup_many(self, wanted: dict[str, np.ndarray], outs: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
+        """{table: int64 [N] keys} -> {table: float32 [N, D]}: misses of all tables are read in one wave."""
+        answers, misses = {}, []
+        self.degraded = False
+        for name, keys in wanted.items():
+            table, keys = self._table(name), np.ascontiguousarray(keys, np.int64)
+            vectors, missing = table.read_top(keys, outs[name] if outs else None)
+            table.counts.rows += len(keys)
+            if missing is None:
+                table.count_top(len(keys))
+            else:
+                misses.append(self._miss(table, keys, vectors, missing))
+            answers[name] = vectors
+        if misses:
+            self._resolve(misses, wanted)
+        return answers
+
+    def _table(self, name: str) -> TieredTable:
+        try:
+            return self._tables[name]
+        except KeyError:
+            raise RequestError(
+                f"there is no embedding table {name!r}. Expected one of {', '.join(self._tables)}. Export the repository again."
+            ) from None
+
+    @staticmethod
+    def _miss(table: TieredTable, keys: np.ndarray, vectors: np.ndarray, missing: np.ndarray) -> _Miss:
+        distinct, inverse, counts = np.unique(keys[missing], return_inverse=True, return_counts=True)
+        table.count_top(len(keys) - len(inverse))
+        return _Miss(table, vectors, missing, distinct, inverse, counts)
+
+    def _resolve(self, misses: list[_Miss], wanted: dict[str, np.ndarray]) -> None:
+        """Wait for the rows, or answer by defaults and fetch them for later."""
+        waiting = {}
+        for miss in misses:
+            name = miss.table.config.name
+            if self._waits(miss, wanted[name]):
+                waiting[name] = miss
+            else:
+                miss.vectors[miss.missing] = miss.table.default
+                miss.table.counts.late += len(miss.inverse)
+                self._later(lambda name=name, keys=miss.keys: self._fetch_and_keep({name: keys}))
+        if waiting:
+            started_s = time.perf_counter()
+            fetched = self._fetch({name: miss.keys for name, miss in waiting.items()})
+            for name, miss in waiting.items():
+                self._answer(miss, fetched[name])
+            self._misses.add(int((time.perf_counter() - started_s) * 1e6))
+            self._later(lambda: self._keep(fetched))
+
+    def _waits(self, miss: _Miss, keys: np.ndarray) -> bool:
+        """HPS's rule: 1 - missing / distinct keys of this request, below the threshold. Without a cache there is no choice."""
+        threshold = self.config.hit_rate_threshold
+        if threshold > 1 or miss.table.l1 is None:
+            return True
+        return 1 - len(miss.keys) / len(np.unique(keys)) < threshold
+
+    def _fetch(self, wanted: dict[str, np.ndarray]) -> dict[str, Fetched]:
+        fetched, intact = self._lower.fetch(wanted)
+        if not intact:
+            self.degraded = True
+            self._misses.degraded_lookups += 1
+        return fetched
+
+    @staticmethod
+    def _answer(miss: _Miss, rows: Fetched) -> None:
+        miss.vectors[miss.missing] = rows.vectors[miss.inverse]
+        counts = miss.table.counts
+        by_level = np.bincount(rows.level, weights=miss.counts, minlength=IN_L3 + 1).astype(np.int64)
+        counts.l2_hits += int(by_level[IN_L2])
+        counts.l3_hits += int(by_level[IN_L3])
+        counts.unknown += int(by_level[NOWHERE])
+
+    # --- behind the answer --------------------------------------------------------------------------------------------------
+    def _later(self, job) -> None:
+        self._misses.insertions_dropped += not self._background.submit(job)
+
+    def _fetch_and_keep(self, wanted: dict[str, np.ndarray]) -> None:
+        self._keep(self._lower.fetch(wanted)[0])
+
+    def _keep(self, fetched: dict[str, Fetched]) -> None:
+        """Rows that a lower level had, into the levels above it."""
+        for name, rows in fetched.items():
+            self._lower.promote(name, rows)
+            l1, found = self._tables[name].l1, rows.level != NOWHERE
+            if l1 is not None and found.any():
+                l1.insert(rows.keys[found], rows.vectors[found], rows.position)
+
+    def _when_idle(self) -> None:
+        self._lower.attach()
+        if self._lower.l3 is not None and self._lower.l3.store is not None:
+            self._lower.catch_up()
+
+    def _warm(self, table: TableConfig) -> None:
+        """Fill L2, then L1, with the first rows of a dense table: exporters number the most frequent values first."""
+        if not table.dense:
+            return
+        for start in range(0, min(max(table.l2_rows, table.l1_rows), table.rows), WARM_ROWS):
+            keys = np.arange(start, min(start + WARM_ROWS, table.rows))
+            self._fetch_and_keep({table.name: keys})
+
+    def settle(self) -> None:
+        """Return when the background work submitted so far is done."""
+        self._background.settle()
+
+    # --- what happened ------------------------------------------------------------------------------------------------------
+    def metrics(self) -> Metrics:
+        """A snapshot, cheap enough for every few seconds."""
+        levels = self._lower.levels
+        return Metrics(
+            tables={name: self._table_metrics(table) for name, table in self._tables.items()},
+            misses=replace(self._misses, buckets=list(self._misses.buckets)),
+            failures={level.name: level.breaker.failures for level in levels},
+            down={level.name: str(level.breaker.last_error) for level in levels if level.breaker.last_error is not None},
+        )
+
+    @staticmethod
+    def _table_metrics(table: TieredTable) -> TableMetrics:
+        slots = table.shared.slots if table.shared else None
+        return TableMetrics(
+            counts=replace(table.counts),
+            l1_rows=table.l1.slots.rows_resident if table.l1 else 0,
+            l1_bytes=l1_sections(table.config).nbytes if table.l1 else 0,
+            l2_rows=slots.rows_resident if slots else 0,
+            l2_bytes=l2_sections(table.config).nbytes if slots else 0,
+            updater=table.shared.ring.updater if table.shared else NO_UPDATER,
+        )
+
+    def close(self) -> None:
+        """Leave the arena: the last process to leave removes it."""
+        self._background.close()
+        self._lower.close()
