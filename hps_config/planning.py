@@ -204,7 +204,7 @@ def _l2_rows(table: TableSpec, margin: int, budgets: Budgets) -> int:
 
 def _l2_refusal(tables: tuple[TableSpec, ...], budgets: Budgets, needed: int) -> str:
     remedies = [f"raise l2 to {needed} bytes", f"give l3 {sum(l3_bytes(table, table.rows) for table in tables)} bytes of disk"]
-    for row_format in list(ROW_FORMATS)[1:]:
+    for row_format in ROW_FORMATS[1:]:
         narrower = [replace(table, row_format=row_format) for table in tables]
         if sum(l2_bytes(table, table.rows) for table in narrower) <= budgets.l2_bytes:
             remedies.append(f"keep the rows as {row_format}")

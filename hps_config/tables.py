@@ -1,4 +1,4 @@
-"""What an embedding table is: rows, width and row format, and the bytes one row takes in each format."""
+"""What an embedding table is: its name, its size, and how its rows are kept."""
 
 from __future__ import annotations
 
@@ -7,14 +7,7 @@ from dataclasses import dataclass
 from stages.embeddings.formats.names import check_name
 from stages.errors import ConfigError
 
-# bytes per value, and bytes beside the values: int8 and int4 rows carry a float16 scale and a float16 offset
-ROW_FORMATS: dict[str, tuple[float, int]] = {"fp32": (4, 0), "fp16": (2, 0), "int8": (1, 4), "int4": (0.5, 4)}
-
-
-def row_bytes(width: int, row_format: str) -> int:
-    """Bytes of one encoded row of `width` values; an odd int4 row rounds its last half byte up."""
-    per_value, beside = ROW_FORMATS[row_format]
-    return -(-int(width * per_value * 2) // 2) + beside
+ROW_FORMATS = ("fp32", "fp16", "int8", "int4")  # widest first
 
 
 @dataclass(frozen=True)
@@ -44,11 +37,6 @@ class TableSpec:
             )
 
     @property
-    def row_bytes(self) -> int:
-        """Bytes of one row in `row_format`, without its key."""
-        return row_bytes(self.width, self.row_format)
-
-    @property
     def fp32_row_bytes(self) -> int:
-        """Bytes of one row in L3, in Redis, in Kafka messages and in sparse files."""
-        return row_bytes(self.width, "fp32")
+        """Bytes of one row in L1, in L3, in Redis, in Kafka messages and in sparse files."""
+        return 4 * self.width
