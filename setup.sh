@@ -9,6 +9,7 @@ UV_VERSION=0.13.8
 PYTHON=${PYTHON:-python3.11}
 VENV=${VENV:-.venv}
 LOG=.run/setup.log
+ONLY_PERF_ANALYZER="libb64-0d|libssl3"
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 fail() { say "$1"; [ $# -lt 2 ] || say "$2"; exit 1; }
@@ -47,8 +48,8 @@ has_libpython = any((folder / "libpython3.11.so.1.0").exists() for folder in fol
 wanted = {
     "libpython3.11": has_libpython,
     "python3.11-venv": importlib.util.find_spec("ensurepip") is not None,
-    "libb64-0d": loads("libb64.so.0d"),  # perf_analyzer
-    "libssl3": loads("libssl.so.3"),  # perf_analyzer
+    "libb64-0d": loads("libb64.so.0d"),
+    "libssl3": loads("libssl.so.3"),
     "libgomp1": loads("libgomp.so.1"),  # numeric wheels built with OpenMP
     "libstdc++6": loads("libstdc++.so.6"),
     "zlib1g": loads("libz.so.1"),
@@ -57,22 +58,27 @@ print(*(package for package, present in wanted.items() if not present))
 PY
 }
 packages=$(missing_packages)
+can_install() {
+  command -v apt-get >/dev/null || { say "this system has no apt-get; install what corresponds to: $packages"; return 1; }
+  [ "$(id -u)" = 0 ] && return
+  command -v sudo >/dev/null || { say "not root, and there is no sudo. As root: apt-get install -y $packages"; return 1; }
+  sudo -n true 2>/dev/null || { say "sudo would ask for a password. Run: sudo apt-get install -y $packages"; return 1; }
+  as_root=(sudo -n)
+}
+as_root=()
+apt() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=120 "$@" >>"$LOG" 2>&1; }
 if [ -n "$packages" ]; then
-  say "installing with apt: $packages"
-  command -v apt-get >/dev/null || fail "this system has no apt-get." "Install what corresponds to: $packages, then run make setup again."
-  as_root=()
-  if [ "$(id -u)" != 0 ]; then
-    command -v sudo >/dev/null || fail "not root, and there is no sudo." "As root: apt-get install -y $packages. Then run make setup again."
-    sudo -n true 2>/dev/null || fail "sudo would ask for a password." "Run this, then make setup again: sudo apt-get install -y $packages"
-    as_root=(sudo -n)
+  say "needed from apt: $packages"
+  if can_install; then
+    # A stale package list is the usual reason for a failed install, and a fresh list costs seconds: try without, then with it.
+    # shellcheck disable=SC2086  # one word per package
+    apt install -y --no-install-recommends $packages || { apt update && apt install -y --no-install-recommends $packages; } ||
+      { tail -n 5 "$LOG" >&2; say "apt could not install them (log: $LOG). Check the network and /etc/apt/sources.list."; }
   fi
-  apt() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=120 "$@" >>"$LOG" 2>&1; }
-  # A stale package list is the usual reason for a failed install, and a fresh list costs seconds: try without, then with it.
-  # shellcheck disable=SC2086  # one word per package
-  apt install -y --no-install-recommends $packages || { apt update && apt install -y --no-install-recommends $packages; } ||
-    { tail -n 5 "$LOG" >&2; fail "apt could not install: $packages (log: $LOG)." "Check the network and /etc/apt/sources.list, then run make setup again."; }
   left=$(missing_packages)
-  [ -z "$left" ] || fail "apt installed them, yet these libraries still do not load: $left." "Check ldconfig -p, then run make setup again."
+  required=$(printf '%s\n' $left | grep -vxE "$ONLY_PERF_ANALYZER" || true)
+  [ -z "$required" ] || fail "cannot go on without $(echo $required)." "Install that, then run make setup again."
+  [ -z "$left" ] || say "going on without $(echo $left): everything runs, except perf_analyzer."
 fi
 
 # --- .venv ------------------------------------------------------------------------------------------------------------------------
@@ -104,5 +110,5 @@ done
 say "installing the packages of requirements.txt into $VENV (a few minutes the first time)"
 "$VENV/bin/uv" pip install "${torch_from[@]}" -r requirements.txt >>"$LOG" 2>&1 || network_failed "could not install requirements.txt"
 
-fingerprint >"$stamp"
+[ -n "${left-}" ] || fingerprint >"$stamp"  # what is still missing is looked for again next time
 say "ready: $VENV ($("$VENV/bin/python" -V))"
