@@ -25,11 +25,13 @@ DATABASE_FREE_CACHES = ("static", "uvm")  # read the sparse files themselves; da
 
 
 def check_keys_present(document: dict) -> list[Finding]:
-    """Keys that neither parser reads (misspelled, or left over from old samples), and one that Redis should not go without."""
+    """Keys that neither parser reads (misspelled, or left over from old samples), and keys that should not be left out."""
     top = {schema.name for schema in fields(PsConfig)}
     findings = [*_unknown(document, top, ""), *_unstated_partitions(document.get("volatile_db"))]
     for name, block in BLOCKS.items():
         if isinstance(document.get(name), dict):
+            if "type" not in document[name]:
+                findings.append(_warning(f"{name}.type", "is missing, which disables it. Expected the kind. Write its type."))
             findings += _unknown(document[name], {schema.name for schema in fields(block)}, f"{name}.")
     models = document.get("models")
     known = {schema.name for schema in fields(ModelParams)}

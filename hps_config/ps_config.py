@@ -52,7 +52,7 @@ def key(default: Any, a: str = OPTIONAL, b: str = OPTIONAL, **more: Any) -> Any:
 class VolatileDb:
     """L2. An absent object means a parallel hash map; an object without `type` means disabled."""
 
-    type: str = key("disabled", names=VOLATILE_TYPES)
+    type: str = key("disabled", names=VOLATILE_TYPES, b_absent="parallel_hash_map")
     address: str = key("127.0.0.1:7000")  # Redis: host:port, first entry of a comma list
     user_name: str = key("default")
     password: str = key("")

@@ -144,6 +144,7 @@ def test_databases_absent_and_without_type():
     )
     empty = read_as_a(document({"volatile_db": {}, "persistent_db": {}, "update_source": {}})).config
     assert (empty.volatile_db.type, empty.persistent_db.type, empty.update_source.type) == ("disabled", "disabled", "null")
+    assert read_as_b(document({"volatile_db": {}})).config.volatile_db.type == "parallel_hash_map"
 
 
 def test_database_defaults():

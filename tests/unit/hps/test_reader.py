@@ -101,6 +101,9 @@ def test_rules_between_keys(block, model, where):
 
 KAFKA = {"update_source": {"type": "kafka"}}
 WARNINGS = [
+    ({"volatile_db": {}, "persistent_db": {"type": "rocks_db"}}, {}, "volatile_db.type"),
+    ({"persistent_db": {"path": "/data"}}, {}, "persistent_db.type"),
+    ({"update_source": {"brokers": "a:1"}}, {}, "update_source.type"),
     ({"volatile_db": {"type": "redis", "num_node_connections": 1}}, {}, "volatile_db.num_partitions"),
     ({}, {"hit_rate_threshold": 0.9}, "models[0].hit_rate_threshold"),
     ({}, {"cache_refresh_percentage_per_iteration": 0.0}, "models[0].cache_refresh_percentage_per_iteration"),
