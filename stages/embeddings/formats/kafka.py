@@ -116,7 +116,7 @@ def decode_message(payload: bytes | None, width: int) -> tuple[np.ndarray, np.nd
             "Something other than an HPS publisher writes to this topic: stop it."
         )
     value_size = struct.unpack_from("<I", payload, 4)[0]
-    if value_size != 4 * width:
+    if len(payload) > HEADER_BYTES and value_size != 4 * width:  # NVIDIA's beacons carry a value size of their own
         raise DataError(
             f"message carries vectors of {value_size} bytes. Expected {4 * width} for width {width}. "
             "Publish rows of the width the serving generation was exported with."

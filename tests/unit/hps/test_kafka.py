@@ -35,7 +35,7 @@ def test_an_independent_payload_is_read():
 
 def test_beacon_and_null_payload_carry_no_rows():
     assert kafka.beacon(16) == b"HCTR\x40\x00\x00\x00"
-    for payload in (kafka.beacon(16), None):
+    for payload in (kafka.beacon(16), b"HCTR\x08\x00\x00\x00", None):
         keys, vectors = kafka.decode_message(payload, 16)
         assert (keys.shape, vectors.shape) == ((0,), (0, 16))
 
