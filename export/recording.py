@@ -1,0 +1,48 @@
+"""Requests as callers would send them: users of the log by how active they are, their context, a few strangers and sessions.
+
+They are recorded with the in-process answers (export/repository/recorded.py) and published with the generation.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from export.dataset import Dataset
+from export.features.build import context_of
+from stages.contract import PAD_ID, ContextColumn, ModelSpec
+
+UNKNOWN_SHARE = 0.05  # callers nobody has seen
+SESSION_SHARE = 0.10  # callers who send a history of their own
+EXCLUDE_SHARE = 0.10  # callers who exclude items
+
+Arrays = dict[str, np.ndarray]
+
+
+def requests_like(dataset: Dataset, spec: ModelSpec, count: int, rng: np.random.Generator) -> Arrays:
+    """-> the ensemble's input tensors by name, each [count, *dims]; `spec` is the ensemble's."""
+    rows = dataset.interactions.iloc[np.sort(rng.choice(len(dataset.interactions), count))]
+    item_ids = dataset.items["item_id"].to_numpy()
+    tensors = {tensor.name: tensor.filled(count) for tensor in spec.inputs if tensor.optional}
+    tensors["user_id"] = rows["user_id"].to_numpy(np.int64, copy=True).reshape(-1, 1)
+    strangers = rng.random(count) < UNKNOWN_SHARE
+    tensors["user_id"][strangers] = np.iinfo(np.int64).max - rng.integers(1_000_000, size=(strangers.sum(), 1))
+    for column, values in context_of(rows, dataset.context_columns).items():
+        tensors[column] = on_the_wire(values, next(c for c in dataset.context_columns if c.name == column))
+    _fill_some(tensors["history"], rng.random(count) < SESSION_SHARE, item_ids, rng)
+    _fill_some(tensors["exclude"], rng.random(count) < EXCLUDE_SHARE, item_ids, rng)
+    return tensors
+
+
+def on_the_wire(values: np.ndarray, column: ContextColumn) -> np.ndarray:
+    """Raw context values [N] as the tensor a caller sends, [N, 1]."""
+    if column.kind == "string":
+        values = np.array([b"" if value is None else value.encode() for value in values], object)
+    return values.astype(column.tensor().numpy_dtype).reshape(-1, 1)
+
+
+def _fill_some(tensor: np.ndarray, chosen: np.ndarray, item_ids: np.ndarray, rng: np.random.Generator) -> None:
+    """Write 1 to 8 random items at the head of the chosen rows of an int64 [N, W] tensor, PAD_ID behind them."""
+    for row in np.flatnonzero(chosen):
+        length = min(int(rng.integers(1, 9)), tensor.shape[1], len(item_ids))
+        tensor[row] = PAD_ID
+        tensor[row, :length] = rng.choice(item_ids, length, replace=False)
