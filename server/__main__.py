@@ -10,7 +10,7 @@ import typer
 
 from server.environment import RUN_DIR
 from server.generations import activate as activate_generation
-from server.generations import pinned_generation, served_generation
+from server.generations import pinned_generation, published_generations, served_generation
 from server.health import not_ready, wait_ready
 from server.launcher import READY_TIMEOUT_S, TritonServer, clear_stale, running_servers, stop_server
 from server.log import explain
@@ -40,8 +40,7 @@ def start(
 ) -> None:
     """Start in the background; returns when every model is ready. A server that already serves this repository is kept."""
     ports = Ports(grpc_port, http_port, metrics_port)
-    if running := _serving(repo, ports):
-        _bring_up_to_date(running)
+    if (running := _serving(repo, ports)) and _follows(running):
         typer.echo(f"already running: {_line(running)}")
         return
     control = "none" if fixed else "explicit"
@@ -113,11 +112,13 @@ def _serving(repo: Path, ports: Ports) -> ServerState | None:
     return next(same, None)
 
 
-def _bring_up_to_date(state: ServerState) -> None:
-    """An export since the start may have published a newer generation: serve what the repository says."""
-    pinned = pinned_generation(state.repo)
-    if served_generation(state.grpc_url) != pinned:
-        activate_generation(state.grpc_url, state.repo, pinned)
+def _follows(state: ServerState) -> bool:
+    """Move a running server to the generation its repository names by now; False, and stopped, when it cannot follow."""
+    if served_generation(state.grpc_url) not in published_generations(state.repo):
+        stop_server(state, RUN_DIR)  # two exports ago: what it serves is gone from disk, so there is no way back either
+        return False
+    activate_generation(state.grpc_url, state.repo, pinned_generation(state.repo))
+    return True
 
 
 def _line(state: ServerState) -> str:

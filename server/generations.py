@@ -17,6 +17,7 @@ name there. When something did change nothing fails, but the move loads the serv
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -77,33 +78,43 @@ def activate(grpc_url: str, repo: Path, generation: int) -> int:
     if old == generation:
         pin(repo, generation)
         return old
+    if old not in published:
+        raise ServerError(
+            f"The server answers with generation {old}, which is no longer in {repo}; a move needs both generations there. "
+            "Restart the server: make stop, then make serve."
+        )
     steps = [model.name for model in _pipeline(read_repository(repo)) if not model.is_ensemble]
     with grpcclient.InferenceServerClient(grpc_url) as client:
-        pin(repo, old, keep=(generation,))
         try:
-            for step in steps:
-                client.load_model(step, client_timeout=LOAD_TIMEOUT_S)
+            pin(repo, old, keep=(generation,))
+            _load(client, *steps)
             pin(repo, generation, keep=(old,))
-            client.load_model(ENSEMBLE, client_timeout=LOAD_TIMEOUT_S)
+            _load(client, ENSEMBLE)
         except InferenceServerException as error:
             pin(repo, old)
-            for name in (ENSEMBLE, *steps):
-                client.load_model(name, client_timeout=LOAD_TIMEOUT_S)
+            with contextlib.suppress(InferenceServerException):  # the first error is the one to tell
+                _load(client, ENSEMBLE, *steps)
             raise ServerError(
                 f"The server stays at generation {old}, generation {generation} does not load: {error.message()}"
             ) from error
         _wait_drained(grpc_url, old)
         pin(repo, generation)
-        for step in steps:
-            client.load_model(step, client_timeout=LOAD_TIMEOUT_S)
+        _load(client, *steps)
     return old
+
+
+def _load(client: grpcclient.InferenceServerClient, *models: str) -> None:
+    for model in models:
+        client.load_model(model, client_timeout=LOAD_TIMEOUT_S)
 
 
 def served_generation(grpc_url: str) -> int:
     """The generation the running server answers with."""
     states = model_states(grpc_url)
     if states is None:
-        raise ServerError(f"No server answers at {grpc_url}. Start it with `make serve`.")
+        raise ServerError(
+            f"No server answers at {grpc_url}. Start it with `make serve`; one that hangs is ended by `make stop`."
+        )
     ready = [version for (name, version), (state, _) in states.items() if name == ENSEMBLE and state == "READY"]
     if len(ready) != 1:
         raise ServerError(f"The server at {grpc_url} has {len(ready)} ready versions of {ENSEMBLE}; expected one. Restart it.")

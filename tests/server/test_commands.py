@@ -44,6 +44,12 @@ def test_start_is_repeatable_follows_the_repository_and_stop_is_too(repo, call):
     assert "already running" in call(*start)
     with grpcclient.InferenceServerClient(url) as client:
         assert toys.ask(client, 1) == toys.expected(1, generation=2)
+    toys.publish(repo, 3)
+    pin(repo, 3)
+    toys.remove(repo, 2)
+    assert call(*start).startswith("ready: ")  # what it served is gone, so it was started again
+    with grpcclient.InferenceServerClient(url) as client:
+        assert toys.ask(client, 1) == toys.expected(1, generation=3)
     assert "generation 1 answers" in call("activate", "--generation", 1, "--grpc-port", ports.grpc)
     assert call("stop", "--grpc-port", ports.grpc).startswith("stopped: ")
     assert "nothing to stop" in call("stop", "--grpc-port", ports.grpc)

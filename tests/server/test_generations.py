@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections import Counter
 
@@ -102,13 +103,30 @@ def test_a_publisher_that_moved_the_configs_first_changes_nothing_for_the_runnin
 
 def test_unpublished_generation_is_refused(repo, launch):
     toys.publish(repo, 2)
-    (repo / "second" / "2" / "model.py").unlink()
-    (repo / "second" / "2" / "__pycache__").unlink()
-    (repo / "second" / "2").rmdir()
+    shutil.rmtree(repo / "second" / "2")
     server = launch(repo)
     assert published_generations(repo) == (1,)
     with pytest.raises(ConfigError, match=r"Generation 2 is not in .*, which holds \[1\]"):
         activate(server.grpc_url, repo, 2)
+
+
+def test_a_served_generation_that_was_removed_cannot_be_moved_from(repo, launch):
+    server = launch(repo)
+    toys.publish(repo, 2)
+    pin(repo, 2)
+    toys.remove(repo, 1)
+    with pytest.raises(ServerError, match=r"answers with generation 1, which is no longer in .*make stop, then make serve"):
+        activate(server.grpc_url, repo, 2)
+    with grpcclient.InferenceServerClient(server.grpc_url) as client:
+        assert toys.ask(client, 2) == toys.expected(2, generation=1)
+
+
+def test_a_server_with_fixed_models_stays_where_it_is(repo, launch):
+    server = launch(repo, model_control="none")
+    toys.publish(repo, 2)
+    with pytest.raises(ServerError, match=r"stays at generation 1.*explicit model load"):
+        activate(server.grpc_url, repo, 2)
+    assert served_generation(server.grpc_url) == pinned_generation(repo) == 1
 
 
 def test_no_server_to_move(repo):

@@ -7,6 +7,7 @@ A response that mixed generations shows two different versions in `answer`.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,11 @@ def publish(repo: Path, generation: int, model: str = MODEL) -> Path:
     if not config.exists():
         config.write_text(ENSEMBLE_CONFIG.format(generation=generation))
     return repo
+
+
+def remove(repo: Path, generation: int) -> None:
+    for name in (*STEPS, ENSEMBLE):
+        shutil.rmtree(repo / name / str(generation))
 
 
 def ask(client: grpcclient.InferenceServerClient, x: int) -> int:
