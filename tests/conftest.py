@@ -36,7 +36,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     ran = sum(counts.values()) - counts["skipped"]
     line = f"lane {lane:8s} ran {ran:4d}  failed {counts['failed'] + counts['error']:3d}  skipped {counts['skipped']:3d}"
     if ran == 0 and lane == "gpu":
-        line += "  (needs a GPU; each skip states its reason)"
+        line += "  (needs a GPU: each skip states its reason)" if counts["skipped"] else "  (it holds no test yet)"
         if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
             session.exitstatus = pytest.ExitCode.OK
     elif ran == 0:
