@@ -68,20 +68,34 @@ def fit_ease(positives: sp.csr_matrix, l2: float) -> Scores:
     """Steck's EASE: X B with B = I - P / diag(P), P = (XᵀX + l2 I)⁻¹. Solved on the users' side if that is smaller."""
     n_users, n_items = positives.shape
     if n_items <= n_users:
+        weights = ease_weights(positives, l2)
+        return lambda users: np.asarray(positives[users] @ weights)
+    projected, precision_diagonal = _ease_on_users_side(positives, l2)
+    return lambda users: positives[users].toarray() - projected[users] / precision_diagonal
+
+
+def ease_weights(positives: sp.csr_matrix, l2: float) -> np.ndarray:
+    """float32 [n_items, n_items], zero diagonal: B of EASE."""
+    n_users, n_items = positives.shape
+    if n_items <= n_users:
         gram = (positives.T @ positives).toarray().astype(np.float64)
         gram[np.diag_indices(n_items)] += l2
         precision = _inverse(gram)
-        weights = precision / -np.diag(precision)
-        np.fill_diagonal(weights, 0.0)
-        weights = weights.astype(np.float32)
-        return lambda users: np.asarray(positives[users] @ weights)
-    # X P = (XXᵀ + l2 I)⁻¹ X, so neither P nor B, both items by items, is ever built.
+        weights = (precision / -np.diag(precision)).astype(np.float32)
+    else:  # P = (I - Xᵀ (X P)) / l2
+        projected, precision_diagonal = _ease_on_users_side(positives, l2)
+        weights = np.asarray(positives.T @ projected) / (l2 * precision_diagonal)
+    np.fill_diagonal(weights, 0.0)
+    return weights
+
+
+def _ease_on_users_side(positives: sp.csr_matrix, l2: float) -> tuple[np.ndarray, np.ndarray]:
+    """-> (X P float32 [n_users, n_items], diagonal of P [n_items]), by X P = (XXᵀ + l2 I)⁻¹ X: P itself is never built."""
     kernel = (positives @ positives.T).toarray().astype(np.float64)
-    kernel[np.diag_indices(n_users)] += l2
-    projected = (positives.T @ _inverse(kernel)).T.astype(np.float32)  # X P, [n_users, n_items]
+    kernel[np.diag_indices(len(kernel))] += l2
+    projected = (positives.T @ _inverse(kernel)).T.astype(np.float32)
     explained = np.asarray(positives.multiply(projected).sum(axis=0)).ravel()
-    precision_diagonal = ((1.0 - explained) / l2).astype(np.float32)
-    return lambda users: positives[users].toarray() - projected[users] / precision_diagonal
+    return projected, ((1.0 - explained) / l2).astype(np.float32)
 
 
 def fit_als(positives: sp.csr_matrix, factors: int, regularization: float, alpha: float, seed: int = 0) -> Scores:

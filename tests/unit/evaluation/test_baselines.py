@@ -5,7 +5,17 @@ import pytest
 import scipy.sparse as sp
 
 from export.evaluation import baselines as module
-from export.evaluation.baselines import Split, baselines, evaluate, fit_als, fit_ease, fit_item_knn, fit_popularity, search
+from export.evaluation.baselines import (
+    Split,
+    baselines,
+    ease_weights,
+    evaluate,
+    fit_als,
+    fit_ease,
+    fit_item_knn,
+    fit_popularity,
+    search,
+)
 
 
 def random_log(n_users=40, n_items=25, seed=0) -> sp.csr_matrix:
@@ -30,6 +40,7 @@ def test_ease_equals_its_formula(shape):
     weights = np.eye(shape[1]) - precision / np.diag(precision)
     users = np.array([3, 0, 24])
     np.testing.assert_allclose(fit_ease(log, l2=7.0)(users), (dense @ weights)[users], atol=1e-5)
+    np.testing.assert_allclose(ease_weights(log, l2=7.0), weights, atol=1e-6)
 
 
 @pytest.mark.parametrize("neighbours", [3, 100])
