@@ -159,7 +159,10 @@ def place_version(staged: Path, model_folder: Path) -> None:
 
 
 def write_warmup(folder: Path, spec: ModelSpec, recorded: dict[str, np.ndarray], rows: int) -> None:
-    folder.mkdir(exist_ok=True)
+    """Once per repository: tritonserver loads the served version again when anything beside it changes."""
+    if folder.exists():
+        return
+    folder.mkdir()
     for tensor in spec.inputs:
         for row in range(rows):
             (folder / warmup_file(tensor, row)).write_bytes(warmup_bytes(recorded[tensor.name][row]))
