@@ -1,0 +1,34 @@
+"""`python -m stages.embeddings <tiers.json>`: apply live updates on this machine until told to stop (SIGTERM, SIGINT)."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import threading
+from pathlib import Path
+
+from stages.embeddings.config import read_config
+from stages.embeddings.updater import Updater
+from stages.errors import ConfigError
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m stages.embeddings", description=__doc__)
+    parser.add_argument("config", type=Path, help="tiers.json of a rank model's version folder")
+    config = read_config(parser.parse_args().config)
+    if config.updates is None:
+        raise ConfigError(f"model {config.model} names no update source. Expected `updates` with brokers. Export it with one.")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    stop = threading.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda *_: stop.set())
+    updater = Updater(config)
+    try:
+        updater.run(stop)
+    finally:
+        updater.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,275 @@
+"""Live updates: HPS's Kafka messages into L3, L2 and, by the update ring, the L1 of every instance. One process per machine.
+
+    messages ─▶ rows, last of each key ─▶ L3 ─▶ L2 + ring (at once) ─▶ offsets, after L3 is on disk
+
+Offsets are committed last: a consumer that dies gets its messages again, and ends with the same rows, because a later row of a
+key always comes later in its partition. A store that is down does not stop the others: its rows wait in a backlog, and no
+offset is committed before they are in.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import socket
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from stages.embeddings.config import TiersConfig
+from stages.embeddings.formats.kafka import consumer_group, decode_message, subscribed, topic
+from stages.embeddings.formats.names import split_tag
+from stages.embeddings.level import Level
+from stages.embeddings.loading import load_l3
+from stages.embeddings.memory import SharedFolder
+from stages.embeddings.redis_store import RedisStore
+from stages.embeddings.ring import BROKER_DOWN, HEARTBEAT_MS, LAG_US, REJECTED, STORE_DOWN, last_of_each
+from stages.embeddings.rocks_store import RocksStore
+from stages.embeddings.table import SharedTable
+from stages.errors import DataError
+
+BACKLOG_ROWS = 500_000  # of one store that is down; beyond it, messages wait in Kafka
+FETCH_WAIT_MS = 10  # what an idle broker may hold a fetch: part of the time from update to visible
+TOPICS_EVERY_S, FIRST_TOPICS_EVERY_S = 5.0, 0.5  # how often to look for topics and partitions; the first update creates them
+METADATA_TIMEOUT_S = 1.0
+
+log = logging.getLogger(__name__)
+
+
+class Backlog:
+    """One store's writes: through it when it is up, kept in order when it is down."""
+
+    def __init__(self, level: Level) -> None:
+        self.level = level
+        self._waiting: dict[str, dict[int, np.ndarray]] = {}
+
+    def write(self, table: str, keys: np.ndarray, vectors: np.ndarray) -> bool:
+        """int64 [N] unique, float32 [N, D] -> whether the store has them now; else they wait, the last row of each key."""
+        if not self._waiting and self._store(table, keys, vectors):
+            return True
+        self._waiting.setdefault(table, {}).update(zip(keys.tolist(), vectors.copy(), strict=True))
+        return False
+
+    def drain(self) -> list[tuple[str, np.ndarray, np.ndarray]]:
+        """Write what waits, as far as the store takes it -> (table, keys, rows) of what it took."""
+        written = []
+        for table, rows in list(self._waiting.items()):
+            keys, vectors = np.fromiter(rows, np.int64, len(rows)), np.array(list(rows.values()))
+            if not self._store(table, keys, vectors):
+                break
+            written.append((table, keys, vectors))
+            del self._waiting[table]
+        return written
+
+    def _store(self, table: str, keys: np.ndarray, vectors: np.ndarray) -> bool:
+        return self.level.use(lambda store: (store.write(table, keys, vectors), True))[1]
+
+    @property
+    def rows(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+
+class Applier:
+    """Writes rows to every level of the machine. Holds RocksDB as its one writer."""
+
+    def __init__(self, config: TiersConfig) -> None:
+        self._widths = {table.name: table.width for table in config.tables}
+        self._folder = SharedFolder(Path(config.shared_folder), config.arena)
+        self.path = self._folder.path
+        self.shared = {table.name: SharedTable(self.path, table) for table in config.tables}
+        self._rocksdb = self._redis = None
+        if config.rocksdb and not config.rocksdb.read_only:
+            self._rocksdb = Backlog(Level("rocksdb", lambda: self._open_rocksdb(config)))
+        if config.redis:
+            self._redis = Backlog(Level("redis", lambda: RedisStore(config.redis, config.model, self._widths)))
+        self._stores = [store for store in (self._rocksdb, self._redis) if store is not None]
+
+    def _open_rocksdb(self, config: TiersConfig) -> RocksStore:
+        load_l3(config)
+        return RocksStore(config.rocksdb, config.model, self._widths, writable=True)
+
+    def apply(self, table: str, keys: np.ndarray, vectors: np.ndarray) -> None:
+        """int64 [N] in the order of their updates, float32 [N, D]. Visible to lookups on this machine when it returns.
+
+        Raises DataError, and changes nothing, when the table's row format cannot hold a value.
+        """
+        latest = last_of_each(keys)
+        keys, vectors = keys[latest], vectors[latest]
+        self.shared[table].codec.encode(vectors)
+        for store in self._stores:
+            store.write(table, keys, vectors)
+        self.shared[table].update(keys, vectors)
+
+    def drain(self) -> None:
+        """Bring stores that are back up to date."""
+        for store in self._stores:
+            for table, keys, vectors in store.drain():
+                # While L3 was behind, an instance may have taken an old row from it: say the new ones again.
+                self.shared[table].update(keys, vectors)
+
+    @property
+    def behind(self) -> int:
+        """Rows that some store still lacks."""
+        return max((store.rows for store in self._stores), default=0)
+
+    def durable(self) -> bool:
+        """Everything applied is on disk, and may be forgotten by the brokers."""
+        if self.behind or not self._stores:  # without a store, rows live in shared memory only: always replay
+            return False
+        return self._rocksdb is None or self._rocksdb.level.use(lambda store: (store.sync(), True))[1]
+
+    def close(self) -> None:
+        for store in self._stores:
+            store.level.close()
+        self._folder.close()
+
+
+class Updater:
+    """Consumes update messages of one model and applies them. `run` waits until no other updater of the machine is left."""
+
+    def __init__(self, config: TiersConfig) -> None:
+        self._config, self._updates = config, config.updates
+        self._applier = Applier(config)
+        self._consumer: Consumer | None = None
+        self._assigned: set[TopicPartition] = set()
+        self._assigned_at_s = -TOPICS_EVERY_S
+        self._uncommitted = 0  # batches
+
+    def run(self, stop: threading.Event) -> None:
+        """Until `stop` is set. Brokers may come and go."""
+        with open(self._applier.path / "updater.lock", "wb") as lock:
+            while not stop.is_set():
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    stop.wait(0.5)
+            self._consumer = self._connect()
+            try:
+                while not stop.is_set():
+                    self._step()
+            finally:
+                self._commit()
+                self._consumer.close()
+
+    def _connect(self) -> Consumer:
+        return Consumer(
+            {
+                "bootstrap.servers": self._updates.brokers,
+                "group.id": consumer_group("persistent", False, socket.gethostname()),
+                "enable.auto.commit": False,
+                "enable.partition.eof": False,
+                "fetch.wait.max.ms": FETCH_WAIT_MS,
+                "error_cb": self._on_error,
+                "log_level": 0,
+            }
+        )
+
+    def _assign(self) -> None:
+        """Take the partitions of our tables' topics, from where this machine committed, else from the beginning.
+
+        The group has one member: taking partitions by hand spares a restarted updater the wait for its predecessor's session.
+        """
+        self._assigned_at_s = time.monotonic()
+        try:
+            topics = self._consumer.list_topics(timeout=METADATA_TIMEOUT_S).topics
+            there = {
+                TopicPartition(name, partition)
+                for table in self._applier.shared
+                if subscribed(list(self._updates.update_filters), self._config.model, table)
+                for name in (topic(self._config.model, table),)
+                if name in topics
+                for partition in topics[name].partitions
+            }
+            if there == self._assigned:
+                return
+            committed = self._consumer.committed(list(there), timeout=METADATA_TIMEOUT_S)
+        except KafkaException as error:
+            log.warning("update source: %s", error)
+            self._tell(BROKER_DOWN, 1)
+            return
+        for partition in committed:
+            partition.offset = partition.offset if partition.offset >= 0 else OFFSET_BEGINNING
+        self._consumer.assign(committed)
+        self._assigned = there
+
+    def _on_error(self, error: KafkaError) -> None:
+        if error.code() == KafkaError._ALL_BROKERS_DOWN:
+            self._tell(BROKER_DOWN, 1)
+        log.warning("update source: %s", error)
+
+    def _tell(self, word: int, value: int) -> None:
+        for shared in self._applier.shared.values():
+            shared.ring.set(word, value)
+
+    def _step(self) -> None:
+        """One batch of messages."""
+        self._applier.drain()
+        self._tell(HEARTBEAT_MS, int(time.time() * 1e3))
+        self._tell(STORE_DOWN, int(self._applier.behind > 0))
+        if self._applier.behind > BACKLOG_ROWS:
+            time.sleep(self._updates.poll_timeout_ms / 1e3)
+            return
+        if time.monotonic() - self._assigned_at_s >= (TOPICS_EVERY_S if self._assigned else FIRST_TOPICS_EVERY_S):
+            self._assign()
+        messages = self._consumer.consume(self._updates.max_batch_size, self._updates.poll_timeout_ms / 1e3)
+        messages = [message for message in messages if message.error() is None]
+        if messages:
+            self._tell(BROKER_DOWN, 0)
+            self._apply(messages)
+            self._uncommitted += 1
+        if self._uncommitted and (not messages or self._uncommitted >= self._updates.max_commit_interval):
+            self._commit()
+
+    def _apply(self, messages: list[Message]) -> None:
+        rows: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
+        sent_ms: dict[str, int] = {}
+        for message in messages:
+            table = self._table_of(message)
+            if table is None:
+                continue
+            try:
+                rows.setdefault(table, []).append(decode_message(message.value(), self._applier.shared[table].codec.width))
+                sent_ms[table] = min(sent_ms.get(table, message.timestamp()[1]), message.timestamp()[1])
+            except DataError as error:
+                self._reject(table, error)
+        for table, parts in rows.items():
+            self._apply_table(table, parts)
+            if table in sent_ms:
+                self._applier.shared[table].ring.set(LAG_US, max(int(time.time() * 1e6) - sent_ms[table] * 1000, 0))
+
+    def _apply_table(self, table: str, parts: list[tuple[np.ndarray, np.ndarray]]) -> None:
+        try:
+            self._applier.apply(table, *(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+        except DataError as error:
+            if len(parts) == 1:
+                self._reject(table, error)
+                return
+            for part in parts:  # only the message at fault is refused
+                self._apply_table(table, [part])
+
+    def _table_of(self, message: Message) -> str | None:
+        """The table a message speaks of; None when it is none of this model's."""
+        try:
+            model, table = split_tag(message.topic())
+        except DataError:
+            return None
+        return table if model == self._config.model and table in self._applier.shared else None
+
+    def _reject(self, table: str, error: DataError) -> None:
+        self._applier.shared[table].ring.add(REJECTED, 1)
+        log.warning("update of %s rejected: %s", table, error)
+
+    def _commit(self) -> None:
+        if self._uncommitted and self._applier.durable():
+            try:
+                self._consumer.commit(asynchronous=False)
+                self._uncommitted = 0
+            except Exception as error:  # the broker is away: the messages come again, which does no harm
+                log.warning("offsets not committed: %s", error)
+
+    def close(self) -> None:
+        self._applier.close()

@@ -1,0 +1,271 @@
+"""Live updates through the real Kafka protocol, into every level and every instance."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from stages.embeddings.config import RocksConfig, TableConfig, TiersConfig, UpdateConfig
+from stages.embeddings.publisher import Publisher
+from stages.embeddings.rocks_store import RocksStore
+from stages.embeddings.tiers import Tiers
+from stages.embeddings.updater import Applier, Updater
+from stages.errors import DataError, DependencyError
+from tests.unit.embeddings.conftest import random_rows
+from tests.unit.embeddings.kafka_broker import MockBroker
+
+ROWS, WIDTH = 300, 4
+TABLE = TableConfig("items", ROWS, WIDTH, l1_rows=64, l2_rows=128)
+
+
+@pytest.fixture
+def broker() -> Iterator[MockBroker]:
+    broker = MockBroker()
+    broker.create("hps_et.rank.items")
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def config(tmp_path, source) -> TiersConfig:
+    """L1, partial L2 and RocksDB; no brokers yet."""
+    (tmp_path / "shared").mkdir()
+    return TiersConfig(
+        "rank",
+        (TABLE,),
+        "updates",
+        str(tmp_path / "shared"),
+        source=source(items=random_rows(ROWS, WIDTH)),
+        rocksdb=RocksConfig(str(tmp_path / "db")),
+    )
+
+
+@pytest.fixture
+def instances(config) -> Iterator[Callable[..., Tiers]]:
+    opened = []
+
+    def start(settings: TiersConfig = config) -> Tiers:
+        opened.append(Tiers(settings))
+        return opened[-1]
+
+    yield start
+    for tiers in opened:
+        tiers.close()
+
+
+@contextmanager
+def updating(config: TiersConfig) -> Iterator[None]:
+    stop, updater = threading.Event(), Updater(config)
+    thread = threading.Thread(target=updater.run, args=(stop,))
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        updater.close()
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.01)
+
+
+def versions(keys: np.ndarray, version: int) -> np.ndarray:
+    return np.repeat((np.asarray(keys) * 1000 + version).astype(np.float32)[:, None], WIDTH, axis=1)
+
+
+def applied(tiers: Tiers) -> int:
+    return tiers.metrics().tables["items"].updater.rows_applied
+
+
+# --- without a broker -------------------------------------------------------------------------------------------------------
+def test_an_update_reaches_every_level_and_every_instance(config, instances):
+    first, second = instances(), instances()
+    keys = np.arange(0, ROWS, 3)  # some in L1, some in L2, some in L3 only
+    for tiers in (first, second):
+        tiers.lookup("items", np.arange(ROWS))
+        tiers.settle()
+    applier = Applier(config)
+    applier.apply("items", keys, versions(keys, 1))
+    expected = random_rows(ROWS, WIDTH)
+    expected[keys] = versions(keys, 1)
+    for tiers in (first, second):
+        np.testing.assert_array_equal(tiers.lookup("items", np.arange(ROWS)), expected)
+    applier.close()
+    store = RocksStore(config.rocksdb, "rank", {"items": WIDTH})
+    (vectors, found), intact = (lambda reply: (reply[0]["items"], reply[1]))(store.read({"items": np.arange(ROWS)}))
+    store.close()
+    assert found.all()
+    assert intact
+    np.testing.assert_array_equal(vectors, expected)
+
+
+def test_the_last_row_of_a_key_wins_within_one_batch(config, instances):
+    tiers = instances()
+    applier = Applier(config)
+    applier.apply("items", np.array([7, 8, 7]), np.concatenate([versions([7], 1), versions([8], 1), versions([7], 2)]))
+    np.testing.assert_array_equal(tiers.lookup("items", np.array([7, 8])), [versions([7], 2)[0], versions([8], 1)[0]])
+    applier.close()
+
+
+def test_replays_are_harmless(config, instances):
+    tiers = instances()
+    applier = Applier(config)
+    for _ in range(2):
+        for version in range(3):
+            applier.apply("items", np.arange(50), versions(np.arange(50), version))
+    np.testing.assert_array_equal(tiers.lookup("items", np.arange(50)), versions(np.arange(50), 2))
+    applier.close()
+
+
+def test_an_instance_that_slept_through_the_whole_ring_forgets_its_cache(config, instances):
+    tiers = instances()
+    tiers.lookup("items", np.arange(ROWS))
+    tiers.settle()
+    applier = Applier(config)
+    ring = applier.shared["items"].ring
+    for version in range(2 * ring.size // ROWS + 2):
+        applier.apply("items", np.arange(ROWS), versions(np.arange(ROWS), version))
+    np.testing.assert_array_equal(tiers.lookup("items", np.arange(ROWS)), versions(np.arange(ROWS), version))
+    applier.close()
+
+
+def test_a_row_read_before_its_update_is_not_cached_after_it(config, instances):
+    """The race of every cache: an old row is on its way up while the new one passes it."""
+    tiers = instances(replace(config, tables=(replace(TABLE, l2_rows=128),)))
+    keys = np.array([200, 201])
+    old, _ = tiers._lower.fetch({"items": keys})  # read from L3 …
+    applier = Applier(config)
+    applier.apply("items", keys[:1], versions(keys[:1], 5))  # … updated …
+    tiers._keep(old)  # … and only now brought to L2 and L1
+    expected = [versions([200], 5)[0], random_rows(ROWS, WIDTH)[201]]
+    for _ in range(2):
+        np.testing.assert_array_equal(tiers.lookup("items", keys), expected)
+        tiers.settle()
+    applier.close()
+
+
+def test_int8_rows_are_the_same_whether_updated_or_loaded(config, instances):
+    config = replace(config, tables=(replace(TABLE, row_format="int8"),))
+    tiers, rows = instances(config), random_rows(ROWS, WIDTH, seed=9)
+    applier = Applier(config)
+    applier.apply("items", np.arange(ROWS), rows)
+    codec = applier.shared["items"].codec
+    np.testing.assert_array_equal(tiers.lookup("items", np.arange(ROWS)), codec.roundtrip(rows))
+    applier.close()
+
+
+def test_values_that_the_row_format_cannot_hold_change_nothing(config):
+    applier = Applier(replace(config, tables=(replace(TABLE, row_format="int8"),)))
+    with pytest.raises(DataError, match="finite"):
+        applier.apply("items", np.array([1, 2]), np.array([[0] * WIDTH, [np.nan] * WIDTH], np.float32))
+    assert applier.shared["items"].ring.head == 0
+    applier.close()
+
+
+def test_updates_wait_for_a_store_that_is_down(config, instances):
+    """Memory is served at once; RocksDB gets each key's last row when it is back. Nothing counts as durable before."""
+    tiers = instances()
+    applier = Applier(config)
+    level = applier._rocksdb.level
+    level._open_store, opening = (lambda: (_ for _ in ()).throw(DependencyError("disk full"))), level._open_store
+    for version in (1, 2):
+        applier.apply("items", np.arange(10), versions(np.arange(10), version))
+    assert applier.behind == 10
+    assert not applier.durable()
+    np.testing.assert_array_equal(tiers.lookup("items", np.arange(10)), versions(np.arange(10), 2))
+    level._open_store = opening
+    level.breaker.succeeded()
+    applier.drain()
+    assert applier.behind == 0
+    assert applier.durable()
+    found, _ = level.store.read({"items": np.arange(10)})
+    np.testing.assert_array_equal(found["items"][0], versions(np.arange(10), 2))
+    applier.close()
+
+
+# --- through a broker -------------------------------------------------------------------------------------------------------
+def test_from_publisher_to_lookup(broker, config, instances):
+    tiers = instances()
+    publisher = Publisher(broker.address, "rank", {"items": WIDTH})
+    with updating(replace(config, updates=UpdateConfig(broker.address))):
+        for version in range(5):
+            publisher.publish("items", np.arange(ROWS), versions(np.arange(ROWS), version))
+        publisher.flush()
+        until(lambda: (tiers.lookup("items", np.arange(ROWS)) == versions(np.arange(ROWS), 4)).all())
+        state = tiers.metrics().tables["items"].updater
+        assert state.lag_ms > 0
+        assert time.time() * 1e3 - state.heartbeat_unix_ms < 10_000
+        assert not state.broker_down
+        assert not state.store_down
+
+        broker.send("hps_et.rank.items", b"HCTR\x08\x00\x00\x00" + bytes(16))  # another width
+        broker.send("hps_et.rank.items", b"not a message")
+        broker.send("hps_et.rank.items", b"")
+        until(lambda: tiers.metrics().tables["items"].updater.messages_rejected == 3)
+    np.testing.assert_array_equal(tiers.lookup("items", np.arange(ROWS)), versions(np.arange(ROWS), 4))
+
+
+def _update_for_ever(config: TiersConfig) -> None:
+    Updater(config).run(threading.Event())
+
+
+def test_a_consumer_killed_again_and_again_loses_nothing(broker, config, instances):
+    config = replace(config, updates=UpdateConfig(broker.address))
+    tiers, publisher = instances(), Publisher(broker.address, "rank", {"items": WIDTH})
+    context, rng, latest = multiprocessing.get_context("spawn"), np.random.default_rng(0), np.zeros(ROWS, int)
+    keys = np.arange(ROWS)
+    publisher.publish("items", keys, versions(keys, 0))
+    for round_ in range(2):
+        process = context.Process(target=_update_for_ever, args=(config,))
+        process.start()
+        before = applied(tiers)
+        until(lambda before=before: applied(tiers) > before, 60)
+        for version in range(1, 40):
+            some = rng.choice(ROWS, 50, replace=False)
+            latest[some] = round_ * 100 + version
+            publisher.publish("items", some, versions(some, round_ * 100 + version))
+        publisher.flush()
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        rows = tiers.lookup("items", keys)
+        assert (rows == rows[:, :1]).all()
+        np.testing.assert_array_equal(np.where(rows[:, 0] > 1000, rows[:, 0] // 1000, keys), keys)
+    with updating(config):
+        until(lambda: (tiers.lookup("items", keys) == np.repeat((keys * 1000 + latest)[:, None], WIDTH, axis=1)).all(), 60)
+
+
+def test_a_broker_that_vanishes_leaves_serving_alone(config, instances):
+    broker = MockBroker()
+    broker.create("hps_et.rank.items")
+    tiers, rows = instances(), random_rows(ROWS, WIDTH)
+    with updating(replace(config, updates=UpdateConfig(broker.address))):
+        until(lambda: tiers.metrics().tables["items"].updater.heartbeat_unix_ms > 0)
+        broker.stop()
+        until(lambda: tiers.metrics().tables["items"].updater.broker_down)
+        np.testing.assert_array_equal(tiers.lookup("items", np.arange(ROWS)), rows)
+        assert not tiers.degraded
+
+
+def test_a_publisher_without_a_broker_says_so():
+    publisher = Publisher("127.0.0.1:9", "rank", {"items": WIDTH}, timeout_s=1.0)
+    with pytest.raises(DependencyError, match=r"127\.0\.0\.1:9"):
+        publisher.publish("items", np.arange(3), versions(np.arange(3), 0))
+
+
+def test_a_publisher_refuses_rows_of_another_width(broker):
+    publisher = Publisher(broker.address, "rank", {"items": WIDTH})
+    with pytest.raises(DataError, match=r"Expected \[3, 4\]"):
+        publisher.publish("items", np.arange(3), np.zeros((3, 5), np.float32))
