@@ -2,8 +2,8 @@
 
     score(user, item) = user_vector · item_vector + sum over h of weight(h) * together[history[h], item]
 
-`together` is sparse: each item's N strongest neighbours, none negative. The search is therefore exact if the index is: an item that
-is no neighbour of the history scores its inner product alone, and the best of those are among the index's first answers.
+`together` is sparse: each item's N strongest neighbours, none negative. So the search is exact if the index is: an item
+that is no neighbour of the history scores its inner product alone, and the best of those the index names first.
 
 Letters: B requests, H history, N neighbours, D vector width, C candidates. Positions are rows of the catalogue, n_items = padding.
 """

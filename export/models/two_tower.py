@@ -4,9 +4,9 @@
     user_categorical ─▶ embedding rows ─┐                    │                ▲
     user_continuous ────────────────────┴▶ concatenate ◀─────┘ ─▶ MLP ────────┘
 
-    item row + rows of its features + lists' mean rows + W numbers ─▶ item vector = [ taste (D - 1) | appeal ]
+    item row + rows of its features + lists' means + numbers ─▶ item vector = [ taste (D - 1) | appeal ]
 
-The tables of histories and of items are two (an item is bought after others for other reasons than others after it), and begin as
+The tables of histories and of items are two (what an item says of its buyer is not what makes it bought), and begin as
 the two sides of a truncated SVD of the item-item weights: before any training the towers are low-rank EASE. The last dimension
 carries an item's own appeal, all that is left for a user of whom nothing is known.
 """
