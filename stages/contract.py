@@ -17,6 +17,8 @@ MISSING_INT = np.iinfo(np.int64).min  # an integer context value that was not se
 
 PAD_ROW, NULL_ROW, OOV_ROW = 0, 1, 2  # reserved rows of every category, as NVTabular 23.8 numbers them
 
+ANY_GENERATION = 0  # as a request's `generation`: not checked (warm-up, profiling of a single stage)
+
 STAGES = ("preprocess", "retrieve", "rank", "rerank")
 ENSEMBLE = "recommend"
 
@@ -124,3 +126,12 @@ def ensemble_spec(stages: dict[str, ModelSpec]) -> ModelSpec:
     produced = {t.name for spec in stages.values() for t in spec.outputs}
     inputs = {t.name: t for spec in stages.values() for t in spec.inputs if t.name not in produced}
     return ModelSpec(ENSEMBLE, tuple(inputs.values()), stages[STAGES[-1]].outputs)
+
+
+def generation_faults(generation: np.ndarray, own: int) -> dict[int, str]:
+    """int64 [B, 1] -> row -> message where a request was prepared by another generation than this stage's."""
+    foreign = (generation[:, 0] != own) & (generation[:, 0] != ANY_GENERATION)
+    return {
+        int(row): f"generation is {generation[row, 0]}, this stage serves {own}; send requests through the ensemble"
+        for row in np.flatnonzero(foreign)
+    }

@@ -41,14 +41,14 @@ def problem_of(dataset: Dataset, test_share: float = TEST_SHARE) -> Problem:
 
 def _split(before: pd.DataFrame, after: pd.DataFrame, user_ids: np.ndarray, item_ids: np.ndarray) -> Split:
     """Relevant is what is positive after the split and was not seen before it."""
-    seen = _matrix(before, user_ids, item_ids)
-    later = _matrix(after[after["positive"]], user_ids, item_ids)
+    seen = matrix_of(before, user_ids, item_ids)
+    later = matrix_of(after[after["positive"]], user_ids, item_ids)
     relevant = later - later.multiply(seen)
     relevant.eliminate_zeros()
-    return Split(_matrix(before[before["positive"]], user_ids, item_ids), seen, relevant.tocsr())
+    return Split(matrix_of(before[before["positive"]], user_ids, item_ids), seen, relevant.tocsr())
 
 
-def _matrix(events: pd.DataFrame, user_ids: np.ndarray, item_ids: np.ndarray) -> sp.csr_matrix:
+def matrix_of(events: pd.DataFrame, user_ids: np.ndarray, item_ids: np.ndarray) -> sp.csr_matrix:
     """CSR float32 [n_users, n_items], 1.0 where a user met an item at least once."""
     rows = np.searchsorted(user_ids, events["user_id"].to_numpy())
     columns = np.searchsorted(item_ids, events["item_id"].to_numpy())

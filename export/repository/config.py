@@ -30,7 +30,7 @@ class Serving:
     max_batch_size: int = 64
     preferred_batch_sizes: tuple[int, ...] = (8, 32)
     queue_delay_us: int = 0
-    queue_timeout_us: int = 500_000  # a request that waited longer is refused (UNAVAILABLE), not served late
+    queue_timeout_us: int = 2_000_000  # a request that waited longer is refused (UNAVAILABLE), not served late
     queue_length: int = 2_048  # requests beyond it are refused at once
     priority_levels: int = 2  # 1 = interactive, 2 = bulk
     default_priority: int = 1

@@ -2,8 +2,9 @@
 
     with Staging(repository) as staging:
         ... write artifacts into staging.folder("rank") and StageInfo with staging.generation ...
-        staging.seal(specs, facts)          # code, model.py, manifests: staging.root is now a loadable repository
-        ... rehearse with Pipeline.load(staging.root) ...
+        staging.seal_stages(specs)          # code, model.py, manifests: the stages in staging.root load now
+        ... rehearse with Pipeline.load(staging.root, staging.generation) ...
+        staging.seal(facts)
         staging.publish(specs, serving, warmup)
 
 Until `recommend/config.pbtxt` is replaced (one rename), everybody still sees the previous generation; a restart at any moment
@@ -83,8 +84,11 @@ class Staging:
         """-> the version folder of a model in the staging area."""
         return self.root / model / str(self.generation)
 
-    def seal(self, specs: dict[str, ModelSpec], facts: dict[str, Any]) -> None:
-        """Add the serving code and write all manifests; from here on no file changes. Raises ExportError on unsound edges."""
+    def seal_stages(self, specs: dict[str, ModelSpec]) -> None:
+        """Add the serving code and write the stages' manifests; from here on no file of theirs changes, and they load.
+
+        Raises ExportError on unsound edges.
+        """
         check_edges(specs)
         for name in STAGES:
             folder = self.folder(name)
@@ -92,6 +96,9 @@ class Staging:
             (folder / "model.py").write_text(MODEL_PY.format(module=name, kernel=name.capitalize()))
             forbid_caches(folder)
             write_manifest(folder, stage=name, generation=self.generation)
+
+    def seal(self, facts: dict[str, Any]) -> None:
+        """Write the generation's own manifest: `facts`, and which stages it consists of."""
         digests = {name: sha256_of(self.folder(name) / MANIFEST_FILE) for name in STAGES}
         write_manifest(self.folder(ENSEMBLE), generation=self.generation, stages=digests, **facts)
 

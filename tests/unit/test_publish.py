@@ -31,7 +31,8 @@ def publish_once(repository, axes=AXES):
     with Staging(repository) as staging:
         for name in STAGES:
             StageInfo(name, staging.generation, axes).write(staging.folder(name))
-        staging.seal(specs, {"dataset": "none"})
+        staging.seal_stages(specs)
+        staging.seal({"dataset": "none"})
         return staging.publish(specs, SERVING, recorded(specs))
 
 
@@ -108,7 +109,8 @@ def test_a_file_changed_after_sealing_is_refused(tmp_path):
     with Staging(tmp_path / "repo") as staging:
         for name in STAGES:
             StageInfo(name, staging.generation, AXES).write(staging.folder(name))
-        staging.seal(specs, {})
+        staging.seal_stages(specs)
+        staging.seal({})
         (staging.folder("rank") / "stage.json").write_text(json.dumps({}))
         with pytest.raises(ArtifactError, match="SHA-256"):
             staging.publish(specs, SERVING, recorded(specs))

@@ -1,0 +1,168 @@
+"""From a data set to a published generation: the whole export, in the order it happens.
+
+log ─▶ features (NVTabular, compiled and replayed) ─▶ retriever, ranker, re-ranker ─▶ stage folders
+    ─▶ rehearsal: recorded requests answered from the staged files ─▶ publication
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from rich.console import Console
+
+from export.catalogue import write_catalogue
+from export.dataset import Dataset
+from export.evaluation.problem import matrix_of
+from export.features.build import Features, build_features
+from export.features.schema import FeatureSettings
+from export.models.ranking import FitRetrieve, Ranking, RankingSettings, fit_ranking, save_ranking
+from export.models.reranker import RerankerSettings
+from export.models.retriever import Retriever, RetrieverSettings, fit_retriever, retriever_data
+from export.rehearsal import rehearse, warmup_tensors
+from export.repository.publish import Staging
+from export.retrieval.save import save_retriever
+from export.settings import PipelineSettings, Settings
+from stages.artifacts import StageInfo
+from stages.contract import ENSEMBLE, Axes, stage_specs
+from stages.rules_config import RulesConfig, compile_rules
+
+SAMPLE_USERS = 512  # real users on whom parity and the index's recall are measured
+LIBRARIES = ("numpy", "onnxruntime", "faiss-cpu", "nvtabular", "torch", "onnx", "nvidia-pytriton")
+
+Say = Callable[[str], None]
+
+
+def build_repository(dataset: Dataset, repository: Path, settings: Settings, console: Console) -> int:
+    """Train on all of a data set's log and publish -> the generation. Raises ConfigError or ExportError."""
+    say = progress(console)
+    rules = RulesConfig.from_dict(settings.rules)
+    say(f"{dataset.description.name}: {dataset.report}")
+    pipeline = settings.pipeline
+    features = build_features(dataset, dataset.interactions, FeatureSettings(history_length=pipeline.history), pipeline.seed)
+    say(f"features: {len(features.user_rows)} categorical columns of users, {len(features.item_rows)} of items, replayed")
+    ranking, retriever = fit_models(dataset, features, pipeline, say)
+    with Staging(repository) as staging:
+        axes = axes_of(features, pipeline)
+        specs = stage_specs(axes, features.context)
+        reports = write_stages(staging, dataset, features, retriever, ranking, axes, pipeline)
+        write_rules(staging.folder("rerank"), rules, dataset, features, pipeline)
+        write_catalogue(staging.folder(ENSEMBLE), dataset)
+        staging.seal_stages(specs)
+        recorded, reports["rehearsal"] = rehearse(staging, dataset, specs, pipeline)
+        staging.seal(
+            {
+                "dataset": dataset.description.model_dump(mode="json"),
+                "settings": settings.model_dump(mode="json"),
+                "versions": {name: metadata.version(name) for name in LIBRARIES},
+                "reports": reports,
+            }
+        )
+        generation = staging.publish(specs, settings.serving_of(), warmup_tensors(staging, recorded))
+    say(f"generation {generation} published in {repository}")
+    return generation
+
+
+def progress(console: Console) -> Say:
+    """-> a function that prints one line of progress behind the seconds since now."""
+    started = time.monotonic()
+
+    def say(text: str) -> None:
+        console.print(f"[dim]{time.monotonic() - started:5.0f} s[/]  {text}", highlight=False)
+
+    return say
+
+
+def axes_of(features: Features, pipeline: PipelineSettings) -> Axes:
+    return Axes(
+        candidates=pipeline.candidates,
+        history=pipeline.history,
+        exclusions=pipeline.exclusions,
+        items_returned=pipeline.items_returned,
+        user_categorical=len(features.user_rows),
+        user_continuous=len(features.user_plan.continuous),
+    )
+
+
+def fit_models(dataset: Dataset, features: Features, pipeline: PipelineSettings, say: Say) -> tuple[Ranking, Retriever]:
+    """The ranking models learn from a retriever that has not seen what they must predict; the one that is served has."""
+    log = dataset.interactions
+    fit_retrieve = retrieve_fitter(dataset, features, pipeline, say)
+    reranker = RerankerSettings(list_length=max(pipeline.items_returned, min(100, pipeline.candidates)))
+    ranking = fit_ranking(dataset, log, features, fit_retrieve, RankingSettings(reranker=reranker), pipeline.seed, say)
+    rows = np.flatnonzero(log["positive"].to_numpy())
+    say("retriever, on the whole log")
+    data = retriever_data(features, log, rows, pipeline.filter_seen)
+    return ranking, fit_retriever(data, RetrieverSettings(), pipeline.seed, say)
+
+
+def retrieve_fitter(dataset: Dataset, features: Features, pipeline: PipelineSettings, say: Say) -> FitRetrieve:
+    """-> what `fit_ranking` asks for: part of the log -> a retriever fitted on that part alone."""
+    user_ids, item_ids = dataset.users["user_id"].to_numpy(), features.items.ids
+
+    def fit(events: pd.DataFrame):
+        say("retriever, on the earlier part of the log")
+        rows = np.sort(events.loc[events["positive"].to_numpy(), "row"].to_numpy())
+        data = retriever_data(features, dataset.interactions, rows, pipeline.filter_seen)
+        retriever = fit_retriever(data, RetrieverSettings(), pipeline.seed, say)
+        seen = matrix_of(events if pipeline.filter_seen else events.iloc[:0], user_ids, item_ids)
+        return lambda users, ids: retriever.retrieve(users, seen[np.searchsorted(user_ids, ids)], pipeline.candidates)
+
+    return fit
+
+
+def write_stages(
+    staging: Staging,
+    dataset: Dataset,
+    features: Features,
+    retriever: Retriever,
+    ranking: Ranking,
+    axes: Axes,
+    pipeline: PipelineSettings,
+) -> dict[str, Any]:
+    """Write what the four stages load -> the reports for the manifest."""
+    rng = np.random.default_rng(pipeline.seed)
+    user_ids = dataset.interactions["user_id"].unique()
+    sample = features.encode_users(rng.choice(user_ids, min(SAMPLE_USERS, len(user_ids)), replace=False))
+    features.save_preprocess(staging.folder("preprocess"))
+    available = dataset.items["available"].to_numpy()
+    retrieve, towers, choice = save_retriever(
+        staging.folder("retrieve"), retriever, features, available, sample, axes.candidates, pipeline.filter_seen
+    )
+    rank, rerank = save_ranking(staging.folder("rank"), staging.folder("rerank"), ranking, features)
+    settings = {"preprocess": {}, "retrieve": retrieve, "rank": rank.settings, "rerank": rerank.settings}
+    for name, own in settings.items():
+        StageInfo(name, staging.generation, axes, features.context, own).write(staging.folder(name))
+    return {
+        "preprocess_replay": features.parity,
+        "onnx_parity": [parity.as_dict() for parity in (towers, rank.parity, rerank.parity)],
+        "index": choice.report(),
+        "validation": {"ranker": ranking.ranker.quality, "reranker": ranking.reranker.quality},
+    }
+
+
+def write_rules(folder: Path, rules: RulesConfig, dataset: Dataset, features: Features, pipeline: PipelineSettings) -> None:
+    """Compile the shop's rules against its catalogue into the rerank folder. Raises ConfigError."""
+    items = dataset.items
+    positives = dataset.interactions.loc[dataset.interactions["positive"].to_numpy(), "item_id"].to_numpy()
+    names = None if dataset.item_names is None else dict(zip(dataset.item_names["name"], dataset.item_names["id"], strict=True))
+    compile_rules(
+        folder,
+        rules,
+        item_ids=features.items.ids,
+        category=none_for_missing(items["category"]),
+        provider=none_for_missing(items["provider"]),
+        price=items["price"].to_numpy() if "price" in items else None,
+        popularity=np.bincount(features.items.positions(positives), minlength=len(items)),
+        items_returned=pipeline.items_returned,
+        item_names=names,
+    )
+
+
+def none_for_missing(texts: pd.Series) -> list[str | None]:
+    return [text if isinstance(text, str) else None for text in texts]

@@ -1,0 +1,151 @@
+"""What the ranker and the re-ranker learn from: requests as they would have been served, and what was taken afterwards.
+
+    train ──split by time──▶ earlier │ later
+    earlier ─▶ retriever, item statistics, states of the users ─▶ candidates and their features
+    later   ─▶ which candidates were taken
+
+Nothing a feature is computed from has seen the events it must predict; what is served later is fitted again on all of train.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from export.dataset import split_by_time
+from export.features.build import Examples, Features, context_of
+from export.features.items import ItemArrays
+from export.models.item_statistics import Sales, StatisticsSettings, fit_statistics
+from stages.ranking_features import ItemStatistics, cross_features
+
+Retrieve = Callable[[Examples, np.ndarray], tuple[np.ndarray, np.ndarray]]
+"""(examples of N users, user_ids int64 [N]) -> (int [N, C] positions, best first, n_items padded; float32 [N, C] scores)."""
+
+USERS_PER_BLOCK = 512
+LATER_SHARE = 0.2
+
+
+@dataclass(frozen=True)
+class ItemSlots:
+    """The catalogue as DLRM reads it; the last row is the padding row.
+
+    names: of the tables, in slot order; rows: one int64 [n_items + 1, L] per slot (L = 1 except for lists, PAD_ROW padded)
+    numbers: float32 [n_items + 1, Gi]
+    """
+
+    names: tuple[str, ...]
+    rows: tuple[np.ndarray, ...]
+    numbers: np.ndarray
+
+    @property
+    def n_items(self) -> int:
+        return len(self.numbers) - 1
+
+    @classmethod
+    def of(cls, arrays: ItemArrays, names: tuple[str, ...]) -> ItemSlots:
+        """names: of all tables in order: the columns of `arrays.categorical`, then its lists."""
+        single = [arrays.categorical[:, [slot]] for slot in range(arrays.categorical.shape[1])]
+        lists = [_padded(ragged.values, ragged.offsets) for ragged in arrays.lists.values()]
+        return cls(names, (*single, *lists), arrays.continuous)
+
+
+@dataclass(frozen=True)
+class Requests:
+    """N requests as the rank stage sees them, and what was taken later.
+
+    users: the Examples of the N users; candidates int32 [N, C] positions, n_items padded; retrieval_scores float32 [N, C]
+    cross: float32 [N, C, X] of `stages/ranking_features.py`; taken: bool [N, C]
+    """
+
+    users: Examples
+    candidates: np.ndarray
+    retrieval_scores: np.ndarray
+    cross: np.ndarray
+    taken: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.candidates)
+
+    def take(self, rows: np.ndarray) -> Requests:
+        return Requests(
+            Examples(*(values[rows] for values in self.users)),
+            *(values[rows] for values in (self.candidates, self.retrieval_scores, self.cross, self.taken)),
+        )
+
+
+def split_again(train: pd.DataFrame, share: float = LATER_SHARE) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """-> (earlier, later) of the training log, split as the test was; "row" is the row number in `train`."""
+    return split_by_time(train.assign(row=np.arange(len(train))), share)
+
+
+def statistics_of(features: Features, events: pd.DataFrame, settings: StatisticsSettings) -> ItemStatistics:
+    """The ranker's item statistics of a part of the training log, at the store's clock."""
+    positives = events[events["positive"].to_numpy()]
+    _, users = np.unique(positives["user_id"].to_numpy(), return_inverse=True)
+    sales = Sales.of(users, features.items.positions(positives["item_id"].to_numpy()), positives["timestamp"].to_numpy())
+    groups = np.stack([features.categories.codes, features.providers.codes], axis=1)
+    return fit_statistics(sales, features.items.n_items, features.as_of_s, groups, settings)
+
+
+def requests_of(
+    features: Features,
+    train: pd.DataFrame,
+    later: pd.DataFrame,
+    statistics: ItemStatistics,
+    retrieve: Retrieve,
+    max_requests: int,
+    rng: np.random.Generator,
+) -> Requests:
+    """One request per user (at most `max_requests`, drawn at random) at the moment before their first event of `later`.
+
+    train: the frame `features` was built from; later: its rows after the split, with their row number in `train` as "row"
+    statistics, retrieve: fitted on train without `later`
+    """
+    first = later.drop_duplicates("user_id")
+    takers = later.loc[later["positive"].to_numpy(), "user_id"].unique()
+    first = first[first["user_id"].isin(takers).to_numpy()]
+    if len(first) > max_requests:
+        first = first.iloc[np.sort(rng.choice(len(first), max_requests, replace=False))]
+    rows = first["row"].to_numpy()
+    user_ids = first["user_id"].to_numpy()
+    users = features.encode_moments(
+        features.log.before_rows(train, rows), np.full(len(rows), features.as_of_s), context_of(first, features.context)
+    )
+    candidates, scores = retrieve(users, user_ids)
+    cross = in_blocks(statistics, users, candidates, scores)
+    return Requests(users, candidates.astype(np.int32), scores, cross, taken_of(features, later, user_ids, candidates))
+
+
+def in_blocks(statistics: ItemStatistics, users: Examples, candidates: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """`cross_features` of many users, a block at a time."""
+    blocks = [slice(start, start + USERS_PER_BLOCK) for start in range(0, len(candidates), USERS_PER_BLOCK)]
+    return np.concatenate(
+        [
+            cross_features(statistics, users.history_positions[b], users.history_age_days[b], candidates[b], scores[b])
+            for b in blocks
+        ]
+    )
+
+
+def taken_of(features: Features, later: pd.DataFrame, user_ids: np.ndarray, candidates: np.ndarray) -> np.ndarray:
+    """bool [N, C]: does `later` hold a positive event of this user with this candidate? user_ids: int64 [N], distinct."""
+    positives = later[later["positive"].to_numpy()]
+    order = np.argsort(user_ids)
+    place = np.searchsorted(user_ids, positives["user_id"].to_numpy(), sorter=order)
+    row = order[np.minimum(place, len(order) - 1)]
+    known = user_ids[row] == positives["user_id"].to_numpy()
+    width = features.items.n_items + 1
+    pairs = (row * width + features.items.positions(positives["item_id"].to_numpy()))[known]
+    wanted = np.arange(len(user_ids))[:, None] * width + candidates
+    return np.isin(wanted, pairs) & (candidates < width - 1)
+
+
+def _padded(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Ragged rows -> int64 [n, L], 0 padded."""
+    lengths = np.diff(offsets)
+    padded = np.zeros((len(lengths), max(int(lengths.max(initial=0)), 1)), np.int64)
+    padded[np.arange(padded.shape[1]) < lengths[:, None]] = values
+    return padded

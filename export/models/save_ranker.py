@@ -1,0 +1,91 @@
+"""Write what `stages/rank.py` loads."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from export.models.dlrm import DLRM
+from export.models.parity import Dynamic, Parity, export_network
+from export.models.ranking_data import ItemSlots, Requests
+from export.models.train_ranker import Ranker
+from stages.ids import ItemIndex
+from stages.rank import NETWORK, TABLES_FOLDER, RankSettings
+from stages.ranking_features import ItemStatistics
+
+CANDIDATES = {0: "requests", 1: "candidates"}
+DYNAMIC: Dynamic = {
+    "user_numbers": {0: "requests"},
+    "user_rows": {0: "requests"},
+    "pair_numbers": CANDIDATES,
+    "item_rows": CANDIDATES,
+    "logits": CANDIDATES,
+}
+MOST_SAMPLES = 32  # requests the parity report is measured on
+
+
+def save_ranker(
+    folder: Path, ranker: Ranker, index: ItemIndex, items: ItemSlots, statistics: ItemStatistics, sample: Requests
+) -> tuple[dict, Parity]:
+    """Everything of the rank stage but `stage.json` and the manifest.
+
+    items, statistics: as they are served, fitted on the whole training log
+    sample: real requests; the network in ONNX must agree with the trained one on some of them
+    -> (settings for `stage.json`, parity report)
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    np.save(folder / "item_ids.npy", index.ids)
+    np.save(folder / "item_numbers.npy", items.numbers)
+    statistics.save(folder)
+    rows, tables = served_tables(ranker.model, items)
+    np.save(folder / "item_rows.npy", rows)
+    (folder / TABLES_FOLDER).mkdir(exist_ok=True)
+    for name, table in tables.items():
+        np.save(folder / TABLES_FOLDER / f"{name}.npy", table)
+    n_users = len(ranker.model.user_tables)
+    settings = RankSettings(tuple(tables)[:n_users], tuple(tables)[n_users:], ranker.blend)
+
+    sample = sample.take(np.arange(min(len(sample), MOST_SAMPLES)))
+    ranker.model.network.fold()
+    inputs = network_inputs(ranker.model, sample, items)
+    parity = export_network(ranker.model.network, inputs, "logits", folder / f"{NETWORK}.onnx", DYNAMIC)
+    return asdict(settings), parity
+
+
+def served_tables(model: DLRM, items: ItemSlots) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """-> (int32 [n_items + 1, Si] row of each item in each item table; tables float32 [rows, D], users' first, in slot order).
+
+    A list feature becomes a table with one row per item, the mean of its list: pooled once, not with every request.
+    """
+    tables = {f"user_{slot}": table.array() for slot, table in enumerate(model.user_tables)}
+    item_rows = []
+    with torch.no_grad():
+        for slot, (table, rows) in enumerate(zip(model.item_tables, items.rows, strict=True)):
+            if rows.shape[1] == 1:
+                tables[f"item_{slot}"], own_rows = table.array(), rows[:, 0]
+            else:
+                tables[f"item_{slot}"], own_rows = table(torch.from_numpy(rows)).numpy(), np.arange(len(rows))
+            item_rows.append(own_rows)
+    return np.stack(item_rows, axis=1).astype(np.int32), tables
+
+
+def item_vectors_of(model: DLRM, items: ItemSlots) -> np.ndarray:
+    """float32 [n_items + 1, Si * D]: all table rows of each item, side by side."""
+    rows, tables = served_tables(model, items)
+    own = [table for name, table in tables.items() if name.startswith("item_")]
+    return np.concatenate([table[rows[:, slot]] for slot, table in enumerate(own)], axis=1)
+
+
+@torch.no_grad()
+def network_inputs(model: DLRM, requests: Requests, items: ItemSlots) -> dict[str, np.ndarray]:
+    """The four inputs of the network, by name."""
+    candidates = requests.candidates
+    return {
+        "user_numbers": requests.users.user_continuous,
+        "user_rows": model.user_rows(torch.from_numpy(requests.users.user_categorical)).numpy(),
+        "pair_numbers": np.concatenate([items.numbers[candidates], requests.cross], axis=2),
+        "item_rows": model.item_rows([torch.from_numpy(rows[candidates]) for rows in items.rows]).numpy(),
+    }

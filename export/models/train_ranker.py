@@ -1,0 +1,222 @@
+"""Train the DLRM on requests as served: of the candidates of one request, the taken ones must come first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from export.models.dlrm import DLRM, Shape
+from export.models.ranking_data import ItemSlots, Requests
+from stages.ranking_features import standardized
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class RankerSettings:
+    """Defaults that held up on shop, film and grocery logs alike."""
+
+    width: int = 16  # D
+    bottom: tuple[int, ...] = (64,)
+    top: tuple[int, ...] = (128, 64)
+    epochs: int = 10  # the best one on the validation requests is kept
+    requests_per_batch: int = 32
+    candidates_per_request: int = 128  # all that were taken, the rest drawn from the others
+    learning_rate: float = 2e-3
+    network_decay: float = 1e-4
+    table_decay: float = 5.0
+    min_examples_per_row: int = 50  # a row taught by fewer requests (users) or taken candidates (items) shares OOV's vector
+    validation_share: float = 0.15
+    blends: tuple[float, ...] = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 16.0)
+
+
+@dataclass(frozen=True)
+class Ranker:
+    """A trained DLRM. Its rank score is logit + blend * standardised retrieval score."""
+
+    model: DLRM
+    blend: float
+    quality: dict[str, float]
+
+
+def train_ranker(
+    teaching: Requests,
+    validation: Requests,
+    items: ItemSlots,
+    tables: tuple[dict[str, int], dict[str, int]],
+    settings: RankerSettings,
+    seed: int = 0,
+    report: Report = print,
+) -> Ranker:
+    """Learn to put first what was taken.
+
+    items: the catalogue as it was before what the requests predict
+    tables: of users and of items, name -> rows, in slot order
+    """
+    torch.manual_seed(seed)
+    rng = np.random.default_rng(seed)
+    n_pair_numbers = items.numbers.shape[1] + teaching.cross.shape[2]
+    n_user_numbers = teaching.users.user_continuous.shape[1]
+    model = DLRM(Shape(*tables, n_user_numbers, n_pair_numbers, settings.width, settings.bottom, settings.top))
+    teaching = teaching.take(np.flatnonzero(teaching.taken.any(axis=1)))
+    _standardize(model, teaching, items)
+    _share_rare_rows(model, teaching, items, settings.min_examples_per_row)
+    _fit(model, teaching, validation, items, settings, rng, report)
+    blend, quality = best_blend(predict(model, validation, items), retrieval_z(validation, items), validation, settings.blends)
+    quality |= {"requests": len(teaching), "validation_requests": len(validation)}
+    report(f"ranker: validation {quality}, blend {blend}")
+    return Ranker(model, blend, quality)
+
+
+def _fit(
+    model: DLRM,
+    teaching: Requests,
+    validation: Requests,
+    items: ItemSlots,
+    settings: RankerSettings,
+    rng: np.random.Generator,
+    report: Report,
+) -> None:
+    """Leaves the weights of the best epoch in `model`."""
+    tables = [*model.user_tables.parameters(), *model.item_tables.parameters()]
+    groups = [
+        {"params": model.network.parameters(), "weight_decay": settings.network_decay},
+        {"params": tables, "weight_decay": settings.table_decay},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate)
+    n_steps = max(-(-len(teaching) // settings.requests_per_batch) * settings.epochs, 1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, settings.learning_rate, total_steps=n_steps + 1, pct_start=0.1)
+    best_quality, best_weights = -1.0, None
+    for epoch in range(1, settings.epochs + 1):
+        model.train()
+        losses = []
+        for batch in batches(teaching, settings, rng):
+            valid = torch.from_numpy(batch.candidates < items.n_items)
+            loss = listwise_loss(scores_of(model, batch, items), torch.from_numpy(batch.taken), valid)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            losses.append(loss.item())
+        quality = ranking_quality(predict(model, validation, items), validation.taken)
+        told = ", ".join(f"{name} {value:.4f}" for name, value in quality.items())
+        report(f"ranker: epoch {epoch} of {settings.epochs}, loss {np.mean(losses or [0.0]):.3f}, validation {told}")
+        if sum(quality.values()) > best_quality:
+            best_quality = sum(quality.values())
+            best_weights = {name: value.clone() for name, value in model.state_dict().items()}
+    model.load_state_dict(best_weights)
+    model.eval()
+
+
+def best_blend(
+    logits: np.ndarray, retrieval: np.ndarray, validation: Requests, blends: tuple[float, ...]
+) -> tuple[float, dict[str, float]]:
+    """-> (how much retrieval to add to the logits, validation quality with it and of retrieval's own order).
+
+    A ranker that learned less than retrieval knows is outvoted, not trusted.
+    """
+    qualities = {blend: ranking_quality(logits + blend * retrieval, validation.taken) for blend in blends}
+    best = max(blends, key=lambda blend: (sum(qualities[blend].values()), -blend))
+    own = ranking_quality(np.where(np.isfinite(logits), retrieval, -np.inf), validation.taken)
+    return best, {**qualities[best], **{f"retrieval_{name}": value for name, value in own.items()}}
+
+
+def retrieval_z(requests: Requests, items: ItemSlots) -> np.ndarray:
+    """float32 [N, C]: what is blended in; serving computes the same as the first of its cross features."""
+    valid = requests.candidates < items.n_items
+    return standardized(requests.retrieval_scores[..., None], valid)[..., 0]
+
+
+def parts(requests: Requests, validation_share: float, rng: np.random.Generator) -> tuple[Requests, Requests]:
+    """-> (requests to learn from, validation requests), at least one of these."""
+    shuffled = rng.permutation(len(requests))
+    n_validation = max(int(len(requests) * validation_share), 1)
+    return requests.take(np.sort(shuffled[n_validation:])), requests.take(np.sort(shuffled[:n_validation]))
+
+
+def batches(requests: Requests, settings: RankerSettings, rng: np.random.Generator) -> Iterator[Requests]:
+    """All requests in random order, each with what was taken and a draw of what was not."""
+    order = rng.permutation(len(requests))
+    width = min(settings.candidates_per_request, requests.candidates.shape[1])
+    for start in range(0, len(order), settings.requests_per_batch):
+        batch = requests.take(order[start : start + settings.requests_per_batch])
+        key = rng.random(batch.taken.shape) - batch.taken
+        chosen = np.argpartition(key, width - 1, axis=1)[:, :width]
+        take = np.arange(len(batch))[:, None]
+        yield Requests(
+            batch.users, *(a[take, chosen] for a in (batch.candidates, batch.retrieval_scores, batch.cross, batch.taken))
+        )
+
+
+def listwise_loss(scores: torch.Tensor, taken: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy of softmax over the valid candidates, a request weighing with the root of how many it took."""
+    log_share = torch.log_softmax(scores.masked_fill(~valid, -1e9), dim=1)
+    count = taken.sum(dim=1).clamp(min=1)
+    return (-(log_share * taken).sum(dim=1) / count.sqrt()).mean()
+
+
+def scores_of(model: DLRM, requests: Requests, items: ItemSlots) -> torch.Tensor:
+    """Logits float32 [N, C]."""
+    candidates = requests.candidates
+    user_rows = model.user_rows(torch.from_numpy(requests.users.user_categorical))
+    item_rows = model.item_rows([torch.from_numpy(rows[candidates]) for rows in items.rows])
+    numbers = np.concatenate([items.numbers[candidates], requests.cross], axis=2)
+    return model.network(torch.from_numpy(requests.users.user_continuous), user_rows, torch.from_numpy(numbers), item_rows)
+
+
+def rank_scores_of(ranker: Ranker, requests: Requests, items: ItemSlots) -> np.ndarray:
+    """float32 [N, C] as the rank stage serves them, -inf at padding."""
+    return predict(ranker.model, requests, items) + np.float32(ranker.blend) * retrieval_z(requests, items)
+
+
+@torch.no_grad()
+def predict(model: DLRM, requests: Requests, items: ItemSlots) -> np.ndarray:
+    """Logits float32 [N, C], -inf at padding."""
+    model.eval()
+    blocks = [requests.take(np.arange(s, min(s + 128, len(requests)))) for s in range(0, len(requests), 128)]
+    logits = np.concatenate([scores_of(model, block, items).numpy() for block in blocks])
+    return np.where(requests.candidates < items.n_items, logits, -np.inf)
+
+
+def ranking_quality(scores: np.ndarray, taken: np.ndarray) -> dict[str, float]:
+    """NDCG@10 and Recall@20 over requests with something taken; what retrieval did not find counts against no order.
+
+    scores: float [N, C]; taken: bool [N, C]
+    """
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :20]
+    hits = np.take_along_axis(taken, order, axis=1)
+    count = taken.sum(axis=1)
+    discount = 1 / np.log2(np.arange(min(10, hits.shape[1])) + 2)
+    ideal = np.append(0.0, np.cumsum(discount))[np.minimum(count, len(discount))]
+    found = count > 0
+    gain = hits[:, : len(discount)] @ discount
+    if not found.any():
+        return {"ndcg_at_10": 0.0, "recall_at_20": 0.0}
+    return {
+        "ndcg_at_10": float((gain[found] / ideal[found]).mean()),
+        "recall_at_20": float((hits.sum(axis=1)[found] / count[found]).mean()),
+    }
+
+
+def _share_rare_rows(model: DLRM, requests: Requests, items: ItemSlots, at_least: int) -> None:
+    """Count how many requests teach each row of the user's tables, and how many taken candidates each of the items'."""
+    for slot, table in enumerate(model.user_tables):
+        rows = requests.users.user_categorical[:, slot]
+        table.share_rare(np.bincount(rows, minlength=len(table.shared)), at_least)
+    taken = requests.candidates[requests.taken]
+    for table, rows in zip(model.item_tables, items.rows, strict=True):
+        table.share_rare(np.bincount(rows[taken].ravel(), minlength=len(table.shared)), at_least)
+
+
+def _standardize(model: DLRM, requests: Requests, items: ItemSlots) -> None:
+    """The network's numbers get mean 0 and deviation 1 over the valid candidates of `requests`."""
+    valid = requests.candidates < items.n_items
+    pair = np.concatenate([items.numbers[requests.candidates[valid]], requests.cross[valid]], axis=1)
+    user = requests.users.user_continuous
+    mean = np.concatenate([user.mean(axis=0), pair.mean(axis=0)])
+    deviation = np.concatenate([user.std(axis=0), pair.std(axis=0)])
+    model.network.mean.copy_(torch.from_numpy(mean))
+    model.network.scale.copy_(torch.from_numpy(1 / np.maximum(deviation, 1e-3)))

@@ -1,0 +1,75 @@
+"""The last check before publication: recorded requests go through the staged files, alone and in batches, to equal answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from export.dataset import Dataset
+from export.recording import requests_like
+from export.repository.publish import Staging
+from export.repository.recorded import RECORDED_FILE, Recorded, compare_answers
+from export.settings import PipelineSettings
+from stages.contract import ANY_GENERATION, ENSEMBLE, PAD_ID, ModelSpec, ensemble_spec
+from stages.errors import ExportError
+from stages.pipeline import Pipeline
+
+BATCH = 32
+ASKED_ALONE = 64  # requests that are also answered one at a time
+WARMUP_ROWS = 4
+
+Arrays = dict[str, np.ndarray]
+
+
+def rehearse(
+    staging: Staging, dataset: Dataset, specs: dict[str, ModelSpec], pipeline: PipelineSettings
+) -> tuple[Recorded, dict[str, Any]]:
+    """Record requests and their answers beside the ensemble -> (them, a report). Raises ExportError on an unsound answer."""
+    kernels = Pipeline.load(staging.root, staging.generation)
+    rng = np.random.default_rng(pipeline.seed)
+    inputs = requests_like(dataset, ensemble_spec(specs), pipeline.recorded_requests, rng)
+    outputs = answer(kernels, inputs, BATCH)
+    alone = answer(kernels, {name: values[:ASKED_ALONE] for name, values in inputs.items()}, 1)
+    if difference := compare_answers(alone, {name: values[:ASKED_ALONE] for name, values in outputs.items()}):
+        raise ExportError(
+            f"A request is answered otherwise alone than in a batch of {BATCH}: {difference}. Report this as a bug."
+        )
+    refuse_unsound(outputs, dataset)
+    recorded = Recorded(inputs, outputs)
+    recorded.write(staging.folder(ENSEMBLE) / RECORDED_FILE)
+    full = (outputs["item_ids"] != PAD_ID).all(axis=1)
+    return recorded, {
+        "requests": len(full),
+        "full_lists": float(full.mean()),
+        "degraded": int((outputs["degraded"] != 0).sum()),
+    }
+
+
+def answer(kernels: Pipeline, inputs: Arrays, batch: int) -> Arrays:
+    """-> the outputs of all rows, `batch` at a time."""
+    count = len(inputs["user_id"])
+    parts = [kernels({n: v[start : start + batch] for n, v in inputs.items()}) for start in range(0, count, batch)]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def refuse_unsound(outputs: Arrays, dataset: Dataset) -> None:
+    """Raises ExportError unless every list holds distinct items of the catalogue with finite scores."""
+    ids, served = outputs["item_ids"], outputs["item_ids"] != PAD_ID
+    if not np.isin(ids[served], dataset.items["item_id"]).all():
+        raise ExportError("An answer names an item that is not in the catalogue. Report this as a bug.")
+    if not np.isfinite(outputs["scores"][served]).all():
+        raise ExportError("An answer has a score that is not finite: training diverged. Check continuous columns for extremes.")
+    ordered = np.sort(np.where(served, ids, -np.arange(1, ids.shape[1] + 1)), axis=1)
+    if (ordered[:, 1:] == ordered[:, :-1]).any():
+        raise ExportError("An answer names an item twice. Report this as a bug.")
+
+
+def warmup_tensors(staging: Staging, recorded: Recorded) -> Arrays:
+    """-> every tensor of every stage for a few recorded requests, by name, [WARMUP_ROWS, *dims]."""
+    kernels = Pipeline.load(staging.root, staging.generation)
+    tensors = kernels.trace({name: values[:WARMUP_ROWS] for name, values in recorded.inputs.items()})
+    return tensors | {
+        "generation": np.full_like(tensors["generation"], ANY_GENERATION),
+        "degraded": np.zeros_like(tensors["degraded"]),
+    }
