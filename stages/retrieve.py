@@ -14,7 +14,7 @@ import faiss
 import numpy as np
 
 from stages.artifacts import REMEDY, StageInfo, open_array, open_network, read_stage
-from stages.contract import PAD_ID, Degraded
+from stages.contract import PAD_ID, Degraded, generation_faults
 from stages.embeddings.tables import EmbeddingTables
 from stages.errors import ArtifactError
 from stages.features import SeenItems
@@ -78,11 +78,7 @@ class Retrieve:
 
     def faults(self, inputs: Arrays) -> dict[int, str]:
         """Row -> message for requests of another generation."""
-        generation, own = inputs["generation"], self.info.generation
-        return {
-            int(row): f"generation is {generation[row, 0]}, this stage serves {own}; send requests through the ensemble"
-            for row in np.flatnonzero(generation[:, 0] != own)
-        }
+        return generation_faults(inputs["generation"], self.info.generation)
 
     def __call__(self, inputs: Arrays) -> Arrays:
         """`retrieve` of stages/contract.py, one batch."""

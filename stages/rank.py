@@ -1,0 +1,110 @@
+"""Third stage: score every candidate with the DLRM, all requests of a batch in one run of the network.
+
+history, candidates ─▶ cross features ─┐
+rows of the user ─▶ tables ────────────┼─▶ network ─▶ logits (+ blend * standardised retrieval score) ─▶ rank_scores
+rows of the candidates ─▶ tables ──────┘
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stages.artifacts import REMEDY, StageInfo, open_array, open_network, read_stage
+from stages.contract import PAD_ID, Degraded, generation_faults
+from stages.embeddings.tables import EmbeddingTables
+from stages.errors import ArtifactError, DependencyError
+from stages.ids import ItemIndex
+from stages.ranking_features import ItemStatistics, cross_features
+
+Arrays = dict[str, np.ndarray]
+
+TABLES_FOLDER, NETWORK = "tables", "rank"
+
+
+@dataclass(frozen=True)
+class RankSettings:
+    """`settings` of stage.json. blend: how much of the retrieval score is added to the logits; threads: of the network."""
+
+    user_tables: tuple[str, ...]
+    item_tables: tuple[str, ...]
+    blend: float
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class Rank:
+    """The kernel. item_rows: int32 [n_items + 1, Si] table rows; item_numbers: float32 [n_items + 1, Gi]."""
+
+    info: StageInfo
+    settings: RankSettings
+    items: ItemIndex
+    item_rows: np.ndarray
+    item_numbers: np.ndarray
+    statistics: ItemStatistics
+    tables: EmbeddingTables
+    network: Any
+
+    @classmethod
+    def load(cls, folder: Path) -> Rank:
+        """Version folder -> stage. Raises ArtifactError when a file is missing or disagrees with the others."""
+        info = read_stage(folder)
+        try:
+            settings = RankSettings(**info.settings)
+        except TypeError as error:
+            raise ArtifactError(f"{folder / 'stage.json'} lacks a setting of rank: {error}. {REMEDY}") from error
+        items = ItemIndex.load(folder / "item_ids.npy")
+        rows, numbers = (open_array(folder, name).view(np.ndarray) for name in ("item_rows", "item_numbers"))
+        statistics = ItemStatistics.load(folder)
+        lengths = {"item_rows": len(rows), "item_numbers": len(numbers), "statistics": statistics.n_items + 1}
+        if set(lengths.values()) != {items.n_items + 1}:
+            raise ArtifactError(f"{folder}: {items.n_items} items need {items.n_items + 1} rows, found {lengths}. {REMEDY}")
+        tables = EmbeddingTables.load(folder / TABLES_FOLDER)
+        if missing := {*settings.user_tables, *settings.item_tables} - tables.tables.keys():
+            raise ArtifactError(f"{folder / TABLES_FOLDER} lacks the tables {sorted(missing)}. {REMEDY}")
+        if len(settings.user_tables) != info.axes.user_categorical or len(settings.item_tables) != rows.shape[1]:
+            raise ArtifactError(
+                f"{folder} names {len(settings.user_tables)} user and {len(settings.item_tables)} item tables; expected "
+                f"{info.axes.user_categorical} and {rows.shape[1]}, one per categorical column. {REMEDY}"
+            )
+        network = open_network(folder, NETWORK, settings.threads)
+        return cls(info, settings, items, rows, numbers, statistics, tables, network)
+
+    def faults(self, inputs: Arrays) -> dict[int, str]:
+        """Row -> message for requests of another generation."""
+        return generation_faults(inputs["generation"], self.info.generation)
+
+    def __call__(self, inputs: Arrays) -> Arrays:
+        """`rank` of stages/contract.py, one batch."""
+        candidates = self.items.positions(inputs["candidate_ids"])
+        scores, degraded = inputs["retrieval_scores"], Degraded.NONE
+        try:
+            scores = self._score(inputs, candidates)
+        except DependencyError:  # the tables cannot be read: retrieval's order is what is left
+            degraded = Degraded.RANK
+        return {
+            "rank_scores": np.where(inputs["candidate_ids"] == PAD_ID, -np.inf, scores).astype(np.float32, copy=False),
+            "degraded": inputs["degraded"] | np.int32(degraded),
+            "generation": inputs["generation"],
+        }
+
+    def _score(self, inputs: Arrays, candidates: np.ndarray) -> np.ndarray:
+        """int [B, C] positions -> float32 [B, C]."""
+        history = self.items.positions(inputs["history_ids"])
+        cross = cross_features(self.statistics, history, inputs["history_age_days"], candidates, inputs["retrieval_scores"])
+        numbers = np.concatenate([self.item_numbers[candidates], cross], axis=2)
+        feeds = {
+            "user_numbers": inputs["user_continuous"],
+            "user_rows": self._vectors(self.settings.user_tables, inputs["user_categorical"]),
+            "pair_numbers": numbers,
+            "item_rows": self._vectors(self.settings.item_tables, self.item_rows[candidates]),
+        }
+        (logits,) = self.network.run(["logits"], feeds)
+        return logits + np.float32(self.settings.blend) * cross[..., 0]
+
+    def _vectors(self, names: tuple[str, ...], rows: np.ndarray) -> np.ndarray:
+        """int [..., S] one row per table -> float32 [..., S, D]."""
+        return np.stack([self.tables.lookup(name, rows[..., slot]) for slot, name in enumerate(names)], axis=-2)

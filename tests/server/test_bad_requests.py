@@ -1,0 +1,117 @@
+"""What a tired caller sends, and what the real server answers: a coded error for that request alone, or a served cold start."""
+
+import numpy as np
+import pytest
+from tritonclient.utils import InferenceServerException
+
+from stages.contract import PAD_ID
+from tests.server.requests import infer, tensor
+
+HUGE = np.iinfo(np.int64).max
+
+
+def refused(client, inputs) -> InferenceServerException:
+    with pytest.raises(InferenceServerException) as caught:
+        client.infer("recommend", inputs)
+    return caught.value
+
+
+def test_wrong_dtype(client):
+    error = refused(client, [tensor("user_id", np.array([[1]], np.int32), "INT32")])
+    assert "INVALID_ARGUMENT" in error.status()
+    assert "user_id" in error.message()
+
+
+def test_wrong_shape(client):
+    error = refused(client, [tensor("user_id", np.array([[1, 2]]))])
+    assert "INVALID_ARGUMENT" in error.status()
+    assert "user_id" in error.message()
+
+
+def test_missing_user_id(client, info):
+    error = refused(client, [tensor("exclude", np.full((1, info.axes.exclusions), PAD_ID))])
+    assert "INVALID_ARGUMENT" in error.status()
+
+
+def test_batch_over_the_limit(client, limit):
+    error = refused(client, [tensor("user_id", np.ones((limit + 1, 1), np.int64))])
+    assert "INVALID_ARGUMENT" in error.status()
+    assert str(limit) in error.message()
+
+
+def test_a_tensor_nobody_knows(client):
+    error = refused(client, [tensor("user_id", np.array([[1]])), tensor("horoscope", np.array([[1]]))])
+    assert "horoscope" in error.message()
+
+
+@pytest.mark.parametrize("user_id", [-1, -2, 0, HUGE, -HUGE - 1])
+def test_unknown_negative_and_huge_users_are_cold_starts(client, user_id):
+    answer = infer(client, user_id=[user_id])
+    ids = answer["item_ids"][0]
+    assert (ids >= 0).all()
+    assert len(set(ids.tolist())) == len(ids)
+    assert answer["degraded"].item() == 0
+
+
+def test_an_empty_history_is_a_new_session(client, info):
+    history = np.full((1, info.axes.history), PAD_ID)
+    assert (infer(client, user_id=[HUGE], history=history)["item_ids"] >= 0).all()
+
+
+@pytest.mark.parametrize("length", [0, 1, 1_000])
+def test_a_history_of_another_length_is_refused_with_the_right_one(client, info, length):
+    error = refused(client, [tensor("user_id", np.array([[1]])), tensor("history", np.zeros((1, length), np.int64))])
+    assert "INVALID_ARGUMENT" in error.status()
+    assert str(info.axes.history) in error.message()
+
+
+def test_unknown_items_in_a_history_are_ignored(client, info):
+    unknown = np.full((1, info.axes.history), HUGE)
+    empty = np.full((1, info.axes.history), PAD_ID)
+    np.testing.assert_array_equal(
+        infer(client, user_id=[HUGE], history=unknown)["item_ids"], infer(client, user_id=[HUGE], history=empty)["item_ids"]
+    )
+
+
+def test_excluded_items_do_not_come_back_and_the_list_stays_whole(client, info):
+    first = infer(client, user_id=[HUGE])["item_ids"][0]
+    exclude = np.full((1, info.axes.exclusions), PAD_ID)
+    exclude[0, : len(first)] = first
+    second = infer(client, user_id=[HUGE], exclude=exclude)["item_ids"][0]
+    assert not set(first.tolist()) & set(second.tolist())
+    assert (second >= 0).all()
+
+
+def test_nan_context_is_a_missing_value_and_infinite_context_is_refused(client):
+    absent = infer(client, user_id=[1])
+    for name in ("item_ids", "scores"):
+        np.testing.assert_array_equal(
+            infer(client, user_id=[1], temperature=np.array([[np.nan]], np.float32))[name], absent[name]
+        )
+    for value in (np.inf, -np.inf):
+        error = refused(client, [tensor("user_id", np.array([[1]])), tensor("temperature", np.array([[value]], np.float32))])
+        assert "INVALID_ARGUMENT" in error.status()
+        assert "temperature" in error.message()
+
+
+def test_a_megabyte_of_string_is_refused_and_costs_nobody_else_anything(client):
+    text = np.array([[b"x" * 1_000_000]], object)
+    expected = infer(client, user_id=[1])["item_ids"]
+    bad = client.async_infer(
+        "recommend", [tensor("user_id", np.array([[1]])), tensor("device", text)], callback=lambda *_: None
+    )
+    np.testing.assert_array_equal(infer(client, user_id=[1])["item_ids"], expected)
+    error = refused(client, [tensor("user_id", np.array([[1]])), tensor("device", text)])
+    assert "INVALID_ARGUMENT" in error.status()
+    assert "device" in error.message()
+    bad.cancel()
+
+
+def test_an_unknown_context_value_is_served(client):
+    assert (infer(client, user_id=[1], device=np.array([[b"fridge"]], object))["item_ids"] >= 0).all()
+
+
+def test_no_message_shows_the_servers_paths(client):
+    error = refused(client, [tensor("user_id", np.array([[1]])), tensor("temperature", np.array([[np.inf]], np.float32))])
+    assert "Traceback" not in error.message()
+    assert "/" not in error.message()

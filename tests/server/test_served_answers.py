@@ -1,0 +1,86 @@
+"""What the real server answers equals what the same kernels answer in this process, and one batch is one kernel call."""
+
+import re
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from export.repository.recorded import RECORDED_FILE, compare_answers, read_recorded
+from stages.contract import ENSEMBLE, STAGES
+from stages.pipeline import Pipeline
+from tests.server.requests import infer
+
+
+@pytest.fixture(scope="module")
+def recorded(repository, info):
+    return read_recorded(repository / ENSEMBLE / str(info.generation) / RECORDED_FILE)
+
+
+@pytest.fixture(scope="module")
+def in_process(repository, recorded):
+    return Pipeline.load(repository)(recorded.inputs)
+
+
+@pytest.mark.parametrize("concurrency", [1, 16])
+def test_a_thousand_served_answers_equal_the_in_process_ones(client, recorded, in_process, concurrency):
+    count = len(recorded.inputs["user_id"])
+    assert count == 1_000
+
+    def call(row: int):
+        inputs = {name: array[row : row + 1] for name, array in recorded.inputs.items()}
+        return infer(client, user_id=inputs.pop("user_id"), **inputs)
+
+    with ThreadPoolExecutor(concurrency) as pool:
+        answers = list(pool.map(call, range(count)))
+    served = {name: np.concatenate([answer[name] for answer in answers]) for name in in_process}
+    assert compare_answers(served, in_process) == ""
+    np.testing.assert_array_equal(served["degraded"], in_process["degraded"])
+    np.testing.assert_array_equal(served["generation"], in_process["generation"])
+
+
+def test_the_recorded_answers_are_the_in_process_ones(recorded, in_process):
+    assert compare_answers(in_process, recorded.outputs) == ""
+
+
+class KernelCounts:
+    """Kernel calls and rows by stage since this object was made. Triton's metrics follow its answers by a moment."""
+
+    def __init__(self, server) -> None:
+        self.url = server.metrics_url
+        self.before = self.read()
+
+    def read(self) -> dict[str, dict[str, float]]:
+        text = urllib.request.urlopen(self.url, timeout=5).read().decode()
+        found = re.findall(r'^recommender_kernel_(calls|rows){stage="(\w+)"} (\S+)$', text, re.MULTILINE)
+        counts: dict[str, dict[str, float]] = {"calls": {}, "rows": {}}
+        for what, stage, value in found:
+            counts[what][stage] = float(value)
+        return counts
+
+    def since(self, rows: int) -> dict[str, dict[str, float]]:
+        """-> the differences, once every stage has counted `rows` rows."""
+        deadline = time.monotonic() + 10.0
+        while True:
+            now = self.read()
+            new = {what: {stage: n - self.before[what][stage] for stage, n in now[what].items()} for what in now}
+            if new["rows"] == dict.fromkeys(STAGES, rows) or time.monotonic() > deadline:
+                return new
+            time.sleep(0.05)
+
+
+def test_one_batch_is_one_kernel_call_in_every_stage(server, client):
+    counts = KernelCounts(server)
+    infer(client, user_id=list(range(32)))
+    assert counts.since(32) == {"calls": dict.fromkeys(STAGES, 1), "rows": dict.fromkeys(STAGES, 32)}
+
+
+def test_requests_that_wait_together_share_kernel_calls(server, client):
+    counts = KernelCounts(server)
+    with ThreadPoolExecutor(32) as pool:
+        list(pool.map(lambda user: infer(client, user_id=[user]), range(640)))
+    new = counts.since(640)
+    assert new["rows"] == dict.fromkeys(STAGES, 640)
+    assert new["calls"]["rank"] < 640
