@@ -5,17 +5,18 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 QUEUE_LENGTH = 256
 
 
 class Background:
-    """Runs jobs one after the other, and `when_idle` after every `idle_s` without one."""
+    """Runs jobs one after the other, and between them `upkeep`, about every `upkeep_every_s`."""
 
-    def __init__(self, when_idle: Callable[[], None], idle_s: float) -> None:
+    def __init__(self, upkeep: Callable[[], None], upkeep_every_s: float) -> None:
         self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue(QUEUE_LENGTH)
-        self._when_idle, self._idle_s = when_idle, idle_s
+        self._upkeep, self._upkeep_every_s = upkeep, upkeep_every_s
         self._thread = threading.Thread(target=self._run, name="embedding-tiers", daemon=True)
         self._thread.start()
 
@@ -36,11 +37,14 @@ class Background:
         self._thread.join()
 
     def _run(self) -> None:
+        upkeep_at_s = 0.0
         while True:
+            if time.monotonic() >= upkeep_at_s:
+                self._guarded(self._upkeep)
+                upkeep_at_s = time.monotonic() + self._upkeep_every_s
             try:
-                job = self._jobs.get(timeout=self._idle_s)
+                job = self._jobs.get(timeout=self._upkeep_every_s)
             except queue.Empty:
-                self._guarded(self._when_idle)
                 continue
             if job is not None:
                 self._guarded(job)

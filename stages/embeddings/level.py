@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from stages.embeddings.breaker import Breaker
-from stages.errors import RecommenderError
+from stages.errors import DependencyError
 
 Found = dict[str, tuple[np.ndarray, np.ndarray]]  # table -> (float32 [N, D], bool [N] found)
 
@@ -35,7 +35,7 @@ class Level:
             return None, False
         try:
             result = action(self._opened())
-        except RecommenderError as error:
+        except (DependencyError, OSError) as error:
             self.breaker.failed(error)
             self.close()
             return None, False

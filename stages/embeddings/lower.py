@@ -11,7 +11,7 @@ from stages.embeddings.config import TiersConfig
 from stages.embeddings.level import Level, Store
 from stages.embeddings.memory import SharedFolder
 from stages.embeddings.table import TieredTable
-from stages.errors import RecommenderError
+from stages.errors import DependencyError
 
 NOWHERE, IN_L2, IN_L3 = 0, 2, 3  # `Fetched.level`
 
@@ -54,7 +54,7 @@ class LowerLevels:
         try:
             for table in self.tables.values():
                 table.attach(folder.path)
-        except RecommenderError:
+        except DependencyError:
             for table in self.tables.values():
                 table.detach()
             folder.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
-from redis.exceptions import RedisError
+from redis.exceptions import RedisClusterException, RedisError
 from redis.retry import Retry
 
 from stages.embeddings.config import RedisConfig
@@ -70,7 +70,7 @@ class RedisStore:
             for command in commands:
                 pipeline.execute_command(*command)
             return pipeline.execute()
-        except (RedisError, OSError) as error:
+        except (RedisError, RedisClusterException, OSError) as error:
             self.close()
             raise DependencyError(
                 f"Redis at {self._config.address} did not answer ({error!r}). Expected a cluster that replies within "

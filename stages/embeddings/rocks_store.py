@@ -5,6 +5,7 @@ A secondary sees what the primary had written when it last caught up.
 
 from __future__ import annotations
 
+import logging
 import shutil
 import tempfile
 import threading
@@ -25,6 +26,8 @@ BLOCK_CACHE_BYTES = 8 << 20  # index and filters live outside it; hot rows are i
 BLOOM_BITS_PER_KEY = 10  # 1 % of unknown keys cost a read
 KEYS_PER_READ = 4  # of one thread: fewer than this are not worth handing over
 SST_ROWS = 4_000_000
+
+log = logging.getLogger(__name__)
 
 
 class RocksStore:
@@ -156,7 +159,10 @@ class RocksStore:
     def close(self) -> None:
         self._threads.shutdown()
         self._tables.clear()
-        self._db.close()
+        try:
+            self._db.close()
+        except Exception as error:  # it failed before: what was acknowledged is in its log, and the next opening reads that
+            log.warning("RocksDB at %s closed with an error: %s", self._config.path, error)
         if self._secondary:
             shutil.rmtree(self._secondary, ignore_errors=True)
 

@@ -16,8 +16,9 @@ class Source:
     """Memory-mapped, read-only, shared by all instances through the page cache."""
 
     def __init__(self, folder: Path, tables: tuple[TableConfig, ...]) -> None:
-        self.arrays = {table.name: open_array(folder, table.name) for table in tables}
-        for table in tables:
+        dense = [table for table in tables if table.dense]
+        self.arrays = {table.name: open_array(folder, table.name) for table in dense}
+        for table in dense:
             array = self.arrays[table.name]
             if array.shape != (table.rows, table.width) or array.dtype != np.float32:
                 raise ArtifactError(

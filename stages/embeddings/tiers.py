@@ -27,7 +27,7 @@ from stages.errors import RequestError
 
 CONFIG_FILE = "tiers.json"
 WARM_ROWS = 4096  # at a time: writers of the table wait for one such part only
-IDLE_S = 0.25
+UPKEEP_EVERY_S = 0.25
 NO_UPDATER = UpdaterState(0, 0, 0.0, 0, False, False)
 
 
@@ -52,7 +52,7 @@ class Tiers:
         self._tables = {table.name: TieredTable(table) for table in config.tables}
         self._lower = LowerLevels(config, self._tables)
         self._misses = MissCounts()
-        self._background = Background(self._when_idle, IDLE_S)
+        self._background = Background(self._upkeep, UPKEEP_EVERY_S)
         if warm:
             for table in config.tables:
                 self._warm(table)
@@ -158,7 +158,7 @@ class Tiers:
             if l1 is not None and found.any():
                 l1.insert(rows.keys[found], rows.vectors[found], rows.position)
 
-    def _when_idle(self) -> None:
+    def _upkeep(self) -> None:
         self._lower.attach()
         if self._lower.l3 is not None and self._lower.l3.store is not None:
             self._lower.catch_up()
