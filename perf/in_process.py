@@ -1,0 +1,85 @@
+"""The yardstick: the published pipeline called in processes of its own, without a server. One thread each.
+
+    with InProcess(repo, generation, rows, workers=cores) as pipeline:
+        pipeline.measure(batch=1, seconds=2.0, workers=1)       one caller, one request per call
+        pipeline.measure(batch=32, seconds=2.0)                 all cores
+
+The processes live as long as the block, so that rounds alternate with served ones without loading anything again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from server.environment import THREAD_VARIABLES
+from stages.errors import ServerError
+
+WORKER = Path(__file__).with_name("in_process_worker.py")
+BATCHES = (1, 8, 32)
+
+
+@dataclass(frozen=True)
+class Speed:
+    p50_ms: float  # of one call
+    rate: float  # requests/s, all workers together
+
+
+class InProcess:
+    """rows: the ensemble's inputs, each [R, *dims]."""
+
+    def __init__(self, repo: Path, generation: int, rows: dict[str, np.ndarray], workers: int) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="perf-")
+        rows_file = Path(self._folder.name) / "rows.npz"
+        np.savez(rows_file, **{name: array.astype(bytes) if array.dtype == object else array for name, array in rows.items()})
+        self._command = [sys.executable, "-P", str(WORKER), str(repo), str(generation), str(rows_file)]
+        self._count = workers
+        self._workers: list[subprocess.Popen] = []
+
+    def __enter__(self) -> Self:
+        env = os.environ | dict.fromkeys(THREAD_VARIABLES, "1") | {"PYTHONDONTWRITEBYTECODE": "1"}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        self._workers = [subprocess.Popen(self._command, env=env, **pipes) for _ in range(self._count)]
+        try:
+            for worker in self._workers:
+                _answer(worker)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for worker in self._workers:
+            worker.kill()
+            worker.communicate()
+        self._folder.cleanup()
+
+    def measure(self, batch: int, seconds: float, workers: int | None = None) -> Speed:
+        """`workers` of the processes (default: all) at the same time."""
+        chosen = self._workers[:workers]
+        for worker in chosen:
+            worker.stdin.write(json.dumps({"batch": batch, "seconds": seconds}) + "\n")
+            worker.stdin.flush()
+        answers = [_answer(worker) for worker in chosen]
+        latency_ns = np.concatenate([answer["latency_ns"] for answer in answers])
+        return Speed(float(np.median(latency_ns)) / 1e6, sum(answer["rows"] / answer["seconds"] for answer in answers))
+
+    def best_batch(self, seconds: float) -> int:
+        """The batch of BATCHES with the highest rate on all cores."""
+        return max(BATCHES, key=lambda batch: self.measure(batch, seconds).rate)
+
+
+def _answer(worker: subprocess.Popen) -> dict:
+    line = worker.stdout.readline()
+    if not line:
+        said = worker.stderr.read().strip().splitlines()[-1:]
+        raise ServerError(f"The pipeline does not run in a process of its own: {''.join(said) or 'it ended without a word'}.")
+    return json.loads(line)

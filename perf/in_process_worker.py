@@ -1,0 +1,48 @@
+"""One process of the yardstick: `stages/pipeline.py` of a published repository, called with recorded requests.
+
+    python -P perf/in_process_worker.py REPO GENERATION ROWS.npz
+
+Each line on stdin, {"batch": B, "seconds": s}, is answered by a line {"rows": …, "seconds": …, "latency_ns": […]} on stdout.
+The code that runs is the one published beside the artifacts, so two repositories compare as they would be served.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+
+def main(repo: Path, generation: int, rows_file: str) -> None:
+    sys.path.insert(0, str(repo / "preprocess" / str(generation)))
+    from stages.pipeline import Pipeline
+
+    pipeline = Pipeline.load(repo, generation)
+    with np.load(rows_file, allow_pickle=False) as file:
+        rows = {name: file[name].astype(object) if file[name].dtype.kind == "S" else file[name] for name in file.files}
+    print(json.dumps({"ready": len(rows["user_id"])}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(measure(pipeline, rows, **json.loads(line))), flush=True)
+
+
+def measure(pipeline, rows: dict[str, np.ndarray], batch: int, seconds: float) -> dict:
+    """Whole batches one after another until `seconds` have passed."""
+    count = len(rows["user_id"]) // batch
+    batches = [{name: array[i * batch : (i + 1) * batch] for name, array in rows.items()} for i in range(count)]
+    for inputs in batches[:5]:
+        pipeline(inputs)
+    latency_ns, start_ns = [], time.perf_counter_ns()
+    end_ns = start_ns + int(seconds * 1e9)
+    now_ns = start_ns
+    while now_ns < end_ns:
+        pipeline(batches[len(latency_ns) % count])
+        before_ns, now_ns = now_ns, time.perf_counter_ns()
+        latency_ns.append(now_ns - before_ns)
+    return {"rows": len(latency_ns) * batch, "seconds": (now_ns - start_ns) / 1e9, "latency_ns": latency_ns}
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,140 @@
+"""Open-loop load: requests leave when they are due, whether or not earlier ones were answered.
+
+    due (drawn beforehand) ─▶ send ─▶ answer          latency = answer - due, never answer - send
+
+A generator that waits for answers, or falls behind and forgets it, hides exactly the delays that users would feel. So the
+instants are fixed before the clock starts, requests are serialised beforehand (a send hands bytes to gRPC, nothing else), and the
+generator reports its own delay (`send_late`) and CPU time: figures hold as long as both stay small beside the server's.
+
+One sending thread that sleeps until the next instant (asyncio's timers are a millisecond coarse), answers on gRPC's own. At most
+MAX_IN_FLIGHT requests are in flight; what is due beyond that is dropped and counted as an error.
+Only loopback: this is a measuring instrument, not a weapon.
+"""
+
+from __future__ import annotations
+
+import gc
+import ipaddress
+import socket
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import grpc
+import numpy as np
+
+from stages.errors import ConfigError, ServerError
+
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+LIVE = "/inference.GRPCInferenceService/ServerLive"
+MAX_IN_FLIGHT = 2_000
+DEADLINE_S = 5.0  # of one request
+FLOOR_CALLS = 300
+SWITCH_S = 1e-4  # Python would let an answer's thread run 5 ms before a request that is due gets its turn
+
+
+@dataclass
+class Outcome:
+    """One entry per due request, int64 [N] ns after the start; -1 where it never happened."""
+
+    due_ns: np.ndarray
+    sent_ns: np.ndarray
+    answered_ns: np.ndarray
+    errors: Counter = field(default_factory=Counter)  # gRPC status and first words -> requests
+    cpu_s: float = 0.0
+    wall_s: float = 0.0
+
+    @classmethod
+    def nothing_yet(cls, due_ns: np.ndarray) -> Outcome:
+        return cls(due_ns, np.full(len(due_ns), -1, np.int64), np.full(len(due_ns), -1, np.int64))
+
+    @property
+    def ok(self) -> np.ndarray:
+        return self.answered_ns >= 0
+
+    @property
+    def latency_ns(self) -> np.ndarray:
+        """int64 [answered]: from the instant a request was due."""
+        return (self.answered_ns - self.due_ns)[self.ok]
+
+    @property
+    def send_late_ns(self) -> np.ndarray:
+        return (self.sent_ns - self.due_ns)[self.sent_ns >= 0]
+
+    @property
+    def unsent(self) -> int:
+        return int((self.sent_ns < 0).sum())
+
+
+def require_loopback(url: str) -> None:
+    """ConfigError unless every address of host:port is this machine's loopback."""
+    host, _, port = url.rpartition(":")
+    try:
+        found = {entry[4][0] for entry in socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{url} is not host:port: {error}. Example: localhost:8001.") from error
+    if not all(ipaddress.ip_address(address).is_loopback for address in found):
+        raise ConfigError(f"{url} is not on this machine; open-loop load is sent to loopback only. Run perf beside the server.")
+
+
+def run_load(url: str, bodies: list[bytes], due_s: np.ndarray, progress: Callable[[int], None] = lambda _: None) -> Outcome:
+    """Send bodies[i] at due_s[i] (sorted, float64 [N] seconds) to the gRPC server at `url`; progress gets the number sent."""
+    require_loopback(url)
+    outcome = Outcome.nothing_yet((np.asarray(due_s) * 1e9).astype(np.int64))
+    gc.collect()
+    gc.disable()  # a collection would delay every request due meanwhile
+    switch_s = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_S)
+    try:
+        with grpc.insecure_channel(url) as channel:
+            channel.unary_unary(LIVE)(b"", timeout=DEADLINE_S)  # the connection is made before the clock starts
+            _send_all(channel.unary_unary(INFER), bodies, outcome, progress)
+    except grpc.RpcError as error:
+        raise ServerError(f"The server at {url} does not answer ({error.code().name}). Start it with `make serve`.") from error
+    finally:
+        sys.setswitchinterval(switch_s)
+        gc.enable()
+    return outcome
+
+
+def _send_all(infer: Callable, bodies: list[bytes], outcome: Outcome, progress: Callable[[int], None]) -> None:
+    slots = threading.Semaphore(MAX_IN_FLIGHT)
+    clock, cpu_s, start_ns = time.perf_counter_ns, time.process_time(), time.perf_counter_ns()
+
+    def on_answer(index: int, call: grpc.Future) -> None:
+        now_ns = clock() - start_ns
+        if (error := call.exception()) is None:
+            outcome.answered_ns[index] = now_ns
+        else:
+            outcome.errors[f"{error.code().name}: {(error.details() or '')[:120]}"] += 1
+        slots.release()
+
+    for index, due in enumerate(outcome.due_ns.tolist()):
+        if (left_ns := start_ns + due - clock()) > 0:
+            time.sleep(left_ns / 1e9)
+        if not slots.acquire(blocking=False):
+            outcome.errors["not sent: too many requests in flight"] += 1
+            continue
+        outcome.sent_ns[index] = clock() - start_ns
+        infer.future(bodies[index], timeout=DEADLINE_S).add_done_callback(partial(on_answer, index))
+        progress(index + 1)
+    for _ in range(MAX_IN_FLIGHT):  # all slots are back when all answers are; deadlines bound the wait
+        slots.acquire()
+    outcome.cpu_s, outcome.wall_s = time.process_time() - cpu_s, (clock() - start_ns) / 1e9
+
+
+def floor_ns(url: str) -> np.ndarray:
+    """-> int64 [N]: latencies of a call that does nothing, one client: what this client and gRPC alone cost."""
+    require_loopback(url)
+    taken = np.empty(FLOOR_CALLS, np.int64)
+    with grpc.insecure_channel(url) as channel:
+        live = channel.unary_unary(LIVE)
+        for index in range(FLOOR_CALLS):
+            start = time.perf_counter_ns()
+            live(b"", timeout=DEADLINE_S)
+            taken[index] = time.perf_counter_ns() - start
+    return taken

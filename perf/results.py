@@ -1,0 +1,209 @@
+"""What a run leaves behind: perf/results/<stamp>/run.json, raw requests beside it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ValidationError
+
+from perf.latency import Latency
+from perf.memory import ProcessMemory, total_mib
+from perf.server_stats import StageTimes
+from server.environment import PROJECT
+from stages.errors import ConfigError
+
+RESULTS = PROJECT / "perf" / "results"
+RUN_FILE = "run.json"
+
+
+class Closed(BaseModel, frozen=True):
+    """One level of a closed loop or of perf_analyzer's request rate."""
+
+    model: str
+    transport: str  # grpc, http, grpc+shm
+    mode: str  # concurrency, request_rate
+    value: float  # clients, or requests/s offered
+    achieved_rate: float  # answers/s
+    spread: float  # of the rate over the measurement windows: (max - min) / median
+    latency: Latency
+    late_share: float = 0.0  # of the requests of a rate that perf_analyzer could not send in time
+    stages: dict[str, StageTimes]
+    raw: str  # file with start_ns and latency_ns
+
+
+class Open(BaseModel, frozen=True):
+    """One open-loop load. Latency counts from the instant each request was due."""
+
+    name: str
+    offered_rate: float
+    achieved_rate: float  # answers without error, over the load's duration
+    duration_s: float
+    latency: Latency | None
+    by_class: dict[str, Latency]  # "interactive", "bulk", "cold", "in burst", …: where a load has more than one class
+    errors: dict[str, int]  # what the server said -> how often
+    error_share: float
+    unsent: int  # due, and never sent because too many were in flight: counted as errors
+    send_late: Latency | None  # how long after its instant a request left: the generator's own delay
+    generator_cores: float  # CPU time the generator took, in cores
+    stages: dict[str, StageTimes]
+    raw: str
+
+
+class Yardstick(BaseModel, frozen=True):
+    """The same kernels without a server, interleaved with served levels: one value per round."""
+
+    in_process_p50_ms: list[float]  # one request per call, one thread
+    served_p50_ms: list[float]  # one client
+    in_process_rate: list[float]  # requests/s, all cores, the best batch
+    in_process_batch: int
+    served_rate: list[float]
+    served_clients: int
+
+    @property
+    def overhead_p50_ms(self) -> float:
+        return float(np.median(np.subtract(self.served_p50_ms, self.in_process_p50_ms)))
+
+    @property
+    def throughput_share(self) -> float:
+        return float(np.median(np.divide(self.served_rate, self.in_process_rate)))
+
+
+class Machine(BaseModel, frozen=True):
+    cpu: str
+    cores: int
+    load_before: float  # 1-minute load average when the run began: above the idle value, figures are of a busy machine
+    kernel: str
+    python: str
+
+    @classmethod
+    def here(cls) -> Machine:
+        return cls(
+            cpu=_cpu_name(),
+            cores=len(os.sched_getaffinity(0)),
+            load_before=os.getloadavg()[0],
+            kernel=platform.release(),
+            python=platform.python_version(),
+        )
+
+
+class Run(BaseModel):
+    """One run; lists grow while it goes on, and the file is rewritten after every measurement."""
+
+    started: str  # ISO, UTC
+    label: str
+    url: str
+    repo: str
+    generation: int
+    commit: str
+    config_hash: str  # of every config.pbtxt of the repository
+    machine: Machine
+    floor_p50_ms: float | None = None  # a call that does nothing (ServerLive), one client: what gRPC alone costs this client
+    closed: list[Closed] = []
+    open: list[Open] = []
+    yardstick: Yardstick | None = None
+    memory: list[ProcessMemory] = []  # at the peak of their sum
+    hit_rates: dict[str, float] = {}
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        beside = folder / "run.tmp"
+        beside.write_text(self.model_dump_json(indent=1))
+        beside.replace(folder / RUN_FILE)
+
+    def curve(self, model: str, transport: str = "grpc", mode: str = "concurrency") -> list[Closed]:
+        """Levels of one kind, by clients or rate; of a level measured twice the later one."""
+        levels = {x.value: x for x in self.closed if (x.model, x.transport, x.mode) == (model, transport, mode)}
+        return [levels[value] for value in sorted(levels)]
+
+    def open_load(self, name: str) -> Open | None:
+        return next((load for load in reversed(self.open) if load.name == name), None)
+
+
+def load_run(folder: Path) -> Run:
+    """ConfigError when there is no readable run."""
+    try:
+        return Run.model_validate_json((folder / RUN_FILE).read_text())
+    except (OSError, ValidationError) as error:
+        raise ConfigError(f"{folder} holds no readable {RUN_FILE}: {error}. Runs lie in {RESULTS}.") from error
+
+
+def latest_run(results: Path = RESULTS) -> Path:
+    folders = sorted(path.parent for path in results.glob(f"*/{RUN_FILE}"))
+    if not folders:
+        raise ConfigError(f"There is no run in {results} yet. Make one with `make perf`.")
+    return folders[-1]
+
+
+def new_folder(results: Path = RESULTS) -> Path:
+    return results / datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+
+
+def summary(run: Run) -> dict[str, Any]:
+    """One flat document for machines: what slo.toml speaks of. Keys that were not measured are left out."""
+    facts: dict[str, Any] = {
+        "perf": "recommend",
+        "started": run.started,
+        "commit": run.commit,
+        "config_hash": run.config_hash,
+        "generation": run.generation,
+        "cores": run.machine.cores,
+        "load_before": round(run.machine.load_before, 2),
+    }
+    if curve := run.curve("recommend"):
+        best = max(curve, key=lambda level: level.achieved_rate)
+        facts |= {"peak_rate": best.achieved_rate, "peak_clients": int(best.value)}
+        facts |= {f"clients_{int(level.value)}_p50_ms": level.latency.p50_ms for level in curve if level.value == 1}
+    if half := run.open_load("poisson 50 %"):
+        facts |= {"offered_rate": half.offered_rate, "achieved_rate": half.achieved_rate, "error_share": half.error_share}
+        if half.latency:
+            percentiles = {q: getattr(half.latency, f"{q}_ms") for q in ("p50", "p95", "p99")}
+            facts |= {f"{q}_ms": value for q, value in percentiles.items()} | {
+                "p99_over_p50": percentiles["p99"] / percentiles["p50"]
+            }
+    if run.yardstick:
+        facts |= {
+            "overhead_p50_ms": run.yardstick.overhead_p50_ms,
+            "throughput_share": run.yardstick.throughput_share,
+        }
+    if run.memory:
+        facts["memory_mib"] = total_mib(run.memory)
+    if run.hit_rates:
+        facts["hit_rates"] = {name: round(rate, 4) for name, rate in run.hit_rates.items()}
+    return {name: round(value, 4) if isinstance(value, float) else value for name, value in facts.items()}
+
+
+def commit_of(folder: Path = PROJECT) -> str:
+    """-> short hash, with "+" when files were changed since; "" outside git."""
+    try:
+        head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=folder, capture_output=True, text=True, check=True)
+        changed = subprocess.run(["git", "status", "--porcelain", "-uno"], cwd=folder, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
+
+
+def config_hash(repo: Path) -> str:
+    """-> 12 digits over every config.pbtxt: two runs with the same ones measured the same serving settings."""
+    digest = hashlib.sha256()
+    for path in sorted(repo.glob("*/config.pbtxt")):
+        digest.update(path.parent.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def last_line(document: dict[str, Any]) -> str:
+    return json.dumps(document, separators=(",", ":"))
+
+
+def _cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()

@@ -1,0 +1,73 @@
+"""When requests are due: sorted float64 [N], seconds from the start of the load. Randomness is an argument."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from stages.errors import ConfigError
+
+MAX_REQUESTS = 200_000  # of one load: bounds memory and time whatever rate was asked for
+
+
+def poisson(rate: float, duration_s: float, rng: np.random.Generator) -> np.ndarray:
+    """Independent users: exponential gaps, `rate` requests/s on average. ConfigError beyond MAX_REQUESTS."""
+    _check(rate, duration_s, rate * duration_s)
+    return np.sort(rng.uniform(0.0, duration_s, rng.poisson(rate * duration_s)))
+
+
+def bursts(
+    rate: float, duration_s: float, rng: np.random.Generator, factor: float = 10.0, every_s: float = 5.0, burst_s: float = 0.5
+) -> np.ndarray:
+    """Poisson at `rate`, and `factor` times that during the first `burst_s` of every `every_s` but the first.
+
+    Thinned from a Poisson process at the peak rate.
+    """
+    due_s = poisson(rate * factor, duration_s, rng)
+    keep = in_burst(due_s, every_s, burst_s) | (rng.random(len(due_s)) < 1.0 / factor)
+    return due_s[keep]
+
+
+def in_burst(due_s: np.ndarray, every_s: float = 5.0, burst_s: float = 0.5) -> np.ndarray:
+    """-> bool [N]: due within a burst. The first period has none: it shows the quiet state."""
+    return (due_s >= every_s) & (due_s % every_s < burst_s)
+
+
+def recorded(times_s: np.ndarray, rate: float, duration_s: float) -> np.ndarray:
+    """The log's own rhythm: gaps keep their proportions, compressed so that the mean rate is `rate`; cut after `duration_s`.
+
+    times_s: float64 [M] unix seconds, any order, M >= 2. A log shorter than the load starts over.
+    """
+    _check(rate, duration_s, rate * duration_s)
+    times_s = np.sort(np.asarray(times_s, np.float64))
+    span_s = times_s[-1] - times_s[0] if len(times_s) > 1 else 0.0
+    if span_s <= 0:
+        raise ConfigError(f"Recorded arrivals need two different times, got {len(times_s)} within {span_s:g} s.")
+    lap_s = len(times_s) / rate  # how long the whole log lasts at this rate
+    one_lap = (times_s - times_s[0]) * (lap_s / span_s)
+    laps = int(np.ceil(duration_s / lap_s))
+    due_s = (one_lap[None, :] + lap_s * np.arange(laps)[:, None]).ravel()
+    return due_s[due_s < duration_s]
+
+
+def read_times(source: str) -> np.ndarray:
+    """-> float64 [M] unix seconds: a text file with one time per line, or else the interactions of a data set."""
+    if Path(source).is_file():
+        try:
+            return np.loadtxt(source, dtype=np.float64, ndmin=1)
+        except ValueError as error:
+            raise ConfigError(f"{source}: {error}. Expected one arrival time in seconds per line.") from error
+    from export.dataset import load_dataset  # pandas: only where a data set is named
+
+    return load_dataset(source).interactions["timestamp"].to_numpy(np.float64)
+
+
+def _check(rate: float, duration_s: float, expected: float) -> None:
+    if rate <= 0 or duration_s <= 0:
+        raise ConfigError(f"Rate and duration must be positive, got {rate:g} requests/s for {duration_s:g} s.")
+    if expected > MAX_REQUESTS:
+        raise ConfigError(
+            f"{rate:g} requests/s for {duration_s:g} s are {expected:,.0f} requests; at most {MAX_REQUESTS:,} are sent in one "
+            "load. Lower the rate or the duration."
+        )

@@ -1,0 +1,67 @@
+"""The SLO gate: bounds of slo.toml against the last line of a run."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from stages.errors import ConfigError
+
+SLO_FILE = Path(__file__).with_name("slo.toml")
+
+
+class Bound(BaseModel):
+    """One side of a number."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    at_most: float | None = None
+    at_least: float | None = None
+    why: str = ""
+
+    @model_validator(mode="after")
+    def _one_side(self) -> Bound:
+        if (self.at_most is None) == (self.at_least is None):
+            raise ValueError("give either at_most or at_least")
+        return self
+
+    def __str__(self) -> str:
+        return f"at most {self.at_most:g}" if self.at_least is None else f"at least {self.at_least:g}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """value None: the run did not measure it, which fails (a gate that passes on silence is none)."""
+
+    key: str
+    bound: Bound
+    value: float | None
+
+    @property
+    def kept(self) -> bool:
+        if self.value is None:
+            return False
+        return self.value <= self.bound.at_most if self.bound.at_least is None else self.value >= self.bound.at_least
+
+
+def read_slo(path: Path = SLO_FILE) -> dict[str, Bound]:
+    try:
+        return {key: Bound.model_validate(table) for key, table in tomllib.loads(path.read_text()).items()}
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}. Pass --slo with a file like {SLO_FILE}.") from error
+    except (tomllib.TOMLDecodeError, ValidationError) as error:
+        raise ConfigError(f"{path} is not a list of bounds: {error}. See the one in {SLO_FILE}.") from error
+
+
+def judge(slo: dict[str, Bound], document: dict[str, Any]) -> list[Verdict]:
+    """document: the last line of a run."""
+    verdicts = []
+    for key, bound in slo.items():
+        value = document.get(key)
+        number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+        verdicts.append(Verdict(key, bound, number))
+    return verdicts

@@ -1,0 +1,61 @@
+"""The server that is measured: found at an address, or started on free ports when nothing answers there."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from perf.open_loop import require_loopback
+from server.generations import served_generation
+from server.health import is_ready, model_states, not_ready
+from server.launcher import TritonServer, running_servers
+from server.ports import Ports
+from server.state import ServerState
+from stages.errors import ConfigError, ServerError
+
+
+@dataclass(frozen=True)
+class Site:
+    """Addresses of one ready server, and the published generation it answers with."""
+
+    grpc_url: str
+    http_url: str
+    metrics_url: str
+    repo: Path
+    generation: int
+    tag: str | None  # of its processes; None when it was not started by `server`: its memory is then not read
+
+
+@contextlib.contextmanager
+def serve(url: str, repo: Path) -> Iterator[Site]:
+    """The server at `url` as it is, or one started on `repo` for the while, on that gRPC port when it is free."""
+    require_loopback(url)
+    if model_states(url) is not None:
+        if not is_ready(url):
+            raise ServerError(
+                f"The server at {url} is not ready: {not_ready(url)}. `make stop`, then `make perf` starts its own."
+            )
+        yield running_site(url, repo)
+        return
+    with TritonServer(repo) as server:
+        yield site_of(server.state)
+
+
+def running_site(url: str, repo: Path) -> Site:
+    """A server that somebody started: ours are known with their ports; of others, Triton's default distances are assumed."""
+    host, _, port = url.rpartition(":")
+    state = next((state for state in running_servers() if state.ports.grpc == int(port)), None)
+    if state is None:
+        ports = Ports(int(port), int(port) - 1, int(port) + 1)
+        metrics = f"http://{host}:{ports.metrics}/metrics"
+        return Site(url, f"{host}:{ports.http}", metrics, repo.resolve(), served_generation(url), None)
+    if state.repo != repo.resolve():
+        raise ConfigError(f"The server at {url} serves {state.repo}, not {repo}. Pass --repo {state.repo}, or another --url.")
+    return site_of(state)
+
+
+def site_of(state: ServerState) -> Site:
+    http, metrics = f"localhost:{state.ports.http}", f"http://localhost:{state.ports.metrics}/metrics"
+    return Site(state.grpc_url, http, metrics, state.repo, served_generation(state.grpc_url), state.tag)

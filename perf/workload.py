@@ -1,0 +1,134 @@
+"""What is asked: recorded requests of the repository, drawn again by popularity, in the three forms that load needs them.
+
+    perf_analyzer   a JSON file of rows                      (`write_analyzer_json`)
+    open loop       serialised gRPC requests                 (`serialised`)
+    a single stage  what the stages before it answer         (`stage_inputs`: asked from the server itself)
+
+An optional tensor that a row leaves out is left out here too, as callers do.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import tritonclient.grpc as grpcclient
+from tritonclient.grpc import service_pb2 as pb
+
+from export.repository.recorded import RECORDED_FILE, read_recorded
+from stages.artifacts import read_stage
+from stages.contract import ENSEMBLE, STAGES, ModelSpec, TensorSpec, ensemble_spec, stage_specs
+from stages.errors import ConfigError
+
+Arrays = dict[str, np.ndarray]
+ZIPF_EXPONENT = 1.0
+STAGE_BATCH = 32  # rows per call while stage inputs are collected
+
+
+def read_specs(repo: Path, generation: int) -> dict[str, ModelSpec]:
+    """-> the five models of a published generation, by name."""
+    info = read_stage(repo / STAGES[0] / str(generation))
+    stages = stage_specs(info.axes, info.context)
+    return {**stages, ENSEMBLE: ensemble_spec(stages)}
+
+
+def read_requests(repo: Path, generation: int) -> Arrays:
+    """-> the recorded inputs of `recommend`, each [R, *dims]. ArtifactError when the generation carries none."""
+    return read_recorded(repo / ENSEMBLE / str(generation) / RECORDED_FILE).inputs
+
+
+def draw(requests: Arrays, count: int, rng: np.random.Generator, cold_share: float = 0.0) -> Arrays:
+    """-> `count` rows of `requests`, users by Zipf: the r-th most active one with weight 1/r, each time one of its rows.
+
+    cold_share of them get the id of a user nobody has seen.
+    """
+    if not 0.0 <= cold_share <= 1.0:
+        raise ConfigError(f"The share of cold starts is {cold_share:g}; it lies between 0 and 1.")
+    users, user_of_row, rows_of_user = np.unique(requests["user_id"][:, 0], return_inverse=True, return_counts=True)
+    rank = np.empty(len(users), np.int64)
+    rank[np.argsort(-rows_of_user, kind="stable")] = np.arange(1, len(users) + 1)
+    weight = 1.0 / rank[user_of_row] ** ZIPF_EXPONENT / rows_of_user[user_of_row]
+    rows = rng.choice(len(user_of_row), count, p=weight / weight.sum())
+    drawn = {name: array[rows] for name, array in requests.items()}
+    cold = rng.random(count) < cold_share
+    drawn["user_id"][cold, 0] = rng.integers(2**52, 2**53, cold.sum())  # above any id of `stable_id`'s shops by chance only
+    return drawn
+
+
+def left_out(spec: TensorSpec, row: np.ndarray) -> bool:
+    """Is this the fill value, that is, would a caller not send this tensor?"""
+    if not spec.optional:
+        return False
+    if isinstance(spec.fill, float) and np.isnan(spec.fill):
+        return bool(np.isnan(row).all())
+    return bool((row == spec.fill).all())
+
+
+def write_analyzer_json(path: Path, spec: ModelSpec, rows: Arrays, complete: bool = False) -> None:
+    """Write perf_analyzer's input data: one step per row. `complete` also writes fills (shared memory wants every tensor)."""
+    steps = []
+    for row in range(len(rows["user_id"] if "user_id" in rows else next(iter(rows.values())))):
+        given = [t for t in spec.inputs if complete or not left_out(t, rows[t.name][row])]
+        steps.append({t.name: {"content": _plain(rows[t.name][row]), "shape": list(t.dims)} for t in given})
+    path.write_text(json.dumps({"data": steps}))
+
+
+def _plain(row: np.ndarray) -> list:
+    if row.dtype == np.object_:
+        return [value.decode() for value in row.ravel()]
+    return (
+        np.nan_to_num(row.ravel(), nan=0.0, posinf=0.0, neginf=-1e30).tolist()
+        if row.dtype.kind == "f"
+        else row.ravel().tolist()
+    )
+
+
+def serialised(spec: ModelSpec, rows: Arrays, priority: np.ndarray | None = None) -> list[bytes]:
+    """-> one ModelInferRequest per row, ready for the wire: no work is left for the moment a request is due.
+
+    priority: int [N], 0 = the model's default.
+    """
+    bodies = []
+    for row in range(len(rows["user_id"])):
+        request = pb.ModelInferRequest(model_name=spec.name)
+        if priority is not None and priority[row]:
+            request.parameters["priority"].uint64_param = int(priority[row])
+        for tensor in spec.inputs:
+            if left_out(tensor, rows[tensor.name][row]):
+                continue
+            request.inputs.add(name=tensor.name, datatype=tensor.dtype, shape=[1, *tensor.dims])
+            request.raw_input_contents.append(_raw(rows[tensor.name][row]))
+        bodies.append(request.SerializeToString())
+    return bodies
+
+
+def _raw(row: np.ndarray) -> bytes:
+    if row.dtype == np.object_:
+        return b"".join(len(text).to_bytes(4, "little") + text for text in row.ravel())
+    return np.ascontiguousarray(row).tobytes()
+
+
+def stage_inputs(url: str, specs: dict[str, ModelSpec], generation: int, requests: Arrays) -> dict[str, Arrays]:
+    """-> for each stage its input tensors [R, *dims], as the stages before it answer `requests`."""
+    count = len(requests["user_id"])
+    tensors, inputs = dict(requests), {}
+    with grpcclient.InferenceServerClient(url) as client:
+        for name in STAGES:
+            spec = specs[name]
+            inputs[name] = {t.name: tensors[t.name] if t.name in tensors else t.filled(count) for t in spec.inputs}
+            tensors.update(_ask(client, spec, generation, inputs[name]))
+    return inputs
+
+
+def _ask(client: grpcclient.InferenceServerClient, spec: ModelSpec, generation: int, inputs: Arrays) -> Arrays:
+    answers = []
+    for start in range(0, len(next(iter(inputs.values()))), STAGE_BATCH):
+        tensors = []
+        for tensor in spec.inputs:
+            rows = inputs[tensor.name][start : start + STAGE_BATCH]
+            tensors.append(grpcclient.InferInput(tensor.name, list(rows.shape), tensor.dtype))
+            tensors[-1].set_data_from_numpy(rows)
+        answer = client.infer(spec.name, tensors, model_version=str(generation))
+        answers.append({t.name: answer.as_numpy(t.name) for t in spec.outputs})
+    return {name: np.concatenate([answer[name] for answer in answers]) for name in answers[0]}
