@@ -1,7 +1,8 @@
 """`make eval`: how good the recommendations are, stage by stage and through a real server, beside four baselines.
 
 The test is the last 20 % of each user's events in time. The pipeline is exported from the rest alone, into a repository of its
-own, and served by a real tritonserver; what users already had is neither served nor counted.
+own, and served by a real tritonserver; what users already had is neither served nor counted. AUC is over the whole catalogue:
+a stage's list first, then what the stage before it ordered.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from rich.table import Table
 from export.build import build_repository
 from export.dataset import Dataset, split_by_time
 from export.evaluation.baselines import Baseline, Quality, baselines, evaluate
-from export.evaluation.metrics import coverage, ndcg_at, recall_at
+from export.evaluation.metrics import auc, coverage, ndcg_at, recall_at
 from export.evaluation.problem import TEST_SHARE, Problem, problem_of
 from export.settings import Settings
 from server.launcher import TritonServer
 from stages.contract import ENSEMBLE, PAD_ID
 from stages.pipeline import Pipeline
+from stages.search import Blocked
 
 USERS_PER_CALL = 32
 CONCURRENT_CALLS = 4
-UNDEFINED = float("nan")  # an AUC asks for a score of every item; a list of 20 has none
 
 
 def evaluate_dataset(dataset: Dataset, repository: Path, settings: Settings, console: Console) -> dict[str, Quality]:
@@ -45,7 +46,8 @@ def evaluate_dataset(dataset: Dataset, repository: Path, settings: Settings, con
         console.print(f"{named(baseline)}: {rows[named(baseline)]}")
     rows |= stage_qualities(Pipeline.load(repository), problem)
     with TritonServer(repository) as server:
-        rows["served (end to end)"] = quality_of(served_lists(server.grpc_url, problem), problem)
+        # What is served is a list of K: behind it, the AUC's order is that of the pipeline in process.
+        rows["served (end to end)"] = quality_of(served_lists(server.grpc_url, problem), rows["after rerank"].auc, problem)
     console.print(table_of(dataset, problem, rows))
     console.print_json(json.dumps({name: asdict(quality) for name, quality in rows.items()}), indent=None)
     return rows
@@ -59,13 +61,44 @@ def named(baseline: Baseline) -> str:
 def stage_qualities(pipeline: Pipeline, problem: Problem) -> dict[str, Quality]:
     """-> quality of the list as retrieval orders it, as the ranker orders it, and as the whole pipeline returns it."""
     lists: dict[str, list[np.ndarray]] = {"retrieve": [], "rank": [], "rerank": []}
+    aucs: dict[str, list[np.ndarray]] = {"retrieve": [], "rank": [], "rerank": []}
     for block in blocks(problem.test_users):
         tensors = pipeline.trace({"user_id": problem.user_ids[block][:, None]})
         by_rank = np.argsort(-tensors["rank_scores"], axis=1, kind="stable")
-        lists["retrieve"].append(tensors["candidate_ids"])
-        lists["rank"].append(np.take_along_axis(tensors["candidate_ids"], by_rank, axis=1))
-        lists["rerank"].append(tensors["item_ids"])
-    return {f"after {stage}": quality_of(np.concatenate(ids)[:, :20], problem) for stage, ids in lists.items()}
+        found = {
+            "retrieve": tensors["candidate_ids"],
+            "rank": np.take_along_axis(tensors["candidate_ids"], by_rank, axis=1),
+            "rerank": tensors["item_ids"],
+        }
+        order = retrieval_order(pipeline, tensors, problem)
+        for stage, ids in found.items():
+            order = moved_up(order, positions_of(ids, problem))
+            aucs[stage].append(auc(order, problem.test.relevant[block], problem.test.seen[block]))
+            lists[stage].append(ids)
+    return {
+        f"after {stage}": quality_of(np.concatenate(ids)[:, :20], float(np.nanmean(np.concatenate(aucs[stage]))), problem)
+        for stage, ids in lists.items()
+    }
+
+
+def retrieval_order(pipeline: Pipeline, tensors: dict[str, np.ndarray], problem: Problem) -> np.ndarray:
+    """-> float32 [B, n_items]: every item of the catalogue as retrieval orders it, scored by its place."""
+    retrieve = pipeline.stages["retrieve"]
+    history = retrieve.items.positions(tensors["history_ids"])
+    nothing = Blocked(np.empty(0, np.int64), np.empty(0, np.int64))
+    vectors, n_items = retrieve.user_vectors(tensors, history), len(problem.item_ids)
+    positions, _ = retrieve.search.exact(vectors, history, nothing, n_items)
+    return moved_up(np.zeros((len(history), n_items), np.float32), positions)
+
+
+def moved_up(order: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """-> float32 [B, n_items] scores in which the items of `first` [B, K], best first, come before all others, which keep
+    their order."""
+    n_rows, n_items = order.shape
+    moved = np.pad(order, ((0, 0), (0, 1)))  # a column for padding
+    top = order.max() + np.arange(first.shape[1], 0, -1, dtype=np.float32)
+    moved[np.arange(n_rows)[:, None], first] = top
+    return moved[:, :n_items]
 
 
 def served_lists(url: str, problem: Problem) -> np.ndarray:
@@ -84,13 +117,17 @@ def blocks(users: np.ndarray) -> list[np.ndarray]:
     return [users[start : start + USERS_PER_CALL] for start in range(0, len(users), USERS_PER_CALL)]
 
 
-def quality_of(item_ids: np.ndarray, problem: Problem) -> Quality:
+def positions_of(item_ids: np.ndarray, problem: Problem) -> np.ndarray:
+    """int64 [U, K] ids -> int64 [U, K] positions, n_items for PAD_ID."""
+    return np.where(item_ids == PAD_ID, len(problem.item_ids), np.searchsorted(problem.item_ids, item_ids))
+
+
+def quality_of(item_ids: np.ndarray, auc_mean: float, problem: Problem) -> Quality:
     """item_ids: int64 [U, K], the lists of the test users, PAD_ID padded."""
-    n_items = len(problem.item_ids)
-    positions = np.where(item_ids == PAD_ID, n_items, np.searchsorted(problem.item_ids, item_ids))
+    positions = positions_of(item_ids, problem)
     relevant = problem.test.relevant[problem.test_users]
     recall, ndcg = recall_at(positions, relevant, 20).mean(), ndcg_at(positions, relevant, 10).mean()
-    return Quality(float(recall), float(ndcg), coverage(positions, n_items), UNDEFINED)
+    return Quality(float(recall), float(ndcg), coverage(positions, len(problem.item_ids)), auc_mean)
 
 
 def table_of(dataset: Dataset, problem: Problem, rows: dict[str, Quality]) -> Table:
@@ -100,5 +137,5 @@ def table_of(dataset: Dataset, problem: Problem, rows: dict[str, Quality]) -> Ta
         table.add_column(heading, justify="right")
     for name, quality in rows.items():
         numbers = (quality.recall_at_20, quality.ndcg_at_10, quality.coverage, quality.auc)
-        table.add_row(name, *("-" if np.isnan(n) else f"{n:.4f}" for n in numbers))
+        table.add_row(name, *(f"{number:.4f}" for number in numbers))
     return table
