@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from stages.contract import ENSEMBLE
 
 ROWS = 1_000  # of input data: perf_analyzer starts over at its end
 INTERACTIVE, BULK = 1, 2  # priority levels
+BURST_SHARE = 0.2  # of the peak, between bursts: ten times this is twice what the server can do
 
 
 @dataclass
@@ -91,18 +93,15 @@ def scenarios(peak_rate: float, duration_s: float, shares: Sequence[float] = (0.
     def poisson(share: float) -> Callable[[np.random.Generator], np.ndarray]:
         return lambda rng: schedule.poisson(share * peak_rate, duration_s, rng)
 
-    burst_rate = 0.2 * peak_rate  # ten times this is twice what the server can do
+    def bursts(rng: np.random.Generator) -> np.ndarray:
+        return schedule.bursts(BURST_SHARE * peak_rate, duration_s * 2, rng)
+
     loads = [Scenario(f"poisson {share:.0%}".replace("%", " %"), poisson(share), duration_s) for share in shares]
     return [
         *loads,
         Scenario("cold starts 20 %", poisson(0.5), duration_s, cold_share=0.2),
         Scenario("half of it bulk", poisson(0.75), duration_s, bulk_share=0.5),
-        Scenario(
-            "bursts x10",
-            lambda rng: schedule.bursts(burst_rate, duration_s * 2, rng),
-            duration_s * 2,
-            in_burst=schedule.in_burst,
-        ),
+        Scenario("bursts x10", bursts, duration_s * 2, in_burst=schedule.in_burst),
     ]
 
 
@@ -125,7 +124,7 @@ def add_open(bench: Bench, scenario: Scenario, progress: Callable[[int], None] =
     before = read_counters(bench.site.grpc_url)
     outcome = run_load(bench.site.grpc_url, bodies, due_s, progress)
     after = read_counters(bench.site.grpc_url)
-    raw = f"open-{scenario.name.replace(' ', '-').replace('%', 'percent')}.npz"
+    raw = f"open-{re.sub(r'[^a-z0-9]+', '-', scenario.name)}.npz"
     np.savez_compressed(
         bench.folder / raw, due_ns=outcome.due_ns, sent_ns=outcome.sent_ns, answered_ns=outcome.answered_ns, **classes
     )

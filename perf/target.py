@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perf.open_loop import require_loopback
+from server.environment import RUN_DIR
 from server.generations import served_generation
 from server.health import is_ready, model_states, not_ready
 from server.launcher import TritonServer, running_servers
@@ -46,7 +47,7 @@ def serve(url: str, repo: Path) -> Iterator[Site]:
 def running_site(url: str, repo: Path) -> Site:
     """A server that somebody started: ours are known with their ports; of others, Triton's default distances are assumed."""
     host, _, port = url.rpartition(":")
-    state = next((state for state in running_servers() if state.ports.grpc == int(port)), None)
+    state = next((state for state in running_servers(RUN_DIR) if state.ports.grpc == int(port)), None)
     if state is None:
         ports = Ports(int(port), int(port) - 1, int(port) + 1)
         metrics = f"http://{host}:{ports.metrics}/metrics"

@@ -117,11 +117,12 @@ def stage_inputs(url: str, specs: dict[str, ModelSpec], generation: int, request
         for name in STAGES:
             spec = specs[name]
             inputs[name] = {t.name: tensors[t.name] if t.name in tensors else t.filled(count) for t in spec.inputs}
-            tensors.update(_ask(client, spec, generation, inputs[name]))
+            tensors.update(ask(client, spec, str(generation), inputs[name]))
     return inputs
 
 
-def _ask(client: grpcclient.InferenceServerClient, spec: ModelSpec, generation: int, inputs: Arrays) -> Arrays:
+def ask(client: grpcclient.InferenceServerClient, spec: ModelSpec, version: str, inputs: Arrays) -> Arrays:
+    """-> the outputs [R, *dims] of one model to all rows, a few at a time; version "" lets the server choose."""
     answers = []
     for start in range(0, len(next(iter(inputs.values()))), STAGE_BATCH):
         tensors = []
@@ -129,6 +130,6 @@ def _ask(client: grpcclient.InferenceServerClient, spec: ModelSpec, generation: 
             rows = inputs[tensor.name][start : start + STAGE_BATCH]
             tensors.append(grpcclient.InferInput(tensor.name, list(rows.shape), tensor.dtype))
             tensors[-1].set_data_from_numpy(rows)
-        answer = client.infer(spec.name, tensors, model_version=str(generation))
+        answer = client.infer(spec.name, tensors, model_version=version)
         answers.append({t.name: answer.as_numpy(t.name) for t in spec.outputs})
     return {name: np.concatenate([answer[name] for answer in answers]) for name in answers[0]}

@@ -1,0 +1,3 @@
+from perf.cli import main
+
+main()

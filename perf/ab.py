@@ -1,0 +1,134 @@
+"""A against B, interleaved: what a change does, on a machine whose speed drifts by more than the change.
+
+Both repositories are served at the same time and asked in turns (A B, B A, A B, …). Each round gives one ratio per metric; the
+median is the answer, the spread says how far to trust it. A ratio counts only for equal answers: both are compared first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import tritonclient.grpc as grpcclient
+from pydantic import BaseModel
+
+from export.repository.recorded import compare_answers
+from perf.full import new_bench
+from perf.measure import Bench
+from perf.target import site_of
+from perf.workload import ask, read_requests
+from server.environment import PROJECT
+from server.launcher import TritonServer
+from server.repository import read_repository
+from stages.contract import ENSEMBLE
+from stages.errors import ConfigError, ExportError
+
+COMPARED_ROWS = 256
+
+
+class Ratio(BaseModel, frozen=True):
+    """B / A of one metric, by round."""
+
+    metric: str
+    a: list[float]
+    b: list[float]
+
+    @property
+    def by_round(self) -> np.ndarray:
+        return np.divide(self.b, self.a)
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.by_round))
+
+    @property
+    def low(self) -> float:
+        return float(self.by_round.min())
+
+    @property
+    def high(self) -> float:
+        return float(self.by_round.max())
+
+    @property
+    def certain(self) -> bool:
+        """Every round says the same: all above 1 or all below."""
+        return self.low > 1.0 or self.high < 1.0
+
+
+class Comparison(BaseModel, frozen=True):
+    a: str
+    b: str
+    answers: str  # "" when equal, else what differs
+    ratios: list[Ratio]
+
+
+def interleave(
+    a: Callable[[], dict[str, float]], b: Callable[[], dict[str, float]], rounds: int, step: Callable[[str], None]
+) -> list[Ratio]:
+    """Call both once per round, who goes first alternates; -> a Ratio per metric they return."""
+    taken: dict[str, list[dict[str, float]]] = {"A": [], "B": []}
+    for number in range(rounds):
+        for name, call in [("A", a), ("B", b)] if number % 2 == 0 else [("B", b), ("A", a)]:
+            step(f"round {number + 1}: {name}")
+            taken[name].append(call())
+    metrics = taken["A"][0]
+    return [Ratio(metric=m, a=[x[m] for x in taken["A"]], b=[x[m] for x in taken["B"]]) for m in metrics]
+
+
+def compare(repo_a: Path, repo_b: Path, folder: Path, rounds: int, clients: int, window_s: float, step) -> Comparison:
+    """Serve both, compare their answers to A's recorded requests, then measure in turns."""
+    with TritonServer(repo_a) as server_a, TritonServer(repo_b) as server_b:
+        benches = [
+            new_bench(site_of(server.state), label, folder / label) for server, label in ((server_a, "A"), (server_b, "B"))
+        ]
+        ratios = interleave(*(lambda bench=bench: _measure(bench, clients, window_s) for bench in benches), rounds, step)
+        return Comparison(a=str(repo_a), b=str(repo_b), answers=differing_answers(*benches), ratios=ratios)
+
+
+def _measure(bench: Bench, clients: int, window_s: float) -> dict[str, float]:
+    one = bench.closed(ENSEMBLE, "grpc", "concurrency", 1, window_s)
+    many = bench.closed(ENSEMBLE, "grpc", "concurrency", clients, window_s)
+    return {
+        "p50 ms, 1 client": one.latency.p50_ms,
+        "p99 ms, 1 client": one.latency.p99_ms,
+        f"answers/s, {clients} clients": many.achieved_rate,
+        f"p99 ms, {clients} clients": many.latency.p99_ms,
+    }
+
+
+def differing_answers(a: Bench, b: Bench) -> str:
+    """-> "" when both answer A's recorded requests alike (ids equal, scores within 1e-5)."""
+    requests = {name: rows[:COMPARED_ROWS] for name, rows in read_requests(a.site.repo, a.site.generation).items()}
+    answers = []
+    for bench in (a, b):
+        with grpcclient.InferenceServerClient(bench.site.grpc_url) as client:
+            answers.append(ask(client, bench.specs[ENSEMBLE], "", requests))
+    return compare_answers(answers[1], answers[0])
+
+
+@contextlib.contextmanager
+def repository(text: str, data: str) -> Iterator[Path]:
+    """`text` is a repository folder, or a commit: that is checked out beside, and `data` exported with its code."""
+    if Path(text).is_dir():
+        read_repository(Path(text))
+        yield Path(text)
+        return
+    known = subprocess.run(["git", "rev-parse", "--verify", "-q", f"{text}^{{commit}}"], cwd=PROJECT, capture_output=True)
+    if known.returncode:
+        raise ConfigError(f"{text} is neither a repository folder nor a commit of this project.")
+    with tempfile.TemporaryDirectory(prefix="perf-ab-") as scratch:
+        tree, repo = Path(scratch) / "tree", Path(scratch) / "repo"
+        subprocess.run(["git", "worktree", "add", "-q", "--detach", str(tree), text], cwd=PROJECT, check=True)
+        try:
+            command = [sys.executable, "-m", "export", "build", "--data", data, "--profile", "cpu", "--repo", str(repo)]
+            done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
+            if done.returncode:
+                raise ExportError(f"Commit {text} does not export {data}: {done.stderr.strip()[-500:]}")
+            yield repo
+        finally:
+            subprocess.run(["git", "worktree", "remove", "--force", str(tree)], cwd=PROJECT, check=False)

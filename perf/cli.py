@@ -1,0 +1,230 @@
+"""python -m perf …: see the package's docstring for what is measured and why."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+
+from perf import ab as ab_mode
+from perf import full, measure, report, schedule, slo, tables
+from perf.measure import Scenario
+from perf.results import RESULTS, Run, last_line, latest_run, load_run, new_folder, summary
+from perf.target import serve
+from stages.contract import ENSEMBLE
+from stages.errors import ConfigError, RecommenderError
+
+app = typer.Typer(help="How fast a repository is served, and where the time goes.", add_completion=False, pretty_exceptions_enable=False)
+
+Url = Annotated[str, typer.Option(help="gRPC host:port; a server is started for the while when none answers there")]
+Repo = Annotated[Path, typer.Option(help="the model repository it serves")]
+Label = Annotated[str, typer.Option(help="a name for the run")]
+WindowS = Annotated[float, typer.Option(help="seconds of a measurement window; perf_analyzer takes three per level")]
+SloFile = Annotated[Path, typer.Option("--slo", help="bounds to keep")]
+RunFolder = Annotated[Path | None, typer.Option("--run", help=f"folder of a run; default: the latest in {RESULTS}")]
+
+BROKEN, ERROR = 1, 2  # exit codes
+
+
+@app.callback(invoke_without_command=True)
+def main_run(
+    context: typer.Context,
+    url: Url = "localhost:8001",
+    repo: Repo = Path("model_repository"),
+    label: Label = "",
+    window_s: WindowS = full.WINDOW_S,
+    rounds: Annotated[int, typer.Option(help="rounds of in-process against served", min=1)] = full.ROUNDS,
+    slo_file: SloFile = slo.SLO_FILE,
+) -> None:
+    """Without a command: everything, in about five minutes. Exit code 1 when an SLO is broken."""
+    if context.invoked_subcommand:
+        return
+    bounds = slo.read_slo(slo_file)
+    with serve(url, repo) as site:
+        bench = full.new_bench(site, label)
+        full.measure_all(bench, window_s=window_s, rounds=rounds)
+    _finish(bench.run, bench.folder, bounds)
+
+
+@app.command()
+def sweep(
+    url: Url = "localhost:8001",
+    repo: Repo = Path("model_repository"),
+    model: Annotated[str, typer.Option(help="recommend, or one stage")] = ENSEMBLE,
+    transport: Annotated[str, typer.Option(help="grpc, http, or grpc+shm (system shared memory)")] = "grpc",
+    clients: Annotated[str, typer.Option(help="numbers of concurrent clients")] = "1,2,4,8,16,32,64",
+    rates: Annotated[str, typer.Option(help="instead: Poisson requests/s")] = "",
+    label: Label = "",
+    window_s: WindowS = 3.0,
+) -> None:
+    """perf_analyzer over one model: a level per number of clients, or per request rate."""
+    mode, levels = ("request_rate", _numbers(rates)) if rates else ("concurrency", _numbers(clients))
+    with serve(url, repo) as site:
+        bench = full.new_bench(site, label)
+        if model not in bench.specs:
+            raise ConfigError(f"There is no model {model!r}; these are: {', '.join(bench.specs)}.")
+        with full.watched(bench), full.progress(len(levels)) as step:
+            for level in levels:
+                step(f"{model}, {transport}, {level:g}")
+                bench.add_closed(model, transport, mode, level, window_s)
+    _finish(bench.run, bench.folder, {})
+
+
+@app.command()
+def load(
+    rate: Annotated[float, typer.Option(help="requests/s on average (between bursts, with --arrivals bursts)")],
+    url: Url = "localhost:8001",
+    repo: Repo = Path("model_repository"),
+    duration_s: Annotated[float, typer.Option(help="seconds", max=600)] = 20.0,
+    arrivals: Annotated[str, typer.Option(help="poisson, bursts, or whose rhythm: a data set, or a file of times")] = "poisson",
+    cold_share: Annotated[float, typer.Option(help="share of requests from users nobody has seen")] = 0.0,
+    bulk_share: Annotated[float, typer.Option(help="share of requests with the lower priority")] = 0.0,
+    label: Label = "",
+) -> None:
+    """Open-loop load: requests leave when they are due, latency counts from then."""
+    scenario = Scenario(
+        name=f"{arrivals} {rate:g}/s",
+        due_s=_arrivals(arrivals, rate, duration_s),
+        duration_s=duration_s,
+        cold_share=cold_share,
+        bulk_share=bulk_share,
+        in_burst=schedule.in_burst if arrivals == "bursts" else None,
+    )
+    with serve(url, repo) as site:
+        bench = full.new_bench(site, label)
+        with full.watched(bench), full.progress(1) as step:
+            step(scenario.name)
+            measure.add_open(bench, scenario)
+    _finish(bench.run, bench.folder, {})
+
+
+@app.command("report")
+def report_command(run: RunFolder = None, slo_file: SloFile = slo.SLO_FILE) -> None:
+    """Draw a run again: report.html and PNGs in its folder."""
+    folder = run or latest_run()
+    _finish(load_run(folder), folder, slo.read_slo(slo_file), gate=False)
+
+
+@app.command()
+def compare(
+    a: Annotated[Path, typer.Argument(help="folder of a run")], b: Annotated[Path, typer.Argument(help="folder of another")]
+) -> None:
+    """Two runs beside each other; comparison.html in the second one's folder."""
+    first, second = load_run(a), load_run(b)
+    page = report.write_comparison(first, second, b)
+    table = tables.comparison_table(first, second)
+    _out().print(table.to_rich(), f"page: {page}", sep="\n")
+    print(last_line({"perf": "compare", "a": summary(first), "b": summary(second)}))
+
+
+@app.command()
+def ab(
+    a: Annotated[str, typer.Argument(help="repository folder, or a commit")],
+    b: Annotated[str, typer.Argument(help="repository folder, or a commit")],
+    data: Annotated[str, typer.Option(help="data set that commits export")] = "online-retail",
+    rounds: Annotated[int, typer.Option(min=1)] = 5,
+    clients: Annotated[int, typer.Option(help="of the throughput measurement")] = 32,
+    window_s: WindowS = 1.5,
+) -> None:
+    """A against B, interleaved: the ratio of each metric with its spread. Exit code 1 when their answers differ."""
+    folder = new_folder()
+    with (
+        ab_mode.repository(a, data) as repo_a,
+        ab_mode.repository(b, data) as repo_b,
+        full.progress(2 * rounds) as step,
+    ):
+        result = ab_mode.compare(repo_a, repo_b, folder, rounds, clients, window_s, step)
+    (folder / "ab.json").write_text(result.model_dump_json(indent=1))
+    _out().print(tables.ratio_table(result.ratios).to_rich())
+    _out().print("answers: " + (f"they differ: {result.answers}; the ratios do not count" if result.answers else "equal"))
+    ratios = {ratio.metric: [round(x, 4) for x in (ratio.median, ratio.low, ratio.high)] for ratio in result.ratios}
+    print(last_line({"perf": "ab", "a": a, "b": b, "answers_equal": not result.answers, "ratio_median_low_high": ratios}))
+    if result.answers:
+        raise typer.Exit(BROKEN)
+
+
+@app.command()
+def gate(
+    source: Annotated[str, typer.Argument(help="folder of a run, a file whose last line is its JSON, or - for stdin")] = "",
+    slo_file: SloFile = slo.SLO_FILE,
+) -> None:
+    """The SLO verdict on a run that was made: exit code 0 kept, 1 broken."""
+    document = _document(source)
+    verdicts = slo.judge(slo.read_slo(slo_file), document)
+    _out().print(tables.verdict_table(verdicts).to_rich())
+    print(last_line(document | _slo_facts(verdicts)))
+    if not all(verdict.kept for verdict in verdicts):
+        raise typer.Exit(BROKEN)
+
+
+def _finish(run: Run, folder: Path, bounds: dict[str, slo.Bound], gate: bool = True) -> None:
+    """Report, tables, verdict, and the JSON line that is always last."""
+    document = summary(run)
+    verdicts = slo.judge(bounds, document)
+    page = report.write_report(run, folder, verdicts)
+    shown = [tables.closed_table(run), tables.open_table(run), tables.stage_table(run), tables.verdict_table(verdicts)]
+    for table in shown:
+        if table.rows:
+            _out().print(table.to_rich())
+    for note in report.notes(run):
+        _out().print(note)
+    _out().print(f"report: {page}")
+    print(last_line(document | (_slo_facts(verdicts) if verdicts else {}) | {"run": str(folder)}))
+    if gate and not all(verdict.kept for verdict in verdicts):
+        raise typer.Exit(BROKEN)
+
+
+def _slo_facts(verdicts: list[slo.Verdict]) -> dict[str, object]:
+    broken = [verdict.key for verdict in verdicts if not verdict.kept]
+    return {"slo": "broken" if broken else "kept", "broken": broken}
+
+
+def _document(source: str) -> dict:
+    if source in ("", "-"):
+        text = sys.stdin.read() if source else ""
+    elif Path(source).is_file():
+        text = Path(source).read_text()
+    else:
+        text = ""
+    if not text:
+        return summary(load_run(Path(source) if source else latest_run()))
+    try:
+        return dict(json.loads(text.strip().splitlines()[-1]))
+    except (ValueError, TypeError, IndexError) as error:
+        raise ConfigError(f"The last line of {source} is not the JSON of a run: {error}.") from error
+
+
+def _arrivals(arrivals: str, rate: float, duration_s: float):
+    if arrivals == "poisson":
+        return lambda rng: schedule.poisson(rate, duration_s, rng)
+    if arrivals == "bursts":
+        return lambda rng: schedule.bursts(rate, duration_s, rng)
+    times_s = schedule.read_times(arrivals)
+    return lambda rng: schedule.recorded(times_s, rate, duration_s)
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        numbers = [float(part) for part in text.split(",") if part.strip()]
+    except ValueError as error:
+        raise ConfigError(f"{text!r} is not a list of numbers: {error}. Example: 1,8,32.") from error
+    if not numbers or not np.all(np.array(numbers) > 0):
+        raise ConfigError(f"{text!r} holds no positive numbers. Example: 1,8,32.")
+    return numbers
+
+
+def _out() -> Console:
+    return Console(width=None if sys.stdout.isatty() else 120, soft_wrap=False)
+
+
+def main() -> None:
+    try:
+        app(prog_name="python -m perf")
+    except RecommenderError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(ERROR)

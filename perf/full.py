@@ -1,0 +1,110 @@
+"""`python -m perf`: everything a report shows, in an order that lets later parts use earlier ones, with progress."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from perf import measure
+from perf.hit_rates import hit_rates, read_samples
+from perf.latency import Latency
+from perf.measure import Bench
+from perf.memory import PeakMemory
+from perf.open_loop import floor_ns
+from perf.results import Machine, Run, commit_of, config_hash, new_folder
+from perf.target import Site
+from stages.contract import ENSEMBLE, STAGES
+
+CLIENTS = (1, 2, 4, 8, 16, 32, 64)
+FEW_CLIENTS = (1, 8, 32)  # other transports
+STAGE_CLIENTS = (1, 16)
+RATE_SHARES = (0.25, 0.5, 0.75, 0.9)  # of the peak
+WINDOW_S = 1.5  # of perf_analyzer, three per level
+LOAD_S = 6.0
+ROUNDS = 5  # of the yardstick
+SEED = 20260101
+
+console = Console(stderr=True, width=None if os.isatty(2) else 120)
+
+
+def new_bench(site: Site, label: str, folder: Path | None = None) -> Bench:
+    run = Run(
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        label=label,
+        url=site.grpc_url,
+        repo=str(site.repo),
+        generation=site.generation,
+        commit=commit_of(),
+        config_hash=config_hash(site.repo),
+        machine=Machine.here(),
+    )
+    return Bench(site, run, folder or new_folder(), np.random.default_rng(SEED))
+
+
+def measure_all(bench: Bench, window_s: float = WINDOW_S, load_s: float = LOAD_S, rounds: int = ROUNDS) -> None:
+    """Sweeps, open-loop scenarios and the yardstick; memory and hit rates over all of them."""
+    n_sweep = len(CLIENTS) + 2 * len(FEW_CLIENTS) + len(STAGES) * len(STAGE_CLIENTS) + len(RATE_SHARES)
+    n_open = len(measure.scenarios(1.0, load_s, RATE_SHARES))
+    with watched(bench), progress(n_sweep + n_open + rounds) as step:
+        bench.run.floor_p50_ms = Latency.of(floor_ns(bench.site.grpc_url)).p50_ms
+        for clients in CLIENTS:
+            step(f"recommend, {clients} clients")
+            bench.add_closed(ENSEMBLE, "grpc", "concurrency", clients, window_s)
+        best = max(bench.run.curve(ENSEMBLE), key=lambda level: level.achieved_rate)
+        for transport in ("http", "grpc+shm"):
+            for clients in FEW_CLIENTS:
+                step(f"recommend over {transport}, {clients} clients")
+                bench.add_closed(ENSEMBLE, transport, "concurrency", clients, window_s)
+        for stage in STAGES:
+            for clients in STAGE_CLIENTS:
+                step(f"{stage}, {clients} clients")
+                bench.add_closed(stage, "grpc", "concurrency", clients, window_s)
+        for share in RATE_SHARES:
+            step(f"recommend, {share:.0%} of the peak by perf_analyzer")
+            bench.add_closed(ENSEMBLE, "grpc", "request_rate", round(share * best.achieved_rate), window_s)
+        for scenario in measure.scenarios(best.achieved_rate, load_s, RATE_SHARES):
+            step(f"open loop: {scenario.name}")
+            measure.add_open(bench, scenario)
+        step("in-process and served, alternating")
+        cores = bench.run.machine.cores
+        measure.add_yardstick(
+            bench, int(best.value), rounds, window_s, cores, lambda done: done < rounds and step(f"round {done + 1}")
+        )
+
+
+@contextlib.contextmanager
+def watched(bench: Bench) -> Iterator[None]:
+    """Memory peak and cache hit rates of what happens inside go into the run."""
+    before = read_samples(bench.site.metrics_url)
+    with PeakMemory(bench.site.tag) as memory:
+        yield
+    bench.run.memory = memory.peak
+    bench.run.hit_rates = hit_rates(before, read_samples(bench.site.metrics_url))
+    bench.save()
+
+
+@contextlib.contextmanager
+def progress(total: int) -> Iterator[Callable[[str], None]]:
+    """-> call it with what begins now; one bar on a terminal, one line each elsewhere."""
+    columns = (TextColumn("{task.description:<44}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=total)
+        begun = 0
+
+        def step(what: str) -> None:
+            nonlocal begun
+            begun += 1
+            if console.is_terminal:
+                bar.update(task, description=what, completed=begun - 1)
+            else:
+                console.print(f"[{begun}/{total}] {what}", markup=False, highlight=False)
+
+        yield step
+        bar.update(task, completed=total)

@@ -1,0 +1,284 @@
+"""The pictures of a report: one function per picture, Run -> Figure, None where the run did not measure it."""
+
+from __future__ import annotations
+
+import matplotlib
+
+matplotlib.use("Agg")
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from perf.results import Closed, Run
+from perf.server_stats import PHASES
+from stages.contract import ENSEMBLE, STAGES
+
+# Okabe and Ito's colours: told apart by everyone
+BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C8C8C"
+STAGE_COLOUR = dict(zip(STAGES, (SKY, BLUE, GREEN, PURPLE), strict=True))
+TRANSPORT_COLOUR = {"grpc": BLUE, "http": ORANGE, "grpc+shm": GREEN}
+PERCENTILE_COLOUR = {"p50_ms": BLUE, "p95_ms": ORANGE, "p99_ms": RED}
+WIDTH_IN = 9.0
+STYLE = {
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#E6E6E6",
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "axes.titlesize": 11,
+    "legend.frameon": False,
+    "figure.dpi": 120,
+    "figure.constrained_layout.use": True,
+    "figure.constrained_layout.w_pad": 0.08,
+    "figure.constrained_layout.h_pad": 0.08,
+}
+
+
+def latency_throughput(run: Run, folder: Path) -> Figure | None:
+    """Closed loop: rate against latency, a point per number of clients. Open loop: the same against the offered rate."""
+    if not run.curve(ENSEMBLE):
+        return None
+    figure, (closed, opened) = plt.subplots(1, 2, figsize=(WIDTH_IN, 3.8), sharey=True)
+    for transport, colour in TRANSPORT_COLOUR.items():
+        if curve := run.curve(ENSEMBLE, transport):
+            rates = [level.achieved_rate for level in curve]
+            closed.plot(rates, [level.latency.p50_ms for level in curve], "o-", color=colour, label=f"{transport}, p50")
+            closed.plot(rates, [level.latency.p99_ms for level in curve], "o:", color=colour, ms=3, label=f"{transport}, p99")
+    for level in run.curve(ENSEMBLE):
+        at = (level.achieved_rate, level.latency.p50_ms)
+        closed.annotate(f"{level.value:g}", at, textcoords="offset points", xytext=(5, -11), fontsize=8, color=GREY)
+    closed.set(title="Closed loop (numbers: clients)", xlabel="answers/s", ylabel="latency, ms", yscale="log")
+    closed.legend(fontsize=8)
+    loads = sorted(
+        (load for load in run.open if load.name.startswith("poisson") and load.latency), key=lambda x: x.offered_rate
+    )
+    for percentile, colour in PERCENTILE_COLOUR.items():
+        values = [getattr(load.latency, percentile) for load in loads]
+        opened.plot([load.offered_rate for load in loads], values, "o-", color=colour, label=percentile.removesuffix("_ms"))
+    opened.set(title="Open loop, Poisson, from the due instant", xlabel="requests/s offered")
+    if loads:
+        opened.legend(fontsize=8)
+    for axes in (closed, opened):
+        axes.margins(0.06)
+        axes.set_xlim(left=0)
+        _plain_log(axes)
+    return figure
+
+
+def stage_breakdown(run: Run, folder: Path) -> Figure | None:
+    """Mean time of a request by stage and phase, a bar per number of clients; what is left is ensemble, gRPC and client."""
+    curve = run.curve(ENSEMBLE)
+    if not curve:
+        return None
+    figure, axes = plt.subplots(figsize=(WIDTH_IN, 0.5 * len(curve) + 1.6))
+    rows = np.arange(len(curve))
+    left = np.zeros(len(curve))
+    for stage in STAGES:
+        for what, phases, alpha in (("queue", ("queue",), 0.35), ("work", PHASES[1:], 1.0)):
+            width = np.array([_stage_ms(level, stage, phases) for level in curve])
+            axes.barh(rows, width, left=left, color=STAGE_COLOUR[stage], alpha=alpha, label=f"{stage}: {what}", height=0.62)
+            left += width
+    total = np.array([level.latency.mean_ms for level in curve])
+    axes.barh(rows, np.maximum(total - left, 0), left=left, color="#D9D9D9", label="gRPC, ensemble, client", height=0.62)
+    for row, value in zip(rows, total, strict=True):
+        axes.annotate(f"{value:.1f} ms", (value, row), textcoords="offset points", xytext=(4, -3), fontsize=8)
+    axes.set(title="Where a request spends its time (mean)", xlabel="ms", yticks=rows)
+    axes.set_yticklabels([_clients(level) for level in curve])
+    axes.grid(axis="y", visible=False)
+    axes.margins(x=0.1)
+    axes.invert_yaxis()
+    axes.legend(fontsize=8, ncols=5, loc="upper center", bbox_to_anchor=(0.45, -0.16 - 0.25 / len(curve)))
+    return figure
+
+
+def stage_curves(run: Run, folder: Path) -> Figure | None:
+    """Each stage alone, asked by perf_analyzer: what it could do without the others."""
+    curves = {stage: run.curve(stage) for stage in STAGES if run.curve(stage)}
+    if not curves:
+        return None
+    figure, axes = plt.subplots(figsize=(WIDTH_IN, 3.6))
+    for stage, curve in curves.items():
+        rates, p50 = [level.achieved_rate for level in curve], [level.latency.p50_ms for level in curve]
+        axes.plot(rates, p50, "o-", color=STAGE_COLOUR[stage], label=stage)
+        for level in curve:
+            at = (level.achieved_rate, level.latency.p50_ms)
+            axes.annotate(f"{level.value:g}", at, textcoords="offset points", xytext=(5, -9), fontsize=8, color=GREY)
+    axes.set(title="Each stage on its own (numbers: clients)", xlabel="answers/s", ylabel="p50, ms", yscale="log")
+    axes.margins(0.08)
+    axes.set_xlim(left=0)
+    _plain_log(axes)
+    axes.legend(fontsize=8)
+    return figure
+
+
+def histogram(run: Run, folder: Path) -> Figure | None:
+    """Latencies of Poisson arrivals at half of the peak, with their percentiles."""
+    load = run.open_load("poisson 50 %")
+    if load is None or load.latency is None:
+        return None
+    with np.load(folder / load.raw) as raw:
+        latency_ms = (raw["answered_ns"] - raw["due_ns"])[raw["answered_ns"] >= 0] / 1e6
+    figure, axes = plt.subplots(figsize=(WIDTH_IN, 3.2))
+    axes.hist(
+        latency_ms, bins=np.geomspace(latency_ms.min(), latency_ms.max() * 1.001, 50), color=SKY, edgecolor="white", lw=0.4
+    )
+    top = axes.get_ylim()[1]
+    for percentile, colour in PERCENTILE_COLOUR.items():
+        value = getattr(load.latency, percentile)
+        axes.axvline(value, color=colour, lw=1.5)
+        axes.annotate(
+            f" {percentile.removesuffix('_ms')} {value:.1f}",
+            (value, top),
+            va="top",
+            color=colour,
+            fontsize=9,
+            fontweight="bold",
+        )
+        top *= 0.9
+    rate = f"{load.offered_rate:.0f} requests/s, {load.latency.count:,} requests"
+    axes.set(title=f"Latency at half of the peak ({rate})", xlabel="ms from the due instant", ylabel="requests", xscale="log")
+    _plain_log(axes, "x")
+    return figure
+
+
+def bursts(run: Run, folder: Path) -> Figure | None:
+    """Latency over time while bursts come: how high it goes and how fast it comes back."""
+    load = run.open_load("bursts x10")
+    if load is None:
+        return None
+    with np.load(folder / load.raw) as raw:
+        ok = raw["answered_ns"] >= 0
+        due_s, burst = raw["due_ns"] / 1e9, raw["in a burst"]
+        latency_ms = (raw["answered_ns"] - raw["due_ns"]) / 1e6
+    figure, (rate, latency) = plt.subplots(2, 1, figsize=(WIDTH_IN, 4.2), sharex=True, height_ratios=(1, 2))
+    rate.hist(due_s, bins=np.arange(0, load.duration_s + 0.1, 0.1), weights=np.full(len(due_s), 10.0), color=GREY)
+    rate.set(title="Bursts of ten times the rate", ylabel="due/s")
+    for mask, colour, label in ((~burst, BLUE, "due between bursts"), (burst, RED, "due in a burst")):
+        latency.plot(due_s[ok & mask], latency_ms[ok & mask], ".", ms=3, color=colour, label=label)
+    for at_s in due_s[~ok]:
+        latency.axvline(at_s, color=RED, alpha=0.3, lw=0.5)
+    latency.set(xlabel="s", ylabel="latency, ms", yscale="log")
+    latency.legend(fontsize=8, loc="upper left")
+    _plain_log(latency)
+    return figure
+
+
+def batch_sizes(run: Run, folder: Path) -> Figure | None:
+    """How requests were gathered: share of kernel calls by batch size, a row per number of clients."""
+    curve = [level for level in run.curve(ENSEMBLE) if level.value > 1][-3:]
+    if not curve:
+        return None
+    figure, grid = plt.subplots(
+        len(curve), len(STAGES), figsize=(WIDTH_IN, 1.3 * len(curve) + 0.9), sharex=True, sharey=True, squeeze=False
+    )
+    for row, level in zip(grid, curve, strict=True):
+        for axes, stage in zip(row, STAGES, strict=True):
+            times = level.stages.get(stage)
+            if times is None:
+                continue
+            sizes, calls = np.array(list(times.calls_by_batch.items())).T
+            axes.bar(sizes, 100 * calls / calls.sum(), color=STAGE_COLOUR[stage], width=0.9)
+            axes.annotate(f"mean {times.mean_batch:.1f}", (0.97, 0.88), xycoords="axes fraction", ha="right", fontsize=8)
+        row[0].set_ylabel(f"{_clients(level)}\n% of calls")
+    for axes, stage in zip(grid[0], STAGES, strict=True):
+        axes.set_title(stage)
+    for axes in grid[-1]:
+        axes.set_xlabel("batch size")
+        axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True, nbins=5))
+    return figure
+
+
+def memory(run: Run, folder: Path) -> Figure | None:
+    if not run.memory:
+        return None
+    figure, axes = plt.subplots(figsize=(WIDTH_IN, 0.36 * len(run.memory) + 1.2))
+    rows = np.arange(len(run.memory))
+    pss = [process.pss_mib for process in run.memory]
+    axes.barh(
+        rows, [process.rss_mib for process in run.memory], color="#D9D9D9", height=0.62, label="resident, shared pages in full"
+    )
+    axes.barh(rows, pss, color=BLUE, height=0.62, label="its part: shared pages once")
+    for row, value in zip(rows, pss, strict=True):
+        axes.annotate(f"{value:.0f}", (value, row), textcoords="offset points", xytext=(4, -3), fontsize=8)
+    axes.set(title=f"Memory at the peak: {sum(pss):,.0f} MiB together", xlabel="MiB", yticks=rows)
+    axes.set_yticklabels([process.name for process in run.memory])
+    axes.grid(axis="y", visible=False)
+    axes.invert_yaxis()
+    axes.legend(fontsize=8)
+    return figure
+
+
+def yardstick(run: Run, folder: Path) -> Figure | None:
+    """Served beside in-process, a point per round."""
+    yard = run.yardstick
+    if yard is None:
+        return None
+    figure, (latency, rate) = plt.subplots(1, 2, figsize=(WIDTH_IN, 2.6))
+    _rounds(latency, {"in process": yard.in_process_p50_ms, "served": yard.served_p50_ms})
+    latency.set(title=f"One caller: serving adds {yard.overhead_p50_ms:.2f} ms", xlabel="p50, ms")
+    names = (f"in process, batch {yard.in_process_batch}", f"served, {yard.served_clients} clients")
+    _rounds(rate, dict(zip(names, (yard.in_process_rate, yard.served_rate), strict=True)))
+    rate.set(title=f"All cores: {yard.throughput_share:.0%} of in-process is left", xlabel="requests/s")
+    return figure
+
+
+def comparison(first: Run, second: Run) -> Figure:
+    """Two runs: their closed-loop curves over each other."""
+    figure, axes = plt.subplots(figsize=(WIDTH_IN, 3.8))
+    for run, colour, line in ((first, GREY, "--"), (second, BLUE, "-")):
+        for percentile, marker in (("p50_ms", "o"), ("p99_ms", "^")):
+            curve = run.curve(ENSEMBLE)
+            label = f"{run.label or run.started}, {percentile.removesuffix('_ms')}"
+            rates, values = [x.achieved_rate for x in curve], [getattr(x.latency, percentile) for x in curve]
+            axes.plot(rates, values, marker + line, color=colour, label=label, ms=5)
+    axes.set(title="Closed loop, gRPC", xlabel="answers/s", ylabel="latency, ms", yscale="log")
+    axes.set_xlim(left=0)
+    _plain_log(axes)
+    axes.legend(fontsize=8)
+    return figure
+
+
+PICTURES: tuple[Callable[[Run, Path], Figure | None], ...] = (
+    latency_throughput,
+    stage_breakdown,
+    histogram,
+    bursts,
+    yardstick,
+    stage_curves,
+    batch_sizes,
+    memory,
+)
+
+
+def _rounds(axes: Axes, values: dict[str, list[float]]) -> None:
+    for row, (entries, colour) in enumerate(zip(values.values(), (GREY, BLUE), strict=True)):
+        axes.barh(row, np.median(entries), color=colour, alpha=0.5, height=0.5)
+        axes.plot(entries, np.full(len(entries), row), "o", color=colour, ms=4)
+    axes.set_yticks(range(len(values)), list(values))
+    axes.grid(axis="y", visible=False)
+    axes.set_ylim(-0.6, len(values) - 0.4)
+    axes.invert_yaxis()
+
+
+def _stage_ms(level: Closed, stage: str, phases: tuple[str, ...]) -> float:
+    times = level.stages.get(stage)
+    return sum(getattr(times, f"{phase}_us") for phase in phases) / 1e3 if times else 0.0
+
+
+def _clients(level: Closed) -> str:
+    return f"{level.value:g} client{'s' if level.value > 1 else ''}"
+
+
+def _plain_log(axes: Axes, which: str = "y") -> None:
+    """1, 2, 5, 10 instead of powers."""
+    axis = axes.yaxis if which == "y" else axes.xaxis
+    axis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
+    axis.set_minor_formatter(matplotlib.ticker.NullFormatter())

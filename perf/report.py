@@ -1,0 +1,109 @@
+"""report.html (self-contained) and its PNGs, from run.json and the raw requests beside it."""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+
+import jinja2
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
+from perf import plots, tables
+from perf.results import Run, summary
+from perf.slo import Verdict
+
+TEMPLATE = Path(__file__).with_name("report.html.j2")
+REPORT_FILE = "report.html"
+COMPARISON_FILE = "comparison.html"
+NOISY_LOAD = 0.5  # per core: above it the machine was busy with something else when the run began
+
+
+def write_report(run: Run, folder: Path, verdicts: list[Verdict]) -> Path:
+    """-> the page; its pictures lie beside it as PNG too."""
+    pictures = []
+    with plt.rc_context(plots.STYLE):
+        for draw in plots.PICTURES:
+            if figure := draw(run, folder):
+                pictures.append(_picture(draw.__name__, figure, folder))
+    first = [tables.verdict_table(verdicts)] if verdicts else []
+    rest = [tables.open_table(run), tables.closed_table(run), tables.stage_table(run), tables.hit_rate_table(run)]
+    page = _render(
+        title=run.label or "recommend, measured",
+        facts=facts(run),
+        tiles=tiles(run),
+        notes=notes(run),
+        tables_first=first,
+        pictures=pictures,
+        tables=[table for table in rest if table.rows],
+    )
+    path = folder / REPORT_FILE
+    path.write_text(page)
+    return path
+
+
+def write_comparison(first: Run, second: Run, folder: Path) -> Path:
+    """Two runs beside each other: `second` as a ratio of `first`."""
+    with plt.rc_context(plots.STYLE):
+        picture = _picture("comparison", plots.comparison(first, second), folder)
+    page = _render(
+        title="Two runs",
+        facts=f"A: {facts(first)} | B: {facts(second)}",
+        tiles=[],
+        notes=["Single runs on a noisy machine differ by more than most changes do: `python -m perf ab` measures ratios."],
+        tables_first=[tables.comparison_table(first, second)],
+        pictures=[picture],
+        tables=[],
+    )
+    path = folder / COMPARISON_FILE
+    path.write_text(page)
+    return path
+
+
+def facts(run: Run) -> str:
+    machine = run.machine
+    return (
+        f"{run.started} · {run.repo}, generation {run.generation} · commit {run.commit or 'unknown'} · "
+        f"config {run.config_hash} · {machine.cpu}, {machine.cores} cores"
+    )
+
+
+def tiles(run: Run) -> list[dict[str, str]]:
+    document = summary(run)
+    wanted = (
+        ("peak_rate", "{:,.0f}/s", "peak, closed loop"),
+        ("p50_ms", "{:.1f} ms", "p50 at half of the peak"),
+        ("p99_ms", "{:.1f} ms", "p99 at half of the peak"),
+        ("overhead_p50_ms", "{:.2f} ms", "served minus in-process, p50"),
+        ("throughput_share", "{:.0%}", "of in-process throughput"),
+        ("memory_mib", "{:,.0f} MiB", "all server processes"),
+    )
+    return [{"value": form.format(document[key]), "what": what} for key, form, what in wanted if key in document]
+
+
+def notes(run: Run) -> list[str]:
+    found = []
+    if run.machine.load_before > NOISY_LOAD * run.machine.cores:
+        found.append(
+            f"The machine was busy when this run began (load average {run.machine.load_before:.1f} on {run.machine.cores} "
+            "cores): trust ratios, not times."
+        )
+    if run.floor_p50_ms is not None:
+        found.append(
+            f"A gRPC call that does nothing took {run.floor_p50_ms:.2f} ms (p50, one client): no answer can be faster."
+        )
+    return found
+
+
+def _picture(name: str, figure: Figure, folder: Path) -> dict[str, str]:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    plt.close(figure)
+    (folder / f"{name}.png").write_bytes(buffer.getvalue())
+    return {"name": name.replace("_", " "), "base64": base64.b64encode(buffer.getvalue()).decode()}
+
+
+def _render(**values: object) -> str:
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    return environment.from_string(TEMPLATE.read_text()).render(**values)
