@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 QUEUE_LENGTH = 256
+LINGER_S = 0.001  # the request that leaves a job here should be answered first: both need the interpreter
 
 
 class Background:
@@ -47,6 +48,7 @@ class Background:
             except queue.Empty:
                 continue
             if job is not None:
+                time.sleep(LINGER_S)
                 self._guarded(job)
             self._jobs.task_done()
             if job is None:

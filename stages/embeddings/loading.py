@@ -11,7 +11,7 @@ from stages.embeddings.config import TiersConfig
 from stages.embeddings.rocks_store import RocksStore
 from stages.embeddings.source import Source
 
-LOADED_MARK = "tables.loaded"  # in the database's folder, once every table is in
+LOADED_MARK = "tables.loaded"  # in the database's folder: names of the tables that are in
 
 
 def load_l3(config: TiersConfig) -> None:
@@ -22,12 +22,13 @@ def load_l3(config: TiersConfig) -> None:
     """
     path = Path(config.rocksdb.path)
     mark = path / f"{config.model}-{LOADED_MARK}"
-    if config.source is None or mark.exists():
+    wanted = {table.name for table in config.tables if table.dense}
+    if config.source is None or wanted <= _names_in(mark):
         return
     path.mkdir(parents=True, exist_ok=True)
     with open(path / f"{config.model}-loading.lock", "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if mark.exists():
+        if wanted <= _names_in(mark):
             return
         source = Source(Path(config.source), config.tables)
         store = RocksStore(config.rocksdb, config.model, {table.name: table.width for table in config.tables}, writable=True)
@@ -37,4 +38,8 @@ def load_l3(config: TiersConfig) -> None:
                     store.bulk_load(name, np.arange(len(array)), array)
         finally:
             store.close()
-        mark.touch()
+        mark.write_text("\n".join(sorted(wanted | _names_in(mark))))
+
+
+def _names_in(mark: Path) -> set[str]:
+    return set(mark.read_text().split()) if mark.exists() else set()

@@ -24,11 +24,8 @@ class Fetched:
     vectors: np.ndarray  # float32 [U, D] as a lookup gives them; the default vector where no level has the key
     exact: np.ndarray  # float32 [U, D] as L3 holds them, where L3 had the row: what L2 encodes
     level: np.ndarray  # int8 [U] which level had the row
+    lacking: np.ndarray  # positions in `keys` that no level asked so far had
     position: int  # of the update ring before the first read: what was updated later is not to be cached from here
-
-    @property
-    def lacking(self) -> np.ndarray:
-        return np.flatnonzero(self.level == NOWHERE)
 
 
 class LowerLevels:
@@ -92,7 +89,8 @@ class LowerLevels:
             table = self.tables[name]
             vectors = np.repeat(table.default[None], len(keys), axis=0)
             exact = vectors if table.codec.row_format == "fp32" else np.empty_like(vectors)
-            fetched[name] = Fetched(keys, vectors, exact, np.zeros(len(keys), np.int8), table.ring_head)
+            level, lacking = np.zeros(len(keys), np.int8), np.arange(len(keys))
+            fetched[name] = Fetched(keys, vectors, exact, level, lacking, table.ring_head)
         intact = self._from_l2(fetched)
         return fetched, self._from_l3(fetched) and intact
 
@@ -103,6 +101,7 @@ class LowerLevels:
                 vectors, missing = table.read_l2(rows.keys)
                 found = slice(None) if missing is None else ~missing
                 rows.vectors[found], rows.level[found] = vectors[found], IN_L2
+                rows.lacking = rows.lacking[:0] if missing is None else np.flatnonzero(missing)
         if self.redis is None:
             return self.shared.store is not None
         return self._from_store(self.redis, fetched, IN_L2)
@@ -115,13 +114,13 @@ class LowerLevels:
         return self._from_store(self.l3, fetched, IN_L3)
 
     def _from_store(self, level: Level, fetched: dict[str, Fetched], mark: int) -> bool:
-        lacking = {name: rows.lacking for name, rows in fetched.items()}
-        wanted = {name: fetched[name].keys[at] for name, at in lacking.items() if len(at)}
+        wanted = {name: rows.keys[rows.lacking] for name, rows in fetched.items() if len(rows.lacking)}
         found, intact = level.use(lambda store: store.read(wanted))
         for name, (vectors, there) in (found or {}).items():
-            rows, at = fetched[name], lacking[name][there]
-            rows.exact[at] = vectors[there]
-            rows.vectors[at] = self.tables[name].codec.roundtrip(vectors[there])
+            rows, vectors = fetched[name], vectors[there]
+            at, rows.lacking = rows.lacking[there], rows.lacking[~there]
+            rows.exact[at] = vectors
+            rows.vectors[at] = self.tables[name].codec.roundtrip(vectors)
             rows.level[at] = mark
         return intact
 

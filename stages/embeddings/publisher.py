@@ -20,6 +20,7 @@ class Publisher:
                 "enable.idempotence": True,  # retries neither repeat nor reorder
                 "message.max.bytes": MAX_MESSAGE_BYTES + 1024,
                 "linger.ms": 1,
+                "log_level": 0,  # failures come back as errors
                 "delivery.timeout.ms": int(timeout_s * 1e3),
                 "socket.timeout.ms": int(timeout_s * 1e3),
             }

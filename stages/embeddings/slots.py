@@ -36,6 +36,7 @@ MOST_USES = 255
 TOUCH_EVERY = 4
 HALVE_EVERY = 64
 MIX = np.uint64(0x9E3779B97F4A7C15)
+THIRTY_TWO = np.uint64(32)
 
 Rows = tuple[np.ndarray, np.ndarray | None]  # stored rows [N, columns]; bool [N] missing, None when none is
 
@@ -228,7 +229,7 @@ class CachedTable(SlotTable):
             "uses": (np.uint8, (capacity,)),
         }
         if direct_rows:
-            specs["slot_of_key"] = (np.int32, (direct_rows,))
+            specs["slot_of_key"] = (np.int32, (1 + direct_rows + 1,))  # with a -1 on either side
         return Sections(specs)
 
     @staticmethod
@@ -251,19 +252,18 @@ class CachedTable(SlotTable):
     def _find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         if self._slot_of_key is None:
             return self._find_by_tag(keys)
-        unsigned = keys.view(np.uint64)
-        slots = self._slot_of_key.take(keys, mode="clip")
-        if len(keys) and np.minimum.reduce(slots) >= 0 and np.maximum.reduce(unsigned) < len(self._slot_of_key):
+        slots = self._slot_of_key.take(keys + 1, mode="clip")  # keys outside the table end in the -1 before or after it
+        if len(slots) == 0 or np.minimum.reduce(slots) >= 0:
             return slots, None
-        missing = (slots < 0) | (unsigned >= len(self._slot_of_key))
-        return slots, missing if missing.any() else None
+        return slots, slots < 0
 
     def _find_by_tag(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         sets = self._sets_of(keys)
         tags = self._tags_by_set.take(sets, mode="clip").view(np.uint16).reshape(-1, WAYS)
         matches = (tags == keys.astype(np.uint16)[:, None]).view(np.uint64).ravel()  # one byte per way, 1 where it matches
-        ways = (matches.astype(np.float64).view(np.int64) >> 55) - 127  # exponent / 8: the last way that matches
-        slots = (sets << 3) + np.maximum(ways, 0)
+        slots = matches.astype(np.float64).view(np.int64)
+        slots >>= 55  # exponent / 8 is 127 + the last way that matches; 0 when none does
+        slots += (sets << 3) - 127
         wrong = self._owner.take(slots, mode="clip") != keys
         if not wrong.any():
             return slots, None
@@ -274,8 +274,11 @@ class CachedTable(SlotTable):
         return slots, wrong if wrong.any() else None
 
     def _sets_of(self, keys: np.ndarray) -> np.ndarray:
-        mixed = (keys.view(np.uint64) * MIX) >> np.uint64(32)
-        return ((mixed * self._n_sets) >> np.uint64(32)).view(np.int64)
+        mixed = keys.view(np.uint64) * MIX
+        mixed >>= THIRTY_TWO
+        mixed *= self._n_sets
+        mixed >>= THIRTY_TWO
+        return mixed.view(np.int64)
 
     def _owned(self, slots: np.ndarray, keys: np.ndarray) -> np.ndarray:
         return self._owner.take(slots, mode="clip") == keys
@@ -286,7 +289,7 @@ class CachedTable(SlotTable):
         if self._slot_of_key is not None:
             self._slot_of_key[:] = -1
             owned = np.flatnonzero(self._owner != NO_KEY)
-            self._slot_of_key[self._owner[owned]] = owned
+            self._slot_of_key[self._owner[owned] + 1] = owned
 
     def insert(self, keys: np.ndarray, stored: np.ndarray) -> int:
         """Take in rows that are absent, in place of the least used; -> how many found a place. Needs `writing()`.
@@ -297,7 +300,7 @@ class CachedTable(SlotTable):
         if missing is None:
             return 0
         if self._slot_of_key is not None:
-            missing &= keys.view(np.uint64) < len(self._slot_of_key)
+            missing &= keys.view(np.uint64) < len(self._slot_of_key) - 2
         chosen, slots = self._choose(keys, np.flatnonzero(missing))
         self._replace(slots, keys[chosen], stored[chosen])
         return len(slots)
@@ -322,11 +325,11 @@ class CachedTable(SlotTable):
         sequence = self._begin(slots)
         if self._slot_of_key is not None:
             evicted = self._owner[slots]
-            self._slot_of_key[evicted[evicted != NO_KEY]] = -1
+            self._slot_of_key[evicted[evicted != NO_KEY] + 1] = -1
         self._owner[slots] = keys
         self._tags[slots] = keys.astype(np.uint16)
         self._uses[slots] = 0
         self._rows[slots] = stored
         if self._slot_of_key is not None:
-            self._slot_of_key[keys] = slots
+            self._slot_of_key[keys + 1] = slots
         self._end(slots, sequence)

@@ -36,6 +36,7 @@ class _Miss:
     """What the first level of one table lacks."""
 
     table: TieredTable
+    asked: np.ndarray  # int64 [N] all keys of the request
     vectors: np.ndarray  # float32 [N, D] the answer so far
     missing: np.ndarray  # bool [N]
     keys: np.ndarray  # int64 [U] distinct keys of the missing rows
@@ -64,28 +65,44 @@ class Tiers:
 
     # --- looking up ---------------------------------------------------------------------------------------------------------
     def lookup(self, name: str, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """int64 [N] keys -> float32 [N, D], into `out` (C-contiguous) when given. `degraded` tells whether a level was down.
+        """int [...] keys -> float32 [..., D], into `out` when given. `degraded` tells whether a level was down.
 
         Raises RequestError for a table that the settings do not name.
         """
-        return self.lookup_many({name: rows}, None if out is None else {name: out})[name]
+        self.degraded = False
+        vectors, miss = self._read_top(name, rows, out)
+        if miss is not None:
+            self._resolve([miss])
+        return vectors
 
     def lookup_many(self, wanted: dict[str, np.ndarray], outs: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
-        """{table: int64 [N] keys} -> {table: float32 [N, D]}: misses of all tables are read in one wave."""
-        answers, misses = {}, []
+        """{table: int [...] keys} -> {table: float32 [..., D]}: misses of all tables are read in one wave.
+
+        `outs`: C-contiguous float32 arrays of those shapes to write into. They spare large answers fresh pages.
+        """
         self.degraded = False
-        for name, keys in wanted.items():
-            table, keys = self._table(name), np.ascontiguousarray(keys, np.int64)
-            vectors, missing = table.read_top(keys, outs[name] if outs else None)
-            table.counts.rows += len(keys)
-            if missing is None:
-                table.count_top(len(keys))
-            else:
-                misses.append(self._miss(table, keys, vectors, missing))
-            answers[name] = vectors
+        read = {name: self._read_top(name, rows, outs[name] if outs else None) for name, rows in wanted.items()}
+        misses = [miss for _, miss in read.values() if miss is not None]
         if misses:
-            self._resolve(misses, wanted)
-        return answers
+            self._resolve(misses)
+        return {name: vectors for name, (vectors, _) in read.items()}
+
+    def _read_top(self, name: str, rows: np.ndarray, out: np.ndarray | None) -> tuple[np.ndarray, _Miss | None]:
+        """-> (float32 [..., D], what is still to be filled in)."""
+        table, keys = self._table(name), np.ascontiguousarray(rows, np.int64)
+        if rows.ndim == 1:
+            vectors, missing = table.read_top(keys, out)
+            answer = vectors
+        else:
+            keys = keys.reshape(-1)
+            width = table.config.width
+            vectors, missing = table.read_top(keys, None if out is None else out.reshape(len(keys), width))
+            answer = vectors.reshape(*rows.shape, width)
+        table.counts.rows += len(keys)
+        if missing is None:
+            table.count_top(len(keys))
+            return answer, None
+        return answer, self._miss(table, keys, vectors, missing)
 
     def _table(self, name: str) -> TieredTable:
         try:
@@ -99,14 +116,14 @@ class Tiers:
     def _miss(table: TieredTable, keys: np.ndarray, vectors: np.ndarray, missing: np.ndarray) -> _Miss:
         distinct, inverse, counts = np.unique(keys[missing], return_inverse=True, return_counts=True)
         table.count_top(len(keys) - len(inverse))
-        return _Miss(table, vectors, missing, distinct, inverse, counts)
+        return _Miss(table, keys, vectors, missing, distinct, inverse, counts)
 
-    def _resolve(self, misses: list[_Miss], wanted: dict[str, np.ndarray]) -> None:
+    def _resolve(self, misses: list[_Miss]) -> None:
         """Wait for the rows, or answer by defaults and fetch them for later."""
         waiting = {}
         for miss in misses:
             name = miss.table.config.name
-            if self._waits(miss, wanted[name]):
+            if self._waits(miss):
                 waiting[name] = miss
             else:
                 miss.vectors[miss.missing] = miss.table.default
@@ -120,12 +137,12 @@ class Tiers:
             self._misses.add(int((time.perf_counter() - started_s) * 1e6))
             self._later(lambda: self._keep(fetched))
 
-    def _waits(self, miss: _Miss, keys: np.ndarray) -> bool:
+    def _waits(self, miss: _Miss) -> bool:
         """HPS's rule: 1 - missing / distinct keys of this request, below the threshold. Without a cache there is no choice."""
         threshold = self.config.hit_rate_threshold
         if threshold > 1 or miss.table.l1 is None:
             return True
-        return 1 - len(miss.keys) / len(np.unique(keys)) < threshold
+        return 1 - len(miss.keys) / len(np.unique(miss.asked)) < threshold
 
     def _fetch(self, wanted: dict[str, np.ndarray]) -> dict[str, Fetched]:
         fetched, intact = self._lower.fetch(wanted)

@@ -32,6 +32,7 @@ from stages.embeddings.table import SharedTable
 from stages.errors import DataError
 
 BACKLOG_ROWS = 500_000  # of one store that is down; beyond it, messages wait in Kafka
+RECONNECT_MS = 1_000
 FETCH_WAIT_MS = 10  # what an idle broker may hold a fetch: part of the time from update to visible
 TOPICS_EVERY_S, FIRST_TOPICS_EVERY_S = 5.0, 0.5  # how often to look for topics and partitions; the first update creates them
 METADATA_TIMEOUT_S = 1.0
@@ -163,6 +164,7 @@ class Updater:
                 "enable.auto.commit": False,
                 "enable.partition.eof": False,
                 "fetch.wait.max.ms": FETCH_WAIT_MS,
+                "reconnect.backoff.max.ms": RECONNECT_MS,
                 "error_cb": self._on_error,
                 "log_level": 0,
             }
@@ -199,7 +201,7 @@ class Updater:
     def _on_error(self, error: KafkaError) -> None:
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
             self._tell(BROKER_DOWN, 1)
-        log.warning("update source: %s", error)
+            log.warning("update source: %s", error)
 
     def _tell(self, word: int, value: int) -> None:
         for shared in self._applier.shared.values():
@@ -232,14 +234,15 @@ class Updater:
             if table is None:
                 continue
             try:
-                rows.setdefault(table, []).append(decode_message(message.value(), self._applier.shared[table].codec.width))
-                sent_ms[table] = min(sent_ms.get(table, message.timestamp()[1]), message.timestamp()[1])
+                part = decode_message(message.value(), self._applier.shared[table].codec.width)
             except DataError as error:
                 self._reject(table, error)
+                continue
+            rows.setdefault(table, []).append(part)
+            sent_ms[table] = min(sent_ms.get(table, message.timestamp()[1]), message.timestamp()[1])
         for table, parts in rows.items():
             self._apply_table(table, parts)
-            if table in sent_ms:
-                self._applier.shared[table].ring.set(LAG_US, max(int(time.time() * 1e6) - sent_ms[table] * 1000, 0))
+            self._applier.shared[table].ring.set(LAG_US, max(int(time.time() * 1e6) - sent_ms[table] * 1000, 0))
 
     def _apply_table(self, table: str, parts: list[tuple[np.ndarray, np.ndarray]]) -> None:
         try:

@@ -92,6 +92,17 @@ def test_lookup_writes_into_the_callers_array(source, open_tiers):
         np.testing.assert_array_equal(out, RowCodec(row_format, WIDTH).roundtrip(rows[[3, 5]]))
 
 
+def test_keys_of_any_shape_and_integer_type(source, open_tiers):
+    """As the kernels ask: [B, C] slices of int32 arrays, with and without a place for the answer."""
+    rows = random_rows(ROWS, WIDTH)
+    tiers = open_tiers(TableConfig("items", ROWS, WIDTH, l1_rows=ROWS, l2_rows=64), source=source(items=rows))
+    keys = np.random.default_rng(0).integers(0, ROWS, (3, 5, 2)).astype(np.int32)[..., 1]
+    for out in (None, np.empty((3, 5, WIDTH), np.float32)):
+        np.testing.assert_array_equal(tiers.lookup("items", keys, out), rows[keys])
+        assert out is None or (out == rows[keys]).all()
+    assert tiers.lookup("items", keys[:0]).shape == (0, 5, WIDTH)
+
+
 def test_one_wave_serves_all_tables(source, open_tiers, tmp_path):
     tables = {"items": random_rows(ROWS, WIDTH), "users": random_rows(50, 3, seed=1)}
     configs = (TableConfig("items", ROWS, WIDTH, l1_rows=16), TableConfig("users", 50, 3, l1_rows=16))

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -65,14 +66,14 @@ def instances(config) -> Iterator[Callable[..., Tiers]]:
 @contextmanager
 def updating(config: TiersConfig) -> Iterator[None]:
     stop, updater = threading.Event(), Updater(config)
-    thread = threading.Thread(target=updater.run, args=(stop,))
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-        updater.close()
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(updater.run, stop)
+        try:
+            yield
+        finally:
+            stop.set()
+            running.result()  # whatever it raised
+            updater.close()
 
 
 def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
