@@ -5,7 +5,7 @@
 `together` is sparse: each item's N strongest neighbours, none negative. So the search is exact if the index is: an item
 that is no neighbour of the history scores its inner product alone, and the best of those the index names first.
 
-Letters: B requests, H history, N neighbours, D vector width, C candidates. Positions are rows of the catalogue, n_items = padding.
+Letters: B requests, H history, N neighbours, D vector width, C candidates. Positions: rows of the catalogue, n_items = padding.
 """
 
 from __future__ import annotations

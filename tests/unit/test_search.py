@@ -1,0 +1,119 @@
+"""The search against a slow exact twin, whole or by index, with everything that may be blocked."""
+
+import faiss
+import numpy as np
+import pytest
+
+from stages.errors import ArtifactError
+from stages.search import Blocked, Neighbours, Search, recency_weights
+
+N_ITEMS, WIDTH, HISTORY, N_NEIGHBOURS, B = 300, 8, 6, 5, 12
+
+
+def random_catalogue(seed=0):
+    """-> (item_vectors, Neighbours, available)"""
+    rng = np.random.default_rng(seed)
+    positions = np.stack([rng.permutation(N_ITEMS)[:N_NEIGHBOURS] for _ in range(N_ITEMS + 1)]).astype(np.int32)
+    weights = rng.random(positions.shape).astype(np.float32)
+    positions[:, -1], weights[:, -1] = N_ITEMS, 0.0  # short lists are padded
+    positions[-1], weights[-1] = N_ITEMS, 0.0
+    vectors = rng.normal(size=(N_ITEMS, WIDTH)).astype(np.float32)
+    return vectors, Neighbours(positions, weights), rng.random(N_ITEMS) < 0.9
+
+
+def random_requests(seed=1, most_blocked=40):
+    rng = np.random.default_rng(seed)
+    users = rng.normal(size=(B, WIDTH)).astype(np.float32)
+    history = rng.integers(0, N_ITEMS, (B, HISTORY))
+    history[0] = N_ITEMS  # nothing known
+    history[1, 3:] = N_ITEMS
+    history[2, 1] = history[2, 0]  # bought twice
+    counts = rng.integers(0, most_blocked + 1, B)
+    rows = np.repeat(np.arange(B), counts)
+    return users, history, Blocked(rows, rng.integers(0, N_ITEMS + 1, len(rows)))
+
+
+def flat_index(vectors, available):
+    index = faiss.IndexIDMap(faiss.IndexFlatIP(WIDTH))
+    index.add_with_ids(vectors[available], np.flatnonzero(available))
+    return index
+
+
+def search_slowly(vectors, neighbours, available, users, history, blocked, count):
+    """Item by item, as the module's docstring defines the score."""
+    positions = np.full((len(users), count), N_ITEMS)
+    scores = np.full((len(users), count), -np.inf)
+    for row, user in enumerate(users):
+        forbidden = set(blocked.positions[blocked.rows == row].tolist())
+        score = {i: float(user.astype(np.float64) @ vectors[i]) for i in range(N_ITEMS)}
+        distinct = list(dict.fromkeys(i for i in history[row].tolist() if i != N_ITEMS))
+        for rank, item in enumerate(distinct):
+            for other, weight in zip(neighbours.positions[item], neighbours.weights[item], strict=True):
+                if other != N_ITEMS:
+                    score[other] += (1 + rank) ** -0.5 * float(weight)
+        servable = [i for i in range(N_ITEMS) if available[i] and i not in forbidden]
+        for place, item in enumerate(sorted(servable, key=lambda i: (-score[i], i))[:count]):
+            positions[row, place], scores[row, place] = item, score[item]
+    return positions, scores
+
+
+@pytest.mark.parametrize("count", [1, 20, N_ITEMS + 10])
+@pytest.mark.parametrize("whole", [True, False], ids=["whole catalogue", "by index"])
+def test_search_equals_the_slow_twin(whole, count):
+    catalogue, requests = random_catalogue(), random_requests()
+    search = Search(*catalogue, index=None if whole else flat_index(catalogue[0], catalogue[2]))
+    positions, scores = search(*requests, count)
+    slow_positions, slow_scores = search_slowly(*catalogue, *requests, count)
+    np.testing.assert_array_equal(positions, slow_positions)
+    np.testing.assert_allclose(scores, slow_scores, atol=1e-5)
+    assert (positions.dtype, scores.dtype) == (np.int64, np.float32)
+
+
+def test_rows_left_short_by_the_filters_are_searched_exactly(monkeypatch):
+    """An index that may give 25 answers cannot leave 20 when 200 are blocked: those rows are widened, the others are not."""
+    catalogue = random_catalogue()
+    users, history, _ = random_requests()
+    best = search_slowly(*catalogue, users[:1], history[:1], Blocked(np.zeros(0, int), np.zeros(0, int)), 200)[0][0]
+    blocked = Blocked(np.zeros(200, np.int64), best)
+    monkeypatch.setattr("stages.search.MOST_ANN_RESULTS", 25)
+    search = Search(*catalogue, index=flat_index(catalogue[0], catalogue[2]))
+    widened = []
+    exact = search.exact
+    monkeypatch.setattr(search, "exact", lambda *request: widened.append(len(request[0])) or exact(*request))
+    positions, _ = search(users, history, blocked, 20)
+    np.testing.assert_array_equal(positions, search_slowly(*catalogue, users, history, blocked, 20)[0])
+    assert widened == [1]
+
+
+def test_padding_only_when_the_catalogue_has_no_more():
+    catalogue = random_catalogue()
+    users, history, _ = random_requests()
+    n_left = 3
+    left = np.flatnonzero(catalogue[2])[:n_left]
+    others = np.setdiff1d(np.arange(N_ITEMS), left)
+    blocked = Blocked(np.repeat(np.arange(B), len(others)), np.tile(others, B))
+    for index in (None, flat_index(catalogue[0], catalogue[2])):
+        positions, scores = Search(*catalogue, index=index)(users, history, blocked, 5)
+        np.testing.assert_array_equal(np.sort(positions[:, :n_left], axis=1), np.tile(left, (B, 1)))
+        assert (positions[:, n_left:] == N_ITEMS).all()
+        assert np.isneginf(scores[:, n_left:]).all()
+
+
+def test_recency_weights_count_distinct_items_only():
+    history = np.array([[7, 7, 3, N_ITEMS, 7, 9], [N_ITEMS] * 6])
+    expected = [[1, 0, 2**-0.5, 0, 0, 3**-0.5], [0] * 6]
+    np.testing.assert_allclose(recency_weights(history, N_ITEMS), expected, rtol=1e-6)
+
+
+def test_neighbours_come_back_from_disk(tmp_path):
+    _, neighbours, _ = random_catalogue()
+    neighbours.save(tmp_path)
+    np.testing.assert_array_equal(Neighbours.load(tmp_path).positions, neighbours.positions)
+    np.testing.assert_array_equal(Neighbours.load(tmp_path).weights, neighbours.weights)
+
+
+def test_neighbours_of_different_shapes_are_refused(tmp_path):
+    _, neighbours, _ = random_catalogue()
+    Neighbours(neighbours.positions, neighbours.weights[:, :2]).save(tmp_path)
+    with pytest.raises(ArtifactError, match="expected equal shapes"):
+        Neighbours.load(tmp_path)
