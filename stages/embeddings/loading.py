@@ -13,6 +13,8 @@ from stages.embeddings.source import Source
 
 LOADED_MARK = "tables.loaded"  # in the database's folder: names of the tables that are in
 
+UPDATED_MARK = "tables.updated"  # there once an updater has opened the database
+
 
 def load_l3(config: TiersConfig) -> None:
     """Fill the tables of RocksDB that are empty from `config.source`. Does nothing when they are loaded, or without a source.
@@ -39,6 +41,19 @@ def load_l3(config: TiersConfig) -> None:
         finally:
             store.close()
         mark.write_text("\n".join(sorted(wanted | _names_in(mark))))
+
+
+def mark_updated(config: TiersConfig) -> None:
+    """From now on RocksDB may hold rows that differ from `config.source`."""
+    (Path(config.rocksdb.path) / f"{config.model}-{UPDATED_MARK}").touch()
+
+
+def as_exported(config: TiersConfig) -> bool:
+    """RocksDB holds what `config.source` holds: large parts of a table are read faster from there."""
+    folder = Path(config.rocksdb.path)
+    loaded = _names_in(folder / f"{config.model}-{LOADED_MARK}")
+    dense = {table.name for table in config.tables if table.dense}
+    return config.source is not None and dense <= loaded and not (folder / f"{config.model}-{UPDATED_MARK}").exists()
 
 
 def _names_in(mark: Path) -> set[str]:

@@ -36,7 +36,8 @@ class LowerLevels:
         self._widths = {table.name: table.width for table in config.tables}
         self.shared = Level("shared memory", self._attach)
         self.redis = Level("redis", self._open_redis) if config.redis else None
-        self.l3 = self._l3_level()
+        self.source = Level("source", self._open_source) if config.source else None
+        self.l3 = Level("rocksdb", self._open_rocksdb) if config.rocksdb else self.source
         self.levels = [level for level in (self.shared, self.redis, self.l3) if level is not None]
         self._caught_up = dict.fromkeys(tables, 0)  # ring positions that L3 reads are known to include
         self.attach()
@@ -63,11 +64,6 @@ class LowerLevels:
 
         return RedisStore(self.config.redis, self.config.model, self._widths)
 
-    def _l3_level(self) -> Level | None:
-        if self.config.rocksdb:
-            return Level("rocksdb", self._open_rocksdb)
-        return Level("source", self._open_source) if self.config.source else None
-
     def _open_rocksdb(self) -> Store:
         from stages.embeddings.loading import load_l3
         from stages.embeddings.rocks_store import RocksStore
@@ -84,15 +80,25 @@ class LowerLevels:
     # --- reading ------------------------------------------------------------------------------------------------------------
     def fetch(self, wanted: dict[str, np.ndarray]) -> tuple[dict[str, Fetched], bool]:
         """{table: int64 [U] distinct keys} -> ({table: rows}, intact). Not intact: a level that was needed is down."""
-        fetched = {}
-        for name, keys in wanted.items():
-            table = self.tables[name]
-            vectors = np.repeat(table.default[None], len(keys), axis=0)
-            exact = vectors if table.codec.row_format == "fp32" else np.empty_like(vectors)
-            level, lacking = np.zeros(len(keys), np.int8), np.arange(len(keys))
-            fetched[name] = Fetched(keys, vectors, exact, level, lacking, table.ring_head)
+        fetched = {name: self._nothing_yet(name, keys) for name, keys in wanted.items()}
         intact = self._from_l2(fetched)
         return fetched, self._from_l3(fetched) and intact
+
+    def fetch_first(self, name: str, keys: np.ndarray) -> dict[str, Fetched]:
+        """The same, for filling an empty L2 with much of a table."""
+        from stages.embeddings.loading import as_exported
+
+        if self.config.rocksdb is None or not self.l3.use(lambda _: (None, True))[1] or not as_exported(self.config):
+            return self.fetch({name: keys})[0]
+        fetched = {name: self._nothing_yet(name, keys)}
+        self._from_store(self.source, fetched, IN_L3)
+        return fetched
+
+    def _nothing_yet(self, name: str, keys: np.ndarray) -> Fetched:
+        table = self.tables[name]
+        vectors = np.repeat(table.default[None], len(keys), axis=0)
+        exact = vectors if table.codec.row_format == "fp32" else np.empty_like(vectors)
+        return Fetched(keys, vectors, exact, np.zeros(len(keys), np.int8), np.arange(len(keys)), table.ring_head)
 
     def _from_l2(self, fetched: dict[str, Fetched]) -> bool:
         for name, rows in fetched.items():

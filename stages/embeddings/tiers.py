@@ -186,7 +186,7 @@ class Tiers:
             return
         for start in range(0, min(max(table.l2_rows, table.l1_rows), table.rows), WARM_ROWS):
             keys = np.arange(start, min(start + WARM_ROWS, table.rows))
-            self._fetch_and_keep({table.name: keys})
+            self._keep(self._lower.fetch_first(table.name, keys))
 
     def settle(self) -> None:
         """Return when the background work submitted so far is done."""

@@ -23,7 +23,7 @@ from stages.embeddings.config import TiersConfig
 from stages.embeddings.formats.kafka import consumer_group, decode_message, subscribed, topic
 from stages.embeddings.formats.names import split_tag
 from stages.embeddings.level import Level
-from stages.embeddings.loading import load_l3
+from stages.embeddings.loading import load_l3, mark_updated
 from stages.embeddings.memory import SharedFolder
 from stages.embeddings.redis_store import RedisStore
 from stages.embeddings.ring import BROKER_DOWN, HEARTBEAT_MS, LAG_US, REJECTED, STORE_DOWN, last_of_each
@@ -90,6 +90,7 @@ class Applier:
 
     def _open_rocksdb(self, config: TiersConfig) -> RocksStore:
         load_l3(config)
+        mark_updated(config)
         return RocksStore(config.rocksdb, config.model, self._widths, writable=True)
 
     def apply(self, table: str, keys: np.ndarray, vectors: np.ndarray) -> None:

@@ -158,6 +158,19 @@ def test_a_row_read_before_its_update_is_not_cached_after_it(config, instances):
     applier.close()
 
 
+def test_a_new_arena_is_filled_with_updated_rows_not_with_exported_ones(config, instances):
+    """As after a restart of the machine: shared memory is empty, RocksDB has the updates."""
+    keys, before = np.arange(ROWS), instances(replace(config, arena="first"))
+    np.testing.assert_array_equal(before.lookup("items", keys), random_rows(ROWS, WIDTH))
+    applier = Applier(replace(config, arena="first"))
+    applier.apply("items", keys[:200], versions(keys[:200], 3))
+    applier.close()
+    after = instances(replace(config, arena="second"))
+    assert after.metrics().tables["items"].l2_rows == TABLE.l2_rows
+    expected = np.concatenate([versions(keys[:200], 3), random_rows(ROWS, WIDTH)[200:]])
+    np.testing.assert_array_equal(after.lookup("items", keys), expected)
+
+
 def test_int8_rows_are_the_same_whether_updated_or_loaded(config, instances):
     config = replace(config, tables=(replace(TABLE, row_format="int8"),))
     tiers, rows = instances(config), random_rows(ROWS, WIDTH, seed=9)
