@@ -37,7 +37,7 @@ BLEND_GRID = (0.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 class RetrieverSettings:
     item_item: ItemItemSettings = field(default_factory=ItemItemSettings)
     towers: TowerSettings = field(default_factory=TowerSettings)
-    blend: float = 300.0  # logits of the towers per unit of item-item score; chosen on validation
+    blend: float = 100.0  # logits of the towers per unit of item-item score; chosen on validation
 
 
 @dataclass(frozen=True)
