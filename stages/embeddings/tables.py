@@ -1,0 +1,41 @@
+"""Embedding tables as plain float32 arrays, memory-mapped so that all instances of a machine share their pages.
+
+<folder>/<table>.npy   float32 [rows, D]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from stages.artifacts import REMEDY, open_array
+from stages.errors import ArtifactError
+
+
+@dataclass(frozen=True)
+class EmbeddingTables:
+    """All tables of one stage: name -> float32 [rows, D]."""
+
+    tables: Mapping[str, np.ndarray]
+
+    @classmethod
+    def load(cls, folder: Path) -> EmbeddingTables:
+        """Raises ArtifactError when there is no table, or one is not float32 [rows, D]."""
+        names = sorted(path.stem for path in folder.glob("*.npy"))
+        if not names:
+            raise ArtifactError(f"{folder} holds no embedding table; expected <table>.npy files. {REMEDY}")
+        tables = {name: open_array(folder, name) for name in names}
+        for name, table in tables.items():
+            if table.dtype != np.float32 or table.ndim != 2:
+                raise ArtifactError(
+                    f"{folder / name}.npy is {table.dtype} {list(table.shape)}; expected float32 [rows, D]. {REMEDY}"
+                )
+        # A plain view of the same pages: numpy's memmap class costs microseconds per lookup.
+        return cls({name: table.view(np.ndarray) for name, table in tables.items()})
+
+    def lookup(self, name: str, rows: np.ndarray) -> np.ndarray:
+        """int [...] rows of table `name` -> float32 [..., D]. Rows must exist: they come from the plan that sized the table."""
+        return self.tables[name].take(rows, axis=0)
