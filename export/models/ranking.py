@@ -17,7 +17,7 @@ from export.models.parity import Parity
 from export.models.ranking_data import ItemSlots, Requests, Retrieve, requests_of, split_again, statistics_of
 from export.models.reranker import Lists, Reranker, RerankerSettings, save_reranker, train_reranker
 from export.models.save_ranker import MOST_SAMPLES, item_vectors_of, save_ranker
-from export.models.train_ranker import Ranker, RankerSettings, parts, predict, rank_scores_of, train_ranker
+from export.models.train_ranker import Ranker, RankerSettings, parts, rank_scores_of, train_ranker
 from stages.ranking_features import ItemStatistics
 
 FitRetrieve = Callable[[pd.DataFrame], Retrieve]
