@@ -20,10 +20,9 @@ from pydantic import BaseModel
 from export.repository.recorded import compare_answers
 from perf.full import new_bench
 from perf.measure import Bench
-from perf.target import site_of
+from perf.target import own_server, site_of
 from perf.workload import ask, read_requests
 from server.environment import PROJECT
-from server.launcher import TritonServer
 from server.repository import read_repository
 from stages.contract import ENSEMBLE
 from stages.errors import ConfigError, ExportError
@@ -82,7 +81,7 @@ def interleave(
 
 def compare(repo_a: Path, repo_b: Path, folder: Path, rounds: int, clients: int, window_s: float, step) -> Comparison:
     """Serve both, compare their answers to A's recorded requests, then measure in turns."""
-    with TritonServer(repo_a) as server_a, TritonServer(repo_b) as server_b:
+    with own_server(repo_a) as server_a, own_server(repo_b) as server_b:
         benches = [
             new_bench(site_of(server.state), label, folder / label) for server, label in ((server_a, "A"), (server_b, "B"))
         ]

@@ -1,17 +1,24 @@
 """perf_analyzer: its command line, one process per level, and its raw export as arrays.
 
-What its 2.51 does, found by trying: a level that does not settle within --stability-percentage ends with exit code 2 and
-exports nothing, so the threshold is set out of reach and the spread over the windows is reported instead; the export file must
-not exist; it repeats every input and output, so it is cut down to times; system shared memory wants every optional input
-present; any error answer ends the run.
+What its 2.51 does, found by trying:
+- a level that does not settle within --stability-percentage ends with exit code 2 and exports nothing, so the threshold is set
+  out of reach and the spread over the windows is reported instead;
+- any error answer ends the run, and the export file must not exist;
+- the export repeats every input and output, so it is cut down to times;
+- system shared memory wants every optional input present, and the export then reads freed memory: it crashes now and then
+  halfway through the file. So shared memory has no raw requests, only the percentiles of the CSV report.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -37,12 +44,16 @@ class Target:
     transport: str = "grpc"  # grpc, http, grpc+shm
     model_version: str = ""
 
+    @property
+    def in_shared_memory(self) -> bool:
+        return self.transport == "grpc+shm"
+
     def __post_init__(self) -> None:
         if self.transport not in ("grpc", "http", "grpc+shm"):
             raise ConfigError(f"There is no transport {self.transport!r}; these are: grpc, http, grpc+shm.")
 
 
-def command(target: Target, mode: str, value: float, window_s: float, export: Path) -> list[str]:
+def command(target: Target, mode: str, value: float, window_s: float, output: Path) -> list[str]:
     """mode: "concurrency" (value = clients) or "request_rate" (value = Poisson requests/s)."""
     http = target.transport == "http"
     arguments = [
@@ -50,12 +61,13 @@ def command(target: Target, mode: str, value: float, window_s: float, export: Pa
         *("-i", "http" if http else "grpc", "-u", target.http_url if http else target.grpc_url),
         *("--input-data", str(target.input_data)),
         *("--measurement-interval", str(int(window_s * 1e3)), "--stability-percentage", str(UNSTABLE_PERCENT)),
-        *("--max-trials", str(WINDOWS), "--percentile", "95"),
-        *("--profile-export-file", str(export)),
+        *("--max-trials", str(WINDOWS)),
+        *(("--verbose-csv", "-f") if target.in_shared_memory else ("--profile-export-file",)),
+        str(output),
     ]
     if target.model_version:
         arguments += ["-x", target.model_version]
-    if target.transport == "grpc+shm":
+    if target.in_shared_memory:
         arguments += ["--shared-memory", "system"]
     if mode == "concurrency":
         return [*arguments, "--concurrency-range", str(int(value))]
@@ -64,41 +76,43 @@ def command(target: Target, mode: str, value: float, window_s: float, export: Pa
 
 def measure(target: Target, mode: str, value: float, window_s: float, raw: Path) -> Closed:
     """Run one level against the server; raw requests go to `raw` (.npz). ServerError with what perf_analyzer said."""
-    export = raw.with_suffix(".json")
-    export.unlink(missing_ok=True)
+    output = raw.with_suffix(".csv" if target.in_shared_memory else ".json")
+    output.unlink(missing_ok=True)
     before = read_counters(target.grpc_url)
-    arguments = command(target, mode, value, window_s, export)
-    try:
-        done = subprocess.run(
-            arguments,
-            env=perf_analyzer_env(),
-            capture_output=True,
-            text=True,
-            timeout=(WINDOWS + 1) * window_s * 2 + TIME_LIMIT_S,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise ServerError(f"perf_analyzer did not end: {' '.join(arguments)}. Is the server answering?") from error
-    except OSError as error:
-        raise ServerError(f"perf_analyzer cannot be started: {error}. Run `make setup`.") from error
+    arguments = command(target, mode, value, window_s, output)
+    said = run(arguments, (WINDOWS + 1) * window_s * 2 + TIME_LIMIT_S)
     after = read_counters(target.grpc_url)
-    if not export.exists():
-        raise ServerError(f"perf_analyzer measured nothing: {what_it_said(done.stdout + done.stderr)} ({' '.join(arguments)})")
-    export_text = export.read_text()
-    export.unlink()
-    requests = parse_export(json.loads(export_text))
-    np.savez_compressed(raw, start_ns=requests.start_ns, latency_ns=requests.latency_ns)
+    if not output.exists():
+        raise ServerError(f"perf_analyzer measured nothing: {what_it_said(said)} ({' '.join(arguments)})")
+    text = output.read_text()
+    output.unlink()
+    if target.in_shared_memory:
+        figures = {**parse_csv(text, said), "spread": None, "raw": ""}
+    else:
+        requests = parse_export(text)
+        np.savez_compressed(raw, start_ns=requests.start_ns, latency_ns=requests.latency_ns)
+        latency = Latency.of(requests.latency_ns)
+        figures = {"achieved_rate": requests.rate, "spread": requests.spread, "latency": latency, "raw": raw.name}
     return Closed(
         model=target.model,
         transport=target.transport,
         mode=mode,
         value=value,
-        achieved_rate=requests.rate,
-        spread=requests.spread,
-        latency=Latency.of(requests.latency_ns),
-        late_share=late_share(done.stdout),
+        late_share=late_share(said),
         stages=between(before, after),
-        raw=raw.name,
+        **figures,
     )
+
+
+def run(arguments: list[str], limit_s: float) -> str:
+    """-> what it printed. ServerError when it cannot be started or does not end."""
+    try:
+        done = subprocess.run(arguments, env=perf_analyzer_env(), capture_output=True, text=True, timeout=limit_s)
+    except subprocess.TimeoutExpired as error:
+        raise ServerError(f"perf_analyzer did not end: {' '.join(arguments)}. Is the server answering?") from error
+    except OSError as error:
+        raise ServerError(f"perf_analyzer cannot be started: {error}. Run `make setup`.") from error
+    return done.stdout + done.stderr
 
 
 @dataclass(frozen=True)
@@ -118,10 +132,10 @@ class Requests:
         return float(np.ptp(self.window_rates) / np.median(self.window_rates))
 
 
-def parse_export(document: dict) -> Requests:
+def parse_export(text: str) -> Requests:
     """The export of one level -> times. A request belongs to the windows when its answer arrived within them."""
     try:
-        (experiment,) = document["experiments"]
+        (experiment,) = json.loads(text)["experiments"]
         bounds_ns = np.array(experiment["window_boundaries"], np.int64)
         answered = [request for request in experiment["requests"] if request["response_timestamps"]]
         start_ns = np.array([request["timestamp"] for request in answered], np.int64)
@@ -135,6 +149,19 @@ def parse_export(document: dict) -> Requests:
         raise ServerError("No request was answered within perf_analyzer's windows. Lower the load or lengthen --window-s.")
     counts, _ = np.histogram(end_ns[inside], bounds_ns)
     return Requests(start_ns[inside], (end_ns - start_ns)[inside], counts / (np.diff(bounds_ns) / 1e9))
+
+
+def parse_csv(text: str, said: str) -> dict[str, Any]:
+    """The report of one level (times in microseconds), and the number of requests it printed -> rate and latency."""
+    try:
+        (row,) = csv.DictReader(io.StringIO(text))
+        ms = {column: float(row[f"{column} latency"]) / 1e3 for column in ("Avg", "p50", "p90", "p95", "p99")}
+        count = int(re.search(r"Client:\s+Request count: (\d+)", said)[1])
+        rate = float(row["Inferences/Second"])
+    except (KeyError, ValueError, TypeError) as error:
+        raise ServerError(f"perf_analyzer's report is not of the form known ({error!r}); 2.51 is expected.") from error
+    percentiles = {f"{column}_ms": value for column, value in ms.items() if column != "Avg"}
+    return {"achieved_rate": rate, "latency": Latency(count=count, mean_ms=ms["Avg"], **percentiles)}
 
 
 def late_share(stdout: str) -> float:

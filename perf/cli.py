@@ -10,6 +10,7 @@ from typing import Annotated
 import numpy as np
 import typer
 from rich.console import Console
+from tritonclient.utils import InferenceServerException
 
 from perf import ab as ab_mode
 from perf import full, measure, report, schedule, slo, tables
@@ -19,7 +20,9 @@ from perf.target import serve
 from stages.contract import ENSEMBLE
 from stages.errors import ConfigError, RecommenderError
 
-app = typer.Typer(help="How fast a repository is served, and where the time goes.", add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    help="How fast a repository is served, and where the time goes.", add_completion=False, pretty_exceptions_enable=False
+)
 
 Url = Annotated[str, typer.Option(help="gRPC host:port; a server is started for the while when none answers there")]
 Repo = Annotated[Path, typer.Option(help="the model repository it serves")]
@@ -225,6 +228,6 @@ def _out() -> Console:
 def main() -> None:
     try:
         app(prog_name="python -m perf")
-    except RecommenderError as error:
+    except (RecommenderError, InferenceServerException) as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(ERROR)

@@ -17,8 +17,8 @@ class Latency(BaseModel, frozen=True):
     p90_ms: float
     p95_ms: float
     p99_ms: float
-    p999_ms: float
-    max_ms: float
+    p999_ms: float | None = None  # None: not known, where only a report of percentiles was to be had
+    max_ms: float | None = None
 
     @classmethod
     def of(cls, latencies_ns: np.ndarray) -> Latency | None:

@@ -97,7 +97,7 @@ def run_load(url: str, bodies: list[bytes], due_s: np.ndarray, progress: Callabl
     try:
         with grpc.insecure_channel(url) as channel:
             channel.unary_unary(LIVE)(b"", timeout=DEADLINE_S)  # the connection is made before the clock starts
-            _send_all(channel.unary_unary(INFER), bodies, outcome, progress)
+            send_all(channel.unary_unary(INFER), bodies, outcome, progress)
     except grpc.RpcError as error:
         raise ServerError(f"The server at {url} does not answer ({error.code().name}). Start it with `make serve`.") from error
     finally:
@@ -108,7 +108,8 @@ def run_load(url: str, bodies: list[bytes], due_s: np.ndarray, progress: Callabl
     return outcome
 
 
-def _send_all(infer: Callable, bodies: list[bytes], outcome: Outcome, progress: Callable[[int], None]) -> None:
+def send_all(infer: Callable, bodies: list[bytes], outcome: Outcome, progress: Callable[[int], None]) -> None:
+    """Fill `outcome`: infer.future(body, timeout) is called when each request is due, its callback notes the answer."""
     slots = threading.Semaphore(MAX_IN_FLIGHT)
     clock, cpu_s, start_ns = time.perf_counter_ns, time.process_time(), time.perf_counter_ns()
 

@@ -32,11 +32,11 @@ class Closed(BaseModel, frozen=True):
     mode: str  # concurrency, request_rate
     value: float  # clients, or requests/s offered
     achieved_rate: float  # answers/s
-    spread: float  # of the rate over the measurement windows: (max - min) / median
+    spread: float | None  # of the rate over the measurement windows: (max - min) / median
     latency: Latency
     late_share: float = 0.0  # of the requests of a rate that perf_analyzer could not send in time
     stages: dict[str, StageTimes]
-    raw: str  # file with start_ns and latency_ns
+    raw: str  # file with start_ns and latency_ns; "" where there is none
 
 
 class Open(BaseModel, frozen=True):

@@ -31,7 +31,7 @@ class Site:
 
 @contextlib.contextmanager
 def serve(url: str, repo: Path) -> Iterator[Site]:
-    """The server at `url` as it is, or one started on `repo` for the while, on that gRPC port when it is free."""
+    """The server at `url` as it is, or one started on `repo` for the while, on free ports."""
     require_loopback(url)
     if model_states(url) is not None:
         if not is_ready(url):
@@ -40,8 +40,13 @@ def serve(url: str, repo: Path) -> Iterator[Site]:
             )
         yield running_site(url, repo)
         return
-    with TritonServer(repo) as server:
+    with own_server(repo) as server:
         yield site_of(server.state)
+
+
+def own_server(repo: Path) -> TritonServer:
+    """A server on free ports that `make stop` does not know of: nobody stops it halfway through a measurement."""
+    return TritonServer(repo, run_dir=RUN_DIR / "perf")
 
 
 def running_site(url: str, repo: Path) -> Site:

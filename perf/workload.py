@@ -52,7 +52,7 @@ def draw(requests: Arrays, count: int, rng: np.random.Generator, cold_share: flo
     rows = rng.choice(len(user_of_row), count, p=weight / weight.sum())
     drawn = {name: array[rows] for name, array in requests.items()}
     cold = rng.random(count) < cold_share
-    drawn["user_id"][cold, 0] = rng.integers(2**52, 2**53, cold.sum())  # above any id of `stable_id`'s shops by chance only
+    drawn["user_id"][cold, 0] = rng.integers(2**52, 2**53, cold.sum())  # somebody else only by chance
     return drawn
 
 

@@ -1,0 +1,166 @@
+"""perf_analyzer 2.51: its command line, and its output as recorded from real runs (samples/)."""
+
+import itertools
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from perf import analyzer
+from perf.analyzer import Target, command, late_share, measure, parse_csv, parse_export, what_it_said
+from stages.errors import ConfigError, ServerError
+
+SAMPLES = Path(__file__).parent / "samples"
+
+
+def target(**changes) -> Target:
+    fields = {"model": "rank", "grpc_url": "localhost:1", "http_url": "localhost:2", "input_data": Path("in.json")}
+    return Target(**fields | changes)
+
+
+@pytest.fixture
+def export():
+    return json.loads((SAMPLES / "perf_analyzer_export.json").read_text())
+
+
+def test_requests_are_those_answered_within_the_windows(export):
+    """Against a loop over the requests."""
+    (experiment,) = export["experiments"]
+    first, *_, last = bounds = experiment["window_boundaries"]
+    bounds[0] = first = sorted(r["response_timestamps"][-1] for r in experiment["requests"])[5]  # five answers came before
+    requests = parse_export(json.dumps(export))
+    kept = [r for r in experiment["requests"] if first <= r["response_timestamps"][-1] < last]
+    assert 0 < len(kept) < len(experiment["requests"])
+    assert requests.start_ns.tolist() == [r["timestamp"] for r in kept]
+    assert requests.latency_ns.tolist() == [r["response_timestamps"][-1] - r["timestamp"] for r in kept]
+    rates = []
+    for start, end in itertools.pairwise(bounds):
+        rates.append(sum(start <= r["response_timestamps"][-1] < end for r in kept) / ((end - start) / 1e9))
+    np.testing.assert_allclose(requests.window_rates, rates)
+    assert requests.rate == pytest.approx(np.mean(rates))
+    assert requests.spread == pytest.approx((max(rates) - min(rates)) / np.median(rates))
+
+
+def test_an_export_of_another_form_is_refused(export):
+    with pytest.raises(ServerError, match=r"2\.51 is expected"):
+        parse_export('{"experiments": []}')
+    with pytest.raises(ServerError, match=r"2\.51 is expected"):
+        parse_export(json.dumps(export)[:5_000])  # it crashed while writing
+    export["experiments"][0]["window_boundaries"] = []
+    with pytest.raises(ServerError, match="no measurement window"):
+        parse_export(json.dumps(export))
+
+
+def test_windows_without_an_answer_are_refused(export):
+    export["experiments"][0]["window_boundaries"] = [1, 2, 3]
+    with pytest.raises(ServerError, match="No request was answered"):
+        parse_export(json.dumps(export))
+
+
+def test_the_csv_report_is_read():
+    """Against the same figures as it prints them."""
+    said = (SAMPLES / "perf_analyzer_shared_memory.txt").read_text()
+    figures = parse_csv((SAMPLES / "perf_analyzer_report.csv").read_text(), said)
+    assert figures["achieved_rate"] == float(re.search(r"Throughput: ([\d.]+) infer/sec", said)[1])
+    assert figures["latency"].count == int(re.search(r"Request count: (\d+)", said)[1])
+    for q in (50, 90, 95, 99):
+        assert getattr(figures["latency"], f"p{q}_ms") == int(re.search(rf"p{q} latency: (\d+) usec", said)[1]) / 1e3
+    assert figures["latency"].max_ms is None
+
+
+@pytest.mark.parametrize(("text", "said"), [("", ""), ("Concurrency\n1\n", "Client: Request count: 5")])
+def test_a_report_of_another_form_is_refused(text, said):
+    with pytest.raises(ServerError, match=r"2\.51 is expected"):
+        parse_csv(text, said)
+
+
+def test_late_requests_are_read_from_what_it_prints():
+    assert late_share((SAMPLES / "perf_analyzer_rate.txt").read_text()) == pytest.approx(0.2553)
+    assert late_share("Request Rate: 10 inference requests per seconds") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("transport", "expected"),
+    [
+        ("grpc", ["-i", "grpc", "-u", "localhost:1"]),
+        ("http", ["-i", "http", "-u", "localhost:2"]),
+        ("grpc+shm", ["-i", "grpc", "-u", "localhost:1", "--shared-memory", "system"]),
+    ],
+)
+def test_transports(transport, expected):
+    arguments = command(target(transport=transport), "concurrency", 8, 1.5, Path("out.json"))
+    assert [word for word in arguments if word in expected] == expected
+    assert ("--shared-memory" in arguments) == (transport == "grpc+shm")
+    assert arguments[arguments.index("--concurrency-range") + 1] == "8"
+    assert arguments[arguments.index("--measurement-interval") + 1] == "1500"
+    assert "--streaming" not in arguments
+
+
+def test_a_rate_is_poisson_and_a_version_is_asked_for():
+    arguments = command(target(model_version="3"), "request_rate", 62.5, 1, Path("out.json"))
+    assert arguments[arguments.index("--request-rate-range") + 1] == "62.5"
+    assert arguments[arguments.index("--request-distribution") + 1] == "poisson"
+    assert arguments[arguments.index("-x") + 1] == "3"
+    assert "--concurrency-range" not in arguments
+
+
+def test_an_unknown_transport_is_refused_with_those_there_are():
+    with pytest.raises(ConfigError, match=r"grpc, http, grpc\+shm"):
+        target(transport="pigeon")
+
+
+def test_what_it_said_is_its_errors_without_repeats():
+    said = "Batch size: 1\nerror: failed to get model metadata\n\nerror: failed to get model metadata\n"
+    assert what_it_said(said) == "error: failed to get model metadata"
+    assert what_it_said("  nothing useful ") == "nothing useful"
+
+
+@pytest.fixture
+def no_server(monkeypatch):
+    monkeypatch.setattr(analyzer, "read_counters", lambda url: {})
+
+
+def stand_in(folder: Path, monkeypatch, script: str) -> None:
+    """A perf_analyzer of our own, found first on its PATH."""
+    path = folder / "perf_analyzer"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    monkeypatch.setattr(analyzer, "perf_analyzer_env", lambda: {"PATH": f"{folder}:/usr/bin:/bin"})
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+
+def test_a_level_is_measured_kept_raw_and_its_export_removed(tmp_path, monkeypatch, no_server):
+    sample = SAMPLES / "perf_analyzer_export.json"
+    stand_in(
+        tmp_path,
+        monkeypatch,
+        f'while [ "$1" != --profile-export-file ]; do shift; done; cp "{sample}" "$2"; echo "Throughput: 1"',
+    )
+    level = measure(target(), "concurrency", 2, 0.06, tmp_path / "level.npz")
+    with np.load(tmp_path / "level.npz") as raw:
+        assert len(raw["latency_ns"]) == level.latency.count
+    assert not (tmp_path / "level.json").exists()
+    assert level.achieved_rate > 0
+    assert (level.mode, level.value, level.raw) == ("concurrency", 2, "level.npz")
+
+
+def test_a_level_that_failed_tells_why(tmp_path, monkeypatch, no_server):
+    stand_in(tmp_path, monkeypatch, 'echo "Thread [0] had error: Request timeout expired"; exit 2')
+    with pytest.raises(ServerError, match="Request timeout expired"):
+        measure(target(), "concurrency", 2, 0.06, tmp_path / "level.npz")
+
+
+def test_without_perf_analyzer_there_is_a_remedy(tmp_path, monkeypatch, no_server):
+    monkeypatch.setattr(analyzer, "perf_analyzer_env", lambda: {"PATH": str(tmp_path)})
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ServerError, match="make setup"):
+        measure(target(), "concurrency", 2, 0.06, tmp_path / "level.npz")
+
+
+def test_one_that_hangs_is_ended(tmp_path, monkeypatch, no_server):
+    stand_in(tmp_path, monkeypatch, "exec sleep 30")
+    monkeypatch.setattr(analyzer, "TIME_LIMIT_S", 0.1)
+    with pytest.raises(ServerError, match="did not end"):
+        measure(target(), "concurrency", 2, 0.01, tmp_path / "level.npz")

@@ -1,0 +1,108 @@
+"""The open loop with a fake server: what counts as latency, what counts as an error, and what is refused."""
+
+import threading
+import time
+from concurrent.futures import Future
+
+import grpc
+import numpy as np
+import pytest
+
+from perf import open_loop
+from perf.measure import Scenario, describe
+from perf.open_loop import Outcome, require_loopback, send_all
+from stages.errors import ConfigError, ServerError
+
+
+class Refusal(Exception):
+    def code(self):
+        return grpc.StatusCode.UNAVAILABLE
+
+    def details(self):
+        return "queue full"
+
+
+class OneAtATime:
+    """Answers one request after another, each after `service_s`; every body that says so is refused."""
+
+    def __init__(self, service_s: float) -> None:
+        self.service_s = service_s
+        self.bodies: list[bytes] = []
+        self._turn = threading.Lock()
+
+    def future(self, body: bytes, timeout: float) -> Future:
+        self.bodies.append(body)
+        future: Future = Future()
+        threading.Thread(target=self._serve, args=(body, future)).start()
+        return future
+
+    def _serve(self, body: bytes, future: Future) -> None:
+        with self._turn:
+            time.sleep(self.service_s)
+            if body == b"refuse":
+                future.set_exception(Refusal())
+            else:
+                future.set_result(b"")
+
+
+def run(server, bodies, due_s) -> Outcome:
+    outcome = Outcome.nothing_yet((np.asarray(due_s) * 1e9).astype(np.int64))
+    send_all(server, bodies, outcome, lambda _: None)
+    return outcome
+
+
+def test_latency_counts_from_the_due_instant_so_a_queue_is_seen():
+    """Five requests due at once, 20 ms each, one at a time: the k-th answer cannot come before k x 20 ms."""
+    outcome = run(OneAtATime(0.02), [b"x"] * 5, np.zeros(5))
+    assert outcome.ok.all()
+    assert (np.sort(outcome.latency_ns) >= 20e6 * np.arange(1, 6)).all()
+
+
+def test_requests_leave_when_due_not_when_the_last_answer_came():
+    server = OneAtATime(0.05)
+    outcome = run(server, [b"a", b"b", b"c"], [0.0, 0.001, 0.002])
+    assert server.bodies == [b"a", b"b", b"c"]
+    assert (outcome.sent_ns >= outcome.due_ns).all()
+    assert (outcome.send_late_ns == outcome.sent_ns - outcome.due_ns).all()
+    assert outcome.sent_ns[2] < outcome.answered_ns[0]
+
+
+def test_errors_are_counted_and_have_no_latency():
+    outcome = run(OneAtATime(0.0), [b"x", b"refuse", b"x", b"refuse"], np.zeros(4))
+    assert outcome.ok.tolist() == [True, False, True, False]
+    assert outcome.errors == {"UNAVAILABLE: queue full": 2}
+    assert len(outcome.latency_ns) == 2
+    result = describe(Scenario("x", None, 1.0), outcome, {"even": np.array([True, False] * 2)}, "raw.npz")
+    assert result.error_share == 0.5
+    assert result.latency.count == 2
+    assert result.by_class["even"].count == 2
+
+
+def test_what_cannot_be_sent_is_an_error_not_silence(monkeypatch):
+    monkeypatch.setattr(open_loop, "MAX_IN_FLIGHT", 2)
+    outcome = run(OneAtATime(0.05), [b"x"] * 5, np.zeros(5))
+    assert outcome.unsent == 3
+    assert outcome.errors == {"not sent: too many requests in flight": 3}
+    assert outcome.ok.sum() == 2
+
+
+@pytest.mark.parametrize("url", ["localhost:1", "127.0.0.1:8001", "[::1]:8001", "127.9.9.9:1"])
+def test_loopback_is_allowed(url):
+    require_loopback(url)
+
+
+@pytest.mark.parametrize("url", ["10.1.2.3:8001", "192.168.0.1:8001", "8.8.8.8:80"])
+def test_other_machines_are_not(url):
+    with pytest.raises(ConfigError, match="loopback only"):
+        open_loop.run_load(url, [], np.array([]))
+
+
+@pytest.mark.parametrize("url", ["localhost", "localhost:http:", "127.0.0.1:port"])
+def test_an_address_must_be_host_and_port(url):
+    with pytest.raises(ConfigError, match="not host:port"):
+        require_loopback(url)
+
+
+def test_nobody_there_is_a_server_error():
+    with pytest.raises(ServerError, match="does not answer"):
+        open_loop.run_load("127.0.0.1:9", [b""], np.array([0.0]))

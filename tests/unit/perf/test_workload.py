@@ -1,0 +1,119 @@
+"""Requests in the forms load needs them: drawn by Zipf, as perf_analyzer's JSON, as gRPC bytes."""
+
+import json
+
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+
+from perf.workload import draw, left_out, read_requests, serialised, write_analyzer_json
+from stages.contract import FROM_STORE, MISSING_INT, PAD_ID, Axes, ContextColumn, ensemble_spec, stage_specs
+from stages.errors import ArtifactError, ConfigError
+
+AXES = Axes(candidates=8, history=4, exclusions=3, items_returned=2, user_categorical=1, user_continuous=1)
+CONTEXT = (ContextColumn("store", "integer"), ContextColumn("device", "string"), ContextColumn("hour", "continuous"))
+STAGES = stage_specs(AXES, CONTEXT)
+SPEC = ensemble_spec(STAGES)
+
+
+@pytest.fixture
+def requests():
+    """Row 0 sends everything, row 1 the user alone, rows 2 and 3 are the same user's."""
+    rows = {t.name: t.filled(4) if t.optional else np.array([[17], [23], [42], [42]]) for t in SPEC.inputs}
+    rows["store"][0], rows["device"][0], rows["hour"][0] = 5, "Łódź".encode(), 3.5
+    rows["history"][0] = [9, 8, PAD_ID, PAD_ID]
+    rows["exclude"][0] = [7, PAD_ID, PAD_ID]
+    return rows
+
+
+def parsed(body: bytes) -> dict[str, np.ndarray]:
+    """A slow reading of the wire form, by the official protobuf."""
+    request = pb.ModelInferRequest.FromString(body)
+    tensors = {}
+    for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True):
+        if tensor.datatype == "BYTES":
+            assert int.from_bytes(raw[:4], "little") == len(raw) - 4
+            tensors[tensor.name] = np.array([raw[4:]], object).reshape(tensor.shape)
+        else:
+            dtype = {"INT64": np.int64, "FP32": np.float32}[tensor.datatype]
+            tensors[tensor.name] = np.frombuffer(raw, dtype).reshape(tensor.shape)
+    return tensors
+
+
+def test_serialised_requests_carry_what_the_row_says_and_nothing_else(requests):
+    first, second, *_ = (parsed(body) for body in serialised(SPEC, requests))
+    assert first.keys() == requests.keys()
+    for name, tensor in first.items():
+        np.testing.assert_array_equal(tensor, requests[name][:1])
+    assert second.keys() == {"user_id"}
+
+
+def test_priorities_are_parameters_of_the_request(requests):
+    bodies = serialised(SPEC, requests, np.array([0, 1, 2, 0]))
+    levels = [pb.ModelInferRequest.FromString(body).parameters["priority"].uint64_param for body in bodies]
+    assert levels == [0, 1, 2, 0]
+    assert "priority" not in pb.ModelInferRequest.FromString(bodies[0]).parameters
+
+
+def test_analyzer_json_says_the_same(requests, tmp_path):
+    write_analyzer_json(tmp_path / "in.json", SPEC, requests)
+    steps = json.loads((tmp_path / "in.json").read_text())["data"]
+    assert len(steps) == 4
+    assert steps[1] == {"user_id": {"content": [23], "shape": [1]}}
+    assert steps[0]["history"] == {"content": [9, 8, -1, -1], "shape": [4]}
+    assert steps[0]["device"]["content"] == ["Łódź"]
+    assert steps[0]["hour"]["content"] == [3.5]
+
+
+def test_shared_memory_gets_every_tensor_in_numbers_json_has(requests, tmp_path):
+    write_analyzer_json(tmp_path / "in.json", SPEC, requests, complete=True)
+    text = (tmp_path / "in.json").read_text()
+    assert "NaN" not in text
+    steps = json.loads(text)["data"]
+    assert all(step.keys() == requests.keys() for step in steps)
+    assert steps[1]["history"]["content"] == [FROM_STORE] * 4
+    assert steps[1]["store"]["content"] == [MISSING_INT]
+
+
+def test_infinite_scores_of_padding_are_written_as_numbers(tmp_path):
+    spec = STAGES["rerank"]
+    rows = {t.name: np.zeros((1, *t.dims), t.numpy_dtype) for t in spec.inputs}
+    rows["rank_scores"][0, 3:] = -np.inf
+    write_analyzer_json(tmp_path / "in.json", spec, rows)
+    assert "Infinity" not in (tmp_path / "in.json").read_text()
+
+
+def test_left_out_is_the_fill_value_of_an_optional_tensor():
+    tensors = {t.name: t for t in SPEC.inputs}
+    for name in ("store", "device", "hour", "history", "exclude"):
+        assert left_out(tensors[name], tensors[name].filled(1)[0])
+    assert not left_out(tensors["hour"], np.array([0.0], np.float32))
+    assert not left_out(tensors["history"], np.array([PAD_ID] * 4))
+    assert not left_out(tensors["user_id"], np.array([PAD_ID]))
+
+
+def test_users_are_drawn_by_zipf(requests):
+    drawn = draw(requests, 60_000, np.random.default_rng(0))
+    share = {user: np.mean(drawn["user_id"] == user) for user in (42, 17, 23)}
+    total = 1 + 1 / 2 + 1 / 3  # user 42 has most rows: rank 1; then 17 and 23
+    assert share == pytest.approx({42: 1 / total, 17: 1 / 2 / total, 23: 1 / 3 / total}, abs=0.01)
+
+
+def test_rows_stay_together_and_cold_users_are_unknown(requests):
+    drawn = draw(requests, 5_000, np.random.default_rng(1), cold_share=0.3)
+    cold = ~np.isin(drawn["user_id"], [17, 23, 42])[:, 0]
+    assert cold.mean() == pytest.approx(0.3, abs=0.03)
+    assert (drawn["store"][drawn["user_id"][:, 0] == 17] == 5).all()
+    assert (drawn["store"][drawn["user_id"][:, 0] == 23] == MISSING_INT).all()
+    again = draw(requests, 5_000, np.random.default_rng(1), cold_share=0.3)
+    np.testing.assert_array_equal(again["user_id"], drawn["user_id"])
+
+
+def test_a_share_is_a_share(requests):
+    with pytest.raises(ConfigError, match="between 0 and 1"):
+        draw(requests, 1, np.random.default_rng(0), cold_share=20)
+
+
+def test_a_repository_without_recorded_requests(tmp_path):
+    with pytest.raises(ArtifactError, match="make export"):
+        read_requests(tmp_path, 1)
