@@ -68,7 +68,7 @@ def choose_index(
         index = kind.build(vectors, positions)
         for effort in kind.efforts:
             kind.set_effort(index, effort)
-            recall = recall_of(index.search(queries, exact.shape[1])[0], exact)
+            recall = recall_of(true_scores(index, item_vectors, queries, exact.shape[1]), exact)
             trials.append(Trial(name, effort, recall, kind.cost(index, queries, exact.shape[1])))
             if recall >= WANTED_RECALL:
                 found.append((trials[-1].cost, name, index))
@@ -90,8 +90,14 @@ def exact_scores(vectors: np.ndarray, queries: np.ndarray, k: int) -> np.ndarray
     return flat.search(queries, min(k, len(vectors)))[0]
 
 
+def true_scores(index: Any, item_vectors: np.ndarray, queries: np.ndarray, k: int) -> np.ndarray:
+    """float32 [Q, k]: inner products of what the index finds, -inf where that is less; its own may be of rounded vectors."""
+    _, found = index.search(queries, k)
+    return np.where(found >= 0, np.einsum("qd,qkd->qk", queries, item_vectors[found]), -np.inf)
+
+
 def recall_of(found: np.ndarray, exact: np.ndarray) -> float:
-    """Share of the k answers as good as the exact ones: scores, falling, [Q, k] each. An item may stand in for its equal."""
+    """float32 [Q, k]: inner products of what the index finds, -inf where that is less: its own may be of rounded vectors."""
     floor = exact[:, -1:] - 1e-5 * np.abs(exact[:, -1:])
     return float((found >= floor).mean())
 

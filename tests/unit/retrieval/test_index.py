@@ -1,0 +1,62 @@
+"""The choice of an index: what it claims is what its index finds."""
+
+import faiss
+import numpy as np
+import pytest
+
+from export.retrieval import index as module
+from export.retrieval.index import WANTED_RECALL, choose_index, exact_scores, recall_of
+from stages.errors import ExportError
+
+N_ITEMS, WIDTH, K = 4_000, 16, 20
+
+
+def clustered(n: int, seed: int) -> np.ndarray:
+    """Vectors around fifty centres: search structures live from structure."""
+    rng = np.random.default_rng(seed)
+    centres = np.random.default_rng(99).normal(size=(50, WIDTH))
+    return (centres[rng.integers(0, 50, n)] + 0.3 * rng.normal(size=(n, WIDTH))).astype(np.float32)
+
+
+def test_small_catalogues_are_scored_whole():
+    choice = choose_index(clustered(200, 0), np.arange(200), clustered(10, 1), K)
+    assert (choice.kind, choice.index) == ("exact", None)
+    assert choice.report()["trials"] == [{"kind": "exact", "effort": 0, "recall": 1.0, "cost": 200.0}]
+
+
+@pytest.mark.parametrize("compress_from", [10**9, 1_000], ids=["lists or graph", "compressed"])
+def test_the_chosen_index_finds_what_exact_search_finds(monkeypatch, tmp_path, compress_from):
+    monkeypatch.setattr(module, "COMPRESS_FROM", compress_from)
+    vectors, queries = clustered(N_ITEMS, 0), clustered(200, 1)
+    positions = np.arange(0, N_ITEMS, 2)  # every other item is unavailable
+    choice = choose_index(vectors, positions, queries, K, exact_up_to=100)
+    faiss.write_index(choice.index, str(tmp_path / "index"))
+    read = faiss.read_index(str(tmp_path / "index"))  # the effort must survive the file
+    _, found = read.search(queries, K)
+    assert np.isin(found, positions).all()
+    exact = vectors[positions] @ queries.T
+    best = positions[np.argsort(-exact, axis=0)[:K].T]
+    recall = np.mean([len(set(a) & set(b)) / K for a, b in zip(found.tolist(), best.tolist(), strict=True)])
+    assert recall >= WANTED_RECALL
+    chosen = [trial for trial in choice.trials if trial.kind == choice.kind][-1]
+    enough = [trial for trial in choice.trials if trial.recall >= WANTED_RECALL]
+    assert chosen.cost == min(trial.cost for trial in enough)
+
+
+def test_recall_counts_equals_and_misses():
+    exact = np.array([[3.0, 2.0, 1.0]], np.float32)
+    assert recall_of(np.array([[3.0, 2.0, 1.0]], np.float32), exact) == 1.0
+    assert recall_of(np.array([[3.0, 2.0, 0.5]], np.float32), exact) == pytest.approx(2 / 3)
+    assert recall_of(np.array([[3.0, 2.0, -3e38]], np.float32), exact) == pytest.approx(2 / 3)
+
+
+def test_exact_scores_are_the_largest_products():
+    vectors, queries = clustered(300, 0), clustered(5, 1)
+    expected = -np.sort(-(queries @ vectors.T), axis=1)[:, :K]
+    np.testing.assert_allclose(exact_scores(vectors, queries, K), expected, rtol=1e-5)
+
+
+def test_no_index_is_good_enough(monkeypatch):
+    monkeypatch.setattr(module, "WANTED_RECALL", 1.1)
+    with pytest.raises(ExportError, match=r"No index reaches recall 1.1 of exact search over 4,000 items; the best"):
+        choose_index(clustered(N_ITEMS, 0), np.arange(N_ITEMS), clustered(50, 1), K, exact_up_to=100)
