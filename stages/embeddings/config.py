@@ -7,7 +7,8 @@ Written by the exporter as JSON, read by every instance and by the updater. Name
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+import tempfile
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from stages.embeddings.formats.names import check_name
@@ -125,12 +126,19 @@ class TiersConfig:
 
 
 def read_config(path: Path) -> TiersConfig:
-    """Raises ConfigError when the file is unreadable or says something the tiers do not know."""
+    """Raises ConfigError when the file is unreadable or says something the tiers do not know.
+
+    A relative `source` lies beside the file, wherever the repository was moved; a relative RocksDB path in the temp folder.
+    """
     try:
         raw = json.loads(path.read_text())
         parts = {"redis": RedisConfig, "rocksdb": RocksConfig, "updates": UpdateConfig}
         for name, part in parts.items():
             raw[name] = part(**raw[name]) if raw.get(name) else None
-        return TiersConfig(**{**raw, "tables": tuple(TableConfig(**table) for table in raw["tables"])})
+        config = TiersConfig(**{**raw, "tables": tuple(TableConfig(**table) for table in raw["tables"])})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} does not describe embedding tiers ({error}). Export the repository again.") from error
+    if config.rocksdb is not None:
+        rocksdb = replace(config.rocksdb, path=str(Path(tempfile.gettempdir(), config.rocksdb.path)))
+        config = replace(config, rocksdb=rocksdb)
+    return config if config.source is None else replace(config, source=str(path.parent / config.source))

@@ -31,7 +31,7 @@ HEADER_WORDS = 8
 READ_ATTEMPTS = 3  # of rows that are being written just now
 WAYS = 8  # slots of a set
 MOST_USES = 255
-# One read in so many counts as a use, and one insertion in so many halves the counts of its set. perf/bench_cache_policy.py: up to
+# One read in so many counts as a use, one insertion in so many halves the counts of its set. perf/bench_cache_policy.py: up to
 # 5 points of hit rate above LRU on Zipf traces of 0.9-1.2 and on Online Retail; behind it when all popularity changes at once.
 TOUCH_EVERY = 2
 HALVE_EVERY = 32

@@ -63,6 +63,10 @@ class Tiers:
         """The tiers that `<folder>/tiers.json` describes. Raises ConfigError."""
         return cls(read_config(folder / CONFIG_FILE))
 
+    @property
+    def names(self) -> list[str]:
+        return list(self._tables)
+
     # --- looking up ---------------------------------------------------------------------------------------------------------
     def lookup(self, name: str, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """int [...] keys -> float32 [..., D], into `out` when given. `degraded` tells whether a level was down.
