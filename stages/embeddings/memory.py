@@ -11,6 +11,7 @@ import mmap
 import os
 import shutil
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
@@ -119,6 +120,7 @@ class SharedFolder:
                 remove_unused(stale)
         while not self._enter():
             pass
+        self.close = weakref.finalize(self, leave, self._users, self.path)  # at the latest when the interpreter ends
 
     def _enter(self) -> bool:
         """Become a user. False when the folder's last user removed it meanwhile."""
@@ -130,9 +132,10 @@ class SharedFolder:
         except FileNotFoundError:
             return False
 
-    def close(self) -> None:
-        self._users.close()
-        remove_unused(self.path)
+
+def leave(users: IO[bytes], arena: Path) -> None:
+    users.close()
+    remove_unused(arena)
 
 
 def remove_unused(arena: Path) -> None:

@@ -6,6 +6,8 @@ import multiprocessing
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -194,6 +196,15 @@ def test_an_arena_left_by_killed_processes_is_removed_by_the_next_one(tmp_path):
     for folder in (used, fresh):
         folder.close()
         assert not folder.path.exists()
+
+
+def test_a_process_that_ends_takes_its_arena_along(settings, tmp_path):
+    """The server's stub ends its interpreter without asking the kernels."""
+    config = TiersConfig("rank", (PARTIAL,), "left", str(tmp_path), **settings)
+    config.write(tmp_path / "tiers.json")
+    script = "import pathlib, sys; from stages.embeddings.tiers import Tiers; tiers = Tiers.load(pathlib.Path(sys.argv[1]))"
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=60)
+    assert not list(tmp_path.glob(f"{memory.ARENA_PREFIX}*"))
 
 
 def _serve_for_ever(config: TiersConfig) -> None:
