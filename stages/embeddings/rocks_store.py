@@ -25,7 +25,7 @@ from stages.errors import DataError, DependencyError
 BLOCK_CACHE_BYTES = 8 << 20  # index and filters live outside it; hot rows are in L1 and L2, not here
 BLOOM_BITS_PER_KEY = 10  # 1 % of unknown keys cost a read
 KEYS_PER_READ = 4  # of one thread: fewer than this are not worth handing over
-SST_ROWS = 4_000_000
+SST_ROWS = 1_000_000  # of one file: bounds the memory of loading
 
 log = logging.getLogger(__name__)
 
