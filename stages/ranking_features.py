@@ -118,7 +118,7 @@ def cross_features(
     weights = history_weights(history, statistics.n_items)
     affinity = affinities(statistics, history, weights, candidates)
     logs = np.log(affinity + SMALLEST_WEIGHT) * SCALE
-    idle_days = np.where(known.any(axis=1), history_age_days[:, 0], 0.0)[:, None]
+    idle_days = np.where(known.any(axis=1), np.maximum(history_age_days[:, 0], 0.0), 0.0)[:, None]
     rank = np.broadcast_to(np.log1p(np.arange(candidates.shape[1])) * SCALE, candidates.shape)
     per_request = np.stack([np.log1p((weights[..., 0] > 0).sum(axis=1)) * SCALE, np.log1p(idle_days[:, 0]) * SCALE], axis=1)
     columns = (

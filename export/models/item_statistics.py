@@ -84,11 +84,13 @@ def view_matrices(sales: Sales, n_items: int, settings: StatisticsSettings) -> l
         "visits": _together(visits(sales, settings.visit_gap_hours), sales.positions, n_items, power=-0.5),
         "next": _next_items(sales, n_items, settings.next_within),
     }
-    matrices = [(norm @ together[view] @ norm).tocsr() for view in VIEWS]
-    for matrix in matrices:
-        matrix.setdiag(0.0)
-        matrix.eliminate_zeros()
-    return matrices
+    return [without_diagonal(norm @ together[view] @ norm) for view in VIEWS]
+
+
+def without_diagonal(matrix: sp.spmatrix) -> sp.csr_matrix:
+    entries = matrix.tocoo()
+    kept = entries.row != entries.col
+    return sp.csr_matrix((entries.data[kept], (entries.row[kept], entries.col[kept])), shape=matrix.shape)
 
 
 def visits(sales: Sales, gap_hours: float) -> np.ndarray:

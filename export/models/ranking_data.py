@@ -77,8 +77,16 @@ class Requests:
 
 
 def split_again(train: pd.DataFrame, share: float = LATER_SHARE) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """-> (earlier, later) of the training log, split as the test was; "row" is the row number in `train`."""
-    return split_by_time(train.assign(row=np.arange(len(train))), share)
+    """-> (earlier, later) of the training log, split as the test was; "row" is the row number in `train`.
+
+    A log in which nobody comes back has no later part to learn from: its last positive event stands in, so that every step
+    downstream has one request to look at, which `train_ranker` then does not learn from.
+    """
+    numbered = train.assign(row=np.arange(len(train)))
+    earlier, later = split_by_time(numbered, share)
+    if not later["positive"].any():
+        return numbered, numbered[numbered["positive"]].tail(1)
+    return earlier, later
 
 
 def statistics_of(features: Features, events: pd.DataFrame, settings: StatisticsSettings) -> ItemStatistics:

@@ -126,12 +126,14 @@ def train_reranker(
     vectors = torch.from_numpy(item_vectors)
     teaching = teaching.take(np.flatnonzero(teaching.taken.any(axis=1)))
     optimizer = torch.optim.AdamW(network.parameters(), lr=settings.learning_rate, weight_decay=settings.decay)
-    n_steps = -(-len(teaching) // settings.requests_per_batch) * settings.epochs + 1
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, settings.learning_rate, total_steps=n_steps, pct_start=0.1)
+    n_batches = max(len(teaching) // settings.requests_per_batch, 1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, settings.learning_rate, total_steps=n_batches * settings.epochs + 1
+    )
     best = (-1.0, 0.0, {name: value.clone() for name, value in network.state_dict().items()})
-    for epoch in range(1, settings.epochs + 1):
+    for epoch in range(1, (settings.epochs if len(teaching) else 0) + 1):
         network.train()
-        for rows in np.array_split(rng.permutation(len(teaching)), max(len(teaching) // settings.requests_per_batch, 1)):
+        for rows in np.array_split(rng.permutation(len(teaching)), n_batches):
             batch = teaching.take(rows)
             scores = torch.from_numpy(batch.rank_scores) + corrections(network, batch, vectors)
             loss = listwise_loss(scores, torch.from_numpy(batch.taken), torch.from_numpy(batch.valid))
@@ -147,8 +149,9 @@ def train_reranker(
     network.load_state_dict(best[2])
     network.eval()
     before = quality_of(validation, validation.rank_scores)
-    report(f"re-ranker: {best[0]:.4f} at trust {best[1]}, {before:.4f} without it")
-    return Reranker(network, settings.list_length, best[1], {"with": best[0], "without": before})
+    after = max(best[0], before)
+    report(f"re-ranker: {after:.4f} at trust {best[1]}, {before:.4f} without it")
+    return Reranker(network, settings.list_length, best[1], {"with": after, "without": before})
 
 
 def corrections(network: ListNetwork, lists: Lists, vectors: torch.Tensor) -> torch.Tensor:

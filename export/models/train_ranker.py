@@ -62,6 +62,9 @@ def train_ranker(
     n_user_numbers = teaching.users.user_continuous.shape[1]
     model = DLRM(Shape(*tables, n_user_numbers, n_pair_numbers, settings.width, settings.bottom, settings.top))
     teaching = teaching.take(np.flatnonzero(teaching.taken.any(axis=1)))
+    if not len(teaching):
+        report("ranker: no request to learn from, retrieval's order is served")
+        return Ranker(without_opinion(model), 1.0, {"requests": 0})
     _standardize(model, teaching, items)
     _share_rare_rows(model, teaching, items, settings.min_examples_per_row)
     _fit(model, teaching, validation, items, settings, rng, report)
@@ -69,6 +72,14 @@ def train_ranker(
     quality |= {"requests": len(teaching), "validation_requests": len(validation)}
     report(f"ranker: validation {quality}, blend {blend}")
     return Ranker(model, blend, quality)
+
+
+@torch.no_grad()
+def without_opinion(model: DLRM) -> DLRM:
+    """Every logit is 0 from now on."""
+    model.network.top[-1].weight.zero_()
+    model.network.top[-1].bias.zero_()
+    return model
 
 
 def _fit(
@@ -176,7 +187,8 @@ def rank_scores_of(ranker: Ranker, requests: Requests, items: ItemSlots) -> np.n
 def predict(model: DLRM, requests: Requests, items: ItemSlots) -> np.ndarray:
     """Logits float32 [N, C], -inf at padding."""
     model.eval()
-    blocks = [requests.take(np.arange(s, min(s + 128, len(requests)))) for s in range(0, len(requests), 128)]
+    starts = range(0, max(len(requests), 1), 128)  # one empty block when there are none
+    blocks = [requests.take(np.arange(start, min(start + 128, len(requests)))) for start in starts]
     logits = np.concatenate([scores_of(model, block, items).numpy() for block in blocks])
     return np.where(requests.candidates < items.n_items, logits, -np.inf)
 

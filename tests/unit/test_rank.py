@@ -1,0 +1,299 @@
+"""The rank and rerank stages on a trained pair of models: against torch, at every batch size, short lists, broken folders."""
+
+import json
+import shutil
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from export.dataset import load_dataset, split_by_time
+from export.features.build import build_features
+from export.features.schema import FeatureSettings
+from export.models.item_statistics import StatisticsSettings
+from export.models.ranking import RankingSettings, fit_ranking, save_ranking
+from export.models.ranking_data import Requests, in_blocks, requests_of, split_again, taken_of
+from export.models.reranker import Lists, RerankerSettings, corrections
+from export.models.save_ranker import item_vectors_of
+from export.models.train_ranker import RankerSettings, rank_scores_of
+from stages.artifacts import StageInfo
+from stages.contract import PAD_ID, Axes, Degraded, stage_specs
+from stages.errors import ArtifactError, DependencyError
+from stages.rank import Rank
+from stages.rerank import LIST_FEATURES, Rerank, list_features
+from stages.rules_config import RulesConfig, compile_rules
+
+C, K, M, HISTORY, GENERATION = 24, 5, 12, 8, 3
+SETTINGS = RankingSettings(
+    StatisticsSettings(neighbours=16),
+    RankerSettings(epochs=2, min_examples_per_row=3),
+    RerankerSettings(list_length=M, epochs=2, trusts=(0.0, 1.0)),
+)
+
+
+def popularity_retrieve(features, events):
+    """A retriever of known behaviour: the most popular items the user has not met in `events`."""
+    positions = features.items.positions(events["item_id"].to_numpy())
+    counts = np.bincount(positions, minlength=features.items.n_items).astype(np.float32)
+    met = {user: set() for user in events["user_id"]}
+    for user, position in zip(events["user_id"], positions, strict=True):
+        met[user].add(position)
+
+    def retrieve(users, user_ids):
+        order = np.argsort(-counts, kind="stable")
+        lists = [[item for item in order if item not in met.get(user, ())][:C] for user in user_ids]
+        candidates = np.full((len(lists), C), features.items.n_items)
+        for row, items in enumerate(lists):
+            candidates[row, : len(items)] = items
+        return candidates, np.append(counts, -np.inf)[candidates].astype(np.float32)
+
+    return retrieve
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A data set, its ranking and both stages, saved and loaded."""
+    dataset = load_dataset("synthetic:users=120,items=80,events=3000,seed=5")
+    train, test = split_by_time(dataset.interactions)
+    features = build_features(dataset, train, FeatureSettings(history_length=HISTORY))
+    ranking = fit_ranking(
+        dataset, train, features, lambda events: popularity_retrieve(features, events), SETTINGS, say=lambda _: None
+    )
+    folder = tmp_path_factory.mktemp("repository")
+    saved = save_ranking(folder / "rank", folder / "rerank", ranking, features)
+    axes = Axes(C, HISTORY, 4, K, len(features.user_rows), len(features.user_plan.continuous))
+    compile_rules(
+        folder / "rerank",
+        RulesConfig(),
+        item_ids=features.items.ids,
+        category=list(dataset.items["category"]),
+        provider=list(dataset.items["provider"]),
+        price=None,
+        popularity=np.arange(features.items.n_items),
+        items_returned=K,
+    )
+    for name, stage in zip(("rank", "rerank"), saved, strict=True):
+        StageInfo(name, GENERATION, axes, (), stage.settings).write(folder / name)
+    user_ids = test["user_id"].unique()
+    users = features.encode_users(user_ids)
+    candidates, scores = popularity_retrieve(features, train)(users, user_ids)
+    requests = Requests(
+        users,
+        candidates.astype(np.int32),
+        scores,
+        in_blocks(ranking.statistics, users, candidates, scores),
+        taken_of(features, test, user_ids, candidates),
+    )
+    return SimpleNamespace(
+        dataset=dataset, train=train, features=features, ranking=ranking, folder=folder, axes=axes, user_ids=user_ids,
+        requests=requests, saved=saved, rank=Rank.load(folder / "rank"), rerank=Rerank.load(folder / "rerank"),
+    )  # fmt: skip
+
+
+def tensors(trained, rows):
+    """What retrieve hands to rank for some of the requests."""
+    requests, ids = trained.requests.take(rows), np.append(trained.features.items.ids, PAD_ID)
+    return {
+        "user_id": trained.user_ids[rows, None],
+        "user_categorical": requests.users.user_categorical,
+        "user_continuous": requests.users.user_continuous,
+        "history_ids": ids[requests.users.history_positions],
+        "history_age_days": requests.users.history_age_days,
+        "candidate_ids": ids[requests.candidates],
+        "retrieval_scores": requests.retrieval_scores,
+        "degraded": np.zeros((len(rows), 1), np.int32),
+        "generation": np.full((len(rows), 1), GENERATION),
+    }
+
+
+def through_both(trained, rows):
+    """-> (outputs of rank, outputs of rerank)"""
+    inputs = tensors(trained, rows)
+    ranked = trained.rank(inputs)
+    return ranked, trained.rerank({**inputs, **ranked})
+
+
+def test_rank_scores_equal_the_trained_model(trained):
+    ranked, _ = through_both(trained, np.arange(len(trained.requests)))
+    expected = rank_scores_of(trained.ranking.ranker, trained.requests, trained.ranking.items)
+    np.testing.assert_allclose(ranked["rank_scores"], expected, atol=1e-4)
+    assert trained.saved[0].parity.max_rel < 1e-5
+
+
+def test_served_items_equal_the_trained_list_network(trained):
+    rows = np.arange(len(trained.requests))
+    _, served = through_both(trained, rows)
+    ranking = trained.ranking
+    scores = rank_scores_of(ranking.ranker, trained.requests, ranking.items)
+    lists = Lists.of(trained.requests, scores, M)
+    vectors = item_vectors_of(ranking.ranker.model, ranking.items)
+    with torch.no_grad():
+        correction = corrections(ranking.reranker.network, lists, torch.from_numpy(vectors)).numpy()
+    final = np.where(lists.valid, lists.rank_scores + ranking.reranker.trust * correction, -np.inf)
+    np.testing.assert_allclose(served["scores"], -np.sort(-final, axis=1)[:, :K], atol=1e-4)
+    for row in rows:
+        expected = dict(zip(trained.features.items.ids[lists.positions[row]], final[row], strict=True))
+        got = [expected[item] for item in served["item_ids"][row]]
+        np.testing.assert_allclose(got, served["scores"][row], atol=1e-4)
+        assert len(set(served["item_ids"][row])) == K
+
+
+def test_answers_have_the_tensors_of_the_contract(trained):
+    specs = stage_specs(trained.axes)
+    for name, answer in zip(("rank", "rerank"), through_both(trained, np.arange(3)), strict=True):
+        assert {t.name: (t.dims, t.numpy_dtype) for t in specs[name].outputs} == {
+            key: (values.shape[1:], values.dtype) for key, values in answer.items()
+        }
+
+
+def test_a_request_is_answered_alone_as_in_a_batch(trained):
+    together = through_both(trained, np.arange(32))
+    for row in (0, 7, 31):
+        alone = through_both(trained, np.array([row]))
+        np.testing.assert_allclose(alone[0]["rank_scores"][0], together[0]["rank_scores"][row], atol=1e-5)
+        np.testing.assert_array_equal(alone[1]["item_ids"][0], together[1]["item_ids"][row])
+
+
+def test_short_empty_and_unknown_lists_are_served_as_far_as_they_go(trained):
+    inputs = tensors(trained, np.arange(3))
+    inputs["candidate_ids"][0, 2:], inputs["retrieval_scores"][0, 2:] = PAD_ID, -np.inf
+    inputs["candidate_ids"][1], inputs["retrieval_scores"][1] = PAD_ID, -np.inf
+    inputs["history_ids"][:], inputs["history_age_days"][:] = PAD_ID, 0.0  # nobody is known
+    ranked = trained.rank(inputs)
+    served = trained.rerank({**inputs, **ranked})
+    assert np.isneginf(ranked["rank_scores"][0, 2:]).all()
+    assert np.isneginf(ranked["rank_scores"][1]).all()
+    assert np.isfinite(ranked["rank_scores"][2]).all()
+    assert set(served["item_ids"][0, :2]) == set(inputs["candidate_ids"][0, :2])
+    np.testing.assert_array_equal(served["item_ids"][0, 2:], PAD_ID)
+    np.testing.assert_array_equal(served["item_ids"][1], PAD_ID)
+    np.testing.assert_array_equal(served["scores"][1], 0.0)
+    assert (served["item_ids"][2] != PAD_ID).all()
+
+
+def test_requests_of_another_generation_are_refused_alone(trained):
+    inputs = tensors(trained, np.arange(3))
+    inputs["generation"][1] = GENERATION + 1
+    for stage in (trained.rank, trained.rerank):
+        faults = stage.faults(inputs)
+        assert list(faults) == [1]
+        assert "generation is 4, this stage serves 3" in faults[1]
+
+
+def test_earlier_fallbacks_stay_visible(trained):
+    inputs = tensors(trained, np.arange(2))
+    inputs["degraded"][1] = Degraded.RETRIEVE
+    ranked = trained.rank(inputs)
+    np.testing.assert_array_equal(ranked["degraded"], [[0], [Degraded.RETRIEVE]])
+    np.testing.assert_array_equal(trained.rerank({**inputs, **ranked})["degraded"], ranked["degraded"])
+
+
+def test_tables_that_cannot_be_read_leave_retrievals_order(trained):
+    class Down:
+        def lookup(self, name, rows):
+            raise DependencyError("the parameter server is down")
+
+    inputs = tensors(trained, np.arange(4))
+    rank = Rank(**{**vars(trained.rank), "tables": Down()})
+    ranked = rank(inputs)
+    np.testing.assert_array_equal(ranked["degraded"], Degraded.RANK)
+    np.testing.assert_array_equal(ranked["rank_scores"], inputs["retrieval_scores"])
+
+
+def test_training_twice_gives_the_same_models(trained):
+    again = fit_ranking(
+        trained.dataset,
+        trained.train,
+        trained.features,
+        lambda events: popularity_retrieve(trained.features, events),
+        SETTINGS,
+        say=lambda _: None,
+    )
+    np.testing.assert_allclose(
+        rank_scores_of(again.ranker, trained.requests, again.items),
+        rank_scores_of(trained.ranking.ranker, trained.requests, trained.ranking.items),
+        atol=1e-5,
+    )
+
+
+def test_training_requests_know_nothing_of_what_they_predict(trained):
+    """The state is the one before the first later event; what was taken is later, and was not met earlier."""
+    features, train = trained.features, trained.train
+    earlier, later = split_again(train)
+    rng = np.random.default_rng(0)
+    statistics = trained.ranking.statistics
+    requests = requests_of(features, train, later, statistics, popularity_retrieve(features, earlier), 10**6, rng)
+    firsts = later[later["user_id"].isin(later.loc[later["positive"], "user_id"])].drop_duplicates("user_id")
+    assert len(requests) == len(firsts)
+    ids = np.append(features.items.ids, PAD_ID)
+    for row, user in enumerate(firsts["user_id"]):
+        past = earlier[(earlier["user_id"] == user) & earlier["positive"]]["item_id"].to_numpy()[::-1][:HISTORY]
+        np.testing.assert_array_equal(ids[requests.users.history_positions[row]][: len(past)], past)
+        coming = set(later[(later["user_id"] == user) & later["positive"]]["item_id"])
+        taken = set(ids[requests.candidates[row][requests.taken[row]]])
+        assert taken == coming & set(ids[requests.candidates[row]])
+        assert not taken & set(earlier[earlier["user_id"] == user]["item_id"])
+
+
+def test_a_log_in_which_nobody_comes_back_serves_retrievals_order():
+    dataset = load_dataset("synthetic:users=40,items=20,events=400,seed=1")
+    train = dataset.interactions.drop_duplicates("user_id").reset_index(drop=True)
+    features = build_features(dataset, train, FeatureSettings(history_length=HISTORY))
+    retrieve = popularity_retrieve(features, train.iloc[:0])
+    ranking = fit_ranking(dataset, train, features, lambda events: retrieve, SETTINGS, say=lambda _: None)
+    sample = ranking.sample
+    scores = rank_scores_of(ranking.ranker, sample, ranking.items)
+    places = np.argsort(-scores, axis=1, kind="stable")
+    np.testing.assert_array_equal(places, np.tile(np.arange(C), (len(sample), 1)))
+    assert ranking.reranker.trust == 0.0
+
+
+def test_list_features_measure_distances_within_the_list():
+    scores = np.array([[3.0, 1.0, 0.5, -np.inf]], np.float32)
+    valid = np.isfinite(scores)
+    features = list_features(scores, np.array([[1.0, 2.0, 3.0, -np.inf]], np.float32), valid)
+    assert features.shape == (1, 4, LIST_FEATURES)
+    np.testing.assert_allclose(features[0, :3, 1].mean(), 0.0, atol=1e-6)
+    np.testing.assert_allclose(features[0, :, 2], [0.0, 2.0, 2.5, 0.0])
+    np.testing.assert_allclose(features[0, :, 3], [2.0, 0.5, 0.0, 0.0])
+    np.testing.assert_array_equal(features[0, 3], 0.0)
+
+
+def rewritten(folder, name, tmp_path, **changes):
+    """A copy of a stage folder with settings of stage.json replaced."""
+    copy = tmp_path / name
+    shutil.copytree(folder / name, copy)
+    stage = json.loads((copy / "stage.json").read_text())
+    stage["settings"].update(changes)
+    stage["settings"] = {key: value for key, value in stage["settings"].items() if value is not None}
+    (copy / "stage.json").write_text(json.dumps(stage))
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"blend": None}, "lacks a setting of rank"),
+        ({"user_tables": ["user_0", "user_99"]}, r"lacks the tables \['user_99'\]"),
+        ({"user_tables": ["user_0"]}, "names 1 user and"),
+    ],
+)
+def test_a_rank_folder_that_disagrees_with_itself_is_refused(trained, tmp_path, changes, message):
+    with pytest.raises(ArtifactError, match=message):
+        Rank.load(rewritten(trained.folder, "rank", tmp_path, **changes))
+
+
+def test_item_arrays_of_another_catalogue_are_refused(trained, tmp_path):
+    rank, rerank = (rewritten(trained.folder, name, tmp_path) for name in ("rank", "rerank"))
+    np.save(rank / "item_numbers.npy", np.zeros((3, 2), np.float32))
+    with pytest.raises(ArtifactError, match=r"items need .* rows, found"):
+        Rank.load(rank)
+    np.save(rerank / "item_vectors.npy", np.zeros((3, 2), np.float32))
+    with pytest.raises(ArtifactError, match=r"item_vectors\.npy 2"):
+        Rerank.load(rerank)
+
+
+def test_a_rerank_folder_without_its_settings_is_refused(trained, tmp_path):
+    with pytest.raises(ArtifactError, match="lacks a setting of rerank"):
+        Rerank.load(rewritten(trained.folder, "rerank", tmp_path, list_length=None))

@@ -1,0 +1,152 @@
+"""Cross features of the ranker against loops over history and neighbours."""
+
+import numpy as np
+import pytest
+
+from export.models.item_statistics import Sales, StatisticsSettings, fit_statistics, view_matrices, visits
+from stages.errors import ArtifactError
+from stages.ranking_features import HORIZONS_DAYS, SCALE, VIEWS, ItemStatistics, cross_features, feature_names
+
+N_ITEMS, B, C, H = 40, 6, 12, 8
+DAY = 86_400
+
+
+def random_sales(seed=0, events=600, users=30):
+    rng = np.random.default_rng(seed)
+    return Sales.of(rng.integers(0, users, events), rng.integers(0, N_ITEMS - 1, events), rng.integers(0, 90 * DAY, events))
+
+
+def random_statistics(seed=0):
+    rng = np.random.default_rng(seed)
+    groups = np.append(rng.integers(-1, 4, (N_ITEMS, 2)), [[-1, -1]], axis=0).astype(np.int32)
+    return fit_statistics(random_sales(seed), N_ITEMS, 90 * DAY, groups, StatisticsSettings(neighbours=6))
+
+
+def random_requests(seed=1):
+    """-> (history, history_age_days, candidates, retrieval_scores)"""
+    rng = np.random.default_rng(seed)
+    history = rng.integers(0, N_ITEMS, (B, H))
+    history[0] = N_ITEMS  # nothing known
+    history[1, 3:] = N_ITEMS
+    history[2, 1] = history[2, 0]  # taken twice
+    ages = np.sort(rng.uniform(0, 80, (B, H)), axis=1).astype(np.float32)
+    candidates = np.stack([rng.permutation(N_ITEMS)[:C] for _ in range(B)])
+    candidates[3, 7:] = N_ITEMS
+    candidates[4] = N_ITEMS
+    scores = -np.sort(-rng.normal(size=(B, C)), axis=1).astype(np.float32)
+    return history, ages, candidates, np.where(candidates < N_ITEMS, scores, -np.inf).astype(np.float32)
+
+
+def slow_affinity(statistics, history, candidate):
+    """[V, weightings] of one candidate: neighbour by neighbour."""
+    distinct = list(dict.fromkeys(item for item in history.tolist() if item != N_ITEMS))
+    recent = np.array([(1 + place) ** -0.5 for place in range(len(distinct))])
+    recent = recent / max(recent.sum(), 1.0) if len(distinct) else recent
+    total = np.zeros((len(VIEWS), 2))
+    for place, item in enumerate(distinct):
+        for neighbour, weights in zip(statistics.neighbours[item], statistics.neighbour_weights[item], strict=True):
+            if neighbour == candidate:
+                total[:, 0] += weights.astype(float) / np.sqrt(len(distinct))
+                total[:, 1] += weights.astype(float) * recent[place]
+    return total
+
+
+def slow_features(statistics, history, age, candidates, scores):
+    """{feature name: [C]} of one request, written from the module's docstrings."""
+    valid = [place for place, item in enumerate(candidates) if item != N_ITEMS]
+    features = {name: np.zeros(len(candidates)) for name in feature_names()}
+    distinct = list(dict.fromkeys(item for item in history.tolist() if item != N_ITEMS))
+    idle = float(age[0]) if distinct else 0.0
+
+    def z(values):
+        return (values - np.mean(values)) / (np.std(values) + 1e-6) if len(values) else values
+
+    features["retrieval_score"][valid] = z(scores[valid].astype(float))
+    affinity = np.array([slow_affinity(statistics, history, candidates[place]) for place in valid]).reshape(len(valid), len(VIEWS), 2)
+    for view, name in enumerate(VIEWS):
+        for number, weighting in enumerate(("even", "recent")):
+            features[f"{name}_{weighting}"][valid] = z(affinity[:, view, number])
+            features[f"{name}_{weighting}_log"][valid] = np.log(affinity[:, view, number] + 1e-3) * SCALE
+    clock, n_buckets = statistics.clock, statistics.popularity_then.shape[1]
+    bucket = int(np.clip((clock.log_days - idle) // clock.bucket_days, 0, n_buckets - 1))
+    for place in valid:
+        item = candidates[place]
+        features["retrieval_rank"][place] = np.log1p(place) * SCALE
+        for number, name in enumerate(("popularity", *(f"popularity_{days:.0f}d" for days in HORIZONS_DAYS))):
+            features[name][place] = statistics.popularity[item, number]
+        then = float(statistics.popularity_then[item, bucket])
+        features["popularity_then"][place], features["trend_then"][place] = then, then - statistics.popularity[item, 0]
+        for number, name in enumerate(("first_sold_since", "last_sold_since")):
+            days = idle - statistics.sold_days[item, number]
+            features[name][place] = np.sign(days) * np.log1p(abs(days)) * SCALE
+        for kind, name in enumerate(("category_share", "provider_share")):
+            group = statistics.groups[item, kind]
+            same = sum(statistics.groups[other, kind] == group for other in distinct)
+            features[name][place] = same / max(np.sqrt(len(distinct)), 1) ** 2 if group >= 0 else 0.0
+        features["history_length"][place] = np.log1p(len(distinct)) * SCALE
+        features["idle_days"][place] = np.log1p(idle) * SCALE
+    return features
+
+
+def test_cross_features_equal_the_slow_twin():
+    statistics, requests = random_statistics(), random_requests()
+    got = cross_features(statistics, *requests)
+    assert (got.shape, got.dtype) == ((B, C, len(feature_names())), np.float32)
+    for row in range(B):
+        expected = slow_features(statistics, *(values[row] for values in requests))
+        for column, name in enumerate(feature_names()):
+            np.testing.assert_allclose(got[row, :, column], expected[name], rtol=1e-3, atol=2e-5, err_msg=f"{name}, row {row}")
+
+
+def test_a_request_has_the_same_features_alone_and_in_a_batch():
+    statistics, requests = random_statistics(), random_requests()
+    together = cross_features(statistics, *requests)
+    for row in range(B):
+        alone = cross_features(statistics, *(values[[row]] for values in requests))
+        np.testing.assert_allclose(alone[0], together[row], rtol=1e-5, atol=1e-6)
+
+
+def test_statistics_come_back_as_they_were_saved(tmp_path):
+    statistics = random_statistics()
+    statistics.save(tmp_path)
+    loaded = ItemStatistics.load(tmp_path)
+    np.testing.assert_array_equal(cross_features(loaded, *random_requests()), cross_features(statistics, *random_requests()))
+
+
+def test_statistics_of_two_catalogues_are_refused(tmp_path):
+    random_statistics().save(tmp_path)
+    np.save(tmp_path / "groups.npy", np.zeros((3, 2), np.int32))
+    with pytest.raises(ArtifactError, match="different lengths"):
+        ItemStatistics.load(tmp_path)
+
+
+def test_a_clock_of_another_version_is_refused(tmp_path):
+    random_statistics().save(tmp_path)
+    (tmp_path / "item_statistics.json").write_text('{"hours": 1}')
+    with pytest.raises(ArtifactError, match="not a clock"):
+        ItemStatistics.load(tmp_path)
+
+
+def test_views_count_customers_visits_and_what_came_next():
+    """Three users; positions 0, 1, 2. User 0: 0 then 1 in one visit. User 1: 0, a day later 2. User 2: 1, 0, 2 in one visit."""
+    users = np.array([0, 0, 1, 1, 2, 2, 2])
+    positions = np.array([0, 1, 0, 2, 1, 0, 2])
+    times = np.array([0, 60, 0, DAY, 0, 60, 120])
+    sales = Sales.of(users, positions, times)
+    np.testing.assert_array_equal(visits(sales, gap_hours=8), [0, 0, 1, 2, 3, 3, 3])
+    customers, together, after = (m.toarray() for m in view_matrices(sales, 3, StatisticsSettings()))
+    norm = np.sqrt(np.array([3.0, 2.0, 2.0]))
+    scale = np.outer(norm, norm)
+    np.testing.assert_allclose(customers * scale, [[0, 2, 2], [2, 0, 1], [2, 1, 0]], rtol=1e-5)
+    np.testing.assert_allclose(
+        together * scale, [[0, 1 / 2 + 1 / 3, 1 / 3], [1 / 2 + 1 / 3, 0, 1 / 3], [1 / 3, 1 / 3, 0]], rtol=1e-5
+    )
+    two_later = 1 / (1 + np.log(2))
+    np.testing.assert_allclose(after * scale, [[0, 1, 2], [1, 0, two_later], [0, 0, 0]], rtol=1e-5)
+
+
+def test_repeats_and_long_histories_count_once_and_from_the_end():
+    sales = Sales.of(np.zeros(6, int), np.array([4, 4, 5, 6, 5, 7]), np.arange(6))
+    kept = sales.first_ones(longest=3)
+    np.testing.assert_array_equal(kept.positions, [5, 6, 7])
+    np.testing.assert_array_equal(kept.times_s, [2, 3, 5])
