@@ -84,7 +84,9 @@ def load(
     url: Url = "localhost:8001",
     repo: Repo = Path("model_repository"),
     duration_s: Annotated[float, typer.Option(help="seconds", max=600)] = 20.0,
-    arrivals: Annotated[str, typer.Option(help="poisson, bursts, or whose rhythm: a data set, or a file of times")] = "poisson",
+    arrivals: Annotated[
+        str, typer.Option(help="poisson, bursts, volleys, or whose rhythm: a data set, or a file of times")
+    ] = "poisson",
     cold_share: Annotated[float, typer.Option(help="share of requests from users nobody has seen")] = 0.0,
     bulk_share: Annotated[float, typer.Option(help="share of requests with the lower priority")] = 0.0,
     label: Label = "",
@@ -205,6 +207,8 @@ def _document(source: str) -> dict:
 def _arrivals(arrivals: str, rate: float, duration_s: float):
     if arrivals == "poisson":
         return lambda rng: schedule.poisson(rate, duration_s, rng)
+    if arrivals == "volleys":
+        return lambda rng: schedule.volleys(rate, duration_s)
     if arrivals == "bursts":
         return lambda rng: schedule.bursts(rate, duration_s, rng)
     times_s = schedule.read_times(arrivals)

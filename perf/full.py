@@ -85,6 +85,7 @@ def watched(bench: Bench) -> Iterator[None]:
     before = read_samples(bench.site.metrics_url)
     with PeakMemory(bench.site.tag) as memory:
         yield
+    bench.clear_inputs()
     bench.run.memory = memory.peak
     bench.run.hit_rates = hit_rates(before, read_samples(bench.site.metrics_url))
     bench.save()

@@ -61,6 +61,11 @@ class Bench:
         self.save()
         return level
 
+    def clear_inputs(self) -> None:
+        """Remove perf_analyzer's input files: megabytes that a seed gives again."""
+        for path in self.folder.glob("input-*.json"):
+            path.unlink()
+
     def _input_data(self, model: str, transport: str) -> Path:
         complete = transport.endswith("shm")
         path = self.folder / f"input-{model}{'-complete' if complete else ''}.json"
@@ -97,8 +102,10 @@ def scenarios(peak_rate: float, duration_s: float, shares: Sequence[float] = (0.
         return schedule.bursts(BURST_SHARE * peak_rate, duration_s * 2, rng)
 
     loads = [Scenario(f"poisson {share:.0%}".replace("%", " %"), poisson(share), duration_s) for share in shares]
+    volleys = Scenario("volleys of 8", lambda rng: schedule.volleys(BURST_SHARE * peak_rate, duration_s), duration_s)
     return [
         *loads,
+        volleys,
         Scenario("cold starts 20 %", poisson(0.5), duration_s, cold_share=0.2),
         Scenario("half of it bulk", poisson(0.75), duration_s, bulk_share=0.5),
         Scenario("bursts x10", bursts, duration_s * 2, in_burst=schedule.in_burst),

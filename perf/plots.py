@@ -77,7 +77,7 @@ def stage_breakdown(run: Run, folder: Path) -> Figure | None:
     curve = run.curve(ENSEMBLE)
     if not curve:
         return None
-    figure, axes = plt.subplots(figsize=(WIDTH_IN, 0.5 * len(curve) + 1.6))
+    figure, axes = plt.subplots(figsize=(WIDTH_IN, 0.42 * len(curve) + 1.6))
     rows = np.arange(len(curve))
     left = np.zeros(len(curve))
     for stage in STAGES:
@@ -94,7 +94,7 @@ def stage_breakdown(run: Run, folder: Path) -> Figure | None:
     axes.grid(axis="y", visible=False)
     axes.margins(x=0.1)
     axes.invert_yaxis()
-    axes.legend(fontsize=8, ncols=5, loc="upper center", bbox_to_anchor=(0.45, -0.16 - 0.25 / len(curve)))
+    figure.legend(fontsize=8, ncols=5, loc="outside lower center")
     return figure
 
 
@@ -144,6 +144,7 @@ def histogram(run: Run, folder: Path) -> Figure | None:
         top *= 0.9
     rate = f"{load.offered_rate:.0f} requests/s, {load.latency.count:,} requests"
     axes.set(title=f"Latency at half of the peak ({rate})", xlabel="ms from the due instant", ylabel="requests", xscale="log")
+    axes.set_xlim(right=latency_ms.max() * 1.4)  # room for the last label
     _plain_log(axes, "x")
     return figure
 

@@ -168,6 +168,8 @@ def summary(run: Run) -> dict[str, Any]:
             facts |= {f"{q}_ms": value for q, value in percentiles.items()} | {
                 "p99_over_p50": percentiles["p99"] / percentiles["p50"]
             }
+    if (volleys := run.open_load("volleys of 8")) and volleys.latency:
+        facts["volley_p99_ms"] = volleys.latency.p99_ms
     if run.yardstick:
         facts |= {
             "overhead_p50_ms": run.yardstick.overhead_p50_ms,

@@ -29,6 +29,16 @@ def bursts(
     return due_s[keep]
 
 
+def volleys(rate: float, duration_s: float, size: int = 8) -> np.ndarray:
+    """`size` requests due at the same instant, then nothing until the next volley: a batcher that sleeps is found here.
+
+    Steady load hides one, since each request wakes it for the one before.
+    """
+    _check(rate, duration_s, rate * duration_s)
+    starts_s = np.arange(0.0, duration_s, size / rate)
+    return np.repeat(starts_s, size)
+
+
 def in_burst(due_s: np.ndarray, every_s: float = 5.0, burst_s: float = 0.5) -> np.ndarray:
     """-> bool [N]: due within a burst. The first period has none: it shows the quiet state."""
     return (due_s >= every_s) & (due_s % every_s < burst_s)

@@ -64,6 +64,11 @@ def test_bursts_are_ten_times_the_rate_and_quiet_before_the_first():
     assert not inside[due_s < 5.0].any()
 
 
+def test_volleys_come_together_at_the_rate_asked_for():
+    due_s = schedule.volleys(40.0, 10.0, size=8)
+    assert due_s.tolist() == [volley * 0.2 for volley in range(50) for _ in range(8)]
+
+
 def slow_recorded(times_s: list[float], rate: float, duration_s: float) -> list[float]:
     times_s, due_s, lap_start = sorted(times_s), [], 0.0
     lap_s = len(times_s) / rate

@@ -56,7 +56,7 @@ def run(tmp_path):
                 )
             )
     loads = []
-    for name in ("poisson 25 %", "poisson 50 %", "bursts x10"):
+    for name in ("poisson 25 %", "poisson 50 %", "volleys of 8", "bursts x10"):
         due_ns = np.sort(rng.integers(0, 10**10, 400))
         answered_ns = due_ns + rng.integers(3_000_000, 30_000_000, 400)
         answered_ns[:2] = -1
