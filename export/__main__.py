@@ -25,7 +25,6 @@ def build(
     data: Data = "online-retail", profile: str = "cpu", repo: Repo = Path("model_repository"), config: Config = None
 ) -> None:
     """Train on a data set and publish a new generation into a repository."""
-    from export.build import build_repository
     from export.dataset import load_dataset
     from export.settings import PROFILES, read_settings
 
@@ -33,8 +32,10 @@ def build(
         raise ConfigError(
             f"There is no profile {profile!r} here. Available: {', '.join(PROFILES)}; the README lists what is planned."
         )
-    settings = read_settings(config)
-    build_repository(load_dataset(data), repo, settings, console)
+    settings, dataset = read_settings(config), load_dataset(data)
+    from export.build import build_repository  # only now: what trains takes seconds to import
+
+    build_repository(dataset, repo, settings, console)
 
 
 @app.command()
@@ -60,11 +61,12 @@ def evaluate(
 ) -> None:
     """Recall@20, NDCG@10, coverage and AUC, stage by stage and through a real server, beside four baselines."""
     from export.dataset import load_dataset
-    from export.evaluation.evaluate import evaluate_dataset
     from export.settings import read_settings
 
-    dataset = load_dataset(data)
-    evaluate_dataset(dataset, work / dataset.description.name, read_settings(config), console)
+    settings, dataset = read_settings(config), load_dataset(data)
+    from export.evaluation.evaluate import evaluate_dataset  # only now: what trains takes seconds to import
+
+    evaluate_dataset(dataset, work / dataset.description.name, settings, console)
 
 
 @app.command()

@@ -69,7 +69,8 @@ def check_layout(repository: Path) -> Iterator[Finding]:
             yield Finding(
                 "error", f"{name}/{CONFIG_FILE}", f"It names the model {config.name!r}", "Export the repository again."
             )
-    for path in sorted(repository.iterdir()):
+    strangers = sorted(repository.iterdir()) if (repository / ENSEMBLE).is_dir() else []
+    for path in strangers:
         if path.is_dir() and not (path / CONFIG_FILE).is_file() and path.name not in MODELS:
             yield Finding("warning", path.name, "Not a model, tritonserver will report it", "Move it out of the repository.")
 
