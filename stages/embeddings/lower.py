@@ -29,7 +29,7 @@ class Fetched:
 
 
 class LowerLevels:
-    """Opens, reads and fills L2 and L3 for all tables of a model."""
+    """Opens, reads and fills L2 and L3 for all tables of a model. A level's client is imported when the level is opened."""
 
     def __init__(self, config: TiersConfig, tables: dict[str, TieredTable]) -> None:
         self.config, self.tables = config, tables

@@ -65,9 +65,9 @@ class UpdateRing:
     def since(self, position: int) -> tuple[np.ndarray, np.ndarray, int] | None:
         """-> (keys, stored rows, position to go on from), the last row of each key; None when the ring lapped the reader."""
         head = self._words[HEAD]
-        places = np.arange(position, head) % self.size if head - position <= self.size else ()
+        places = self._places(position, head)
         keys, stored = self._keys[places], self._rows[places]
-        if max(self._words[CLAIMED], head) - position > self.size:
+        if self._lapped(position):
             return None
         latest = last_of_each(keys)
         return keys[latest], stored[latest], head
@@ -77,8 +77,16 @@ class UpdateRing:
         head = self._words[HEAD]
         if head == position:
             return np.zeros(len(keys), bool)
-        recent = self.since(position)
-        return np.ones(len(keys), bool) if recent is None else np.isin(keys, recent[0])
+        recent = self._keys[self._places(position, head)]
+        return np.ones(len(keys), bool) if self._lapped(position) else np.isin(keys, recent)
+
+    def _places(self, position: int, head: int) -> np.ndarray:
+        """Where the rows from `position` to `head` lie; none when they are too many to lie anywhere."""
+        return np.arange(position, max(head, position) if head - position <= self.size else position) % self.size
+
+    def _lapped(self, position: int) -> bool:
+        """A row since `position` was, or is just being, overwritten; also for positions of a ring that is no more."""
+        return not 0 <= self._words[CLAIMED] - position <= self.size
 
     def add(self, word: int, amount: int) -> None:
         self._words[word] += amount
