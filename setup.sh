@@ -9,7 +9,7 @@ UV_VERSION=0.13.8
 PYTHON=${PYTHON:-python3.11}
 VENV=${VENV:-.venv}
 LOG=.run/setup.log
-ONLY_PERF_ANALYZER="libb64-0d|libssl3"
+OPTIONAL="libb64-0d|libssl3|redis-server"
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 fail() { say "$1"; [ $# -lt 2 ] || say "$2"; exit 1; }
@@ -32,7 +32,7 @@ mkdir -p .run
 # --- apt: one package per library that is missing ------------------------------------------------------------------------------
 missing_packages() {
   "$PYTHON" - <<'PY'
-import ctypes, importlib.util, pathlib, sysconfig
+import ctypes, importlib.util, pathlib, shutil, sysconfig
 
 def loads(library):
     try:
@@ -53,6 +53,7 @@ wanted = {
     "libgomp1": loads("libgomp.so.1"),  # numeric wheels built with OpenMP
     "libstdc++6": loads("libstdc++.so.6"),
     "zlib1g": loads("libz.so.1"),
+    "redis-server": shutil.which("redis-server") is not None,  # the embedding tiers' tests start their own
 }
 print(*(package for package, present in wanted.items() if not present))
 PY
@@ -66,7 +67,8 @@ can_install() {
   as_root=(sudo -n)
 }
 as_root=()
-apt() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=120 "$@" >>"$LOG" 2>&1; }
+# RUNLEVEL=1: a package that brings a service (redis-server) must not start it here.
+apt() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get -qq -o DPkg::Lock::Timeout=120 "$@" >>"$LOG" 2>&1; }
 if [ -n "$packages" ]; then
   say "needed from apt: $packages"
   if can_install; then
@@ -76,9 +78,9 @@ if [ -n "$packages" ]; then
       { tail -n 5 "$LOG" >&2; say "apt could not install them (log: $LOG). Check the network and /etc/apt/sources.list."; }
   fi
   left=$(missing_packages)
-  required=$(printf '%s\n' $left | grep -vxE "$ONLY_PERF_ANALYZER" || true)
+  required=$(printf '%s\n' $left | grep -vxE "$OPTIONAL" || true)
   [ -z "$required" ] || fail "cannot go on without $(echo $required)." "Install that, then run make setup again."
-  [ -z "$left" ] || say "going on without $(echo $left): everything runs, except perf_analyzer."
+  [ -z "$left" ] || say "going on without $(echo $left): everything runs, except what needs it (perf_analyzer, tests with a real Redis)."
 fi
 
 # --- .venv ------------------------------------------------------------------------------------------------------------------------
