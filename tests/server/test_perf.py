@@ -1,0 +1,123 @@
+"""The measuring instruments against the real server: what they send is answered, and what they report adds up. No timings."""
+
+import numpy as np
+import pytest
+
+from perf import ab, full, measure, schedule
+from perf.in_process import InProcess
+from perf.memory import read_memory
+from perf.open_loop import floor_ns
+from perf.results import load_run
+from perf.target import running_site, serve, site_of
+from perf.workload import read_requests, stage_inputs
+from stages.contract import ENSEMBLE, STAGES
+from stages.errors import ConfigError, ServerError
+from stages.pipeline import Pipeline
+
+WINDOW_S = 0.3
+
+
+@pytest.fixture
+def bench(server, tmp_path):
+    return full.new_bench(site_of(server.state), "test", tmp_path / "run")
+
+
+@pytest.mark.parametrize("model", [ENSEMBLE, *STAGES])
+def test_perf_analyzer_measures_the_ensemble_and_each_stage(bench, model):
+    level = bench.add_closed(model, "grpc", "concurrency", 4, WINDOW_S)
+    asked = set(STAGES) | {ENSEMBLE} if model == ENSEMBLE else {model}
+    assert level.stages.keys() == asked
+    for name in asked - {ENSEMBLE}:
+        times = level.stages[name]
+        assert times.failed == 0
+        assert sum(size * calls for size, calls in times.calls_by_batch.items()) == times.requests >= level.latency.count
+    with np.load(bench.folder / level.raw) as raw:
+        assert len(raw["latency_ns"]) == level.latency.count > 0
+    assert load_run(bench.folder).closed == [level]
+
+
+@pytest.mark.parametrize(
+    ("transport", "mode", "value"), [("http", "concurrency", 2), ("grpc+shm", "concurrency", 2), ("grpc", "request_rate", 20)]
+)
+def test_other_transports_and_a_request_rate(bench, transport, mode, value):
+    level = bench.closed(ENSEMBLE, transport, mode, value, WINDOW_S)
+    assert level.latency.count > 0
+    assert level.stages["rerank"].failed == 0
+
+
+def test_every_due_request_is_sent_and_answered(bench):
+    scenario = measure.Scenario(
+        "everything",
+        lambda rng: schedule.bursts(15.0, 4.0, rng, every_s=2.0),
+        4.0,
+        cold_share=0.3,
+        bulk_share=0.5,
+        in_burst=lambda due_s: schedule.in_burst(due_s, every_s=2.0),
+    )
+    load = measure.add_open(bench, scenario)
+    assert (load.errors, load.error_share, load.unsent) == ({}, 0.0, 0)
+    assert load.stages["rerank"].requests == load.latency.count == load.send_late.count
+    for pair in (("known users", "cold starts"), ("interactive", "bulk"), ("between bursts", "in a burst")):
+        assert sum(load.by_class[name].count for name in pair) == load.latency.count
+
+
+def test_errors_of_the_server_are_errors_of_the_load(bench):
+    requests = bench.requests
+    bench.requests = requests | {"temperature": np.full_like(requests["temperature"], np.inf)}
+    load = measure.add_open(bench, measure.Scenario("refused", lambda rng: schedule.poisson(20.0, 1.0, rng), 1.0))
+    assert load.error_share == 1.0
+    assert load.latency is None
+    (message,) = load.errors
+    assert message.startswith("INVALID_ARGUMENT")
+
+
+def test_stage_inputs_are_the_in_process_tensors(bench):
+    """What the served stages hand on, against the same kernels in this process."""
+    requests = {name: rows[:40] for name, rows in read_requests(bench.site.repo, bench.site.generation).items()}
+    trace = Pipeline.load(bench.site.repo).trace(requests)
+    for stage, tensors in stage_inputs(bench.site.grpc_url, bench.specs, bench.site.generation, requests).items():
+        for name, served in tensors.items():
+            if name in requests or name == "degraded":  # degraded: the trace keeps the last stage's
+                continue
+            np.testing.assert_allclose(served, trace[name], rtol=1e-5, atol=1e-5, err_msg=f"{stage}: {name}")
+
+
+def test_the_yardstick_runs_the_published_code_on_all_workers(bench):
+    with InProcess(bench.site.repo, bench.site.generation, bench.requests, workers=2) as pipeline:
+        assert pipeline.measure(batch=8, seconds=0.1).rate > 0
+        assert pipeline.measure(batch=1, seconds=0.1, workers=1).p50_ms > 0
+
+
+def test_a_yardstick_that_cannot_run_says_why(bench):
+    with (
+        pytest.raises(ServerError, match="does not run in a process"),
+        InProcess(bench.site.repo, 9999, bench.requests, workers=1),
+    ):
+        pass
+
+
+def test_memory_names_the_server_and_each_instance(bench):
+    processes = read_memory(bench.site.tag)
+    assert processes[0].name == "tritonserver"
+    assert sorted(process.name.rsplit("_", 2)[0] for process in processes[1:]) == sorted(STAGES)
+    assert all(0 < process.pss_mib <= process.rss_mib for process in processes)
+
+
+def test_a_repository_answers_like_itself(bench, tmp_path):
+    assert ab.differing_answers(bench, full.new_bench(bench.site, "again", tmp_path / "again")) == ""
+
+
+def test_the_floor_is_a_call_that_does_nothing(bench):
+    assert (floor_ns(bench.site.grpc_url) > 0).all()
+
+
+def test_a_running_server_is_measured_as_it_is(server, repository):
+    with serve(server.grpc_url, repository) as site:
+        assert site.grpc_url == server.grpc_url
+        assert site.generation == site_of(server.state).generation
+    assert running_site(server.grpc_url, repository).tag is None  # its state file lies elsewhere: it is not one of ours
+
+
+def test_another_machine_is_not_measured(repository):
+    with pytest.raises(ConfigError, match="loopback"), serve("10.0.0.1:8001", repository):
+        pass
