@@ -222,25 +222,25 @@ def bench_misses(folder: Path, rows: int, rng: np.random.Generator, n_requests: 
 
 
 # --- a table larger than its RAM --------------------------------------------------------------------------------------------
-def within_budget(rows: int, budget_bytes: float) -> dict[str, int]:
-    """l2_rows that take `budget_bytes` with keys, tags and sequence numbers; L1 a twentieth of that."""
-    l2_rows = int(budget_bytes / 100)
+def within_budget(rows: int, budget_bytes: float, l1_share: float) -> dict[str, int]:
+    """l1_rows and l2_rows that take `budget_bytes` with their keys, tags, sequence numbers and indices."""
+    cached = int(budget_bytes / 70)
     while True:
-        table = TableConfig("items", rows, WIDTH, l1_rows=l2_rows // 20, l2_rows=l2_rows)
-        if l2_sections(table).nbytes + l1_sections(table).nbytes <= budget_bytes:
-            return {"l1_rows": table.l1_rows, "l2_rows": l2_rows}
-        l2_rows = int(l2_rows * 0.99)
+        table = TableConfig("items", rows, WIDTH, l1_rows=int(l1_share * cached), l2_rows=int((1 - l1_share) * cached))
+        if l1_sections(table).nbytes + (l2_sections(table).nbytes if table.l2_rows else 0) <= budget_bytes:
+            return {"l1_rows": table.l1_rows, "l2_rows": table.l2_rows}
+        cached = int(cached * 0.99)
 
 
-def bench_big(folder: Path, rows: int, rng: np.random.Generator, exponent: float, n_requests: int = 4000) -> list[dict]:
+def bench_big(folder: Path, rows: int, rng: np.random.Generator, exponent: float, n_requests: int = 2500) -> list[dict]:
     """p99 of 256 keys with RAM for 10 % of the table, against the whole table in RAM."""
     source, results = write_table(folder, rows, rng), []
-    small = within_budget(rows, 0.1 * rows * ROW_BYTES)
+    budget_bytes = 0.1 * rows * ROW_BYTES
     requests = zipf_keys(rows, exponent, (2 * n_requests, KEYS_PER_REQUEST), rng)
     cases = {
         "all in RAM": (1.1, {"l2_rows": rows}),
-        "10 % in RAM, waits for misses": (1.1, small),
-        "10 % in RAM, threshold 0.7": (0.7, small),
+        "10 % in RAM, waits for misses": (1.1, within_budget(rows, budget_bytes, 0.05)),
+        "10 % in RAM, threshold 0.7": (0.7, within_budget(rows, budget_bytes, 1.0)),  # rows that L1 lacks come late: all in L1
     }
     for case, (threshold, settings) in cases.items():
         with tiers_over(rows, source, threshold, **settings) as tiers:
@@ -281,10 +281,19 @@ def bench_growth(folder: Path, sizes: list[int], rng: np.random.Generator, n_req
             requests = resident[zipf_keys(len(resident), 1.0, (n_requests, KEYS_PER_REQUEST), rng)]
             n_misses = round(0.05 * KEYS_PER_REQUEST)
             requests[:, :n_misses] = rng.integers(2 * cached, rows, (n_requests, n_misses))
-            us = latencies_us(lambda keys, tiers=tiers: tiers.lookup("items", keys), requests)
-        results.append({"rows": rows, "p50_us": round(float(np.median(us)), 1)})
+            hits = resident[zipf_keys(len(resident), 1.0, requests.shape, rng)]
+            device = RawDevice(f"{source}/items.npy")
+            hit_us, us = (
+                latencies_us(lambda keys, tiers=tiers: tiers.lookup("items", keys), asked) for asked in (hits, requests)
+            )
+            device_us = latencies_us(device.read, requests[:500, :n_misses])
+        medians_us = {"hits_us": hit_us, "p50_us": us, "device_us": device_us}
+        results.append({"rows": rows, **{name: round(float(np.median(us)), 1) for name, us in medians_us.items()}})
         results[-1]["ratio"] = round(results[-1]["p50_us"] / results[0]["p50_us"], 2)
-        print("{rows:>11,} rows: p50 {p50_us:8.1f} us ({ratio} of the smallest)".format(**results[-1]))
+        print(
+            "{rows:>11,} rows: p50 {p50_us:8.1f} us ({ratio} of the smallest); all in memory {hits_us:7.1f} us, "
+            "raw reads of the missing rows {device_us:8.1f} us".format(**results[-1])
+        )
     return results
 
 

@@ -64,14 +64,14 @@ class RedisStore:
 
     def _run(self, commands: list[tuple]) -> list:
         try:
-            if self._cluster is None:
-                self._cluster = self._connect()
-            pipeline = self._cluster.pipeline(transaction=False)
+            cluster = self._cluster or self._connect()
+            self._cluster = cluster
+            pipeline = cluster.pipeline(transaction=False)
             for command in commands:
                 pipeline.execute_command(*command)
             return pipeline.execute()
         except (RedisError, RedisClusterException, OSError) as error:
-            self.close()
+            self._cluster = None
             raise DependencyError(
                 f"Redis at {self._config.address} did not answer ({error!r}). Expected a cluster that replies within "
                 f"{self._config.timeout_ms} ms. Check that it runs with cluster-enabled yes; rows come from L3 meanwhile."
@@ -90,6 +90,5 @@ class RedisStore:
         )
 
     def close(self) -> None:
-        if self._cluster is not None:
-            self._cluster.close()
-            self._cluster = None
+        """Let the connections go; another thread may be in the middle of a call, and finishes it."""
+        self._cluster = None
