@@ -212,7 +212,7 @@ def _arrivals(arrivals: str, rate: float, duration_s: float):
     if arrivals == "bursts":
         return lambda rng: schedule.bursts(rate, duration_s, rng)
     times_s = schedule.read_times(arrivals)
-    return lambda rng: schedule.recorded(times_s, rate, duration_s)
+    return lambda rng: schedule.recorded(times_s, rate, duration_s, rng)
 
 
 def _numbers(text: str) -> list[float]:

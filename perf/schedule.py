@@ -44,21 +44,23 @@ def in_burst(due_s: np.ndarray, every_s: float = 5.0, burst_s: float = 0.5) -> n
     return (due_s >= every_s) & (due_s % every_s < burst_s)
 
 
-def recorded(times_s: np.ndarray, rate: float, duration_s: float) -> np.ndarray:
-    """The log's own rhythm: gaps keep their proportions, compressed so that the mean rate is `rate`; cut after `duration_s`.
+def recorded(times_s: np.ndarray, rate: float, duration_s: float, rng: np.random.Generator) -> np.ndarray:
+    """The log's own rhythm: consecutive events from a random place of it, compressed into `duration_s` at a mean of `rate`.
 
-    times_s: float64 [M] unix seconds, any order, M >= 2. A log shorter than the load starts over.
+    times_s: float64 [M] unix seconds, any order. A log shorter than the load starts over.
     """
     _check(rate, duration_s, rate * duration_s)
+    count = max(round(rate * duration_s), 2)
     times_s = np.sort(np.asarray(times_s, np.float64))
-    span_s = times_s[-1] - times_s[0] if len(times_s) > 1 else 0.0
-    if span_s <= 0:
-        raise ConfigError(f"Recorded arrivals need two different times, got {len(times_s)} within {span_s:g} s.")
-    lap_s = len(times_s) / rate  # how long the whole log lasts at this rate
-    one_lap = (times_s - times_s[0]) * (lap_s / span_s)
-    laps = int(np.ceil(duration_s / lap_s))
-    due_s = (one_lap[None, :] + lap_s * np.arange(laps)[:, None]).ravel()
-    return due_s[due_s < duration_s]
+    laps = -(-count // max(len(times_s), 1))
+    if laps > 1:
+        lap_s = np.ptp(times_s) * (1 + 1 / len(times_s))
+        times_s = (times_s + lap_s * np.arange(laps)[:, None]).ravel()
+    first = int(rng.integers(0, len(times_s) - count + 1))
+    slice_s = times_s[first : first + count] - times_s[first]
+    if slice_s[-1] <= 0:
+        raise ConfigError(f"{count} recorded arrivals all came at the same time. Take a longer duration or a finer log.")
+    return slice_s * (duration_s / slice_s[-1])
 
 
 def read_times(source: str) -> np.ndarray:

@@ -69,24 +69,26 @@ def test_volleys_come_together_at_the_rate_asked_for():
     assert due_s.tolist() == [volley * 0.2 for volley in range(50) for _ in range(8)]
 
 
-def slow_recorded(times_s: list[float], rate: float, duration_s: float) -> list[float]:
-    times_s, due_s, lap_start = sorted(times_s), [], 0.0
-    lap_s = len(times_s) / rate
-    while lap_start < duration_s:
-        for time_s in times_s:
-            due = lap_start + (time_s - times_s[0]) / (times_s[-1] - times_s[0]) * lap_s
-            if due < duration_s:
-                due_s.append(due)
-        lap_start += lap_s
-    return due_s
+def slow_recorded(times_s: list[float], first: int, count: int, duration_s: float) -> list[float]:
+    """Walk the log from event `first`, over its end and on from its start, one mean gap later."""
+    times_s, seen_s, lap = sorted(times_s), [], 0.0
+    span_s = times_s[-1] - times_s[0]
+    for step in range(first, first + count):
+        lap = (span_s + span_s / len(times_s)) * (step // len(times_s))
+        seen_s.append(times_s[step % len(times_s)] + lap)
+    return [(time_s - seen_s[0]) / (seen_s[-1] - seen_s[0]) * duration_s for time_s in seen_s]
 
 
-@pytest.mark.parametrize(("rate", "duration_s"), [(10.0, 3.0), (10.0, 45.0), (1000.0, 1.0)])
+@pytest.mark.parametrize(("rate", "duration_s"), [(10.0, 3.0), (10.0, 20.0), (10.0, 45.0), (1000.0, 1.0)])
 def test_recorded_arrivals_keep_the_rhythm_of_the_log(rate, duration_s):
     times_s = np.random.default_rng(2).choice(10**6, 200).astype(float)
-    due_s = schedule.recorded(times_s, rate, duration_s)
-    np.testing.assert_allclose(due_s, slow_recorded(times_s.tolist(), rate, duration_s), atol=1e-9)
+    due_s = schedule.recorded(times_s, rate, duration_s, np.random.default_rng(7))
+    count = round(rate * duration_s)
+    laps = math.ceil(count / 200)
+    first = int(np.random.default_rng(7).integers(0, 200 * laps - count + 1))
+    np.testing.assert_allclose(due_s, slow_recorded(times_s.tolist(), first, count, duration_s), atol=1e-9)
     assert (np.diff(due_s) >= 0).all()
+    assert (due_s[0], due_s[-1]) == (0.0, pytest.approx(duration_s))
 
 
 def test_times_are_read_from_a_file(tmp_path):
@@ -111,5 +113,5 @@ def test_loads_that_are_none_or_too_many_are_refused():
             schedule.poisson(rate, duration_s, rng)
     with pytest.raises(ConfigError, match="Lower the rate"):
         schedule.poisson(1e6, 60.0, rng)
-    with pytest.raises(ConfigError, match="two different times"):
-        schedule.recorded(np.array([5.0, 5.0]), 10.0, 1.0)
+    with pytest.raises(ConfigError, match="all came at the same time"):
+        schedule.recorded(np.array([5.0, 5.0]), 10.0, 1.0, rng)
