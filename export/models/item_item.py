@@ -20,7 +20,7 @@ ROWS_PER_BLOCK = 1_024
 
 @dataclass(frozen=True)
 class ItemItemSettings:
-    l2: float = 300.0  # of EASE; chosen on validation
+    l2: float = 300.0  # of EASE
     neighbours: int = 100  # N
     ease_items: int = 8_192  # the most popular ones: half a minute of one core
     longest_history: int = 500  # of a user's items, a random selection counts towards the pairs EASE leaves out

@@ -52,14 +52,12 @@ class _Kind(NamedTuple):
     cost: Callable[[Any, np.ndarray, int], float]  # distances computed per query
 
 
-def choose_index(
-    item_vectors: np.ndarray, positions: np.ndarray, query_vectors: np.ndarray, k: int, exact_up_to: int = EXACT_UP_TO
-) -> Choice:
+def choose_index(item_vectors: np.ndarray, positions: np.ndarray, query_vectors: np.ndarray, k: int) -> Choice:
     """item_vectors: float32 [n_items, D]; positions: int64 [n], those that may be served; query_vectors: float32 [Q, D].
 
     k: how many answers are compared. Raises ExportError when no kind reaches the wanted recall.
     """
-    if len(positions) <= exact_up_to:
+    if len(positions) <= EXACT_UP_TO:
         return Choice("exact", None, (Trial("exact", 0, 1.0, float(len(positions))),))
     vectors, queries = item_vectors[positions], query_vectors[:QUERIES]
     exact = exact_scores(vectors, queries, k)
@@ -97,7 +95,7 @@ def true_scores(index: Any, item_vectors: np.ndarray, queries: np.ndarray, k: in
 
 
 def recall_of(found: np.ndarray, exact: np.ndarray) -> float:
-    """float32 [Q, k]: inner products of what the index finds, -inf where that is less: its own may be of rounded vectors."""
+    """Share of the k answers as good as the exact ones: scores [Q, k], `exact` falling. An item may stand for its equal."""
     floor = exact[:, -1:] - 1e-5 * np.abs(exact[:, -1:])
     return float((found >= floor).mean())
 

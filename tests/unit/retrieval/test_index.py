@@ -26,10 +26,11 @@ def test_small_catalogues_are_scored_whole():
 
 @pytest.mark.parametrize("compress_from", [10**9, 1_000], ids=["lists or graph", "compressed"])
 def test_the_chosen_index_finds_what_exact_search_finds(monkeypatch, tmp_path, compress_from):
+    monkeypatch.setattr(module, "EXACT_UP_TO", 100)
     monkeypatch.setattr(module, "COMPRESS_FROM", compress_from)
     vectors, queries = clustered(N_ITEMS, 0), clustered(200, 1)
     positions = np.arange(0, N_ITEMS, 2)  # every other item is unavailable
-    choice = choose_index(vectors, positions, queries, K, exact_up_to=100)
+    choice = choose_index(vectors, positions, queries, K)
     faiss.write_index(choice.index, str(tmp_path / "index"))
     read = faiss.read_index(str(tmp_path / "index"))  # the effort must survive the file
     _, found = read.search(queries, K)
@@ -57,6 +58,7 @@ def test_exact_scores_are_the_largest_products():
 
 
 def test_no_index_is_good_enough(monkeypatch):
+    monkeypatch.setattr(module, "EXACT_UP_TO", 100)
     monkeypatch.setattr(module, "WANTED_RECALL", 1.1)
     with pytest.raises(ExportError, match=r"No index reaches recall 1.1 of exact search over 4,000 items; the best"):
-        choose_index(clustered(N_ITEMS, 0), np.arange(N_ITEMS), clustered(50, 1), K, exact_up_to=100)
+        choose_index(clustered(N_ITEMS, 0), np.arange(N_ITEMS), clustered(50, 1), K)
