@@ -24,6 +24,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from stages.embeddings.config import RocksConfig, TableConfig, TiersConfig, UpdateConfig
+from stages.embeddings.memory import ARENA_PREFIX, remove_unused
 from stages.embeddings.publisher import Publisher
 from stages.embeddings.tiers import Tiers
 
@@ -101,6 +102,10 @@ class Processes:
         self._running[name] = self._start(name)
         self.kills += 1
 
+    def end(self, name: str) -> None:
+        self._running[name].terminate()
+        self._running[name].join()
+
     def wait(self, names: list[str]) -> int:
         """-> how many of them did not end well."""
         for name in names:
@@ -143,6 +148,8 @@ def soak(folder: Path, seconds: float, n_instances: int, n_rows: int, rng: np.ra
         time.sleep(0.01)
     finish.set()
     failed = processes.wait(instances)
+    processes.end("updater")
+    remove_unused(Path(config.shared_folder) / f"{ARENA_PREFIX}{config.arena}")
     stop.set()
     return {
         "seconds": seconds,

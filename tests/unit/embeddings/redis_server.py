@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import signal
 import socket
 import subprocess
@@ -31,6 +32,7 @@ class RedisServer:
         place = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
         command = ["redis-server", *place, "--save", "", "--cluster-enabled", "yes"]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        atexit.register(self._process.kill)  # also when a start that failed never gets to `stop`
         self.client = redis.Redis(port=self.port)
         self._until(self.client.ping)
         if b"cluster_slots_assigned:16384" not in self.client.execute_command("CLUSTER", "INFO"):
