@@ -39,7 +39,7 @@ class Finding:
 def check_repository(repository: Path) -> list[Finding]:
     """-> all findings, errors first. Later checks run only where the earlier ones they rest on found no error."""
     found: list[Finding] = []
-    for check in (check_layout, check_edges, check_versions, check_libraries, check_warmup, check_kernels, check_answers):
+    for check in CHECKS:
         found += run(check, repository)
         if any(finding.level == "error" for finding in found) and check in (check_layout, check_versions, check_kernels):
             break
@@ -153,3 +153,24 @@ def check_answers(repository: Path) -> Iterator[Finding]:
     if difference := compare_answers(answers, recorded.outputs):
         remedy = "Compare the library versions in the manifest with this machine's; export again here."
         yield Finding("error", f"{ENSEMBLE}/{generation}", f"Recorded requests are answered differently: {difference}", remedy)
+
+
+def check_batching(repository: Path) -> Iterator[Finding]:
+    """Settings that make tritonserver 2.51's batcher oversleep (docs/serving.md)."""
+    for name in STAGES:
+        batching = read_config(repository / name / CONFIG_FILE).dynamic_batching
+        if batching.priority_levels or batching.HasField("default_queue_policy"):
+            fact = "Priorities or a queue policy: some requests wait up to 500 ms for the batcher of tritonserver 2.51"
+            yield Finding("warning", f"{name}/{CONFIG_FILE}", fact, "Leave both out ([serving] of the export's settings).")
+
+
+CHECKS = (
+    check_layout,
+    check_edges,
+    check_versions,
+    check_libraries,
+    check_warmup,
+    check_batching,
+    check_kernels,
+    check_answers,
+)

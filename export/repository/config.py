@@ -21,20 +21,29 @@ DTYPE = {value: key for key, value in TRITON_TYPE.items()}
 
 @dataclass(frozen=True)
 class Serving:
-    """How Triton runs one model. Times in microseconds.
+    """How Triton runs one model. Times in microseconds, 0 = off.
 
     `queue_delay_us` is spent in the first stage only by default: requests that meet there leave together and meet again.
+
+    Priorities and queue limits are off by default: on tritonserver 2.51 each of them alone keeps the batcher asleep for up to
+    500 ms when a request arrives while the only instance is busy and none follows (docs/serving.md). Callers' own deadlines do
+    the work meanwhile: a request that its caller gave up leaves the queue.
     """
 
     instances: int = 1
     max_batch_size: int = 64
     preferred_batch_sizes: tuple[int, ...] = (8, 32)
     queue_delay_us: int = 0
-    queue_timeout_us: int = 2_000_000  # a request that waited longer is refused (UNAVAILABLE), not served late
-    queue_length: int = 2_048  # requests beyond it are refused at once
-    priority_levels: int = 2  # 1 = interactive, 2 = bulk
+    priority_levels: int = 0  # 1 is served first
     default_priority: int = 1
+    queue_timeout_us: int = 0  # a request that waited longer is refused (UNAVAILABLE), not served late
+    queue_length: int = 0  # requests beyond it are refused at once
     response_cache: bool = False
+
+    @property
+    def limits_queue(self) -> bool:
+        """Does it ask for what makes the batcher of tritonserver 2.51 oversleep?"""
+        return bool(self.priority_levels or self.queue_timeout_us or self.queue_length)
 
 
 def stage_config(spec: ModelSpec, serving: Serving, versions: list[int], warmup_rows: int) -> pb.ModelConfig:
@@ -78,13 +87,15 @@ def _add_tensors(config: pb.ModelConfig, spec: ModelSpec) -> None:
 def _add_batching(batching: pb.ModelDynamicBatching, serving: Serving) -> None:
     batching.preferred_batch_size.extend(size for size in serving.preferred_batch_sizes if size <= serving.max_batch_size)
     batching.max_queue_delay_microseconds = serving.queue_delay_us
-    batching.priority_levels = serving.priority_levels
-    batching.default_priority_level = serving.default_priority
-    policy = batching.default_queue_policy
-    policy.timeout_action = pb.ModelQueuePolicy.REJECT
-    policy.default_timeout_microseconds = serving.queue_timeout_us
-    policy.allow_timeout_override = True
-    policy.max_queue_size = serving.queue_length
+    if serving.priority_levels:
+        batching.priority_levels = serving.priority_levels
+        batching.default_priority_level = serving.default_priority
+    if serving.queue_timeout_us or serving.queue_length:
+        policy = batching.default_queue_policy
+        policy.timeout_action = pb.ModelQueuePolicy.REJECT
+        policy.default_timeout_microseconds = serving.queue_timeout_us
+        policy.allow_timeout_override = True
+        policy.max_queue_size = serving.queue_length
 
 
 def _add_warmup(config: pb.ModelConfig, spec: ModelSpec, rows: int) -> None:

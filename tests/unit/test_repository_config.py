@@ -30,9 +30,21 @@ def test_a_stage_parses_back_to_its_spec(name, tmp_path):
     assert list(config.version_policy.specific.versions) == [6, 7]
     assert c.spec_of(config) == without_fills(SPECS[name])
     assert config.backend == "python"
-    assert config.dynamic_batching.default_queue_policy.timeout_action == pb.ModelQueuePolicy.REJECT
+    assert list(config.dynamic_batching.preferred_batch_size) == [8, 32]
+    assert not config.dynamic_batching.HasField("default_queue_policy")
+    assert config.dynamic_batching.priority_levels == 0
     assert [w.batch_size for w in config.model_warmup] == [1, 1, 1, c.WARMUP_BATCH]
     assert all(set(w.inputs) == {t.name for t in SPECS[name].inputs} for w in config.model_warmup)
+
+
+def test_priorities_and_queue_limits_are_written_when_asked_for():
+    serving = c.Serving(queue_delay_us=50, priority_levels=2, queue_timeout_us=9_000, queue_length=7)
+    batching = c.stage_config(SPECS["rank"], serving, versions=[1], warmup_rows=1).dynamic_batching
+    assert serving.limits_queue
+    assert (batching.max_queue_delay_microseconds, batching.priority_levels, batching.default_priority_level) == (50, 2, 1)
+    policy = batching.default_queue_policy
+    assert policy.timeout_action == pb.ModelQueuePolicy.REJECT
+    assert (policy.default_timeout_microseconds, policy.max_queue_size, policy.allow_timeout_override) == (9_000, 7, True)
 
 
 def test_the_ensemble_parses_back_and_pins_every_step():
