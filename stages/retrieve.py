@@ -138,9 +138,9 @@ def _load_search(folder: Path, settings: RetrieveSettings) -> Search:
             index = faiss.read_index(str(path))
         except RuntimeError as error:
             raise ArtifactError(f"{path} cannot be read by Faiss {faiss.__version__}: {error}. {REMEDY}") from error
-        if index.d != vectors.shape[1] or index.ntotal != available.sum():
+        if index.d != vectors.shape[1] + 1 or index.ntotal != available.sum():
             raise ArtifactError(
                 f"{path} holds {index.ntotal} vectors of width {index.d}; expected {available.sum()} of width "
-                f"{vectors.shape[1]}. {REMEDY}"
+                f"{vectors.shape[1] + 1}. {REMEDY}"
             )
     return Search(vectors, Neighbours.load(folder), available, index)

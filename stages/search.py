@@ -62,8 +62,14 @@ def recency_weights(history: np.ndarray, n_items: int) -> np.ndarray:
     return np.where(counted, np.maximum(rank, 1) ** RECENCY_POWER, 0.0).astype(np.float32)
 
 
+def index_queries(user_vectors: np.ndarray) -> np.ndarray:
+    """float32 [B, D] -> [B, D + 1]: as the index is asked; it holds the items on a sphere (export/retrieval/index.py)."""
+    lengths = np.maximum(np.linalg.norm(user_vectors, axis=1, keepdims=True), np.finfo(np.float32).tiny)
+    return np.concatenate([user_vectors / lengths, np.zeros_like(lengths)], axis=1)
+
+
 class Search:
-    """The searcher of one generation. `index`: Faiss, inner product; None for a catalogue small enough to score whole."""
+    """The searcher of one generation. `index`: of Faiss; None for a catalogue small enough to score whole."""
 
     def __init__(self, item_vectors: np.ndarray, neighbours: Neighbours, available: np.ndarray, index: Any = None):
         """item_vectors: float32 [n_items, D]; available: bool [n_items], False = never served, whatever else is true.
@@ -129,7 +135,7 @@ class Search:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """As a call, over the index's answers and the history's neighbours -> (positions, scores, complete bool [B])."""
         n_rows, width = len(user_vectors), self.n_items + 1
-        _, near = self.index.search(user_vectors, ann_results)
+        _, near = self.index.search(index_queries(user_vectors), ann_results)
         near_keys = (np.arange(n_rows) * width)[:, None] + np.where(near < 0, self.n_items, near)
         named_keys, named_weights = self._named(history)
         blocked_keys = blocked.rows * width + blocked.positions

@@ -21,9 +21,9 @@ class TowerSettings:
     width: int = 64  # D
     epochs: int = 10
     most_examples: int = 600_000  # over all epochs together: a minute or two of one core
-    batch: int = 512
+    batch: int = 1_024
     negatives: int = 2_048  # shared by a batch
-    learning_rate: float = 3e-3
+    learning_rate: float = 4e-3
     forget_user: float = 0.5  # share of examples without their user id
     forget_history: float = 0.1  # share of examples without any history
     forget_item: float = 0.2  # share of history items left out

@@ -206,7 +206,7 @@ def broken_index(folder):
         (lambda folder: (folder / "user_tower.onnx").write_bytes(b""), "cannot be loaded by ONNX Runtime"),
         (wants_index, "items.faiss cannot be read by Faiss"),
         (broken_index, "items.faiss cannot be read by Faiss"),
-        (wrong_index, "holds 0 vectors of width 7; expected 58 of width 8"),
+        (wrong_index, "holds 0 vectors of width 7; expected 58 of width 9"),
     ],
 )
 def test_a_damaged_folder_is_refused(tmp_path, damage, said):

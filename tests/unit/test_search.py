@@ -4,6 +4,7 @@ import faiss
 import numpy as np
 import pytest
 
+from export.retrieval.index import index_vectors
 from stages.errors import ArtifactError
 from stages.search import Blocked, Neighbours, Search, recency_weights
 
@@ -34,8 +35,8 @@ def random_requests(seed=1, most_blocked=40):
 
 
 def flat_index(vectors, available):
-    index = faiss.IndexIDMap(faiss.IndexFlatIP(WIDTH))
-    index.add_with_ids(vectors[available], np.flatnonzero(available))
+    index = faiss.IndexIDMap(faiss.IndexFlatL2(WIDTH + 1))
+    index.add_with_ids(index_vectors(vectors[available]), np.flatnonzero(available))
     return index
 
 

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 from export.retrieval import index as module
-from export.retrieval.index import WANTED_RECALL, choose_index, exact_scores, recall_of
+from export.retrieval.index import WANTED_RECALL, choose_index, exact_scores, index_vectors, recall_of
 from stages.errors import ExportError
+from stages.search import index_queries
 
 N_ITEMS, WIDTH, K = 4_000, 16, 20
 
@@ -33,7 +34,7 @@ def test_the_chosen_index_finds_what_exact_search_finds(monkeypatch, tmp_path, c
     choice = choose_index(vectors, positions, queries, K)
     faiss.write_index(choice.index, str(tmp_path / "index"))
     read = faiss.read_index(str(tmp_path / "index"))  # the effort must survive the file
-    _, found = read.search(queries, K)
+    _, found = read.search(index_queries(queries), K)
     assert np.isin(found, positions).all()
     exact = vectors[positions] @ queries.T
     best = positions[np.argsort(-exact, axis=0)[:K].T]
@@ -49,6 +50,24 @@ def test_recall_counts_equals_and_misses():
     assert recall_of(np.array([[3.0, 2.0, 1.0]], np.float32), exact) == 1.0
     assert recall_of(np.array([[3.0, 2.0, 0.5]], np.float32), exact) == pytest.approx(2 / 3)
     assert recall_of(np.array([[3.0, 2.0, -3e38]], np.float32), exact) == pytest.approx(2 / 3)
+
+
+def test_distances_on_the_sphere_order_as_inner_products():
+    """Also where vectors are of very different lengths and far from the origin, as item vectors are."""
+    rng = np.random.default_rng(0)
+    vectors = (clustered(300, 0) * rng.lognormal(size=(300, 1)) + 10).astype(np.float32)
+    queries = clustered(20, 1)
+    moved, asked = index_vectors(vectors), index_queries(queries)
+    np.testing.assert_allclose(np.linalg.norm(moved, axis=1), 1, atol=1e-5)
+    nearest = np.argsort(((asked[:, None] - moved[None]) ** 2).sum(axis=2), axis=1)
+    products = np.take_along_axis(queries @ vectors.T, nearest, axis=1)
+    np.testing.assert_allclose(products, -np.sort(-products, axis=1), atol=1e-3)
+
+
+def test_equal_items_are_no_trouble():
+    moved = index_vectors(np.full((5, WIDTH), 3, np.float32))
+    assert np.isfinite(moved).all()
+    assert np.isfinite(index_queries(np.zeros((2, WIDTH), np.float32))).all()
 
 
 def test_exact_scores_are_the_largest_products():
