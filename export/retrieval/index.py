@@ -1,8 +1,8 @@
 """Which Faiss index: the cheapest one that finds what exact search finds.
 
 Indexes are good at the nearest of equally long vectors and poor at the largest inner product of vectors of any length, so the
-items are moved and lengthened (Bachrach 2014) until both ask the same: on 100,000 items a graph then computes 800 distances where
-lists of the raw vectors took 20,000 for the same recall.
+items are moved and lengthened (Bachrach 2014) until both ask the same: on 100,000 items a graph then computes 800 distances
+where lists of the raw vectors took 20,000 for the same recall.
 
 Small catalogues are scored whole: one matrix product costs less than walking any index. Larger ones try an inverted file and a
 graph (compressed vectors in lists when there are millions), raise the search effort until recall is enough, and take the kind
@@ -95,7 +95,7 @@ def exact_scores(vectors: np.ndarray, queries: np.ndarray, k: int) -> np.ndarray
 
 
 def index_vectors(vectors: np.ndarray) -> np.ndarray:
-    """Share of the k answers as good as the exact ones: scores [Q, k], `exact` falling. Items may stand for their equals."""
+    """float32 [n, D] -> unit vectors [n, D + 1], whose order by distance to an `index_queries` is by falling inner product.
 
     Taking the mean away takes the same from all scores of a user; the extra dimension makes all equally long.
     """
