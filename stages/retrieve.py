@@ -106,7 +106,9 @@ class Retrieve:
             "user_embeddings": np.concatenate(embeddings, axis=1),
             "user_continuous": inputs["user_continuous"],
         }
-        return self.network.run(["user_vectors"], feeds)[0]
+        if len(history) == 1:  # products of one row are summed in another order than those of several: see Search.exact
+            feeds = {name: np.repeat(values, 2, axis=0) for name, values in feeds.items()}
+        return self.network.run(["user_vectors"], feeds)[0][: len(history)]
 
     def blocked(self, inputs: Arrays) -> Blocked:
         """What these requests must not be answered with: what the caller excludes and what the user already had."""

@@ -107,7 +107,8 @@ class Search:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Every item of the catalogue is scored. Shapes as in a call."""
         scores = self.together(history)
-        scores[:, :-1] += user_vectors @ self.item_vectors.T
+        # Not `@`: BLAS sums in another order for another number of rows, and an answer must not depend on its batch mates.
+        scores[:, :-1] += np.einsum("bd,nd->bn", user_vectors, self.item_vectors)
         scores[blocked.rows, blocked.positions] = -np.inf
         scores[:, ~self.servable] = -np.inf
         kept = min(count, self.n_items)
