@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,17 +11,21 @@ import pandas as pd
 
 from export.dataset import Dataset
 from export.features.build import Features
-from export.features.items import encode_items, item_columns, item_statistics
 from export.models.item_statistics import StatisticsSettings
 from export.models.parity import Parity
-from export.models.ranking_data import ItemSlots, Requests, Retrieve, requests_of, split_again, statistics_of
+from export.models.ranking_data import ItemSlots, Requests, Retrieve, items_before, requests_of, split_again, statistics_of
 from export.models.reranker import Lists, Reranker, RerankerSettings, save_reranker, train_reranker
-from export.models.save_ranker import MOST_SAMPLES, item_vectors_of, save_ranker
+from export.models.save_ranker import item_vectors_of, save_ranker
 from export.models.train_ranker import Ranker, RankerSettings, parts, rank_scores_of, train_ranker
 from stages.ranking_features import ItemStatistics
 
+MOST_SAMPLES = 32  # requests the parity reports are measured on
+
 FitRetrieve = Callable[[pd.DataFrame], Retrieve]
-"""Training events -> a retriever fitted on them, which leaves out the items its users met in them."""
+"""Training events, with their row number in the training log as "row" -> a retriever fitted on them alone.
+
+It leaves out the items that a user met in them.
+"""
 
 
 @dataclass(frozen=True)
@@ -29,18 +33,24 @@ class RankingSettings:
     statistics: StatisticsSettings = field(default_factory=StatisticsSettings)
     ranker: RankerSettings = field(default_factory=RankerSettings)
     reranker: RerankerSettings = field(default_factory=RerankerSettings)
-    most_requests: int = 8_192  # users drawn for training
+    most_requests: int = 8_192  # users drawn for training at each moment
+    enough_requests: int = 2_048  # with fewer, requests of earlier moments are added,
+    most_moments: int = 2  # as long as there are no more than this: each needs a retriever of its own
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """Both models with what they are served with. sample: real requests, for parity reports."""
+    """Both models with what they are served with. sample: real requests on the served catalogue, for parity reports."""
 
     ranker: Ranker
     reranker: Reranker
-    items: ItemSlots
     statistics: ItemStatistics
     sample: Requests
+
+    @property
+    def items(self) -> ItemSlots:
+        """The catalogue as it is served."""
+        return self.sample.items
 
 
 @dataclass(frozen=True)
@@ -60,45 +70,51 @@ def fit_ranking(
     seed: int = 0,
     say: Callable[[str], None] = print,
 ) -> Ranking:
-    """train: the frame `features` was built from, sorted by time; fit_retrieve is called once, with the earlier part of it."""
+    """train: the frame `features` was built from, sorted by time."""
     rng = np.random.default_rng(seed)
-    earlier, later = split_again(train)
-    requests = requests_of(
-        features,
-        train,
-        later,
-        statistics_of(features, earlier, settings.statistics),
-        fit_retrieve(earlier),
-        settings.most_requests,
-        rng,
-    )
-    slot_names = tuple(features.item_rows)
-    before = item_statistics(earlier, features.items, features.as_of_s, features.settings)
-    items_before = ItemSlots.of(
-        encode_items(features.item_plan, item_columns(dataset.items, features.schema.item, before)), slot_names
-    )
-    teaching, validation = parts(requests, settings.ranker.validation_share, rng)
-    say(f"ranker: {len(teaching):,} requests to learn from, {len(validation):,} to choose by")
+    latest, *older = moments(dataset, train, features, fit_retrieve, settings, rng)
+    teaching, validation = parts(latest, settings.ranker.validation_share, rng)
     tables = (dict(features.user_rows), dict(features.item_rows))
-    ranker = train_ranker(teaching, validation, items_before, tables, settings.ranker, seed, say)
+    count = sum(len(part) for part in (teaching, *older))
+    say(f"ranker: {count:,} requests of {1 + len(older)} moments to learn from, {len(validation):,} to choose by")
+    ranker = train_ranker((teaching, *older), validation, tables, settings.ranker, seed, say)
 
     length = settings.reranker.list_length
-    lists = [Lists.of(part, rank_scores_of(ranker, part, items_before), length) for part in (teaching, validation)]
-    reranker = train_reranker(*lists, item_vectors_of(ranker.model, items_before), settings.reranker, seed, say)
-    return Ranking(
-        ranker,
-        reranker,
-        ItemSlots.of(features.item_arrays, slot_names),
-        statistics_of(features, train, settings.statistics),
-        validation.take(np.arange(min(len(validation), MOST_SAMPLES))),
-    )
+    lists = [Lists.of(part, rank_scores_of(ranker, part), length) for part in (teaching, validation)]
+    reranker = train_reranker(*lists, item_vectors_of(ranker.model, latest.items), settings.reranker, seed, say)
+    served = ItemSlots.of(features.item_arrays, tuple(features.item_rows))
+    sample = replace(validation.take(np.arange(min(len(validation), MOST_SAMPLES))), items=served)
+    return Ranking(ranker, reranker, statistics_of(features, train, settings.statistics), sample)
+
+
+def moments(
+    dataset: Dataset,
+    train: pd.DataFrame,
+    features: Features,
+    fit_retrieve: FitRetrieve,
+    settings: RankingSettings,
+    rng: np.random.Generator,
+) -> list[Requests]:
+    """Requests before the last fifth of each user's events; on small logs before the last fifth of what is left, and again.
+
+    Each moment has a retriever and statistics of its own, fitted on what came before it.
+    """
+    found: list[Requests] = []
+    earlier = train
+    while len(found) < settings.most_moments and sum(map(len, found)) < settings.enough_requests:
+        before, (earlier, later) = earlier, split_again(earlier)
+        if found and len(earlier) == len(before):
+            break  # nobody comes back so early
+        items, statistics = items_before(dataset, features, earlier), statistics_of(features, earlier, settings.statistics)
+        retrieve = fit_retrieve(earlier)
+        found.append(requests_of(features, train, later, items, statistics, retrieve, settings.most_requests, rng))
+    return found
 
 
 def save_ranking(rank_folder: Path, rerank_folder: Path, ranking: Ranking, features: Features) -> tuple[Saved, Saved]:
     """Write the rank and the rerank stage, all but rules, `stage.json` and manifests -> what was saved of each."""
     index, sample = features.items, ranking.sample
-    rank = Saved(*save_ranker(rank_folder, ranking.ranker, index, ranking.items, ranking.statistics, sample))
+    rank = Saved(*save_ranker(rank_folder, ranking.ranker, index, ranking.statistics, sample))
+    lists = Lists.of(sample, rank_scores_of(ranking.ranker, sample), ranking.reranker.list_length)
     vectors = item_vectors_of(ranking.ranker.model, ranking.items)
-    scores = rank_scores_of(ranking.ranker, sample, ranking.items)
-    lists = Lists.of(sample, scores, ranking.reranker.list_length)
     return rank, Saved(*save_reranker(rerank_folder, ranking.reranker, index, vectors, lists))

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from export.dataset import split_by_time
+from export.dataset import Dataset, split_by_time
 from export.features.build import Examples, Features, context_of
-from export.features.items import ItemArrays
+from export.features.items import ItemArrays, encode_items, item_columns, item_statistics
 from export.models.item_statistics import Sales, StatisticsSettings, fit_statistics
 from stages.ranking_features import ItemStatistics, cross_features
 
@@ -58,6 +58,7 @@ class Requests:
 
     users: the Examples of the N users; candidates int32 [N, C] positions, n_items padded; retrieval_scores float32 [N, C]
     cross: float32 [N, C, X] of `stages/ranking_features.py`; taken: bool [N, C]
+    items: the catalogue as it was known at that moment
     """
 
     users: Examples
@@ -65,6 +66,12 @@ class Requests:
     retrieval_scores: np.ndarray
     cross: np.ndarray
     taken: np.ndarray
+    items: ItemSlots
+
+    @property
+    def valid(self) -> np.ndarray:
+        """bool [N, C]: not padding."""
+        return self.candidates < self.items.n_items
 
     def __len__(self) -> int:
         return len(self.candidates)
@@ -73,20 +80,30 @@ class Requests:
         return Requests(
             Examples(*(values[rows] for values in self.users)),
             *(values[rows] for values in (self.candidates, self.retrieval_scores, self.cross, self.taken)),
+            self.items,
         )
 
 
 def split_again(train: pd.DataFrame, share: float = LATER_SHARE) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """-> (earlier, later) of the training log, split as the test was; "row" is the row number in `train`.
+    """-> (earlier, later) of the training log or of an earlier part of it, split as the test was.
+
+    "row" is the row number in the whole training log; it is added when `train` is that log.
 
     A log in which nobody comes back has no later part to learn from: its last positive event stands in, so that every step
     downstream has one request to look at, which `train_ranker` then does not learn from.
     """
-    numbered = train.assign(row=np.arange(len(train)))
+    numbered = train if "row" in train else train.assign(row=np.arange(len(train)))
     earlier, later = split_by_time(numbered, share)
     if not later["positive"].any():
         return numbered, numbered[numbered["positive"]].tail(1)
     return earlier, later
+
+
+def items_before(dataset: Dataset, features: Features, events: pd.DataFrame) -> ItemSlots:
+    """The catalogue as the served one would be, had the log ended with `events`."""
+    sold = item_statistics(events, features.items, features.as_of_s, features.settings)
+    columns = item_columns(dataset.items, features.schema.item, sold)
+    return ItemSlots.of(encode_items(features.item_plan, columns), tuple(features.item_rows))
 
 
 def statistics_of(features: Features, events: pd.DataFrame, settings: StatisticsSettings) -> ItemStatistics:
@@ -102,6 +119,7 @@ def requests_of(
     features: Features,
     train: pd.DataFrame,
     later: pd.DataFrame,
+    items: ItemSlots,
     statistics: ItemStatistics,
     retrieve: Retrieve,
     max_requests: int,
@@ -110,7 +128,7 @@ def requests_of(
     """One request per user (at most `max_requests`, drawn at random) at the moment before their first event of `later`.
 
     train: the frame `features` was built from; later: its rows after the split, with their row number in `train` as "row"
-    statistics, retrieve: fitted on train without `later`
+    items, statistics, retrieve: fitted on what came before `later`
     """
     first = later.drop_duplicates("user_id")
     takers = later.loc[later["positive"].to_numpy(), "user_id"].unique()
@@ -124,7 +142,7 @@ def requests_of(
     )
     candidates, scores = retrieve(users, user_ids)
     cross = in_blocks(statistics, users, candidates, scores)
-    return Requests(users, candidates.astype(np.int32), scores, cross, taken_of(features, later, user_ids, candidates))
+    return Requests(users, candidates.astype(np.int32), scores, cross, taken_of(features, later, user_ids, candidates), items)
 
 
 def in_blocks(statistics: ItemStatistics, users: Examples, candidates: np.ndarray, scores: np.ndarray) -> np.ndarray:

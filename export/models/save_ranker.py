@@ -24,19 +24,19 @@ DYNAMIC: Dynamic = {
     "item_rows": CANDIDATES,
     "logits": CANDIDATES,
 }
-MOST_SAMPLES = 32  # requests the parity report is measured on
 
 
 def save_ranker(
-    folder: Path, ranker: Ranker, index: ItemIndex, items: ItemSlots, statistics: ItemStatistics, sample: Requests
+    folder: Path, ranker: Ranker, index: ItemIndex, statistics: ItemStatistics, sample: Requests
 ) -> tuple[dict, Parity]:
     """Everything of the rank stage but `stage.json` and the manifest.
 
-    items, statistics: as they are served, fitted on the whole training log
-    sample: real requests; the network in ONNX must agree with the trained one on some of them
+    statistics: as they are served, fitted on the whole training log
+    sample: real requests on the catalogue as it is served; the network in ONNX must agree with the trained one on them
     -> (settings for `stage.json`, parity report)
     """
     folder.mkdir(parents=True, exist_ok=True)
+    items = sample.items
     np.save(folder / "item_ids.npy", index.ids)
     np.save(folder / "item_numbers.npy", items.numbers)
     statistics.save(folder)
@@ -48,9 +48,8 @@ def save_ranker(
     n_users = len(ranker.model.user_tables)
     settings = RankSettings(tuple(tables)[:n_users], tuple(tables)[n_users:], ranker.blend)
 
-    sample = sample.take(np.arange(min(len(sample), MOST_SAMPLES)))
     ranker.model.network.fold()
-    inputs = network_inputs(ranker.model, sample, items)
+    inputs = network_inputs(ranker.model, sample)
     parity = export_network(ranker.model.network, inputs, "logits", folder / f"{NETWORK}.onnx", DYNAMIC)
     return asdict(settings), parity
 
@@ -80,9 +79,9 @@ def item_vectors_of(model: DLRM, items: ItemSlots) -> np.ndarray:
 
 
 @torch.no_grad()
-def network_inputs(model: DLRM, requests: Requests, items: ItemSlots) -> dict[str, np.ndarray]:
+def network_inputs(model: DLRM, requests: Requests) -> dict[str, np.ndarray]:
     """The four inputs of the network, by name."""
-    candidates = requests.candidates
+    items, candidates = requests.items, requests.candidates
     return {
         "user_numbers": requests.users.user_continuous,
         "user_rows": model.user_rows(torch.from_numpy(requests.users.user_categorical)).numpy(),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from export.models.dlrm import DLRM, Shape
-from export.models.ranking_data import ItemSlots, Requests
+from export.models.ranking_data import Requests
 from stages.ranking_features import standardized
 
 Report = Callable[[str], None]
@@ -43,9 +43,8 @@ class Ranker:
 
 
 def train_ranker(
-    teaching: Requests,
+    teaching: Sequence[Requests],
     validation: Requests,
-    items: ItemSlots,
     tables: tuple[dict[str, int], dict[str, int]],
     settings: RankerSettings,
     seed: int = 0,
@@ -53,23 +52,22 @@ def train_ranker(
 ) -> Ranker:
     """Learn to put first what was taken.
 
-    items: the catalogue as it was before what the requests predict
-    tables: of users and of items, name -> rows, in slot order
+    teaching: requests of one or several moments of the log; tables: of users and of items, name -> rows, in slot order
     """
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
-    n_pair_numbers = items.numbers.shape[1] + teaching.cross.shape[2]
-    n_user_numbers = teaching.users.user_continuous.shape[1]
+    n_pair_numbers = validation.items.numbers.shape[1] + validation.cross.shape[2]
+    n_user_numbers = validation.users.user_continuous.shape[1]
     model = DLRM(Shape(*tables, n_user_numbers, n_pair_numbers, settings.width, settings.bottom, settings.top))
-    teaching = teaching.take(np.flatnonzero(teaching.taken.any(axis=1)))
-    if not len(teaching):
+    teaching = [part.take(np.flatnonzero(part.taken.any(axis=1))) for part in teaching]
+    if not any(len(part) for part in teaching):
         report("ranker: no request to learn from, retrieval's order is served")
         return Ranker(without_opinion(model), 1.0, {"requests": 0})
-    _standardize(model, teaching, items)
-    _share_rare_rows(model, teaching, items, settings.min_examples_per_row)
-    _fit(model, teaching, validation, items, settings, rng, report)
-    blend, quality = best_blend(predict(model, validation, items), retrieval_z(validation, items), validation, settings.blends)
-    quality |= {"requests": len(teaching), "validation_requests": len(validation)}
+    _standardize(model, teaching)
+    _share_rare_rows(model, teaching, settings.min_examples_per_row)
+    _fit(model, teaching, validation, settings, rng, report)
+    blend, quality = best_blend(predict(model, validation), retrieval_z(validation), validation, settings.blends)
+    quality |= {"requests": sum(map(len, teaching)), "validation_requests": len(validation)}
     report(f"ranker: validation {quality}, blend {blend}")
     return Ranker(model, blend, quality)
 
@@ -84,9 +82,8 @@ def without_opinion(model: DLRM) -> DLRM:
 
 def _fit(
     model: DLRM,
-    teaching: Requests,
+    teaching: Sequence[Requests],
     validation: Requests,
-    items: ItemSlots,
     settings: RankerSettings,
     rng: np.random.Generator,
     report: Report,
@@ -98,23 +95,22 @@ def _fit(
         {"params": tables, "weight_decay": settings.table_decay},
     ]
     optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate)
-    n_steps = max(-(-len(teaching) // settings.requests_per_batch) * settings.epochs, 1)
+    n_steps = sum(-(-len(part) // settings.requests_per_batch) for part in teaching) * settings.epochs
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, settings.learning_rate, total_steps=n_steps + 1, pct_start=0.1)
     best_quality, best_weights = -1.0, None
     for epoch in range(1, settings.epochs + 1):
         model.train()
         losses = []
         for batch in batches(teaching, settings, rng):
-            valid = torch.from_numpy(batch.candidates < items.n_items)
-            loss = listwise_loss(scores_of(model, batch, items), torch.from_numpy(batch.taken), valid)
+            loss = listwise_loss(scores_of(model, batch), torch.from_numpy(batch.taken), torch.from_numpy(batch.valid))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             schedule.step()
             losses.append(loss.item())
-        quality = ranking_quality(predict(model, validation, items), validation.taken)
+        quality = ranking_quality(predict(model, validation), validation.taken)
         told = ", ".join(f"{name} {value:.4f}" for name, value in quality.items())
-        report(f"ranker: epoch {epoch} of {settings.epochs}, loss {np.mean(losses or [0.0]):.3f}, validation {told}")
+        report(f"ranker: epoch {epoch} of {settings.epochs}, loss {np.mean(losses):.3f}, validation {told}")
         if sum(quality.values()) > best_quality:
             best_quality = sum(quality.values())
             best_weights = {name: value.clone() for name, value in model.state_dict().items()}
@@ -135,10 +131,9 @@ def best_blend(
     return best, {**qualities[best], **{f"retrieval_{name}": value for name, value in own.items()}}
 
 
-def retrieval_z(requests: Requests, items: ItemSlots) -> np.ndarray:
+def retrieval_z(requests: Requests) -> np.ndarray:
     """float32 [N, C]: what is blended in; serving computes the same as the first of its cross features."""
-    valid = requests.candidates < items.n_items
-    return standardized(requests.retrieval_scores[..., None], valid)[..., 0]
+    return standardized(requests.retrieval_scores[..., None], requests.valid)[..., 0]
 
 
 def parts(requests: Requests, validation_share: float, rng: np.random.Generator) -> tuple[Requests, Requests]:
@@ -148,18 +143,27 @@ def parts(requests: Requests, validation_share: float, rng: np.random.Generator)
     return requests.take(np.sort(shuffled[n_validation:])), requests.take(np.sort(shuffled[:n_validation]))
 
 
-def batches(requests: Requests, settings: RankerSettings, rng: np.random.Generator) -> Iterator[Requests]:
-    """All requests in random order, each with what was taken and a draw of what was not."""
-    order = rng.permutation(len(requests))
-    width = min(settings.candidates_per_request, requests.candidates.shape[1])
-    for start in range(0, len(order), settings.requests_per_batch):
-        batch = requests.take(order[start : start + settings.requests_per_batch])
-        key = rng.random(batch.taken.shape) - batch.taken
-        chosen = np.argpartition(key, width - 1, axis=1)[:, :width]
-        take = np.arange(len(batch))[:, None]
-        yield Requests(
-            batch.users, *(a[take, chosen] for a in (batch.candidates, batch.retrieval_scores, batch.cross, batch.taken))
-        )
+def batches(teaching: Sequence[Requests], settings: RankerSettings, rng: np.random.Generator) -> Iterator[Requests]:
+    """All requests in random order, each with what was taken and a draw of what was not; a batch is of one moment."""
+    size = settings.requests_per_batch
+    chunks = [(part, rows) for part in teaching for rows in _split(rng.permutation(len(part)), size)]
+    for number in rng.permutation(len(chunks)):
+        part, rows = chunks[number]
+        yield _drawn(part.take(rows), settings.candidates_per_request, rng)
+
+
+def _split(rows: np.ndarray, size: int) -> list[np.ndarray]:
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+
+def _drawn(batch: Requests, width: int, rng: np.random.Generator) -> Requests:
+    """`width` of each request's candidates: all that were taken (if there is room), others at random."""
+    width = min(width, batch.candidates.shape[1])
+    key = rng.random(batch.taken.shape) - batch.taken
+    chosen = np.argpartition(key, width - 1, axis=1)[:, :width]
+    take = np.arange(len(batch))[:, None]
+    drawn = (values[take, chosen] for values in (batch.candidates, batch.retrieval_scores, batch.cross, batch.taken))
+    return Requests(batch.users, *drawn, batch.items)
 
 
 def listwise_loss(scores: torch.Tensor, taken: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
@@ -169,28 +173,27 @@ def listwise_loss(scores: torch.Tensor, taken: torch.Tensor, valid: torch.Tensor
     return (-(log_share * taken).sum(dim=1) / count.sqrt()).mean()
 
 
-def scores_of(model: DLRM, requests: Requests, items: ItemSlots) -> torch.Tensor:
+def scores_of(model: DLRM, requests: Requests) -> torch.Tensor:
     """Logits float32 [N, C]."""
-    candidates = requests.candidates
+    items, candidates = requests.items, requests.candidates
     user_rows = model.user_rows(torch.from_numpy(requests.users.user_categorical))
     item_rows = model.item_rows([torch.from_numpy(rows[candidates]) for rows in items.rows])
     numbers = np.concatenate([items.numbers[candidates], requests.cross], axis=2)
     return model.network(torch.from_numpy(requests.users.user_continuous), user_rows, torch.from_numpy(numbers), item_rows)
 
 
-def rank_scores_of(ranker: Ranker, requests: Requests, items: ItemSlots) -> np.ndarray:
+def rank_scores_of(ranker: Ranker, requests: Requests) -> np.ndarray:
     """float32 [N, C] as the rank stage serves them, -inf at padding."""
-    return predict(ranker.model, requests, items) + np.float32(ranker.blend) * retrieval_z(requests, items)
+    return predict(ranker.model, requests) + np.float32(ranker.blend) * retrieval_z(requests)
 
 
 @torch.no_grad()
-def predict(model: DLRM, requests: Requests, items: ItemSlots) -> np.ndarray:
+def predict(model: DLRM, requests: Requests) -> np.ndarray:
     """Logits float32 [N, C], -inf at padding."""
     model.eval()
-    starts = range(0, max(len(requests), 1), 128)  # one empty block when there are none
-    blocks = [requests.take(np.arange(start, min(start + 128, len(requests)))) for start in starts]
-    logits = np.concatenate([scores_of(model, block, items).numpy() for block in blocks])
-    return np.where(requests.candidates < items.n_items, logits, -np.inf)
+    blocks = _split(np.arange(len(requests)), 128) or [np.arange(0)]
+    logits = np.concatenate([scores_of(model, requests.take(rows)).numpy() for rows in blocks])
+    return np.where(requests.valid, logits, -np.inf)
 
 
 def ranking_quality(scores: np.ndarray, taken: np.ndarray) -> dict[str, float]:
@@ -213,21 +216,22 @@ def ranking_quality(scores: np.ndarray, taken: np.ndarray) -> dict[str, float]:
     }
 
 
-def _share_rare_rows(model: DLRM, requests: Requests, items: ItemSlots, at_least: int) -> None:
+def _share_rare_rows(model: DLRM, teaching: Sequence[Requests], at_least: int) -> None:
     """Count how many requests teach each row of the user's tables, and how many taken candidates each of the items'."""
     for slot, table in enumerate(model.user_tables):
-        rows = requests.users.user_categorical[:, slot]
+        rows = np.concatenate([part.users.user_categorical[:, slot] for part in teaching])
         table.share_rare(np.bincount(rows, minlength=len(table.shared)), at_least)
-    taken = requests.candidates[requests.taken]
-    for table, rows in zip(model.item_tables, items.rows, strict=True):
-        table.share_rare(np.bincount(rows[taken].ravel(), minlength=len(table.shared)), at_least)
+    for slot, table in enumerate(model.item_tables):
+        rows = np.concatenate([part.items.rows[slot][part.candidates[part.taken]].ravel() for part in teaching])
+        table.share_rare(np.bincount(rows, minlength=len(table.shared)), at_least)
 
 
-def _standardize(model: DLRM, requests: Requests, items: ItemSlots) -> None:
-    """The network's numbers get mean 0 and deviation 1 over the valid candidates of `requests`."""
-    valid = requests.candidates < items.n_items
-    pair = np.concatenate([items.numbers[requests.candidates[valid]], requests.cross[valid]], axis=1)
-    user = requests.users.user_continuous
+def _standardize(model: DLRM, teaching: Sequence[Requests]) -> None:
+    """The network's numbers get mean 0 and deviation 1 over the valid candidates."""
+    pair = np.concatenate(
+        [np.concatenate([p.items.numbers[p.candidates[p.valid]], p.cross[p.valid]], axis=1) for p in teaching]
+    )
+    user = np.concatenate([part.users.user_continuous for part in teaching])
     mean = np.concatenate([user.mean(axis=0), pair.mean(axis=0)])
     deviation = np.concatenate([user.std(axis=0), pair.std(axis=0)])
     model.network.mean.copy_(torch.from_numpy(mean))

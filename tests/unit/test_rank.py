@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +13,7 @@ from export.dataset import load_dataset, split_by_time
 from export.features.build import build_features
 from export.features.schema import FeatureSettings
 from export.models.item_statistics import StatisticsSettings
-from export.models.ranking import RankingSettings, fit_ranking, save_ranking
+from export.models.ranking import RankingSettings, fit_ranking, moments, save_ranking
 from export.models.ranking_data import Requests, in_blocks, requests_of, split_again, taken_of
 from export.models.reranker import Lists, RerankerSettings, corrections
 from export.models.save_ranker import item_vectors_of
@@ -84,6 +85,7 @@ def trained(tmp_path_factory):
         scores,
         in_blocks(ranking.statistics, users, candidates, scores),
         taken_of(features, test, user_ids, candidates),
+        ranking.items,
     )
     return SimpleNamespace(
         dataset=dataset, train=train, features=features, ranking=ranking, folder=folder, axes=axes, user_ids=user_ids,
@@ -116,7 +118,7 @@ def through_both(trained, rows):
 
 def test_rank_scores_equal_the_trained_model(trained):
     ranked, _ = through_both(trained, np.arange(len(trained.requests)))
-    expected = rank_scores_of(trained.ranking.ranker, trained.requests, trained.ranking.items)
+    expected = rank_scores_of(trained.ranking.ranker, trained.requests)
     np.testing.assert_allclose(ranked["rank_scores"], expected, atol=1e-4)
     assert trained.saved[0].parity.max_rel < 1e-5
 
@@ -125,7 +127,7 @@ def test_served_items_equal_the_trained_list_network(trained):
     rows = np.arange(len(trained.requests))
     _, served = through_both(trained, rows)
     ranking = trained.ranking
-    scores = rank_scores_of(ranking.ranker, trained.requests, ranking.items)
+    scores = rank_scores_of(ranking.ranker, trained.requests)
     lists = Lists.of(trained.requests, scores, M)
     vectors = item_vectors_of(ranking.ranker.model, ranking.items)
     with torch.no_grad():
@@ -211,8 +213,8 @@ def test_training_twice_gives_the_same_models(trained):
         say=lambda _: None,
     )
     np.testing.assert_allclose(
-        rank_scores_of(again.ranker, trained.requests, again.items),
-        rank_scores_of(trained.ranking.ranker, trained.requests, trained.ranking.items),
+        rank_scores_of(again.ranker, trained.requests),
+        rank_scores_of(trained.ranking.ranker, trained.requests),
         atol=1e-5,
     )
 
@@ -223,7 +225,9 @@ def test_training_requests_know_nothing_of_what_they_predict(trained):
     earlier, later = split_again(train)
     rng = np.random.default_rng(0)
     statistics = trained.ranking.statistics
-    requests = requests_of(features, train, later, statistics, popularity_retrieve(features, earlier), 10**6, rng)
+    requests = requests_of(
+        features, train, later, trained.ranking.items, statistics, popularity_retrieve(features, earlier), 10**6, rng
+    )
     firsts = later[later["user_id"].isin(later.loc[later["positive"], "user_id"])].drop_duplicates("user_id")
     assert len(requests) == len(firsts)
     ids = np.append(features.items.ids, PAD_ID)
@@ -236,6 +240,26 @@ def test_training_requests_know_nothing_of_what_they_predict(trained):
         assert not taken & set(earlier[earlier["user_id"] == user]["item_id"])
 
 
+def test_small_logs_teach_with_requests_of_several_moments(trained):
+    """Each moment is before the one found first, and learns from a retriever that knows still less."""
+    features, known = trained.features, []
+
+    def fit_retrieve(events):
+        known.append(len(events))
+        return popularity_retrieve(features, events)
+
+    def found(**changes):
+        settings = replace(SETTINGS, **changes)
+        return moments(trained.dataset, trained.train, features, fit_retrieve, settings, np.random.default_rng(0))
+
+    parts = found(most_moments=3)
+    assert len(parts) == 3
+    assert known == sorted(known, reverse=True)
+    assert known[0] == len(split_again(trained.train)[0])
+    assert (parts[0].items.numbers != parts[1].items.numbers).any()
+    assert len(found(enough_requests=1)) == 1
+
+
 def test_a_log_in_which_nobody_comes_back_serves_retrievals_order():
     dataset = load_dataset("synthetic:users=40,items=20,events=400,seed=1")
     train = dataset.interactions.drop_duplicates("user_id").reset_index(drop=True)
@@ -243,7 +267,7 @@ def test_a_log_in_which_nobody_comes_back_serves_retrievals_order():
     retrieve = popularity_retrieve(features, train.iloc[:0])
     ranking = fit_ranking(dataset, train, features, lambda events: retrieve, SETTINGS, say=lambda _: None)
     sample = ranking.sample
-    scores = rank_scores_of(ranking.ranker, sample, ranking.items)
+    scores = rank_scores_of(ranking.ranker, sample)
     places = np.argsort(-scores, axis=1, kind="stable")
     np.testing.assert_array_equal(places, np.tile(np.arange(C), (len(sample), 1)))
     assert ranking.reranker.trust == 0.0
