@@ -14,7 +14,7 @@ from clients.errors import InvalidRequest
 from clients.models import Query, Recommendations
 from stages.contract import FROM_STORE, MISSING_INT, PAD_ID, Degraded
 
-ANONYMOUS = -1  # no shop's id: served as a cold-start user
+ANONYMOUS = int(MISSING_INT)  # no shop's id (-1 may be one): served as a cold-start user
 _INT64 = np.iinfo(np.int64)
 _NUMPY = {"INT64": np.int64, "FP32": np.float32, "BYTES": np.object_}
 _MISSING = {"INT64": MISSING_INT, "FP32": float("nan"), "BYTES": b""}

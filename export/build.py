@@ -46,10 +46,11 @@ def build_repository(dataset: Dataset, repository: Path, settings: Settings, con
     pipeline = settings.pipeline
     features = build_features(dataset, dataset.interactions, FeatureSettings(history_length=pipeline.history), pipeline.seed)
     say(f"features: {len(features.user_rows)} categorical columns of users, {len(features.item_rows)} of items, replayed")
-    ranking, retriever = fit_models(dataset, features, pipeline, say)
+    axes = axes_of(features, pipeline)
+    specs = stage_specs(axes, features.context)
     with Staging(repository) as staging:
-        axes = axes_of(features, pipeline)
-        specs = stage_specs(axes, features.context)
+        staging.check_contract(specs)  # before the minutes of training
+        ranking, retriever = fit_models(dataset, features, pipeline, say)
         reports = write_stages(staging, dataset, features, retriever, ranking, axes, pipeline)
         write_rules(staging.folder("rerank"), rules, dataset, features, pipeline)
         write_catalogue(staging.folder(ENSEMBLE), dataset)

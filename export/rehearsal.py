@@ -8,6 +8,7 @@ import numpy as np
 
 from export.dataset import Dataset
 from export.recording import requests_like
+from export.repository.config import WARMUP_ROWS
 from export.repository.publish import Staging
 from export.repository.recorded import RECORDED_FILE, Recorded, compare_answers
 from export.settings import PipelineSettings
@@ -16,7 +17,6 @@ from stages.errors import ExportError
 from stages.pipeline import Pipeline
 
 BATCH = 32
-WARMUP_ROWS = 4
 
 Arrays = dict[str, np.ndarray]
 

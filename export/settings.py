@@ -14,9 +14,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from export.repository.config import Serving
+from export.repository.config import WARMUP_ROWS, Serving
 from stages.contract import ENSEMBLE, STAGES
 from stages.errors import ConfigError
 
@@ -39,7 +39,16 @@ class PipelineSettings(_Section):
     items_returned: PositiveInt = 20
     filter_seen: bool = True  # items the user already had are not recommended again
     seed: int = 0
-    recorded_requests: PositiveInt = 1_000
+    recorded_requests: Annotated[int, Field(ge=WARMUP_ROWS)] = 1_000
+
+    @model_validator(mode="after")
+    def _lists_can_be_full(self) -> PipelineSettings:
+        if self.candidates < self.items_returned:
+            raise ValueError(
+                f"candidates is {self.candidates}, fewer than the {self.items_returned} items_returned; "
+                "every list would be short. Raise candidates"
+            )
+        return self
 
 
 class Settings(_Section):
@@ -77,6 +86,11 @@ def serving_from(base: Serving, changes: dict[str, Any], section: str) -> Servin
     changed = replace(base, **typed)
     if min(changed.instances, changed.max_batch_size) < 1:
         raise ConfigError(f"[{section}] instances and max_batch_size must be at least 1, got {changed}.")
+    if changed.priority_levels and not 1 <= changed.default_priority <= changed.priority_levels:
+        raise ConfigError(
+            f"[{section}] default_priority is {changed.default_priority}. Expected 1 to priority_levels, "
+            f"which is {changed.priority_levels}."
+        )
     return changed
 
 

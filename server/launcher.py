@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 from server import health, log, processes
-from server.environment import PROJECT, RUN_DIR, backend_directory, find_wheel, server_env
+from server.environment import RUN_DIR, backend_directory, find_wheel, server_env
 from server.memory import check_memory
 from server.ports import Ports, check_free, free_ports
 from server.repository import read_repository
@@ -118,11 +118,11 @@ class TritonServer:
             command += [f"--cache-directory={wheel.caches}", f"--cache-config=local,size={self.cache_bytes}"]
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("wb") as log_file:
-            # Stubs ignore PYTHONPATH but look in their working directory: the models' files find `stages` there.
+            # Stubs look for modules in their working directory first: not in the checkout, which may be newer than the models.
             # A session of its own: Ctrl-C in the terminal that started the server does not reach it.
             process = subprocess.Popen(
                 command,
-                cwd=PROJECT,
+                cwd=self.run_dir,
                 env=server_env(wheel, self.threads),
                 stdin=subprocess.DEVNULL,
                 stdout=log_file,

@@ -47,7 +47,8 @@ def read_config(path: Path) -> model_config_pb2.ModelConfig:
         return text_format.Parse(path.read_text(), model_config_pb2.ModelConfig())
     except FileNotFoundError:
         raise ArtifactError(
-            f"{path} is missing; every model folder needs one. Publish the repository again with `make export`."
+            f"{path} is missing; every folder in a repository is a model and needs one. Move a folder that is none out of "
+            "it, or publish again with `make export`."
         ) from None
     except text_format.ParseError as error:
         raise ArtifactError(

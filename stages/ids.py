@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from stages.artifacts import open_array
 from stages.contract import PAD_ID
 from stages.errors import ArtifactError
 
@@ -34,8 +35,8 @@ class ItemIndex:
 
     @classmethod
     def load(cls, path: Path) -> ItemIndex:
-        """Reads an int64 .npy of ids; the pages are shared between processes."""
-        return cls(np.load(path, mmap_mode="r"))
+        """Reads an int64 .npy of ids; the pages are shared between processes. Raises ArtifactError."""
+        return cls(open_array(path.parent, path.stem))
 
     def positions(self, ids: np.ndarray) -> np.ndarray:
         """int64 ids of any shape -> int64 positions of that shape; n_items for ids that are not in the catalogue."""

@@ -80,14 +80,16 @@ class Rank:
     def __call__(self, inputs: Arrays) -> Arrays:
         """`rank` of stages/contract.py, one batch."""
         candidates = self.items.positions(inputs["candidate_ids"])
-        scores, degraded = inputs["retrieval_scores"], Degraded.NONE
+        padding, retrieved = inputs["candidate_ids"] == PAD_ID, inputs["retrieval_scores"]
         try:
             scores = self._score(inputs, candidates)
-        except DependencyError:  # the tables cannot be read: retrieval's order is what is left
-            degraded = Degraded.RANK
+            broken = ~(np.isfinite(scores) | padding).all(axis=1, keepdims=True)
+        except DependencyError:  # the tables cannot be read
+            scores, broken = retrieved, np.ones((len(candidates), 1), bool)
+        scores = np.where(broken, retrieved, scores)  # retrieval's order is what is left
         return {
-            "rank_scores": np.where(inputs["candidate_ids"] == PAD_ID, -np.inf, scores).astype(np.float32, copy=False),
-            "degraded": inputs["degraded"] | np.int32(degraded),
+            "rank_scores": np.where(padding, -np.inf, scores).astype(np.float32, copy=False),
+            "degraded": inputs["degraded"] | np.where(broken, np.int32(Degraded.RANK), np.int32(Degraded.NONE)),
             "generation": inputs["generation"],
         }
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from stages.artifacts import REMEDY, StageInfo, open_array, open_network, read_stage
-from stages.contract import PAD_ID, generation_faults
+from stages.contract import PAD_ID, Degraded, generation_faults
 from stages.errors import ArtifactError
 from stages.ids import ItemIndex
 from stages.ranking_features import SCALE, standardized
@@ -74,26 +74,30 @@ class Rerank:
         )
         valid = ids != PAD_ID
         positions = self.items.positions(ids)
-        scores = self._score(rank_scores, retrieval, positions, valid)
+        correction = self._correction(rank_scores, retrieval, positions, valid)
+        broken = ~(np.isfinite(correction) | ~valid).all(axis=1, keepdims=True)
+        correction = np.where(broken, np.float32(0.0), correction)  # the ranker's order is what is left
+        scores = np.where(valid, rank_scores + np.float32(self.settings.trust) * correction, -np.inf).astype(np.float32)
         columns = self.rules.apply(np.where(valid, positions, -1), scores, inputs["user_id"][:, 0], k)
         served = columns >= 0
         columns = np.maximum(columns, 0)
         return {
             "item_ids": np.where(served, np.take_along_axis(ids, columns, axis=1), PAD_ID),
             "scores": np.where(served, np.take_along_axis(scores, columns, axis=1), 0.0).astype(np.float32),
-            "degraded": inputs["degraded"],
+            "degraded": inputs["degraded"] | np.where(broken, np.int32(Degraded.RERANK), np.int32(Degraded.NONE)),
             "generation": inputs["generation"],
         }
 
-    def _score(self, rank_scores: np.ndarray, retrieval: np.ndarray, positions: np.ndarray, valid: np.ndarray) -> np.ndarray:
-        """All [B, M] -> float32 [B, M]; -inf where not valid."""
+    def _correction(
+        self, rank_scores: np.ndarray, retrieval: np.ndarray, positions: np.ndarray, valid: np.ndarray
+    ) -> np.ndarray:
+        """All [B, M] -> float32 [B, M], to be added to the rank scores; meaningless where not valid."""
         feeds = {
             "features": list_features(rank_scores, retrieval, valid),
             "vectors": self.item_vectors[positions],
             "valid": valid.astype(np.float32),
         }
-        (correction,) = self.network.run(["correction"], feeds)
-        return np.where(valid, rank_scores + np.float32(self.settings.trust) * correction, -np.inf).astype(np.float32)
+        return self.network.run(["correction"], feeds)[0]
 
 
 def first_by_score(scores: np.ndarray, count: int) -> np.ndarray:

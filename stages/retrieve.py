@@ -88,7 +88,9 @@ class Retrieve:
         if broken.any():
             vectors[broken] = self._anyone(vectors.shape[1])
         positions, scores = self.search(vectors, history, self.blocked(inputs), self.info.axes.candidates)
-        degraded = np.where(broken, np.int32(Degraded.RETRIEVE), np.int32(Degraded.NONE))[:, None]
+        # What a list is short of, the catalogue does not have: everything else is seen, excluded or unavailable.
+        short = (positions < self.items.n_items).sum(axis=1) < self.info.axes.items_returned
+        degraded = np.where(broken | short, np.int32(Degraded.RETRIEVE), np.int32(Degraded.NONE))[:, None]
         return {
             "candidate_ids": self.items.ids_at(positions),
             "retrieval_scores": scores,

@@ -8,6 +8,7 @@ a stage's list first, then what the stage before it ordered.
 from __future__ import annotations
 
 import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,11 +21,12 @@ from rich.table import Table
 from export.build import build_repository
 from export.dataset import Dataset, split_by_time
 from export.evaluation.baselines import Baseline, Quality, baselines, evaluate
-from export.evaluation.metrics import auc, coverage, ndcg_at, recall_at
+from export.evaluation.metrics import auc, countable, coverage, ndcg_at, recall_at
 from export.evaluation.problem import TEST_SHARE, Problem, problem_of
 from export.settings import Settings
 from server.launcher import TritonServer
 from stages.contract import ENSEMBLE, PAD_ID
+from stages.errors import DataError
 from stages.pipeline import Pipeline
 from stages.search import Blocked
 
@@ -38,6 +40,8 @@ def evaluate_dataset(dataset: Dataset, repository: Path, settings: Settings, con
     The last line printed is the same as one line of JSON.
     """
     problem = problem_of(dataset)
+    refuse_nothing_to_find(dataset, problem)
+    shutil.rmtree(repository, ignore_errors=True)
     train, _ = split_by_time(dataset.interactions, TEST_SHARE)
     build_repository(replace(dataset, interactions=train), repository, settings, console)
     rows: dict[str, Quality] = {}
@@ -51,6 +55,16 @@ def evaluate_dataset(dataset: Dataset, repository: Path, settings: Settings, con
     console.print(table_of(dataset, problem, rows))
     console.print_json(json.dumps({name: asdict(quality) for name, quality in rows.items()}), indent=None)
     return rows
+
+
+def refuse_nothing_to_find(dataset: Dataset, problem: Problem) -> None:
+    """Raises DataError when no user has a later positive to find, in the test or in the validation part."""
+    for part, split in (("test", problem.test), ("validation", problem.validation)):
+        if not countable(split.relevant).any():
+            raise DataError(
+                f"{dataset.description.name}: no user has a positive in the {part} part that they did not have before. "
+                "Evaluation needs users with at least 4 different positives; the export does not."
+            )
 
 
 def named(baseline: Baseline) -> str:
@@ -132,6 +146,7 @@ def quality_of(item_ids: np.ndarray, auc_mean: float, problem: Problem) -> Quali
 
 def table_of(dataset: Dataset, problem: Problem, rows: dict[str, Quality]) -> Table:
     table = Table(title=f"{dataset.description.name}: {len(problem.test_users):,} test users, last 20 % of their events")
+    table.caption = "AUC: whole catalogue; of what is served, behind the list, as ordered in process"
     table.add_column("")
     for heading in ("Recall@20", "NDCG@10", "coverage", "AUC"):
         table.add_column(heading, justify="right")

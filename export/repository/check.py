@@ -72,7 +72,9 @@ def check_layout(repository: Path) -> Iterator[Finding]:
     strangers = sorted(repository.iterdir()) if (repository / ENSEMBLE).is_dir() else []
     for path in strangers:
         if path.is_dir() and not (path / CONFIG_FILE).is_file() and path.name not in MODELS:
-            yield Finding("warning", path.name, "Not a model, tritonserver will report it", "Move it out of the repository.")
+            yield Finding(
+                "error", path.name, "It is no model, and tritonserver takes it for one", "Move it out of the repository."
+            )
 
 
 def check_edges(repository: Path) -> Iterator[Finding]:

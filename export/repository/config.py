@@ -14,6 +14,7 @@ from stages.contract import CHAIN, STAGES, ModelSpec, TensorSpec, ensemble_spec
 from stages.errors import ExportError
 
 CONFIG_FILE = "config.pbtxt"
+WARMUP_ROWS = 4  # recorded requests in the warm-up files
 WARMUP_BATCH = 8
 TRITON_TYPE = {"INT64": pb.TYPE_INT64, "INT32": pb.TYPE_INT32, "FP32": pb.TYPE_FP32, "BYTES": pb.TYPE_STRING}
 DTYPE = {value: key for key, value in TRITON_TYPE.items()}
@@ -100,7 +101,7 @@ def _add_batching(batching: pb.ModelDynamicBatching, serving: Serving) -> None:
 
 def _add_warmup(config: pb.ModelConfig, spec: ModelSpec, rows: int) -> None:
     """Warm up with recorded requests: each alone, and a batch. Triton reads one row per file and repeats it for a batch."""
-    for row, batch in [(row, 1) for row in range(rows)] + [(0, WARMUP_BATCH)]:
+    for row, batch in [(row, 1) for row in range(rows)] + [(0, min(WARMUP_BATCH, config.max_batch_size))]:
         warmup = config.model_warmup.add(name=f"recorded_{row}_batch_{batch}", batch_size=batch)
         for tensor in spec.inputs:
             entry = warmup.inputs[tensor.name]

@@ -84,6 +84,13 @@ class Staging:
         """-> the version folder of a model in the staging area."""
         return self.root / model / str(self.generation)
 
+    def check_contract(self, specs: dict[str, ModelSpec]) -> int | None:
+        """-> the generation now served, None without one. Raises ExportError when it speaks another contract than `specs`."""
+        previous = served_by(self.repository)
+        if previous:
+            refuse_other_contract(self.repository, specs)
+        return previous
+
     def seal_stages(self, specs: dict[str, ModelSpec]) -> None:
         """Add the serving code and write the stages' manifests; from here on no file of theirs changes, and they load.
 
@@ -108,9 +115,7 @@ class Staging:
         serving: settings by model name; warmup: tensors of some recorded rows by tensor name, [rows, *dims].
         -> the generation. Raises ExportError when the repository in place speaks another contract.
         """
-        previous = served_by(self.repository)
-        if previous:
-            refuse_other_contract(self.repository, specs)
+        previous = self.check_contract(specs)
         for name in (*STAGES, ENSEMBLE):
             verify_manifest(self.folder(name))
         rows = len(warmup["user_id"])

@@ -18,7 +18,7 @@ from stages.retrieve import Retrieve
 from stages.search import Neighbours, recency_weights
 
 N_ITEMS, TASTE, N_USER_ROWS, EMBEDDING = 60, 7, 5, 3
-AXES = Axes(candidates=10, history=4, exclusions=3, user_categorical=2, user_continuous=2)
+AXES = Axes(candidates=10, history=4, exclusions=3, items_returned=5, user_categorical=2, user_continuous=2)
 ITEM_IDS = np.arange(N_ITEMS) * 10 + 100
 USERS = np.array([7, 8, 9])
 SEEN = {7: [100, 110, 120], 8: [], 9: ITEM_IDS[:55].tolist()}
@@ -117,7 +117,8 @@ def test_candidates_equal_the_slow_twin(tmp_path, filter_seen):
     stage = Retrieve.load(tmp_path)
     got = stage(inputs)
     np.testing.assert_array_equal(got["candidate_ids"], retrieve_slowly(tmp_path, network, inputs, filter_seen))
-    assert (got["degraded"] == Degraded.PREPROCESS).all()
+    short = (got["candidate_ids"] != PAD_ID).sum(axis=1, keepdims=True) < AXES.items_returned
+    np.testing.assert_array_equal(got["degraded"], Degraded.PREPROCESS | np.where(short, int(Degraded.RETRIEVE), 0))
     assert stage.faults(inputs) == {}
     for tensor in stage_specs(AXES)["retrieve"].outputs:
         assert got[tensor.name].shape == (4, *tensor.dims)
@@ -153,6 +154,15 @@ def test_a_broken_user_vector_falls_back_to_the_items_own_appeal(tmp_path):
     appeal = np.load(tmp_path / "item_vectors.npy")[:, -1]
     appeal[UNAVAILABLE] = -np.inf
     np.testing.assert_array_equal(got["candidate_ids"][0], ITEM_IDS[np.argsort(-appeal)[: AXES.candidates]])
+
+
+def test_a_list_too_short_to_fill_the_answer_says_so(tmp_path):
+    write_folder(tmp_path)
+    retrieve = Retrieve.load(tmp_path)
+    retrieve.search.servable[3:] = False
+    got = retrieve(requests())
+    assert ((got["candidate_ids"] != PAD_ID).sum(axis=1) < AXES.items_returned).all()
+    assert (got["degraded"] == Degraded.PREPROCESS | Degraded.RETRIEVE).all()
 
 
 def test_another_generation_is_a_fault_of_that_row(tmp_path):

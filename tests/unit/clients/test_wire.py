@@ -50,7 +50,7 @@ def test_context_takes_its_dtype_from_the_server_and_missing_values_their_marker
 
 def test_anonymous_and_extreme_users_are_sent():
     users = [encode([Query(user)], SIGNATURE)["user_id"][0, 0] for user in (None, -5, HUGE, np.int64(3))]
-    assert users == [-1, -5, HUGE, 3]
+    assert users == [MISSING_INT, -5, HUGE, 3]
 
 
 def test_answers_come_without_padding_in_served_order():

@@ -49,7 +49,7 @@ def test_config_that_is_missing_or_no_config(repo):
     (repo / "first" / "config.pbtxt").write_text('name: "first" colour: "blue"')
     with pytest.raises(ArtifactError, match=r"first/config\.pbtxt is not a model configuration.*colour"):
         read_repository(repo)
-    with pytest.raises(ArtifactError, match="is missing; every model folder needs one"):
+    with pytest.raises(ArtifactError, match="is missing; every folder in a repository is a model and needs one"):
         read_config(repo / "nothing" / "config.pbtxt")
 
 
