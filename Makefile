@@ -7,6 +7,8 @@ PYTHON := .venv/bin/python
 DATA ?= online-retail
 PROFILE ?= cpu
 REPO ?= model_repository
+# settings of the export (export/settings.py lists every key); empty = the defaults
+CONFIG ?=
 GRPC_PORT ?= 8001
 HTTP_PORT ?= 8000
 METRICS_PORT ?= 8002
@@ -19,7 +21,7 @@ USERS ?= 17850 12583 14911 999999999
 ONE_SERVER = $(if $(filter-out file,$(origin GRPC_PORT)),--grpc-port $(GRPC_PORT))
 # written by a finished export; `make run` exports again when the data set, the profile or the code is newer, or the repository is gone
 EXPORTED = .run/exported/$(subst :,_,$(subst /,_,$(REPO)-$(PROFILE)-$(DATA)))
-SOURCES = requirements.txt $(shell find export stages hps_config $(wildcard $(DATA) data/$(DATA)) -type f -not -path '*/__pycache__/*' 2>/dev/null)
+SOURCES = requirements.txt $(CONFIG) $(shell find export stages hps_config $(wildcard $(DATA) data/$(DATA)) -type f -not -path '*/__pycache__/*' 2>/dev/null)
 
 .PHONY: help setup run test stop export serve check perf eval lint
 
@@ -37,9 +39,9 @@ run: setup ## from a bare machine to served recommendations: setup, training, ex
 	@echo "Call it:  $(RECOMMEND) --user-id $(firstword $(USERS)) -k 10    (add --json for machines)"
 	@echo "Stop it:  make stop"
 
-export: setup ## data set (folder or bundled name) to repository: DATA=… PROFILE=cpu|cuda|merlin REPO=…
+export: setup ## data set (folder or bundled name) to repository: DATA=… PROFILE=cpu REPO=… CONFIG=…
 	@rm -f .run/exported/$(subst /,_,$(REPO))-*
-	@$(PYTHON) -m export build --data $(DATA) --profile $(PROFILE) --repo $(REPO)
+	@$(PYTHON) -m export build --data $(DATA) --profile $(PROFILE) --repo $(REPO) $(if $(CONFIG),--config $(CONFIG))
 	@mkdir -p .run/exported && touch $(EXPORTED)
 
 $(EXPORTED): $(if $(wildcard $(REPO)/recommend),$(SOURCES),missing)
@@ -58,7 +60,7 @@ check: setup ## say what will fail in a repository and how to mend it, without s
 	@$(PYTHON) -m export check --repo $(REPO)
 
 eval: setup ## quality of the pipeline, stage by stage and through a real server, beside four baselines: DATA=…
-	@$(PYTHON) -m export evaluate --data $(DATA)
+	@$(PYTHON) -m export evaluate --data $(DATA) $(if $(CONFIG),--config $(CONFIG))
 
 perf: setup ## sweep, report, SLO verdict (against the server at GRPC_PORT)
 	@$(PYTHON) -m perf --url $(URL) --repo $(REPO)

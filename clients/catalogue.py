@@ -76,15 +76,17 @@ class Catalogue:
 
 
 def _id(value: int | str | None, names: Mapping[str, int]) -> int | str | None:
-    """The id of a name; text that is neither a name nor a number comes back as it is."""
+    """The id of a name, or a number that is an id. Other text comes back as it is."""
     if not isinstance(value, str):
         return value
     if value in names:
         return names[value]
     try:
-        return int(value)
+        number = int(value)
     except ValueError:
         return value
+    # Where ids are text, a number is one only if it was published: "007" must not become user 7.
+    return number if not names or number in names.values() else value
 
 
 def _read(path: Path):

@@ -104,8 +104,15 @@ def _as_dict(user_id: str | None, answer: Recommendations, catalogue: Catalogue 
         for rank, (item_id, score) in enumerate(answer, start=1)
     ]
     degraded = [flag.name.lower() for flag in answer.degraded]
-    user = int(user_id) if user_id and user_id.lstrip("-").isdecimal() else user_id
-    return {"user_id": user, "generation": answer.generation, "degraded": degraded, "items": items}
+    return {"user_id": _number_or_text(user_id), "generation": answer.generation, "degraded": degraded, "items": items}
+
+
+def _number_or_text(user_id: str | None) -> int | str | None:
+    """17850 for "17850"; "007", "--5" and "anna" stay text."""
+    try:
+        return int(user_id) if user_id is not None and str(int(user_id)) == user_id else user_id
+    except ValueError:
+        return user_id
 
 
 def _described(item_id: int, catalogue: Catalogue | None) -> dict[str, str]:

@@ -18,7 +18,8 @@ class Timeout:
 
     Timeout(0.5)                one answer within 0.5 s, retries included
     Timeout(0.5, connect=10.0)  10 s for the very first exchange, in which the client learns the model's shapes
-    Timeout(0.5, queue=0.05)    and the server drops the request when it has waited 50 ms in a queue
+    Timeout(0.5, queue=0.05)    and the server drops the request when it has waited 50 ms in a queue, if the repository was
+                                exported with queue limits ([serving] queue_timeout_us; off by default)
     Timeout(None)               no limit: only for people at a prompt
     """
 

@@ -46,7 +46,7 @@ class Recommender(_Client):
 
     url:       host:port of the server's gRPC endpoint
     timeout:   a Timeout, or seconds for a whole call
-    priority:  1 is served first; 0 leaves it to the server
+    priority:  1 is served first, in a repository exported with priority levels (off by default); 0 leaves it to the server
     retries:   further attempts when the server is unavailable, inside the timeout
     catalogue: names to ids and back, for shops whose ids are text
     transport: another way to reach a server; FakeTransport needs none

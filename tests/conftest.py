@@ -1,4 +1,4 @@
-"""The four lanes: unit (no server, no network), contract (fake backend), server (real process), gpu.
+"""The four lanes: unit (no tritonserver, loopback only), contract (fake backend), server (real process), gpu.
 
 `--lane NAME` (from `make test`) makes a run answer for its lane: one summary line, kept under .run/lanes/ for the verdict over
 all four, and failure when no test ran. Only the gpu lane may skip everything, each test with its reason.

@@ -96,7 +96,9 @@ def test_names_are_translated_by_the_catalogue(repo):
     shop.recommend("ann", history=["twenty", "never heard of"], exclude=["ten", 40])
     shop.recommend("bob")
     shop.recommend("12")
-    assert seen == [Query(7, [20], [10, 40], {}), Query(None, None, [], {}), Query(12, None, [], {})]
+    shop.recommend("7")
+    unknown = Query(None, None, [], {})
+    assert seen == [Query(7, [20], [10, 40], {}), unknown, unknown, Query(7, None, [], {})]
 
 
 def test_wrong_settings_are_refused():
