@@ -44,7 +44,7 @@ class RetrieverData:
 
     positives: CSR float32 [n_users, n_items], 1.0 where a user took an item
     items: the encoded catalogue; user_rows: rows of the tables of user_categorical
-    examples: users at the N moments just before they took targets, int64 [N] positions
+    examples: users at the N moments just before they took targets, int64 [N] positions; takers: int64 [N] rows of positives
     """
 
     positives: sp.csr_matrix
@@ -52,6 +52,7 @@ class RetrieverData:
     user_rows: tuple[int, ...]
     examples: Examples
     targets: np.ndarray
+    takers: np.ndarray
 
     @property
     def n_items(self) -> int:
@@ -95,7 +96,7 @@ def fit_retriever(
     torch.manual_seed(seed)
     model = TwoTower(data.items, data.user_rows, data.examples.user_continuous.shape[1], settings.towers.width)
     model.begin_as(*low_rank(neighbours, settings.towers.width - 1, seed), log_popularity(data.positives))
-    train_towers(model, data.examples, data.targets, settings.towers, seed, say)
+    train_towers(model, data.examples, data.targets, data.takers, settings.towers, seed, say)
     return Retriever(model, neighbours, settings, item_vectors(model))
 
 
@@ -160,12 +161,18 @@ def retriever_data(
     if filter_seen:
         rows = rows[~train.iloc[rows].duplicated(["user_id", "item_id"]).to_numpy()]
     events = train.iloc[rows]
-    positives = matrix_of(events, np.unique(events["user_id"].to_numpy()), features.items.ids)
+    user_ids = np.unique(events["user_id"].to_numpy())
+    positives = matrix_of(events, user_ids, features.items.ids)
     if len(rows) > MOST_EXAMPLES:
         rows = np.sort(np.random.default_rng(seed).choice(rows, MOST_EXAMPLES, replace=False))
-    targets = features.items.positions(train["item_id"].to_numpy()[rows])
-    examples = _at_the_clock(features, train, rows)
-    return RetrieverData(positives, item_inputs(features), tuple(features.user_rows.values()), examples, targets)
+    return RetrieverData(
+        positives=positives,
+        items=item_inputs(features),
+        user_rows=tuple(features.user_rows.values()),
+        examples=_at_the_clock(features, train, rows),
+        targets=features.items.positions(train["item_id"].to_numpy()[rows]),
+        takers=np.searchsorted(user_ids, train["user_id"].to_numpy()[rows]),
+    )
 
 
 def _at_the_clock(features: Features, train: pd.DataFrame, rows: np.ndarray) -> Examples:

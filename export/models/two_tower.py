@@ -113,6 +113,11 @@ class TwoTower(nn.Module):
         own = torch.cat([self.item_table(items), self.appeal[items].unsqueeze(1)], dim=1)
         return vectors + own
 
+    def treat_as_unknown(self, user_rows: np.ndarray) -> None:
+        """int64 rows of the first user table, the user's id, that were not learned: each becomes the unknown user's."""
+        with torch.no_grad():
+            self.user_tables[0].weight[torch.from_numpy(user_rows)] = self.user_tables[0].weight[OOV_ROW].clone()
+
     def _begin_small(self) -> None:
         """Features of items begin at nothing: the towers begin exactly as `begin_as` says."""
         for table in (*self.item_feature_tables, *self.list_tables):
