@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from stages.errors import ConfigError, RecommenderError
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads of torch that spin slow a shared machine down many times
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 console = Console(soft_wrap=True)
