@@ -61,6 +61,7 @@ class Network(nn.Module):
         # Standardisation of the numbers: `fold` moves it into the first layer before export.
         self.register_buffer("mean", torch.zeros(numbers))
         self.register_buffer("scale", torch.ones(numbers))
+        self.folded = False
         for name, index in _pair_columns(shape).items():
             self.register_buffer(name, torch.from_numpy(index), persistent=False)
 
@@ -76,11 +77,12 @@ class Network(nn.Module):
 
     def _bottom(self, user_numbers: torch.Tensor, pair_numbers: torch.Tensor) -> torch.Tensor:
         n_user = self.shape.user_numbers
-        user = (user_numbers - self.mean[:n_user]) * self.scale[:n_user]
-        pair = (pair_numbers - self.mean[n_user:]) * self.scale[n_user:]
+        if not self.folded:
+            user_numbers = (user_numbers - self.mean[:n_user]) * self.scale[:n_user]
+            pair_numbers = (pair_numbers - self.mean[n_user:]) * self.scale[n_user:]
         weight = self.bottom[0].weight
-        of_user = user @ weight[:, :n_user].T + self.bottom[0].bias
-        hidden = torch.relu(of_user.unsqueeze(1) + pair @ weight[:, n_user:].T)
+        of_user = user_numbers @ weight[:, :n_user].T + self.bottom[0].bias
+        hidden = torch.relu(of_user.unsqueeze(1) + pair_numbers @ weight[:, n_user:].T)
         for layer in self.bottom[1:]:
             hidden = torch.relu(layer(hidden))
         return hidden
@@ -107,11 +109,11 @@ class Network(nn.Module):
     @torch.no_grad()
     def fold(self) -> None:
         """Move the standardisation of the numbers into the first layer: same logits, nothing left to subtract."""
-        first = self.bottom[0]
-        first.weight *= self.scale
-        first.bias -= first.weight @ self.mean
-        self.mean.zero_()
-        self.scale.fill_(1.0)
+        if not self.folded:
+            first = self.bottom[0]
+            first.weight *= self.scale
+            first.bias -= first.weight @ self.mean
+            self.folded = True
 
     def layers(self) -> dict[str, np.ndarray]:
         """Weights float32 [in, out] and biases [out] of a folded network, in the order HugeCTR stores them."""

@@ -62,7 +62,9 @@ def slow_features(statistics, history, age, candidates, scores):
         return (values - np.mean(values)) / (np.std(values) + 1e-6) if len(values) else values
 
     features["retrieval_score"][valid] = z(scores[valid].astype(float))
-    affinity = np.array([slow_affinity(statistics, history, candidates[place]) for place in valid]).reshape(len(valid), len(VIEWS), 2)
+    affinity = np.array([slow_affinity(statistics, history, candidates[place]) for place in valid]).reshape(
+        len(valid), len(VIEWS), 2
+    )
     for view, name in enumerate(VIEWS):
         for number, weighting in enumerate(("even", "recent")):
             features[f"{name}_{weighting}"][valid] = z(affinity[:, view, number])

@@ -86,10 +86,9 @@ def test_layers_have_the_widths_of_the_reference_workload():
 def test_folding_changes_no_logit():
     network, inputs = random_network(), random_inputs(2, 5)
     before = run(network, inputs)
-    network.fold()
-    np.testing.assert_allclose(run(network, inputs), before, rtol=1e-4, atol=1e-5)
-    assert (network.mean == 0).all()
-    assert (network.scale == 1).all()
+    for _ in range(2):  # folding again changes nothing either
+        network.fold()
+        np.testing.assert_allclose(run(network, inputs), before, rtol=1e-4, atol=1e-5)
 
 
 def test_onnx_agrees_at_any_number_of_requests_and_candidates(tmp_path):
