@@ -1,7 +1,7 @@
 """Training of the two towers: sampled softmax over items drawn by popularity, corrected for how often each is drawn.
 
-Some users are kept aside. Training ends when it no longer helps them, and goes back to where it helped most: on a sparse log of a
-large catalogue that is after one or two passes, on a dense log of a small one after ten.
+Some users are kept aside. Training ends when it no longer helps them, and goes back to where it helped most: after two passes
+over a sparse log of a large catalogue, after ten over a dense log of a small one.
 """
 
 from __future__ import annotations
@@ -118,10 +118,11 @@ def forgetful(batch: Batch, n_items: int, settings: TowerSettings, generator: to
 
 
 def keep_aside(users: np.ndarray, settings: TowerSettings, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """int64 [N] users of examples -> (rows to learn from, rows of users kept aside); no user is in both, the first is not empty."""
+    """int64 [N] users of examples -> (rows to learn from, rows of users kept aside): no user is in both."""
     distinct = rng.permutation(np.unique(users))
     lengths = np.bincount(users)[distinct]
-    count = min(int(len(distinct) * settings.kept_aside), int(np.searchsorted(lengths.cumsum(), settings.most_aside, "right")))
+    affordable = int(np.searchsorted(lengths.cumsum(), settings.most_aside, "right"))
+    count = min(int(len(distinct) * settings.kept_aside), affordable)
     aside = np.isin(users, distinct[:count])
     return np.flatnonzero(~aside), np.flatnonzero(aside)
 

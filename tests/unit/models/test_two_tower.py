@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from export.features.build import Examples
-from export.models.train_two_tower import TowerSettings, train_towers
+from export.models.train_two_tower import TowerSettings, batch_of, keep_aside, sampled_loss, train_towers
 from export.models.two_tower import ItemInputs, TwoTower, forget_users
 from stages.contract import OOV_ROW
 from stages.encode import Ragged
@@ -97,13 +97,41 @@ def test_training_finds_the_blocks_and_is_seeded():
     models = [towers(), towers()]
     said = []
     for model in models:
-        train_towers(model, users, targets, settings, seed=3, say=said.append)
+        train_towers(model, users, targets, np.arange(2_000) // 10, settings, seed=3, say=said.append)
     fresh, wanted = examples(300, seed=9)
     known = (fresh.history_positions < N_ITEMS).any(axis=1)
     best = (vectors_of(models[0], fresh) @ item_vectors_of(models[0]).T).argmax(axis=1)
     assert (best[known] // 12 == wanted[known] // 12).mean() > 0.95
     np.testing.assert_array_equal(item_vectors_of(models[0]), item_vectors_of(models[1]))
-    assert said[-1].startswith("  towers: step 156 of 156, loss ")
+    assert said[0].startswith("  towers: step 7 of 148, loss ")
+
+
+def test_training_goes_back_to_where_it_helped_users_kept_aside_most():
+    """Targets drawn at random: there is nothing to learn, so every pass makes it worse for users kept aside."""
+    users, _ = examples(1_000)
+    targets = np.random.default_rng(5).integers(0, N_ITEMS, 1_000)
+    settings = TowerSettings(width=WIDTH, epochs=50, batch=64, negatives=24, patience=3)
+    model, said = towers(), []
+    train_towers(model, users, targets, np.arange(1_000) // 5, settings, seed=3, say=said.append)
+    losses = [float(line.rsplit(" ", 1)[1]) for line in said]
+    assert len(losses) < settings.checks  # it ended early
+    aside = keep_aside(np.arange(1_000) // 5, settings, np.random.default_rng(3))[1]
+    batch = batch_of(users, targets, aside)
+    everything = torch.arange(N_ITEMS)
+    with torch.no_grad():
+        kept = sampled_loss(model, batch, everything, torch.zeros(N_ITEMS)).item()
+    assert kept < losses[-1]
+
+
+@pytest.mark.parametrize(("share", "most"), [(0.2, 10_000), (0.2, 12), (0.0, 10_000)])
+def test_nobody_is_both_learned_from_and_kept_aside(share, most):
+    users = np.random.default_rng(0).integers(0, 50, 400)
+    settings = TowerSettings(kept_aside=share, most_aside=most)
+    learned, aside = keep_aside(users, settings, np.random.default_rng(1))
+    assert not set(users[learned].tolist()) & set(users[aside].tolist())
+    np.testing.assert_array_equal(np.sort(np.concatenate([learned, aside])), np.arange(400))
+    assert len(aside) <= most
+    assert len(np.unique(users[aside])) <= 50 * share
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
