@@ -15,6 +15,8 @@ PAD_ID = -1  # no item here; real item ids are >= 0, which the export checks
 FROM_STORE = -2  # whole `history` row: the caller sent none, use the feature store's
 MISSING_INT = np.iinfo(np.int64).min  # an integer context value that was not sent
 
+PAD_SCORE = float(np.finfo(np.float32).min)  # beside PAD_ID between stages: below any score, and finite, as JSON knows no other
+
 PAD_ROW, NULL_ROW, OOV_ROW = 0, 1, 2  # reserved rows of every category, as NVTabular 23.8 numbers them
 
 ANY_GENERATION = 0  # as a request's `generation`: not checked (warm-up, profiling of a single stage)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from stages.artifacts import REMEDY, StageInfo, open_array, open_network, read_stage
-from stages.contract import PAD_ID, Degraded, generation_faults
+from stages.contract import PAD_ID, PAD_SCORE, Degraded, generation_faults
 from stages.embeddings.tables import EmbeddingTables
 from stages.errors import ArtifactError, DependencyError
 from stages.ids import ItemIndex
@@ -88,7 +88,7 @@ class Rank:
             scores, broken = retrieved, np.ones((len(candidates), 1), bool)
         scores = np.where(broken, retrieved, scores)  # retrieval's order is what is left
         return {
-            "rank_scores": np.where(padding, -np.inf, scores).astype(np.float32, copy=False),
+            "rank_scores": np.where(padding, np.float32(PAD_SCORE), scores).astype(np.float32, copy=False),
             "degraded": inputs["degraded"] | np.where(broken, np.int32(Degraded.RANK), np.int32(Degraded.NONE)),
             "generation": inputs["generation"],
         }

@@ -14,7 +14,7 @@ import faiss
 import numpy as np
 
 from stages.artifacts import REMEDY, StageInfo, open_array, open_network, read_stage
-from stages.contract import PAD_ID, Degraded, generation_faults
+from stages.contract import PAD_ID, PAD_SCORE, Degraded, generation_faults
 from stages.embeddings.tables import EmbeddingTables
 from stages.errors import ArtifactError
 from stages.features import SeenItems
@@ -93,7 +93,7 @@ class Retrieve:
         degraded = np.where(broken | short, np.int32(Degraded.RETRIEVE), np.int32(Degraded.NONE))[:, None]
         return {
             "candidate_ids": self.items.ids_at(positions),
-            "retrieval_scores": scores,
+            "retrieval_scores": np.maximum(scores, np.float32(PAD_SCORE)),
             "degraded": inputs["degraded"] | degraded,
             "generation": inputs["generation"],
         }

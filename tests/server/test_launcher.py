@@ -68,9 +68,10 @@ def test_two_servers_at_once_and_stopping_one_leaves_the_other(repo, launch, run
         assert toys.ask(client, 3) == toys.expected(3, generation=1)
 
 
-def test_models_see_the_project_and_the_threads_they_were_given(repo, launch):
+def test_models_see_the_threads_they_were_given_and_not_the_checkout(repo, launch):
     source = toys.MODEL.replace(
-        "import triton", "import os, stages.contract\nassert os.environ['OMP_NUM_THREADS'] == '3'\nimport triton"
+        "import triton",
+        "import os, sys\nassert not os.path.exists('stages') and 'stages' not in sys.modules\nassert os.environ['OMP_NUM_THREADS'] == '3'\nimport triton",
     )
     toys.publish(repo.parent / "other", 1, source)
     server = launch(repo.parent / "other", threads=3)

@@ -19,7 +19,7 @@ from export.models.reranker import Lists, RerankerSettings, corrections
 from export.models.save_ranker import item_vectors_of
 from export.models.train_ranker import RankerSettings, rank_scores_of
 from stages.artifacts import StageInfo
-from stages.contract import PAD_ID, Axes, Degraded, stage_specs
+from stages.contract import PAD_ID, PAD_SCORE, Axes, Degraded, stage_specs
 from stages.errors import ArtifactError, DependencyError
 from stages.rank import Rank
 from stages.rerank import LIST_FEATURES, Rerank, list_features
@@ -164,8 +164,8 @@ def test_short_empty_and_unknown_lists_are_served_as_far_as_they_go(trained):
     inputs["history_ids"][:], inputs["history_age_days"][:] = PAD_ID, 0.0  # nobody is known
     ranked = trained.rank(inputs)
     served = trained.rerank({**inputs, **ranked})
-    assert np.isneginf(ranked["rank_scores"][0, 2:]).all()
-    assert np.isneginf(ranked["rank_scores"][1]).all()
+    assert (ranked["rank_scores"][0, 2:] == np.float32(PAD_SCORE)).all()
+    assert (ranked["rank_scores"][1] == np.float32(PAD_SCORE)).all()
     assert np.isfinite(ranked["rank_scores"][2]).all()
     assert set(served["item_ids"][0, :2]) == set(inputs["candidate_ids"][0, :2])
     np.testing.assert_array_equal(served["item_ids"][0, 2:], PAD_ID)
