@@ -69,10 +69,8 @@ def test_two_servers_at_once_and_stopping_one_leaves_the_other(repo, launch, run
 
 
 def test_models_see_the_threads_they_were_given_and_not_the_checkout(repo, launch):
-    source = toys.MODEL.replace(
-        "import triton",
-        "import os, sys\nassert not os.path.exists('stages') and 'stages' not in sys.modules\nassert os.environ['OMP_NUM_THREADS'] == '3'\nimport triton",
-    )
+    checks = "import os\nassert os.environ['OMP_NUM_THREADS'] == '3'\nassert not os.path.exists('stages')\n"
+    source = toys.MODEL.replace("import triton", f"{checks}import triton")
     toys.publish(repo.parent / "other", 1, source)
     server = launch(repo.parent / "other", threads=3)
     assert is_ready(server.grpc_url)
