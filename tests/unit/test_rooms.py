@@ -70,3 +70,7 @@ def test_every_command_the_readme_names_has_help():
         module, verb = command.split()
         run = subprocess.run([sys.executable, "-m", module, verb, "--help"], cwd=PROJECT, capture_output=True, text=True)
         assert run.returncode == 0, run.stderr
+
+
+def test_the_readme_has_no_blanks_left():
+    assert re.findall(r"@[A-Z_]+@", (PROJECT / "README.md").read_text()) == []
