@@ -54,6 +54,14 @@ def read_stage(folder: Path) -> StageInfo:
         raise ArtifactError(f"{folder / STAGE_FILE} does not describe a stage ({error}). {REMEDY}") from error
 
 
+def stage_settings(folder: Path, info: StageInfo, kind: type) -> Any:
+    """-> `info.settings` as the stage's own dataclass `kind`. Raises ArtifactError when a setting is missing or unknown."""
+    try:
+        return kind(**info.settings)
+    except TypeError as error:
+        raise ArtifactError(f"{folder / STAGE_FILE} lacks a setting of {info.stage}: {error}. {REMEDY}") from error
+
+
 def read_json(folder: Path, name: str) -> dict[str, Any]:
     try:
         return json.loads((folder / name).read_text())

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from stages.artifacts import REMEDY, StageInfo, open_array, open_network, read_stage
+from stages.artifacts import REMEDY, StageInfo, open_array, open_network, read_stage, stage_settings
 from stages.contract import PAD_ID, PAD_SCORE, Degraded, generation_faults
 from stages.embeddings.tables import EmbeddingTables
 from stages.errors import ArtifactError, DependencyError
@@ -52,10 +52,7 @@ class Rank:
     def load(cls, folder: Path) -> Rank:
         """Version folder -> stage. Raises ArtifactError when a file is missing or disagrees with the others."""
         info = read_stage(folder)
-        try:
-            settings = RankSettings(**info.settings)
-        except TypeError as error:
-            raise ArtifactError(f"{folder / 'stage.json'} lacks a setting of rank: {error}. {REMEDY}") from error
+        settings = stage_settings(folder, info, RankSettings)
         items = ItemIndex.load(folder / "item_ids.npy")
         rows, numbers = (open_array(folder, name).view(np.ndarray) for name in ("item_rows", "item_numbers"))
         statistics = ItemStatistics.load(folder)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from stages.artifacts import REMEDY, StageInfo, open_array, open_network, read_stage
+from stages.artifacts import REMEDY, StageInfo, open_array, open_network, read_stage, stage_settings
 from stages.contract import PAD_ID, Degraded, generation_faults
 from stages.errors import ArtifactError
 from stages.ids import ItemIndex
@@ -48,10 +48,7 @@ class Rerank:
     def load(cls, folder: Path) -> Rerank:
         """Version folder -> stage. Raises ArtifactError when a file is missing or disagrees with the others."""
         info = read_stage(folder)
-        try:
-            settings = RerankSettings(**info.settings)
-        except TypeError as error:
-            raise ArtifactError(f"{folder / 'stage.json'} lacks a setting of rerank: {error}. {REMEDY}") from error
+        settings = stage_settings(folder, info, RerankSettings)
         items, rules = ItemIndex.load(folder / "item_ids.npy"), Rules.load(folder, info.generation)
         vectors = open_array(folder, "item_vectors").view(np.ndarray)
         if len(vectors) != items.n_items + 1 or rules.n_items != items.n_items:

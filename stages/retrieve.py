@@ -13,7 +13,7 @@ from typing import Any
 import faiss
 import numpy as np
 
-from stages.artifacts import REMEDY, StageInfo, open_array, open_network, read_stage
+from stages.artifacts import REMEDY, StageInfo, open_array, open_network, read_stage, stage_settings
 from stages.contract import PAD_ID, PAD_SCORE, Degraded, generation_faults
 from stages.embeddings.tables import EmbeddingTables
 from stages.errors import ArtifactError
@@ -52,10 +52,7 @@ class Retrieve:
     def load(cls, folder: Path) -> Retrieve:
         """Version folder -> stage. Raises ArtifactError when a file is missing or disagrees with the others."""
         info = read_stage(folder)
-        try:
-            settings = RetrieveSettings(**info.settings)
-        except TypeError as error:
-            raise ArtifactError(f"{folder / 'stage.json'} lacks a setting of retrieve: {error}. {REMEDY}") from error
+        settings = stage_settings(folder, info, RetrieveSettings)
         items = ItemIndex.load(folder / "item_ids.npy")
         search = _load_search(folder, settings)
         tables = EmbeddingTables.load(folder / TABLES_FOLDER)
