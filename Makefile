@@ -65,11 +65,11 @@ eval: setup ## quality of the pipeline, stage by stage and through a real server
 perf: setup ## sweep, report, SLO verdict (against the server at GRPC_PORT)
 	@$(PYTHON) -m perf --url $(URL) --repo $(REPO)
 
-# every lane runs even when an earlier one failed; the verdict is over all of them
+# every lane runs even when an earlier one failed; the verdict, and the last line, are over all of them
 test: setup ## everything the tests need, then all four lanes: unit, contract, server, gpu
 	@rm -rf .run/lanes; status=0; \
 	for lane in unit contract server gpu; do $(PYTHON) -m pytest -q --lane $$lane tests/$$lane || status=1; done; \
-	echo; cat .run/lanes/*; exit $$status
+	echo; $(PYTHON) -m tests.lanes; exit $$status
 
 lint: setup ## ruff, style and format
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check .
