@@ -17,7 +17,8 @@ import numpy as np
 
 
 def main(repo: Path, generation: int, rows_file: str) -> None:
-    sys.path.insert(0, str(repo / "preprocess" / str(generation)))
+    fused = repo / "recommend" / str(generation)
+    sys.path.insert(0, str(fused if (fused / "stages").is_dir() else repo / "preprocess" / str(generation)))
     from stages.pipeline import Pipeline
 
     pipeline = Pipeline.load(repo, generation)

@@ -17,7 +17,7 @@ import tritonclient.grpc as grpcclient
 from tritonclient.grpc import service_pb2 as pb
 
 from export.repository.recorded import RECORDED_FILE, read_recorded
-from stages.artifacts import read_stage
+from stages.artifacts import read_stage, stage_folder
 from stages.contract import ENSEMBLE, STAGES, ModelSpec, TensorSpec, ensemble_spec, stage_specs
 from stages.errors import ConfigError
 
@@ -28,7 +28,7 @@ STAGE_BATCH = 32  # rows per call while stage inputs are collected
 
 def read_specs(repo: Path, generation: int) -> dict[str, ModelSpec]:
     """-> the five models of a published generation, by name."""
-    info = read_stage(repo / STAGES[0] / str(generation))
+    info = read_stage(stage_folder(repo, STAGES[0], generation))
     stages = stage_specs(info.axes, info.context)
     return {**stages, ENSEMBLE: ensemble_spec(stages)}
 

@@ -1,6 +1,7 @@
 """What lies in a stage's version folder, and the refusal to use it when it is not what was published.
 
-<REPO>/<stage>/<generation>/
+<REPO>/<stage>/<generation>/                one model per stage (the ensemble layout)
+<REPO>/recommend/<generation>/<stage>/      all stages in one model (the fused layout); the code lies once above them
     stage.json      which stage, generation, axes, context columns, and the stage's own settings
     manifest.json   SHA-256 and size of every file beside it
     *.npy           arrays, opened read-only by mmap so that all instances share one copy
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from stages.contract import Axes, ContextColumn, ModelSpec, stage_specs
+from stages.contract import ENSEMBLE, Axes, ContextColumn, ModelSpec, ensemble_spec, stage_specs
 from stages.errors import ArtifactError
 
 STAGE_FILE = "stage.json"
@@ -28,7 +29,10 @@ REMEDY = "Export the repository again (`make export`), or move the server back t
 
 @dataclass(frozen=True)
 class StageInfo:
-    """`stage.json`: what every stage knows of itself. `settings` belongs to the one stage."""
+    """`stage.json`: what every stage knows of itself. `settings` belongs to the one stage.
+
+    In the fused layout `recommend` has one too, without settings.
+    """
 
     stage: str
     generation: int
@@ -38,10 +42,17 @@ class StageInfo:
 
     @property
     def spec(self) -> ModelSpec:
-        return stage_specs(self.axes, self.context)[self.stage]
+        specs = stage_specs(self.axes, self.context)
+        return ensemble_spec(specs) if self.stage == ENSEMBLE else specs[self.stage]
 
     def write(self, folder: Path) -> None:
         (folder / STAGE_FILE).write_text(json.dumps(asdict(self), indent=2) + "\n")
+
+
+def stage_folder(repository: Path, stage: str, generation: int) -> Path:
+    """-> where a stage of a generation lies, in either layout."""
+    fused = repository / ENSEMBLE / str(generation) / stage
+    return fused if fused.is_dir() else repository / stage / str(generation)
 
 
 def read_stage(folder: Path) -> StageInfo:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from stages.artifacts import StageInfo, read_stage, verify_manifest
+from stages.artifacts import StageInfo, read_stage, stage_folder, verify_manifest
 from stages.contract import ENSEMBLE, PAD_ID, STAGES, ModelSpec, ensemble_spec, stage_specs
 from stages.errors import ArtifactError, RequestError
 from stages.preprocess import Preprocess
@@ -38,7 +38,7 @@ class Pipeline:
     def load(cls, repository: Path, generation: int | None = None) -> Pipeline:
         """Load one generation (default: the newest). Raises ArtifactError on anything that was not published so."""
         generation = generation or newest_generation(repository)
-        folders = {name: repository / name / str(generation) for name in STAGES}
+        folders = {name: stage_folder(repository, name, generation) for name in STAGES}
         for folder in folders.values():
             verify_manifest(folder)
         info = read_stage(folders["preprocess"])

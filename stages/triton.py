@@ -2,22 +2,26 @@
 
     requests ─▶ join (one array per tensor) ─▶ faults? ─▶ one kernel call ─▶ split ─▶ responses
 
-A published `model.py` is `TritonPythonModel = triton_model(Rank)`. Nothing else in `stages/` knows Triton.
+A published `model.py` is `TritonPythonModel = triton_model(Rank)`. In the fused layout it is
+`triton_model(Preprocess, Retrieve, Rank, Rerank)`: one kernel after another on the same arrays, without a server in between.
+Nothing else in `stages/` knows Triton.
 A malformed request gets an error of its own; the rest of its batch is answered.
 """
 
 from __future__ import annotations
 
 import json
+import time
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from stages.artifacts import read_stage, verify_manifest
-from stages.contract import STAGES, Degraded, ModelSpec
+from stages.artifacts import StageInfo, read_stage, verify_manifest
+from stages.contract import ENSEMBLE, STAGES, Degraded, ModelSpec
 from stages.errors import ArtifactError, RecommenderError
 
 Arrays = dict[str, np.ndarray]
@@ -31,19 +35,28 @@ ERROR_CODES = {
 }
 
 
-def triton_model(stage_class: type) -> type:
-    """-> the `TritonPythonModel` class that serves `stage_class` (a kernel with `load`, `faults` and `__call__`)."""
+def triton_model(*kernel_classes: type) -> type:
+    """-> the `TritonPythonModel` class that serves one kernel (`load`, `faults` and `__call__`), or all of them in order."""
 
     class TritonPythonModel(StageModel):
-        stage_type = stage_class
+        kernel_types = kernel_classes
 
     return TritonPythonModel
 
 
-class StageModel:
-    """Loads one stage from its version folder and answers batches of requests with it."""
+@dataclass(frozen=True)
+class Link:
+    """One kernel of the chain that a model runs."""
 
-    stage_type: type
+    spec: ModelSpec
+    kernel: Any
+    metrics: Metrics
+
+
+class StageModel:
+    """Loads one stage from its version folder, or the whole chain from its subfolders, and answers batches of requests."""
+
+    kernel_types: tuple[type, ...]
 
     def initialize(self, args: dict[str, str]) -> None:
         folder = Path(args["model_repository"]) / args["model_version"]
@@ -51,18 +64,23 @@ class StageModel:
             verify_manifest(folder)
             info = read_stage(folder)
             check_config(info.spec, json.loads(args["model_config"]))
-            self.stage = self.stage_type.load(folder)
+            self.spec, self.chain = info.spec, self._chain(folder, info)
         except RecommenderError as error:
             raise pb_utils.TritonModelException(f"{args['model_name']}: {error}") from error
-        self.spec = info.spec
-        self.metrics = Metrics(info.stage)
+        self.first = self.chain[0]
+
+    def _chain(self, folder: Path, info: StageInfo) -> list[Link]:
+        folders = [folder / name for name in STAGES] if info.stage == ENSEMBLE else [folder]
+        infos = [read_stage(path) for path in folders]
+        kernels = [kind.load(path) for kind, path in zip(self.kernel_types, folders, strict=True)]
+        return [Link(own.spec, kernel, Metrics(own.stage)) for own, kernel in zip(infos, kernels, strict=True)]
 
     def execute(self, requests: list[Any]) -> list[Any]:
         inputs, rows = join(self.spec, requests)
         errors: dict[int, pb_utils.TritonError] = {}
-        if faults := self.stage.faults(inputs):
+        if faults := self.first.kernel.faults(inputs):  # what the first kernel hands on is sound
             errors = {request: invalid(message) for request, message in by_request(faults, rows).items()}
-            self.metrics.rejected.increment(len(errors))
+            self.first.metrics.rejected.increment(len(errors))
         healthy = [i for i in range(len(requests)) if i not in errors]
         outputs = self._answer(inputs, rows, healthy, errors) if healthy else {}
         return [
@@ -83,10 +101,14 @@ class StageModel:
         return dict(zip(healthy, split(outputs, [rows[i] for i in healthy]), strict=True))
 
     def _call(self, inputs: Arrays) -> Arrays:
-        outputs = self.stage(inputs)
-        check_outputs(self.spec, outputs, len(next(iter(inputs.values()))))
-        self.metrics.count(outputs["degraded"])
-        return outputs
+        tensors, batch = dict(inputs), len(next(iter(inputs.values())))
+        for link in self.chain:
+            started_s = time.perf_counter()
+            outputs = link.kernel({tensor.name: tensors[tensor.name] for tensor in link.spec.inputs})
+            check_outputs(link.spec, outputs, batch)
+            link.metrics.count(outputs["degraded"], time.perf_counter() - started_s)
+            tensors.update(outputs)
+        return {tensor.name: tensors[tensor.name] for tensor in self.spec.outputs}
 
 
 class Metrics:
@@ -98,9 +120,11 @@ class Metrics:
         self.rows = Counter("recommender_kernel_rows", "Rows (users) that kernel calls answered", stage)
         self.degraded = Counter("recommender_degraded", "Rows that this stage answered by its fallback", stage)
         self.rejected = Counter("recommender_rejected", "Requests refused as malformed", stage)
+        self.seconds = Counter("recommender_kernel_seconds", "Time within kernel calls", stage)
 
-    def count(self, degraded: np.ndarray) -> None:
+    def count(self, degraded: np.ndarray, seconds: float) -> None:
         self.calls.increment(1)
+        self.seconds.increment(seconds)
         self.rows.increment(len(degraded))
         fallbacks = np.count_nonzero(degraded & int(self.bit))
         if fallbacks:

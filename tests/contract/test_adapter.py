@@ -1,13 +1,14 @@
 """The adapter against a fake of the Python backend: one kernel call per batch, and errors that stay with their request."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from stages.artifacts import StageInfo, write_manifest
-from stages.contract import FROM_STORE, MISSING_INT, Axes, ContextColumn
+from stages.artifacts import StageInfo, read_stage, write_manifest
+from stages.contract import ENSEMBLE, FROM_STORE, MISSING_INT, STAGES, Axes, ContextColumn, stage_specs
 from stages.errors import DependencyError
 from tests.contract import fake_backend as pb
 
@@ -94,7 +95,7 @@ def users_of(response: pb.InferenceResponse) -> list[int]:
 def test_one_kernel_call_answers_the_whole_batch(model):
     responses = model.execute([request(1), request(2, 3), request(4)])
     assert [users_of(response) for response in responses] == [[1], [2, 3], [4]]
-    assert len(model.stage.seen) == 1
+    assert len(model.first.kernel.seen) == 1
     assert pb.MetricFamily.metrics["recommender_kernel_calls/preprocess"].value == 1
     assert pb.MetricFamily.metrics["recommender_kernel_rows/preprocess"].value == 4
 
@@ -102,7 +103,7 @@ def test_one_kernel_call_answers_the_whole_batch(model):
 def test_absent_optional_tensors_take_their_fill(model):
     given = np.array([[5, 6, -1]])
     model.execute([request(1), request(2, history=given, hour=np.array([[3.5]], np.float32))])
-    [inputs] = model.stage.seen
+    [inputs] = model.first.kernel.seen
     np.testing.assert_array_equal(inputs["history"], [[FROM_STORE] * 3, [5, 6, -1]])
     np.testing.assert_array_equal(inputs["store"], [[MISSING_INT]] * 2)
     np.testing.assert_array_equal(inputs["device"], [[b""]] * 2)
@@ -115,14 +116,14 @@ def test_a_malformed_request_fails_alone(model):
     assert users_of(mate) == [3]
     assert bad.error().code() == pb.TritonError.INVALID_ARG
     assert bad.error().message() == "user_id is -5"
-    assert len(model.stage.seen) == 1
+    assert len(model.first.kernel.seen) == 1
     assert pb.MetricFamily.metrics["recommender_rejected/preprocess"].value == 1
 
 
 def test_when_all_requests_are_malformed_the_kernel_is_not_called(model):
     responses = model.execute([request(-1), request(-2)])
     assert [r.error().message() for r in responses] == ["user_id is -1", "user_id is -2"]
-    assert model.stage.seen == []
+    assert model.first.kernel.seen == []
 
 
 def test_an_unexpected_failure_stays_with_its_request_and_keeps_its_traceback_in_the_log(model):
@@ -139,11 +140,9 @@ def test_a_dependency_error_reaches_the_caller_as_unavailable(model):
 
 
 def test_an_output_that_breaks_the_contract_is_an_error_not_an_answer(model):
-    model.stage.faults = lambda inputs: {}
-    kernel = type(model.stage).__call__
-    model.stage = type(
-        "Wrong", (Echo,), {"__call__": lambda self, i: {**kernel(self, i), "user_continuous": np.zeros((1, 2))}}
-    )()
+    echo = Echo.__call__
+    wrong = type("Wrong", (Echo,), {"__call__": lambda self, i: {**echo(self, i), "user_continuous": np.zeros((1, 2))}})
+    model.chain = [replace(model.first, kernel=wrong())]
     [response] = model.execute([request(1)])
     assert response.has_error()
     assert "user_continuous" in response.error().message()
@@ -164,3 +163,66 @@ def test_a_changed_file_refuses_to_load(arguments):
     stage_file.write_text(stage_file.read_text().replace("7", "8"))
     with pytest.raises(pb.TritonModelException, match="SHA-256 differs"):
         triton_model(Echo)().initialize(arguments)
+
+
+class Next:
+    """A kernel of any later stage: zeros of the contract's shapes, `degraded` and `generation` handed on."""
+
+    @classmethod
+    def load(cls, folder: Path) -> "Next":
+        return cls(read_stage(folder).spec)
+
+    def __init__(self, spec) -> None:
+        self.spec, self.seen = spec, []
+
+    def faults(self, inputs):
+        raise AssertionError("what the first kernel hands on is not looked at again")
+
+    def __call__(self, inputs):
+        self.seen.append(inputs)
+        zeros = {t.name: np.zeros((len(inputs["degraded"]), *t.dims), t.numpy_dtype) for t in self.spec.outputs}
+        return zeros | {name: inputs[name] for name in ("degraded", "generation")}
+
+
+@pytest.fixture
+def fused(tmp_path):
+    from stages.triton import triton_model
+
+    pb.MetricFamily.metrics.clear()
+    folder = tmp_path / ENSEMBLE / "7"
+    for name in STAGES:
+        (folder / name).mkdir(parents=True)
+        replace(INFO, stage=name).write(folder / name)
+    info = replace(INFO, stage=ENSEMBLE)
+    info.write(folder)
+    write_manifest(folder)
+    model = triton_model(Echo, Next, Next, Next)()
+    model.initialize(
+        {
+            "model_name": ENSEMBLE,
+            "model_repository": str(folder.parent),
+            "model_version": "7",
+            "model_config": pbtxt_as_json(info),
+        }
+    )
+    return model
+
+
+def test_all_kernels_in_one_model_answer_with_the_ensembles_tensors(fused):
+    good, bad = fused.execute([request(1), request(-5)])
+    assert {t.name(): t.as_numpy().shape for t in good.output_tensors()} == {
+        "item_ids": (1, 2), "scores": (1, 2), "degraded": (1, 1), "generation": (1, 1)
+    }  # fmt: skip
+    assert bad.error().message() == "user_id is -5"
+    values = {name: metric.value for name, metric in pb.MetricFamily.metrics.items()}
+    assert [values[f"recommender_kernel_rows/{name}"] for name in STAGES] == [1, 1, 1, 1]
+    assert all(values[f"recommender_kernel_seconds/{name}"] > 0 for name in STAGES)
+    specs = stage_specs(AXES, CONTEXT)
+    for name, link in zip(STAGES, fused.chain, strict=True):
+        assert link.kernel.seen[0].keys() == {t.name for t in specs[name].inputs}
+
+
+def test_a_failure_in_any_kernel_stays_with_its_request(fused):
+    good, bad = fused.execute([request(1), request(666)])
+    assert not good.has_error()
+    assert bad.error().message().startswith("Internal error in recommend (ZeroDivisionError)")

@@ -19,7 +19,7 @@ from server.launcher import TritonServer
 from server.ports import is_free
 from server.processes import SHM_DIR, members
 from server.repository import read_config
-from stages.artifacts import StageInfo, read_stage
+from stages.artifacts import StageInfo, read_stage, stage_folder
 from stages.contract import ENSEMBLE, STAGES
 from tests.server import toys
 
@@ -73,7 +73,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def info(repository: Path) -> StageInfo:
-    return read_stage(repository / STAGES[0] / str(pinned_generation(repository)))
+    return read_stage(stage_folder(repository, STAGES[0], pinned_generation(repository)))
 
 
 @pytest.fixture(scope="session")
