@@ -24,6 +24,7 @@ from stages.errors import ArtifactError
 
 STAGE_FILE = "stage.json"
 MANIFEST_FILE = "manifest.json"
+HASH_BLOCK_BYTES = 1 << 20
 REMEDY = "Export the repository again (`make export`), or move the server back to an older generation."
 
 
@@ -104,8 +105,11 @@ def open_network(folder: Path, name: str, threads: int = 1):
 
 
 def sha256_of(path: Path) -> str:
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while block := file.read(HASH_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def published_files(folder: Path) -> list[Path]:

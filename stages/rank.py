@@ -77,33 +77,46 @@ class Rank:
     def __call__(self, inputs: Arrays) -> Arrays:
         """`rank` of stages/contract.py, one batch."""
         candidates = self.items.positions(inputs["candidate_ids"])
-        padding, retrieved = inputs["candidate_ids"] == PAD_ID, inputs["retrieval_scores"]
         try:
             scores = self._score(inputs, candidates)
-            broken = ~(np.isfinite(scores) | padding).all(axis=1, keepdims=True)
         except DependencyError:  # the tables cannot be read
-            scores, broken = retrieved, np.ones((len(candidates), 1), bool)
-        scores = np.where(broken, retrieved, scores)  # retrieval's order is what is left
-        return {
-            "rank_scores": np.where(padding, np.float32(PAD_SCORE), scores).astype(np.float32, copy=False),
-            "degraded": inputs["degraded"] | np.where(broken, np.int32(Degraded.RANK), np.int32(Degraded.NONE)),
-            "generation": inputs["generation"],
-        }
+            scores = np.full(candidates.shape, np.nan, np.float32)
+        return ranked(inputs, scores)
 
     def _score(self, inputs: Arrays, candidates: np.ndarray) -> np.ndarray:
         """int [B, C] positions -> float32 [B, C]."""
-        history = self.items.positions(inputs["history_ids"])
-        cross = cross_features(self.statistics, history, inputs["history_age_days"], candidates, inputs["retrieval_scores"])
-        numbers = np.concatenate([self.item_numbers[candidates], cross], axis=2)
+        pairs = self.pair_numbers(inputs, candidates)
         feeds = {
             "user_numbers": inputs["user_continuous"],
             "user_rows": self._vectors(self.settings.user_tables, inputs["user_categorical"]),
-            "pair_numbers": numbers,
+            "pair_numbers": pairs,
             "item_rows": self._vectors(self.settings.item_tables, self.item_rows[candidates]),
         }
         (logits,) = self.network.run(["logits"], feeds)
-        return logits + np.float32(self.settings.blend) * cross[..., 0]
+        return logits + np.float32(self.settings.blend) * self.retrieval_part(pairs)
+
+    def pair_numbers(self, inputs: Arrays, candidates: np.ndarray) -> np.ndarray:
+        """int [B, C] positions -> float32 [B, C, Gp]: numbers of the items, then the cross features."""
+        history = self.items.positions(inputs["history_ids"])
+        cross = cross_features(self.statistics, history, inputs["history_age_days"], candidates, inputs["retrieval_scores"])
+        return np.concatenate([self.item_numbers[candidates], cross], axis=2)
+
+    def retrieval_part(self, pair_numbers: np.ndarray) -> np.ndarray:
+        """-> float32 [B, C]: the standardised retrieval score, which is the first of the cross features."""
+        return pair_numbers[..., self.item_numbers.shape[1]]
 
     def _vectors(self, names: tuple[str, ...], rows: np.ndarray) -> np.ndarray:
         """int [..., S] one row per table -> float32 [..., S, D]."""
         return np.stack([self.tables.lookup(name, rows[..., slot]) for slot, name in enumerate(names)], axis=-2)
+
+
+def ranked(inputs: Arrays, scores: np.ndarray) -> Arrays:
+    """float32 [B, C] -> the outputs of `rank`. A request with a score that is not finite keeps retrieval's order, degraded."""
+    padding, retrieved = inputs["candidate_ids"] == PAD_ID, inputs["retrieval_scores"]
+    broken = ~(np.isfinite(scores) | padding).all(axis=1, keepdims=True)
+    scores = np.where(broken, retrieved, scores)
+    return {
+        "rank_scores": np.where(padding, np.float32(PAD_SCORE), scores).astype(np.float32, copy=False),
+        "degraded": inputs["degraded"] | np.where(broken, np.int32(Degraded.RANK), np.int32(Degraded.NONE)),
+        "generation": inputs["generation"],
+    }

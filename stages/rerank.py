@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,6 +31,20 @@ class RerankSettings:
     list_length: int
     trust: float
     threads: int = 1
+
+
+class BestCandidates(NamedTuple):
+    """ids and positions int64 [B, M], PAD_ID and n_items padded; rank_scores and retrieval_scores float32 [B, M]."""
+
+    ids: np.ndarray
+    positions: np.ndarray
+    rank_scores: np.ndarray
+    retrieval_scores: np.ndarray
+
+    @property
+    def valid(self) -> np.ndarray:
+        """bool [B, M]: not padding."""
+        return self.ids != PAD_ID
 
 
 @dataclass(frozen=True)
@@ -64,37 +78,42 @@ class Rerank:
 
     def __call__(self, inputs: Arrays) -> Arrays:
         """`rerank` of stages/contract.py, one batch."""
-        k = self.info.axes.items_returned
-        best = first_by_score(inputs["rank_scores"], self.settings.list_length)
+        best = self.best(inputs)
+        (correction,) = self.network.run(["correction"], self.feeds(best))
+        return self.served(inputs, best, correction)
+
+    def best(self, inputs: Arrays) -> BestCandidates:
+        """The list that the network sees: the first M candidates by rank score."""
+        columns = first_by_score(inputs["rank_scores"], self.settings.list_length)
         ids, rank_scores, retrieval = (
-            np.take_along_axis(inputs[name], best, axis=1) for name in ("candidate_ids", "rank_scores", "retrieval_scores")
+            np.take_along_axis(inputs[name], columns, axis=1) for name in ("candidate_ids", "rank_scores", "retrieval_scores")
         )
-        valid = ids != PAD_ID
-        positions = self.items.positions(ids)
-        correction = self._correction(rank_scores, retrieval, positions, valid)
+        return BestCandidates(ids, self.items.positions(ids), rank_scores, retrieval)
+
+    def feeds(self, best: BestCandidates) -> Arrays:
+        """What the network takes, by name."""
+        return {
+            "features": list_features(best.rank_scores, best.retrieval_scores, best.valid),
+            "vectors": self.item_vectors[best.positions],
+            "valid": best.valid.astype(np.float32),
+        }
+
+    def served(self, inputs: Arrays, best: BestCandidates, correction: np.ndarray) -> Arrays:
+        """correction: float32 [B, M], added to the rank scores, meaningless where not valid -> the outputs of `rerank`."""
+        valid = best.valid
         broken = ~(np.isfinite(correction) | ~valid).all(axis=1, keepdims=True)
         correction = np.where(broken, np.float32(0.0), correction)  # the ranker's order is what is left
-        scores = np.where(valid, rank_scores + np.float32(self.settings.trust) * correction, -np.inf).astype(np.float32)
-        columns = self.rules.apply(np.where(valid, positions, -1), scores, inputs["user_id"][:, 0], k)
+        scores = np.where(valid, best.rank_scores + np.float32(self.settings.trust) * correction, -np.inf).astype(np.float32)
+        users, k = inputs["user_id"][:, 0], self.info.axes.items_returned
+        columns = self.rules.apply(np.where(valid, best.positions, -1), scores, users, k)
         served = columns >= 0
         columns = np.maximum(columns, 0)
         return {
-            "item_ids": np.where(served, np.take_along_axis(ids, columns, axis=1), PAD_ID),
+            "item_ids": np.where(served, np.take_along_axis(best.ids, columns, axis=1), PAD_ID),
             "scores": np.where(served, np.take_along_axis(scores, columns, axis=1), 0.0).astype(np.float32),
             "degraded": inputs["degraded"] | np.where(broken, np.int32(Degraded.RERANK), np.int32(Degraded.NONE)),
             "generation": inputs["generation"],
         }
-
-    def _correction(
-        self, rank_scores: np.ndarray, retrieval: np.ndarray, positions: np.ndarray, valid: np.ndarray
-    ) -> np.ndarray:
-        """All [B, M] -> float32 [B, M], to be added to the rank scores; meaningless where not valid."""
-        feeds = {
-            "features": list_features(rank_scores, retrieval, valid),
-            "vectors": self.item_vectors[positions],
-            "valid": valid.astype(np.float32),
-        }
-        return self.network.run(["correction"], feeds)[0]
 
 
 def first_by_score(scores: np.ndarray, count: int) -> np.ndarray:

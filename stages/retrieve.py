@@ -80,10 +80,13 @@ class Retrieve:
     def __call__(self, inputs: Arrays) -> Arrays:
         """`retrieve` of stages/contract.py, one batch."""
         history = self.items.positions(inputs["history_ids"])
-        vectors = self.user_vectors(inputs, history)
+        return self.found(inputs, history, self.user_vectors(inputs, history))
+
+    def found(self, inputs: Arrays, history: np.ndarray, vectors: np.ndarray) -> Arrays:
+        """int64 [B, H] positions, float32 [B, D] user vectors -> the outputs of `retrieve`."""
         broken = ~np.isfinite(vectors).all(axis=1)
         if broken.any():
-            vectors[broken] = self._anyone(vectors.shape[1])
+            vectors = np.where(broken[:, None], self._anyone(vectors.shape[1]), vectors)
         positions, scores = self.search(vectors, history, self.blocked(inputs), self.info.axes.candidates)
         # What a list is short of, the catalogue does not have: everything else is seen, excluded or unavailable.
         short = (positions < self.items.n_items).sum(axis=1) < self.info.axes.items_returned
@@ -97,17 +100,21 @@ class Retrieve:
 
     def user_vectors(self, inputs: Arrays, history: np.ndarray) -> np.ndarray:
         """float32 [B, D]. history: int64 [B, H] positions"""
+        feeds = self.feeds(inputs, history)
+        if len(history) == 1:  # products of one row are summed in another order than those of several: see Search.exact
+            feeds = {name: np.repeat(values, 2, axis=0) for name, values in feeds.items()}
+        return self.network.run(["user_vectors"], feeds)[0][: len(history)]
+
+    def feeds(self, inputs: Arrays, history: np.ndarray) -> Arrays:
+        """What the user tower takes, by name. history: int64 [B, H] positions"""
         rows = inputs["user_categorical"]
         embeddings = [self.tables.lookup(name, rows[:, slot]) for slot, name in enumerate(self.settings.user_tables)]
-        feeds = {
+        return {
             "history_vectors": self.tables.lookup(HISTORY_TABLE, history),
             "history_weights": recency_weights(history, self.items.n_items),
             "user_embeddings": np.concatenate(embeddings, axis=1),
             "user_continuous": inputs["user_continuous"],
         }
-        if len(history) == 1:  # products of one row are summed in another order than those of several: see Search.exact
-            feeds = {name: np.repeat(values, 2, axis=0) for name, values in feeds.items()}
-        return self.network.run(["user_vectors"], feeds)[0][: len(history)]
 
     def blocked(self, inputs: Arrays) -> Blocked:
         """What these requests must not be answered with: what the caller excludes and what the user already had."""
