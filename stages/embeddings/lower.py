@@ -10,7 +10,7 @@ import numpy as np
 from stages.embeddings.config import TiersConfig
 from stages.embeddings.level import Level, Store
 from stages.embeddings.memory import SharedFolder
-from stages.embeddings.table import TieredTable
+from stages.embeddings.table import TieredTable, open_shared
 from stages.errors import DependencyError
 
 NOWHERE, IN_L2, IN_L3 = 0, 2, 3  # `Fetched.level`
@@ -50,13 +50,12 @@ class LowerLevels:
     def _attach(self) -> Store:
         folder = SharedFolder(Path(self.config.shared_folder), self.config.arena)
         try:
-            for table in self.tables.values():
-                table.attach(folder.path)
+            opened = open_shared(folder.path, self.config.tables)
         except DependencyError:
-            for table in self.tables.values():
-                table.detach()
             folder.close()
             raise
+        for name, shared in opened.items():
+            self.tables[name].attach(shared)
         return folder
 
     def _open_redis(self) -> Store:

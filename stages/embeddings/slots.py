@@ -47,11 +47,19 @@ class SlotTable:
     Keys are int64 [N]. Writers pass unique keys, and hold `writing()` around everything that must appear together.
     """
 
-    def __init__(self, block: PrivateBlock | SharedBlock, sections: Sections, codec: RowCodec, base: memoryview) -> None:
+    def __init__(
+        self,
+        block: PrivateBlock | SharedBlock,
+        sections: Sections,
+        codec: RowCodec,
+        base: memoryview,
+        rows: np.ndarray | None = None,
+    ) -> None:
+        """rows: [capacity, columns] where they lie elsewhere than in `sections`."""
         self.lock, self.codec, self.nbytes = block.lock, codec, sections.nbytes
         self._header = base[: HEADER_WORDS * 8].cast("q")
         self._sequence = sections.array(base, "sequence")
-        self._rows = sections.array(base, "rows")
+        self._rows = sections.array(base, "rows") if rows is None else rows
         self.capacity = len(self._sequence)
 
     # --- where keys lie -----------------------------------------------------------------------------------------------------
@@ -146,6 +154,11 @@ class SlotTable:
         return present
 
     @property
+    def epoch(self) -> int:
+        """Odd while anyone writes; the same before and after a read: nothing was written meanwhile."""
+        return self._header[EPOCH]
+
+    @property
     def rows_resident(self) -> int:
         return self.capacity - self._header[HOLES]
 
@@ -154,20 +167,26 @@ class CompleteTable(SlotTable):
     """A table that is there as a whole: keys are 0 … n_rows - 1, and a key is its slot."""
 
     @staticmethod
-    def sections(n_rows: int, codec: RowCodec) -> Sections:
-        return Sections(
-            {
-                "header": (np.int64, (HEADER_WORDS,)),
-                "sequence": (np.uint32, (n_rows,)),
-                "rows": (codec.dtype, (n_rows, codec.columns)),
-            }
-        )
+    def sections(n_rows: int, codec: RowCodec, rows_elsewhere: bool = False) -> Sections:
+        specs = {
+            "header": (np.int64, (HEADER_WORDS,)),
+            "sequence": (np.uint32, (n_rows,)),
+            "rows": (codec.dtype, (n_rows, codec.columns)),
+        }
+        if rows_elsewhere:
+            del specs["rows"]
+        return Sections(specs)
 
     @staticmethod
     def initialise(base: memoryview, n_rows: int, codec: RowCodec) -> None:
         """Zeroed memory -> an empty table."""
-        CompleteTable.sections(n_rows, codec).array(base, "sequence")[:] = EMPTY
+        CompleteTable.sections(n_rows, codec, rows_elsewhere=True).array(base, "sequence")[:] = EMPTY
         base[: HEADER_WORDS * 8].cast("q")[HOLES] = n_rows
+
+    @property
+    def whole(self) -> bool:
+        """Every row is there."""
+        return self._header[HOLES] == 0
 
     def _find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         unsigned = keys.view(np.uint64)

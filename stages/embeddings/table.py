@@ -5,6 +5,7 @@ Dense category rows (0 … rows - 1) and sparse int64 keys go the same way; `key
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from stages.embeddings.memory import PrivateBlock, Sections, SharedBlock
 from stages.embeddings.metrics import TableCounts
 from stages.embeddings.ring import APPLIED, UpdateRing
 from stages.embeddings.row_formats import RowCodec
+from stages.embeddings.side_by_side import SharedRows
 from stages.embeddings.slots import CachedTable, CompleteTable
 
 INDEX_SHARE = 0.25  # of L2's rows: as much memory a shared array of every key's slot may take
@@ -41,12 +43,31 @@ def ring_sections(config: TableConfig) -> Sections:
     return UpdateRing.sections(config.rows, RowCodec(config.row_format, config.width))
 
 
-class SharedTable:
-    """L2 (None when Redis is L2) and the update ring of one table: one block of shared memory, one lock."""
+def open_shared(folder: Path, tables: Iterable[TableConfig]) -> dict[str, SharedTable]:
+    """All tables of an arena, by name. Complete ones of one width and format keep their rows side by side in one block.
 
-    def __init__(self, folder: Path, config: TableConfig) -> None:
+    Raises DependencyError when there is no room for them.
+    """
+    tables = list(tables)
+    rows: dict[tuple[int, str], SharedRows] = {}
+    for kind in {(table.width, table.row_format) for table in tables if table.complete}:
+        sizes = {table.name: table.rows for table in tables if table.complete and (table.width, table.row_format) == kind}
+        rows[kind] = SharedRows(folder, RowCodec(kind[1], kind[0]), sizes)
+    return {table.name: SharedTable(folder, table, rows.get((table.width, table.row_format))) for table in tables}
+
+
+class SharedTable:
+    """L2 (None when Redis is L2) and the update ring of one table: one block of shared memory, one lock.
+
+    side_by_side: where the rows of a complete table lie, together with those of others.
+    """
+
+    def __init__(self, folder: Path, config: TableConfig, side_by_side: SharedRows | None) -> None:
         self.codec = RowCodec(config.row_format, config.width)
+        self.side_by_side = side_by_side if config.complete else None
         ring, slots = ring_sections(config), l2_sections(config)
+        if config.complete:
+            slots = CompleteTable.sections(config.rows, self.codec, rows_elsewhere=True)
         has_l2 = config.l2_rows > 0
 
         def initialise(view: memoryview) -> None:
@@ -59,8 +80,11 @@ class SharedTable:
         block = SharedBlock(folder / f"{config.name}-{layout}", ring.nbytes + has_l2 * slots.nbytes, initialise)
         self.lock = block.lock
         self.ring = UpdateRing(ring, block.view)
-        kind = CompleteTable if config.complete else CachedTable
-        self.slots = kind(block, slots, self.codec, block.view[ring.nbytes :]) if has_l2 else None
+        base, self.slots = block.view[ring.nbytes :], None
+        if config.complete:
+            self.slots = CompleteTable(block, slots, self.codec, base, side_by_side.rows_of(config.name))
+        elif has_l2:
+            self.slots = CachedTable(block, slots, self.codec, base)
 
     def promote(self, keys: np.ndarray, vectors: np.ndarray, position: int) -> None:
         """Take in rows (float32 [N, D]) read below L2, unless they were updated since the ring stood at `position`."""
@@ -131,10 +155,9 @@ class TieredTable:
         self.shared: SharedTable | None = None
         self.l1: HotRows | None = None
 
-    def attach(self, folder: Path) -> None:
-        """Map the shared rows. Raises DependencyError when there is no room for them."""
-        self.shared = SharedTable(folder, self.config)
-        self.l1 = HotRows(self.config, self.shared) if self.config.l1_rows else None
+    def attach(self, shared: SharedTable) -> None:
+        self.shared = shared
+        self.l1 = HotRows(self.config, shared) if self.config.l1_rows else None
 
     def detach(self) -> None:
         self.l1 = self.shared = None

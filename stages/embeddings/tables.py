@@ -39,3 +39,9 @@ class EmbeddingTables:
     def lookup(self, name: str, rows: np.ndarray) -> np.ndarray:
         """int [...] rows of table `name` -> float32 [..., D]. Rows must exist: they come from the plan that sized the table."""
         return self.tables[name].take(rows, axis=0)
+
+    def gather(self, *wanted: tuple[tuple[str, ...], np.ndarray]) -> list[np.ndarray]:
+        """For each (S table names of one width, int [..., S] a row of each): float32 [..., S, D]."""
+        return [
+            np.stack([self.lookup(name, rows[..., slot]) for slot, name in enumerate(names)], axis=-2) for names, rows in wanted
+        ]

@@ -22,6 +22,7 @@ from stages.embeddings.config import TableConfig, TiersConfig, read_config
 from stages.embeddings.lower import IN_L2, IN_L3, NOWHERE, Fetched, LowerLevels
 from stages.embeddings.metrics import Metrics, MissCounts, TableMetrics
 from stages.embeddings.ring import UpdaterState
+from stages.embeddings.side_by_side import SideBySide
 from stages.embeddings.table import TieredTable, l1_sections, l2_sections
 from stages.errors import RequestError
 
@@ -52,6 +53,7 @@ class Tiers:
         self.degraded = False  # a level that the latest lookup needed is down
         self._tables = {table.name: TieredTable(table) for table in config.tables}
         self._lower = LowerLevels(config, self._tables)
+        self._side_by_side: dict[tuple[str, ...], SideBySide] = {}
         self._misses = MissCounts()
         self._background = Background(self._upkeep, UPKEEP_EVERY_S)
         if warm:
@@ -90,6 +92,34 @@ class Tiers:
         if misses:
             self._resolve(misses)
         return {name: vectors for name, (vectors, _) in read.items()}
+
+    def gather(self, *wanted: tuple[tuple[str, ...], np.ndarray]) -> list[np.ndarray]:
+        """For each (S table names of one width, int [..., S] a key of each): float32 [..., S, D].
+
+        Tables that are wholly in L2 are read by one `take`. Misses of all tables, which are named once, are read in one wave.
+        """
+        self.degraded = False
+        answers = [self._read_side_by_side(names, keys) for names, keys in wanted]
+        lacking = [i for i, answer in enumerate(answers) if answer is None]
+        if lacking:
+            asked = {name: wanted[i][1][..., slot] for i in lacking for slot, name in enumerate(wanted[i][0])}
+            rows = self.lookup_many(asked)
+            for i in lacking:
+                answers[i] = np.stack([rows[name] for name in wanted[i][0]], axis=-2)
+        return answers
+
+    def _read_side_by_side(self, names: tuple[str, ...], keys: np.ndarray) -> np.ndarray | None:
+        """None where that is not how these tables lie, or not all rows are there."""
+        reader = self._side_by_side.get(names) or self._reader(names)
+        return None if reader is None else reader.read(keys)
+
+    def _reader(self, names: tuple[str, ...]) -> SideBySide | None:
+        tables = [self._table(name) for name in names]
+        blocks = [None if table.l1 or table.shared is None else table.shared.side_by_side for table in tables]
+        if not blocks or None in blocks or any(block is not blocks[0] for block in blocks):
+            return None
+        self._side_by_side[names] = SideBySide(blocks[0], names, [table.shared.slots for table in tables])
+        return self._side_by_side[names]
 
     def _read_top(self, name: str, rows: np.ndarray, out: np.ndarray | None) -> tuple[np.ndarray, _Miss | None]:
         """-> (float32 [..., D], what is still to be filled in)."""
@@ -200,18 +230,23 @@ class Tiers:
     def metrics(self) -> Metrics:
         """A snapshot, cheap enough for every few seconds."""
         levels = self._lower.levels
+        at_once = dict.fromkeys(self._tables, 0)
+        for names, reader in self._side_by_side.items():
+            for name in names:
+                at_once[name] += reader.reads
         return Metrics(
-            tables={name: self._table_metrics(table) for name, table in self._tables.items()},
+            tables={name: self._table_metrics(table, at_once[name]) for name, table in self._tables.items()},
             misses=replace(self._misses, buckets=list(self._misses.buckets)),
             failures={level.name: level.breaker.failures for level in levels},
             down={level.name: str(level.breaker.last_error) for level in levels if level.breaker.last_error is not None},
         )
 
     @staticmethod
-    def _table_metrics(table: TieredTable) -> TableMetrics:
-        slots = table.shared.slots if table.shared else None
+    def _table_metrics(table: TieredTable, at_once: int) -> TableMetrics:
+        """at_once: rows that were read together with those of other tables, all of them from L2."""
+        slots, counts = table.shared.slots if table.shared else None, table.counts
         return TableMetrics(
-            counts=replace(table.counts),
+            counts=replace(counts, rows=counts.rows + at_once, l2_hits=counts.l2_hits + at_once),
             l1_rows=table.l1.slots.rows_resident if table.l1 else 0,
             l1_bytes=l1_sections(table.config).nbytes if table.l1 else 0,
             l2_rows=slots.rows_resident if slots else 0,
@@ -222,4 +257,5 @@ class Tiers:
     def close(self) -> None:
         """Leave the arena: the last process to leave removes it."""
         self._background.close()
+        self._side_by_side.clear()
         self._lower.close()

@@ -28,7 +28,7 @@ from stages.embeddings.memory import SharedFolder
 from stages.embeddings.redis_store import RedisStore
 from stages.embeddings.ring import BROKER_DOWN, HEARTBEAT_MS, LAG_US, REJECTED, STORE_DOWN, last_of_each
 from stages.embeddings.rocks_store import RocksStore
-from stages.embeddings.table import SharedTable
+from stages.embeddings.table import open_shared
 from stages.errors import DataError
 
 BACKLOG_ROWS = 500_000  # of one store that is down; beyond it, messages wait in Kafka
@@ -80,7 +80,7 @@ class Applier:
         self._widths = {table.name: table.width for table in config.tables}
         self._folder = SharedFolder(Path(config.shared_folder), config.arena)
         self.path = self._folder.path
-        self.shared = {table.name: SharedTable(self.path, table) for table in config.tables}
+        self.shared = open_shared(self.path, config.tables)
         self._rocksdb = self._redis = None
         if config.rocksdb and not config.rocksdb.read_only:
             self._rocksdb = Backlog(Level("rocksdb", lambda: self._open_rocksdb(config)))

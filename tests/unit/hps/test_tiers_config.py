@@ -14,7 +14,7 @@ from hps_config.tables import TableSpec
 from hps_config.tiers import sparse_rows, tiers_config
 from stages.embeddings.config import RedisConfig, RocksConfig, TableConfig, UpdateConfig
 from stages.embeddings.formats.sparse_folder import write_sparse_folder
-from stages.embeddings.table import TieredTable
+from stages.embeddings.table import TieredTable, open_shared
 from stages.errors import ArtifactError, ConfigError
 from tests.unit.hps.test_parsers import document
 from tests.unit.hps.test_reader import NAMED
@@ -105,7 +105,7 @@ def test_planned_memory_is_what_the_tiers_take(tmp_path):
     keys = np.random.default_rng(0).permutation(spec.rows)
     vectors = np.ones((5_000, 16), np.float32)
     before = psutil.Process().memory_info()
-    table.attach(tmp_path)
+    table.attach(open_shared(tmp_path, [table.config])["item"])
     for start in range(0, len(keys), len(vectors)):  # small pieces, so that temporary arrays do not count
         table.l1.insert(keys[start : start + len(vectors)], vectors, 0)
     after = psutil.Process().memory_info()
@@ -124,7 +124,7 @@ def test_predicted_hit_rate_is_what_the_real_l1_reaches(tmp_path, skew, share):
     drawn = rng.permutation(rows)[rng.choice(rows, 100 * per_request, p=popularity / popularity.sum())]
     requests = [np.unique(part) for part in drawn.reshape(-1, per_request)]
     table = TieredTable(TableConfig("item", rows, 4, l1_rows=l1_rows(rows, share)))
-    table.attach(tmp_path)
+    table.attach(open_shared(tmp_path, [table.config])["item"])
     hits = []
     for keys in requests:
         _, missing = table.l1.slots.read(keys)
