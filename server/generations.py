@@ -24,7 +24,8 @@ from pathlib import Path
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from server.health import model_states
+from server.health import held_versions, model_states
+from server.lock import publication_lock
 from server.repository import Model, read_repository, write_config
 from stages.contract import ENSEMBLE
 from stages.errors import ConfigError, ServerError
@@ -52,8 +53,18 @@ def pinned_generation(repo: Path) -> int:
     return pins.pop()
 
 
-def pin(repo: Path, generation: int, keep: tuple[int, ...] = ()) -> None:
-    """Write the configs so that `generation` answers, and the steps hold it and those of `keep`. Nothing is loaded."""
+def pin(repo: Path, generation: int) -> None:
+    """Make the repository answer with another generation it holds; a running server is moved by `activate`. ConfigError."""
+    with publication_lock(repo):
+        _refuse_unpublished(repo, generation)
+        write_pins(repo, generation)
+
+
+def write_pins(repo: Path, generation: int, keep: tuple[int, ...] = ()) -> None:
+    """Write the configs so that `generation` answers, and the steps hold it and those of `keep`. Nothing is loaded.
+
+    The caller holds the publication lock.
+    """
     for model in _pipeline(read_repository(repo)):
         config = model.config
         versions = {generation} if model.is_ensemble else {generation, *keep}
@@ -69,38 +80,49 @@ def activate(grpc_url: str, repo: Path, generation: int) -> int:
 
     ConfigError when the generation is not published; ServerError when the server refuses it, which then serves what it did.
     """
-    published = published_generations(repo)
-    if generation not in published:
-        raise ConfigError(
-            f"Generation {generation} is not in {repo}, which holds {list(published)}. Publish it with `make export`."
-        )
-    old = served_generation(grpc_url)
-    if old == generation:
-        pin(repo, generation)
-        return old
-    if old not in published:
-        raise ServerError(
-            f"The server answers with generation {old}, which is no longer in {repo}; a move needs both generations there. "
-            "Restart the server: make stop, then make serve."
-        )
-    steps = [model.name for model in _pipeline(read_repository(repo)) if not model.is_ensemble]
-    with grpcclient.InferenceServerClient(grpc_url) as client:
-        try:
-            pin(repo, old, keep=(generation,))
-            _load(client, *steps)
-            pin(repo, generation, keep=(old,))
-            _load(client, ENSEMBLE)
-        except InferenceServerException as error:
-            pin(repo, old)
-            with contextlib.suppress(InferenceServerException):  # the first error is the one to tell
-                _load(client, ENSEMBLE, *steps)
+    with publication_lock(repo):
+        published = _refuse_unpublished(repo, generation)
+        old = served_generation(grpc_url)
+        if old not in published:
             raise ServerError(
-                f"The server stays at generation {old}, generation {generation} does not load: {error.message()}"
-            ) from error
-        _wait_drained(grpc_url, old)
-        pin(repo, generation)
-        _load(client, *steps)
+                f"The server answers with generation {old}, which is no longer in {repo}; a move needs both generations "
+                "there. Restart the server: make stop, then make serve."
+            )
+        steps = [model.name for model in _pipeline(read_repository(repo)) if not model.is_ensemble]
+        with grpcclient.InferenceServerClient(grpc_url) as client:
+            if old != generation:
+                _move(client, repo, steps, old, generation)
+                _wait_drained(grpc_url, old)
+            write_pins(repo, generation)
+            if held_versions(grpc_url) - {generation}:
+                _release(client, grpc_url, steps, generation)
     return old
+
+
+def _move(client: grpcclient.InferenceServerClient, repo: Path, steps: list[str], old: int, new: int) -> None:
+    """Load `new` beside `old` and let the ensemble answer with it; ServerError, and all as it was, when it does not load."""
+    try:
+        write_pins(repo, old, keep=(new,))
+        _load(client, *steps)
+        write_pins(repo, new, keep=(old,))
+        _load(client, ENSEMBLE)
+    except InferenceServerException as error:
+        write_pins(repo, old)
+        with contextlib.suppress(InferenceServerException):  # the first error is the one to tell
+            _load(client, ENSEMBLE, *steps)
+        raise ServerError(f"The server stays at generation {old}, generation {new} does not load: {error.message()}") from error
+
+
+def _release(client: grpcclient.InferenceServerClient, grpc_url: str, steps: list[str], generation: int) -> None:
+    """Let the steps drop every version but `generation`, which answers already: a failure costs memory, not answers."""
+    try:
+        _load(client, *steps)
+    except InferenceServerException as error:
+        raise ServerError(
+            f"The server answers with generation {served_generation(grpc_url)}, and did not let go of what it served before, "
+            f"which goes on taking memory. Try again (`python -m server activate --generation {generation}`), or restart it: "
+            f"make stop, then make serve. It said: {error.message()}"
+        ) from error
 
 
 def _load(client: grpcclient.InferenceServerClient, *models: str) -> None:
@@ -119,6 +141,16 @@ def served_generation(grpc_url: str) -> int:
     if len(ready) != 1:
         raise ServerError(f"The server at {grpc_url} has {len(ready)} ready versions of {ENSEMBLE}; expected one. Restart it.")
     return ready[0]
+
+
+def _refuse_unpublished(repo: Path, generation: int) -> tuple[int, ...]:
+    """The published generations; ConfigError when `generation` is none of them."""
+    published = published_generations(repo)
+    if generation not in published:
+        raise ConfigError(
+            f"Generation {generation} is not in {repo}, which holds {list(published)}. Publish it with `make export`."
+        )
+    return published
 
 
 def _pipeline(models: list[Model]) -> list[Model]:

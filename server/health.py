@@ -10,6 +10,7 @@ from tritonclient.utils import InferenceServerException
 from stages.errors import ServerError
 
 POLL_S = 0.1
+HELD_STATES = ("READY", "LOADING", "UNLOADING")
 
 
 def model_states(grpc_url: str) -> dict[tuple[str, int], tuple[str, str]] | None:
@@ -31,6 +32,12 @@ def is_ready(grpc_url: str) -> bool:
         return False
     ready = {name for (name, _), (state, _) in states.items() if state == "READY"}
     return ready == {name for name, _ in states}
+
+
+def held_versions(grpc_url: str) -> set[int]:
+    """Versions of any model that the server holds, loads or has not finished unloading; none while it does not answer."""
+    states = model_states(grpc_url) or {}
+    return {version for (_, version), (state, _) in states.items() if state in HELD_STATES}
 
 
 def wait_ready(grpc_url: str, timeout_s: float) -> None:

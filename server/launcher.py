@@ -17,6 +17,7 @@ from typing import Literal, Self
 
 from server import health, log, processes
 from server.environment import RUN_DIR, backend_directory, find_wheel, server_env
+from server.health import held_versions
 from server.memory import check_memory
 from server.ports import Ports, check_free, free_ports
 from server.repository import read_repository
@@ -26,6 +27,7 @@ from stages.errors import ServerError
 READY_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 30.0
 IN_FLIGHT_TIMEOUT_S = 10  # how long a stopping server waits for requests it has accepted
+LAST_WORDS_S = 3.0  # a model's process ends a moment before the server logs why, if it says anything at all
 POLL_S = 0.1
 
 ModelControl = Literal["explicit", "none"]
@@ -133,6 +135,7 @@ class TritonServer:
 
     def _wait_ready(self, process: subprocess.Popen) -> None:
         deadline = time.monotonic() + self.ready_timeout_s
+        dead_since = float("inf")
         while not health.is_ready(self.grpc_url):
             text = self.log_path.read_text(errors="replace")
             if process.poll() is not None:
@@ -140,6 +143,8 @@ class TritonServer:
             if failure := log.first_failure(text):
                 raise ServerError(self._failed("cannot serve this repository", failure))
             if dead := processes.dead_stubs(process.pid):
+                dead_since = min(dead_since, time.monotonic())
+            if time.monotonic() - dead_since > LAST_WORDS_S:
                 raise ServerError(self._failed("lost a model's process while loading", log.unfinished(text, dead)))
             if time.monotonic() > deadline:
                 raise ServerError(
@@ -162,6 +167,18 @@ def stop_server(state: ServerState, run_dir: Path, timeout_s: float = STOP_TIMEO
 
 def running_servers(run_dir: Path) -> list[ServerState]:
     return [state for state in known_servers(run_dir) if processes.is_running(state.pid, state.tag)]
+
+
+def held_generations(repo: Path, run_dir: Path) -> set[int] | None:
+    """Generations that servers started here and running on `repo` hold; None when one of them does not say."""
+    held: set[int] = set()
+    for state in running_servers(run_dir):
+        if state.repo == repo.resolve():
+            versions = held_versions(state.grpc_url)
+            if not versions:
+                return None
+            held |= versions
+    return held
 
 
 def clear_stale(run_dir: Path) -> None:

@@ -15,6 +15,8 @@ FAILURES = (
 ERROR_LINE = re.compile(r"^[EF]\d{4} ")
 PREFIX = re.compile(r'^[EFWI]\d{4} [\d:.]+ \d+ [\w./]+:\d+\] "?')
 TAIL_LINES = 20
+UNHEALTHY = "is not healthy"  # all that the server says of a process that is gone
+LOST = "Its Python process ended while loading: crashed, or killed for memory."
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,8 @@ def first_failure(log: str) -> Failure | None:
         message = PREFIX.sub("", line).rstrip('"')
         for pattern in FAILURES:
             if found := pattern.search(message):
-                return Failure(found["model"], found["reason"].replace("\\n", "\n").strip())
+                reason = found["reason"].replace("\\n", "\n").strip()
+                return Failure(found["model"], f"{LOST} {reason}" if UNHEALTHY in reason else reason)
     return None
 
 

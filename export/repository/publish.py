@@ -32,7 +32,10 @@ from export.repository.config import (
     warmup_bytes,
     warmup_file,
 )
-from server.generations import pin, pinned_generation, published_generations
+from server.environment import RUN_DIR
+from server.generations import pinned_generation, published_generations, write_pins
+from server.launcher import held_generations
+from server.lock import publication_lock
 from server.repository import read_config, write_config
 from stages.artifacts import MANIFEST_FILE, sha256_of, verify_manifest, write_manifest
 from stages.contract import ENSEMBLE, STAGES, ModelSpec
@@ -54,10 +57,14 @@ TritonPythonModel = triton_model({kernel})
 
 
 class Staging:
-    """A folder shaped like the repository, on the same file system, where the next generation is built. One at a time."""
+    """A folder shaped like the repository, on the same file system, where the next generation is built. One at a time.
 
-    def __init__(self, repository: Path) -> None:
+    run_dir: where the servers started here are recorded; what they hold is not pruned.
+    """
+
+    def __init__(self, repository: Path, run_dir: Path = RUN_DIR) -> None:
         self.repository = repository.absolute()
+        self.run_dir = run_dir
         self.root = self.repository.parent / f".{self.repository.name}.staging"
         self.generation = 0
         self._lock: IO[str] | None = None
@@ -115,20 +122,28 @@ class Staging:
         serving: settings by model name; warmup: tensors of some recorded rows by tensor name, [rows, *dims].
         -> the generation. Raises ExportError when the repository in place speaks another contract.
         """
-        previous = self.check_contract(specs)
         for name in (*STAGES, ENSEMBLE):
             verify_manifest(self.folder(name))
+        with publication_lock(self.repository):
+            previous = self.check_contract(specs) or self.generation
+            self._place(specs, serving, warmup, previous)
+            held = held_generations(self.repository, self.run_dir)
+            if held is not None:  # a server that does not answer may hold any of them: the next publication prunes
+                prune(self.repository, {self.generation, previous, *held})
+        return self.generation
+
+    def _place(
+        self, specs: dict[str, ModelSpec], serving: dict[str, Serving], warmup: dict[str, np.ndarray], previous: int
+    ) -> None:
         rows = len(warmup["user_id"])
-        versions = sorted({previous or self.generation, self.generation})
+        versions = sorted({previous, self.generation})
         for name in STAGES:
             place_version(self.folder(name), self.repository / name)
             write_warmup(self.repository / name / "warmup", specs[name], warmup, rows)
             write_config(self.repository / name / CONFIG_FILE, stage_config(specs[name], serving[name], versions, rows))
         place_version(self.folder(ENSEMBLE), self.repository / ENSEMBLE)
         write_config(self.repository / ENSEMBLE / CONFIG_FILE, ensemble_config(specs, self.generation, serving[ENSEMBLE]))
-        pin(self.repository, self.generation)
-        prune(self.repository, {self.generation, previous or self.generation})
-        return self.generation
+        write_pins(self.repository, self.generation)
 
 
 def served_by(repository: Path) -> int | None:
@@ -181,7 +196,7 @@ def write_warmup(folder: Path, spec: ModelSpec, recorded: dict[str, np.ndarray],
 
 
 def prune(repository: Path, kept: set[int]) -> None:
-    """Remove what nobody goes back to: older generations, and the remains of failed publications."""
+    """Remove what nobody holds or goes back to: older generations, and the remains of failed publications."""
     for name in (*STAGES, ENSEMBLE):
         for generation in generations_present(repository) - kept:
             shutil.rmtree(repository / name / str(generation), ignore_errors=True)

@@ -62,7 +62,6 @@ def launch(run_dir: Path) -> Iterator[Callable[..., TritonServer]]:
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real export of a small shop with context columns (store, device, temperature)."""
     from export.build import build_repository  # here: the launcher's tests need neither torch nor NVTabular
-
     from export.dataset import load_dataset
     from export.settings import Settings
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from collections import Counter
 
 import pytest
 import tritonclient.grpc as grpcclient
 
+from server import generations
 from server.generations import activate, pin, pinned_generation, published_generations, served_generation
 from server.health import model_states
+from server.launcher import held_generations
 from stages.errors import ConfigError, ServerError
 from tests.server import toys
 
@@ -77,6 +80,36 @@ def test_a_generation_that_does_not_load_changes_nothing_under_load(repo, launch
     assert served_generation(server.grpc_url) == pinned_generation(repo) == 1
     states = model_states(server.grpc_url)
     assert {key for key, (state, _) in states.items() if state == "READY"} == {("first", 1), ("second", 1), ("recommend", 1)}
+
+
+def test_an_old_generation_that_does_not_go_costs_no_answer(repo, launch, monkeypatch):
+    """The last step of a move fails: the new generation answers already, and goes on doing so."""
+    server = launch(repo)
+    toys.publish(repo, 2)
+    second, sound = repo / "second" / "2" / "model.py", generations.write_pins
+
+    def break_at_the_end(repo, generation, keep=()):
+        sound(repo, generation, keep)
+        if (generation, keep) == (2, ()):
+            second.write_text("raise RuntimeError('no memory left')")
+
+    monkeypatch.setattr(generations, "write_pins", break_at_the_end)
+    with (
+        Load(server.grpc_url) as load,
+        pytest.raises(ServerError, match=r"answers with generation 2, and did not let go .*Try again.*no memory left"),
+    ):
+        activate(server.grpc_url, repo, 2)
+    assert load.errors == []
+    assert set(load.generations) <= {(1, 1), (2, 2)}
+    assert served_generation(server.grpc_url) == pinned_generation(repo) == 2
+    assert held_generations(repo, server.run_dir) == {1, 2}
+    monkeypatch.undo()
+    second.write_text((repo / "second" / "1" / "model.py").read_text())
+    assert activate(server.grpc_url, repo, 2) == 2  # trying again is the remedy
+    deadline = time.monotonic() + 10
+    while held_generations(repo, server.run_dir) != {2}:  # unloading goes on after the answer
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_a_restart_serves_the_generation_that_was_activated(repo, launch):

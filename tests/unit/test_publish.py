@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,10 +13,11 @@ from export.repository import publish
 from export.repository.config import CONFIG_FILE, WARMUP_BATCH, Serving
 from export.repository.publish import Staging, generations_present, served_by
 from server.generations import pin
+from server.lock import publication_lock
 from server.repository import read_config, read_repository
 from stages.artifacts import StageInfo, verify_manifest
 from stages.contract import ENSEMBLE, STAGES, Axes, stage_specs
-from stages.errors import ArtifactError, ExportError
+from stages.errors import ArtifactError, ExportError, ServerError
 
 AXES = Axes(candidates=4, history=3, exclusions=2, items_returned=2, user_categorical=2, user_continuous=1)
 SERVING = dict.fromkeys((*STAGES, ENSEMBLE), Serving())
@@ -120,6 +122,28 @@ def test_a_file_changed_after_sealing_is_refused(tmp_path):
 def test_two_exports_into_one_repository_do_not_mix(tmp_path):
     with Staging(tmp_path / "repo"), pytest.raises(ExportError, match="Another export is writing"), Staging(tmp_path / "repo"):
         pass
+
+
+def test_a_publication_waits_for_a_move_and_gives_up_rather_than_interleave(tmp_path, monkeypatch):
+    publish_once(tmp_path)
+    monkeypatch.setattr(publish, "publication_lock", partial(publication_lock, timeout_s=0.1))
+    with publication_lock(tmp_path), pytest.raises(ServerError, match="Another publication or move has held"):
+        publish_once(tmp_path)
+    assert (served_by(tmp_path), generations_present(tmp_path)) == (1, {1})
+    assert publish_once(tmp_path) == 2
+
+
+def test_what_a_running_server_holds_stays(tmp_path, monkeypatch):
+    held = {1}
+    monkeypatch.setattr(publish, "held_generations", lambda repository, run_dir: held)
+    assert [publish_once(tmp_path) for _ in range(4)] == [1, 2, 3, 4]
+    assert generations_present(tmp_path) == {1, 3, 4}
+    held = None  # a server that does not say what it holds
+    publish_once(tmp_path)
+    assert generations_present(tmp_path) == {1, 3, 4, 5}
+    held = set()
+    publish_once(tmp_path)
+    assert generations_present(tmp_path) == {5, 6}
 
 
 def test_another_contract_is_refused(tmp_path):

@@ -22,6 +22,11 @@ LOADING = 'I1121 01:13:33.039156 1430 model_lifecycle.cc:472] "loading: rank:1"'
             "ArtifactError: cut short\n",
         ),
         (
+            "failed to load 'rank' version 3: Internal: Stub process 'rank_0_0' is not healthy.",
+            "rank",
+            "process ended while loading: crashed, or killed for memory. Internal: Stub",
+        ),
+        (
             "Poll failed for model directory 'rank': unexpected directory name 'rank' for model 'x'",
             "rank",
             "unexpected directory",

@@ -1,12 +1,19 @@
 """Reading a repository, the memory it will need, and which generation it serves: all without a server."""
 
 import shutil
+from functools import partial
+from pathlib import Path
 
 import pytest
 
-from server.generations import activate, pin, pinned_generation, published_generations
+from server import generations, health, launcher
+from server.generations import activate, pin, pinned_generation, published_generations, write_pins
+from server.launcher import held_generations
+from server.lock import publication_lock
 from server.memory import INSTANCE_BYTES, INSTANCE_SHM_BYTES, MiB, available_bytes, check_memory, estimate
+from server.ports import Ports
 from server.repository import read_config, read_repository
+from server.state import ServerState
 from stages.errors import ArtifactError, ConfigError, ServerError
 from tests.server import toys
 
@@ -95,7 +102,7 @@ def test_a_container_limit_counts(tmp_path):
 def test_pinning_changes_only_which_version_answers(repo):
     toys.publish(repo, 2)
     before = {model.name: model.config for model in read_repository(repo)}
-    pin(repo, 2, keep=(1,))
+    write_pins(repo, 2, keep=(1,))
     assert pinned_generation(repo) == 2
     after = {model.name: model for model in read_repository(repo)}
     assert after["first"].versions_loaded == after["second"].versions_loaded == (1, 2)
@@ -109,8 +116,10 @@ def test_a_generation_counts_when_every_model_has_it(repo):
     toys.publish(repo, 3)
     shutil.rmtree(repo / "recommend" / "3")
     assert published_generations(repo) == (1, 2)
-    with pytest.raises(ConfigError, match=r"Generation 3 is not in .*which holds \[1, 2\]"):
-        activate("localhost:1", repo, 3)
+    for move in (partial(activate, "localhost:1"), pin):
+        with pytest.raises(ConfigError, match=r"Generation 3 is not in .*which holds \[1, 2\]"):
+            move(repo, 3)
+    assert pinned_generation(repo) == 1
 
 
 def test_steps_that_disagree_and_steps_that_are_missing(repo):
@@ -129,3 +138,43 @@ def test_a_repository_without_the_ensemble(repo):
         published_generations(repo)
     with pytest.raises(ConfigError, match="has no model recommend"):
         pinned_generation(repo)
+
+
+@pytest.mark.parametrize("move", [partial(activate, "localhost:1"), pin], ids=["activate", "pin"])
+def test_no_move_while_another_one_or_a_publication_is_under_way(repo, move, monkeypatch):
+    toys.publish(repo, 2)
+    monkeypatch.setattr(generations, "publication_lock", partial(publication_lock, timeout_s=0.1))
+    with (
+        publication_lock(repo),
+        pytest.raises(ServerError, match=r"Another publication or move has held .*repo for 0 s\. Wait until it ends"),
+    ):
+        move(repo, 2)
+    assert pinned_generation(repo) == 1
+    pin(repo, 2)
+    assert pinned_generation(repo) == 2
+
+
+def test_a_lock_needs_a_repository(tmp_path):
+    with (
+        pytest.raises(ConfigError, match=r"There is no model repository at .*absent.*make export"),
+        publication_lock(tmp_path / "absent"),
+    ):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_a_running_server_of_this_repository_holds_generations(repo, tmp_path, monkeypatch):
+    states = [
+        ServerState(11, "mine", repo, Path("/log"), Ports(grpc=9, http=8, metrics=7)),
+        ServerState(12, "ended", repo, Path("/log"), Ports(grpc=6, http=5, metrics=4)),
+        ServerState(13, "another", tmp_path / "other", Path("/log"), Ports(grpc=3, http=2, metrics=1)),
+    ]
+    for state in states:
+        state.save(tmp_path)
+    monkeypatch.setattr(launcher.processes, "is_running", lambda pid, tag: tag != "ended")
+    answers = {"localhost:9": {("first", 1): ("READY", ""), ("first", 2): ("LOADING", ""), ("first", 3): ("UNAVAILABLE", "")}}
+    monkeypatch.setattr(health, "model_states", answers.get)
+    assert held_generations(repo, tmp_path) == {1, 2}
+    assert held_generations(tmp_path / "third", tmp_path) == set()
+    answers.clear()
+    assert held_generations(repo, tmp_path) is None  # it does not say
