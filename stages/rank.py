@@ -53,6 +53,12 @@ class Rank:
         """Version folder -> stage. Raises ArtifactError when a file is missing or disagrees with the others."""
         info = read_stage(folder)
         settings = stage_settings(folder, info, RankSettings)
+        return cls.load_from(folder, info, open_network(folder, NETWORK, settings.threads))
+
+    @classmethod
+    def load_from(cls, folder: Path, info: StageInfo, network: Any) -> Rank:
+        """`load` with a network at hand; None where the network is a model of its own (stages/steps)."""
+        settings = stage_settings(folder, info, RankSettings)
         items = ItemIndex.load(folder / "item_ids.npy")
         rows, numbers = (open_array(folder, name).view(np.ndarray) for name in ("item_rows", "item_numbers"))
         statistics = ItemStatistics.load(folder)
@@ -67,7 +73,6 @@ class Rank:
                 f"{folder} names {len(settings.user_tables)} user and {len(settings.item_tables)} item tables; expected "
                 f"{info.axes.user_categorical} and {rows.shape[1]}, one per categorical column. {REMEDY}"
             )
-        network = open_network(folder, NETWORK, settings.threads)
         return cls(info, settings, items, rows, numbers, statistics, tables, network)
 
     def faults(self, inputs: Arrays) -> dict[int, str]:
@@ -86,14 +91,16 @@ class Rank:
     def _score(self, inputs: Arrays, candidates: np.ndarray) -> np.ndarray:
         """int [B, C] positions -> float32 [B, C]."""
         pairs = self.pair_numbers(inputs, candidates)
-        feeds = {
-            "user_numbers": inputs["user_continuous"],
-            "user_rows": self._vectors(self.settings.user_tables, inputs["user_categorical"]),
-            "pair_numbers": pairs,
-            "item_rows": self._vectors(self.settings.item_tables, self.item_rows[candidates]),
-        }
+        feeds = {"user_numbers": inputs["user_continuous"], "pair_numbers": pairs, **self.rows(inputs, candidates)}
         (logits,) = self.network.run(["logits"], feeds)
         return logits + np.float32(self.settings.blend) * self.retrieval_part(pairs)
+
+    def rows(self, inputs: Arrays, candidates: np.ndarray) -> Arrays:
+        """Table rows float32: those of the user [B, Fu, D], those of the candidates [B, C, Si, D]."""
+        return {
+            "user_rows": self._vectors(self.settings.user_tables, inputs["user_categorical"]),
+            "item_rows": self._vectors(self.settings.item_tables, self.item_rows[candidates]),
+        }
 
     def pair_numbers(self, inputs: Arrays, candidates: np.ndarray) -> np.ndarray:
         """int [B, C] positions -> float32 [B, C, Gp]: numbers of the items, then the cross features."""

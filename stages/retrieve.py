@@ -54,7 +54,7 @@ class Retrieve:
         info = read_stage(folder)
         settings = stage_settings(folder, info, RetrieveSettings)
         items = ItemIndex.load(folder / "item_ids.npy")
-        search = _load_search(folder, settings)
+        search = load_search(folder, settings)
         tables = EmbeddingTables.load(folder / TABLES_FOLDER)
         if missing := {HISTORY_TABLE, *settings.user_tables} - tables.tables.keys():
             raise ArtifactError(f"{folder / TABLES_FOLDER} lacks the tables {sorted(missing)}. {REMEDY}")
@@ -136,7 +136,8 @@ class Retrieve:
         return vector
 
 
-def _load_search(folder: Path, settings: RetrieveSettings) -> Search:
+def load_search(folder: Path, settings: RetrieveSettings) -> Search:
+    """The searcher of a version folder. Raises ArtifactError."""
     available = open_array(folder, "available").view(np.ndarray)
     vectors = open_array(folder, "item_vectors").view(np.ndarray)
     index = None
