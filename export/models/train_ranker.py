@@ -12,6 +12,8 @@ from export.models.dlrm import DLRM, Shape
 from export.models.ranking_data import Requests
 from stages.ranking_features import standardized
 
+LEAST_DEVIATION = 0.3  # all numbers are scaled to be near one (stages/ranking_features.py, NVTabular's Normalize)
+
 Report = Callable[[str], None]
 
 
@@ -227,7 +229,11 @@ def _share_rare_rows(model: DLRM, teaching: Sequence[Requests], at_least: int) -
 
 
 def _standardize(model: DLRM, teaching: Sequence[Requests]) -> None:
-    """The network's numbers get mean 0 and deviation 1 over the valid candidates."""
+    """The network's numbers get mean 0 and deviation 1 over the valid candidates.
+
+    A column that hardly varied while teaching may vary when it is served (sales of the last week, at the end of a log that was
+    cut off before): it must not be blown up into the loudest one.
+    """
     pair = np.concatenate(
         [np.concatenate([p.items.numbers[p.candidates[p.valid]], p.cross[p.valid]], axis=1) for p in teaching]
     )
@@ -235,4 +241,4 @@ def _standardize(model: DLRM, teaching: Sequence[Requests]) -> None:
     mean = np.concatenate([user.mean(axis=0), pair.mean(axis=0)])
     deviation = np.concatenate([user.std(axis=0), pair.std(axis=0)])
     model.network.mean.copy_(torch.from_numpy(mean))
-    model.network.scale.copy_(torch.from_numpy(1 / np.maximum(deviation, 1e-3)))
+    model.network.scale.copy_(torch.from_numpy(1 / np.maximum(deviation, LEAST_DEVIATION)))

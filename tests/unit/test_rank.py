@@ -17,7 +17,7 @@ from export.models.ranking import RankingSettings, fit_ranking, moments, save_ra
 from export.models.ranking_data import Requests, in_blocks, requests_of, split_again, taken_of
 from export.models.reranker import Lists, RerankerSettings, corrections
 from export.models.save_ranker import item_vectors_of
-from export.models.train_ranker import RankerSettings, rank_scores_of
+from export.models.train_ranker import RankerSettings, rank_scores_of, train_ranker
 from stages.artifacts import StageInfo
 from stages.contract import PAD_ID, PAD_SCORE, Axes, Degraded, stage_specs
 from stages.errors import ArtifactError, DependencyError
@@ -258,6 +258,25 @@ def test_small_logs_teach_with_requests_of_several_moments(trained):
     assert known[0] == len(split_again(trained.train)[0])
     assert (parts[0].items.numbers != parts[1].items.numbers).any()
     assert len(found(enough_requests=1)) == 1
+
+
+def test_a_number_that_was_constant_while_teaching_does_not_rule_what_is_served(trained):
+    """Sales of the last week, say: none in a log that was cut off earlier, some in the served one."""
+
+    def with_last_number(requests, values):
+        numbers = requests.items.numbers.copy()
+        numbers[:, -1] = values
+        return replace(requests, items=replace(requests.items, numbers=numbers))
+
+    taught, constant = trained.requests, np.float32(0.5)
+    teaching = with_last_number(taught, constant)
+    tables = (dict(trained.features.user_rows), dict(trained.features.item_rows))
+    ranker = train_ranker([teaching], teaching, tables, SETTINGS.ranker, report=lambda _: None)
+    before = rank_scores_of(ranker, teaching)
+    served = with_last_number(taught, constant + np.random.default_rng(0).normal(size=len(taught.items.numbers)))
+    moved = np.abs(rank_scores_of(ranker, served) - before)
+    assert moved.max() > 0
+    assert moved.mean() < before.std()
 
 
 def test_a_log_in_which_nobody_comes_back_serves_retrievals_order():
