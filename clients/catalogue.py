@@ -19,6 +19,8 @@ import numpy as np
 from clients.models import Query
 from clients.wire import ANONYMOUS
 from stages.contract import ENSEMBLE
+from stages.errors import ArtifactError
+from stages.generations import pinned_generation
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,13 @@ class Catalogue:
 
     @classmethod
     def load(cls, repo: str | Path, generation: int | None = None) -> Catalogue | None:
-        """Of one generation, or of the newest; None when the repository publishes nothing there (or is not here)."""
-        folders = Path(repo, ENSEMBLE).glob("[0-9]*") if generation is None else [Path(repo, ENSEMBLE, str(generation))]
-        published = [folder for folder in folders if (folder / "item_ids.npy").is_file()]
-        if not published:
+        """Of one generation, or of the one that a server answers with; None when nothing is published there (or not here)."""
+        try:
+            folder = Path(repo, ENSEMBLE, str(generation or pinned_generation(Path(repo))))
+        except ArtifactError:
             return None
-        folder = max(published, key=lambda folder: int(folder.name))
+        if not (folder / "item_ids.npy").is_file():
+            return None
         item_ids = np.load(folder / "item_ids.npy", allow_pickle=False).tolist()
         titles = _read(folder / "item_titles.json") or []
         return cls(

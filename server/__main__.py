@@ -10,13 +10,14 @@ import typer
 
 from server.environment import RUN_DIR
 from server.generations import activate as activate_generation
-from server.generations import pinned_generation, published_generations, served_generation
+from server.generations import published_generations, served_generation
 from server.health import not_ready, wait_ready
 from server.launcher import READY_TIMEOUT_S, TritonServer, clear_stale, running_servers, stop_server
 from server.log import explain
 from server.ports import Ports
 from server.state import ServerState, known_servers
 from stages.errors import RecommenderError, ServerError
+from stages.generations import pinned_generation
 
 app = typer.Typer(help="Start, stop, wait for, and diagnose a real tritonserver.", no_args_is_help=True, add_completion=False)
 

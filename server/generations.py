@@ -42,17 +42,6 @@ def published_generations(repo: Path) -> tuple[int, ...]:
     return tuple(sorted(set.intersection(*(set(model.versions_on_disk) for model in models))))
 
 
-def pinned_generation(repo: Path) -> int:
-    """The generation that the ensemble's config on disk serves."""
-    model = _pipeline(read_repository(repo))[-1]
-    pins = {step.model_version for step in model.config.ensemble_scheduling.step}
-    if len(pins) != 1:
-        raise ConfigError(
-            f"The steps of {model.folder}/config.pbtxt are pinned to versions {sorted(pins)}; expected one for all."
-        )
-    return pins.pop()
-
-
 def pin(repo: Path, generation: int) -> None:
     """Make the repository answer with another generation it holds; a running server is moved by `activate`. ConfigError."""
     with publication_lock(repo):
@@ -67,7 +56,7 @@ def write_pins(repo: Path, generation: int, keep: tuple[int, ...] = ()) -> None:
     """
     for model in _pipeline(read_repository(repo)):
         config = model.config
-        versions = {generation} if model.is_ensemble else {generation, *keep}
+        versions = {generation} if model.name == ENSEMBLE else {generation, *keep}
         config.version_policy.Clear()
         config.version_policy.specific.versions.extend(sorted(versions))
         for step in config.ensemble_scheduling.step:
@@ -88,7 +77,7 @@ def activate(grpc_url: str, repo: Path, generation: int) -> int:
                 f"The server answers with generation {old}, which is no longer in {repo}; a move needs both generations "
                 "there. Restart the server: make stop, then make serve."
             )
-        steps = [model.name for model in _pipeline(read_repository(repo)) if not model.is_ensemble]
+        steps = [model.name for model in _pipeline(read_repository(repo)) if model.name != ENSEMBLE]
         with grpcclient.InferenceServerClient(grpc_url) as client:
             if old != generation:
                 _move(client, repo, steps, old, generation)

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from stages.artifacts import StageInfo, read_stage, stage_folder, verify_manifest
-from stages.contract import ENSEMBLE, PAD_ID, STAGES, ModelSpec, ensemble_spec, stage_specs
-from stages.errors import ArtifactError, RequestError
+from stages.contract import PAD_ID, STAGES, ModelSpec, ensemble_spec, stage_specs
+from stages.errors import RequestError
+from stages.generations import pinned_generation
 from stages.preprocess import Preprocess
 from stages.rank import Rank
 from stages.rerank import Rerank
@@ -36,8 +37,8 @@ class Pipeline:
 
     @classmethod
     def load(cls, repository: Path, generation: int | None = None) -> Pipeline:
-        """Load one generation (default: the newest). Raises ArtifactError on anything that was not published so."""
-        generation = generation or newest_generation(repository)
+        """Load one generation (default: the one a server answers with). Raises ArtifactError on what was not published so."""
+        generation = generation or pinned_generation(repository)
         folders = {name: stage_folder(repository, name, generation) for name in STAGES}
         for folder in folders.values():
             verify_manifest(folder)
@@ -94,11 +95,3 @@ def padded(rows: Sequence[Sequence[int]], width: int) -> np.ndarray:
         ids = list(row)[:width]
         target[: len(ids)] = ids
     return array
-
-
-def newest_generation(repository: Path) -> int:
-    """-> the highest version of `recommend`. Raises ArtifactError when there is none."""
-    versions = [int(path.name) for path in (repository / ENSEMBLE).glob("*") if path.name.isdecimal()]
-    if not versions:
-        raise ArtifactError(f"{repository} holds no generation of {ENSEMBLE!r}. Create one with `make export`.")
-    return max(versions)

@@ -15,11 +15,11 @@ import numpy as np
 
 from export.repository.config import CONFIG_FILE, DTYPE
 from export.repository.recorded import RECORDED_FILE, compare_answers, read_recorded
-from server.generations import pinned_generation
 from server.repository import read_config
 from stages.artifacts import MANIFEST_FILE, read_json, read_stage, sha256_of, verify_manifest
 from stages.contract import ENSEMBLE, STAGES
 from stages.errors import RecommenderError
+from stages.generations import pinned_generation
 from stages.pipeline import STAGE_TYPES, Pipeline
 
 MODELS = (*STAGES, ENSEMBLE)

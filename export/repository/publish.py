@@ -33,13 +33,14 @@ from export.repository.config import (
     warmup_file,
 )
 from server.environment import RUN_DIR
-from server.generations import pinned_generation, published_generations, write_pins
+from server.generations import published_generations, write_pins
 from server.launcher import held_generations
 from server.lock import publication_lock
 from server.repository import read_config, write_config
 from stages.artifacts import MANIFEST_FILE, sha256_of, verify_manifest, write_manifest
 from stages.contract import ENSEMBLE, STAGES, ModelSpec
 from stages.errors import ArtifactError, ConfigError, ExportError
+from stages.generations import pinned_generation
 
 CODE = Path(__file__).parents[2] / "stages"
 MODEL_PY = '''"""Written by the exporter: serves the code that lies beside it."""

@@ -5,7 +5,7 @@ import onnxruntime as ort
 import pytest
 from rich.console import Console
 
-from stages.pipeline import newest_generation
+from stages.generations import pinned_generation
 
 NETWORKS = {"retrieve": "user_tower", "rank": "rank", "rerank": "rerank"}
 SIZES = {"requests": 3, "candidates": 50, "places": 20}
@@ -28,7 +28,7 @@ def repository(tmp_path_factory):
 
 @pytest.mark.parametrize(("stage", "network"), NETWORKS.items())
 def test_a_network_computes_the_same_on_the_gpu(repository, stage, network):
-    path = repository / stage / str(newest_generation(repository)) / f"{network}.onnx"
+    path = repository / stage / str(pinned_generation(repository)) / f"{network}.onnx"
     on_gpu = ort.InferenceSession(str(path), providers=["CUDAExecutionProvider"])
     assert on_gpu.get_providers()[0] == "CUDAExecutionProvider"
     on_cpu = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])

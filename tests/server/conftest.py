@@ -14,13 +14,13 @@ import pytest
 import tritonclient.grpc as grpcclient
 from rich.console import Console
 
-from server.generations import pinned_generation
 from server.launcher import TritonServer
 from server.ports import is_free
 from server.processes import SHM_DIR, members
 from server.repository import read_config
 from stages.artifacts import StageInfo, read_stage, stage_folder
 from stages.contract import ENSEMBLE, STAGES
+from stages.generations import pinned_generation
 from tests.server import toys
 
 DATA = "synthetic:users=500,items=300,events=10000,context=1"

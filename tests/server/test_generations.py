@@ -11,10 +11,11 @@ import pytest
 import tritonclient.grpc as grpcclient
 
 from server import generations
-from server.generations import activate, pin, pinned_generation, published_generations, served_generation
+from server.generations import activate, pin, published_generations, served_generation
 from server.health import model_states
 from server.launcher import held_generations
 from stages.errors import ConfigError, ServerError
+from stages.generations import pinned_generation
 from tests.server import toys
 
 CLIENTS = 4

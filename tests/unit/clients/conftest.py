@@ -23,13 +23,14 @@ def server():
 
 @pytest.fixture
 def repo(tmp_path: Path) -> Path:
-    """Publishes generations 2 and 10 for people; 10 is a shop whose ids are text."""
+    """Publishes generations 2 and 10 for people; 10 is a shop whose ids are text, and answers."""
     ids = np.array([10, 20, 30, 40], np.int64)
     for generation, prefix in (("2", ""), ("10", "new ")):
         folder = tmp_path / "repo" / "recommend" / generation
         folder.mkdir(parents=True)
         np.save(folder / "item_ids.npy", ids)
         (folder / "item_titles.json").write_text(json.dumps([f"{prefix}item {i} [red] café" for i in ids.tolist()]))
+    (folder.parent / "config.pbtxt").write_text("version_policy { specific { versions: 10 } }")
     (folder / "item_names.json").write_text(json.dumps({"ten": 10, "twenty": 20}))
     (folder / "user_names.json").write_text(json.dumps({"ann": 7}))
     return tmp_path / "repo"

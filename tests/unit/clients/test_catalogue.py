@@ -5,10 +5,14 @@ from __future__ import annotations
 from clients import Catalogue
 
 
-def test_a_generation_or_the_newest_by_number(repo):
+def test_a_generation_or_the_one_that_answers(repo):
     assert Catalogue.load(repo, 2).title(10) == "item 10 [red] café"
-    assert Catalogue.load(repo).title(10) == "new item 10 [red] café"  # 10 is newer than 2
+    assert Catalogue.load(repo).title(10) == "new item 10 [red] café"
     assert Catalogue.load(repo, 2).title(11) is None
+    (repo / "recommend" / "config.pbtxt").write_text("version_policy { specific { versions: 2 } }")  # moved back
+    assert Catalogue.load(repo).title(10) == "item 10 [red] café"
+    (repo / "recommend" / "config.pbtxt").write_text("version_policy { specific { versions: 3 } }")
+    assert Catalogue.load(repo) is None
 
 
 def test_names_both_ways(repo):

@@ -1,0 +1,57 @@
+"""Which generation a repository answers with: the reader without protobuf against the official one."""
+
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
+
+from export.repository.config import Serving, ensemble_config, stage_config
+from stages.contract import ENSEMBLE, Axes, ensemble_spec, stage_specs
+from stages.errors import ArtifactError
+from stages.generations import pinned_generation
+from stages.pipeline import Pipeline
+
+SPECS = stage_specs(Axes())
+
+
+def repository(folder, text):
+    path = folder / ENSEMBLE / "config.pbtxt"
+    path.parent.mkdir()
+    path.write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "config",
+    [ensemble_config(SPECS, 1207, Serving()), stage_config(ensemble_spec(SPECS), Serving(), [1207], 2)],
+    ids=["steps", "one model"],
+)
+@pytest.mark.parametrize("one_line", [False, True])
+def test_it_reads_what_protobuf_writes(tmp_path, config, one_line):
+    text = text_format.MessageToString(config, as_one_line=one_line)
+    assert list(text_format.Parse(text, pb.ModelConfig()).version_policy.specific.versions) == [1207]
+    assert pinned_generation(repository(tmp_path, text)) == 1207
+
+
+def test_lists_and_comments_are_protobufs_too(tmp_path):
+    text = "version_policy: { # was versions: 7, model_version: 8\n  specific { versions: [ 3 ] } }"
+    assert list(text_format.Parse(text, pb.ModelConfig()).version_policy.specific.versions) == [3]
+    assert pinned_generation(repository(tmp_path, text)) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "pins"),
+    [
+        ("version_policy { specific { versions: [1, 2] } }", r"\[1, 2\]"),
+        ("version_policy { specific { versions: 1 versions: 2 } }", r"\[1, 2\]"),
+        ("version_policy { specific { versions: 1 } } ensemble_scheduling { step { model_version: 3 } }", r"\[1, 3\]"),
+        ("version_policy { latest { num_versions: 1 } }", r"\[\]"),
+    ],
+)
+def test_it_refuses_what_names_not_one(tmp_path, text, pins):
+    with pytest.raises(ArtifactError, match=rf"pinned to versions {pins}; expected one .*export point"):
+        pinned_generation(repository(tmp_path, text))
+
+
+def test_no_repository(tmp_path):
+    with pytest.raises(ArtifactError, match=r"recommend/config\.pbtxt cannot be read: No such file.*make export"):
+        Pipeline.load(tmp_path)
