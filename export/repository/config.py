@@ -10,14 +10,25 @@ from dataclasses import dataclass
 import numpy as np
 from tritonclient.grpc import model_config_pb2 as pb
 
-from stages.contract import CHAIN, STAGES, ModelSpec, TensorSpec, ensemble_spec
+from stages.contract import CHAIN, ENSEMBLE, STAGES, ModelSpec, TensorSpec, ensemble_spec
 from stages.errors import ExportError
 
 CONFIG_FILE = "config.pbtxt"
+LAYOUTS = ("ensemble", "fused")  # one model per stage behind an ensemble, or one model that runs the four kernels
 WARMUP_ROWS = 4  # recorded requests in the warm-up files
 WARMUP_BATCH = 8
 TRITON_TYPE = {"INT64": pb.TYPE_INT64, "INT32": pb.TYPE_INT32, "FP32": pb.TYPE_FP32, "BYTES": pb.TYPE_STRING}
 DTYPE = {value: key for key, value in TRITON_TYPE.items()}
+
+
+def models_of(layout: str) -> tuple[str, ...]:
+    """-> the models of a repository, in the order they are placed: the one that callers know comes last."""
+    return (*STAGES, ENSEMBLE) if layout == "ensemble" else (ENSEMBLE,)
+
+
+def layout_of(config: pb.ModelConfig) -> str:
+    """config: of `recommend`."""
+    return "ensemble" if config.platform == "ensemble" else "fused"
 
 
 @dataclass(frozen=True)
@@ -48,7 +59,10 @@ class Serving:
 
 
 def stage_config(spec: ModelSpec, serving: Serving, versions: list[int], warmup_rows: int) -> pb.ModelConfig:
-    """-> one Python-backend stage, of which the server holds `versions`; warm-up files hold `warmup_rows` recorded rows."""
+    """-> one Python-backend model: a stage, or `recommend` of the fused layout.
+
+    The server holds `versions` of it; warm-up files hold `warmup_rows` recorded rows.
+    """
     config = pb.ModelConfig(name=spec.name, backend="python", max_batch_size=serving.max_batch_size)
     _add_tensors(config, spec)
     config.version_policy.specific.versions.extend(versions)
