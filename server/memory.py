@@ -21,6 +21,10 @@ INSTANCE_BYTES = 150 * MiB  # numpy, onnxruntime and faiss take 95 MiB of a stub
 SHARED_SUFFIXES = {".npy"}  # opened with mmap_mode="r"
 INSTANCE_SHM_BYTES = 2 * MiB  # the Python backend's shared memory region, as it starts
 CGROUP = Path("/sys/fs/cgroup")
+CGROUP_FILES = (  # limit, use, statistics and the field there that counts inactive pages of files; version 2, then version 1
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
+)
 
 
 @dataclass(frozen=True)
@@ -47,11 +51,18 @@ def estimate(models: list[Model]) -> Need:
 def available_bytes(cgroup: Path = CGROUP) -> int:
     """Memory free for a new process: the machine's, or the container's when that is tighter."""
     machine = psutil.virtual_memory().available
-    try:
-        limit, used = ((cgroup / name).read_text().strip() for name in ("memory.max", "memory.current"))
-    except OSError:
-        return machine
-    return machine if limit == "max" else min(machine, int(limit) - int(used))
+    for limit_file, used_file, stat_file, cache_field in CGROUP_FILES:
+        try:
+            limit, used = ((cgroup / name).read_text().strip() for name in (limit_file, used_file))
+            stat = (cgroup / stat_file).read_text()
+        except OSError:
+            continue
+        fields = dict(line.split() for line in stat.splitlines())
+        # Pages of files that nobody uses (an export has just written and read its arrays) are given back before the limit
+        # bites; `docker stats` leaves them out in the same way.
+        held = max(int(used) - int(fields.get(cache_field, 0)), 0)
+        return machine if limit == "max" else min(machine, max(int(limit) - held, 0))
+    return machine
 
 
 def check_memory(models: list[Model], ram_bytes: int | None = None, shm_bytes: int | None = None) -> Need:

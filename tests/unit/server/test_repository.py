@@ -91,13 +91,29 @@ def test_too_little_memory_is_refused(repo):
         check_memory(models, need.ram, 3 * MiB)
 
 
-def test_a_container_limit_counts(tmp_path):
-    (tmp_path / "memory.max").write_text("1000\n")
-    (tmp_path / "memory.current").write_text("400\n")
+@pytest.mark.parametrize(
+    ("limit", "used", "stat", "field"),
+    [
+        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
+    ],
+    ids=["cgroup v2", "cgroup v1"],
+)
+def test_a_container_limit_counts_and_the_page_cache_does_not(tmp_path, limit, used, stat, field):
+    (tmp_path / "memory").mkdir()
+    (tmp_path / limit).write_text("1000\n")
+    (tmp_path / used).write_text("900\n")
+    (tmp_path / stat).write_text(f"anon 300\nactive_file 100\n{field} 500\n")
     assert available_bytes(tmp_path) == 600
-    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / used).write_text("2000\n")  # over the limit, as it can be for a moment
+    assert available_bytes(tmp_path) == 0
+
+
+def test_without_a_container_limit_the_machine_counts(tmp_path):
     assert available_bytes(tmp_path) > 600
-    assert available_bytes(tmp_path / "absent") > 600
+    for name, text in {"memory.max": "max\n", "memory.current": "900\n", "memory.stat": ""}.items():
+        (tmp_path / name).write_text(text)
+    assert available_bytes(tmp_path) > 600
 
 
 def test_pinning_changes_only_which_version_answers(repo):
