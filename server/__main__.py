@@ -21,6 +21,8 @@ from stages.generations import pinned_generation
 
 app = typer.Typer(help="Start, stop, wait for, and diagnose a real tritonserver.", no_args_is_help=True, add_completion=False)
 
+DEFAULTS = {"threads": 1, "cache_mib": 0, "fixed": False}
+
 GrpcPort = Annotated[int, typer.Option(help="gRPC port of the server")]
 OneServer = Annotated[int | None, typer.Option("--grpc-port", help="only the server with this gRPC port")]
 Timeout = Annotated[float, typer.Option("--timeout-s", help="seconds until every model must be ready")]
@@ -32,25 +34,32 @@ def start(
     grpc_port: GrpcPort = 8001,
     http_port: Annotated[int, typer.Option(help="HTTP port")] = 8000,
     metrics_port: Annotated[int, typer.Option(help="Prometheus metrics port")] = 8002,
-    threads: Annotated[int, typer.Option(help="threads per model instance and numeric library")] = 1,
-    cache_mib: Annotated[int, typer.Option(help="response cache, MiB; 0 = none")] = 0,
+    threads: Annotated[int | None, typer.Option(help="threads per model instance and numeric library (default 1)")] = None,
+    cache_mib: Annotated[int | None, typer.Option(help="response cache, MiB (default 0: none)")] = None,
     fixed: Annotated[
         bool, typer.Option("--fixed", help="never load or unload a model after the start (model control none)")
     ] = False,
     timeout_s: Timeout = READY_TIMEOUT_S,
 ) -> None:
-    """Start in the background; returns when every model is ready. A server that already serves this repository is kept."""
+    """Start in the background; returns when every model is ready. A server that already serves this repository is kept.
+
+    It is an error to ask for settings that the kept server was not started with.
+    """
     ports = Ports(grpc_port, http_port, metrics_port)
-    if (running := _serving(repo, ports)) and _follows(running):
-        typer.echo(f"already running: {_line(running)}")
-        return
-    control = "none" if fixed else "explicit"
+    asked = {"threads": threads, "cache_mib": cache_mib, "fixed": fixed or None}
+    settings = DEFAULTS | {name: value for name, value in asked.items() if value is not None}
+    if running := _serving(repo, ports):
+        _refuse_other_settings(running, asked)
+        settings |= running.settings  # a server that cannot follow is started again as it was
+        if _follows(running):
+            typer.echo(f"already running: {_line(running)}")
+            return
     server = TritonServer(
         repo,
         ports,
-        threads=threads,
-        model_control=control,
-        cache_bytes=cache_mib << 20,
+        threads=settings["threads"],
+        model_control="none" if settings["fixed"] else "explicit",
+        cache_bytes=settings["cache_mib"] << 20,
         ready_timeout_s=timeout_s,
         run_dir=RUN_DIR,
     ).start()
@@ -111,6 +120,18 @@ def activate(generation: Annotated[int, typer.Option(help="generation to serve")
 def _serving(repo: Path, ports: Ports) -> ServerState | None:
     same = (state for state in running_servers(RUN_DIR) if state.repo == repo.resolve() and state.ports == ports)
     return next(same, None)
+
+
+def _refuse_other_settings(running: ServerState, asked: dict[str, int | bool | None]) -> None:
+    """ServerError when a setting was asked for (is not None) that the running server has not; only a restart changes one."""
+    other = {name: value for name, value in asked.items() if value is not None and value != running.settings.get(name)}
+    if other:
+        has = ", ".join(f"{name} {running.settings.get(name, 'unknown')}" for name in other)
+        wanted = ", ".join(f"{name} {value}" for name, value in other.items())
+        raise ServerError(
+            f"A server already runs with {has}: {_line(running)}. {wanted} was asked for, which only a restart brings: "
+            f"python -m server stop --grpc-port {running.ports.grpc}, then start again."
+        )
 
 
 def _follows(state: ServerState) -> bool:

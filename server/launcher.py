@@ -78,7 +78,8 @@ class TritonServer:
         check_free(self.ports)
         check_memory(models)
         process, tag = self._launch()
-        self.state = ServerState(process.pid, tag, self.repo, self.log_path, self.ports)
+        settings = {"threads": self.threads, "cache_mib": self.cache_bytes >> 20, "fixed": self.model_control == "none"}
+        self.state = ServerState(process.pid, tag, self.repo, self.log_path, self.ports, settings)
         self.state.save(self.run_dir)
         try:
             self._wait_ready(process)

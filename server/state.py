@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from server.ports import Ports
@@ -11,13 +11,17 @@ from server.ports import Ports
 
 @dataclass(frozen=True)
 class ServerState:
-    """One server that was started. `tag` is on the command line of the server and of each of its stubs, and on nothing else."""
+    """One server that was started. `tag` is on the command line of the server and of each of its stubs, and on nothing else.
+
+    settings: what it was started with, by the names of `python -m server start`.
+    """
 
     pid: int
     tag: str
     repo: Path
     log: Path
     ports: Ports
+    settings: dict[str, int | bool] = field(default_factory=dict)
 
     @property
     def grpc_url(self) -> str:
@@ -43,9 +47,8 @@ def read_state(path: Path) -> ServerState | None:
     """The state in `path`; None when it is gone or was cut short (the server it spoke of is then found by nobody)."""
     try:
         fields = json.loads(path.read_text())
-        return ServerState(
-            int(fields["pid"]), str(fields["tag"]), Path(fields["repo"]), Path(fields["log"]), Ports(**fields["ports"])
-        )
+        ports, settings = Ports(**fields["ports"]), dict(fields.get("settings", {}))
+        return ServerState(int(fields["pid"]), str(fields["tag"]), Path(fields["repo"]), Path(fields["log"]), ports, settings)
     except (FileNotFoundError, json.JSONDecodeError, KeyError, TypeError):
         return None
 

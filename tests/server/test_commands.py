@@ -39,6 +39,11 @@ def test_start_is_repeatable_follows_the_repository_and_stop_is_too(repo, call):
     assert call("status").startswith(f"running: {repo}")
     assert call("wait", "--url", url) == f"ready: {url}\n"
     assert "already running" in call(*start)
+    assert "already running" in call(*start, "--threads", 1)
+    with pytest.raises(
+        ServerError, match=r"already runs with threads 1, cache_mib 0: .*threads 3, cache_mib 8 was asked for.*stop"
+    ):
+        call(*start, "--threads", 3, "--cache-mib", 8)
     toys.publish(repo, 2)
     pin(repo, 2)  # what publishing a new generation does
     assert "already running" in call(*start)

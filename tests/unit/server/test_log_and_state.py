@@ -67,7 +67,7 @@ def test_models_that_began_to_load_and_did_not_finish():
 
 
 def test_state_is_kept_found_and_forgotten(tmp_path):
-    one = ServerState(11, "triton_9_a_", Path("/repo"), Path("/log"), Ports(grpc=9, http=8, metrics=7))
+    one = ServerState(11, "triton_9_a_", Path("/repo"), Path("/log"), Ports(grpc=9, http=8, metrics=7), {"threads": 2})
     other = ServerState(12, "triton_5_b_", Path("/repo"), Path("/log"), Ports(grpc=5, http=4, metrics=3))
     one.save(tmp_path)
     other.save(tmp_path)
