@@ -15,7 +15,8 @@ import numpy as np
 
 from stages.artifacts import REMEDY, StageInfo, open_array, open_network, read_stage, stage_settings
 from stages.contract import PAD_ID, PAD_SCORE, Degraded, generation_faults
-from stages.embeddings.tables import EmbeddingTables
+from stages.embeddings.opening import open_tables
+from stages.embeddings.tiers import Tiers
 from stages.errors import ArtifactError, DependencyError
 from stages.ids import ItemIndex
 from stages.ranking_features import ItemStatistics, cross_features
@@ -34,6 +35,10 @@ class RankSettings:
     blend: float
     threads: int = 1
 
+    def __post_init__(self) -> None:
+        for side in ("user_tables", "item_tables"):
+            object.__setattr__(self, side, tuple(getattr(self, side)))  # JSON knows lists only
+
 
 @dataclass(frozen=True)
 class Rank:
@@ -45,7 +50,7 @@ class Rank:
     item_rows: np.ndarray
     item_numbers: np.ndarray
     statistics: ItemStatistics
-    tables: EmbeddingTables
+    tables: Tiers
     network: Any
 
     @classmethod
@@ -65,15 +70,18 @@ class Rank:
         lengths = {"item_rows": len(rows), "item_numbers": len(numbers), "statistics": statistics.n_items + 1}
         if set(lengths.values()) != {items.n_items + 1}:
             raise ArtifactError(f"{folder}: {items.n_items} items need {items.n_items + 1} rows, found {lengths}. {REMEDY}")
-        tables = EmbeddingTables.load(folder / TABLES_FOLDER)
-        if missing := {*settings.user_tables, *settings.item_tables} - tables.tables.keys():
-            raise ArtifactError(f"{folder / TABLES_FOLDER} lacks the tables {sorted(missing)}. {REMEDY}")
+        tables = open_tables(folder / TABLES_FOLDER, info.stage, (*settings.user_tables, *settings.item_tables))
         if len(settings.user_tables) != info.axes.user_categorical or len(settings.item_tables) != rows.shape[1]:
+            tables.close()
             raise ArtifactError(
                 f"{folder} names {len(settings.user_tables)} user and {len(settings.item_tables)} item tables; expected "
                 f"{info.axes.user_categorical} and {rows.shape[1]}, one per categorical column. {REMEDY}"
             )
         return cls(info, settings, items, rows, numbers, statistics, tables, network)
+
+    def close(self) -> None:
+        """Leave the tables, which other instances share. Nothing is answered afterwards."""
+        self.tables.close()
 
     def faults(self, inputs: Arrays) -> dict[int, str]:
         """Row -> message for requests of another generation."""
@@ -86,7 +94,10 @@ class Rank:
             scores = self._score(inputs, candidates)
         except DependencyError:  # the tables cannot be read
             scores = np.full(candidates.shape, np.nan, np.float32)
-        return ranked(inputs, scores)
+        outputs = ranked(inputs, scores)
+        if self.tables.degraded:  # a level that was needed is down: some rows may be defaults, or as they were exported
+            outputs["degraded"] |= np.int32(Degraded.RANK)
+        return outputs
 
     def _score(self, inputs: Arrays, candidates: np.ndarray) -> np.ndarray:
         """int [B, C] positions -> float32 [B, C]."""
@@ -97,10 +108,11 @@ class Rank:
 
     def rows(self, inputs: Arrays, candidates: np.ndarray) -> Arrays:
         """Table rows float32: those of the user [B, Fu, D], those of the candidates [B, C, Si, D]."""
-        return {
-            "user_rows": self._vectors(self.settings.user_tables, inputs["user_categorical"]),
-            "item_rows": self._vectors(self.settings.item_tables, self.item_rows[candidates]),
-        }
+        user_rows, item_rows = self.tables.gather(
+            (self.settings.user_tables, inputs["user_categorical"]),
+            (self.settings.item_tables, self.item_rows[candidates]),
+        )
+        return {"user_rows": user_rows, "item_rows": item_rows}
 
     def pair_numbers(self, inputs: Arrays, candidates: np.ndarray) -> np.ndarray:
         """int [B, C] positions -> float32 [B, C, Gp]: numbers of the items, then the cross features."""
@@ -111,10 +123,6 @@ class Rank:
     def retrieval_part(self, pair_numbers: np.ndarray) -> np.ndarray:
         """-> float32 [B, C]: the standardised retrieval score, which is the first of the cross features."""
         return pair_numbers[..., self.item_numbers.shape[1]]
-
-    def _vectors(self, names: tuple[str, ...], rows: np.ndarray) -> np.ndarray:
-        """int [..., S] one row per table -> float32 [..., S, D]."""
-        return np.stack([self.tables.lookup(name, rows[..., slot]) for slot, name in enumerate(names)], axis=-2)
 
 
 def ranked(inputs: Arrays, scores: np.ndarray) -> Arrays:

@@ -6,6 +6,7 @@ import logging
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable
 
 QUEUE_LENGTH = 256
@@ -13,11 +14,14 @@ LINGER_S = 0.001  # the request that leaves a job here should be answered first:
 
 
 class Background:
-    """Runs jobs one after the other, and between them `upkeep`, about every `upkeep_every_s`."""
+    """Runs jobs one after the other, and between them `upkeep`, a method, about every `upkeep_every_s`.
+
+    The thread ends with `close`, or when the object that `upkeep` belongs to is no more.
+    """
 
     def __init__(self, upkeep: Callable[[], None], upkeep_every_s: float) -> None:
         self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue(QUEUE_LENGTH)
-        self._upkeep, self._upkeep_every_s = upkeep, upkeep_every_s
+        self._upkeep, self._upkeep_every_s = weakref.WeakMethod(upkeep), upkeep_every_s
         self._thread = threading.Thread(target=self._run, name="embedding-tiers", daemon=True)
         self._thread.start()
 
@@ -39,10 +43,11 @@ class Background:
 
     def _run(self) -> None:
         upkeep_at_s = 0.0
-        while True:
+        while upkeep := self._upkeep():
             if time.monotonic() >= upkeep_at_s:
-                self._guarded(self._upkeep)
+                self._guarded(upkeep)
                 upkeep_at_s = time.monotonic() + self._upkeep_every_s
+            del upkeep
             try:
                 job = self._jobs.get(timeout=self._upkeep_every_s)
             except queue.Empty:
@@ -53,6 +58,7 @@ class Background:
             self._jobs.task_done()
             if job is None:
                 return
+            del job
 
     @staticmethod
     def _guarded(job: Callable[[], None]) -> None:

@@ -93,7 +93,7 @@ class TiersConfig:
     model: str
     tables: tuple[TableConfig, ...]
     arena: str
-    shared_folder: str = "/dev/shm"
+    shared_folder: str = ""  # empty: chosen by every machine (table.py): /dev/shm when there is room
     hit_rate_threshold: float = EXACT
     redis: RedisConfig | None = None
     rocksdb: RocksConfig | None = None

@@ -10,7 +10,7 @@ import numpy as np
 from stages.embeddings.config import TiersConfig
 from stages.embeddings.level import Level, Store
 from stages.embeddings.memory import SharedFolder
-from stages.embeddings.table import TieredTable, open_shared
+from stages.embeddings.table import TieredTable, open_shared, shared_root
 from stages.errors import DependencyError
 
 NOWHERE, IN_L2, IN_L3 = 0, 2, 3  # `Fetched.level`
@@ -48,7 +48,7 @@ class LowerLevels:
         return self.shared.store is not None or self.shared.use(lambda _: (None, True))[1]
 
     def _attach(self) -> Store:
-        folder = SharedFolder(Path(self.config.shared_folder), self.config.arena)
+        folder = SharedFolder(shared_root(self.config), self.config.arena)
         try:
             opened = open_shared(folder.path, self.config.tables)
         except DependencyError:

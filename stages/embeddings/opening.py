@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
-import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from stages.artifacts import REMEDY, open_array
-from stages.embeddings.config import TableConfig, TiersConfig
-from stages.embeddings.memory import ARENA_PREFIX
-from stages.embeddings.table import l2_sections, ring_sections
+from stages.embeddings.config import TableConfig, TiersConfig, read_config
 from stages.embeddings.tiers import CONFIG_FILE, Tiers
 from stages.errors import ArtifactError
 
-SHARED_MEMORY = "/dev/shm"
 
+def open_tables(folder: Path, model: str, needed: Sequence[str] = ()) -> Tiers:
+    """`folder` holds <table>.npy files, float32 [rows, D], and perhaps tiers.json; `model` names them without it.
 
-def open_tables(folder: Path, model: str) -> Tiers:
-    """`folder` holds <table>.npy files, float32 [rows, D], and perhaps tiers.json. Raises ArtifactError and ConfigError."""
-    if (folder / CONFIG_FILE).exists():
-        return Tiers.load(folder)
-    return Tiers(in_memory(folder, model))
+    Raises ArtifactError when one of the `needed` tables, or what it is filled from, is not there as it should be; ConfigError.
+    """
+    config = read_config(folder / CONFIG_FILE) if (folder / CONFIG_FILE).exists() else in_memory(folder, model)
+    if missing := set(needed) - {table.name for table in config.tables}:
+        raise ArtifactError(f"{folder} lacks the tables {sorted(missing)}. {REMEDY}")
+    return Tiers(config)
 
 
 def in_memory(folder: Path, model: str) -> TiersConfig:
@@ -33,9 +32,7 @@ def in_memory(folder: Path, model: str) -> TiersConfig:
     if wrong := [name for name, shape in shapes.items() if len(shape) != 2]:
         raise ArtifactError(f"{folder / wrong[0]}.npy has shape {list(shapes[wrong[0]])}; expected [rows, D]. {REMEDY}")
     tables = tuple(TableConfig(name, rows, width, l2_rows=rows) for name, (rows, width) in shapes.items())
-    needed = sum(l2_sections(table).nbytes + ring_sections(table).nbytes for table in tables)
-    arena = arena_of(folder, names)
-    return TiersConfig(model, tables, arena, place_for(arena, needed), source=str(folder))
+    return TiersConfig(model, tables, arena_of(folder, names), source=str(folder))
 
 
 def arena_of(folder: Path, names: list[str]) -> str:
@@ -43,11 +40,3 @@ def arena_of(folder: Path, names: list[str]) -> str:
     stats = {name: (folder / f"{name}.npy").stat() for name in names}
     facts = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()]
     return hashlib.blake2b(repr((str(folder.resolve()), facts)).encode(), digest_size=12).hexdigest()
-
-
-def place_for(arena: str, nbytes: int) -> str:
-    """Shared memory, or the temporary folder where a container's shared memory is too small: the page cache shares as well."""
-    if Path(SHARED_MEMORY, f"{ARENA_PREFIX}{arena}").exists():  # another instance found room before us
-        return SHARED_MEMORY
-    fits = Path(SHARED_MEMORY).is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 2 * nbytes
-    return SHARED_MEMORY if fits else tempfile.gettempdir()

@@ -5,13 +5,15 @@ Dense category rows (0 … rows - 1) and sparse int64 keys go the same way; `key
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
-from stages.embeddings.config import TableConfig
-from stages.embeddings.memory import PrivateBlock, Sections, SharedBlock
+from stages.embeddings.config import TableConfig, TiersConfig
+from stages.embeddings.memory import ARENA_PREFIX, PrivateBlock, Sections, SharedBlock
 from stages.embeddings.metrics import TableCounts
 from stages.embeddings.ring import APPLIED, UpdateRing
 from stages.embeddings.row_formats import RowCodec
@@ -20,6 +22,7 @@ from stages.embeddings.slots import CachedTable, CompleteTable
 
 INDEX_SHARE = 0.25  # of L2's rows: as much memory a shared array of every key's slot may take
 L1_INDEX_SHARE = 1.0  # L1 exists for speed
+SHARED_MEMORY = "/dev/shm"
 
 
 def l1_sections(config: TableConfig) -> Sections:
@@ -41,6 +44,21 @@ def l2_sections(config: TableConfig) -> Sections:
 def ring_sections(config: TableConfig) -> Sections:
     """The update ring's memory, per machine: `.nbytes`."""
     return UpdateRing.sections(config.rows, RowCodec(config.row_format, config.width))
+
+
+def shared_root(config: TiersConfig) -> Path:
+    """The folder of arenas: as the settings say, else the same choice for whoever asks.
+
+    That is shared memory, or the temporary folder where a container has too little of it: the page cache shares as well.
+    """
+    if config.shared_folder:
+        return Path(config.shared_folder)
+    for root in (SHARED_MEMORY, tempfile.gettempdir()):
+        if Path(root, f"{ARENA_PREFIX}{config.arena}").exists():  # somebody found room before us
+            return Path(root)
+    needed = sum(ring_sections(table).nbytes + (table.l2_rows > 0) * l2_sections(table).nbytes for table in config.tables)
+    fits = Path(SHARED_MEMORY).is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 2 * needed
+    return Path(SHARED_MEMORY if fits else tempfile.gettempdir())
 
 
 def open_shared(folder: Path, tables: Iterable[TableConfig]) -> dict[str, SharedTable]:

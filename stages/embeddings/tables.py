@@ -17,9 +17,10 @@ from stages.errors import ArtifactError
 
 @dataclass(frozen=True)
 class EmbeddingTables:
-    """All tables of one stage: name -> float32 [rows, D]."""
+    """All tables of one stage: name -> float32 [rows, D]. Takes the place of `Tiers` in a kernel, as their slow exact twin."""
 
     tables: Mapping[str, np.ndarray]
+    degraded = False  # there is no level that could be down
 
     @classmethod
     def load(cls, folder: Path) -> EmbeddingTables:

@@ -14,7 +14,6 @@ import logging
 import socket
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -28,7 +27,7 @@ from stages.embeddings.memory import SharedFolder
 from stages.embeddings.redis_store import RedisStore
 from stages.embeddings.ring import BROKER_DOWN, HEARTBEAT_MS, LAG_US, REJECTED, STORE_DOWN, last_of_each
 from stages.embeddings.rocks_store import RocksStore
-from stages.embeddings.table import open_shared
+from stages.embeddings.table import open_shared, shared_root
 from stages.errors import DataError
 
 BACKLOG_ROWS = 500_000  # of one store that is down; beyond it, messages wait in Kafka
@@ -78,7 +77,7 @@ class Applier:
 
     def __init__(self, config: TiersConfig) -> None:
         self._widths = {table.name: table.width for table in config.tables}
-        self._folder = SharedFolder(Path(config.shared_folder), config.arena)
+        self._folder = SharedFolder(shared_root(config), config.arena)
         self.path = self._folder.path
         self.shared = open_shared(self.path, config.tables)
         self._rocksdb = self._redis = None

@@ -20,8 +20,9 @@ from export.models.save_ranker import item_vectors_of
 from export.models.train_ranker import RankerSettings, rank_scores_of, train_ranker
 from stages.artifacts import StageInfo
 from stages.contract import PAD_ID, PAD_SCORE, Axes, Degraded, stage_specs
+from stages.embeddings.tables import EmbeddingTables
 from stages.errors import ArtifactError, DependencyError
-from stages.rank import Rank
+from stages.rank import TABLES_FOLDER, Rank
 from stages.rerank import LIST_FEATURES, Rerank, list_features
 from stages.rules_config import RulesConfig, compile_rules
 
@@ -193,7 +194,9 @@ def test_earlier_fallbacks_stay_visible(trained):
 
 def test_tables_that_cannot_be_read_leave_retrievals_order(trained):
     class Down:
-        def lookup(self, name, rows):
+        degraded = False
+
+        def gather(self, *wanted):
             raise DependencyError("the parameter server is down")
 
     inputs = tensors(trained, np.arange(4))
@@ -201,6 +204,22 @@ def test_tables_that_cannot_be_read_leave_retrievals_order(trained):
     ranked = rank(inputs)
     np.testing.assert_array_equal(ranked["degraded"], Degraded.RANK)
     np.testing.assert_array_equal(ranked["rank_scores"], inputs["retrieval_scores"])
+
+
+def test_a_level_that_is_down_shows(trained):
+    """Scores are still those of the rows that are left."""
+    inputs = tensors(trained, np.arange(4))
+    half_down = SimpleNamespace(gather=trained.rank.tables.gather, degraded=True)
+    ranked = replace(trained.rank, tables=half_down)(inputs)
+    np.testing.assert_array_equal(ranked["degraded"], Degraded.RANK)
+    np.testing.assert_array_equal(ranked["rank_scores"], trained.rank(inputs)["rank_scores"])
+
+
+def test_rows_from_the_tiers_score_as_plain_tables_do_bit_for_bit(trained):
+    inputs = tensors(trained, np.arange(32))
+    plain = replace(trained.rank, tables=EmbeddingTables.load(trained.folder / "rank" / TABLES_FOLDER))
+    for name, tensor in plain(inputs).items():
+        np.testing.assert_array_equal(trained.rank(inputs)[name], tensor)
 
 
 def test_training_twice_gives_the_same_models(trained):

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import tempfile
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from stages.embeddings import opening
+from stages.embeddings import table as table_module
 from stages.embeddings.config import RocksConfig, TableConfig, TiersConfig, read_config
 from stages.embeddings.memory import ARENA_PREFIX
 from stages.embeddings.opening import in_memory, open_tables
+from stages.embeddings.table import shared_root
 from stages.embeddings.tables import EmbeddingTables
 from stages.embeddings.tiers import CONFIG_FILE
 from stages.errors import ArtifactError
@@ -23,7 +27,7 @@ from tests.unit.embeddings.conftest import random_rows
 @pytest.fixture
 def shared(tmp_path, monkeypatch) -> Path:
     (tmp_path / "shared").mkdir()
-    monkeypatch.setattr(opening, "SHARED_MEMORY", str(tmp_path / "shared"))
+    monkeypatch.setattr(table_module, "SHARED_MEMORY", str(tmp_path / "shared"))
     return tmp_path / "shared"
 
 
@@ -69,12 +73,31 @@ def test_another_export_gets_rows_of_its_own(source, shared):
 
 
 def test_small_shared_memory_is_left_alone(source, shared, monkeypatch):
-    folder = Path(source(items=random_rows(50, 4)))
-    assert in_memory(folder, "rank").shared_folder == str(shared)
-    monkeypatch.setattr(opening.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
-    assert in_memory(folder, "rank").shared_folder == tempfile.gettempdir()
-    (shared / f"{ARENA_PREFIX}{in_memory(folder, 'rank').arena}").mkdir()  # by an instance that came before
-    assert in_memory(folder, "rank").shared_folder == str(shared)
+    config = in_memory(Path(source(items=random_rows(50, 4))), "rank")
+    assert shared_root(config) == shared
+    monkeypatch.setattr(table_module.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
+    assert shared_root(config) == Path(tempfile.gettempdir())
+    (shared / f"{ARENA_PREFIX}{config.arena}").mkdir()  # by an instance that came before
+    assert shared_root(config) == shared
+    assert shared_root(replace(config, shared_folder="elsewhere")) == Path("elsewhere")
+
+
+def test_a_table_that_is_needed_and_not_there(source):
+    with pytest.raises(ArtifactError, match=r"lacks the tables \['users'\]"):
+        open_tables(Path(source(items=random_rows(50, 4))), "rank", ("items", "users"))
+
+
+def test_tables_that_nobody_closes_leave_no_thread(source, shared):
+    threads = threading.active_count()
+    tiers = open_tables(Path(source(items=random_rows(50, 4))), "rank")
+    assert threading.active_count() == threads + 1
+    del tiers
+    gc.collect()
+    deadline = time.monotonic() + 10
+    while threading.active_count() > threads and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert threading.active_count() == threads
+    assert list(shared.iterdir()) == []
 
 
 def test_folders_without_tables_are_refused(tmp_path, source):
