@@ -6,6 +6,8 @@ SHELL := /bin/bash
 PYTHON := .venv/bin/python
 DATA ?= online-retail
 PROFILE ?= cpu
+# ensemble: a model per stage; fused: one model that runs the four kernels
+LAYOUT ?= ensemble
 REPO ?= model_repository
 # settings of the export (export/settings.py lists every key); empty = the defaults
 CONFIG ?=
@@ -20,14 +22,14 @@ USERS ?= 17850 12583 14911 999999999
 # a port set by the caller narrows `make stop` to that server; without one it stops all that were started here
 ONE_SERVER = $(if $(filter-out file,$(origin GRPC_PORT)),--grpc-port $(GRPC_PORT))
 # written by a finished export; `make run` exports again when the data set, the profile or the code is newer, or the repository is gone
-EXPORTED = .run/exported/$(subst :,_,$(subst /,_,$(REPO)-$(PROFILE)-$(DATA)))
+EXPORTED = .run/exported/$(subst :,_,$(subst /,_,$(REPO)-$(PROFILE)-$(LAYOUT)-$(DATA)))
 SOURCES = requirements.txt $(CONFIG) $(shell find export stages hps_config $(wildcard $(DATA) data/$(DATA)) -type f -not -path '*/__pycache__/*' 2>/dev/null)
 
 .PHONY: help setup run test stop export serve check perf eval lint
 
 help: ## list the commands
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
-	@echo "  variables: DATA=$(DATA) PROFILE=$(PROFILE) REPO=$(REPO) GRPC_PORT=$(GRPC_PORT) HTTP_PORT=$(HTTP_PORT) METRICS_PORT=$(METRICS_PORT)"
+	@echo "  variables: DATA=$(DATA) PROFILE=$(PROFILE) LAYOUT=$(LAYOUT) REPO=$(REPO) GRPC_PORT=$(GRPC_PORT) HTTP_PORT=$(HTTP_PORT) METRICS_PORT=$(METRICS_PORT)"
 
 setup: ## on a fresh machine: apt packages and .venv
 	@./setup.sh
@@ -39,9 +41,9 @@ run: setup ## from a bare machine to served recommendations: setup, training, ex
 	@echo "Call it:  $(RECOMMEND) --user-id $(firstword $(USERS)) -k 10    (add --json for machines)"
 	@echo "Stop it:  make stop"
 
-export: setup ## data set (folder or bundled name) to repository: DATA=… PROFILE=cpu REPO=… CONFIG=…
+export: setup ## data set (folder or bundled name) to repository: DATA=… PROFILE=cpu LAYOUT=ensemble|fused REPO=… CONFIG=…
 	@rm -f .run/exported/$(subst /,_,$(REPO))-*
-	@$(PYTHON) -m export build --data $(DATA) --profile $(PROFILE) --repo $(REPO) $(if $(CONFIG),--config $(CONFIG))
+	@$(PYTHON) -m export build --data $(DATA) --profile $(PROFILE) --layout $(LAYOUT) --repo $(REPO) $(if $(CONFIG),--config $(CONFIG))
 	@mkdir -p .run/exported && touch $(EXPORTED)
 
 $(EXPORTED): $(if $(wildcard $(REPO)/recommend),$(SOURCES),missing)

@@ -21,15 +21,22 @@ console = Console(soft_wrap=True)
 Data = Annotated[str, typer.Option(help="folder with a dataset.toml, bundled name, or synthetic:NAME")]
 Repo = Annotated[Path, typer.Option(help="the model repository")]
 Config = Annotated[Path | None, typer.Option(help="settings file (export/settings.py lists every key)")]
+Layout = Annotated[str, typer.Option(help="ensemble: a model per stage; fused: one model that runs the four kernels")]
 
 
 @app.command()
 def build(
-    data: Data = "online-retail", profile: str = "cpu", repo: Repo = Path("model_repository"), config: Config = None
+    data: Data = "online-retail",
+    profile: str = "cpu",
+    layout: Layout = "ensemble",
+    repo: Repo = Path("model_repository"),
+    config: Config = None,
 ) -> None:
     """Train on a data set and publish a new generation into a repository."""
     from export.dataset import load_dataset
     from export.settings import PROFILES, read_settings
+
+    refuse_unknown(layout)
 
     if profile not in PROFILES:
         raise ConfigError(
@@ -38,7 +45,27 @@ def build(
     settings, dataset = read_settings(config), load_dataset(data)
     from export.build import build_repository  # only now: what trains takes seconds to import
 
-    build_repository(dataset, repo, settings, console)
+    build_repository(dataset, repo, settings, console, layout)
+
+
+@app.command()
+def relayout(
+    source: Annotated[Path, typer.Argument(help="a repository")],
+    repo: Annotated[Path, typer.Argument(help="where what it answers with is published again")],
+    layout: Layout = "fused",
+) -> None:
+    """Publish a repository's models again, without training: in another layout, with the code as it is now."""
+    from export.relayout import relayout as lay_out_again
+
+    refuse_unknown(layout)
+    console.print(f"generation {lay_out_again(source, repo, layout)} published in {repo}, {layout} layout")
+
+
+def refuse_unknown(layout: str) -> None:
+    from export.repository.config import LAYOUTS
+
+    if layout not in LAYOUTS:
+        raise ConfigError(f"There is no layout {layout!r}. Available: {', '.join(LAYOUTS)}.")
 
 
 @app.command()

@@ -38,7 +38,7 @@ LIBRARIES = ("numpy", "onnxruntime", "faiss-cpu", "nvtabular", "torch", "onnx", 
 Say = Callable[[str], None]
 
 
-def build_repository(dataset: Dataset, repository: Path, settings: Settings, console: Console) -> int:
+def build_repository(dataset: Dataset, repository: Path, settings: Settings, console: Console, layout: str = "ensemble") -> int:
     """Train on all of a data set's log and publish -> the generation. Raises ConfigError or ExportError."""
     say = progress(console)
     rules = RulesConfig.from_dict(settings.rules)
@@ -48,7 +48,7 @@ def build_repository(dataset: Dataset, repository: Path, settings: Settings, con
     say(f"features: {len(features.user_rows)} categorical columns of users, {len(features.item_rows)} of items, replayed")
     axes = axes_of(features, pipeline)
     specs = stage_specs(axes, features.context)
-    with Staging(repository) as staging:
+    with Staging(repository, layout) as staging:
         staging.check_contract(specs)  # before the minutes of training
         ranking, retriever = fit_models(dataset, features, pipeline, say)
         reports = write_stages(staging, dataset, features, retriever, ranking, axes, pipeline)

@@ -25,23 +25,28 @@ def rehearse(
     staging: Staging, dataset: Dataset, specs: dict[str, ModelSpec], pipeline: PipelineSettings
 ) -> tuple[Recorded, dict[str, Any]]:
     """Record requests and their answers beside the ensemble -> (them, a report). Raises ExportError on an unsound answer."""
-    kernels = Pipeline.load(staging.root, staging.generation)
     rng = np.random.default_rng(pipeline.seed)
-    inputs = requests_like(dataset, ensemble_spec(specs), pipeline.recorded_requests, rng)
+    recorded = record(staging, requests_like(dataset, ensemble_spec(specs), pipeline.recorded_requests, rng))
+    refuse_unsound(recorded.outputs, dataset.items["item_id"].to_numpy())
+    full = (recorded.outputs["item_ids"] != PAD_ID).all(axis=1)
+    return recorded, {
+        "requests": len(full),
+        "full_lists": float(full.mean()),
+        "degraded": int((recorded.outputs["degraded"] != 0).sum()),
+    }
+
+
+def record(staging: Staging, inputs: Arrays) -> Recorded:
+    """Answer requests from the staged files and keep both. Raises ExportError when an answer depends on its batch mates."""
+    kernels = Pipeline.load(staging.root, staging.generation)
     outputs = answer(kernels, inputs, BATCH)
     if difference := compare_answers(answer(kernels, inputs, 1), outputs):
         raise ExportError(
             f"A request is answered otherwise alone than in a batch of {BATCH}: {difference}. Report this as a bug."
         )
-    refuse_unsound(outputs, dataset)
     recorded = Recorded(inputs, outputs)
     recorded.write(staging.folder(ENSEMBLE) / RECORDED_FILE)
-    full = (outputs["item_ids"] != PAD_ID).all(axis=1)
-    return recorded, {
-        "requests": len(full),
-        "full_lists": float(full.mean()),
-        "degraded": int((outputs["degraded"] != 0).sum()),
-    }
+    return recorded
 
 
 def answer(kernels: Pipeline, inputs: Arrays, batch: int) -> Arrays:
@@ -51,10 +56,10 @@ def answer(kernels: Pipeline, inputs: Arrays, batch: int) -> Arrays:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def refuse_unsound(outputs: Arrays, dataset: Dataset) -> None:
-    """Raises ExportError unless every list holds distinct items of the catalogue with finite scores."""
+def refuse_unsound(outputs: Arrays, item_ids: np.ndarray) -> None:
+    """Raises ExportError unless every list holds distinct items of the catalogue, int64 [n_items], with finite scores."""
     ids, served = outputs["item_ids"], outputs["item_ids"] != PAD_ID
-    if not np.isin(ids[served], dataset.items["item_id"]).all():
+    if not np.isin(ids[served], item_ids).all():
         raise ExportError("An answer names an item that is not in the catalogue. Report this as a bug.")
     if not np.isfinite(outputs["scores"][served]).all():
         raise ExportError("An answer has a score that is not finite: training diverged. Check continuous columns for extremes.")

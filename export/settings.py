@@ -22,6 +22,9 @@ from stages.errors import ConfigError
 
 PROFILES = ("cpu",)  # see the README's table for the profiles to come
 FIRST_STAGE_QUEUE_DELAY_US = 100  # requests that meet in the first stage leave together and meet again in the later ones
+FUSED_INSTANCES = (
+    2  # of `recommend` in the fused layout, where it runs all kernels; the ensemble layout has a process per stage
+)
 
 PositiveInt = Annotated[int, Field(gt=0)]
 
@@ -63,6 +66,8 @@ class Settings(_Section):
         defaults = {name: base for name in (*STAGES, ENSEMBLE)}
         if "queue_delay_us" not in common:
             defaults[STAGES[0]] = replace(base, queue_delay_us=FIRST_STAGE_QUEUE_DELAY_US)
+        if "instances" not in common:
+            defaults[ENSEMBLE] = replace(base, instances=FUSED_INSTANCES)
         return {
             name: serving_from(default, self.serving.get(name, {}), f"serving.{name}") for name, default in defaults.items()
         }

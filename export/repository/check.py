@@ -13,16 +13,15 @@ from pathlib import Path
 
 import numpy as np
 
-from export.repository.config import CONFIG_FILE, DTYPE
+from export.repository.config import CONFIG_FILE, DTYPE, layout_of, models_of
 from export.repository.recorded import RECORDED_FILE, compare_answers, read_recorded
 from server.repository import read_config
-from stages.artifacts import MANIFEST_FILE, read_json, read_stage, sha256_of, verify_manifest
+from stages.artifacts import MANIFEST_FILE, read_json, read_stage, sha256_of, stage_folder, verify_manifest
 from stages.contract import ENSEMBLE, STAGES
 from stages.errors import RecommenderError
 from stages.generations import pinned_generation
 from stages.pipeline import STAGE_TYPES, Pipeline
 
-MODELS = (*STAGES, ENSEMBLE)
 SERVING_LIBRARIES = ("numpy", "onnxruntime", "faiss-cpu")
 
 
@@ -57,12 +56,19 @@ def run(check: Callable[[Path], Iterator[Finding]], repository: Path) -> list[Fi
     return found
 
 
+def models_in(repository: Path) -> tuple[str, ...]:
+    """-> the models of a repository, as the config of `recommend` lays it out. Without that config: those of the ensemble."""
+    path = repository / ENSEMBLE / CONFIG_FILE
+    return models_of(layout_of(read_config(path)) if path.is_file() else "ensemble")
+
+
 def check_layout(repository: Path) -> Iterator[Finding]:
     """Folders and configs are there, and each config is of its folder."""
     if not repository.is_dir():
         yield Finding("error", str(repository), "There is no such folder", "Create the repository: make export REPO=…")
         return
-    for name in MODELS:
+    models = models_in(repository)
+    for name in models:
         if not (repository / name / CONFIG_FILE).is_file():
             yield Finding("error", f"{name}/{CONFIG_FILE}", "The file is missing", "Export the repository again.")
         elif (config := read_config(repository / name / CONFIG_FILE)).name != name:
@@ -71,7 +77,7 @@ def check_layout(repository: Path) -> Iterator[Finding]:
             )
     strangers = sorted(repository.iterdir()) if (repository / ENSEMBLE).is_dir() else []
     for path in strangers:
-        if path.is_dir() and not (path / CONFIG_FILE).is_file() and path.name not in MODELS:
+        if path.is_dir() and not (path / CONFIG_FILE).is_file() and path.name not in models:
             yield Finding(
                 "error", path.name, "It is no model, and tritonserver takes it for one", "Move it out of the repository."
             )
@@ -79,7 +85,7 @@ def check_layout(repository: Path) -> Iterator[Finding]:
 
 def check_edges(repository: Path) -> Iterator[Finding]:
     """Both ends of each ensemble edge agree, as tritonserver will demand."""
-    configs = {name: read_config(repository / name / CONFIG_FILE) for name in MODELS}
+    configs = {name: read_config(repository / name / CONFIG_FILE) for name in models_in(repository)}
     known = {t.name: (DTYPE[t.data_type], tuple(t.dims)) for t in configs[ENSEMBLE].input}
     for step in configs[ENSEMBLE].ensemble_scheduling.step:
         inputs = {t.name: (DTYPE[t.data_type], tuple(t.dims)) for t in configs[step.model_name].input}
@@ -95,16 +101,16 @@ def check_versions(repository: Path) -> Iterator[Finding]:
     """The generation that answers is there in every model, and every file of it is the published one."""
     generation = pinned_generation(repository)
     digests = read_json(repository / ENSEMBLE / str(generation), MANIFEST_FILE).get("stages", {})
-    for name in MODELS:
-        folder = repository / name / str(generation)
+    stages = {name: stage_folder(repository, name, generation) for name in STAGES}
+    for folder in (repository / ENSEMBLE / str(generation), *stages.values()):
         manifest = verify_manifest(folder)
         if manifest.get("generation") != generation:
             fact = f"Folder {generation} holds generation {manifest.get('generation')}"
-            yield Finding("error", f"{name}/{generation}", fact, "Folders were moved by hand; export again.")
-        if name in STAGES and sha256_of(folder / MANIFEST_FILE) != digests.get(name):
-            yield Finding(
-                "error", f"{name}/{generation}", "It is not the one this generation was published with", "Export again."
-            )
+            yield Finding("error", str(folder.relative_to(repository)), fact, "Folders were moved by hand; export again.")
+    for name, folder in stages.items():
+        if sha256_of(folder / MANIFEST_FILE) != digests.get(name):
+            where = str(folder.relative_to(repository))
+            yield Finding("error", where, "It is not the one this generation was published with", "Export again.")
 
 
 def check_libraries(repository: Path) -> Iterator[Finding]:
@@ -130,7 +136,7 @@ def check_libraries(repository: Path) -> Iterator[Finding]:
 
 def check_warmup(repository: Path) -> Iterator[Finding]:
     """Every warm-up file is there: a missing one fails the whole model."""
-    for name in STAGES:
+    for name in models_in(repository):
         for warmup in read_config(repository / name / CONFIG_FILE).model_warmup:
             for entry in warmup.inputs.values():
                 if not (repository / name / "warmup" / entry.input_data_file).is_file():
@@ -141,7 +147,7 @@ def check_kernels(repository: Path) -> Iterator[Finding]:
     """Every stage loads from its folder and agrees with its own config."""
     generation = pinned_generation(repository)
     for name in STAGES:
-        folder = repository / name / str(generation)
+        folder = stage_folder(repository, name, generation)
         if read_stage(folder).generation != generation:
             yield Finding("error", f"{name}/{generation}", "stage.json states another generation", "Export again.")
         STAGE_TYPES[name].load(folder)
@@ -159,7 +165,7 @@ def check_answers(repository: Path) -> Iterator[Finding]:
 
 def check_batching(repository: Path) -> Iterator[Finding]:
     """Settings that make tritonserver 2.51's batcher oversleep (docs/serving.md)."""
-    for name in STAGES:
+    for name in models_in(repository):
         batching = read_config(repository / name / CONFIG_FILE).dynamic_batching
         if batching.priority_levels or batching.HasField("default_queue_policy"):
             fact = "Priorities or a queue policy: some requests wait up to 500 ms for the batcher of tritonserver 2.51"

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import fcntl
 import shutil
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -27,6 +29,8 @@ from export.repository.config import (
     Serving,
     check_edges,
     ensemble_config,
+    layout_of,
+    models_of,
     spec_of,
     stage_config,
     warmup_bytes,
@@ -37,8 +41,8 @@ from server.generations import published_generations, write_pins
 from server.launcher import held_generations
 from server.lock import publication_lock
 from server.repository import read_config, write_config
-from stages.artifacts import MANIFEST_FILE, sha256_of, verify_manifest, write_manifest
-from stages.contract import ENSEMBLE, STAGES, ModelSpec
+from stages.artifacts import MANIFEST_FILE, read_stage, sha256_of, verify_manifest, write_manifest
+from stages.contract import ENSEMBLE, STAGES, ModelSpec, ensemble_spec
 from stages.errors import ArtifactError, ConfigError, ExportError
 from stages.generations import pinned_generation
 
@@ -50,21 +54,23 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from stages.{module} import {kernel}
+{imports}
 from stages.triton import triton_model
 
-TritonPythonModel = triton_model({kernel})
+TritonPythonModel = triton_model({kernels})
 '''
 
 
 class Staging:
     """A folder shaped like the repository, on the same file system, where the next generation is built. One at a time.
 
+    layout: "ensemble", or "fused" (`recommend` alone; what the stages load lies in subfolders of its version)
     run_dir: where the servers started here are recorded; what they hold is not pruned.
     """
 
-    def __init__(self, repository: Path, run_dir: Path = RUN_DIR) -> None:
+    def __init__(self, repository: Path, layout: str = "ensemble", run_dir: Path = RUN_DIR) -> None:
         self.repository = repository.absolute()
+        self.layout, self.models = layout, models_of(layout)
         self.run_dir = run_dir
         self.root = self.repository.parent / f".{self.repository.name}.staging"
         self.generation = 0
@@ -80,7 +86,7 @@ class Staging:
             raise ExportError(f"Another export is writing {self.repository}. Wait for it, or choose another REPO.") from error
         shutil.rmtree(self.root, ignore_errors=True)
         self.generation = 1 + max(generations_present(self.repository), default=0)
-        for name in (*STAGES, ENSEMBLE):
+        for name in (ENSEMBLE, *STAGES):
             self.folder(name).mkdir(parents=True)
         return self
 
@@ -89,14 +95,16 @@ class Staging:
         self._lock.close()
 
     def folder(self, model: str) -> Path:
-        """-> the version folder of a model in the staging area."""
+        """-> where a stage, or `recommend`, of this generation lies in the staging area."""
+        if self.layout == "fused" and model in STAGES:
+            return self.folder(ENSEMBLE) / model
         return self.root / model / str(self.generation)
 
     def check_contract(self, specs: dict[str, ModelSpec]) -> int | None:
         """-> the generation now served, None without one. Raises ExportError when it speaks another contract than `specs`."""
         previous = served_by(self.repository)
         if previous:
-            refuse_other_contract(self.repository, specs)
+            refuse_other_contract(self.repository, self.layout, specs)
         return previous
 
     def seal_stages(self, specs: dict[str, ModelSpec]) -> None:
@@ -105,12 +113,13 @@ class Staging:
         Raises ExportError on unsound edges.
         """
         check_edges(specs)
+        if self.layout == "fused":
+            replace(read_stage(self.folder(STAGES[0])), stage=ENSEMBLE, settings={}).write(self.folder(ENSEMBLE))
+            write_code(self.folder(ENSEMBLE), STAGES)
         for name in STAGES:
-            folder = self.folder(name)
-            shutil.copytree(CODE, folder / "stages", ignore=shutil.ignore_patterns("__pycache__"))
-            (folder / "model.py").write_text(MODEL_PY.format(module=name, kernel=name.capitalize()))
-            forbid_caches(folder)
-            write_manifest(folder, stage=name, generation=self.generation)
+            if self.layout == "ensemble":
+                write_code(self.folder(name), (name,))
+            write_manifest(self.folder(name), stage=name, generation=self.generation)
 
     def seal(self, facts: dict[str, Any]) -> None:
         """Write the generation's own manifest: `facts`, and which stages it consists of."""
@@ -123,7 +132,7 @@ class Staging:
         serving: settings by model name; warmup: tensors of some recorded rows by tensor name, [rows, *dims].
         -> the generation. Raises ExportError when the repository in place speaks another contract.
         """
-        for name in (*STAGES, ENSEMBLE):
+        for name in self.models:
             verify_manifest(self.folder(name))
         with publication_lock(self.repository):
             previous = self.check_contract(specs) or self.generation
@@ -137,13 +146,14 @@ class Staging:
         self, specs: dict[str, ModelSpec], serving: dict[str, Serving], warmup: dict[str, np.ndarray], previous: int
     ) -> None:
         rows = len(warmup["user_id"])
-        versions = sorted({previous, self.generation})
-        for name in STAGES:
-            place_version(self.folder(name), self.repository / name)
-            write_warmup(self.repository / name / "warmup", specs[name], warmup, rows)
-            write_config(self.repository / name / CONFIG_FILE, stage_config(specs[name], serving[name], versions, rows))
-        place_version(self.folder(ENSEMBLE), self.repository / ENSEMBLE)
-        write_config(self.repository / ENSEMBLE / CONFIG_FILE, ensemble_config(specs, self.generation, serving[ENSEMBLE]))
+        for name, spec in (specs if self.layout == "ensemble" else {ENSEMBLE: ensemble_spec(specs)}).items():
+            folder, versions = self.repository / name, {self.generation} if name == ENSEMBLE else {previous, self.generation}
+            place_version(self.folder(name), folder)
+            write_warmup(folder / "warmup", spec, warmup, rows)
+            write_config(folder / CONFIG_FILE, stage_config(spec, serving[name], sorted(versions), rows))
+        if self.layout == "ensemble":
+            place_version(self.folder(ENSEMBLE), self.repository / ENSEMBLE)
+            write_config(self.repository / ENSEMBLE / CONFIG_FILE, ensemble_config(specs, self.generation, serving[ENSEMBLE]))
         write_pins(self.repository, self.generation)
 
 
@@ -162,9 +172,17 @@ def generations_present(repository: Path) -> set[int]:
     return {int(path.name) for path in folders if path.is_dir() and path.name.isdecimal()}
 
 
-def refuse_other_contract(repository: Path, specs: dict[str, ModelSpec]) -> None:
-    """One config.pbtxt speaks for all versions of a model, so generations must agree about their tensors."""
-    for name, spec in specs.items():
+def refuse_other_contract(repository: Path, layout: str, specs: dict[str, ModelSpec]) -> None:
+    """One config.pbtxt speaks for all versions of a model, so generations must agree about layout and tensors."""
+    found = layout_of(read_config(repository / ENSEMBLE / CONFIG_FILE))
+    if found != layout:
+        raise ExportError(
+            f"{repository} is laid out as {found!r}, this generation as {layout!r}. "
+            "Generations of one repository share their layout: export into another REPO, or remove this one first."
+        )
+    specs = {**specs, ENSEMBLE: ensemble_spec(specs)}
+    for name in models_of(layout):
+        spec = specs[name]
         before = spec_of(read_config(repository / name / CONFIG_FILE))
         stated = {(t.name, t.dtype, t.dims) for t in (*before.inputs, *before.outputs)}
         wanted = {(t.name, t.dtype, t.dims) for t in (*spec.inputs, *spec.outputs)}
@@ -173,6 +191,15 @@ def refuse_other_contract(repository: Path, specs: dict[str, ModelSpec]) -> None
                 f"{repository} serves another contract: tensors {sorted(stated ^ wanted)} of {name} differ. "
                 "Generations of one repository share their tensors: export into another REPO, or remove this one first."
             )
+
+
+def write_code(folder: Path, stages: Sequence[str]) -> None:
+    """Copy what serves into a version folder, and a model.py that runs these stages' kernels."""
+    shutil.copytree(CODE, folder / "stages", ignore=shutil.ignore_patterns("__pycache__"))
+    kernels = [(name, name.capitalize()) for name in stages]
+    imports = "\n".join(f"from stages.{module} import {kernel}" for module, kernel in sorted(kernels))
+    (folder / "model.py").write_text(MODEL_PY.format(imports=imports, kernels=", ".join(kernel for _, kernel in kernels)))
+    forbid_caches(folder)
 
 
 def forbid_caches(folder: Path) -> None:

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from export.repository import publish
-from export.repository.config import CONFIG_FILE, WARMUP_BATCH, Serving
+from export.repository.config import CONFIG_FILE, LAYOUTS, WARMUP_BATCH, Serving
 from export.repository.publish import Staging, generations_present, served_by
 from server.generations import pin
 from server.lock import publication_lock
 from server.repository import read_config, read_repository
-from stages.artifacts import StageInfo, verify_manifest
-from stages.contract import ENSEMBLE, STAGES, Axes, stage_specs
+from stages.artifacts import MANIFEST_FILE, StageInfo, read_stage, sha256_of, stage_folder, verify_manifest
+from stages.contract import ENSEMBLE, STAGES, Axes, ensemble_spec, stage_specs
 from stages.errors import ArtifactError, ExportError, ServerError
 
 AXES = Axes(candidates=4, history=3, exclusions=2, items_returned=2, user_categorical=2, user_continuous=1)
@@ -28,9 +28,9 @@ def recorded(specs, rows=4):
     return {name: np.zeros((rows, *t.dims), t.numpy_dtype) for name, t in tensors.items()}
 
 
-def publish_once(repository, axes=AXES):
+def publish_once(repository, axes=AXES, layout="ensemble"):
     specs = stage_specs(axes)
-    with Staging(repository) as staging:
+    with Staging(repository, layout) as staging:
         for name in STAGES:
             StageInfo(name, staging.generation, axes).write(staging.folder(name))
         staging.seal_stages(specs)
@@ -56,6 +56,27 @@ def test_a_generation_is_whole_and_verified(tmp_path):
     assert [path.name for path in tmp_path.glob(".repo.staging")] == []
 
 
+def test_the_fused_layout_is_one_model_with_the_stages_inside(tmp_path):
+    repository = tmp_path / "repo"
+    publish_once(repository, layout="fused")
+    assert [model.name for model in read_repository(repository)] == [ENSEMBLE]
+    version = repository / ENSEMBLE / "1"
+    assert read_stage(version).spec == ensemble_spec(stage_specs(AXES))
+    facts = verify_manifest(version)
+    assert {f"{name}/stage.json" for name in STAGES} | {"model.py", "stages/contract.py"} <= facts["files"].keys()
+    for name in STAGES:
+        assert sha256_of(stage_folder(repository, name, 1) / MANIFEST_FILE) == facts["stages"][name]
+        verify_manifest(version / name)
+    assert {path.name for path in (repository / ENSEMBLE / "warmup").iterdir()} >= {"user_id_0", "exclude_3"}
+
+
+def test_another_layout_is_refused(tmp_path):
+    publish_once(tmp_path, layout="fused")
+    with pytest.raises(ExportError, match=r"laid out as 'fused', this generation as 'ensemble'.*another REPO"):
+        publish_once(tmp_path)
+    assert served_by(tmp_path) == 1
+
+
 def test_importing_published_code_leaves_its_folder_as_it_was(tmp_path):
     publish_once(tmp_path / "repo")
     folder = tmp_path / "repo" / "rank" / "1"
@@ -72,23 +93,26 @@ def test_the_published_code_imports_without_the_checkout(tmp_path):
     assert output.startswith(str(folder))
 
 
-def test_the_previous_generation_stays_and_older_ones_go(tmp_path):
-    assert [publish_once(tmp_path) for _ in range(3)] == [1, 2, 3]
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_previous_generation_stays_and_older_ones_go(tmp_path, layout):
+    assert [publish_once(tmp_path, layout=layout) for _ in range(3)] == [1, 2, 3]
     assert generations_present(tmp_path) == {2, 3}
     assert served_by(tmp_path) == 3
 
 
-def test_going_back_and_publishing_again_keeps_the_generation_that_answers(tmp_path):
-    publish_once(tmp_path)
-    publish_once(tmp_path)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_going_back_and_publishing_again_keeps_the_generation_that_answers(tmp_path, layout):
+    publish_once(tmp_path, layout=layout)
+    publish_once(tmp_path, layout=layout)
     pin(tmp_path, 1)
     assert served_by(tmp_path) == 1
-    assert publish_once(tmp_path) == 3
+    assert publish_once(tmp_path, layout=layout) == 3
     assert generations_present(tmp_path) == {1, 3}
 
 
-def test_a_failure_before_the_last_rename_changes_nothing_that_answers(tmp_path, monkeypatch):
-    publish_once(tmp_path)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_failure_before_the_last_rename_changes_nothing_that_answers(tmp_path, layout, monkeypatch):
+    publish_once(tmp_path, layout=layout)
     write_config = publish.write_config
 
     def disk_full(path, config):
@@ -98,17 +122,18 @@ def test_a_failure_before_the_last_rename_changes_nothing_that_answers(tmp_path,
 
     monkeypatch.setattr(publish, "write_config", disk_full)
     with pytest.raises(OSError, match="No space"):
-        publish_once(tmp_path)
+        publish_once(tmp_path, layout=layout)
     assert served_by(tmp_path) == 1
     assert all(1 in model.versions_loaded for model in read_repository(tmp_path))
     monkeypatch.undo()
-    assert publish_once(tmp_path) == 3
+    assert publish_once(tmp_path, layout=layout) == 3
     assert generations_present(tmp_path) == {1, 3}
 
 
-def test_a_file_changed_after_sealing_is_refused(tmp_path):
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_file_changed_after_sealing_is_refused(tmp_path, layout):
     specs = stage_specs(AXES)
-    with Staging(tmp_path / "repo") as staging:
+    with Staging(tmp_path / "repo", layout) as staging:
         for name in STAGES:
             StageInfo(name, staging.generation, AXES).write(staging.folder(name))
         staging.seal_stages(specs)

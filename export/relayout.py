@@ -1,0 +1,63 @@
+"""Publish what a repository answers with again, without training: in another layout, and with the code as it is now.
+
+    relayout(Path("model_repository"), Path("fused_repository"), "fused")
+
+Both then hold the same models, answer alike, and can be served side by side.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from export.rehearsal import record, warmup_tensors
+from export.repository.publish import Staging
+from export.repository.recorded import RECORDED_FILE, read_recorded
+from export.settings import Settings
+from stages.artifacts import MANIFEST_FILE, STAGE_FILE, read_stage, stage_folder, verify_manifest
+from stages.contract import ENSEMBLE, STAGES, stage_specs
+from stages.errors import ConfigError
+from stages.generations import pinned_generation
+
+REWRITTEN = ("stages", "model.py", "__pycache__", MANIFEST_FILE, STAGE_FILE, RECORDED_FILE, *STAGES)  # not copied
+
+
+def relayout(source: Path, repository: Path, layout: str, candidates: int | None = None) -> int:
+    """-> the generation published in `repository`. Raises ConfigError, ArtifactError or ExportError.
+
+    candidates: another C than the export's, to measure what it costs. The index was chosen for the export's.
+    """
+    if source.resolve() == repository.resolve():
+        raise ConfigError(f"{source} cannot be laid out again into itself. Name another repository.")
+    generation = pinned_generation(source)
+    own = source / ENSEMBLE / str(generation)
+    facts = verify_manifest(own)
+    folders = {name: stage_folder(source, name, generation) for name in STAGES}
+    infos = {name: read_stage(folder) for name, folder in folders.items()}
+    first = infos[STAGES[0]]
+    axes = replace(first.axes, candidates=candidates or first.axes.candidates)
+    specs = stage_specs(axes, first.context)
+    settings = Settings.model_validate(facts["settings"])
+    with Staging(repository, layout) as staging:
+        staging.check_contract(specs)
+        copy_artifacts(own, staging.folder(ENSEMBLE))
+        for name, folder in folders.items():
+            verify_manifest(folder)
+            copy_artifacts(folder, staging.folder(name))
+            replace(infos[name], generation=staging.generation, axes=axes).write(staging.folder(name))
+        staging.seal_stages(specs)
+        recorded = record(staging, read_recorded(own / RECORDED_FILE).inputs)
+        staging.seal({name: facts[name] for name in ("dataset", "settings", "versions", "reports")})
+        return staging.publish(specs, settings.serving_of(), warmup_tensors(staging, recorded))
+
+
+def copy_artifacts(source: Path, target: Path) -> None:
+    """Everything but what a publication writes itself."""
+    for path in source.iterdir():
+        if path.name in REWRITTEN:
+            continue
+        if path.is_dir():
+            shutil.copytree(path, target / path.name)
+        else:
+            shutil.copy2(path, target)
