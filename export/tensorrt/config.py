@@ -16,7 +16,6 @@ from stages.contract import TensorSpec
 from stages.errors import ConfigError
 
 PLAN, ONNX, PYTHON_MODEL = "model.plan", "model.onnx", "model.py"
-BACKENDS = ("tensorrt", "onnxruntime", "python")  # in the order in which the start script prefers them
 
 
 def tensorrt_config(

@@ -1,0 +1,352 @@
+"""Build the TensorRT engines of a model repository on the machine that serves them: the first step of the start script.
+
+    python3 build_engines.py --repository /models --cache /engines
+
+Needs Python 3.8 and TensorRT 8.6, 10 or 11 (its Python module, or trtexec), and nothing else; every API is looked for by name.
+For each <model>/<generation>/engine.json beside a model.onnx it places a model.plan, out of the cache when it can.
+
+An engine fits one ONNX file, one TensorRT version, one GPU architecture, one precision and one set of profiles: these are the
+cache's key. Each build runs in a process of its own, so that not even a crash of TensorRT keeps the server from starting.
+Where no engine can be had, the model's config.pbtxt becomes that of its stand-in on ONNX Runtime, with a warning.
+
+Nothing is written where it would be the same already: tritonserver reloads a version when a file in it changes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ENGINE_FILE, ONNX, PLAN, CONFIG = "engine.json", "model.onnx", "model.plan", "config.pbtxt"
+TENSORRT, ONE_PROFILE, ONNXRUNTIME, PYTHON = "tensorrt", "tensorrt_one_profile", "onnxruntime", "python"  # files of configs/
+TRTEXEC = ("trtexec", "/usr/src/tensorrt/bin/trtexec", "/opt/tensorrt/bin/trtexec")
+WORKSPACE_BYTES = 1 << 30
+BUILD_TIMEOUT_S = 1800
+REFUSED, UNUSABLE = 3, 2  # exit codes: no engine for a version; no repository that can be written
+MAJOR, MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
+
+
+class NoEngine(Exception):
+    """No engine can be had here; the message says why. The caller falls back."""
+
+
+# --- what is here -----------------------------------------------------------------------------------------------------------
+
+
+def gpu_architecture() -> str:
+    """-> for example "sm_90". Raises NoEngine without a driver, without a GPU, or with GPUs of several architectures."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise NoEngine(f"there is no NVIDIA driver ({error})") from error
+    count = ctypes.c_int()
+    if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+        raise NoEngine("the NVIDIA driver finds no GPU; start the container with --gpus")
+    found = {f"sm_{_attribute(cuda, device, MAJOR)}{_attribute(cuda, device, MINOR)}" for device in range(count.value)}
+    if len(found) > 1:
+        raise NoEngine(f"the GPUs are of several architectures ({', '.join(sorted(found))}); choose with CUDA_VISIBLE_DEVICES")
+    return found.pop()
+
+
+def _attribute(cuda: ctypes.CDLL, device: int, attribute: int) -> int:
+    value, handle = ctypes.c_int(), ctypes.c_int()
+    if cuda.cuDeviceGet(ctypes.byref(handle), device) or cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, handle):
+        raise NoEngine(f"the NVIDIA driver does not describe GPU {device}")
+    return value.value
+
+
+def find_builder() -> PythonBuilder | TrtexecBuilder:
+    """-> TensorRT's Python module where it is installed, else trtexec. Raises NoEngine."""
+    try:
+        import tensorrt
+    except Exception as error:  # a module that is there and does not load raises many types
+        reason = str(error)
+    else:
+        return PythonBuilder(tensorrt)
+    for name in TRTEXEC:
+        path = shutil.which(name)
+        if path:
+            return TrtexecBuilder(path)
+    raise NoEngine(f"there is neither TensorRT's Python module ({reason}) nor trtexec")
+
+
+# --- two ways to build ------------------------------------------------------------------------------------------------------
+
+
+class PythonBuilder:
+    """TensorRT by its Python module. 8.6: precision by flags and constraints; 10 and 11: the types in the ONNX file decide."""
+
+    one_profile = False
+
+    def __init__(self, trt) -> None:
+        self.trt = trt
+        self.version = trt.__version__
+        self.logger = trt.Logger(trt.Logger.WARNING)
+
+    def build(self, onnx: Path, engine: dict, plan: Path) -> None:
+        """Raises NoEngine with what the parser or the builder said."""
+        trt = self.trt
+        builder = trt.Builder(self.logger)
+        network = builder.create_network(self._creation_flags())
+        parser = trt.OnnxParser(network, self.logger)
+        if not parser.parse(onnx.read_bytes(), str(onnx)):
+            said = "; ".join(str(parser.get_error(index)) for index in range(parser.num_errors))
+            raise NoEngine(f"TensorRT {self.version} cannot read {onnx}: {said}")
+        config = builder.create_builder_config()
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, WORKSPACE_BYTES)
+        config.clear_flag(trt.BuilderFlag.TF32)  # on by default; fp32 scores would differ in the fourth digit
+        if not self.strongly_typed:
+            self._constrain(network, config, engine)
+        for number, shapes in enumerate(engine["profiles"]):
+            profile = builder.create_optimization_profile()
+            for name, (smallest, usual, largest) in shapes.items():
+                profile.set_shape(name, tuple(smallest), tuple(usual), tuple(largest))
+            if config.add_optimization_profile(profile) < 0:
+                raise NoEngine(f"TensorRT {self.version} refuses profile {number}: {shapes}")
+        serialized = builder.build_serialized_network(network, config)
+        if serialized is None:
+            raise NoEngine(f"TensorRT {self.version} could not build an engine; its log above says why")
+        plan.write_bytes(serialized)
+
+    def check(self, plan: Path, engine: dict) -> None:
+        """Raises NoEngine unless the plan loads here and takes the inputs it was built for."""
+        runtime = self.trt.Runtime(self.logger)
+        loaded = runtime.deserialize_cuda_engine(plan.read_bytes())
+        if loaded is None:
+            raise NoEngine(f"TensorRT {self.version} does not load {plan}")
+        names = [loaded.get_tensor_name(index) for index in range(loaded.num_io_tensors)]
+        inputs = {name for name in names if loaded.get_tensor_mode(name) == self.trt.TensorIOMode.INPUT}
+        if inputs != set(engine["profiles"][0]):
+            raise NoEngine(f"{plan} takes the inputs {sorted(inputs)}, expected {sorted(engine['profiles'][0])}")
+        if loaded.num_optimization_profiles != len(engine["profiles"]):
+            raise NoEngine(f"{plan} has {loaded.num_optimization_profiles} profiles, expected {len(engine['profiles'])}")
+
+    @property
+    def strongly_typed(self) -> bool:
+        return hasattr(self.trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
+
+    def _creation_flags(self) -> int:
+        """By name: STRONGLY_TYPED is 1 in TensorRT 10 and 0 in 11, where EXPLICIT_BATCH is gone."""
+        flags = self.trt.NetworkDefinitionCreationFlag
+        wanted = [name for name in ("EXPLICIT_BATCH", "STRONGLY_TYPED") if hasattr(flags, name)]
+        return sum(1 << int(getattr(flags, name)) for name in wanted)
+
+    def _constrain(self, network, config, engine: dict) -> None:
+        """TensorRT 8: allow the lower precision, and hold the layers that the export keeps in fp32 to it."""
+        trt = self.trt
+        for flag in weak_flags(engine["precision"]):
+            config.set_flag(getattr(trt.BuilderFlag, flag.upper()))
+        if not engine["fp32_nodes"]:
+            return
+        config.set_flag(trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS)
+        kept = set(engine["fp32_nodes"])
+        for layer in (network.get_layer(index) for index in range(network.num_layers)):
+            if layer.name in kept:
+                layer.precision = trt.float32
+                for output in range(layer.num_outputs):
+                    if layer.get_output(output).dtype in (trt.float32, trt.float16):
+                        layer.set_output_type(output, trt.float32)
+
+
+class TrtexecBuilder:
+    """TensorRT by its command line, told by its own help what it understands. That of 8.6 knows one profile only."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        run = subprocess.run([path, "--help"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.help = run.stdout
+        banner = re.search(r"TensorRT v(\d+)", self.help)
+        if not banner:
+            raise NoEngine(f"{path} does not start: {self.help.strip()[-300:] or run.returncode}")
+        self.version = f"trtexec {banner.group(1)}"
+
+    @property
+    def one_profile(self) -> bool:
+        return "--profile=" not in self.help
+
+    def command(self, onnx: Path, engine: dict, plan: Path) -> list[str]:
+        workspace = f"--memPoolSize=workspace:{WORKSPACE_BYTES >> 20}"  # in MiB
+        command = [self.path, f"--onnx={onnx}", f"--saveEngine={plan}", "--skipInference", "--noTF32", workspace]
+        if "--stronglyTyped" in self.help:
+            command.append("--stronglyTyped")
+        else:
+            command += [f"--{flag}" for flag in weak_flags(engine["precision"])]
+            if engine["fp32_nodes"]:
+                command += [
+                    "--precisionConstraints=obey",
+                    "--layerPrecisions=" + ",".join(f"{n}:fp32" for n in engine["fp32_nodes"]),
+                ]
+        profiles = engine["profiles"][-1:] if self.one_profile else engine["profiles"]
+        for number, shapes in enumerate(profiles):
+            command += [] if self.one_profile else [f"--profile={number}"]
+            for position, option in enumerate(("minShapes", "optShapes", "maxShapes")):
+                spec = ",".join(f"{name}:{'x'.join(map(str, spans[position]))}" for name, spans in shapes.items())
+                command.append(f"--{option}={spec}")
+        return command
+
+    def build(self, onnx: Path, engine: dict, plan: Path) -> None:
+        run = subprocess.run(self.command(onnx, engine, plan), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if run.returncode or not plan.is_file():
+            raise NoEngine(f"{self.path} ended with {run.returncode}: {run.stdout.strip()[-600:]}")
+
+    def check(self, plan: Path, engine: dict) -> None:
+        """Raises NoEngine unless trtexec loads the plan."""
+        command = [self.path, f"--loadEngine={plan}", "--skipInference"]
+        run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if run.returncode:
+            raise NoEngine(f"{self.path} does not load {plan}: {run.stdout.strip()[-300:]}")
+
+
+def weak_flags(precision: str) -> list[str]:
+    """-> the flags by which TensorRT 8 is allowed the precisions that the ONNX file holds, for example "fp16"."""
+    return [flag for flag in ("fp16", "int8") if flag in precision]
+
+
+# --- cache ------------------------------------------------------------------------------------------------------------------
+
+
+def cache_key(onnx: Path, engine: dict, version: str, architecture: str) -> str:
+    """-> a file name for the one engine that fits all of these."""
+    facts = {
+        "onnx": sha256_of(onnx),
+        "tensorrt": version,
+        "gpu": architecture,
+        "precision": engine["precision"],
+        "fp32_nodes": engine["fp32_nodes"],
+        "profiles": engine["profiles"],
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def cached_plan(builder, cache: Path, key: str, onnx: Path, engine: dict) -> Path:
+    """-> a plan that loads here, built only if the cache has none that does. Raises NoEngine."""
+    plan, digest = cache / f"{key}.plan", cache / f"{key}.sha256"
+    if plan.is_file() and digest.is_file() and digest.read_text() == sha256_of(plan):
+        try:
+            builder.check(plan, engine)
+            return plan
+        except NoEngine as error:
+            warn(f"{error}; it is built again")
+    cache.mkdir(parents=True, exist_ok=True)
+    unfinished = cache / f".{key}.{os.getpid()}"
+    try:
+        builder.build(onnx, engine, unfinished)
+        builder.check(unfinished, engine)
+        digest.write_text(sha256_of(unfinished))
+        unfinished.replace(plan)
+    finally:
+        if unfinished.exists():
+            unfinished.unlink()
+    return plan
+
+
+def sha256_of(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        for block in iter(lambda: file.read(1 << 20), b""):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+# --- the repository ---------------------------------------------------------------------------------------------------------
+
+
+def build_version(version: Path, cache: Path) -> str:
+    """Place model.plan in a version folder -> the configuration it needs. Raises NoEngine. Runs in a process of its own."""
+    engine = json.loads((version / ENGINE_FILE).read_text())
+    builder = find_builder()
+    if builder.one_profile:
+        engine["profiles"] = engine["profiles"][-1:]
+    key = cache_key(version / ONNX, engine, builder.version, gpu_architecture())
+    plan = cached_plan(builder, cache, key, version / ONNX, engine)
+    place(plan, version / PLAN)
+    say(f"{version}: {engine['precision']} engine {key[:12]} of TensorRT {builder.version}")
+    return ONE_PROFILE if builder.one_profile else TENSORRT
+
+
+def build_apart(version: Path, cache: Path) -> str:
+    """`build_version` in a child process -> the configuration to serve with. Raises NoEngine, whatever happens to the child."""
+    command = [sys.executable, os.path.abspath(__file__), "--version-folder", str(version), "--cache", str(cache)]
+    try:
+        run = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=BUILD_TIMEOUT_S)
+    except subprocess.TimeoutExpired as error:
+        raise NoEngine(f"the build did not end within {BUILD_TIMEOUT_S} s") from error
+    said = run.stdout.strip().splitlines()
+    if run.returncode == REFUSED and said:
+        raise NoEngine(said[-1])
+    if run.returncode or not said:
+        raise NoEngine(f"the build ended with {run.returncode}; its output is above")
+    return said[-1]
+
+
+def serve_model(model: Path, cache: Path, backends: Path) -> str:
+    """Engines for every version of a model, or its stand-in -> the configuration that is in place now."""
+    try:
+        needed = {build_apart(engine.parent, cache) for engine in sorted(model.glob(f"*/{ENGINE_FILE}"))}
+        chosen = ONE_PROFILE if ONE_PROFILE in needed else TENSORRT
+    except NoEngine as error:
+        chosen = ONNXRUNTIME if (backends / ONNXRUNTIME).is_dir() else PYTHON
+        warn(f"{model.name}: {error}. It is served by ONNX Runtime ({chosen} backend) instead of TensorRT")
+        if chosen == PYTHON and not importlib.util.find_spec("onnxruntime"):
+            warn(f"{model.name}: Python here lacks onnxruntime, which that needs: pip install onnxruntime, then start again")
+    place(model / "configs" / f"{chosen}.pbtxt", model / CONFIG)
+    return chosen
+
+
+def place(source: Path, target: Path) -> None:
+    """Copy as a whole, by a rename, unless the same is there already. Built beside the model, which tritonserver watches."""
+    if target.is_file() and sha256_of(target) == sha256_of(source):
+        return
+    depth = 1 if target.name == CONFIG else 2
+    beside = target.parents[depth] / f".{target.parts[-1 - depth]}.{target.name}.{os.getpid()}"
+    shutil.copyfile(source, beside)
+    beside.replace(target)
+
+
+def say(text: str) -> None:
+    print(f"build_engines: {text}", file=sys.stderr, flush=True)
+
+
+def warn(text: str) -> None:
+    say(f"WARNING: {text}.")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repository", type=Path, help="the model repository")
+    parser.add_argument("--cache", type=Path, required=True, help="folder that keeps engines between starts")
+    parser.add_argument("--backends", type=Path, default=Path("/opt/tritonserver/backends"), help="tritonserver's backends")
+    parser.add_argument(
+        "--version-folder", type=Path, help="only this <model>/<generation>; the last line tells its configuration"
+    )
+    arguments = parser.parse_args()
+    if arguments.version_folder:
+        try:
+            print(build_version(arguments.version_folder, arguments.cache))
+        except NoEngine as error:
+            print(error)
+            return REFUSED
+        return 0
+    if not arguments.repository or not arguments.repository.is_dir():
+        say(f"there is no model repository at {arguments.repository}; mount it, or name another with --repository")
+        return UNUSABLE
+    try:
+        for model in sorted({path.parents[1] for path in arguments.repository.glob(f"*/*/{ENGINE_FILE}")}):
+            say(f"{model.name}: served by {serve_model(model, arguments.cache, arguments.backends)}")
+    except OSError as error:
+        say(f"the repository cannot be prepared: {error}. Mount it writable, as it was exported")
+        return UNUSABLE
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,229 @@
+"""TensorRT's Python module as far as the engine builder may use it, for one version: `fake(version)`.
+
+api.json says which names the real packages of 8.6.1, 10.0.1, 10.13.3 and 11.4.0 have and what their flags are worth; it was
+read off those packages. A name they lack raises AttributeError here too. An "engine" is JSON that tells how it was built.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import os
+import types
+from pathlib import Path
+
+import onnx
+
+API: dict[str, dict[str, bool | int | None]] = json.loads((Path(__file__).parent / "api.json").read_text())
+VERSIONS = tuple(API["Logger.WARNING"])
+FLOAT, HALF, INT64 = "float32", "float16", "int64"
+
+
+def fake(version: str) -> types.ModuleType:
+    """-> a module in which every class has exactly the names that the real one of this version has, of those in api.json."""
+    trt = types.ModuleType("tensorrt")
+    trt.__version__, trt.float32, trt.float16 = version, FLOAT, HALF
+    for name in ("NetworkDefinitionCreationFlag", "BuilderFlag", "MemoryPoolType", "TensorIOMode"):
+        setattr(trt, name, enum.IntEnum(name, flags_of(name, version)))
+    for kind in (Logger, Builder, Network, Layer, Tensor, Parser, Profile, Config, Runtime, Engine):
+        name = NAMES.get(kind.__name__, kind.__name__)
+        body = {key: value for key, value in vars(kind).items() if key.startswith("__") and callable(value)}
+        body |= {key: value for key, value in vars(kind).items() if kind is Tensor or exists(f"{name}.{key}", version)}
+        setattr(trt, name, type(name, (), body | {"trt": trt, "__setattr__": only_known}))
+    return trt
+
+
+NAMES = {
+    "Network": "INetworkDefinition",
+    "Layer": "ILayer",
+    "Tensor": "ITensor",
+    "Parser": "OnnxParser",
+    "Profile": "IOptimizationProfile",
+    "Config": "IBuilderConfig",
+    "Engine": "ICudaEngine",
+}
+
+
+def exists(name: str, version: str) -> bool:
+    return API.get(name, {}).get(version) is not None
+
+
+def flags_of(name: str, version: str) -> dict[str, int]:
+    return {
+        key.split(".")[1]: values[version] for key, values in API.items() if key.split(".")[0] == name and exists(key, version)
+    }
+
+
+def only_known(self, name: str, value) -> None:
+    """Like the objects of the real module: a new name is refused."""
+    if name.startswith("_") or isinstance(getattr(type(self), name, None), property):
+        object.__setattr__(self, name, value)
+    else:
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+class Logger:
+    WARNING = 1
+
+    def __init__(self, severity: int) -> None:
+        assert severity == Logger.WARNING
+
+
+class Builder:
+    def __init__(self, logger) -> None:
+        if os.environ.get("FAKE_TENSORRT_CRASHES"):
+            os.abort()
+
+    def create_network(self, flags: int = 0):
+        known = sum(1 << int(flag) for flag in self.trt.NetworkDefinitionCreationFlag)
+        assert flags & ~known == 0, f"unknown creation flags {flags:b}"
+        return self.trt.INetworkDefinition(flags)
+
+    def create_builder_config(self):
+        return self.trt.IBuilderConfig()
+
+    def create_optimization_profile(self):
+        return self.trt.IOptimizationProfile()
+
+    def build_serialized_network(self, network, config):
+        lowered = {node.op_type for node in network._graph.node} & {"Cast", "QuantizeLinear"}
+        flags = {flag.name for flag in config._flags}
+        if network._typed and flags & {"FP16", "INT8", "OBEY_PRECISION_CONSTRAINTS"}:
+            return None
+        if not network._typed and {{"Cast": "FP16", "QuantizeLinear": "INT8"}[op] for op in lowered} - flags:
+            return None
+        inputs = {value.name for value in network._graph.input}
+        if not config._profiles or any(set(profile._shapes) != inputs for profile in config._profiles):
+            return None
+        built = {
+            "version": self.trt.__version__,
+            "inputs": sorted(inputs),
+            "outputs": [value.name for value in network._graph.output],
+            "profiles": [profile._shapes for profile in config._profiles],
+            "typed": network._typed,
+            "flags": sorted(flags),
+            "kept": [layer._name for layer in network._layers if layer._precision == FLOAT and layer._output_type == FLOAT],
+            "workspace": config._pools.get("WORKSPACE"),
+        }
+        return memoryview(json.dumps(built).encode())
+
+    build_engine = max_batch_size = platform_has_fast_fp16 = None
+
+
+class Network:
+    def __init__(self, flags: int) -> None:
+        members = self.trt.NetworkDefinitionCreationFlag.__members__
+        self._explicit = "EXPLICIT_BATCH" not in members or bool(flags & 1 << members["EXPLICIT_BATCH"])
+        major = int(self.trt.__version__.split(".")[0])
+        self._typed = major >= 11 or ("STRONGLY_TYPED" in members and bool(flags & 1 << members["STRONGLY_TYPED"]))
+        self._layers, self._graph = [], None
+
+    num_layers = property(lambda self: len(self._layers))
+
+    def get_layer(self, index: int):
+        return self._layers[index]
+
+
+class Tensor:
+    def __init__(self, dtype: str) -> None:
+        self._dtype = dtype
+
+    dtype = property(lambda self: self._dtype)
+
+
+class Layer:
+    def __init__(self, node) -> None:
+        self._name, self._precision, self._output_type = node.name, None, None
+        self._dtype = INT64 if node.op_type == "Shape" else FLOAT
+
+    name = property(lambda self: self._name)
+    num_outputs = property(lambda self: 1)
+    precision = property(lambda self: self._precision, lambda self, value: object.__setattr__(self, "_precision", value))
+
+    def get_output(self, index: int):
+        return self.trt.ITensor(self._dtype)
+
+    def set_output_type(self, index: int, dtype: str) -> None:
+        assert self._dtype == FLOAT, "only floats are constrained"
+        self._output_type = dtype
+
+
+class Parser:
+    def __init__(self, network, logger) -> None:
+        self._network, self._errors = network, []
+
+    num_errors = property(lambda self: len(self._errors))
+
+    def parse(self, model: bytes, path: str | None = None) -> bool:
+        if not self._network._explicit:
+            self._errors.append("the network must be created with EXPLICIT_BATCH")
+            return False
+        try:
+            self._network._graph = onnx.load_model_from_string(model).graph
+        except Exception as error:
+            self._errors.append(f"not an ONNX model ({type(error).__name__})")
+            return False
+        self._network._layers = [self.trt.ILayer(node) for node in self._network._graph.node]
+        return True
+
+    def get_error(self, index: int) -> str:
+        return self._errors[index]
+
+
+class Profile:
+    def __init__(self) -> None:
+        self._shapes = {}
+
+    def set_shape(self, input: str, min: tuple, opt: tuple, max: tuple) -> None:
+        assert all(isinstance(shape, tuple) for shape in (min, opt, max))
+        self._shapes[input] = [min, opt, max]
+
+
+class Config:
+    def __init__(self) -> None:
+        self._flags, self._pools, self._profiles = {self.trt.BuilderFlag.TF32}, {}, []
+
+    def set_memory_pool_limit(self, pool, size: int) -> None:
+        self._pools[pool.name] = size
+
+    def set_flag(self, flag) -> None:
+        self._flags.add(flag)
+
+    def clear_flag(self, flag) -> None:
+        self._flags.discard(flag)
+
+    def add_optimization_profile(self, profile) -> int:
+        spans = profile._shapes.values()
+        if not spans or not all(a <= b <= c for low, usual, high in spans for a, b, c in zip(low, usual, high, strict=True)):
+            return -1
+        self._profiles.append(profile)
+        return len(self._profiles) - 1
+
+    max_workspace_size = set_calibration_profile = int8_calibrator = None
+
+
+class Runtime:
+    def __init__(self, logger) -> None:
+        pass
+
+    def deserialize_cuda_engine(self, plan: bytes):
+        try:
+            built = json.loads(plan)
+        except ValueError:
+            return None
+        return self.trt.ICudaEngine(built) if built["version"] == self.trt.__version__ else None
+
+
+class Engine:
+    def __init__(self, built: dict) -> None:
+        self._built = built
+
+    num_io_tensors = property(lambda self: len(self._built["inputs"]) + len(self._built["outputs"]))
+    num_optimization_profiles = property(lambda self: len(self._built["profiles"]))
+    num_bindings = device_memory_size = None
+
+    def get_tensor_name(self, index: int) -> str:
+        return [*self._built["inputs"], *self._built["outputs"]][index]
+
+    def get_tensor_mode(self, name: str):
+        return self.trt.TensorIOMode.INPUT if name in self._built["inputs"] else 2
