@@ -100,20 +100,19 @@ class Retrieve:
 
     def user_vectors(self, inputs: Arrays, history: np.ndarray) -> np.ndarray:
         """float32 [B, D]. history: int64 [B, H] positions"""
-        feeds = self.feeds(inputs, history)
+        feeds = self.feeds(inputs, history) | {"user_continuous": inputs["user_continuous"]}
         if len(history) == 1:  # products of one row are summed in another order than those of several: see Search.exact
             feeds = {name: np.repeat(values, 2, axis=0) for name, values in feeds.items()}
         return self.network.run(["user_vectors"], feeds)[0][: len(history)]
 
     def feeds(self, inputs: Arrays, history: np.ndarray) -> Arrays:
-        """What the user tower takes, by name. history: int64 [B, H] positions"""
+        """What the user tower takes of the tables and of the history, by name. history: int64 [B, H] positions"""
         rows = inputs["user_categorical"]
         embeddings = [self.tables.lookup(name, rows[:, slot]) for slot, name in enumerate(self.settings.user_tables)]
         return {
             "history_vectors": self.tables.lookup(HISTORY_TABLE, history),
             "history_weights": recency_weights(history, self.items.n_items),
             "user_embeddings": np.concatenate(embeddings, axis=1),
-            "user_continuous": inputs["user_continuous"],
         }
 
     def blocked(self, inputs: Arrays) -> Blocked:

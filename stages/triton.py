@@ -63,8 +63,9 @@ class StageModel:
         try:
             verify_manifest(folder)
             info = read_stage(folder)
-            check_config(info.spec, json.loads(args["model_config"]))
-            self.spec, self.chain = info.spec, self._chain(folder, info)
+            self.chain = self._chain(folder, info)
+            self.spec = info.spec if len(self.chain) > 1 else self.chain[0].spec
+            check_config(self.spec, json.loads(args["model_config"]))
         except RecommenderError as error:
             raise pb_utils.TritonModelException(f"{args['model_name']}: {error}") from error
         self.first = self.chain[0]
@@ -84,9 +85,12 @@ class StageModel:
         healthy = [i for i in range(len(requests)) if i not in errors]
         outputs = self._answer(inputs, rows, healthy, errors) if healthy else {}
         return [
-            pb_utils.InferenceResponse(error=errors[i]) if i in errors else respond(self.spec, outputs[i])
+            pb_utils.InferenceResponse(error=errors[i]) if i in errors else self._respond(outputs[i])
             for i in range(len(requests))
         ]
+
+    def _respond(self, outputs: Arrays) -> Any:
+        return respond(self.spec, outputs)
 
     def _answer(self, inputs: Arrays, rows: list[int], healthy: list[int], errors: dict[int, Any]) -> dict[int, Arrays]:
         """-> outputs by request: one kernel call for all, or, if that fails, one each, so that only the culprit fails."""

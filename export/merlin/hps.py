@@ -1,0 +1,70 @@
+"""What the `hps` backend serves: one table with the rows of all slots, and the ps.json that names it.
+
+One table, because its answer is flat: with one table the rows of a request lie together, in the order its keys were sent, and
+the network behind it reads them by one reshape. A key is the first key of its slot's own table plus the row there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from export.hugectr.model import slot_offsets
+from export.merlin.settings import MerlinSettings
+from hps_config.description import BudgetSection, HpsDescription, PersistentSection, ServingSection, TableSection
+from hps_config.planning import plan_tiers
+from hps_config.ps_writer import sparse_folder_name, write_ps_json
+from stages.embeddings.formats.sparse_folder import write_sparse_folder
+from stages.ranking_features import SCALE
+from stages.steps.specs import RANK_EMBEDDINGS
+
+TABLE, PS_FILE = "rank", "ps.json"
+
+
+def write_table(folder: Path, tables: dict[str, np.ndarray], use_counts: dict[str, np.ndarray]) -> dict[str, int]:
+    """Write the sparse folder into a version folder of `rank_embeddings` -> the first key of each slot's table."""
+    rows = np.concatenate(list(tables.values()))
+    counts = np.concatenate([use_counts[name] for name in tables])
+    write_sparse_folder(folder / sparse_folder_name(TABLE), np.arange(len(rows)), rows, counts)
+    return slot_offsets(tables)
+
+
+def estimated_uses(
+    tables: dict[str, np.ndarray], item_tables: tuple[str, ...], item_rows: np.ndarray, popularity: np.ndarray
+) -> dict[str, np.ndarray]:
+    """How often each row will be asked for, up to a factor, float64 [rows] by table: HPS fills its cache hottest first.
+
+    item_rows: int [n_items + 1, Si]; popularity: float32 [n_items + 1] scaled logarithm of how often each item was taken.
+    Items' rows count what their items count. Users' rows are numbered by falling frequency, so the r-th counts 1 / r.
+    """
+    taken = np.expm1(popularity.astype(np.float64) / SCALE).clip(min=0.0)
+    uses = {}
+    for name, table in tables.items():
+        if name in item_tables:
+            uses[name] = np.bincount(item_rows[:, item_tables.index(name)], taken, len(table))
+        else:
+            uses[name] = taken.sum() / np.arange(1, len(table) + 1)
+    return uses
+
+
+def write_ps(
+    path: Path,
+    settings: MerlinSettings,
+    shape: tuple[int, int],
+    keys_per_request: int,
+    generation: int,
+    serving: ServingSection,
+) -> None:
+    """Write ps.json. shape: rows and width of the table. Raises ConfigError when a budget cannot hold what it must."""
+    description = HpsDescription(
+        model=RANK_EMBEDDINGS,
+        sparse_root=f"{settings.mount}/{RANK_EMBEDDINGS}/{generation}",
+        budget=BudgetSection(l1=settings.gpu_cache, l2=settings.host_memory, l3=settings.disk),
+        serving=serving,
+        volatile=settings.volatile,
+        persistent=PersistentSection(path=settings.rocksdb),
+        updates=settings.updates,
+        tables=[TableSection(name=TABLE, rows=shape[0], width=shape[1], keys_per_sample=keys_per_request)],
+    )
+    write_ps_json(path, description, plan_tiers(description.specs, description.budgets))

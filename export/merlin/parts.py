@@ -1,0 +1,83 @@
+"""The models of a merlin repository: which part of which stage each is, and the files of that stage it needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stages.contract import ENSEMBLE, STAGES
+from stages.steps.specs import (
+    RANK_DENSE,
+    RANK_EMBEDDINGS,
+    RANK_FEATURES,
+    RANK_ROWS,
+    RANK_SCORES,
+    RERANK_LIST,
+    RERANK_NETWORK,
+    RERANK_RULES,
+    RETRIEVE_FEATURES,
+    RETRIEVE_SEARCH,
+    TOWERS_USER,
+)
+
+NESTED = STAGES[1:]  # stages that are ensembles themselves; preprocess is the cpu profile's model
+PYTHON, TENSORRT, HPS = "python", "tensorrt", "hps"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One model inside a nested stage. files: patterns in the stage's version folder, besides stage.json."""
+
+    name: str
+    stage: str
+    kind: str
+    files: tuple[str, ...] = ()
+
+
+RETRIEVE_PARTS = (
+    Part(RETRIEVE_FEATURES, "retrieve", PYTHON, ("item_ids.npy", "tables/*")),
+    Part(TOWERS_USER, "retrieve", TENSORRT, ("user_tower.onnx",)),
+    Part(
+        RETRIEVE_SEARCH,
+        "retrieve",
+        PYTHON,
+        ("item_ids.npy", "item_vectors.npy", "available.npy", "neighbour*.npy", "seen*", "items.faiss"),
+    ),
+)
+PAIR_FILES = (
+    "item_ids.npy",
+    "item_rows.npy",
+    "item_numbers.npy",
+    "neighbour*.npy",
+    "popularity*.npy",
+    "sold_days.npy",
+    "groups.npy",
+    "item_statistics.json",
+)
+RANK_PARTS = {
+    "24.03": (
+        Part(RANK_FEATURES, "rank", PYTHON, PAIR_FILES),
+        Part(RANK_EMBEDDINGS, "rank", HPS),
+        Part(RANK_DENSE, "rank", TENSORRT, ("rank.onnx",)),
+        Part(RANK_SCORES, "rank", PYTHON),
+    ),
+    "modern": (
+        Part(RANK_ROWS, "rank", PYTHON, (*PAIR_FILES, "tables/*")),
+        Part(RANK_DENSE, "rank", TENSORRT, ("rank.onnx",)),
+        Part(RANK_SCORES, "rank", PYTHON),
+    ),
+}
+RERANK_PARTS = (
+    Part(RERANK_LIST, "rerank", PYTHON, ("item_ids.npy", "item_vectors.npy")),
+    Part(RERANK_NETWORK, "rerank", TENSORRT, ("rerank.onnx",)),
+    Part(RERANK_RULES, "rerank", PYTHON, ("item_ids.npy", "rules*")),
+)
+
+
+def parts_of(triton: str) -> tuple[Part, ...]:
+    """-> the parts of all stages, in the order a request meets them."""
+    return (*RETRIEVE_PARTS, *RANK_PARTS[triton], *RERANK_PARTS)
+
+
+def models_of(triton: str) -> tuple[str, ...]:
+    """-> every model of the repository; what a model is made of comes before it."""
+    return ("preprocess", *(part.name for part in parts_of(triton)), *NESTED, ENSEMBLE)

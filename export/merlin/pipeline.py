@@ -1,0 +1,132 @@
+"""A merlin repository's own ensembles, carried out in this process from its own files: slow, exact, without a server.
+
+python     the kernels of the steps                hps         the sparse folder that ps.json names, read back
+ensemble   its steps, as config.pbtxt wires them   tensorrt    model.onnx by ONNX Runtime
+
+The export rehearses a repository with it before anything is published, and `make check` compares recorded answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from export.merlin.hps import PS_FILE
+from export.repository.config import CONFIG_FILE
+from hps_config.reader import read_ps_json
+from server.repository import read_config
+from stages.artifacts import open_network, verify_manifest
+from stages.contract import ENSEMBLE, ModelSpec
+from stages.embeddings.formats.sparse_folder import read_sparse_folder
+from stages.errors import ArtifactError, RequestError
+from stages.preprocess import Preprocess
+from stages.steps.kernels import STEP_TYPES, RankFeatures
+from stages.steps.specs import HPS_OUTPUT, KEYS, RANK_EMBEDDINGS
+
+Arrays = dict[str, np.ndarray]
+Run = Callable[[Arrays], Arrays]
+NETWORK = "model"  # .onnx, in the version folder of a TensorRT model
+
+
+class MerlinPipeline:
+    """One generation. mount: where ps.json believes the repository to be."""
+
+    def __init__(self, repository: Path, generation: int, mount: str) -> None:
+        """Raises ArtifactError or ConfigError when something is missing or was not published so."""
+        self.repository, self.generation, self.mount = repository, generation, mount
+        self.configs = {path.parent.name: read_config(path) for path in sorted(repository.glob(f"*/{CONFIG_FILE}"))}
+        self._runs = {name: self._opened(name, config) for name, config in self.configs.items()}
+
+    def __call__(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
+        """One batch through `recommend` -> its outputs. Raises RequestError for the first malformed row."""
+        return self._runs[ENSEMBLE](dict(inputs))
+
+    def trace(self, inputs: Mapping[str, np.ndarray]) -> dict[str, Arrays]:
+        """-> model -> what it was given, for every model but the ensembles."""
+        given: dict[str, Arrays] = {}
+        plain = {name: run for name, run in self._runs.items() if not self.configs[name].HasField("ensemble_scheduling")}
+        recording = {name: _recording(name, run, given) for name, run in plain.items()}
+        self._runs |= recording
+        try:
+            self(inputs)
+        finally:
+            self._runs |= plain
+        return given
+
+    def _opened(self, name: str, config: Any) -> Run:
+        folder = self.repository / name / str(self.generation)
+        if config.platform == "ensemble":
+            return lambda tensors: self._ensemble(config, tensors)
+        if config.backend == "hps":
+            return _Lookup(self.repository, self.mount)
+        if config.platform == "tensorrt_plan":
+            network = open_network(folder, NETWORK)
+            outputs = [tensor.name for tensor in config.output]
+            return lambda tensors: dict(zip(outputs, network.run(outputs, tensors), strict=True))
+        verify_manifest(folder)
+        if name in STEP_TYPES:
+            kernel = STEP_TYPES[name].load(folder)
+            return _kernel_run(kernel, kernel.spec)
+        if name == "preprocess":
+            kernel = Preprocess.load(folder)
+            return _kernel_run(kernel, kernel.info.spec)
+        raise ArtifactError(f"{self.repository} has the model {name}, which no export writes. Move it out of the repository.")
+
+    def _ensemble(self, config: Any, tensors: Arrays) -> Arrays:
+        known = dict(tensors)
+        for step in config.ensemble_scheduling.step:
+            given = {own: known[source] for own, source in step.input_map.items() if source in known}
+            outputs = self._runs[step.model_name](given)
+            known |= {target: outputs[own] for own, target in step.output_map.items()}
+        return {tensor.name: known[tensor.name] for tensor in config.output}
+
+
+class _Lookup:
+    """The `hps` model: rows of the table by key, the default value for keys it has not."""
+
+    def __init__(self, repository: Path, mount: str) -> None:
+        params = read_ps_json(repository / PS_FILE).model(RANK_EMBEDDINGS)
+        folder = under(repository, mount, params.sparse_files[0])
+        table = read_sparse_folder(folder, params.embedding_vecsize_per_table[0])
+        order = np.argsort(table.keys)
+        self.keys, self.vectors = np.asarray(table.keys)[order], np.asarray(table.vectors)[order]
+        self.default = np.float32(params.default_value_for_each_table[0])
+
+    def __call__(self, tensors: Arrays) -> Arrays:
+        wanted = tensors[KEYS][0]
+        place = np.minimum(np.searchsorted(self.keys, wanted), len(self.keys) - 1)
+        found = (self.keys[place] == wanted)[:, None]
+        return {HPS_OUTPUT: np.where(found, self.vectors[place], self.default).ravel()}
+
+
+def under(repository: Path, mount: str, path: str) -> Path:
+    """A path in the container -> where it lies here. Raises ArtifactError when it lies outside of the mount."""
+    inside = Path(path)
+    if not inside.is_relative_to(mount):
+        raise ArtifactError(
+            f"{repository / PS_FILE} names {path}, outside of {mount}, where the repository is mounted. Export it again."
+        )
+    return repository / inside.relative_to(mount)
+
+
+def _kernel_run(kernel: Any, spec: ModelSpec) -> Run:
+    def run(tensors: Arrays) -> Arrays:
+        batch = len(next(iter(tensors.values())))
+        inputs = {t.name: tensors[t.name] if t.name in tensors else t.filled(batch) for t in spec.inputs}
+        if faults := kernel.faults(inputs):
+            raise RequestError(faults[min(faults)])
+        outputs = kernel(inputs)
+        return RankFeatures.for_one_request(outputs) if isinstance(kernel, RankFeatures) else outputs
+
+    return run
+
+
+def _recording(name: str, run: Run, given: dict[str, Arrays]) -> Run:
+    def recorded(tensors: Arrays) -> Arrays:
+        given[name] = tensors
+        return run(tensors)
+
+    return recorded

@@ -1,0 +1,81 @@
+"""From a generation of the cpu profile to a merlin repository, rehearsed before it takes the old one's place.
+
+The whole repository is replaced: the `hps` backend takes its tables from ps.json when the server starts, and knows one set of
+them per model name. So a move to another generation is a restart, and there is nothing to go back to but another repository.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from export.merlin.pipeline import MerlinPipeline
+from export.merlin.settings import MerlinSettings
+from export.merlin.source import Source
+from export.merlin.write import Writer
+from export.repository.config import Serving
+from export.repository.recorded import RECORDED_FILE, compare_answers, read_recorded
+from stages.contract import ENSEMBLE
+from stages.errors import ConfigError, ExportError
+from stages.steps.gpu_index import MOST_GPU_RESULTS
+
+BATCH = 32
+TOLERANCE = 1e-4  # of scores, absolute or relative, against the cpu profile's
+
+
+def publish_merlin(source: Source, repository: Path, settings: MerlinSettings, serving: Mapping[str, Serving]) -> int:
+    """Write, rehearse and put in place -> the generation. serving: of every stage and of `recommend`, by name.
+
+    Raises ConfigError for settings the backends do not take, ExportError when the answers are not the cpu profile's.
+    """
+    refuse_long_lists(source)
+    building = repository.parent / f".{repository.name}.merlin"
+    shutil.rmtree(building, ignore_errors=True)
+    try:
+        Writer(source, building, settings, serving).write()
+        rehearse(building, source.generation, settings.mount)
+        replace_folder(building, repository)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return source.generation
+
+
+def refuse_long_lists(source: Source) -> None:
+    """Raises ConfigError for candidates that a GPU index cannot give."""
+    candidates = source.info["retrieve"].axes.candidates
+    if candidates > MOST_GPU_RESULTS:
+        raise ConfigError(
+            f"[pipeline] candidates is {candidates}; Faiss gives at most {MOST_GPU_RESULTS} results on a GPU. Lower it, or "
+            "export the cpu profile."
+        )
+
+
+def rehearse(repository: Path, generation: int, mount: str) -> None:
+    """The recorded requests through the repository's own files. Raises ExportError unless they get the recorded answers."""
+    recorded = read_recorded(repository / ENSEMBLE / str(generation) / RECORDED_FILE)
+    if difference := compare_answers(answer(repository, generation, mount), recorded.outputs, TOLERANCE):
+        raise ExportError(
+            f"The merlin profile answers recorded requests otherwise than the cpu profile: {difference}. Report this as a bug."
+        )
+
+
+def answer(repository: Path, generation: int, mount: str) -> dict[str, np.ndarray]:
+    """-> the outputs of all recorded requests."""
+    inputs = read_recorded(repository / ENSEMBLE / str(generation) / RECORDED_FILE).inputs
+    pipeline = MerlinPipeline(repository, generation, mount)
+    starts = range(0, len(inputs["user_id"]), BATCH)
+    parts = [pipeline({name: values[start : start + BATCH] for name, values in inputs.items()}) for start in starts]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def replace_folder(new: Path, old: Path) -> None:
+    """Put `new` where `old` is. A server that runs on the old folder keeps its open files until it is stopped."""
+    aside = old.parent / f".{old.name}.replaced"
+    shutil.rmtree(aside, ignore_errors=True)
+    if old.exists():
+        old.rename(aside)
+    new.rename(old)
+    shutil.rmtree(aside, ignore_errors=True)

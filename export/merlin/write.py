@@ -1,0 +1,193 @@
+"""Writes a merlin repository, model by model."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from export.merlin.config import hps_config, nested_config, recommend_config, tensorrt_shapes
+from export.merlin.graph import FLAT, fix_candidates, with_flat_rows
+from export.merlin.hps import PS_FILE, estimated_uses, write_ps, write_table
+from export.merlin.parts import HPS, NESTED, PYTHON, Part, models_of, parts_of
+from export.merlin.pipeline import MerlinPipeline
+from export.merlin.settings import MerlinSettings
+from export.merlin.source import Source
+from export.repository.config import CONFIG_FILE, WARMUP_ROWS, Serving, stage_config
+from export.repository.publish import CODE, forbid_caches, write_warmup
+from export.repository.recorded import RECORDED_FILE, read_recorded
+from export.tensorrt.config import tensorrt_config
+from export.tensorrt.model import Engine, write_configs, write_version
+from hps_config.description import ServingSection
+from server.repository import write_config
+from stages.artifacts import MANIFEST_FILE, open_array, read_json, sha256_of, write_manifest
+from stages.contract import ANY_GENERATION, ENSEMBLE, ModelSpec
+from stages.steps.kernels import STEP_TYPES
+from stages.steps.specs import RANK_DENSE, RANK_EMBEDDINGS, StepSettings, all_specs, keys_per_request
+
+PROFILE = "merlin"
+MODEL_PY = '''"""Written by the exporter: serves the code that lies beside it."""
+
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+from stages.steps.kernels import {kernel}
+from stages.steps.triton import step_model
+
+TritonPythonModel = step_model({kernel})
+'''
+
+
+class Writer:
+    """Writes one repository into `target`, which must not exist."""
+
+    def __init__(self, source: Source, target: Path, settings: MerlinSettings, serving: Mapping[str, Serving]) -> None:
+        self.source, self.target, self.settings, self.serving = source, target, settings, serving
+        self.behind_hps = settings.triton == "24.03"
+        self.parts = parts_of(settings.triton)
+        self.specs = all_specs(source.info["rank"], source.sizes, self.behind_hps)
+        self.first_keys: dict[str, int] = {}
+
+    def write(self) -> None:
+        """Everything; nothing is changed once it was written."""
+        for name in models_of(self.settings.triton):
+            self.version(name).mkdir(parents=True)
+        if self.behind_hps:
+            self._hps_model()
+        self._preprocess()
+        for part in self.parts:
+            if part.kind == PYTHON:
+                self._step(part)
+            elif part.kind != HPS:
+                self._network_model(part)
+        self._ensembles()
+        self._recommend()
+        self._warmup()
+
+    def version(self, model: str) -> Path:
+        return self.target / model / str(self.source.generation)
+
+    def batch(self, stage: str) -> int:
+        """max_batch_size of an ensemble or of a network: 0 behind `hps`, which knows no batches."""
+        return 0 if self.behind_hps and stage in ("rank", ENSEMBLE) else self.serving[stage].max_batch_size
+
+    def _hps_model(self) -> None:
+        """The table, ps.json and the model of the `hps` backend."""
+        source, serving, version = self.source, self.serving["rank"], self.version(RANK_EMBEDDINGS)
+        tables = source.tables()
+        uses = estimated_uses(
+            tables,
+            tuple(source.info["rank"].settings["item_tables"]),
+            np.asarray(open_array(source.folders["rank"], "item_rows")),
+            np.asarray(open_array(source.folders["rank"], "popularity"))[:, 0],
+        )
+        self.first_keys = write_table(version, tables, uses)
+        section = ServingSection(
+            instances=serving.instances,
+            max_batch_size=serving.max_batch_size,
+            hit_rate_threshold=self.settings.hit_rate_threshold,
+            devices=self.settings.gpus,
+        )
+        shape = (sum(map(len, tables.values())), source.sizes.row_width)
+        per_request = keys_per_request(source.info["rank"], source.sizes)
+        write_ps(self.target / PS_FILE, self.settings, shape, per_request, source.generation, section)
+        config = hps_config(self.settings, source.generation, serving.instances)
+        write_config(self.target / RANK_EMBEDDINGS / CONFIG_FILE, config)
+        write_manifest(version, generation=source.generation)
+
+    def _preprocess(self) -> None:
+        """The cpu profile's model."""
+        shutil.copytree(self.source.folders["preprocess"], self.version("preprocess"), dirs_exist_ok=True)
+        self._python_config(self.source.specs["preprocess"], "preprocess")
+
+    def _step(self, part: Part) -> None:
+        """A part in Python: files of its stage, its code, a manifest."""
+        info, folder, version = self.source.info[part.stage], self.source.folders[part.stage], self.version(part.name)
+        for path in sorted({path for pattern in part.files for path in folder.glob(pattern)}):
+            copy = version / path.relative_to(folder)
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, copy)
+        own = StepSettings(part.name, asdict(self.source.sizes), dict(info.settings), self.first_keys)
+        replace(info, settings=asdict(own)).write(version)
+        shutil.copytree(CODE, version / "stages", ignore=shutil.ignore_patterns("__pycache__"))
+        (version / "model.py").write_text(MODEL_PY.format(kernel=STEP_TYPES[part.name].__name__))
+        forbid_caches(version)
+        write_manifest(version, stage=part.stage, generation=self.source.generation)
+        self._python_config(self.specs[part.name], part.stage)
+
+    def _python_config(self, spec: ModelSpec, stage: str) -> None:
+        config = stage_config(spec, self.serving[stage], [self.source.generation], WARMUP_ROWS)
+        write_config(self.target / spec.name / CONFIG_FILE, config)
+
+    def _network_model(self, part: Part) -> None:
+        """A network: ONNX, profiles, configurations; its engine is built where it will run."""
+        spec, serving, generation = self.specs[part.name], self.serving[part.stage], self.source.generation
+        batch = self.batch(part.stage)
+        per_row = {FLAT: keys_per_request(self.source.info["rank"], self.source.sizes) * self.source.sizes.row_width}
+        tuned, profiles = tensorrt_shapes(spec, serving, batch, per_row)
+        config = tensorrt_config(
+            part.name,
+            spec.inputs,
+            spec.outputs,
+            batch,
+            profiles,
+            versions=[generation],
+            preferred_batch_sizes=tuned,
+            gpus=self.settings.gpus,
+            cuda_graphs=self.settings.cuda_graphs,
+        )
+        network = self.target / f"{part.name}.onnx"
+        self._network(part, network)
+        write_version(self.version(part.name), network, Engine("fp32", profiles))
+        network.unlink()
+        write_configs(self.target / part.name, config)
+        write_manifest(self.version(part.name), generation=generation)
+
+    def _network(self, part: Part, target: Path) -> None:
+        """The stage's ONNX file as this profile serves it."""
+        path, axes = self.source.folders[part.stage] / part.files[0], self.source.info[part.stage].axes
+        if self.behind_hps and part.name == RANK_DENSE:
+            sizes = self.source.sizes
+            with_flat_rows(path, target, axes.user_categorical, axes.candidates, sizes.item_tables, sizes.row_width)
+            return
+        model = onnx.load(str(path))
+        fix_candidates(model, axes.candidates)
+        onnx.save(model, str(target))
+
+    def _ensembles(self) -> None:
+        for stage in NESTED:
+            steps = [self.specs[part.name] for part in self.parts if part.stage == stage]
+            config = nested_config(self.source.specs[stage], steps, self.source.generation, self.batch(stage))
+            write_config(self.target / stage / CONFIG_FILE, config)
+        config = recommend_config(self.source.specs, self.source.generation, self.batch(ENSEMBLE))
+        write_config(self.target / ENSEMBLE / CONFIG_FILE, config)
+
+    def _recommend(self) -> None:
+        """What the cpu profile publishes with the ensemble, and a manifest that names every model of this one."""
+        folder, version = self.source.folders[ENSEMBLE], self.version(ENSEMBLE)
+        shutil.copytree(folder, version, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST_FILE))
+        facts = {k: v for k, v in read_json(folder, MANIFEST_FILE).items() if k not in ("schema", "files", "stages")}
+        with_manifest = [name for name in models_of(self.settings.triton) if (self.version(name) / MANIFEST_FILE).exists()]
+        digests = {name: sha256_of(self.version(name) / MANIFEST_FILE) for name in with_manifest}
+        facts |= {"profile": PROFILE, PROFILE: self.settings.model_dump(mode="json"), "stages": digests}
+        write_manifest(version, **facts)
+
+    def _warmup(self) -> None:
+        """Recorded requests, traced through what was written, warm every Python model up."""
+        recorded = read_recorded(self.version(ENSEMBLE) / RECORDED_FILE)
+        pipeline = MerlinPipeline(self.target, self.source.generation, self.settings.mount)
+        given = pipeline.trace({name: values[:WARMUP_ROWS] for name, values in recorded.inputs.items()})
+        steps = [self.specs[part.name] for part in self.parts if part.kind == PYTHON]
+        for spec in (self.source.specs["preprocess"], *steps):
+            tensors = {t.name: given[spec.name].get(t.name, t.filled(WARMUP_ROWS)) for t in spec.inputs if t.optional}
+            tensors = given[spec.name] | tensors
+            for name, neutral in (("generation", ANY_GENERATION), ("degraded", 0)):
+                if name in tensors:
+                    tensors[name] = np.full_like(tensors[name], neutral)
+            write_warmup(self.target / spec.name / "warmup", spec, tensors, WARMUP_ROWS)

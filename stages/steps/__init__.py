@@ -1,0 +1,9 @@
+"""The stages in parts, for repositories where the network between them is a model of its own (the merlin profile).
+
+    retrieve    retrieve_features ─▶ towers_user ─▶ retrieve_search
+    rank        rank_features ─▶ rank_embeddings ─▶ rank_dense ─▶ rank_scores      behind NVIDIA's `hps` backend
+                rank_rows ─────────────────────────▶ rank_dense ─▶ rank_scores      over our own tiers
+    rerank      rerank_list ─▶ rerank_network ─▶ rerank_rules
+
+Each part calls the stage's own code: a stage served in parts answers what it answers whole. specs.py names the tensors.
+"""

@@ -1,0 +1,139 @@
+"""Names and tensors of the parts of a stage, as Triton sees them without the batch axis.
+
+Letters as in stages/contract.py; also Gp numbers of a (user, candidate) pair, Si item tables, W width of their rows, M length
+of the re-ranked list, S = Fu + C * Si table rows that one request needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stages.artifacts import StageInfo, stage_settings
+from stages.contract import ModelSpec, TensorSpec, stage_specs
+
+RETRIEVE_FEATURES, TOWERS_USER, RETRIEVE_SEARCH = "retrieve_features", "towers_user", "retrieve_search"
+RANK_FEATURES, RANK_ROWS, RANK_EMBEDDINGS, RANK_DENSE, RANK_SCORES = (
+    "rank_features",
+    "rank_rows",
+    "rank_embeddings",
+    "rank_dense",
+    "rank_scores",
+)
+RERANK_LIST, RERANK_NETWORK, RERANK_RULES = "rerank_list", "rerank_network", "rerank_rules"
+
+KEYS, NUMKEYS, HPS_OUTPUT = "KEYS", "NUMKEYS", "OUTPUT0"  # the hps backend's own names
+FREE = -1
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the axes of the contract do not say. Read once from the settings of a step."""
+
+    pair_numbers: int  # Gp
+    item_tables: int  # Si
+    row_width: int  # W
+    history_width: int  # of one history vector
+    user_embeddings: int  # all table rows of a user in the tower, side by side
+    user_vector: int  # what leaves the user tower
+    list_length: int  # M
+    item_vector: int  # of one item in the re-ranker
+    list_features: int
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """`settings` of a step's stage.json. stage: settings of the stage it is a part of; first_keys: table -> its first key."""
+
+    step: str
+    sizes: dict[str, int]
+    stage: dict[str, Any] = field(default_factory=dict)
+    first_keys: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, folder: Path, info: StageInfo) -> StepSettings:
+        return stage_settings(folder, info, cls)
+
+
+def step_specs(info: StageInfo, sizes: Sizes) -> dict[str, ModelSpec]:
+    """All parts but `rank_embeddings`, by name; `rank_dense` as it is over our own tiers. See `behind_hps`."""
+    known = {t.name: t for spec in stage_specs(info.axes, info.context).values() for t in (*spec.inputs, *spec.outputs)}
+    for tensor in _between(info, sizes):
+        known[tensor.name] = tensor
+
+    def spec(name: str, inputs: str, outputs: str) -> ModelSpec:
+        return ModelSpec(name, *(tuple(known[tensor] for tensor in side.split()) for side in (inputs, outputs)))
+
+    chain = "degraded generation"
+    history = "history_ids history_age_days"
+    pair_inputs = f"user_categorical {history} candidate_ids retrieval_scores"
+    specs = (
+        spec(RETRIEVE_FEATURES, f"user_categorical {history}", "history_vectors history_weights user_embeddings"),
+        spec(TOWERS_USER, "history_vectors history_weights user_embeddings user_continuous", "user_vectors"),
+        spec(
+            RETRIEVE_SEARCH,
+            f"user_id history_ids exclude user_vectors {chain}",
+            f"candidate_ids retrieval_scores {chain}",
+        ),
+        spec(RANK_FEATURES, pair_inputs, f"{KEYS} {NUMKEYS} pair_numbers retrieval_part"),
+        spec(RANK_ROWS, f"{pair_inputs} degraded", "user_rows item_rows pair_numbers retrieval_part tables_degraded"),
+        spec(RANK_DENSE, "user_numbers user_rows pair_numbers item_rows", "logits"),
+        spec(RANK_SCORES, f"logits retrieval_part candidate_ids retrieval_scores {chain}", f"rank_scores {chain}"),
+        spec(RERANK_LIST, "candidate_ids retrieval_scores rank_scores", "features vectors valid"),
+        spec(RERANK_NETWORK, "features vectors valid", "correction"),
+        spec(
+            RERANK_RULES, f"user_id candidate_ids retrieval_scores rank_scores correction {chain}", f"item_ids scores {chain}"
+        ),
+    )
+    return {spec.name: spec for spec in specs}
+
+
+def _between(info: StageInfo, sizes: Sizes) -> tuple[TensorSpec, ...]:
+    """The tensors that pass between the parts of a stage."""
+    axes = info.axes
+    candidates, listed = axes.candidates, min(sizes.list_length, axes.candidates)
+    return (
+        TensorSpec("history_vectors", "FP32", (axes.history, sizes.history_width)),
+        TensorSpec("history_weights", "FP32", (axes.history,)),
+        TensorSpec("user_embeddings", "FP32", (sizes.user_embeddings,)),
+        TensorSpec("user_vectors", "FP32", (sizes.user_vector,)),
+        TensorSpec(KEYS, "INT64", (FREE,)),
+        TensorSpec(NUMKEYS, "INT32", (FREE,)),
+        TensorSpec("user_numbers", "FP32", (axes.user_continuous,)),
+        TensorSpec("user_rows", "FP32", (axes.user_categorical, sizes.row_width)),
+        TensorSpec("item_rows", "FP32", (candidates, sizes.item_tables, sizes.row_width)),
+        TensorSpec("pair_numbers", "FP32", (candidates, sizes.pair_numbers)),
+        TensorSpec("retrieval_part", "FP32", (candidates,)),
+        TensorSpec("tables_degraded", "INT32", (1,)),  # `degraded`, and whether the tables could not be read whole
+        TensorSpec("logits", "FP32", (candidates,)),
+        TensorSpec("features", "FP32", (listed, sizes.list_features)),
+        TensorSpec("vectors", "FP32", (listed, sizes.item_vector)),
+        TensorSpec("valid", "FP32", (listed,)),
+        TensorSpec("correction", "FP32", (listed,)),
+    )
+
+
+def keys_per_request(info: StageInfo, sizes: Sizes) -> int:
+    """S: the rows of the user's slots, then those of each candidate's."""
+    return info.axes.user_categorical + info.axes.candidates * sizes.item_tables
+
+
+def all_specs(info: StageInfo, sizes: Sizes, hps: bool) -> dict[str, ModelSpec]:
+    """Every part by name, `rank_embeddings` too, as they are behind the `hps` backend or without it."""
+    specs = step_specs(info, sizes)
+    if hps:
+        keys, numkeys = (TensorSpec(name, dtype, (FREE, FREE)) for name, dtype in ((KEYS, "INT64"), (NUMKEYS, "INT32")))
+        specs[RANK_EMBEDDINGS] = ModelSpec(RANK_EMBEDDINGS, (keys, numkeys), (TensorSpec(HPS_OUTPUT, "FP32", (FREE,)),))
+        specs[RANK_DENSE] = behind_hps(specs[RANK_DENSE])
+    return specs
+
+
+def behind_hps(dense: ModelSpec) -> ModelSpec:
+    """`rank_dense` where the `hps` backend gives the rows: flat, and without a batch axis, which it does not know.
+
+    Its dims hold the batch axis: every other tensor begins with the requests, `embeddings` holds S * W values of each.
+    """
+    kept = [TensorSpec(t.name, t.dtype, (FREE, *t.dims)) for t in dense.inputs if t.name not in ("user_rows", "item_rows")]
+    outputs = tuple(TensorSpec(t.name, t.dtype, (FREE, *t.dims)) for t in dense.outputs)
+    return ModelSpec(dense.name, (*kept, TensorSpec("embeddings", "FP32", (FREE,))), outputs)

@@ -1,0 +1,44 @@
+"""The adapter of stages/triton.py for parts of a stage: `TritonPythonModel = step_model(RankFeatures)`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stages.artifacts import StageInfo
+from stages.steps.kernels import RankFeatures
+from stages.triton import Link, Metrics, StageModel, respond
+
+Arrays = dict[str, np.ndarray]
+
+
+def step_model(step_class: type) -> type:
+    """-> the `TritonPythonModel` class that serves one part of a stage."""
+
+    class TritonPythonModel(StepModel):
+        kernel_types = (step_class,)
+
+    return TritonPythonModel
+
+
+class StepModel(StageModel):
+    """One part of a stage. The last part counts for the whole stage: it knows which answers are fallbacks."""
+
+    def _chain(self, folder: Path, info: StageInfo) -> list[Link]:
+        kernel = self.kernel_types[0].load(folder)
+        return [Link(kernel.spec, kernel, Metrics(info.stage))]
+
+    def _call(self, inputs: Arrays) -> Arrays:
+        started_s = time.perf_counter()
+        outputs = self.first.kernel(inputs)
+        if "degraded" in outputs:
+            self.first.metrics.count(outputs["degraded"], time.perf_counter() - started_s)
+        return outputs
+
+    def _respond(self, outputs: Arrays) -> Any:
+        if self.kernel_types == (RankFeatures,):
+            outputs = RankFeatures.for_one_request(outputs)
+        return respond(self.spec, outputs)
