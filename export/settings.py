@@ -3,6 +3,7 @@
     [pipeline]  sizes of the contract and what retrieval filters
     [serving]   how Triton runs the models; [serving.rank] etc. override it for one model
     [rules]     the shop's say after the models (stages/rules_config.py)
+    [tables]    budgets of the ranker's embedding tables, and where their updates come from (export/tables.py)
 
 The settings used are echoed into the manifest of the generation.
 """
@@ -12,21 +13,21 @@ from __future__ import annotations
 import tomllib
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from export.repository.config import WARMUP_ROWS, Serving
+from hps_config.description import Bytes
 from stages.contract import ENSEMBLE, STAGES
 from stages.errors import ConfigError
 
 PROFILES = ("cpu",)  # see the README's table for the profiles to come
 FIRST_STAGE_QUEUE_DELAY_US = 100  # requests that meet in the first stage leave together and meet again in the later ones
-FUSED_INSTANCES = (
-    2  # of `recommend` in the fused layout, where it runs all kernels; the ensemble layout has a process per stage
-)
+FUSED_INSTANCES = 2  # of `recommend` in the fused layout: it runs all kernels, where the ensemble has a process per stage
 
 PositiveInt = Annotated[int, Field(gt=0)]
+RowFormat = Literal["fp32", "fp16", "int8", "int4"]
 
 
 class _Section(BaseModel):
@@ -54,10 +55,25 @@ class PipelineSettings(_Section):
         return self
 
 
+class TableSettings(_Section):
+    """Bytes of the ranker's embedding tables per level of stages/embeddings, and where they live on the serving machine."""
+
+    l1: Bytes = 64 << 20  # hot rows, per process
+    l2: Bytes = 4 << 30  # rows in memory, one copy for all processes of a machine
+    l3: Bytes = 64 << 30  # RocksDB on disk, used when l2 is too small for all rows, or with live updates
+    row_format: RowFormat = "fp32"  # of l2: fp32, fp16, int8 or int4
+    row_formats: dict[str, RowFormat] = {}  # by table, where it differs
+    hit_rate_threshold: Annotated[float, Field(ge=0)] = 1.1  # above 1: every miss is waited for
+    redis: str = ""  # host:port of a Redis cluster that takes the place of l2
+    brokers: str = ""  # "host:port,…" of Kafka: rows are updated while they are served
+    state: str = ""  # folder of RocksDB on the serving machine; empty: in its temporary folder
+
+
 class Settings(_Section):
     pipeline: PipelineSettings = PipelineSettings()
     serving: dict[str, Any] = {}
     rules: dict[str, Any] = {}
+    tables: TableSettings = TableSettings()
 
     def serving_of(self) -> dict[str, Serving]:
         """-> the serving settings of every model, by name."""

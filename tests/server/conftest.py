@@ -88,6 +88,16 @@ def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @pytest.fixture(scope="session")
+def fused_repository(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same models in the fused layout."""
+    from export.relayout import relayout
+
+    folder = tmp_path_factory.mktemp("fused") / "model_repository"
+    relayout(repository, folder, "fused")
+    return folder
+
+
+@pytest.fixture(scope="session")
 def client(server: TritonServer) -> Iterator[grpcclient.InferenceServerClient]:
     with grpcclient.InferenceServerClient(server.grpc_url) as client:
         yield client

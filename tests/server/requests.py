@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import tritonclient.grpc as grpc
 
@@ -20,3 +22,15 @@ def infer(client: grpc.InferenceServerClient, user_id: list[int], **tensors: np.
     inputs += [tensor(name, array) for name, array in tensors.items()]
     result = client.infer("recommend", inputs)
     return {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
+
+
+def ask_each(client: grpc.InferenceServerClient, inputs: dict[str, np.ndarray], concurrency: int) -> dict[str, np.ndarray]:
+    """inputs: [R, *dims] by name -> the outputs of R calls of one row each, joined."""
+
+    def call(row: int) -> dict[str, np.ndarray]:
+        own = {name: array[row : row + 1] for name, array in inputs.items()}
+        return infer(client, user_id=own.pop("user_id"), **own)
+
+    with ThreadPoolExecutor(concurrency) as pool:
+        answers = list(pool.map(call, range(len(inputs["user_id"]))))
+    return {name: np.concatenate([answer[name] for answer in answers]) for name in answers[0]}

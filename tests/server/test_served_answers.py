@@ -11,7 +11,7 @@ import pytest
 from export.repository.recorded import RECORDED_FILE, compare_answers, read_recorded
 from stages.contract import ENSEMBLE, STAGES
 from stages.pipeline import Pipeline
-from tests.server.requests import infer
+from tests.server.requests import ask_each, infer
 
 
 @pytest.fixture(scope="module")
@@ -26,16 +26,8 @@ def in_process(repository, recorded):
 
 @pytest.mark.parametrize("concurrency", [1, 16])
 def test_a_thousand_served_answers_equal_the_in_process_ones(client, recorded, in_process, concurrency):
-    count = len(recorded.inputs["user_id"])
-    assert count == 1_000
-
-    def call(row: int):
-        inputs = {name: array[row : row + 1] for name, array in recorded.inputs.items()}
-        return infer(client, user_id=inputs.pop("user_id"), **inputs)
-
-    with ThreadPoolExecutor(concurrency) as pool:
-        answers = list(pool.map(call, range(count)))
-    served = {name: np.concatenate([answer[name] for answer in answers]) for name in in_process}
+    served = ask_each(client, recorded.inputs, concurrency)
+    assert len(served["item_ids"]) == 1_000
     assert compare_answers(served, in_process) == ""
     np.testing.assert_array_equal(served["degraded"], in_process["degraded"])
     np.testing.assert_array_equal(served["generation"], in_process["generation"])

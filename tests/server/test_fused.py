@@ -1,0 +1,142 @@
+"""The fused layout on the real server: the ensemble's answers, faults that stay with their request, generations unmixed."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import urllib.request
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
+
+from export.relayout import relayout
+from export.repository.check import check_repository
+from export.repository.recorded import RECORDED_FILE, compare_answers, read_recorded
+from server.generations import activate, published_generations, served_generation
+from server.launcher import TritonServer
+from stages.contract import ENSEMBLE, STAGES
+from stages.errors import ConfigError, ServerError
+from stages.generations import pinned_generation
+from stages.pipeline import Pipeline
+from tests.server.requests import ask_each, infer
+
+
+@pytest.fixture(scope="module")
+def served(fused_repository, tmp_path_factory):
+    with TritonServer(fused_repository, run_dir=tmp_path_factory.mktemp("run")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def caller(served):
+    with grpcclient.InferenceServerClient(served.grpc_url) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def recorded(fused_repository):
+    return read_recorded(fused_repository / ENSEMBLE / "1" / RECORDED_FILE)
+
+
+@pytest.mark.parametrize("concurrency", [1, 16])
+def test_a_thousand_served_answers_equal_the_in_process_ones_of_the_other_layout(caller, repository, recorded, concurrency):
+    answers = ask_each(caller, recorded.inputs, concurrency)
+    assert len(answers["item_ids"]) == 1_000
+    expected = Pipeline.load(repository)(recorded.inputs)
+    assert compare_answers(answers, expected) == ""
+    np.testing.assert_array_equal(answers["degraded"], expected["degraded"])
+
+
+def test_the_callers_model_has_the_same_tensors_as_the_ensemble(caller, client):
+    fused, ensemble = (each.get_model_metadata(ENSEMBLE) for each in (caller, client))
+    assert {(t.name, t.datatype, tuple(t.shape)) for t in (*fused.inputs, *fused.outputs)} == {
+        (t.name, t.datatype, tuple(t.shape)) for t in (*ensemble.inputs, *ensemble.outputs)
+    }
+
+
+def test_a_bad_request_fails_alone(caller):
+    expected = infer(caller, user_id=[1])["item_ids"]
+    answers = []
+    threads = [threading.Thread(target=lambda: answers.append(infer(caller, user_id=[1])["item_ids"])) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    with pytest.raises(InferenceServerException, match="temperature is infinite") as caught:
+        infer(caller, user_id=[1], temperature=np.array([[np.inf]], np.float32))
+    for thread in threads:
+        thread.join()
+    assert "INVALID_ARGUMENT" in caught.value.status()
+    assert len(answers) == 8
+    for answer in answers:
+        np.testing.assert_array_equal(answer, expected)
+
+
+def test_every_stage_counts_its_kernel_calls_and_time(served, caller):
+    infer(caller, user_id=list(range(8)))
+    text = urllib.request.urlopen(served.metrics_url, timeout=5).read().decode()
+    for name in STAGES:
+        for counter in ("calls", "rows", "seconds"):
+            (line,) = [line for line in text.splitlines() if line.startswith(f'recommender_kernel_{counter}{{stage="{name}"}}')]
+            assert float(line.split()[-1]) > 0
+
+
+@pytest.fixture
+def moving(fused_repository, tmp_path):
+    """A copy that may change: generation 2 is published while generation 1 is served."""
+    repo = tmp_path / "repo"
+    shutil.copytree(fused_repository, repo)
+    return repo
+
+
+def test_moves_forward_and_back_under_load_without_a_failure_or_a_mix(repository, moving, recorded, launch):
+    server = launch(moving)
+    rows = {name: values[:40] for name, values in recorded.inputs.items()}
+    done, rounds, errors = threading.Event(), [], []
+
+    def ask() -> None:
+        with grpcclient.InferenceServerClient(server.grpc_url) as client:
+            while not done.is_set():
+                try:
+                    rounds.append(ask_each(client, rows, concurrency=4))
+                except Exception as error:
+                    errors.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        assert relayout(repository, moving, "fused") == 2
+        assert activate(server.grpc_url, moving, 2) == 1
+        assert activate(server.grpc_url, moving, 1) == 2
+    finally:
+        done.set()
+        thread.join()
+    assert errors == []
+    assert set(np.unique(np.concatenate([answer["generation"] for answer in rounds]))) == {1, 2}
+    for answer in rounds:
+        assert compare_answers(answer, {name: values[:40] for name, values in recorded.outputs.items()}) == ""
+    assert served_generation(server.grpc_url) == pinned_generation(moving) == 1
+
+
+def test_a_generation_that_does_not_load_leaves_the_one_that_answers(repository, moving, launch):
+    server = launch(moving)
+    relayout(repository, moving, "fused")
+    (moving / ENSEMBLE / "2" / "rank" / "stage.json").write_text("{}")
+    with pytest.raises(ServerError, match=r"stays at generation 1.*SHA-256"):
+        activate(server.grpc_url, moving, 2)
+    with grpcclient.InferenceServerClient(server.grpc_url) as client:
+        assert infer(client, user_id=[1])["generation"].item() == 1
+
+
+def test_the_check_finds_nothing_and_then_what_was_broken(repository, moving):
+    assert check_repository(moving) == []
+    (moving / ENSEMBLE / "1" / "rank" / "item_rows.npy").write_bytes(b"")
+    (finding,) = check_repository(moving)
+    assert finding.level == "error"
+    assert "item_rows.npy" in finding.fact
+    assert published_generations(moving) == (1,)
+
+
+def test_a_repository_is_not_laid_out_into_itself(fused_repository):
+    with pytest.raises(ConfigError, match="cannot be laid out again into itself"):
+        relayout(fused_repository, fused_repository, "ensemble")
