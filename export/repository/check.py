@@ -15,12 +15,12 @@ import numpy as np
 
 from export.repository.config import CONFIG_FILE, DTYPE, layout_of, models_of
 from export.repository.recorded import RECORDED_FILE, compare_answers, read_recorded
+from export.repository.replay import replay
 from server.repository import read_config
 from stages.artifacts import MANIFEST_FILE, read_json, read_stage, sha256_of, stage_folder, verify_manifest
 from stages.contract import ENSEMBLE, STAGES
 from stages.errors import RecommenderError
 from stages.generations import pinned_generation
-from stages.pipeline import STAGE_TYPES, Pipeline
 
 SERVING_LIBRARIES = ("numpy", "onnxruntime", "faiss-cpu")
 
@@ -40,7 +40,7 @@ def check_repository(repository: Path) -> list[Finding]:
     found: list[Finding] = []
     for check in CHECKS:
         found += run(check, repository)
-        if any(finding.level == "error" for finding in found) and check in (check_layout, check_versions, check_kernels):
+        if any(finding.level == "error" for finding in found) and check in (check_layout, check_versions, check_stages):
             break
     return sorted(found, key=lambda finding: finding.level)
 
@@ -143,21 +143,23 @@ def check_warmup(repository: Path) -> Iterator[Finding]:
                     yield Finding("error", f"{name}/warmup/{entry.input_data_file}", "The file is missing", "Export again.")
 
 
-def check_kernels(repository: Path) -> Iterator[Finding]:
-    """Every stage loads from its folder and agrees with its own config."""
+def check_stages(repository: Path) -> Iterator[Finding]:
+    """Every stage's settings are of the generation whose folder they lie in."""
     generation = pinned_generation(repository)
     for name in STAGES:
         folder = stage_folder(repository, name, generation)
         if read_stage(folder).generation != generation:
             yield Finding("error", f"{name}/{generation}", "stage.json states another generation", "Export again.")
-        STAGE_TYPES[name].load(folder)
 
 
 def check_answers(repository: Path) -> Iterator[Finding]:
-    """The recorded requests get their recorded answers on this machine."""
+    """Every stage loads on this machine, and the recorded requests get their recorded answers.
+
+    By the generation's own code, as in a server: the checkout's may refuse what serves well, or answer what will not be served.
+    """
     generation = pinned_generation(repository)
     recorded = read_recorded(repository / ENSEMBLE / str(generation) / RECORDED_FILE)
-    answers = Pipeline.load(repository, generation)(recorded.inputs)
+    answers = replay(repository, generation, recorded.inputs)
     if difference := compare_answers(answers, recorded.outputs):
         remedy = "Compare the library versions in the manifest with this machine's; export again here."
         yield Finding("error", f"{ENSEMBLE}/{generation}", f"Recorded requests are answered differently: {difference}", remedy)
@@ -179,6 +181,6 @@ CHECKS = (
     check_libraries,
     check_warmup,
     check_batching,
-    check_kernels,
+    check_stages,
     check_answers,
 )

@@ -1,0 +1,49 @@
+"""Shops of a few dozen events, exported whole in a second or two each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from export.build import build_repository
+from export.dataset import Dataset, load_dataset
+from export.settings import Settings
+
+SETTINGS = {"pipeline": {"recorded_requests": 64}}
+TOML = """
+name = "small"
+[interactions]
+path = "events.csv"
+user_id = "customer"
+item_id = "sku"
+timestamp = "time"
+[items]
+path = "items.csv"
+item_id = "sku"
+"""
+CONTEXT = """
+[context]
+categorical = ["device"]
+continuous = ["temperature"]
+"""
+
+
+def shop(folder: Path, users: int, items: int, events: int, context: str = "") -> Dataset:
+    """Random purchases, one an hour, of the first half of the items by the first `users` ids; context columns are empty."""
+    rng = np.random.default_rng(0)
+    bought = zip(rng.integers(1, users + 1, events), rng.integers(1, max(items // 2, 1) + 1, events), strict=True)
+    rows = [f"{user},{item},{1_600_000_000 + 3_600 * hour},," for hour, (user, item) in enumerate(bought)]
+    folder.mkdir(parents=True)
+    (folder / "events.csv").write_text("\n".join(["customer,sku,time,device,temperature", *rows, ""]))
+    (folder / "items.csv").write_text("\n".join(["sku", *map(str, range(1, items + 1)), ""]))
+    (folder / "dataset.toml").write_text(TOML + context)
+    return load_dataset(folder)
+
+
+def export(folder: Path, dataset: Dataset, **settings: dict) -> Path:
+    """-> a repository in `folder`."""
+    repository = folder / "repository"
+    build_repository(dataset, repository, Settings.model_validate(SETTINGS | settings), Console(quiet=True))
+    return repository

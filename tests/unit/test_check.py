@@ -1,0 +1,143 @@
+"""`make check`: a sound repository has no findings; each thing that will fail has one, with a remedy."""
+
+import shutil
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from export.__main__ import app
+from export.repository import check
+from export.repository.check import check_repository
+from export.repository.recorded import RECORDED_FILE, read_recorded
+from export.repository.replay import replay
+from stages.artifacts import MANIFEST_FILE, read_json, sha256_of, write_manifest
+from stages.contract import ENSEMBLE, STAGES
+from stages.errors import ArtifactError
+from stages.pipeline import STAGE_TYPES, Pipeline
+from tests.unit.small_shops import export, shop
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shop")
+    return export(folder, shop(folder / "data", users=12, items=30, events=60))
+
+
+@pytest.fixture
+def repository(exported, tmp_path):
+    """A copy to break."""
+    return shutil.copytree(exported, tmp_path / "repository")
+
+
+def reseal(repository):
+    """Manifests for what lies in the folders now, as if it had been published so."""
+    for name in STAGES:
+        write_manifest(repository / name / "1", stage=name, generation=1)
+    own = repository / ENSEMBLE / "1"
+    facts = read_json(own, MANIFEST_FILE) | {"stages": {n: sha256_of(repository / n / "1" / MANIFEST_FILE) for n in STAGES}}
+    write_manifest(own, **{key: value for key, value in facts.items() if key not in ("schema", "files")})
+
+
+def errors(repository):
+    return [f"{f.where}: {f.fact}. {f.remedy}" for f in check_repository(repository) if f.level == "error"]
+
+
+def test_a_sound_repository_has_no_findings(repository):
+    assert check_repository(repository) == []
+    result = CliRunner().invoke(app, ["check", "--repo", str(repository)])
+    assert (result.exit_code, result.output.count("0 errors, 0 warnings")) == (0, 1)
+
+
+def test_the_published_code_answers_not_the_checkouts(repository, monkeypatch):
+    def refuse(folder):
+        raise ArtifactError("this checkout reads another format")
+
+    for kernel in STAGE_TYPES.values():
+        monkeypatch.setattr(kernel, "load", refuse)
+    assert check_repository(repository) == []
+
+
+def test_published_code_and_checkout_answer_alike_here(repository):
+    recorded = read_recorded(repository / ENSEMBLE / "1" / RECORDED_FILE)
+    expected = Pipeline.load(repository)(recorded.inputs)
+    for name, values in replay(repository, 1, recorded.inputs).items():
+        np.testing.assert_array_equal(values, expected[name])
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("from stages.errors import ArtifactError\nraise ArtifactError('vectors.npy is of another d. Export.')", "another d"),
+        ("import absent_library", r"does not run here: ModuleNotFoundError: No module named 'absent_library'. Export"),
+        ("import os; os._exit(1)", "it ended without a word"),
+    ],
+    ids=["refuses", "library", "dies"],
+)
+def test_code_that_does_not_run_here_is_an_error(repository, code, told):
+    (repository / "preprocess" / "1" / "stages" / "pipeline.py").write_text(
+        f"class Pipeline:\n    def load(*_):\n        exec({code!r})\n"
+    )
+    reseal(repository)
+    (message,) = errors(repository)
+    assert told in message
+
+
+def test_a_generation_without_code(repository):
+    shutil.rmtree(repository / "preprocess" / "1" / "stages")
+    reseal(repository)
+    (message,) = errors(repository)
+    assert "holds no code to serve it with" in message
+
+
+def test_answers_that_changed_are_an_error(repository):
+    path = repository / ENSEMBLE / "1" / RECORDED_FILE
+    recorded = read_recorded(path)
+    recorded.outputs["item_ids"][5] = recorded.outputs["item_ids"][5][::-1]
+    recorded.write(path)
+    reseal(repository)
+    (message,) = errors(repository)
+    assert "answered differently: 1 of 64 id lists differ, first request 5. Compare the library versions" in message
+
+
+def test_a_file_that_is_not_the_published_one_stops_the_checks_behind_it(repository, monkeypatch):
+    monkeypatch.setattr(check, "replay", lambda *_: pytest.fail("nothing may run from a damaged generation"))
+    with (repository / "rank" / "1" / "stage.json").open("a") as file:
+        file.write(" ")
+    (message,) = errors(repository)
+    assert "rank/1/stage.json is not the file that was published" in message
+
+
+@pytest.mark.parametrize(
+    ("broken", "told"),
+    [
+        (lambda r: (r / "rank" / "config.pbtxt").unlink(), "rank/config.pbtxt: The file is missing"),
+        (lambda r: (r / "notes").mkdir(), "notes: It is no model, and tritonserver takes it for one"),
+        (lambda r: (r / "rank" / "warmup" / "candidate_ids_0").unlink(), "candidate_ids_0: The file is missing"),
+        (lambda r: replace_in(r / "rank" / "config.pbtxt", 'name: "rank"', 'name: "rung"'), "It names the model 'rung'"),
+        (lambda r: replace_in(r / "retrieve" / "config.pbtxt", "dims: 256", "dims: 255"), "(255,) meets (256,)"),
+    ],
+    ids=["config", "stranger", "warm-up", "name", "edge"],
+)
+def test_what_tritonserver_would_refuse(repository, broken, told):
+    broken(repository)
+    assert any(told in message for message in errors(repository))
+    assert CliRunner().invoke(app, ["check", "--repo", str(repository)]).exit_code == 1
+
+
+def test_no_repository(tmp_path):
+    (message,) = errors(tmp_path / "absent")
+    assert "There is no such folder. Create the repository: make export" in message
+
+
+def test_another_library_is_a_warning(repository, monkeypatch):
+    monkeypatch.setattr(check.metadata, "version", lambda name: "0.0.1")
+    found = check_repository(repository)
+    assert {f.where for f in found} == set(check.SERVING_LIBRARIES)
+    assert all(f.level == "warning" and f.fact.startswith("Version 0.0.1 is installed, the export used") for f in found)
+
+
+def replace_in(path, old, new):
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))

@@ -1,0 +1,68 @@
+"""The whole export on the edges of what a log can be: it rehearses, publishes, and answers with what there is."""
+
+import numpy as np
+import pytest
+
+from export.repository.check import check_repository
+from stages.artifacts import read_json
+from stages.contract import ENSEMBLE, PAD_ID, Degraded
+from stages.pipeline import Pipeline
+from tests.unit.small_shops import CONTEXT, export, shop
+
+STRANGER = 999_999
+
+
+def seen_by(dataset, user_id):
+    return set(dataset.interactions.loc[dataset.interactions["user_id"] == user_id, "item_id"])
+
+
+def listed(row):
+    """item_ids [K] -> the items, after a look that padding is only behind them."""
+    ids = row[row != PAD_ID].tolist()
+    assert row.tolist() == ids + [PAD_ID] * (len(row) - len(ids))
+    assert len(set(ids)) == len(ids)
+    return ids
+
+
+def rehearsal(repository):
+    return read_json(repository / ENSEMBLE / "1", "manifest.json")["reports"]["rehearsal"]
+
+
+def test_a_context_that_never_had_a_value(tmp_path):
+    dataset = shop(tmp_path / "data", users=30, items=60, events=300, context=CONTEXT)
+    repository = export(tmp_path, dataset)
+    assert rehearsal(repository) == {"requests": 64, "full_lists": 1.0, "degraded": 0}
+    pipeline = Pipeline.load(repository)
+    (device,) = (column for column in dataset.context_columns if column.name == "device")
+    value = [b"fridge"] if device.kind == "string" else [7]
+    plain = pipeline.recommend([1])
+    for context in ({"device": value}, {"temperature": [np.nan]}):
+        answer = pipeline.recommend([1], context=context)
+        np.testing.assert_array_equal(answer["item_ids"], plain["item_ids"])
+        np.testing.assert_array_equal(answer["scores"], plain["scores"])
+    warm = pipeline.recommend([1], context={"temperature": [21.5]})  # a value at last: served, whatever it does to the order
+    assert np.isfinite(warm["scores"]).all()
+    assert warm["degraded"].item() == 0
+    assert check_repository(repository) == []
+
+
+def test_a_single_user(tmp_path):
+    dataset = shop(tmp_path / "data", users=1, items=60, events=40)
+    pipeline = Pipeline.load(export(tmp_path, dataset))
+    answer = pipeline.recommend([1, STRANGER])
+    assert [len(listed(row)) for row in answer["item_ids"]] == [20, 20]
+    assert not seen_by(dataset, 1) & set(listed(answer["item_ids"][0]))
+    assert answer["degraded"].ravel().tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("items", [7, 1])
+def test_a_catalogue_smaller_than_a_list(tmp_path, items):
+    dataset = shop(tmp_path / "data", users=12, items=items, events=40)
+    repository = export(tmp_path, dataset)
+    assert rehearsal(repository)["full_lists"] == 0.0
+    users = [1, 2, 3, STRANGER]
+    answer = Pipeline.load(repository).recommend(users)
+    for user_id, row in zip(users, answer["item_ids"], strict=True):
+        assert set(listed(row)) == set(range(1, items + 1)) - seen_by(dataset, user_id)
+    assert set(answer["degraded"].ravel().tolist()) == {Degraded.RETRIEVE}  # short lists say so
+    assert check_repository(repository) == []
