@@ -24,12 +24,15 @@ from export.features.schema import FeatureSettings
 from export.models.ranking import FitRetrieve, Ranking, RankingSettings, fit_ranking, save_ranking
 from export.models.reranker import RerankerSettings
 from export.models.retriever import Retriever, RetrieverSettings, fit_retriever, retriever_data
+from export.models.train_ranker import RankerSettings
 from export.rehearsal import rehearse, warmup_tensors
 from export.repository.publish import Staging
 from export.retrieval.save import save_retriever
 from export.settings import PipelineSettings, Settings
+from export.tables import plan_tables, shapes_of, write_tables
 from stages.artifacts import StageInfo
 from stages.contract import ENSEMBLE, Axes, stage_specs
+from stages.rank import TABLES_FOLDER
 from stages.rules_config import RulesConfig, compile_rules
 
 SAMPLE_USERS = 512  # real users on whom parity and the index's recall are measured
@@ -50,8 +53,14 @@ def build_repository(dataset: Dataset, repository: Path, settings: Settings, con
     specs = stage_specs(axes, features.context)
     with Staging(repository, layout) as staging:
         staging.check_contract(specs)  # before the minutes of training
+        serving = settings.serving_of()["rank"]
+        samples = serving.max_batch_size * axes.candidates
+        plan_tables(settings.tables, shapes_of(features, RankerSettings().width), serving.instances, samples)
         ranking, retriever = fit_models(dataset, features, pipeline, say)
         reports = write_stages(staging, dataset, features, retriever, ranking, axes, pipeline)
+        tables = staging.folder("rank") / TABLES_FOLDER
+        reports["tables"], said = write_tables(tables, settings.tables, serving.instances, samples)
+        say(said)
         write_rules(staging.folder("rerank"), rules, dataset, features, pipeline)
         write_catalogue(staging.folder(ENSEMBLE), dataset)
         staging.seal_stages(specs)

@@ -33,6 +33,7 @@ def print_plan(plan: Plan, hit_rates: dict[str, HitRates], console: Console) -> 
 def assumptions(plan: Plan, traced: bool) -> list[str]:
     """What the figures of a plan rest on, one sentence each."""
     said = [
+        "L1: our own tiers leave it out where L2 holds the whole table, whose shared rows are read as fast.",
         f"L1: whole sets of {memory.L1_SET_ROWS} rows, decoded to fp32, with what finds and evicts them.",
         "L2: one copy for all processes in shared memory, rows in the table's row format "
         "(a Redis cluster keeps fp32 rows and its own overhead instead).",

@@ -58,15 +58,17 @@ def sparse_rows(params: ModelParams) -> dict[str, int]:
 
 
 def _table(config: PsConfig, params: ModelParams, i: int, table_rows: Mapping[str, int]) -> TableConfig:
+    """A table that L2 holds whole has no L1: shared rows are read as fast, and all tables at once (side_by_side.py)."""
     name = params.embedding_table_names[i]
     rows = table_rows[name]
+    l2_rows = _l2_rows(config.volatile_db, rows)
     return TableConfig(
         name,
         rows,
         params.embedding_vecsize_per_table[i],
         params.row_format_per_table[i],
-        l1_rows=min(l1_rows(rows, params.gpucacheper), rows) if params.gpucache else 0,
-        l2_rows=_l2_rows(config.volatile_db, rows),
+        l1_rows=min(l1_rows(rows, params.gpucacheper), rows) if params.gpucache and l2_rows < rows else 0,
+        l2_rows=l2_rows,
         default=params.default_value_for_each_table[i],
     )
 

@@ -8,6 +8,7 @@ was written meanwhile (slots.py); otherwise, and for rows that are not there, th
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -25,7 +26,8 @@ class SharedRows:
     def __init__(self, folder: Path, codec: RowCodec, n_rows: Mapping[str, int]) -> None:
         self.codec, self._n_rows, total = codec, dict(n_rows), sum(n_rows.values())
         self._starts = dict(zip(n_rows, accumulate(n_rows.values(), initial=0), strict=False))
-        path = folder / f"{total}x{codec.width}-{codec.row_format}"
+        members = hashlib.blake2b(repr(self._n_rows).encode(), digest_size=6).hexdigest()
+        path = folder / f"{total}x{codec.width}-{codec.row_format}-{members}"
         block = SharedBlock(path, total * codec.row_bytes, initialise=lambda view: None)
         self.rows = np.frombuffer(block.view, codec.dtype).reshape(total, codec.columns)
 

@@ -50,7 +50,12 @@ def test_no_margin_keeps_every_row(tmp_path):
 
 
 def test_small_tables_never_get_more_rows_than_they_have(tmp_path):
-    assert [table.l1_rows for table in tiers(tmp_path, gpucacheper=1.0).tables] == [1_000, 500]
+    half = {"volatile_db": {"type": "hash_map", "num_partitions": 1, "overflow_margin": 400}}
+    assert [table.l1_rows for table in tiers(tmp_path, half, gpucacheper=1.0).tables] == [1_000, 500]
+
+
+def test_no_l1_over_tables_that_l2_holds_whole(tmp_path):
+    assert [table.l1_rows for table in tiers(tmp_path, gpucacheper=1.0).tables] == [0, 0]
 
 
 def test_redis_takes_the_place_of_shared_memory(tmp_path):

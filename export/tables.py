@@ -1,0 +1,129 @@
+"""How the ranker's embedding tables are served: budgets -> plan -> ps.json -> the tiers' own settings.
+
+<rank's version folder>/tables/
+    <table>.npy   float32 [rows, D], as trained
+    ps.json       budgets, levels and row formats in NVIDIA's schema (hps_config/)
+    tiers.json    the same for stages/embeddings, which knows nothing of hps_config
+
+The tables are all named by what is in them (`rank-<digest>`): two generations, or two shops on one Kafka, never mix rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from export.features.build import Features
+from export.models.ranking_data import ItemSlots
+from export.settings import TableSettings
+from hps_config.description import HpsDescription
+from hps_config.planning import Plan, plan_tiers
+from hps_config.ps_writer import write_ps_json
+from hps_config.reader import read_ps_json
+from hps_config.report import human_bytes
+from hps_config.tiers import tiers_config
+from stages.artifacts import open_array, sha256_of
+from stages.embeddings.config import TableConfig, TiersConfig
+from stages.embeddings.row_formats import RowCodec
+from stages.embeddings.table import l1_sections
+from stages.embeddings.tiers import CONFIG_FILE
+from stages.errors import ConfigError
+
+PS_FILE = "ps.json"
+STATE_FOLDER = "recommender-tiers"  # in the temporary folder of the serving machine, unless [tables] state names another
+
+
+def shapes_of(features: Features, width: int) -> dict[str, tuple[int, int]]:
+    """Table -> (rows, D) as `save_ranker` will write them, before there is anything to write."""
+    rows = {f"user_{slot}": n_rows for slot, n_rows in enumerate(features.user_rows.values())}
+    slots = ItemSlots.of(features.item_arrays, tuple(features.item_rows)).rows
+    for slot, (n_rows, own) in enumerate(zip(features.item_rows.values(), slots, strict=True)):
+        rows[f"item_{slot}"] = n_rows if own.shape[1] == 1 else len(own)  # lists become one row per item
+    return {name: (n_rows, width) for name, n_rows in rows.items()}
+
+
+def plan_tables(
+    settings: TableSettings, shapes: Mapping[str, tuple[int, int]], instances: int, samples: int, model: str = "rank"
+) -> tuple[HpsDescription, Plan]:
+    """shapes: table -> (rows, D); samples: (user, candidate) pairs of the largest batch.
+
+    RocksDB is part of the plan when something needs it: rows that do not fit L2, or live updates that must not be lost.
+    Otherwise the published tables are the complete level on disk, and nothing is written on the serving machine.
+    Raises ConfigError, with what would fit, when the budgets do not.
+    """
+    if unknown := sorted(settings.row_formats.keys() - shapes.keys()):
+        raise ConfigError(f"[tables] row_formats names {', '.join(unknown)}. The ranker's tables are {', '.join(shapes)}.")
+    description = described(settings, shapes, instances, samples, model)
+    plan = plan_tiers(description.specs, description.budgets)
+    if plan.l2_complete and not settings.brokers:
+        description = description.model_copy(update={"budget": description.budget.model_copy(update={"l3": 0})})
+        plan = plan_tiers(description.specs, description.budgets)
+    return description, plan
+
+
+def described(
+    settings: TableSettings, shapes: Mapping[str, tuple[int, int]], instances: int, samples: int, model: str
+) -> HpsDescription:
+    """[tables] of the export's settings as hps_config describes tables."""
+    state = settings.state or STATE_FOLDER
+    formats = {name: settings.row_formats.get(name, settings.row_format) for name in shapes}
+    return HpsDescription.model_validate(
+        {
+            "model": model,
+            "budget": {"l1": settings.l1, "l2": settings.l2, "l3": settings.l3},
+            "serving": {
+                "instances": instances,
+                "max_batch_size": samples,
+                "hit_rate_threshold": settings.hit_rate_threshold,
+            },
+            "volatile": {"type": "redis_cluster", "address": settings.redis} if settings.redis else {},
+            "persistent": {"path": f"{state}/{model}"},
+            "updates": {"brokers": settings.brokers},
+            "tables": [
+                {"name": name, "rows": rows, "width": width, "row_format": formats[name]}
+                for name, (rows, width) in shapes.items()
+            ],
+        }
+    )
+
+
+def write_tables(folder: Path, settings: TableSettings, instances: int, samples: int) -> tuple[dict[str, int], str]:
+    """Write ps.json and tiers.json beside the tables in `folder` -> (bytes by tier, a line for people).
+
+    Raises ConfigError when the tables do not fit the budgets, DataError when a row format cannot hold a value.
+    """
+    arrays = {path.stem: open_array(folder, path.stem) for path in sorted(folder.glob("*.npy"))}
+    shapes = {name: array.shape for name, array in arrays.items()}
+    digest = digest_of(folder, arrays)
+    description, plan = plan_tables(settings, shapes, instances, samples, f"rank-{digest}")
+    write_ps_json(folder / PS_FILE, description, plan)
+    rows = {name: rows for name, (rows, _) in shapes.items()}
+    config = tiers_config(read_ps_json(folder / PS_FILE), description.model, digest, rows, source=".")
+    config = replace(config, tables=tuple(with_mean(table, arrays[table.name]) for table in config.tables))
+    config.write(folder / CONFIG_FILE)
+    return report_of(config, plan)
+
+
+def digest_of(folder: Path, tables: Mapping[str, np.ndarray]) -> str:
+    """12 hex digits of what is in the tables."""
+    contents = "".join(f"{name} {sha256_of(folder / f'{name}.npy')}\n" for name in tables)
+    return hashlib.sha256(contents.encode()).hexdigest()[:12]
+
+
+def with_mean(table: TableConfig, array: np.ndarray) -> TableConfig:
+    """Rows that no level can give are the mean row: HPS's ps.json knows one number for all columns only."""
+    RowCodec(table.row_format, table.width).encode(array)  # refuses what the format cannot hold
+    return replace(table, default=tuple(array.mean(axis=0, dtype=np.float64).astype(np.float32).tolist()))
+
+
+def report_of(config: TiersConfig, plan: Plan) -> tuple[dict[str, int], str]:
+    l1_bytes = sum(l1_sections(table).nbytes for table in config.tables if table.l1_rows)
+    sizes = {"l1_bytes_per_process": l1_bytes, "l2_bytes": plan.l2_bytes, "l3_bytes": plan.l3_bytes}
+    rows, formats = sum(planned.table.rows for planned in plan.tables), {planned.table.row_format for planned in plan.tables}
+    said = f"tables: {len(plan.tables)} of {rows:,} rows ({', '.join(sorted(formats))}), {human_bytes(plan.l2_bytes)} in memory"
+    disk = f", {human_bytes(plan.l3_bytes)} in RocksDB" if plan.l3_bytes else ""
+    return sizes, said + (", all rows" if plan.l2_complete else "") + disk

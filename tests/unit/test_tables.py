@@ -1,0 +1,128 @@
+"""How the ranker's tables are served: what the export writes beside them, and that it serves them exactly."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from export.settings import TableSettings
+from export.tables import PS_FILE, plan_tables, write_tables
+from hps_config.reader import check_ps_json, read_ps_json
+from stages.embeddings.config import read_config
+from stages.embeddings.opening import open_tables
+from stages.embeddings.tables import EmbeddingTables
+from stages.embeddings.tiers import CONFIG_FILE
+from stages.errors import ConfigError, DataError
+
+SHAPES = {"user_0": (4_000, 8), "item_0": (500, 8), "item_1": (12, 8)}
+SOME = "100 KiB"  # of memory: too little for all rows
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    rng = np.random.default_rng(0)
+    (tmp_path / "tables").mkdir()
+    for name, shape in SHAPES.items():
+        np.save(tmp_path / "tables" / f"{name}.npy", rng.standard_normal(shape, dtype=np.float32))
+    return tmp_path / "tables"
+
+
+def written(folder: Path, **settings):
+    write_tables(folder, TableSettings(**settings), instances=2, samples=1024)
+    return read_config(folder / CONFIG_FILE)
+
+
+def keys(shape: tuple[int, ...]) -> np.ndarray:
+    rng = np.random.default_rng(1)
+    return np.stack([rng.integers(0, rows, shape) for rows, _ in SHAPES.values()], axis=-1)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"l2": SOME}, {"l2": 0}, {"l2": SOME, "hit_rate_threshold": 0.0}, {"l1": "20 KiB", "l2": SOME}],
+    ids=["default", "part in memory", "no memory", "late rows", "little of each"],
+)
+def test_what_is_written_serves_the_published_rows_bit_for_bit(folder, tmp_path, settings):
+    written(folder, state=str(tmp_path / "state"), **settings)
+    published = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    tiers, plain = open_tables(folder, "rank", SHAPES), EmbeddingTables.load(folder)
+    wanted = ((tuple(SHAPES)[:1], keys((3,))[..., :1]), (tuple(SHAPES)[1:], keys((3, 50))[..., 1:]))
+    for _ in range(3 if "hit_rate_threshold" in settings else 1):  # rows that come late are there the next time
+        answers = tiers.gather(*wanted)
+        tiers.settle()
+    for got, expected in zip(answers, plain.gather(*wanted), strict=True):
+        np.testing.assert_array_equal(got, expected)
+    assert not tiers.degraded
+    tiers.close()
+    # tritonserver loads a version again when anything in its folder changes
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == published
+
+
+def test_tables_that_fit_memory_need_no_database(folder):
+    config = written(folder)
+    assert config.rocksdb is None
+    assert all(table.complete and table.l1_rows == 0 for table in config.tables)
+    assert read_ps_json(folder / PS_FILE).persistent_db.type == "disabled"
+
+
+def test_tables_that_do_not_fit_have_one_outside_the_repository(folder):
+    config = written(folder, l2=SOME)
+    assert config.rocksdb.path == f"{tempfile.gettempdir()}/recommender-tiers/{config.model}"
+    assert not all(table.complete for table in config.tables)
+    assert all(table.l1_rows for table in config.tables if not table.complete)
+    assert written(folder, l2=SOME, state="/var/lib/shop").rocksdb.path == f"/var/lib/shop/{config.model}"
+
+
+def test_updates_must_not_be_lost(folder):
+    config = written(folder, brokers="a:1,b:2")
+    assert config.updates.brokers == "a:1,b:2"
+    assert config.rocksdb is not None
+    assert all(table.complete for table in config.tables)
+
+
+def test_redis_takes_the_place_of_memory(folder):
+    config = written(folder, redis="h:7000")
+    assert config.redis.address == "h:7000"
+    assert [table.l2_rows for table in config.tables] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("settings", [{}, {"l2": SOME}, {"brokers": "a:1"}, {"redis": "h:7000"}, {"row_format": "int8"}])
+def test_nvidias_parsers_take_the_ps_json(folder, settings):
+    written(folder, **settings)
+    assert [finding for finding in check_ps_json(folder / PS_FILE) if finding.severity == "error"] == []
+
+
+def test_row_formats_by_table(folder):
+    config = written(folder, row_format="int8", row_formats={"item_1": "fp16"})
+    assert {table.name: table.row_format for table in config.tables} == {"user_0": "int8", "item_0": "int8", "item_1": "fp16"}
+    with pytest.raises(ConfigError, match=r"names item_9\. The ranker's tables are"):
+        plan_tables(TableSettings(row_formats={"item_9": "int8"}), SHAPES, 1, 1)
+
+
+def test_other_rows_get_another_name(folder):
+    first = written(folder)
+    assert written(folder).model == first.model
+    np.save(folder / "item_1.npy", np.ones((12, 8), np.float32))
+    again = written(folder)
+    assert again.model != first.model
+    assert again.arena != first.arena
+
+
+def test_budgets_that_cannot_hold_the_tables_are_refused_with_what_would_fit():
+    with pytest.raises(ConfigError, match=r"raise l2 to \d+ bytes; or give l3 \d+ bytes of disk"):
+        plan_tables(TableSettings(l2=SOME, l3=0), SHAPES, 1, 1)
+
+
+def test_values_that_a_row_format_cannot_hold_are_refused(folder):
+    np.save(folder / "item_1.npy", np.full((12, 8), 1e6, np.float32))
+    with pytest.raises(DataError, match="Keep this table in fp32"):
+        written(folder, row_format="int8")
+
+
+def test_rows_that_no_level_gives_are_the_mean_row(folder):
+    mean = np.load(folder / "item_0.npy").mean(axis=0)
+    default = {table.name: table.default for table in written(folder).tables}["item_0"]
+    np.testing.assert_allclose(default, mean, atol=1e-6)
