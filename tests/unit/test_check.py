@@ -115,7 +115,7 @@ def test_a_file_that_is_not_the_published_one_stops_the_checks_behind_it(reposit
         (lambda r: (r / "notes").mkdir(), "notes: It is no model, and tritonserver takes it for one"),
         (lambda r: (r / "rank" / "warmup" / "candidate_ids_0").unlink(), "candidate_ids_0: The file is missing"),
         (lambda r: replace_in(r / "rank" / "config.pbtxt", 'name: "rank"', 'name: "rung"'), "It names the model 'rung'"),
-        (lambda r: replace_in(r / "retrieve" / "config.pbtxt", "dims: 256", "dims: 255"), "(255,) meets (256,)"),
+        (lambda r: replace_in(r / "retrieve" / "config.pbtxt", "dims: 256", "dims: 255"), "(255,)) meets ('INT64', (256,))"),
     ],
     ids=["config", "stranger", "warm-up", "name", "edge"],
 )
