@@ -48,12 +48,16 @@ def mark_updated(config: TiersConfig) -> None:
     (Path(config.rocksdb.path) / f"{config.model}-{UPDATED_MARK}").touch()
 
 
+def never_updated(config: TiersConfig) -> bool:
+    """RocksDB is not there yet, or as it was loaded: what was committed to the brokers speaks of another one."""
+    return not (Path(config.rocksdb.path) / f"{config.model}-{UPDATED_MARK}").exists()
+
+
 def as_exported(config: TiersConfig) -> bool:
     """RocksDB holds what `config.source` holds: large parts of a table are read faster from there."""
-    folder = Path(config.rocksdb.path)
-    loaded = _names_in(folder / f"{config.model}-{LOADED_MARK}")
+    loaded = _names_in(Path(config.rocksdb.path) / f"{config.model}-{LOADED_MARK}")
     dense = {table.name for table in config.tables if table.dense}
-    return config.source is not None and dense <= loaded and not (folder / f"{config.model}-{UPDATED_MARK}").exists()
+    return config.source is not None and dense <= loaded and never_updated(config)
 
 
 def _names_in(mark: Path) -> set[str]:

@@ -1,4 +1,7 @@
-"""What lies below the first level: L2 (shared memory or Redis), then L3, then the default vector."""
+"""What lies below the first level: L2 (shared memory or Redis), then L3, then the default vector.
+
+While RocksDB is down the exported tables answer in its place: rows without the updates since then, given but kept nowhere.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from stages.embeddings.memory import SharedFolder
 from stages.embeddings.table import TieredTable, open_shared, shared_root
 from stages.errors import DependencyError
 
-NOWHERE, IN_L2, IN_L3 = 0, 2, 3  # `Fetched.level`
+NOWHERE, IN_L2, IN_L3, AS_EXPORTED = 0, 2, 3, 4  # `Fetched.level`
 
 
 @dataclass
@@ -114,12 +117,17 @@ class LowerLevels:
     def _from_l3(self, fetched: dict[str, Fetched]) -> bool:
         if self.l3 is None or not any(len(rows.lacking) for rows in fetched.values()):
             return True
-        if self._behind(fetched) and not self.catch_up():
-            return False
-        return self._from_store(self.l3, fetched, IN_L3)
+        caught_up = not self._behind(fetched) or self.catch_up()
+        if caught_up and self._from_store(self.l3, fetched, IN_L3):
+            return True
+        if self.source is not None and self.source is not self.l3:
+            self._from_store(self.source, fetched, AS_EXPORTED)
+        return False
 
     def _from_store(self, level: Level, fetched: dict[str, Fetched], mark: int) -> bool:
         wanted = {name: rows.keys[rows.lacking] for name, rows in fetched.items() if len(rows.lacking)}
+        if not wanted:
+            return True
         found, intact = level.use(lambda store: store.read(wanted))
         for name, (vectors, there) in (found or {}).items():
             rows, vectors = fetched[name], vectors[there]

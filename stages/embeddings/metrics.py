@@ -17,6 +17,7 @@ class TableCounts:
     l1_hits: int = 0
     l2_hits: int = 0
     l3_hits: int = 0
+    as_exported: int = 0  # answered by the exported row, without later updates, because L3 is down
     late: int = 0  # answered by the default vector because the request did not wait for a miss (asynchronous insertion)
     unknown: int = 0  # answered by the default vector because no level that was up has the key
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from stages.embeddings.background import Background
 from stages.embeddings.config import TableConfig, TiersConfig, read_config
-from stages.embeddings.lower import IN_L2, IN_L3, NOWHERE, Fetched, LowerLevels
+from stages.embeddings.lower import AS_EXPORTED, IN_L2, IN_L3, NOWHERE, Fetched, LowerLevels
 from stages.embeddings.metrics import Metrics, MissCounts, TableMetrics
 from stages.embeddings.ring import UpdaterState
 from stages.embeddings.side_by_side import SideBySide
@@ -189,9 +189,10 @@ class Tiers:
     def _answer(miss: _Miss, rows: Fetched) -> None:
         miss.vectors[miss.missing] = rows.vectors[miss.inverse]
         counts = miss.table.counts
-        by_level = np.bincount(rows.level, weights=miss.counts, minlength=IN_L3 + 1).astype(np.int64)
+        by_level = np.bincount(rows.level, weights=miss.counts, minlength=AS_EXPORTED + 1).astype(np.int64)
         counts.l2_hits += int(by_level[IN_L2])
         counts.l3_hits += int(by_level[IN_L3])
+        counts.as_exported += int(by_level[AS_EXPORTED])
         counts.unknown += int(by_level[NOWHERE])
 
     # --- behind the answer --------------------------------------------------------------------------------------------------
@@ -205,7 +206,7 @@ class Tiers:
         """Rows that a lower level had, into the levels above it."""
         for name, rows in fetched.items():
             self._lower.promote(name, rows)
-            l1, found = self._tables[name].l1, rows.level != NOWHERE
+            l1, found = self._tables[name].l1, np.isin(rows.level, (IN_L2, IN_L3))
             if l1 is not None and found.any():
                 l1.insert(rows.keys[found], rows.vectors[found], rows.position)
 

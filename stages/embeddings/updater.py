@@ -22,7 +22,7 @@ from stages.embeddings.config import TiersConfig
 from stages.embeddings.formats.kafka import consumer_group, decode_message, subscribed, topic
 from stages.embeddings.formats.names import split_tag
 from stages.embeddings.level import Level
-from stages.embeddings.loading import load_l3, mark_updated
+from stages.embeddings.loading import load_l3, mark_updated, never_updated
 from stages.embeddings.memory import SharedFolder
 from stages.embeddings.redis_store import RedisStore
 from stages.embeddings.ring import BROKER_DOWN, HEARTBEAT_MS, LAG_US, REJECTED, STORE_DOWN, last_of_each
@@ -138,6 +138,7 @@ class Updater:
         self._assigned: set[TopicPartition] = set()
         self._assigned_at_s = -TOPICS_EVERY_S
         self._uncommitted = 0  # batches
+        self._from_the_beginning = config.rocksdb is not None and never_updated(config)
 
     def run(self, stop: threading.Event) -> None:
         """Until `stop` is set. Brokers may come and go."""
@@ -171,7 +172,7 @@ class Updater:
         )
 
     def _assign(self) -> None:
-        """Take the partitions of our tables' topics, from where this machine committed, else from the beginning.
+        """Take the partitions of our tables' topics, from where this machine committed; from the beginning for a new database.
 
         The group has one member: taking partitions by hand spares a restarted updater the wait for its predecessor's session.
         """
@@ -194,7 +195,8 @@ class Updater:
             self._tell(BROKER_DOWN, 1)
             return
         for partition in committed:
-            partition.offset = partition.offset if partition.offset >= 0 else OFFSET_BEGINNING
+            if partition.offset < 0 or (self._from_the_beginning and partition not in self._assigned):
+                partition.offset = OFFSET_BEGINNING
         self._consumer.assign(committed)
         self._assigned = there
 

@@ -67,6 +67,7 @@ def damage(path: Path) -> None:
 def test_damaged_blocks_cost_their_rows_only(open_tiers, settings):
     load_l3(TiersConfig("rank", (PARTIAL,), "x", **settings))
     damage(Path(settings["rocksdb"].path))
+    del settings["source"]
     tiers = open_tiers(PARTIAL, **settings, warm=False)
     own = own_or_default(tiers)
     assert tiers.degraded
@@ -75,6 +76,7 @@ def test_damaged_blocks_cost_their_rows_only(open_tiers, settings):
 
 def test_a_database_that_cannot_be_opened(open_tiers, settings, tmp_path):
     load_l3(TiersConfig("rank", (PARTIAL,), "x", **settings))
+    del settings["source"]
     tiers = open_tiers(PARTIAL, **settings)  # warms L2
     again = open_tiers(PARTIAL, **settings, arena="cold", warm=False)
     shutil.move(settings["rocksdb"].path, tmp_path / "away")
@@ -90,6 +92,23 @@ def test_a_database_that_cannot_be_opened(open_tiers, settings, tmp_path):
     shutil.move(tmp_path / "away", settings["rocksdb"].path)
     until(lambda: own_or_default(tiers).all() and not tiers.degraded)
     until(lambda: own_or_default(again).all() and not again.degraded)
+
+
+def test_exported_rows_stand_in_for_a_database_that_is_down(open_tiers, settings, tmp_path):
+    """They may be older than what was there, so they are kept nowhere."""
+    (tmp_path / "db").write_text("not a database")
+    tiers = open_tiers(PARTIAL, **settings)
+    assert own_or_default(tiers).all()
+    assert tiers.degraded
+    tiers.settle()
+    table = tiers.metrics().tables["items"]
+    assert (table.counts.as_exported, table.counts.unknown, table.l2_rows) == (ROWS, 0, 0)
+    assert tiers.metrics().hit_rate == 0
+
+    (tmp_path / "db").unlink()
+    until(lambda: own_or_default(tiers).all() and not tiers.degraded)
+    tiers.settle()
+    assert tiers.metrics().tables["items"].l2_rows == RESIDENT
 
 
 def test_read_only_l3_serves_and_is_not_updated(open_tiers, settings):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
 import time
@@ -230,6 +231,20 @@ def test_from_publisher_to_lookup(broker, config, instances):
         broker.send("hps_et.rank.items", b"")
         until(lambda: tiers.metrics().tables["items"].updater.messages_rejected == 3)
     np.testing.assert_array_equal(tiers.lookup("items", np.arange(ROWS)), versions(np.arange(ROWS), 4))
+
+
+def test_a_database_that_is_gone_gets_its_updates_again(broker, config, instances):
+    """What was committed to the brokers was true of the old one: a machine that lost its disk starts from the beginning."""
+    config, keys = replace(config, updates=UpdateConfig(broker.address)), np.arange(ROWS)
+    publisher = Publisher(broker.address, "rank", {"items": WIDTH})
+    publisher.publish("items", keys, versions(keys, 1))
+    publisher.flush()
+    for _ in range(2):
+        tiers = instances(config)
+        with updating(config):
+            until(lambda tiers=tiers: (tiers.lookup("items", keys) == versions(keys, 1)).all())
+        tiers.close()
+        shutil.rmtree(config.rocksdb.path)
 
 
 def _update_for_ever(config: TiersConfig) -> None:
