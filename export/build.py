@@ -52,7 +52,8 @@ def build_repository(dataset: Dataset, repository: Path, settings: Settings, con
     axes = axes_of(features, pipeline)
     specs = stage_specs(axes, features.context)
     with Staging(repository, layout) as staging:
-        staging.check_contract(specs)  # before the minutes of training
+        staging.check_contract(specs)  # before the minutes of training, as the rules
+        write_rules(staging.folder("rerank"), rules, dataset, features, pipeline)
         serving = settings.serving_of()["rank"]
         samples = serving.max_batch_size * axes.candidates
         plan_tables(settings.tables, shapes_of(features, RankerSettings().width), serving.instances, samples)
@@ -61,7 +62,6 @@ def build_repository(dataset: Dataset, repository: Path, settings: Settings, con
         tables = staging.folder("rank") / TABLES_FOLDER
         reports["tables"], said = write_tables(tables, settings.tables, serving.instances, samples)
         say(said)
-        write_rules(staging.folder("rerank"), rules, dataset, features, pipeline)
         write_catalogue(staging.folder(ENSEMBLE), dataset)
         staging.seal_stages(specs)
         recorded, reports["rehearsal"] = rehearse(staging, dataset, specs, pipeline)
@@ -167,7 +167,7 @@ def write_rules(folder: Path, rules: RulesConfig, dataset: Dataset, features: Fe
         item_ids=features.items.ids,
         category=none_for_missing(items["category"]),
         provider=none_for_missing(items["provider"]),
-        price=items["price"].to_numpy() if "price" in items else None,
+        price=dataset.prices,
         popularity=np.bincount(features.items.positions(positives), minlength=len(items)),
         items_returned=pipeline.items_returned,
         item_names=names,

@@ -230,7 +230,10 @@ def _check_fits(
             f"rules: exploration.slots is {config.exploration.slots}, but a list has {items_returned} slots. Give it fewer."
         )
     if config.price_cap is not None and not has_price:
-        raise ConfigError("rules: price_cap is set, but the items have no price. Name a price column, or leave price_cap out.")
+        raise ConfigError(
+            "rules: price_cap is set, but the items have no price. "
+            'Name its column in dataset.toml ([items] price = "…"), or leave price_cap out.'
+        )
     _check_known("category_caps", config.category_caps, category)
     _check_known("provider_floor.providers", config.provider_floor.providers if config.provider_floor else (), provider)
 

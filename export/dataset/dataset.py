@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import pandas as pd
 
 from export.dataset.description import Description
@@ -36,8 +37,8 @@ class Dataset:
                   a weight column), label f4 (NaN without a label column), then the context columns under their own names:
                   "integer" ones Int64 (nullable), "string" ones object (None = missing), continuous f4 (NaN = missing)
     items         every item of the log or the item file, sorted by item_id: item_id i8, title str, category str|None,
-                  provider str|None, available bool, then the feature columns: categorical str|None, multi_categorical list of
-                  str, continuous f4 (NaN = missing)
+                  provider str|None, available bool, price f4 (NaN = missing) where the description names one, then the
+                  feature columns: categorical str|None, multi_categorical list of str, continuous f4 (NaN = missing)
     users         every user of the log or the user file, sorted by user_id: user_id i8, then the feature columns
     user_names, item_names   (id i8, name str) sorted by id, where the shop's ids are text; else None
     """
@@ -49,6 +50,12 @@ class Dataset:
     user_names: pd.DataFrame | None = None
     item_names: pd.DataFrame | None = None
     report: Report = field(default_factory=Report)
+
+    @property
+    def prices(self) -> np.ndarray | None:
+        """f4 [n_items], NaN = missing: what price rules speak of; None when the data set has no price."""
+        items = self.description.items
+        return self.items["price"].to_numpy() if items and items.price_column else None
 
     @property
     def context_columns(self) -> tuple[ContextColumn, ...]:

@@ -68,11 +68,16 @@ class Items(_Section):
     continuous: list[ColumnName] = []
     category: ColumnName | None = None  # of a multi_categorical column: its first value
     provider: ColumnName | None = None
+    price: ColumnName | None = None  # of price rules; without it, the continuous column "price" if there is one
     available: ColumnName | None = None  # 0/1 or true/false; missing = available
 
     @property
     def feature_columns(self) -> list[str]:
         return [*self.categorical, *self.multi_categorical, *self.continuous]
+
+    @property
+    def price_column(self) -> str | None:
+        return self.price or ("price" if "price" in self.continuous else None)
 
     @model_validator(mode="after")
     def _names(self) -> Items:
@@ -84,6 +89,11 @@ class Items(_Section):
                     f"the feature column {name!r} has the name of a role of the item table; rename the column in the file "
                     f"(reserved: item_id, {', '.join(ITEM_ROLES)})"
                 )
+        if self.price and "price" in self.feature_columns and not (self.price == "price" and "price" in self.continuous):
+            raise ValueError(
+                f"price = \"{self.price}\" names what price rules speak of, and the feature column 'price' is another one; "
+                'list it in continuous and leave out price = "…", or rename the column in the file'
+            )
         return self
 
 

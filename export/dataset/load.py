@@ -60,7 +60,8 @@ def _load(folder: Path, description: Description) -> Dataset:
     log = _read(folder, log_file.path, [*log_names, *description.context.columns])
     catalogue, register = {}, {}
     if item_file:
-        roles = [item_file.item_id, item_file.title, item_file.category, item_file.provider, item_file.available]
+        roles = [item_file.item_id, item_file.title, item_file.category, item_file.provider]
+        roles += [item_file.price, item_file.available]
         catalogue = _read(folder, item_file.path, [*roles, *item_file.feature_columns])
     if user_file:
         register = _read(folder, user_file.path, [user_file.user_id, *user_file.feature_columns])
@@ -212,6 +213,8 @@ def _item_table(
         column = getattr(spec, role)
         table[role] = _gather(_role_texts(catalogue[column], spec), row, None) if column else None
     table["available"] = _gather(catalogue[spec.available].flags(), row, True) if spec.available else True
+    if spec.price:
+        table["price"] = _gather(catalogue[spec.price].numbers(), row, np.nan).astype(np.float32)
     for name in spec.categorical:
         table[name] = _gather(catalogue[name].texts(), row, None)
     for name, separator in spec.multi_categorical.items():

@@ -22,7 +22,9 @@ timestamp = "time"
 [items]
 path = "items.csv"
 item_id = "sku"
+continuous = ["unit_price"]
 """
+PRICE = 'price = "unit_price"\n'  # item i costs i
 CONTEXT = """
 [context]
 categorical = ["device"]
@@ -30,15 +32,18 @@ continuous = ["temperature"]
 """
 
 
-def shop(folder: Path, users: int, items: int, events: int, context: str = "") -> Dataset:
-    """Random purchases, one an hour, of the first half of the items by the first `users` ids; context columns are empty."""
+def shop(folder: Path, users: int, items: int, events: int, more: str = "") -> Dataset:
+    """Random purchases, one an hour, of the first half of the items by the first `users` ids; context columns are empty.
+
+    more: further lines of dataset.toml, PRICE or CONTEXT
+    """
     rng = np.random.default_rng(0)
     bought = zip(rng.integers(1, users + 1, events), rng.integers(1, max(items // 2, 1) + 1, events), strict=True)
     rows = [f"{user},{item},{1_600_000_000 + 3_600 * hour},," for hour, (user, item) in enumerate(bought)]
     folder.mkdir(parents=True)
     (folder / "events.csv").write_text("\n".join(["customer,sku,time,device,temperature", *rows, ""]))
-    (folder / "items.csv").write_text("\n".join(["sku", *map(str, range(1, items + 1)), ""]))
-    (folder / "dataset.toml").write_text(TOML + context)
+    (folder / "items.csv").write_text("\n".join(["sku,unit_price", *(f"{item},{item}" for item in range(1, items + 1)), ""]))
+    (folder / "dataset.toml").write_text(TOML + more)
     return load_dataset(folder)
 
 

@@ -6,8 +6,9 @@ import pytest
 from export.repository.check import check_repository
 from stages.artifacts import read_json
 from stages.contract import ENSEMBLE, PAD_ID, Degraded
+from stages.errors import ConfigError
 from stages.pipeline import Pipeline
-from tests.unit.small_shops import CONTEXT, export, shop
+from tests.unit.small_shops import CONTEXT, PRICE, export, shop
 
 STRANGER = 999_999
 
@@ -29,7 +30,7 @@ def rehearsal(repository):
 
 
 def test_a_context_that_never_had_a_value(tmp_path):
-    dataset = shop(tmp_path / "data", users=30, items=60, events=300, context=CONTEXT)
+    dataset = shop(tmp_path / "data", users=30, items=60, events=300, more=CONTEXT)
     repository = export(tmp_path, dataset)
     assert rehearsal(repository) == {"requests": 64, "full_lists": 1.0, "degraded": 0}
     pipeline = Pipeline.load(repository)
@@ -66,3 +67,19 @@ def test_a_catalogue_smaller_than_a_list(tmp_path, items):
         assert set(listed(row)) == set(range(1, items + 1)) - seen_by(dataset, user_id)
     assert set(answer["degraded"].ravel().tolist()) == {Degraded.RETRIEVE}  # short lists say so
     assert check_repository(repository) == []
+
+
+def test_a_price_rule_speaks_of_the_column_that_is_named(tmp_path):
+    dataset = shop(tmp_path / "data", users=12, items=30, events=60, more=PRICE)
+    answer = Pipeline.load(export(tmp_path, dataset, rules={"price_cap": 12.0})).recommend([STRANGER])
+    ids = listed(answer["item_ids"][0])
+    dear = [item > 12 for item in ids]
+    assert len(ids) == 20
+    assert dear == [False] * 12 + [True] * 8  # item i costs i: what is dearer comes after all others
+
+
+def test_a_price_rule_without_a_price_is_refused_before_training(tmp_path, monkeypatch):
+    monkeypatch.setattr("export.build.fit_models", lambda *_: pytest.fail("it trained"))
+    dataset = shop(tmp_path / "data", users=12, items=30, events=60)
+    with pytest.raises(ConfigError, match=r"the items have no price\. Name its column in dataset\.toml"):
+        export(tmp_path, dataset, rules={"price_cap": 12.0})

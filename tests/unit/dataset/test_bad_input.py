@@ -49,6 +49,10 @@ BAD_DESCRIPTIONS = {
         TOML + ITEMS.replace("{ tags", "{ category"),
         ["[items]", "'category' has the name of a role"],
     ),
+    "feature price that is not the price": (
+        TOML + ITEMS + 'price = "brand"\n',
+        ["[items]", 'price = "brand" names what price rules speak of', "rename"],
+    ),
     "feature named item_id": (TOML + ITEMS.replace('["brand"]', '["item_id"]'), ["'item_id' has the name of a role"]),
     "feature named user_id": (TOML + USERS.replace('["country"]', '["user_id"]'), ["[users]", "user_id is always a feature"]),
     "context named as a tensor": (TOML + '[context]\ncategorical = ["history"]\n', ["[context]", "'history' has the name"]),

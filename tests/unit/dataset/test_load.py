@@ -62,6 +62,32 @@ def test_a_feature_may_be_named_as_the_role_it_fills(shop):
     assert table.columns.tolist() == ["item_id", "title", "category", "provider", "available"]
 
 
+PRICES_CSV = "sku,price,unit_price,pack_price\n10,cheap,2.5,30\n12,dear,,90\n"
+
+
+@pytest.mark.parametrize(
+    ("items", "expected"),
+    [
+        ('continuous = ["unit_price"]\nprice = "unit_price"\n', [2.5, np.nan, np.nan]),
+        ('continuous = ["unit_price"]\nprice = "pack_price"\n', [30, np.nan, 90]),  # need not be a feature
+        ('continuous = ["unit_price"]\n', None),
+        ('categorical = ["price"]\n', None),  # bands are no numbers
+    ],
+)
+def test_a_price_has_the_column_that_is_named(shop, items, expected):
+    toml = f'{TOML}[items]\npath = "items.csv"\nitem_id = "sku"\n{items}'
+    prices = load_dataset(shop(toml, **{"items.csv": PRICES_CSV})).prices
+    np.testing.assert_array_equal(prices, expected and np.array(expected, np.float32))
+
+
+def test_a_continuous_column_price_is_the_price(shop):
+    np.testing.assert_array_equal(load_dataset(shop(TOML + ITEMS)).prices, np.array([2.5, np.nan, np.nan], np.float32))
+    np.testing.assert_array_equal(
+        load_dataset(shop(f'{TOML}{ITEMS}price = "price"\n')).prices, load_dataset(shop(TOML + ITEMS)).prices
+    )
+    assert load_dataset(shop(TOML)).prices is None
+
+
 def test_text_ids_are_mapped_in_log_and_item_file_alike(shop):
     events = "customer,sku,time\nann,10,300\nbob,A-1,100\n"
     dataset = load_dataset(shop(TOML + ITEMS, **{"events.csv": events}))
