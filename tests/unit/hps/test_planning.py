@@ -84,10 +84,12 @@ def number(pattern: str, message: str) -> int:
 def test_l3_refusal_says_what_fits():
     budgets = replace(AMPLE, l3_bytes=MIB)
     message = refusal((ITEM,), budgets)
-    plan_tiers((ITEM,), replace(budgets, l3_bytes=number(r"Raise l3 to (\d+)", message)))
+    needed = number(r"Raise l3 to (\d+)", message)
+    assert plan_tiers((ITEM,), replace(budgets, l3_bytes=needed)).l3_bytes == needed
+    assert number(r"Raise l3 to (\d+)", refusal((ITEM,), replace(budgets, l3_bytes=needed - 1))) == needed
     rows = number(r"at most (\d+) rows", message)
-    plan_tiers((replace(ITEM, rows=rows),), budgets)
-    refusal((replace(ITEM, rows=rows + 1),), budgets)
+    assert plan_tiers((replace(ITEM, rows=rows),), budgets).l3_bytes <= MIB
+    assert number(r"at most (\d+) rows", refusal((replace(ITEM, rows=rows + 1),), budgets)) == rows
 
 
 def test_l1_refusal_says_what_fits():

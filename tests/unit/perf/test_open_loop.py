@@ -1,5 +1,6 @@
 """The open loop with a fake server: what counts as latency, what counts as an error, and what is refused."""
 
+import re
 import threading
 import time
 from concurrent.futures import Future
@@ -86,9 +87,10 @@ def test_what_cannot_be_sent_is_an_error_not_silence(monkeypatch):
     assert outcome.ok.sum() == 2
 
 
-@pytest.mark.parametrize("url", ["localhost:1", "127.0.0.1:8001", "[::1]:8001", "127.9.9.9:1"])
+@pytest.mark.parametrize("url", ["localhost:1", "127.0.0.1:9", "[::1]:9", "127.9.9.9:1"])
 def test_loopback_is_allowed(url):
-    require_loopback(url)
+    with pytest.raises(ServerError, match=f"{re.escape(url)} does not answer"):  # past the guard, to a port nobody listens on
+        open_loop.run_load(url, [b""], np.array([0.0]))
 
 
 @pytest.mark.parametrize("url", ["10.1.2.3:8001", "192.168.0.1:8001", "8.8.8.8:80"])
