@@ -40,7 +40,8 @@ class Neighbours:
 
     @classmethod
     def load(cls, folder: Path) -> Neighbours:
-        neighbours = cls(open_array(folder, "neighbours"), open_array(folder, "neighbour_weights"))
+        positions, weights = (open_array(folder, name).view(np.ndarray) for name in ("neighbours", "neighbour_weights"))
+        neighbours = cls(positions, weights)
         if neighbours.positions.shape != neighbours.weights.shape:
             raise ArtifactError(
                 f"{folder}: neighbours.npy is {neighbours.positions.shape}, neighbour_weights.npy {neighbours.weights.shape}; "
@@ -69,7 +70,11 @@ def index_queries(user_vectors: np.ndarray) -> np.ndarray:
 
 
 class Search:
-    """The searcher of one generation. `index`: of Faiss; None for a catalogue small enough to score whole."""
+    """The searcher of one generation, for one call at a time. `index`: of Faiss; None for a catalogue small enough to score whole.
+
+    Requests of a batch are gone through one by one where their lists differ in length: what belongs to one stays in the
+    processor's cache, and no answer can depend on batch mates.
+    """
 
     def __init__(self, item_vectors: np.ndarray, neighbours: Neighbours, available: np.ndarray, index: Any = None):
         """item_vectors: float32 [n_items, D]; available: bool [n_items], False = never served, whatever else is true.
@@ -79,6 +84,7 @@ class Search:
         self.item_vectors, self.neighbours, self.index = item_vectors, neighbours, index
         self.n_items = len(item_vectors)
         self.servable = np.append(available, False)  # the padding row is never served
+        self._place = np.empty(self.n_items + 1, np.int32)  # scratch: where in a request's list an item stands
 
     def __call__(
         self, user_vectors: np.ndarray, history: np.ndarray, blocked: Blocked, count: int
@@ -111,63 +117,86 @@ class Search:
         scores[:, :-1] += np.einsum("bd,nd->bn", user_vectors, self.item_vectors)
         scores[blocked.rows, blocked.positions] = -np.inf
         scores[:, ~self.servable] = -np.inf
-        kept = min(count, self.n_items)
-        best = np.argpartition(-scores, kept - 1, axis=1)[:, :kept]
-        best.sort(axis=1)  # equal scores: lower position first
-        order = np.argsort(-np.take_along_axis(scores, best, axis=1), axis=1, kind="stable")
-        positions = np.take_along_axis(best, order, axis=1)
-        return self._padded(positions, np.take_along_axis(scores, positions, axis=1), count)
+        everything = np.arange(self.n_items + 1)
+        best = [best_of(row, everything, count) for row in scores]
+        return self._padded(best, scores, count)
 
     def together(self, history: np.ndarray) -> np.ndarray:
         """int [B, H] -> float32 [B, n_items + 1]: the history's part of every item's score; the last column is padding's."""
-        n_rows, width = len(history), self.n_items + 1
-        keys, weights = self._named(history)
-        return np.bincount(keys.ravel(), weights.ravel(), n_rows * width).reshape(n_rows, width).astype(np.float32)
+        weights = recency_weights(history, self.n_items)
+        scores = np.empty((len(history), self.n_items + 1), np.float32)
+        for row in range(len(history)):
+            scores[row] = np.bincount(*self._named(history[row], weights[row]), self.n_items + 1)
+        return scores
 
-    def _named(self, history: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """-> (keys row * (n_items + 1) + position, float32 weights), each [B, H * N]: what the history names, how strongly."""
-        n_rows = len(history)
-        weights = recency_weights(history, self.n_items)[:, :, None] * self.neighbours.weights[history]
-        keys = (np.arange(n_rows) * (self.n_items + 1))[:, None, None] + self.neighbours.positions[history]
-        return keys.reshape(n_rows, -1), weights.reshape(n_rows, -1)
+    def _named(self, history: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """int [H], float32 [H] of one request -> (int32 [P] positions the history names, with repeats; float32 [P] weights)."""
+        counted = weights > 0
+        items = history[counted]
+        strength = weights[counted, None] * self.neighbours.weights.take(items, axis=0)
+        return self.neighbours.positions.take(items, axis=0).ravel(), strength.ravel()
 
     def _by_index(
         self, user_vectors: np.ndarray, history: np.ndarray, blocked: Blocked, count: int, ann_results: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """As a call, over the index's answers and the history's neighbours -> (positions, scores, complete bool [B])."""
-        n_rows, width = len(user_vectors), self.n_items + 1
+        n_rows = len(user_vectors)
         _, near = self.index.search(index_queries(user_vectors), ann_results)
-        near_keys = (np.arange(n_rows) * width)[:, None] + np.where(near < 0, self.n_items, near)
-        named_keys, named_weights = self._named(history)
-        blocked_keys = blocked.rows * width + blocked.positions
-
-        # One sort brings together what the sources say of each (row, item); blocked pairs weigh minus infinity.
-        keys = np.concatenate([named_keys.ravel(), near_keys.ravel(), blocked_keys])
-        weights = np.concatenate(
-            [named_weights.ravel(), np.zeros(near_keys.size, np.float32), np.full(len(blocked_keys), -np.inf, np.float32)]
-        )
-        order = np.argsort(keys, kind="stable")
-        keys = keys[order]
-        starts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
-        rows, positions = np.divmod(keys[starts], width)
-        scores = np.add.reduceat(weights[order], starts)
-        servable = self.servable[positions] & (scores > -np.inf)
-        rows, positions, scores = rows[servable], positions[servable], scores[servable]
-        scores += np.einsum("rd,rd->r", user_vectors[rows], self.item_vectors[positions])
-
+        near = np.where(near < 0, self.n_items, near).astype(np.int32)
+        weights = recency_weights(history, self.n_items)
+        blocked_of = by_row(blocked, n_rows)
+        positions, scores = np.full((n_rows, count), self.n_items), np.full((n_rows, count), -np.inf, np.float32)
         # Complete: the index alone gave `count` servable items, so no item outside can be better than the last one kept.
-        near_servable = ~np.isin(near_keys, blocked_keys) & (near >= 0)
-        complete = (near_servable.sum(axis=1) >= count) | (ann_results >= self.index.ntotal)
-        order = np.lexsort((positions, -scores, rows))
-        rows, positions, scores = rows[order], positions[order], scores[order]
-        place = np.arange(len(rows)) - np.searchsorted(rows, rows)
-        kept = place < count
-        best, best_scores = np.full((n_rows, count), self.n_items), np.full((n_rows, count), -np.inf, np.float32)
-        best[rows[kept], place[kept]] = positions[kept]
-        best_scores[rows[kept], place[kept]] = scores[kept]
-        return best, best_scores, complete
+        complete = np.full(n_rows, ann_results >= self.index.ntotal)
+        for row in range(n_rows):
+            named, strength = self._named(history[row], weights[row])
+            items, sums, n_near = self._gathered(named, strength, near[row], blocked_of[row])
+            sums += np.einsum("nd,d->n", self.item_vectors.take(items, axis=0), user_vectors[row])
+            best = best_of(sums, items, count)
+            positions[row, : len(best)], scores[row, : len(best)] = items[best], sums[best]
+            complete[row] |= n_near >= count
+        return positions, scores, complete
 
-    def _padded(self, positions: np.ndarray, scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-        missing = ((0, 0), (0, count - positions.shape[1]))
-        positions = np.where(scores > -np.inf, positions, self.n_items)
-        return np.pad(positions, missing, constant_values=self.n_items), np.pad(scores, missing, constant_values=-np.inf)
+    def _gathered(
+        self, named: np.ndarray, strength: np.ndarray, near: np.ndarray, blocked: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, int]:
+        """What the sources say of each item that may be served, of one request.
+
+        named: int32 [P] with repeats, float32 [P] how strongly; near: int32 [A]; blocked: int [X]
+        -> (int32 [N] distinct positions, float32 [N] sums of strengths, how many of `near` may be served)
+        """
+        listed = np.concatenate([named, near])
+        numbers = np.arange(len(listed), dtype=np.int32)
+        place = self._place
+        place[listed] = numbers  # of equal items the last one written stands for all
+        place[blocked] = -1
+        place[self.n_items] = -1
+        owner = place[listed]
+        first = owner == numbers
+        first &= self.servable[listed]
+        sums = np.bincount(owner[: len(named)] + 1, strength, len(listed) + 1)[1:]  # what is blocked is summed in front
+        return listed[first], sums[first].astype(np.float32), int(np.count_nonzero(owner[len(named) :] >= 0))
+
+    def _padded(self, best: list[np.ndarray], scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """best: of each row the columns to keep, best first -> (positions, scores), padded as in a call."""
+        positions, kept = np.full((len(best), count), self.n_items), np.full((len(best), count), -np.inf, np.float32)
+        for row, columns in enumerate(best):
+            columns = columns[scores[row, columns] > -np.inf]
+            positions[row, : len(columns)], kept[row, : len(columns)] = columns, scores[row, columns]
+        return positions, kept
+
+
+def best_of(scores: np.ndarray, items: np.ndarray, count: int) -> np.ndarray:
+    """float32 [N], int [N] -> int64 [min(count, N)]: where the largest scores stand, falling; of equals the lower item first."""
+    candidates = np.arange(len(scores))
+    if len(scores) > count:
+        floor = np.partition(scores, len(scores) - count)[len(scores) - count]
+        candidates = np.flatnonzero(scores >= floor)
+    return candidates[np.lexsort((items[candidates], -scores[candidates]))[:count]]
+
+
+def by_row(blocked: Blocked, n_rows: int) -> list[np.ndarray]:
+    """-> positions of each row's pairs."""
+    order = np.argsort(blocked.rows, kind="stable")
+    ends = np.searchsorted(blocked.rows[order], np.arange(1, n_rows))
+    return np.split(blocked.positions[order], ends)
