@@ -8,6 +8,8 @@ DATA ?= online-retail
 PROFILE ?= cpu
 # ensemble: a model per stage; fused: one model that runs the four kernels
 LAYOUT ?= ensemble
+# of the merlin profile: 24.03 (merlin-hugectr:24.06, the last image with HPS) or modern (any current one)
+TRITON ?=
 REPO ?= model_repository
 # settings of the export (export/settings.py lists every key); empty = the defaults
 CONFIG ?=
@@ -41,9 +43,9 @@ run: setup ## from a bare machine to served recommendations: setup, training, ex
 	@echo "Call it:  $(RECOMMEND) --user-id $(firstword $(USERS)) -k 10    (add --json for machines)"
 	@echo "Stop it:  make stop"
 
-export: setup ## data set (folder or bundled name) to repository: DATA=… PROFILE=cpu LAYOUT=ensemble|fused REPO=… CONFIG=…
+export: setup ## data set (folder or bundled name) to repository: DATA=… PROFILE=cpu|merlin LAYOUT=ensemble|fused TRITON=24.03|modern REPO=… CONFIG=…
 	@rm -f .run/exported/$(subst /,_,$(REPO))-*
-	@$(PYTHON) -m export build --data $(DATA) --profile $(PROFILE) --layout $(LAYOUT) --repo $(REPO) $(if $(CONFIG),--config $(CONFIG))
+	@$(PYTHON) -m export build --data $(DATA) --profile $(PROFILE) --layout $(LAYOUT) --repo $(REPO) $(if $(TRITON),--triton $(TRITON)) $(if $(CONFIG),--config $(CONFIG))
 	@mkdir -p .run/exported && touch $(EXPORTED)
 
 $(EXPORTED): $(if $(wildcard $(REPO)/recommend),$(SOURCES),missing)

@@ -23,18 +23,21 @@ Repo = Annotated[Path, typer.Option(help="the model repository")]
 Config = Annotated[Path | None, typer.Option(help="settings file (export/settings.py lists every key)")]
 Layout = Annotated[str, typer.Option(help="ensemble: a model per stage; fused: one model that runs the four kernels")]
 
+Triton = Annotated[str, typer.Option(help="of the merlin profile: 24.03, the last with HPS, or modern")]
+
 
 @app.command()
 def build(
     data: Data = "online-retail",
     profile: str = "cpu",
     layout: Layout = "ensemble",
+    triton: Triton = "",
     repo: Repo = Path("model_repository"),
     config: Config = None,
 ) -> None:
     """Train on a data set and publish a new generation into a repository."""
     from export.dataset import load_dataset
-    from export.settings import PROFILES, read_settings
+    from export.settings import PROFILES, read_settings, with_triton
 
     refuse_unknown(layout)
 
@@ -42,10 +45,12 @@ def build(
         raise ConfigError(
             f"There is no profile {profile!r} here. Available: {', '.join(PROFILES)}; the README lists what is planned."
         )
-    settings, dataset = read_settings(config), load_dataset(data)
+    if profile == "merlin" and layout != "ensemble":
+        raise ConfigError(f"The merlin profile has no {layout} layout: its networks are models of their own. Leave LAYOUT out.")
+    settings, dataset = with_triton(read_settings(config), triton), load_dataset(data)
     from export.build import build_repository  # only now: what trains takes seconds to import
 
-    build_repository(dataset, repo, settings, console, layout)
+    build_repository(dataset, repo, settings, console, layout, profile)
 
 
 @app.command()

@@ -21,6 +21,8 @@ from export.dataset import Dataset
 from export.evaluation.problem import matrix_of
 from export.features.build import Features, build_features
 from export.features.schema import FeatureSettings
+from export.merlin.publish import publish_merlin, refuse_other_profile
+from export.merlin.source import Source
 from export.models.ranking import FitRetrieve, Ranking, RankingSettings, fit_ranking, save_ranking
 from export.models.reranker import RerankerSettings
 from export.models.retriever import Retriever, RetrieverSettings, fit_retriever, retriever_data
@@ -31,7 +33,7 @@ from export.retrieval.save import save_retriever
 from export.settings import PipelineSettings, Settings
 from export.tables import plan_tables, shapes_of, write_tables
 from stages.artifacts import StageInfo
-from stages.contract import ENSEMBLE, Axes, stage_specs
+from stages.contract import ENSEMBLE, STAGES, Axes, stage_specs
 from stages.rank import TABLES_FOLDER
 from stages.rules_config import RulesConfig, compile_rules
 
@@ -41,7 +43,14 @@ LIBRARIES = ("numpy", "onnxruntime", "faiss-cpu", "nvtabular", "torch", "onnx", 
 Say = Callable[[str], None]
 
 
-def build_repository(dataset: Dataset, repository: Path, settings: Settings, console: Console, layout: str = "ensemble") -> int:
+def build_repository(
+    dataset: Dataset,
+    repository: Path,
+    settings: Settings,
+    console: Console,
+    layout: str = "ensemble",
+    profile: str = "cpu",
+) -> int:
     """Train on all of a data set's log and publish -> the generation. Raises ConfigError or ExportError."""
     say = progress(console)
     rules = RulesConfig.from_dict(settings.rules)
@@ -52,7 +61,10 @@ def build_repository(dataset: Dataset, repository: Path, settings: Settings, con
     axes = axes_of(features, pipeline)
     specs = stage_specs(axes, features.context)
     with Staging(repository, layout) as staging:
-        staging.check_contract(specs)  # before the minutes of training, as the rules
+        if profile == "merlin":
+            refuse_other_profile(repository)
+        else:
+            staging.check_contract(specs)  # before the minutes of training, as the rules
         write_rules(staging.folder("rerank"), rules, dataset, features, pipeline)
         serving = settings.serving_of()["rank"]
         samples = serving.max_batch_size * axes.candidates
@@ -73,7 +85,11 @@ def build_repository(dataset: Dataset, repository: Path, settings: Settings, con
                 "reports": reports,
             }
         )
-        generation = staging.publish(specs, settings.serving_of(), warmup_tensors(staging, recorded))
+        if profile == "merlin":
+            staged = {name: staging.folder(name) for name in (*STAGES, ENSEMBLE)}
+            generation = publish_merlin(Source.open(staged), repository, settings)
+        else:
+            generation = staging.publish(specs, settings.serving_of(), warmup_tensors(staging, recorded))
     say(f"generation {generation} published in {repository}")
     return generation
 

@@ -3,6 +3,7 @@
     [pipeline]  sizes of the contract and what retrieval filters
     [serving]   how Triton runs the models; [serving.rank] etc. override it for one model
     [rules]     the shop's say after the models (stages/rules_config.py)
+    [merlin]    where and how the merlin profile is served (export/merlin/settings.py)
     [tables]    budgets of the ranker's embedding tables, and where their updates come from (export/tables.py)
 
 The settings used are echoed into the manifest of the generation.
@@ -17,12 +18,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from export.merlin.settings import MerlinSettings
 from export.repository.config import WARMUP_ROWS, Serving
 from hps_config.description import Bytes
 from stages.contract import ENSEMBLE, STAGES
 from stages.errors import ConfigError
 
-PROFILES = ("cpu",)  # see the README's table for the profiles to come
+PROFILES = ("cpu", "merlin")  # see the README's table for the profile to come
 FIRST_STAGE_QUEUE_DELAY_US = 100  # requests that meet in the first stage leave together and meet again in the later ones
 FUSED_INSTANCES = 2  # of `recommend` in the fused layout: it runs all kernels, where the ensemble has a process per stage
 
@@ -74,6 +76,7 @@ class Settings(_Section):
     serving: dict[str, Any] = {}
     rules: dict[str, Any] = {}
     tables: TableSettings = TableSettings()
+    merlin: MerlinSettings = MerlinSettings()
 
     def serving_of(self) -> dict[str, Serving]:
         """-> the serving settings of every model, by name."""
@@ -113,6 +116,16 @@ def serving_from(base: Serving, changes: dict[str, Any], section: str) -> Servin
             f"which is {changed.priority_levels}."
         )
     return changed
+
+
+def with_triton(settings: Settings, triton: str) -> Settings:
+    """-> the same settings for another Triton (of the merlin profile); "" leaves them. Raises ConfigError."""
+    if not triton:
+        return settings
+    try:
+        return settings.model_copy(update={"merlin": MerlinSettings(**{**settings.merlin.model_dump(), "triton": triton})})
+    except ValidationError as error:
+        raise ConfigError(f"TRITON is {triton!r}. Expected 24.03, the last with HPS, or modern.") from error
 
 
 def read_settings(path: Path | None) -> Settings:

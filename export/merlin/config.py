@@ -27,7 +27,7 @@ def hps_config(settings: MerlinSettings, generation: int, instances: int) -> pb.
     config.input.add(name=NUMKEYS, data_type=pb.TYPE_INT32, dims=[-1, -1])
     config.output.add(name=HPS_OUTPUT, data_type=pb.TYPE_FP32, dims=[-1])
     config.version_policy.specific.versions.append(generation)
-    config.instance_group.add(kind=pb.ModelInstanceGroup.KIND_GPU, count=instances, gpus=settings.gpus)
+    config.instance_group.add(kind=pb.ModelInstanceGroup.KIND_GPU, count=instances, gpus=[settings.gpu])
     config.parameters["refresh_interval"].string_value = str(settings.refresh_interval_s)
     return config
 

@@ -11,8 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from export.hugectr.model import slot_offsets
-from export.merlin.settings import MerlinSettings
-from hps_config.description import BudgetSection, HpsDescription, PersistentSection, ServingSection, TableSection
+from export.repository.config import Serving
+from export.settings import Settings
+from export.tables import plan_tables
+from hps_config.description import PersistentSection, TableSection
 from hps_config.planning import plan_tiers
 from hps_config.ps_writer import sparse_folder_name, write_ps_json
 from stages.embeddings.formats.sparse_folder import write_sparse_folder
@@ -20,6 +22,7 @@ from stages.ranking_features import SCALE
 from stages.steps.specs import RANK_EMBEDDINGS
 
 TABLE, PS_FILE = "rank", "ps.json"
+STATE_ROOT = "/var/lib/hps"  # in the container, unless [tables] state is absolute
 
 
 def write_table(folder: Path, tables: dict[str, np.ndarray], use_counts: dict[str, np.ndarray]) -> dict[str, int]:
@@ -49,22 +52,20 @@ def estimated_uses(
 
 
 def write_ps(
-    path: Path,
-    settings: MerlinSettings,
-    shape: tuple[int, int],
-    keys_per_request: int,
-    generation: int,
-    serving: ServingSection,
+    path: Path, settings: Settings, shape: tuple[int, int], keys_per_request: int, generation: int, serving: Serving
 ) -> None:
     """Write ps.json. shape: rows and width of the table. Raises ConfigError when a budget cannot hold what it must."""
-    description = HpsDescription(
-        model=RANK_EMBEDDINGS,
-        sparse_root=f"{settings.mount}/{RANK_EMBEDDINGS}/{generation}",
-        budget=BudgetSection(l1=settings.gpu_cache, l2=settings.host_memory, l3=settings.disk),
-        serving=serving,
-        volatile=settings.volatile,
-        persistent=PersistentSection(path=settings.rocksdb),
-        updates=settings.updates,
-        tables=[TableSection(name=TABLE, rows=shape[0], width=shape[1], keys_per_sample=keys_per_request)],
+    tables = settings.tables.model_copy(update={"row_format": "fp32", "row_formats": {}})  # HPS has no other
+    samples = serving.max_batch_size
+    description, plan = plan_tables(tables, {TABLE: shape}, serving.instances, samples, RANK_EMBEDDINGS)
+    table = TableSection(name=TABLE, rows=shape[0], width=shape[1], keys_per_sample=keys_per_request)
+    description = description.model_copy(
+        update={
+            "sparse_root": f"{settings.merlin.mount}/{RANK_EMBEDDINGS}/{generation}",
+            "serving": description.serving.model_copy(update={"devices": [settings.merlin.gpu]}),
+            "persistent": PersistentSection(path=str(Path(STATE_ROOT, description.persistent.path))),
+            "tables": [table],
+        }
     )
-    write_ps_json(path, description, plan_tiers(description.specs, description.budgets))
+    plan = plan_tiers(description.specs, plan.budgets)
+    write_ps_json(path, description, plan)

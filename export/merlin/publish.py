@@ -7,40 +7,58 @@ them per model name. So a move to another generation is a restart, and there is 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from export.merlin.pipeline import MerlinPipeline
-from export.merlin.settings import MerlinSettings
 from export.merlin.source import Source
-from export.merlin.write import Writer
-from export.repository.config import Serving
+from export.merlin.write import PROFILE, Writer
+from export.repository.config import CONFIG_FILE
 from export.repository.recorded import RECORDED_FILE, compare_answers, read_recorded
+from export.settings import Settings
+from stages.artifacts import MANIFEST_FILE, read_json
 from stages.contract import ENSEMBLE
 from stages.errors import ConfigError, ExportError
+from stages.generations import pinned_generation
 from stages.steps.gpu_index import MOST_GPU_RESULTS
 
 BATCH = 32
 TOLERANCE = 1e-4  # of scores, absolute or relative, against the cpu profile's
 
 
-def publish_merlin(source: Source, repository: Path, settings: MerlinSettings, serving: Mapping[str, Serving]) -> int:
-    """Write, rehearse and put in place -> the generation. serving: of every stage and of `recommend`, by name.
+def publish_merlin(source: Source, repository: Path, settings: Settings) -> int:
+    """Write, rehearse and put in place -> the generation.
 
     Raises ConfigError for settings the backends do not take, ExportError when the answers are not the cpu profile's.
     """
+    refuse_other_profile(repository)
     refuse_long_lists(source)
     building = repository.parent / f".{repository.name}.merlin"
     shutil.rmtree(building, ignore_errors=True)
     try:
-        Writer(source, building, settings, serving).write()
-        rehearse(building, source.generation, settings.mount)
+        Writer(source, building, settings).write()
+        rehearse(building, source.generation, settings.merlin.mount)
         replace_folder(building, repository)
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return source.generation
+
+
+def refuse_other_profile(repository: Path) -> None:
+    """Raises ExportError when another profile lives in `repository`, which would be replaced with all its generations."""
+    path = repository / ENSEMBLE / CONFIG_FILE
+    if path.is_file() and not is_merlin(repository):
+        raise ExportError(
+            f"{repository} holds another profile. A merlin export replaces the whole repository: export into another REPO, or "
+            "remove this one first."
+        )
+
+
+def is_merlin(repository: Path) -> bool:
+    """Is it a repository of this profile?"""
+    generation = pinned_generation(repository)
+    return read_json(repository / ENSEMBLE / str(generation), MANIFEST_FILE).get("profile") == PROFILE
 
 
 def refuse_long_lists(source: Source) -> None:

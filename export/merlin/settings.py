@@ -1,12 +1,13 @@
-"""[merlin] of the export's settings: where the repository will lie, and what the `hps` backend may use there."""
+"""[merlin] of the export's settings: where the repository will lie, and how it is served there.
+
+Budgets of the tables, their update source and the hit-rate threshold are those of [tables], whichever tiers serve them.
+"""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
-
-from hps_config.description import Bytes, UpdateSection, VolatileSection
 
 
 class MerlinSettings(BaseModel):
@@ -16,14 +17,7 @@ class MerlinSettings(BaseModel):
 
     triton: Literal["24.03", "modern"] = "24.03"
     mount: Annotated[str, Field(pattern="^/.*[^/]$")] = "/models"  # where the container sees the repository
-    gpus: Annotated[list[int], Field(min_length=1, max_length=1)] = [0]  # hps serves all instances from the last one it lists
+    gpu: Annotated[int, Field(ge=0)] = 0  # one: the hps backend serves all instances from the last one it is given
     cuda_graphs: bool = True
-    gpu_cache: Bytes = Field(default="1 GiB", validate_default=True)  # rows in GPU memory
-    host_memory: Bytes = Field(default="16 GiB", validate_default=True)  # of the volatile database; 0: none
-    disk: Bytes = Field(default="0", validate_default=True)  # of RocksDB; 0: none
-    rocksdb: str = "/var/lib/hps/rocksdb"  # in the container
-    volatile: VolatileSection = VolatileSection()
-    updates: UpdateSection = UpdateSection()
-    hit_rate_threshold: Annotated[float, Field(ge=0)] = 1.1  # above 1: every answer is exact
     refresh_interval_s: Annotated[int, Field(ge=0)] = 0  # how often the GPU cache follows the databases; 0: never
-    hugectr: bool = False  # also write the model for the older `hugectr` backend, beside the repository
+    hugectr: bool = False  # also write the model for the older `hugectr` backend, into <REPO>.hugectr

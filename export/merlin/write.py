@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -15,14 +14,13 @@ from export.merlin.graph import FLAT, fix_candidates, with_flat_rows
 from export.merlin.hps import PS_FILE, estimated_uses, write_ps, write_table
 from export.merlin.parts import HPS, NESTED, PYTHON, Part, models_of, parts_of
 from export.merlin.pipeline import MerlinPipeline
-from export.merlin.settings import MerlinSettings
 from export.merlin.source import Source
-from export.repository.config import CONFIG_FILE, WARMUP_ROWS, Serving, stage_config
+from export.repository.config import CONFIG_FILE, WARMUP_ROWS, stage_config
 from export.repository.publish import CODE, forbid_caches, write_warmup
 from export.repository.recorded import RECORDED_FILE, read_recorded
+from export.settings import Settings
 from export.tensorrt.config import tensorrt_config
 from export.tensorrt.model import Engine, write_configs, write_version
-from hps_config.description import ServingSection
 from server.repository import write_config
 from stages.artifacts import MANIFEST_FILE, open_array, read_json, sha256_of, write_manifest
 from stages.contract import ANY_GENERATION, ENSEMBLE, ModelSpec
@@ -47,16 +45,17 @@ TritonPythonModel = step_model({kernel})
 class Writer:
     """Writes one repository into `target`, which must not exist."""
 
-    def __init__(self, source: Source, target: Path, settings: MerlinSettings, serving: Mapping[str, Serving]) -> None:
-        self.source, self.target, self.settings, self.serving = source, target, settings, serving
-        self.behind_hps = settings.triton == "24.03"
-        self.parts = parts_of(settings.triton)
+    def __init__(self, source: Source, target: Path, settings: Settings) -> None:
+        self.source, self.target, self.settings = source, target, settings
+        self.merlin, self.serving = settings.merlin, settings.serving_of()
+        self.behind_hps = self.merlin.triton == "24.03"
+        self.parts = parts_of(self.merlin.triton)
         self.specs = all_specs(source.info["rank"], source.sizes, self.behind_hps)
         self.first_keys: dict[str, int] = {}
 
     def write(self) -> None:
         """Everything; nothing is changed once it was written."""
-        for name in models_of(self.settings.triton):
+        for name in models_of(self.merlin.triton):
             self.version(name).mkdir(parents=True)
         if self.behind_hps:
             self._hps_model()
@@ -88,16 +87,10 @@ class Writer:
             np.asarray(open_array(source.folders["rank"], "popularity"))[:, 0],
         )
         self.first_keys = write_table(version, tables, uses)
-        section = ServingSection(
-            instances=serving.instances,
-            max_batch_size=serving.max_batch_size,
-            hit_rate_threshold=self.settings.hit_rate_threshold,
-            devices=self.settings.gpus,
-        )
         shape = (sum(map(len, tables.values())), source.sizes.row_width)
         per_request = keys_per_request(source.info["rank"], source.sizes)
-        write_ps(self.target / PS_FILE, self.settings, shape, per_request, source.generation, section)
-        config = hps_config(self.settings, source.generation, serving.instances)
+        write_ps(self.target / PS_FILE, self.settings, shape, per_request, source.generation, serving)
+        config = hps_config(self.merlin, source.generation, serving.instances)
         write_config(self.target / RANK_EMBEDDINGS / CONFIG_FILE, config)
         write_manifest(version, generation=source.generation)
 
@@ -139,8 +132,8 @@ class Writer:
             profiles,
             versions=[generation],
             preferred_batch_sizes=tuned,
-            gpus=self.settings.gpus,
-            cuda_graphs=self.settings.cuda_graphs,
+            gpus=[self.merlin.gpu],
+            cuda_graphs=self.merlin.cuda_graphs,
         )
         network = self.target / f"{part.name}.onnx"
         self._network(part, network)
@@ -173,15 +166,15 @@ class Writer:
         folder, version = self.source.folders[ENSEMBLE], self.version(ENSEMBLE)
         shutil.copytree(folder, version, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST_FILE))
         facts = {k: v for k, v in read_json(folder, MANIFEST_FILE).items() if k not in ("schema", "files", "stages")}
-        with_manifest = [name for name in models_of(self.settings.triton) if (self.version(name) / MANIFEST_FILE).exists()]
+        with_manifest = [name for name in models_of(self.merlin.triton) if (self.version(name) / MANIFEST_FILE).exists()]
         digests = {name: sha256_of(self.version(name) / MANIFEST_FILE) for name in with_manifest}
-        facts |= {"profile": PROFILE, PROFILE: self.settings.model_dump(mode="json"), "stages": digests}
+        facts |= {"profile": PROFILE, PROFILE: self.merlin.model_dump(mode="json"), "stages": digests}
         write_manifest(version, **facts)
 
     def _warmup(self) -> None:
         """Recorded requests, traced through what was written, warm every Python model up."""
         recorded = read_recorded(self.version(ENSEMBLE) / RECORDED_FILE)
-        pipeline = MerlinPipeline(self.target, self.source.generation, self.settings.mount)
+        pipeline = MerlinPipeline(self.target, self.source.generation, self.merlin.mount)
         given = pipeline.trace({name: values[:WARMUP_ROWS] for name, values in recorded.inputs.items()})
         steps = [self.specs[part.name] for part in self.parts if part.kind == PYTHON]
         for spec in (self.source.specs["preprocess"], *steps):

@@ -1,0 +1,164 @@
+"""The merlin repository on the real tritonserver, with stand-ins for the backends that only NVIDIA's containers have.
+
+Wiring, shapes, types and numbers are thereby tested end to end, from the files that are exported.
+"""
+
+import shutil
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
+
+from export.merlin.publish import TOLERANCE, publish_merlin
+from export.merlin.settings import MerlinSettings
+from export.merlin.source import Source
+from export.repository.recorded import RECORDED_FILE, compare_answers, read_recorded
+from export.settings import Settings
+from server.launcher import TritonServer
+from stages.artifacts import read_stage
+from stages.contract import ENSEMBLE, STAGES
+from tests.server.merlin_doubles import stand_in
+from tests.server.requests import ask_each, infer, tensor
+
+READY_TIMEOUT_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def recorded(repository, info):
+    """Requests and answers of the cpu profile, of the same training."""
+    return read_recorded(repository / ENSEMBLE / str(info.generation) / RECORDED_FILE)
+
+
+@pytest.fixture(scope="module")
+def merlin(repository, info, tmp_path_factory):
+    """merlin(triton) -> a merlin repository of the same training, as it is exported."""
+
+    def export(triton: str):
+        folder = tmp_path_factory.mktemp("merlin") / "model_repository"
+        folders = {name: repository / name / str(info.generation) for name in (*STAGES, ENSEMBLE)}
+        publish_merlin(Source.open(folders), folder, Settings(merlin={"triton": triton}))
+        return folder
+
+    return export
+
+
+@pytest.fixture(scope="module", params=["24.03", "modern"])
+def served(request, merlin, tmp_path_factory):
+    exported = merlin(request.param)
+    copy = tmp_path_factory.mktemp("doubled") / "model_repository"
+    shutil.copytree(exported, copy)
+    stand_in(copy, MerlinSettings().mount)
+    with (
+        TritonServer(copy, run_dir=tmp_path_factory.mktemp("run"), ready_timeout_s=READY_TIMEOUT_S) as server,
+        grpcclient.InferenceServerClient(server.grpc_url) as client,
+    ):
+        yield request.param, client
+
+
+def test_answers_equal_the_cpu_profiles(served, recorded):
+    _, client = served
+    inputs = {name: values[:200] for name, values in recorded.inputs.items()}
+    expected = {name: values[:200] for name, values in recorded.outputs.items()}
+    for concurrency in (1, 8):
+        got = ask_each(client, inputs, concurrency)
+        assert compare_answers(got, expected, TOLERANCE) == ""
+        np.testing.assert_array_equal(got["degraded"], expected["degraded"])
+        np.testing.assert_array_equal(got["generation"], expected["generation"])
+
+
+def test_a_batch_is_answered_like_its_rows(served, recorded):
+    _, client = served
+    inputs = {name: values[:32] for name, values in recorded.inputs.items()}
+    got = infer(client, **inputs)
+    assert compare_answers(got, {name: values[:32] for name, values in recorded.outputs.items()}, TOLERANCE) == ""
+
+
+def test_a_caller_may_send_the_user_alone(served):
+    _, client = served
+    answer = infer(client, user_id=[7, 8, 9])
+    assert answer["item_ids"].shape == (3, 20)
+    assert (answer["degraded"] == 0).all()
+
+
+def test_the_stages_answer_alone_too(served, recorded, info):
+    """A nested stage takes what the cpu profile's stage takes; its chain comes back under the stage's name."""
+    _, client = served
+    spec_inputs = {"user_id": recorded.inputs["user_id"][:1]}
+    first = client.infer("preprocess", [tensor(name, array) for name, array in spec_inputs.items()])
+    chain = {"degraded": np.zeros((1, 1), np.int32), "generation": np.array([[info.generation]])}
+    names = ("user_categorical", "user_continuous", "history_ids", "history_age_days")
+    user = {name: first.as_numpy(name) for name in names}
+    found = client.infer("retrieve", [tensor(n, a) for n, a in (spec_inputs | user | chain).items()])
+    candidates = {name: found.as_numpy(name) for name in ("candidate_ids", "retrieval_scores")}
+    assert found.as_numpy("retrieve_generation").tolist() == [[info.generation]]
+    scores = client.infer("rank", [tensor(n, a) for n, a in (user | candidates | chain).items()])
+    assert scores.as_numpy("rank_scores").shape == candidates["candidate_ids"].shape
+    assert np.isfinite(scores.as_numpy("rank_scores")).all()
+    assert scores.as_numpy("rank_degraded").tolist() == [[0]]
+
+
+def test_another_generation_is_refused_by_every_stage(served, recorded, info):
+    _, client = served
+    scores = np.zeros((1, info.axes.candidates), np.float32)
+    ids = np.full((1, info.axes.candidates), -1, np.int64)
+    foreign = {"degraded": np.zeros((1, 1), np.int32), "generation": np.array([[info.generation + 5]])}
+    given = {"user_id": np.array([[1]]), "candidate_ids": ids, "retrieval_scores": scores, "rank_scores": scores} | foreign
+    with pytest.raises(InferenceServerException, match=f"generation is {info.generation + 5}, this stage serves"):
+        client.infer("rerank", [tensor(name, array) for name, array in given.items()])
+
+
+def test_more_rows_than_the_exported_limit_are_refused(served):
+    """Behind hps `recommend` has no batch limit of its own: its steps refuse."""
+    _, client = served
+    with pytest.raises(InferenceServerException, match="batch-size must be <= 64"):
+        infer(client, user_id=list(range(65)))
+
+
+@pytest.fixture(scope="module")
+def keys_per_sample(repository, info) -> int:
+    settings = read_stage(repository / "rank" / str(info.generation)).settings
+    return len(settings["user_tables"]) + info.axes.candidates * len(settings["item_tables"])
+
+
+behind_hps = pytest.mark.parametrize("served", ["24.03"], indirect=True)
+
+
+def embeddings(client, keys, numkeys):
+    return client.infer("rank_embeddings", [tensor("KEYS", keys), tensor("NUMKEYS", numkeys)]).as_numpy("OUTPUT0")
+
+
+@behind_hps
+def test_hps_gives_one_flat_tensor(served, keys_per_sample):
+    _, client = served
+    answer = embeddings(client, np.zeros((1, keys_per_sample), np.int64), np.array([[keys_per_sample]], np.int32))
+    assert answer.shape == (keys_per_sample * 16,)
+
+
+@behind_hps
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        (lambda keys, count: (keys, count + 1), "NUMKEYS sums to the number of keys"),
+        (lambda keys, count: (keys[:, :-1], count - 1), "whole samples"),
+        (lambda keys, count: (np.tile(keys, 65), count * 65), "at most max_batch_size samples"),
+        (lambda keys, count: (keys - 1, count), "no reserved key"),
+        (lambda keys, count: (np.repeat(keys, 2, axis=0), count * 2), r"KEYS is \[1, K\]"),
+        (lambda keys, count: (keys, np.concatenate([count, count * 0], axis=1)), r"NUMKEYS is \[1, 1\]"),
+    ],
+)
+def test_the_stand_in_for_hps_notices_each_broken_rule(served, keys_per_sample, change, rule):
+    _, client = served
+    keys, count = change(np.zeros((1, keys_per_sample), np.int64), np.array([[keys_per_sample]], np.int32))
+    with pytest.raises(InferenceServerException, match=rule):
+        embeddings(client, keys, count)
+
+
+@behind_hps
+def test_the_stand_in_for_tensorrt_notices_shapes_that_no_profile_accepts(served, info):
+    _, client = served
+    spec = client.get_model_config("rank_dense", as_json=True)["config"]["input"]
+    dims = {each["name"]: [int(d) for d in each["dims"]] for each in spec}
+    inputs = [tensor(n, np.zeros([65 if d == -1 else d for d in own], np.float32)) for n, own in dims.items()]
+    with pytest.raises(InferenceServerException, match="shapes within a profile"):
+        client.infer("rank_dense", inputs)
