@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +62,11 @@ class ItemStatistics:
     sold_days: np.ndarray
     groups: np.ndarray
     clock: Clock
+
+    @cached_property
+    def column_of(self) -> np.ndarray:
+        """int32 [n_items + 1] of -1: scratch for one call at a time, left as it was found."""
+        return np.full(self.n_items + 1, -1, np.int32)
 
     @property
     def n_items(self) -> int:
@@ -149,26 +155,41 @@ def affinities(statistics: ItemStatistics, history: np.ndarray, weights: np.ndar
     weights: float32 [B, H, len(WEIGHTINGS)] of the history's items
     """
     batch, width = candidates.shape
-    n_items, n_neighbours = statistics.n_items, statistics.neighbours.shape[1]
-    n_columns = len(VIEWS) * weights.shape[2]
+    row, item = np.nonzero(weights[..., 0])  # [P] what each request's history counts
+    positions = history[row, item]
+    column = candidate_columns(statistics, positions, np.searchsorted(row, np.arange(batch + 1)), candidates)  # [P, N]
+    named = np.flatnonzero(column >= 0)
+    pair, neighbour = np.divmod(named, column.shape[1])
     flat_weights = statistics.neighbour_weights.reshape(-1, len(VIEWS))
-    slot = np.full(n_items + 1, width, np.int32)  # position -> column of the candidate; width = not a candidate
-    result = np.zeros((batch, width, n_columns), np.float32)
-    for row in range(batch):
-        items = np.flatnonzero(history[row] < n_items)
-        positions = history[row, items]
-        slot[candidates[row]] = np.arange(width)
-        slot[n_items] = width
-        places = slot[statistics.neighbours[positions]].ravel()  # [items * N]
-        named = np.flatnonzero(places < width)
-        item, neighbour = np.divmod(named, n_neighbours)
-        strength = flat_weights[positions[item] * n_neighbours + neighbour].astype(np.float32)
-        terms = strength[:, :, None] * weights[row, items[item], None, :]
-        cells = places[named, None] * n_columns + np.arange(n_columns)
-        sums = np.bincount(cells.ravel(), weights=terms.ravel(), minlength=width * n_columns)
-        result[row] = sums.reshape(width, n_columns)
-        slot[candidates[row]] = width
-    return result
+    strength = flat_weights.take(positions[pair] * column.shape[1] + neighbour, axis=0).astype(np.float32)
+    importance = weights[row, item].take(pair, axis=0)
+    cell = row[pair] * width + column.ravel()[named]
+    result = np.empty((batch * width, len(VIEWS), weights.shape[2]), np.float32)
+    for view in range(len(VIEWS)):
+        for weighting in range(weights.shape[2]):
+            terms = strength[:, view] * importance[:, weighting]
+            result[:, view, weighting] = np.bincount(cell, terms, batch * width)
+    return result.reshape(batch, width, -1)
+
+
+def candidate_columns(
+    statistics: ItemStatistics, positions: np.ndarray, starts: np.ndarray, candidates: np.ndarray
+) -> np.ndarray:
+    """-> int32 [P, N]: which of its request's candidates each neighbour of `positions` is, -1 for none.
+
+    positions: int [P], those of request b at starts[b] : starts[b + 1]
+    """
+    neighbours = statistics.neighbours.take(positions, axis=0)
+    columns = np.arange(candidates.shape[1])
+    column_of = statistics.column_of
+    found = np.empty(neighbours.shape, np.int32)
+    for row, own in enumerate(candidates):
+        mine = slice(starts[row], starts[row + 1])
+        column_of[own] = columns
+        column_of[statistics.n_items] = -1
+        found[mine] = column_of.take(neighbours[mine])
+        column_of[own] = -1
+    return found
 
 
 def standardized(values: np.ndarray, valid: np.ndarray) -> np.ndarray:

@@ -70,7 +70,9 @@ def index_queries(user_vectors: np.ndarray) -> np.ndarray:
 
 
 class Search:
-    """The searcher of one generation, for one call at a time. `index`: of Faiss; None for a catalogue small enough to score whole.
+    """The searcher of one generation, for one call at a time.
+
+    index: of Faiss; None for a catalogue small enough to score whole
 
     Requests of a batch are gone through one by one where their lists differ in length: what belongs to one stays in the
     processor's cache, and no answer can depend on batch mates.
@@ -187,7 +189,7 @@ class Search:
 
 
 def best_of(scores: np.ndarray, items: np.ndarray, count: int) -> np.ndarray:
-    """float32 [N], int [N] -> int64 [min(count, N)]: where the largest scores stand, falling; of equals the lower item first."""
+    """float32 [N], int [N] -> int64 [min(count, N)]: where the largest scores stand, falling; the lower item on a tie."""
     candidates = np.arange(len(scores))
     if len(scores) > count:
         floor = np.partition(scores, len(scores) - count)[len(scores) - count]
