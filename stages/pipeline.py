@@ -46,6 +46,12 @@ class Pipeline:
         stages = {name: STAGE_TYPES[name].load(folder) for name, folder in folders.items()}
         return cls(info, stages, stage_specs(info.axes, info.context))
 
+    def close(self) -> None:
+        """Let go of what the stages share with other processes. Nothing is answered afterwards."""
+        for stage in self.stages.values():
+            if hasattr(stage, "close"):
+                stage.close()
+
     def __call__(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
         """One batch through the four kernels.
 

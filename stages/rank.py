@@ -7,6 +7,7 @@ rows of the candidates ─▶ tables ──────┘
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 
 from stages.artifacts import REMEDY, StageInfo, open_array, open_network, read_stage, stage_settings
 from stages.contract import PAD_ID, PAD_SCORE, Degraded, generation_faults
+from stages.embeddings.measurements import Measurement, measurements
 from stages.embeddings.opening import open_tables
 from stages.embeddings.tiers import Tiers
 from stages.errors import ArtifactError, DependencyError
@@ -82,6 +84,10 @@ class Rank:
     def close(self) -> None:
         """Leave the tables, which other instances share. Nothing is answered afterwards."""
         self.tables.close()
+
+    def measurements(self) -> Iterator[Measurement]:
+        """What the tables' levels did so far."""
+        return measurements(self.tables.metrics())
 
     def faults(self, inputs: Arrays) -> dict[int, str]:
         """Row -> message for requests of another generation."""

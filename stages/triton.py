@@ -11,6 +11,7 @@ A malformed request gets an error of its own; the rest of its batch is answered.
 from __future__ import annotations
 
 import json
+import threading
 import time
 import traceback
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from stages.contract import ENSEMBLE, STAGES, Degraded, ModelSpec
 from stages.errors import ArtifactError, RecommenderError
 
 Arrays = dict[str, np.ndarray]
+
+REPORT_EVERY_S = 1.0
 
 # Names, not values: the backend fills its module only after this file was imported.
 ERROR_CODES = {
@@ -69,6 +72,19 @@ class StageModel:
         except RecommenderError as error:
             raise pb_utils.TritonModelException(f"{args['model_name']}: {error}") from error
         self.first = self.chain[0]
+        self.reporters = [
+            Reporter(link.kernel, {"instance": args["model_instance_name"], "version": args["model_version"]})
+            for link in self.chain
+            if hasattr(link.kernel, "measurements")
+        ]
+
+    def finalize(self) -> None:
+        """The server lets go of this version: so do the kernels of what they share with other processes."""
+        for reporter in self.reporters:
+            reporter.close()
+        for link in self.chain:
+            if hasattr(link.kernel, "close"):
+                link.kernel.close()
 
     def _chain(self, folder: Path, info: StageInfo) -> list[Link]:
         folders = [folder / name for name in STAGES] if info.stage == ENSEMBLE else [folder]
@@ -141,6 +157,54 @@ class Counter:
     def __init__(self, name: str, description: str, stage: str) -> None:
         self.family = pb_utils.MetricFamily(name=name, description=description, kind=pb_utils.MetricFamily.COUNTER)
         self.increment = self.family.Metric(labels={"stage": stage}).increment
+
+
+class Reporter:
+    """Publishes what a kernel measures of itself, beside its calls: every changed value is a message to the server."""
+
+    def __init__(self, kernel: Any, labels: dict[str, str]) -> None:
+        self._kernel, self._labels = kernel, labels
+        self._families: dict[str, Any] = {}
+        self._metrics: dict[tuple[str, ...], Any] = {}
+        self._values: dict[tuple[str, ...], float] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(REPORT_EVERY_S):
+            try:
+                self.report()
+            except Exception:
+                pb_utils.Logger.log_error(f"metrics: {traceback.format_exc()}")
+
+    def report(self) -> None:
+        """Bring the server's metrics to the kernel's measurements."""
+        for measured in self._kernel.measurements():
+            key = (measured.name, *measured.labels.values())
+            before = self._values.get(key)
+            if self._stop.is_set():
+                return
+            if measured.value == before:
+                continue
+            if before is None:
+                self._metrics[key] = self._family(measured).Metric(labels=self._labels | measured.labels)
+            if measured.kind == "counter":
+                self._metrics[key].increment(measured.value - (before or 0.0))
+            else:
+                self._metrics[key].set(measured.value)
+            self._values[key] = measured.value
+
+    def _family(self, measured: Any) -> Any:
+        """Kept: the backend deletes the metrics with it."""
+        if measured.name not in self._families:
+            kind = pb_utils.MetricFamily.COUNTER if measured.kind == "counter" else pb_utils.MetricFamily.GAUGE
+            self._families[measured.name] = pb_utils.MetricFamily(measured.name, measured.description, kind)
+        return self._families[measured.name]
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
 
 
 def check_config(spec: ModelSpec, config: dict[str, Any]) -> None:

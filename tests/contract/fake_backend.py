@@ -62,7 +62,11 @@ class Metric:
         self.value = 0.0
 
     def increment(self, amount: float) -> None:
+        assert amount >= 0
         self.value += amount
+
+    def set(self, value: float) -> None:
+        self.value = value
 
 
 class MetricFamily:
@@ -73,7 +77,7 @@ class MetricFamily:
         self._name = name
 
     def Metric(self, labels: dict[str, str]) -> Any:
-        return self.metrics.setdefault(f"{self._name}/{labels['stage']}", Metric())
+        return self.metrics.setdefault("/".join([self._name, *labels.values()]), Metric())
 
 
 class Logger:

@@ -1,0 +1,77 @@
+"""What a kernel measures of itself, and lets go of, through the adapter and the fake backend."""
+
+import threading
+import time
+
+import pytest
+
+from stages.embeddings.measurements import COUNTER, GAUGE, Measurement
+from tests.contract import fake_backend as pb
+from tests.contract.test_adapter import Echo, arguments, request, users_of  # noqa: F401 - a fixture
+
+
+class Measured(Echo):
+    """An Echo that measures itself and holds something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closed = False
+
+    def measurements(self):
+        asked = sum(len(inputs["user_id"]) for inputs in self.seen)
+        yield Measurement("rows", "", COUNTER, {"table": "users"}, asked)
+        yield Measurement("hit_rate", "", GAUGE, {"table": "users"}, 1 / (1 + asked))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def loaded(arguments):  # noqa: F811 - the fixture of that name
+    """loaded(kernel class) -> the model that serves it"""
+    from stages.triton import triton_model
+
+    pb.MetricFamily.metrics.clear()
+    pb.Logger.lines.clear()
+
+    def load(kernel):
+        model = triton_model(kernel)()
+        model.initialize({**arguments, "model_instance_name": "preprocess_0_0"})
+        return model
+
+    return load
+
+
+def test_what_a_kernel_measures_of_itself_reaches_the_metrics_port(loaded):
+    model = loaded(Measured)
+    [reporter] = model.reporters
+    for calls in (1, 2):
+        model.execute([request(1), request(2)])
+        reporter.report()
+        reporter.report()  # nothing new: a counter must not grow
+        assert pb.MetricFamily.metrics["rows/preprocess_0_0/7/users"].value == 2 * calls
+        assert pb.MetricFamily.metrics["hit_rate/preprocess_0_0/7/users"].value == 1 / (1 + 2 * calls)
+    model.finalize()
+    assert model.chain[0].kernel.closed
+    assert not any(thread.name == "reporter" for thread in threading.enumerate())
+
+
+def test_kernels_that_hold_nothing_are_let_go_as_well(loaded):
+    model = loaded(Echo)
+    assert model.reporters == []
+    model.finalize()
+
+
+def test_measurements_that_fail_are_logged_and_leave_answers_alone(loaded, monkeypatch):
+    from stages import triton
+
+    monkeypatch.setattr(triton, "REPORT_EVERY_S", 0.01)
+    monkeypatch.setattr(Measured, "measurements", lambda self: 1 / 0)
+    model = loaded(Measured)
+    deadline = time.monotonic() + 10
+    while len(pb.Logger.lines) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert users_of(model.execute([request(1)])[0]) == [1]
+    model.finalize()
+    assert len(pb.Logger.lines) >= 2
+    assert all("ZeroDivisionError" in line for line in pb.Logger.lines)
