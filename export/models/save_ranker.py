@@ -16,6 +16,7 @@ from stages.ids import ItemIndex
 from stages.rank import NETWORK, TABLES_FOLDER, RankSettings
 from stages.ranking_features import ItemStatistics
 
+LAYERS_FILE = "layers.npz"  # the network's weights in the order HugeCTR stores them, for whoever serves the model otherwise
 CANDIDATES = {0: "requests", 1: "candidates"}
 DYNAMIC: Dynamic = {
     "user_numbers": {0: "requests"},
@@ -49,6 +50,7 @@ def save_ranker(
     settings = RankSettings(tuple(tables)[:n_users], tuple(tables)[n_users:], ranker.blend)
 
     ranker.model.network.fold()
+    np.savez(folder / LAYERS_FILE, **ranker.model.network.layers())
     inputs = network_inputs(ranker.model, sample)
     parity = export_network(ranker.model.network, inputs, "logits", folder / f"{NETWORK}.onnx", DYNAMIC)
     return asdict(settings), parity
