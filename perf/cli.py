@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from tritonclient.utils import InferenceServerException
 
 from perf import ab as ab_mode
 from perf import full, measure, report, schedule, slo, tables
+from perf import overhead as overhead_mode
 from perf.measure import Scenario
 from perf.results import RESULTS, Run, last_line, latest_run, load_run, new_folder, summary
 from perf.target import serve
@@ -150,6 +152,29 @@ def ab(
     ratios = {ratio.metric: [round(x, 4) for x in (ratio.median, ratio.low, ratio.high)] for ratio in result.ratios}
     print(last_line({"perf": "ab", "a": a, "b": b, "answers_equal": not result.answers, "ratio_median_low_high": ratios}))
     if result.answers:
+        raise typer.Exit(BROKEN)
+
+
+@app.command()
+def overhead(
+    repo: Repo = Path("model_repository"),
+    candidates: Annotated[int | None, typer.Option(help="another C than the export's", min=20)] = None,
+    rounds: Annotated[int, typer.Option(min=1)] = 5,
+    window_s: WindowS = 1.0,
+) -> None:
+    """Ensemble, fused and in-process in turns: latency, throughput, tails, batching and memory beside their bounds."""
+    folder = new_folder()
+    with tempfile.TemporaryDirectory(prefix="perf-overhead-") as scratch, full.progress(overhead_mode.steps(rounds)) as step:
+        result = overhead_mode.measure_overhead(repo, folder, Path(scratch), candidates, rounds, window_s, step)
+    (folder / "overhead.json").write_text(result.model_dump_json(indent=1))
+    for table in (tables.overhead_table(result), tables.memory_table(result.memory)):
+        _out().print(table.to_rich())
+    _out().print("answers: " + (f"they differ: {result.differing_answers}" if result.differing_answers else "all equal"))
+    facts = {"perf": "overhead", "repo": str(repo), "candidates": result.candidates, "rounds": rounds}
+    facts |= {"answers_equal": not result.differing_answers, "missed": [f.name for f in result.figures if f.met is False]}
+    facts["median_low_high"] = {f.name: [round(x, 4) for x in (f.median, min(f.values), max(f.values))] for f in result.figures}
+    print(last_line(facts))
+    if result.differing_answers:
         raise typer.Exit(BROKEN)
 
 

@@ -15,6 +15,8 @@ from stages.contract import STAGES
 
 if TYPE_CHECKING:
     from perf.ab import Ratio
+    from perf.memory import ProcessMemory
+    from perf.overhead import Overhead
 
 
 @dataclass(frozen=True)
@@ -171,3 +173,27 @@ def ratio_table(ratios: list[Ratio]) -> Table:
     ]
     head = ("metric", "A, median", "B, median", "B/A, median", "of the rounds", "")
     return Table(f"B against A, {len(ratios[0].a)} interleaved rounds", head, tuple(rows))
+
+
+def overhead_table(result: Overhead) -> Table:
+    rows = []
+    for figure in result.figures:
+        sign = "at most" if figure.at_most else "at least"
+        bound = "" if figure.bound is None else f"{sign} {figure.bound:g}"
+        spread = f"{min(figure.values):,.3g} … {max(figure.values):,.3g}" if len(figure.values) > 1 else ""
+        verdict = {None: "", True: "met", False: "MISSED"}[figure.met]
+        rows.append(Row((figure.name, f"{figure.median:,.4g}", spread, bound, verdict), figure.met))
+    title = (
+        f"Overhead of serving, C = {result.candidates}, {len(result.figures[0].values)} interleaved rounds; peak at "
+        + ", ".join(f"{clients} clients ({layout})" for layout, clients in result.peak_clients.items())
+    )
+    return Table(title, ("figure", "median", "of the rounds", "bound", ""), tuple(rows))
+
+
+def memory_table(memory: dict[str, list[ProcessMemory]]) -> Table:
+    rows = [
+        Row((f"{layout}: {process.name}", f"{process.pss_mib:,.0f}", f"{process.rss_mib:,.0f}"))
+        for layout, processes in memory.items()
+        for process in processes
+    ]
+    return Table("Memory by process, at the peak of the sum", ("process", "PSS MiB", "RSS MiB"), tuple(rows))

@@ -1,0 +1,241 @@
+"""What serving costs beyond the arithmetic: the same models in both layouts, and in this process, asked in turns.
+
+    python -m perf overhead --repo model_repository [--candidates 1000]
+
+The repository is laid out twice with the code as it is now (no training), and each once more without dynamic batching. The
+four servers and the in-process workers live side by side; every round asks each of them, in another order. The median over the
+rounds is the figure, the spread says how far to trust it. Figures count only for equal answers: those are compared first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tritonclient.grpc as grpcclient
+from pydantic import BaseModel
+
+from export.relayout import relayout
+from export.repository.config import CONFIG_FILE, LAYOUTS
+from export.repository.recorded import RECORDED_FILE, compare_answers, read_recorded
+from perf import schedule
+from perf.full import new_bench
+from perf.in_process import InProcess
+from perf.measure import Bench, Scenario, add_open
+from perf.memory import PeakMemory, ProcessMemory, total_mib
+from perf.target import own_server, site_of
+from perf.workload import ask, draw
+from server.repository import read_config, write_config
+from stages.contract import ENSEMBLE
+
+MANY_CLIENTS = 32
+PEAK_CLIENTS = (8, 16, 32, 64)  # the peak is the best of these
+OPEN_S = 5.0
+ROWS = 1_000
+COMPARED_ROWS = 256
+SLOWER = 1.05  # a p50 within it is "no slower": two runs of one server differ as much
+
+Step = Callable[[str], None]
+
+
+class Figure(BaseModel, frozen=True):
+    """One figure, by round. bound: None where none was set; "at most" it, or "at least"."""
+
+    name: str
+    values: list[float]
+    bound: float | None = None
+    at_most: bool = True
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.values))
+
+    @property
+    def met(self) -> bool | None:
+        if self.bound is None:
+            return None
+        return self.median <= self.bound if self.at_most else self.median >= self.bound
+
+
+class Overhead(BaseModel):
+    repo: str
+    candidates: int
+    in_process_batch: int
+    peak_clients: dict[str, int]  # by layout
+    differing_answers: str  # "" when all answer alike
+    figures: list[Figure]
+    memory: dict[str, list[ProcessMemory]]  # by layout, at the peak of the sum
+
+
+@dataclass(frozen=True)
+class Sides:
+    """What is compared. benches: by layout, batched and not; peak_clients: by layout."""
+
+    benches: dict[str, Bench]
+    unbatched: dict[str, Bench]
+    workers: InProcess
+    batch: int
+    peak_clients: dict[str, int]
+
+
+def measure_overhead(
+    repo: Path, folder: Path, scratch: Path, candidates: int | None, rounds: int, window_s: float, step: Step
+) -> Overhead:
+    """folder: raw results; scratch: room for four copies of the repository."""
+    step("laying the repository out")
+    for layout in LAYOUTS:
+        relayout(repo, scratch / layout, layout, candidates)
+        without_batching(scratch / layout, scratch / f"{layout}-unbatched")
+    memory, peak_clients = {}, {}
+    for layout in LAYOUTS:
+        step(f"{layout}: peak and memory")
+        peak_clients[layout], memory[layout] = peak_alone(scratch / layout, folder, window_s)
+    with sides(scratch, folder, peak_clients, window_s, step) as both:
+        differing = differing_answers(both)
+        taken = [_round(both, number, window_s, step) for number in range(rounds)]
+        batch = both.batch
+        c = both.benches["fused"].specs["retrieve"].outputs[0].dims[0]
+    figures = figures_of({name: [once[name] for once in taken] for name in taken[0]}, c)
+    peak = [Figure(name="ensemble: peak memory of all processes, MB", values=[mb(memory["ensemble"])], bound=1200)]
+    peak.append(Figure(name="fused: peak memory of all processes, MB", values=[mb(memory["fused"])]))
+    return Overhead(
+        repo=str(repo),
+        candidates=c,
+        in_process_batch=batch,
+        peak_clients=peak_clients,
+        differing_answers=differing,
+        figures=figures + peak,
+        memory=memory,
+    )
+
+
+def without_batching(repo: Path, copy: Path) -> None:
+    """A copy whose models run every request alone."""
+    shutil.copytree(repo, copy)
+    for path in copy.glob(f"*/{CONFIG_FILE}"):
+        config = read_config(path)
+        config.ClearField("dynamic_batching")
+        write_config(path, config)
+
+
+def peak_alone(repo: Path, folder: Path, window_s: float) -> tuple[int, list[ProcessMemory]]:
+    """-> (clients at the highest rate, memory at its peak), on a server that nothing else runs beside."""
+    with own_server(repo) as server, PeakMemory(server.state.tag) as watched:
+        bench = new_bench(site_of(server.state), repo.name, folder / repo.name)
+        rates = {n: bench.closed(ENSEMBLE, "grpc", "concurrency", n, window_s).achieved_rate for n in PEAK_CLIENTS}
+    return max(rates, key=rates.__getitem__), watched.peak
+
+
+@contextlib.contextmanager
+def sides(scratch: Path, folder: Path, peak_clients: dict[str, int], window_s: float, step: Step) -> Iterator[Sides]:
+    with contextlib.ExitStack() as running:
+
+        def bench(name: str) -> Bench:
+            step(f"serving {name}")
+            server = running.enter_context(own_server(scratch / name))
+            return new_bench(site_of(server.state), name, folder / name)
+
+        benches = {layout: bench(layout) for layout in LAYOUTS}
+        unbatched = {layout: bench(f"{layout}-unbatched") for layout in LAYOUTS}
+        one = benches["ensemble"]
+        rows = draw(one.requests, ROWS, np.random.default_rng(0))
+        cores = len(os.sched_getaffinity(0))
+        workers = running.enter_context(InProcess(one.site.repo, one.site.generation, rows, workers=cores))
+        yield Sides(benches, unbatched, workers, workers.best_batch(window_s), peak_clients)
+        for each in (*benches.values(), *unbatched.values()):
+            each.clear_inputs()
+
+
+def differing_answers(both: Sides) -> str:
+    """-> "" when every server answers the recorded requests as this process did."""
+    for bench in (*both.benches.values(), *both.unbatched.values()):
+        recorded = read_recorded(bench.site.repo / ENSEMBLE / str(bench.site.generation) / RECORDED_FILE)
+        expected = {name: rows[:COMPARED_ROWS] for name, rows in recorded.outputs.items()}
+        inputs = {name: rows[:COMPARED_ROWS] for name, rows in recorded.inputs.items()}
+        with grpcclient.InferenceServerClient(bench.site.grpc_url) as client:
+            difference = compare_answers(ask(client, bench.specs[ENSEMBLE], "", inputs), expected)
+        if difference:
+            return f"{bench.site.repo.name}: {difference}"
+    return ""
+
+
+def _round(both: Sides, number: int, window_s: float, step: Step) -> dict[str, float]:
+    """Every side once, in an order that moves on by one each round."""
+    tasks: list[tuple[str, Callable[[], dict[str, float]]]] = [("in process", lambda: _in_process(both, window_s))]
+    tasks += [(name, lambda n=name, b=bench: _served(n, b, both, window_s)) for name, bench in both.benches.items()]
+    tasks += [(f"{name}, unbatched", lambda n=name, b=b: _unbatched(n, b, window_s)) for name, b in both.unbatched.items()]
+    first = number % len(tasks)
+    taken: dict[str, float] = {}
+    for name, task in tasks[first:] + tasks[:first]:
+        step(f"round {number + 1}: {name}")
+        taken |= task()
+    return taken
+
+
+def _in_process(both: Sides, window_s: float) -> dict[str, float]:
+    alone = both.workers.measure(1, window_s, workers=1).p50_ms
+    return {"in process p50": alone, "in process rate": both.workers.measure(both.batch, 2 * window_s).rate}
+
+
+def _served(name: str, bench: Bench, both: Sides, window_s: float) -> dict[str, float]:
+    one = bench.closed(ENSEMBLE, "grpc", "concurrency", 1, window_s)
+    peak = bench.closed(ENSEMBLE, "grpc", "concurrency", both.peak_clients[name], window_s).achieved_rate
+    many = peak
+    if both.peak_clients[name] != MANY_CLIENTS:
+        many = bench.closed(ENSEMBLE, "grpc", "concurrency", MANY_CLIENTS, window_s).achieved_rate
+    half = add_open(bench, Scenario("poisson 50 %", lambda rng: schedule.poisson(peak / 2, OPEN_S, rng), OPEN_S))
+    return {
+        f"{name} p50": one.latency.p50_ms,
+        f"{name} rate": peak,
+        f"{name} rate, many": many,
+        f"{name} tail": half.latency.p99_ms / half.latency.p50_ms,
+        f"{name} errors": half.error_share,
+    }
+
+
+def _unbatched(name: str, bench: Bench, window_s: float) -> dict[str, float]:
+    return {
+        f"{name} unbatched p50": bench.closed(ENSEMBLE, "grpc", "concurrency", 1, window_s).latency.p50_ms,
+        f"{name} unbatched rate": bench.closed(ENSEMBLE, "grpc", "concurrency", MANY_CLIENTS, window_s).achieved_rate,
+    }
+
+
+def figures_of(taken: dict[str, list[float]], candidates: int) -> list[Figure]:
+    """What was measured by round -> the figures the bounds speak of, each computed within its round."""
+
+    def ratio(a: str, b: str) -> list[float]:
+        return np.divide(taken[a], taken[b]).tolist()
+
+    figures = [Figure(name=f"in process: {what}", values=taken[f"in process {key}"]) for what, key in IN_PROCESS]
+    shares = {"ensemble": 0.7, "fused": 0.85} if candidates >= 1_000 else {"ensemble": 0.45, "fused": 0.7}
+    for name, most_ms in {"ensemble": 2.3, "fused": 0.7}.items():
+        beyond_ms = np.subtract(taken[f"{name} p50"], taken["in process p50"]).tolist()
+        rows = (
+            ("p50 of one client, ms", taken[f"{name} p50"], None, True),
+            ("p50 of one client beyond the in-process one, ms", beyond_ms, most_ms, True),
+            ("answers/s at the peak", taken[f"{name} rate"], None, True),
+            ("answers/s against in-process on all cores", ratio(f"{name} rate", "in process rate"), shares[name], False),
+            ("p99/p50 at half of the peak", taken[f"{name} tail"], 3.0, True),
+            ("share of errors at half of the peak", taken[f"{name} errors"], 0.0, True),
+            ("batching on/off: answers/s of 32 clients", ratio(f"{name} rate, many", f"{name} unbatched rate"), 1.5, False),
+            ("batching on/off: p50 of one client", ratio(f"{name} p50", f"{name} unbatched p50"), SLOWER, True),
+        )
+        figures += [Figure(name=f"{name}: {what}", values=v, bound=bound, at_most=most) for what, v, bound, most in rows]
+    return figures
+
+
+IN_PROCESS = (("p50 of one request, ms", "p50"), ("requests/s on all cores", "rate"))
+
+
+def mb(memory: list[ProcessMemory]) -> float:
+    return total_mib(memory) * 2**20 / 1e6
+
+
+def steps(rounds: int) -> int:
+    """How often `measure_overhead` calls `step`."""
+    return 1 + len(LAYOUTS) + 2 * len(LAYOUTS) + rounds * (1 + 2 * len(LAYOUTS))
