@@ -11,6 +11,7 @@ import onnx
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
+from export.precision.lower import PRECISIONS
 from export.tensorrt import build_engines
 from export.tensorrt.config import onnxruntime_config, python_config
 from export.tensorrt.profiles import Profile
@@ -18,7 +19,6 @@ from server.repository import write_config
 from stages.errors import ExportError
 
 STAND_IN = Path(__file__).parent / "onnxruntime_model.py"  # imports what only tritonserver has
-PRECISIONS = ("fp32", "fp16", "int8")
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ def test_the_cache_key_is_of_everything_an_engine_fits(version):
     assert keys[0] == cache_key(onnx, engine, "10.0.1", "sm_90")
 
 
-@pytest.mark.parametrize("trt_version", VERSIONS)
+@pytest.mark.parametrize("trt_version", [VERSIONS[0], VERSIONS[-1]])
 def test_the_script_places_an_engine_and_builds_it_once(trt_version, version, tmp_path):
     repository, cache = version.parents[1], tmp_path / "cache"
     first = start(repository, cache, tmp_path, FAKE_TENSORRT=trt_version)

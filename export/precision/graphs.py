@@ -1,0 +1,37 @@
+"""ONNX graphs made easy to rewrite."""
+
+from __future__ import annotations
+
+import onnx
+from onnx import TensorProto, numpy_helper
+
+
+def tidy(model: onnx.ModelProto) -> onnx.ModelProto:
+    """-> the same graph with a name for every node, and constants as weights: precision is decided by node."""
+    tidied = onnx.ModelProto()
+    tidied.CopyFrom(model)
+    graph = tidied.graph
+    constants = [node for node in graph.node if node.op_type == "Constant"]
+    for node in constants:
+        (attribute,) = node.attribute
+        value = numpy_helper.to_array(onnx.helper.get_attribute_value(attribute))
+        graph.initializer.append(numpy_helper.from_array(value, node.output[0]))
+        graph.node.remove(node)
+    for position, node in enumerate(graph.node):
+        node.name = node.name or f"{node.op_type}_{position}"
+    return tidied
+
+
+def float_tensors(model: onnx.ModelProto) -> set[str]:
+    """-> names of all fp32 tensors: inputs, weights, outputs and everything between."""
+    graph = onnx.shape_inference.infer_shapes(model, strict_mode=True).graph
+    values = (*graph.input, *graph.output, *graph.value_info)
+    named = {value.name for value in values if value.type.tensor_type.elem_type == TensorProto.FLOAT}
+    return named | {weight.name for weight in graph.initializer if weight.data_type == TensorProto.FLOAT}
+
+
+def weight_bytes(model: onnx.ModelProto) -> int:
+    """-> bytes of the weights as they are executed: one per element behind a Q/DQ pair, whatever the file holds."""
+    quantised = {node.input[0] for node in model.graph.node if node.op_type == "QuantizeLinear"}
+    arrays = {weight.name: numpy_helper.to_array(weight) for weight in model.graph.initializer}
+    return sum(array.size if name in quantised else array.nbytes for name, array in arrays.items())
