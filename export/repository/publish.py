@@ -65,13 +65,11 @@ class Staging:
     """A folder shaped like the repository, on the same file system, where the next generation is built. One at a time.
 
     layout: "ensemble", or "fused" (`recommend` alone; what the stages load lies in subfolders of its version)
-    run_dir: where the servers started here are recorded; what they hold is not pruned.
     """
 
-    def __init__(self, repository: Path, layout: str = "ensemble", run_dir: Path = RUN_DIR) -> None:
+    def __init__(self, repository: Path, layout: str = "ensemble") -> None:
         self.repository = repository.absolute()
         self.layout, self.models = layout, models_of(layout)
-        self.run_dir = run_dir
         self.root = self.repository.parent / f".{self.repository.name}.staging"
         self.generation = 0
         self._lock: IO[str] | None = None
@@ -137,7 +135,7 @@ class Staging:
         with publication_lock(self.repository):
             previous = self.check_contract(specs) or self.generation
             self._place(specs, serving, warmup, previous)
-            held = held_generations(self.repository, self.run_dir)
+            held = held_generations(self.repository, RUN_DIR)
             if held is not None:  # a server that does not answer may hold any of them: the next publication prunes
                 prune(self.repository, {self.generation, previous, *held})
         return self.generation

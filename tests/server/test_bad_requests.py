@@ -1,5 +1,8 @@
 """What a tired caller sends, and what the real server answers: a coded error for that request alone, or a served cold start."""
 
+from collections import Counter
+from concurrent.futures import Future
+
 import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
@@ -94,17 +97,37 @@ def test_nan_context_is_a_missing_value_and_infinite_context_is_refused(client):
         assert "temperature" in error.message()
 
 
-def test_a_megabyte_of_string_is_refused_and_costs_nobody_else_anything(client):
-    text = np.array([[b"x" * 1_000_000]], object)
-    expected = infer(client, user_id=[1])["item_ids"]
-    bad = client.async_infer(
-        "recommend", [tensor("user_id", np.array([[1]])), tensor("device", text)], callback=lambda *_: None
-    )
-    np.testing.assert_array_equal(infer(client, user_id=[1])["item_ids"], expected)
-    error = refused(client, [tensor("user_id", np.array([[1]])), tensor("device", text)])
-    assert "INVALID_ARGUMENT" in error.status()
-    assert "device" in error.message()
-    bad.cancel()
+def batches_of(client, model: str) -> Counter:
+    """Batch size -> how often the model has run one."""
+    [statistics] = client.get_inference_statistics(model).model_stats
+    return Counter({batch.batch_size: batch.compute_infer.count for batch in statistics.batch_stats})
+
+
+def ask_together(client, calls: list[list]) -> list:
+    """Calls sent one behind the other without waiting -> their answers or errors, in the order of the calls."""
+    answers = [Future() for _ in calls]
+    for inputs, answer in zip(calls, answers, strict=True):
+        client.async_infer("recommend", inputs, callback=lambda result, error, to=answer: to.set_result(error or result))
+    return [answer.result(timeout=30) for answer in answers]
+
+
+def test_a_megabyte_of_string_is_refused_and_costs_nobody_else_anything(client, limit):
+    """Its batch mates get what they get alone. Only requests with the same set of optional inputs ever share a batch."""
+    known = np.array([[b"fridge"]], object)
+    alone = infer(client, user_id=[1], device=known)
+    busy = [tensor("user_id", np.arange(limit).reshape(-1, 1))]  # as long as it runs, what arrives waits together
+    bad = [tensor("user_id", np.array([[1]])), tensor("device", np.array([[b"x" * 1_000_000]], object))]
+    mate = [tensor("user_id", np.array([[1]])), tensor("device", known)]
+    before = batches_of(client, "preprocess")
+    for _ in range(50):
+        *_, error, answer = ask_together(client, [busy] * 4 + [bad, mate])
+        assert "INVALID_ARGUMENT" in error.status()
+        assert "device has 1000000 bytes" in error.message()
+        for name, expected in alone.items():
+            np.testing.assert_array_equal(answer.as_numpy(name), expected)
+        if (batches_of(client, "preprocess") - before)[2]:  # nobody else asks: a batch of two is these two
+            return
+    pytest.fail("The two never shared a batch.")
 
 
 def test_an_unknown_context_value_is_served(client):

@@ -1,0 +1,120 @@
+"""Real generations, exported here: a running server moves between them under load, and keeps the one it answers with."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from itertools import cycle
+from pathlib import Path
+
+import numpy as np
+import tritonclient.grpc as grpcclient
+
+from export.relayout import relayout
+from export.repository import publish
+from export.repository.recorded import RECORDED_FILE, Recorded, compare_answers, read_recorded
+from server.generations import activate, published_generations, served_generation
+from server.launcher import held_generations
+from stages.artifacts import MANIFEST_FILE, read_json, write_manifest
+from stages.contract import ENSEMBLE
+from stages.pipeline import Pipeline
+from stages.rules_config import RulesConfig, compile_rules
+from tests.server.requests import infer
+
+CLIENTS = 4
+ROWS = 60
+
+
+def with_rules(repository: Path, folder: Path, rules: RulesConfig) -> Path:
+    """-> a copy of `repository` in `folder` whose first generation has other rules, and nothing else."""
+    copy = shutil.copytree(repository, folder)
+    rerank = copy / "rerank" / "1"
+    item_ids = np.load(copy / ENSEMBLE / "1" / "item_ids.npy")
+    nothing = [None] * len(item_ids)
+    popularity = np.zeros(len(item_ids), np.int64)
+    compile_rules(
+        rerank,
+        rules,
+        item_ids=item_ids,
+        category=nothing,
+        provider=nothing,
+        price=None,
+        popularity=popularity,
+        items_returned=read_json(rerank, "stage.json")["axes"]["items_returned"],
+    )
+    facts = read_json(rerank, MANIFEST_FILE)
+    write_manifest(rerank, stage=facts["stage"], generation=facts["generation"])
+    return copy
+
+
+def answers_of(repository: Path, generation: int) -> Recorded:
+    return read_recorded(repository / ENSEMBLE / str(generation) / RECORDED_FILE)
+
+
+class Load:
+    """Clients that ask the same recorded requests without pause, one row a call, and keep (row, answer)."""
+
+    def __init__(self, grpc_url: str, requests: dict[str, np.ndarray]) -> None:
+        self.grpc_url, self.requests = grpc_url, requests
+        self.answers: list[tuple[int, dict[str, np.ndarray]]] = []
+        self.errors: list[Exception] = []
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._ask, args=(number,)) for number in range(CLIENTS)]
+
+    def _ask(self, number: int) -> None:
+        with grpcclient.InferenceServerClient(self.grpc_url) as client:
+            for row in cycle(range(number, ROWS, CLIENTS)):
+                if self._stop.is_set():
+                    return
+                inputs = {name: array[row : row + 1] for name, array in self.requests.items()}
+                try:
+                    self.answers.append((row, infer(client, user_id=inputs.pop("user_id"), **inputs)))
+                except Exception as error:
+                    self.errors.append(error)
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+
+def test_two_exported_generations_under_load_never_mix_and_no_request_fails(repository, launch, tmp_path):
+    repo = shutil.copytree(repository, tmp_path / "repo")
+    first = answers_of(repo, 1)
+    server = launch(repo)
+    popular = np.unique(first.outputs["item_ids"][:ROWS, :3])  # nobody's list stays as it was
+    other = with_rules(repository, tmp_path / "other", RulesConfig(blocked_items=tuple(map(int, popular))))
+    with Load(server.grpc_url, first.inputs) as load:
+        assert relayout(other, repo, "ensemble") == 2  # the server goes on with what it has
+        assert served_generation(server.grpc_url) == 1
+        assert activate(server.grpc_url, repo, 2) == 1
+        assert activate(server.grpc_url, repo, 1) == 2
+        assert activate(server.grpc_url, repo, 2) == 1
+    assert load.errors == []
+    expected = {1: first.outputs, 2: answers_of(repo, 2).outputs}
+    assert (expected[1]["item_ids"][:ROWS] != expected[2]["item_ids"][:ROWS]).any(axis=1).all()
+    answered = {1: 0, 2: 0}
+    for row, answer in load.answers:
+        generation = answer["generation"].item()
+        answered[generation] += 1
+        assert compare_answers(answer, {name: values[row : row + 1] for name, values in expected[generation].items()}) == ""
+    assert min(answered.values()) > 0
+    # who loads the repository in process gets what the server answers, newest or not
+    activate(server.grpc_url, repo, 1)
+    in_process = Pipeline.load(repo)({name: values[:ROWS] for name, values in first.inputs.items()})
+    assert set(in_process["generation"].ravel().tolist()) == {1}
+
+
+def test_publications_keep_what_a_running_server_answers_with(repository, launch, tmp_path, monkeypatch):
+    repo = shutil.copytree(repository, tmp_path / "repo")
+    server = launch(repo)
+    monkeypatch.setattr(publish, "RUN_DIR", server.run_dir)
+    assert [relayout(repository, repo, "ensemble") for _ in range(2)] == [2, 3]
+    assert published_generations(repo) == (1, 2, 3)
+    assert held_generations(repo, server.run_dir) == {1}
+    assert activate(server.grpc_url, repo, 3) == 1  # two publications later it still has a way to go
