@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from server import updaters
 from server.environment import RUN_DIR
 from server.generations import activate as activate_generation
 from server.generations import published_generations, served_generation
@@ -114,6 +115,7 @@ def activate(generation: Annotated[int, typer.Option(help="generation to serve")
     if not states:
         raise ServerError(f"No server started here runs on gRPC port {grpc_port}. See `python -m server status`.")
     before = activate_generation(states[0].grpc_url, states[0].repo, generation)
+    updaters.follow(states[0], RUN_DIR)
     typer.echo(f"generation {generation} answers at {states[0].grpc_url} (before: {before})")
 
 
@@ -140,6 +142,7 @@ def _follows(state: ServerState) -> bool:
         stop_server(state, RUN_DIR)  # two exports ago: what it serves is gone from disk, so there is no way back either
         return False
     activate_generation(state.grpc_url, state.repo, pinned_generation(state.repo))
+    updaters.follow(state, RUN_DIR)
     return True
 
 

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Literal, Self
 
-from server import health, log, processes
+from server import health, log, processes, updaters
 from server.environment import RUN_DIR, backend_directory, find_wheel, server_env
 from server.health import held_versions
 from server.memory import check_memory
@@ -83,6 +83,7 @@ class TritonServer:
         self.state.save(self.run_dir)
         try:
             self._wait_ready(process)
+            updaters.follow(self.state, self.run_dir)
         except BaseException:  # an interrupt leaves nothing behind either
             self.stop(timeout_s=0)  # it has accepted no request that would deserve waiting for
             raise
@@ -162,6 +163,7 @@ class TritonServer:
 
 def stop_server(state: ServerState, run_dir: Path, timeout_s: float = STOP_TIMEOUT_S) -> None:
     """End a server found by its state file, with its stubs and shared memory; also clears up after one that was killed."""
+    updaters.stop(updaters.updaters(state.tag))
     processes.stop_processes(state.pid, state.tag, timeout_s)
     state.forget(run_dir)
 

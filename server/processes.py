@@ -16,11 +16,12 @@ import psutil
 
 SHM_DIR = Path("/dev/shm")
 STUB_NAME = "triton_python_b"  # triton_python_backend_stub, as the kernel keeps it; the server also runs a short-lived shell
+PROCESS_NAMES = ("triton", "python")  # server and stubs; updaters of embedding tables
 POLL_S = 0.05
 
 
 def members(tag: str) -> list[psutil.Process]:
-    """The server with `tag` and its stubs, as far as they live."""
+    """The server with `tag`, its stubs and its updaters, as far as they live."""
     return [process for process in psutil.process_iter() if _carries(process, tag)]
 
 
@@ -34,7 +35,7 @@ def is_running(pid: int, tag: str) -> bool:
 
 def _carries(process: psutil.Process, tag: str) -> bool:
     try:
-        return process.name().startswith("triton") and any(tag in argument for argument in process.cmdline())
+        return process.name().startswith(PROCESS_NAMES) and any(tag in argument for argument in process.cmdline())
     except psutil.Error:  # gone meanwhile, a zombie, or another user's
         return False
 

@@ -16,6 +16,7 @@ from stages.errors import ConfigError
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m stages.embeddings", description=__doc__)
     parser.add_argument("config", type=Path, help="tiers.json of a rank model's version folder")
+    parser.add_argument("--tag", help="of the server it belongs to, by which that finds it again")
     config = read_config(parser.parse_args().config)
     if config.updates is None:
         raise ConfigError(f"model {config.model} names no update source. Expected `updates` with brokers. Export it with one.")

@@ -142,6 +142,7 @@ class Updater:
 
     def run(self, stop: threading.Event) -> None:
         """Until `stop` is set. Brokers may come and go."""
+        log.info("model %s follows %s", self._config.model, self._updates.brokers)
         with open(self._applier.path / "updater.lock", "wb") as lock:
             while not stop.is_set():
                 try:

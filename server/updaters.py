@@ -1,0 +1,94 @@
+"""The processes that bring live updates into the tables of a running server: one for each generation that has an update source.
+
+A generation's tables say where their updates come from (tables/tiers.json). Its updater runs the code that was published with
+it, as its models do: both know the rows in shared memory by the same layout. It carries the server's tag, and ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from server import processes
+from server.state import ServerState
+from stages.artifacts import stage_folder
+from stages.errors import ArtifactError, ServerError
+from stages.generations import pinned_generation
+
+FIRST_WORD_S = 20.0  # until it says that it follows its source
+LAST_WORD_S = 5.0  # it commits what it applied
+POLL_S = 0.05
+SETTINGS = Path("tables") / "tiers.json"
+
+
+def follow(state: ServerState, run_dir: Path) -> None:
+    """Let the updater of the generation that answers run, if that has an update source, and no other.
+
+    Raises ServerError when it does not start.
+    """
+    settings, generation = served_settings(state.repo)
+    running = updaters(state.tag)
+    current = [process for process in running if str(settings) in process.cmdline()]
+    stop([process for process in running if process not in current])
+    if settings is not None and not current:
+        _start(state, run_dir, generation, settings)
+
+
+def served_settings(repo: Path) -> tuple[Path | None, int]:
+    """-> (the settings of the tables that answer, None without an update source; their generation)"""
+    try:
+        generation = pinned_generation(repo)
+        settings = stage_folder(repo, "rank", generation) / SETTINGS
+        return (settings if json.loads(settings.read_text())["updates"] else None), generation
+    except (ArtifactError, FileNotFoundError):  # not one of our repositories, or of before there were such settings
+        return None, 0
+
+
+def updaters(tag: str) -> list[psutil.Process]:
+    return [process for process in processes.members(tag) if process.name().startswith("python")]
+
+
+def stop(running: list[psutil.Process]) -> None:
+    """Ask them to end, and kill what does not: nothing acknowledged is lost by that."""
+    for process in running:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
+    _, alive = psutil.wait_procs(running, LAST_WORD_S)
+    for process in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def _start(state: ServerState, run_dir: Path, generation: int, settings: Path) -> None:
+    log_path = run_dir / "logs" / f"updater-{state.ports.grpc}-{generation}.log"
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    with log_path.open("wb") as log_file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "stages.embeddings", str(settings), "--tag", state.tag],
+            cwd=_code_beside(settings),
+            stdin=subprocess.DEVNULL,
+            stdout=log_file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + FIRST_WORD_S
+    while "follows" not in log_path.read_text(errors="replace"):
+        if process.poll() is not None or time.monotonic() > deadline:
+            said = (log_path.read_text(errors="replace").strip().splitlines() or ["nothing"])[-1]
+            raise ServerError(
+                f"The updater of generation {generation} did not start; it said: {said} The server answers without updates. "
+                f"Whole log: {log_path}."
+            )
+        time.sleep(POLL_S)
+
+
+def _code_beside(settings: Path) -> Path:
+    """The folder that holds the generation's `stages`: the stage's own, or, in the fused layout, the model's."""
+    folder = settings.parents[1]
+    return folder if (folder / "stages").is_dir() else folder.parent
