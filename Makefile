@@ -27,7 +27,7 @@ ONE_SERVER = $(if $(filter-out file,$(origin GRPC_PORT)),--grpc-port $(GRPC_PORT
 EXPORTED = .run/exported/$(subst :,_,$(subst /,_,$(REPO)-$(PROFILE)-$(LAYOUT)-$(DATA)))
 SOURCES = requirements.txt $(CONFIG) $(shell find export stages hps_config $(wildcard $(DATA) data/$(DATA)) -type f -not -path '*/__pycache__/*' 2>/dev/null)
 
-.PHONY: help setup run test stop export serve check perf eval lint
+.PHONY: help setup run test stop export serve check perf baseline eval lint
 
 help: ## list the commands
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -68,6 +68,9 @@ eval: setup ## quality of the pipeline, stage by stage and through a real server
 
 perf: setup ## sweep, report, SLO verdict (against the server at GRPC_PORT)
 	@$(PYTHON) -m perf --url $(URL) --repo $(REPO)
+
+baseline: setup ## NVIDIA's multi-stage recommender and ours on the same tritonserver, interleaved; exports synthetic:reference first
+	@$(PYTHON) -m perf.merlin
 
 # every lane runs even when an earlier one failed; the verdict, and the last line, are over all of them
 test: setup ## everything the tests need, then all four lanes: unit, contract, server, gpu

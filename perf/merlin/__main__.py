@@ -1,0 +1,122 @@
+"""python -m perf.merlin: the baseline and ours in one table with the bounds, then one JSON line (see the package)."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+
+from export.build import build_repository
+from export.dataset import Dataset, load_dataset
+from export.relayout import relayout
+from export.settings import PipelineSettings, Settings
+from perf import full
+from perf.merlin import bench, export, tables
+from perf.merlin.features import read_sides
+from perf.results import commit_of, last_line, new_folder
+from perf.workload import draw, read_requests, read_specs, write_analyzer_json
+from server.environment import RUN_DIR
+from stages.contract import ENSEMBLE
+from stages.errors import ConfigError, RecommenderError
+from stages.generations import pinned_generation
+
+CANDIDATES = 200  # C of the reference
+ROWS = 1_000  # requests in perf_analyzer's input
+LAYOUTS = {bench.ENSEMBLE_LAYOUT: "ensemble", bench.FUSED_LAYOUT: "fused"}
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+console = Console(stderr=True, width=120)
+
+
+@app.command()
+def main_run(
+    repo: Annotated[
+        Path, typer.Option(help="a repository exported from --data; exported first, in about ten minutes, when it is not there")
+    ] = RUN_DIR / "merlin" / "reference",
+    data: Annotated[str, typer.Option(help="data set of both")] = "synthetic:reference",
+    rounds: Annotated[int, typer.Option(min=1)] = 5,
+    window_s: Annotated[float, typer.Option(help="seconds of a window; perf_analyzer takes three per level")] = 1.5,
+    work: Annotated[Path, typer.Option(help="where the repositories that are measured are made")] = RUN_DIR
+    / "merlin"
+    / "served",
+) -> None:
+    """merlin-systems 23.8 and ours on the same tritonserver, users and client, interleaved."""
+    dataset = load_dataset(data)
+    if not repo.exists():
+        build_repository(dataset, repo, Settings(pipeline=PipelineSettings(candidates=CANDIDATES)), console)
+    folder = new_folder()
+    folder.mkdir(parents=True)
+    shutil.rmtree(work, ignore_errors=True)
+    generation = pinned_generation(repo)
+    spec = read_specs(repo, generation)[ENSEMBLE]
+    user_ids = drawn_users(read_requests(repo, generation)["user_id"], dataset, np.random.default_rng(full.SEED))
+    write_analyzer_json(folder / "input.json", bench.baseline_spec(), {"user_id": user_ids})
+    repositories = make_repositories(repo, dataset, work)
+    with full.progress(len(repositories) * (rounds + 1)) as step, bench.contenders(repositories, spec, window_s) as served:
+        result = bench.measure_all(served, user_ids, folder / "input.json", rounds, folder, step)
+    report(result, folder)
+
+
+def drawn_users(recorded: np.ndarray, dataset: Dataset, rng: np.random.Generator) -> np.ndarray:
+    """-> int64 [ROWS, 1] users by Zipf, of those in int64 [R, 1] recorded requests that the data set knows.
+
+    The baseline has no answer for anybody else. ConfigError when there is none.
+    """
+    known = recorded[np.isin(recorded[:, 0], dataset.users["user_id"])]
+    if not len(known):
+        raise ConfigError(
+            f"No recorded request of the repository is of a user of {dataset.description.name}: it was exported from another "
+            "data set. Pass that one as --data."
+        )
+    return draw({"user_id": known}, ROWS, rng)["user_id"]
+
+
+def make_repositories(repo: Path, dataset: Dataset, work: Path) -> dict[str, Path]:
+    """-> by contender. Ours are published again with the code as it is now, each layout from the same models."""
+    repositories = {name: work / layout for name, layout in LAYOUTS.items()}
+    for name, layout in LAYOUTS.items():
+        console.print(f"{name}: laid out from {repo}")
+        relayout(repo, repositories[name], layout)
+    console.print("the baseline: workflows, tables, index, networks")
+    parts = export.Parts.make(work / "parts", *read_sides(dataset), CANDIDATES, np.random.default_rng(full.SEED))
+    for number, variant in enumerate(export.VARIANTS):
+        repositories[variant.name] = work / f"variant-{number}"
+        export.export_variant(parts, variant, repositories[variant.name])
+    return repositories
+
+
+def report(result: bench.Result, folder: Path) -> None:
+    """Tables for people, a file with every round, and the JSON line that is always last."""
+    out = Console(width=None if sys.stdout.isatty() else 120)
+    out.print(tables.contender_table(result).to_rich(), tables.bound_table(result).to_rich())
+    out.print("answers: " + (f"they differ, the ratios do not count: {result.answers}" if result.answers else "equal"))
+    document = {
+        "perf": "merlin",
+        "commit": commit_of(),
+        "answers_equal": not result.answers,
+        "contenders": tables.contender_facts(result),
+        "bounds": tables.bound_facts(result),
+        "all_met": not result.answers and all(fact["met"] for fact in tables.bound_facts(result)),
+    }
+    (folder / "merlin.json").write_text(
+        last_line(document | {"rounds": {name: rounds.model_dump() for name, rounds in result.rounds.items()}})
+    )
+    out.print(f"every round: {folder / 'merlin.json'}")
+    print(last_line(document))
+
+
+def main() -> None:
+    try:
+        app(prog_name="python -m perf.merlin")
+    except RecommenderError as error:
+        console.print(f"error: {error}", markup=False)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

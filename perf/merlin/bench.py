@@ -1,0 +1,150 @@
+"""Every variant of the baseline and both layouts of ours, served at the same time and asked in turns.
+
+The machine's speed drifts, so a ratio is taken within a round, and the median over the rounds counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import tritonclient.grpc as grpcclient
+from pydantic import BaseModel
+
+from export.repository.recorded import compare_answers
+from perf import analyzer
+from perf.ab import Ratio
+from perf.memory import read_memory, total_mib
+from perf.merlin.export import MODEL, VARIANTS
+from perf.target import own_server
+from perf.workload import Arrays, ask
+from server.state import ServerState
+from stages.contract import ENSEMBLE, ModelSpec, TensorSpec
+
+ENSEMBLE_LAYOUT, FUSED_LAYOUT = "ours, ensemble", "ours, fused"
+OURS = (ENSEMBLE_LAYOUT, FUSED_LAYOUT)
+AS_EXPORTED, HARDENED, HARDENED_TWICE, BEST = (variant.name for variant in VARIANTS)
+OUR_LEVELS = (8, 16, 32, 64)
+LEVELS = {AS_EXPORTED: (1, 2), HARDENED: (1, 2), HARDENED_TWICE: (2, 4), BEST: (2, 4, 8)}  # numbers of clients
+COMPARED_USERS = 16
+SLOW_WINDOW_S = 4.0  # of perf_analyzer: a variant that answers four requests a second needs a longer look
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One server under measurement. levels: numbers of clients among which the one with the most answers/s is looked for."""
+
+    name: str
+    state: ServerState
+    spec: ModelSpec
+    levels: tuple[int, ...]
+    window_s: float
+
+    def measure(self, clients: int, input_data: Path, folder: Path) -> tuple[float, float]:
+        """-> (p50 ms, answers/s) with that many clients."""
+        http = f"localhost:{self.state.ports.http}"
+        target = analyzer.Target(self.spec.name, self.state.grpc_url, http, input_data)
+        level = analyzer.measure(target, "concurrency", clients, self.window_s, folder / "raw.npz")
+        return level.latency.p50_ms, level.achieved_rate
+
+
+class Rounds(BaseModel):
+    """What one contender reached: p50 with one client and answers/s with the best number of clients, a value per round."""
+
+    clients: int
+    p50_ms: list[float] = []
+    rate: list[float] = []
+    memory_mib: float = 0.0  # of all its processes, shared pages once
+
+
+@dataclass(frozen=True)
+class Bound:
+    """ours must be this many times faster than `baseline`: p50 with one client, answers/s at best. 1 = no slower."""
+
+    ours: str
+    baseline: str
+    p50: float
+    rate: float
+
+
+BOUNDS = tuple(
+    Bound(ours, baseline, p50, rate)
+    for ours, best_rate in ((ENSEMBLE_LAYOUT, 1.8), (FUSED_LAYOUT, 3.0))
+    for baseline, p50, rate in ((AS_EXPORTED, 80, 250), (HARDENED, 25, 50), (BEST, 1, best_rate))
+)
+
+
+@dataclass
+class Result:
+    rounds: dict[str, Rounds] = field(default_factory=dict)
+    answers: str = ""  # "" when the variants answer alike and so do our layouts, else what differs
+
+    def ratio(self, ours: str, baseline: str, metric: str) -> Ratio:
+        """How many times faster ours is, by round. metric: "p50_ms" or "rate"."""
+        a, b = getattr(self.rounds[ours], metric), getattr(self.rounds[baseline], metric)
+        return Ratio(metric=metric, a=a, b=b) if metric == "p50_ms" else Ratio(metric=metric, a=b, b=a)
+
+
+@contextlib.contextmanager
+def contenders(repositories: dict[str, Path], ours: ModelSpec, window_s: float) -> Iterator[list[Contender]]:
+    """Serve all of them. repositories: by the names of OURS and VARIANTS; ours: the spec of our `recommend`."""
+    with contextlib.ExitStack() as stack:
+        served = []
+        for name, repository in repositories.items():
+            state = stack.enter_context(own_server(repository)).state
+            if name in OURS:
+                served.append(Contender(name, state, ours, OUR_LEVELS, window_s))
+            else:
+                window = window_s if name == BEST else max(window_s, SLOW_WINDOW_S)
+                served.append(Contender(name, state, baseline_spec(), LEVELS[name], window))
+        yield served
+
+
+def baseline_spec() -> ModelSpec:
+    """What an exported ensemble takes and gives; one user per request (max_batch_size 0)."""
+    outputs = (TensorSpec("item_ids", "INT64", (-1,)), TensorSpec("scores", "FP32", (-1,)))
+    return ModelSpec(MODEL, (TensorSpec("user_id", "INT64", (1,)),), outputs)
+
+
+def measure_all(
+    served: list[Contender], user_ids: np.ndarray, input_data: Path, rounds: int, folder: Path, step: Callable[[str], None]
+) -> Result:
+    """user_ids: int64 [N, 1], those of input_data. Who goes first changes with every round."""
+    result = Result(answers=differing_answers(served, user_ids[:COMPARED_USERS]))
+    for contender in served:
+        step(f"{contender.name}: how many clients")
+        rates = {clients: contender.measure(clients, input_data, folder)[1] for clients in contender.levels}
+        result.rounds[contender.name] = Rounds(clients=max(rates, key=rates.__getitem__))
+    for number in range(rounds):
+        for contender in served[number % len(served) :] + served[: number % len(served)]:
+            step(f"round {number + 1}: {contender.name}")
+            taken = result.rounds[contender.name]
+            taken.p50_ms.append(contender.measure(1, input_data, folder)[0])
+            taken.rate.append(contender.measure(taken.clients, input_data, folder)[1])
+    for contender in served:
+        result.rounds[contender.name].memory_mib = total_mib(read_memory(contender.state.tag))
+    return result
+
+
+def differing_answers(served: list[Contender], user_ids: np.ndarray) -> str:
+    """-> "" when all variants of the baseline give the same items and scores, and both of our layouts do."""
+    answers = {contender.name: _answers(contender, user_ids) for contender in served}
+    found = []
+    for group in (OURS, tuple(variant.name for variant in VARIANTS)):
+        first, *others = [name for name in group if name in answers]
+        differences = {name: compare_answers(answers[name], answers[first]) for name in others}
+        found += [f"{name} against {first}: {difference}" for name, difference in differences.items() if difference]
+    return "; ".join(found)
+
+
+def _answers(contender: Contender, user_ids: np.ndarray) -> Arrays:
+    """-> the contender's outputs to these users, [N, …]."""
+    with grpcclient.InferenceServerClient(contender.state.grpc_url) as client:
+        if contender.spec.name == ENSEMBLE:
+            rows = {tensor.name: tensor.filled(len(user_ids)) for tensor in contender.spec.inputs if tensor.optional}
+            return ask(client, contender.spec, "", rows | {"user_id": user_ids})
+        one_by_one = [ask(client, contender.spec, "", {"user_id": user_id}) for user_id in user_ids]
+        return {name: np.concatenate([answer[name] for answer in one_by_one]) for name in one_by_one[0]}

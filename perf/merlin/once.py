@@ -1,0 +1,20 @@
+"""The edit that hardens an exported ensemble: within one request, each node of the graph is evaluated once.
+
+merlin-core's executor walks from the output to the inputs and runs a node again for every node that uses it: in this graph the
+users' workflow four times and retrieval twice. Copied beside the hardened variants' model.py.
+"""
+
+from merlin.dag.executors import LocalExecutor
+
+
+class OnceExecutor(LocalExecutor):
+    """The same walk; an executor lives for one request, and remembers what its nodes gave."""
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self._given = {}
+
+    def _execute_node(self, node, transformable, capture_dtypes=False, strict=False):
+        if id(node) not in self._given:
+            self._given[id(node)] = super()._execute_node(node, transformable, capture_dtypes, strict)
+        return self._given[id(node)]

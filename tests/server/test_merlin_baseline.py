@@ -1,0 +1,27 @@
+"""The hardened baseline in a real server: NVTabular in the path, each node once, answers as in one process."""
+
+import numpy as np
+import tritonclient.grpc as grpcclient
+
+from export.dataset import load_dataset
+from perf.merlin.bench import HARDENED, baseline_spec
+from perf.merlin.export import VARIANTS, Parts, export_variant, new_ensemble
+from perf.merlin.features import read_sides
+from perf.workload import ask
+
+
+def test_hardened_baseline_serves(launch, tmp_path):
+    from merlin.dag.runtime import Runtime
+    from merlin.table import TensorTable
+
+    parts = Parts.make(tmp_path / "parts", *read_sides(load_dataset("synthetic:small")), 50, np.random.default_rng(0))
+    variant = next(variant for variant in VARIANTS if variant.name == HARDENED)
+    export_variant(parts, variant, tmp_path / "repository")
+    ensemble = new_ensemble(parts, nvtabular=True)
+    server = launch(tmp_path / "repository", ready_timeout_s=200.0)
+    with grpcclient.InferenceServerClient(server.grpc_url) as client:
+        for user_id in (1, 400):
+            served = ask(client, baseline_spec(), "", {"user_id": np.array([user_id])})
+            expected = ensemble.transform(TensorTable({"user_id": np.array([user_id])}), runtime=Runtime())
+            np.testing.assert_array_equal(served["item_ids"], expected["item_ids"].values)
+            np.testing.assert_allclose(served["scores"], expected["scores"].values, rtol=1e-6)
