@@ -20,7 +20,7 @@ from perf.memory import PeakMemory
 from perf.open_loop import floor_ns
 from perf.results import Machine, Run, commit_of, config_hash, new_folder
 from perf.target import Site
-from stages.contract import ENSEMBLE, STAGES
+from stages.contract import ENSEMBLE
 
 CLIENTS = (1, 2, 4, 8, 16, 32, 64)
 FEW_CLIENTS = (1, 8, 32)  # other transports
@@ -50,7 +50,7 @@ def new_bench(site: Site, label: str, folder: Path | None = None) -> Bench:
 
 def measure_all(bench: Bench, window_s: float = WINDOW_S, load_s: float = LOAD_S, rounds: int = ROUNDS) -> None:
     """Sweeps, open-loop scenarios and the yardstick; memory and hit rates over all of them."""
-    n_sweep = len(CLIENTS) + 2 * len(FEW_CLIENTS) + len(STAGES) * len(STAGE_CLIENTS) + len(RATE_SHARES)
+    n_sweep = len(CLIENTS) + 2 * len(FEW_CLIENTS) + len(bench.stages) * len(STAGE_CLIENTS) + len(RATE_SHARES)
     n_open = len(measure.scenarios(1.0, load_s, RATE_SHARES))
     with watched(bench), progress(n_sweep + n_open + rounds) as step:
         bench.run.floor_p50_ms = Latency.of(floor_ns(bench.site.grpc_url)).p50_ms
@@ -62,7 +62,7 @@ def measure_all(bench: Bench, window_s: float = WINDOW_S, load_s: float = LOAD_S
             for clients in FEW_CLIENTS:
                 step(f"recommend over {transport}, {clients} clients")
                 bench.add_closed(ENSEMBLE, transport, "concurrency", clients, window_s)
-        for stage in STAGES:
+        for stage in bench.stages:
             for clients in STAGE_CLIENTS:
                 step(f"{stage}, {clients} clients")
                 bench.add_closed(stage, "grpc", "concurrency", clients, window_s)

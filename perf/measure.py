@@ -17,7 +17,7 @@ from perf.results import Closed, Open, Run, Yardstick
 from perf.server_stats import between, read_counters
 from perf.target import Site
 from perf.workload import Arrays, draw, read_requests, read_specs, serialised, stage_inputs, write_analyzer_json
-from stages.contract import ENSEMBLE
+from stages.contract import ENSEMBLE, STAGES
 
 ROWS = 1_000  # of input data: perf_analyzer starts over at its end
 INTERACTIVE, BULK = 1, 2  # priority levels
@@ -37,7 +37,13 @@ class Bench:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.specs = read_specs(self.site.repo, self.site.generation)
         self.requests = read_requests(self.site.repo, self.site.generation)
-        self._inputs: dict[str, Arrays] | None = None
+        self._drawn: Arrays | None = None
+        self._of_stages: dict[str, Arrays] = {}
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """Stages that can be asked on their own: none in the fused layout."""
+        return tuple(name for name in STAGES if (self.site.repo / name).is_dir())
 
     def save(self) -> None:
         self.run.save(self.folder)
@@ -74,10 +80,13 @@ class Bench:
         return path
 
     def _rows(self, model: str) -> Arrays:
-        if self._inputs is None:
-            drawn = draw(self.requests, ROWS, self.rng)
-            self._inputs = {ENSEMBLE: drawn, **stage_inputs(self.site.grpc_url, self.specs, self.site.generation, drawn)}
-        return self._inputs[model]
+        if self._drawn is None:
+            self._drawn = draw(self.requests, ROWS, self.rng)
+        if model == ENSEMBLE:
+            return self._drawn
+        if not self._of_stages:
+            self._of_stages = stage_inputs(self.site.grpc_url, self.specs, self.site.generation, self._drawn)
+        return self._of_stages[model]
 
 
 @dataclass(frozen=True)
