@@ -18,7 +18,7 @@ from rich.console import Console
 
 from export.catalogue import write_catalogue
 from export.dataset import Dataset
-from export.evaluation.problem import matrix_of
+from export.dataset.matrix import matrix_of
 from export.features.build import Features, build_features
 from export.features.schema import FeatureSettings
 from export.merlin.publish import publish_merlin, refuse_other_profile

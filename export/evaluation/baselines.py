@@ -13,12 +13,12 @@ from itertools import product
 from typing import NamedTuple
 
 import numpy as np
-import scipy.linalg
 import scipy.sparse as sp
 from implicit.cpu.als import AlternatingLeastSquares
 from threadpoolctl import threadpool_limits
 
 from export.evaluation.metrics import auc, countable, coverage, ndcg_at, recall_at, top_k
+from export.models.ease import ease_on_users_side, ease_weights
 
 Scores = Callable[[np.ndarray], np.ndarray]  # int64 [B] user rows -> float32 [B, n_items]
 GRAM_LIMIT = 20_000  # EASE inverts a square of min(users, items): 3 GB in float64 at this size
@@ -70,32 +70,8 @@ def fit_ease(positives: sp.csr_matrix, l2: float) -> Scores:
     if n_items <= n_users:
         weights = ease_weights(positives, l2)
         return lambda users: np.asarray(positives[users] @ weights)
-    projected, precision_diagonal = _ease_on_users_side(positives, l2)
+    projected, precision_diagonal = ease_on_users_side(positives, l2)
     return lambda users: positives[users].toarray() - projected[users] / precision_diagonal
-
-
-def ease_weights(positives: sp.csr_matrix, l2: float) -> np.ndarray:
-    """float32 [n_items, n_items], zero diagonal: B of EASE."""
-    n_users, n_items = positives.shape
-    if n_items <= n_users:
-        gram = (positives.T @ positives).toarray().astype(np.float64)
-        gram[np.diag_indices(n_items)] += l2
-        precision = _inverse(gram)
-        weights = (precision / -np.diag(precision)).astype(np.float32)
-    else:  # P = (I - Xᵀ (X P)) / l2
-        projected, precision_diagonal = _ease_on_users_side(positives, l2)
-        weights = np.asarray(positives.T @ projected) / (l2 * precision_diagonal)
-    np.fill_diagonal(weights, 0.0)
-    return weights
-
-
-def _ease_on_users_side(positives: sp.csr_matrix, l2: float) -> tuple[np.ndarray, np.ndarray]:
-    """-> (X P float32 [n_users, n_items], diagonal of P [n_items]), by X P = (XXᵀ + l2 I)⁻¹ X: P itself is never built."""
-    kernel = (positives @ positives.T).toarray().astype(np.float64)
-    kernel[np.diag_indices(len(kernel))] += l2
-    projected = (positives.T @ _inverse(kernel)).T.astype(np.float32)
-    explained = np.asarray(positives.multiply(projected).sum(axis=0)).ravel()
-    return projected, ((1.0 - explained) / l2).astype(np.float32)
 
 
 def fit_als(positives: sp.csr_matrix, factors: int, regularization: float, alpha: float, seed: int = 0) -> Scores:
@@ -173,12 +149,3 @@ def _strongest(row: sp.csr_matrix, count: int) -> sp.csr_matrix:
         return row
     kept = np.argpartition(-row.data, count)[:count]
     return sp.csr_matrix((row.data[kept], (np.zeros(count, int), row.indices[kept])), shape=row.shape)
-
-
-def _inverse(symmetric: np.ndarray) -> np.ndarray:
-    """Inverse of a positive definite matrix, in place of the argument where LAPACK can."""
-    factor, _ = scipy.linalg.lapack.dpotrf(symmetric, lower=1, overwrite_a=1)
-    inverse, failed = scipy.linalg.lapack.dpotri(factor, lower=1, overwrite_c=1)
-    assert failed == 0, "a Gram matrix plus a positive multiple of the identity is positive definite"
-    lower = np.tril(inverse)
-    return lower + np.tril(lower, -1).T

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-import scipy.sparse as sp
 
 from export.dataset import Dataset, split_by_time
+from export.dataset.matrix import matrix_of
 from export.evaluation.baselines import Split
 from export.evaluation.metrics import countable
 
@@ -46,13 +46,3 @@ def _split(before: pd.DataFrame, after: pd.DataFrame, user_ids: np.ndarray, item
     relevant = later - later.multiply(seen)
     relevant.eliminate_zeros()
     return Split(matrix_of(before[before["positive"]], user_ids, item_ids), seen, relevant.tocsr())
-
-
-def matrix_of(events: pd.DataFrame, user_ids: np.ndarray, item_ids: np.ndarray) -> sp.csr_matrix:
-    """CSR float32 [n_users, n_items], 1.0 where a user met an item at least once."""
-    rows = np.searchsorted(user_ids, events["user_id"].to_numpy())
-    columns = np.searchsorted(item_ids, events["item_id"].to_numpy())
-    matrix = sp.csr_matrix((np.ones(len(events), np.float32), (rows, columns)), shape=(len(user_ids), len(item_ids)))
-    matrix.sum_duplicates()
-    matrix.data[:] = 1.0
-    return matrix

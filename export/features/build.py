@@ -89,17 +89,6 @@ class Features:
         """
         return self.encode_moments(self.log.before(user_ids, timestamps), timestamps, context)
 
-    def encode_rows(self, events: pd.DataFrame, rows: np.ndarray) -> Examples:
-        """Training rows, int64 [N], of the very frame the features were built from, with their context.
-
-        With `hide_own_basket` as encode_examples, otherwise earlier rows of the same second are known.
-        """
-        chosen = events.iloc[rows]
-        timestamps = chosen["timestamp"].to_numpy()
-        return self.encode_moments(
-            moments_of(self.log, events, rows, self.settings), timestamps, context_of(chosen, self.context)
-        )
-
     def encode_users(self, user_ids: np.ndarray, context: Mapping[str, np.ndarray] | None = None) -> Examples:
         """Users as the store serves them: after the whole training log, at its clock."""
         return self.encode_moments(self.log.at_the_end(user_ids), np.full(len(user_ids), self.as_of_s), context)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.sparse as sp
 
-from export.evaluation.baselines import ease_weights
+from export.models.ease import ease_weights
+from export.models.strongest import strongest_per_row
 from stages.search import Neighbours
 
 ROWS_PER_BLOCK = 1_024
@@ -95,12 +96,9 @@ def _lists(matrix: sp.csr_matrix, count: int) -> Neighbours:
     """The `count` largest entries of each row, strongest first, and the padding row."""
     n_items = matrix.shape[0]
     count = min(count, n_items)
-    rows = np.repeat(np.arange(n_items), np.diff(matrix.indptr))
-    order = np.lexsort((matrix.indices, -matrix.data, rows))
-    place = np.arange(matrix.nnz) - matrix.indptr[rows]
-    kept = place < count
+    rows, place, entries = strongest_per_row(matrix, count)
     positions = np.full((n_items + 1, count), n_items, np.int32)
     weights = np.zeros((n_items + 1, count), np.float32)
-    positions[rows[kept], place[kept]] = matrix.indices[order][kept]
-    weights[rows[kept], place[kept]] = matrix.data[order][kept]
+    positions[rows, place] = matrix.indices[entries]
+    weights[rows, place] = matrix.data[entries]
     return Neighbours(positions, weights)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.sparse as sp
 
+from export.models.strongest import strongest_per_row
 from stages.ranking_features import HORIZONS_DAYS, SCALE, VIEWS, Clock, ItemStatistics
 
 SECONDS_PER_DAY = 86_400.0
@@ -128,16 +129,13 @@ def neighbour_lists(views: list[sp.csr_matrix], n_neighbours: int) -> tuple[np.n
     n_items = views[0].shape[0]
     n_neighbours = min(n_neighbours, n_items)
     strength = sum(sp.diags(1 / np.maximum(view.max(axis=1).toarray().ravel(), 1e-12)) @ view for view in views).tocsr()
-    rows = np.repeat(np.arange(n_items), np.diff(strength.indptr))
-    order = np.lexsort((strength.indices, -strength.data, rows))
-    place = np.arange(len(order)) - strength.indptr[rows]
-    kept = place < n_neighbours
-    row, column = rows[kept], strength.indices[order][kept]  # rows come out of the sort as they went in
+    row, place, entries = strongest_per_row(strength, n_neighbours)
+    column = strength.indices[entries]
     neighbours = np.full((n_items + 1, n_neighbours), n_items, np.int32)
     weights = np.zeros((n_items + 1, n_neighbours, len(views)), np.float16)
-    neighbours[row, place[kept]] = column
+    neighbours[row, place] = column
     for number, view in enumerate(views):
-        weights[row, place[kept], number] = np.asarray(view[row, column]).ravel()
+        weights[row, place, number] = np.asarray(view[row, column]).ravel()
     return neighbours, weights
 
 

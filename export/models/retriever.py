@@ -19,7 +19,7 @@ import scipy.sparse as sp
 import torch
 from sklearn.utils.extmath import randomized_svd
 
-from export.evaluation.problem import matrix_of
+from export.dataset.matrix import matrix_of
 from export.features.build import Examples, Features, context_of
 from export.models.item_item import ItemItemSettings, fit_neighbours
 from export.models.train_two_tower import TowerSettings, train_towers

@@ -52,11 +52,6 @@ class Serving:
     queue_length: int = 0  # requests beyond it are refused at once
     response_cache: bool = False
 
-    @property
-    def limits_queue(self) -> bool:
-        """Does it ask for what makes the batcher of tritonserver 2.51 oversleep?"""
-        return bool(self.priority_levels or self.queue_timeout_us or self.queue_length)
-
 
 def stage_config(spec: ModelSpec, serving: Serving, versions: list[int], warmup_rows: int) -> pb.ModelConfig:
     """-> one Python-backend model: a stage, or `recommend` of the fused layout.

@@ -40,7 +40,6 @@ def test_a_stage_parses_back_to_its_spec(name, tmp_path):
 def test_priorities_and_queue_limits_are_written_when_asked_for():
     serving = c.Serving(queue_delay_us=50, priority_levels=2, queue_timeout_us=9_000, queue_length=7)
     batching = c.stage_config(SPECS["rank"], serving, versions=[1], warmup_rows=1).dynamic_batching
-    assert serving.limits_queue
     assert (batching.max_queue_delay_microseconds, batching.priority_levels, batching.default_priority_level) == (50, 2, 1)
     policy = batching.default_queue_policy
     assert policy.timeout_action == pb.ModelQueuePolicy.REJECT

@@ -8,7 +8,6 @@ from export.evaluation import baselines as module
 from export.evaluation.baselines import (
     Split,
     baselines,
-    ease_weights,
     evaluate,
     fit_als,
     fit_ease,
@@ -16,6 +15,7 @@ from export.evaluation.baselines import (
     fit_popularity,
     search,
 )
+from export.models.ease import ease_weights
 
 
 def random_log(n_users=40, n_items=25, seed=0) -> sp.csr_matrix:

@@ -11,11 +11,19 @@ from export.dataset import load_dataset, split_by_time
 from export.dataset.dataset import Dataset
 from export.dataset.description import Description
 from export.features import FeatureSettings, build_features
+from export.features.build import Examples, Features, context_of, moments_of
 from export.features.items import item_statistics
 from stages.contract import NULL_ROW, OOV_ROW
 from stages.encode import FIRST_ROW
 from stages.errors import ExportError
 from stages.ids import ItemIndex
+
+
+def encode_rows(features: Features, events: pd.DataFrame, rows: np.ndarray) -> Examples:
+    """Training rows, int64 [N], of the very frame the features were built from, as the workflow was fitted on them."""
+    chosen = events.iloc[rows]
+    moments = moments_of(features.log, events, rows, features.settings)
+    return features.encode_moments(moments, chosen["timestamp"].to_numpy(), context_of(chosen, features.context))
 
 
 def bare_dataset(seed: int = 0) -> Dataset:
@@ -67,7 +75,7 @@ def test_every_declared_column_is_encoded(rich):
 
 def test_rows_stay_within_their_tables_and_numbers_are_finite(rich):
     _, train, _, features = rich
-    examples = features.encode_rows(train, np.arange(len(train)))
+    examples = encode_rows(features, train, np.arange(len(train)))
     assert (examples.user_categorical < list(features.user_rows.values())).all()
     assert (examples.user_categorical > 0).all()
     assert np.isfinite(examples.user_continuous).all()
@@ -88,7 +96,7 @@ def test_the_padding_row_is_padding(rich):
 def test_histories_hold_the_items_bought_before(rich):
     _, train, _, features = rich
     rows = np.arange(len(train))
-    examples = features.encode_rows(train, rows)
+    examples = encode_rows(features, train, rows)
     for row in rows[:: len(rows) // 50]:
         past = train[(train["user_id"] == train["user_id"].iloc[row]) & (train["timestamp"] < train["timestamp"].iloc[row])]
         expected = past[past["positive"]].iloc[::-1][:8]
@@ -123,7 +131,7 @@ def test_context_reaches_its_columns_and_may_be_missing(rich):
     _, train, _, features = rich
     names = list(features.user_rows)
     store, device = names.index("context_store"), names.index("context_device")
-    examples = features.encode_rows(train, np.arange(len(train)))
+    examples = encode_rows(features, train, np.arange(len(train)))
     assert len(np.unique(examples.user_categorical[:, store])) > 3
     given = features.encode_users(np.array([1]), {"store": train["store"].to_numpy(np.int64)[:1]})
     assert given.user_categorical[0, store] >= FIRST_ROW
@@ -156,9 +164,9 @@ def test_own_basket_can_be_shown():
     shown = build_features(dataset, events, FeatureSettings(hide_own_basket=False))
     rows = np.arange(len(events))
     n_items = hidden.items.n_items
-    fewer, more = ((f.encode_rows(events, rows).history_positions < n_items).sum() for f in (hidden, shown))
+    fewer, more = ((encode_rows(f, events, rows).history_positions < n_items).sum() for f in (hidden, shown))
     assert fewer < more
-    assert (shown.encode_rows(events, rows).history_age_days >= 0).all()
+    assert (encode_rows(shown, events, rows).history_age_days >= 0).all()
 
 
 def test_item_statistics_count_positives_up_to_the_clock():
@@ -238,7 +246,7 @@ def test_the_smallest_logs_are_encoded(n_events):
     dataset = bare_dataset()
     events = dataset.interactions.iloc[:n_events]
     features = build_features(dataset, events)
-    examples = features.encode_rows(events, np.arange(n_events))
+    examples = encode_rows(features, events, np.arange(n_events))
     assert np.isfinite(examples.user_continuous).all()
     assert np.isfinite(features.item_arrays.continuous).all()
     assert (examples.history_positions == features.items.n_items).all()
@@ -246,5 +254,5 @@ def test_the_smallest_logs_are_encoded(n_events):
 
 def test_no_rows_are_no_trouble(rich):
     _, train, _, features = rich
-    examples = features.encode_rows(train, np.empty(0, np.int64))
+    examples = encode_rows(features, train, np.empty(0, np.int64))
     assert [len(array) for array in examples] == [0, 0, 0, 0]

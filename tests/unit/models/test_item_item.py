@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from export.evaluation.baselines import ease_weights
+from export.models.ease import ease_weights
 from export.models.item_item import ItemItemSettings, fit_neighbours
 from stages.search import Neighbours
 

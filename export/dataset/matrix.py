@@ -1,0 +1,17 @@
+"""A log as a matrix of users and items."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import scipy.sparse as sp
+
+
+def matrix_of(events: pd.DataFrame, user_ids: np.ndarray, item_ids: np.ndarray) -> sp.csr_matrix:
+    """CSR float32 [n_users, n_items], 1.0 where a user met an item at least once."""
+    rows = np.searchsorted(user_ids, events["user_id"].to_numpy())
+    columns = np.searchsorted(item_ids, events["item_id"].to_numpy())
+    matrix = sp.csr_matrix((np.ones(len(events), np.float32), (rows, columns)), shape=(len(user_ids), len(item_ids)))
+    matrix.sum_duplicates()
+    matrix.data[:] = 1.0
+    return matrix

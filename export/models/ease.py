@@ -1,0 +1,40 @@
+"""EASE in closed form (Steck 2019): half of the retriever, and a baseline of the evaluation."""
+
+from __future__ import annotations
+
+import numpy as np
+import scipy.linalg
+import scipy.sparse as sp
+
+
+def ease_weights(positives: sp.csr_matrix, l2: float) -> np.ndarray:
+    """float32 [n_items, n_items], zero diagonal: B of EASE."""
+    n_users, n_items = positives.shape
+    if n_items <= n_users:
+        gram = (positives.T @ positives).toarray().astype(np.float64)
+        gram[np.diag_indices(n_items)] += l2
+        precision = _inverse(gram)
+        weights = (precision / -np.diag(precision)).astype(np.float32)
+    else:  # P = (I - Xᵀ (X P)) / l2
+        projected, precision_diagonal = ease_on_users_side(positives, l2)
+        weights = np.asarray(positives.T @ projected) / (l2 * precision_diagonal)
+    np.fill_diagonal(weights, 0.0)
+    return weights
+
+
+def ease_on_users_side(positives: sp.csr_matrix, l2: float) -> tuple[np.ndarray, np.ndarray]:
+    """-> (X P float32 [n_users, n_items], diagonal of P [n_items]), by X P = (XXᵀ + l2 I)⁻¹ X: P itself is never built."""
+    kernel = (positives @ positives.T).toarray().astype(np.float64)
+    kernel[np.diag_indices(len(kernel))] += l2
+    projected = (positives.T @ _inverse(kernel)).T.astype(np.float32)
+    explained = np.asarray(positives.multiply(projected).sum(axis=0)).ravel()
+    return projected, ((1.0 - explained) / l2).astype(np.float32)
+
+
+def _inverse(symmetric: np.ndarray) -> np.ndarray:
+    """Inverse of a positive definite matrix, in place of the argument where LAPACK can."""
+    factor, _ = scipy.linalg.lapack.dpotrf(symmetric, lower=1, overwrite_a=1)
+    inverse, failed = scipy.linalg.lapack.dpotri(factor, lower=1, overwrite_c=1)
+    assert failed == 0, "a Gram matrix plus a positive multiple of the identity is positive definite"
+    lower = np.tril(inverse)
+    return lower + np.tril(lower, -1).T
