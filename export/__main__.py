@@ -76,13 +76,15 @@ def refuse_unknown(layout: str) -> None:
 @app.command()
 def check(repo: Repo = Path("model_repository")) -> None:
     """Say what will fail in a repository, and how to mend it. Exit code 1 when there is an error."""
-    from export.repository.check import check_repository
+    from export.repository.check import check_repository, checked_by_format
 
     findings = check_repository(repo)
     for finding in findings:
         colour = "red" if finding.level == "error" else "yellow"
         console.print(f"[{colour}]{finding.level}[/] {escape(finding.where)}: {escape(finding.fact)}. {escape(finding.remedy)}")
     errors = sum(finding.level == "error" for finding in findings)
+    for what in checked_by_format(repo):
+        console.print(f"[dim]checked by format only[/]: {what}")
     console.print(f"{repo}: {errors} errors, {len(findings) - errors} warnings.")
     if errors:
         raise typer.Exit(1)

@@ -14,13 +14,12 @@ import numpy as np
 from export.merlin.pipeline import MerlinPipeline
 from export.merlin.source import Source
 from export.merlin.write import PROFILE, Writer
+from export.repository.check import profile_of
 from export.repository.config import CONFIG_FILE
 from export.repository.recorded import RECORDED_FILE, compare_answers, read_recorded
 from export.settings import Settings
-from stages.artifacts import MANIFEST_FILE, read_json
 from stages.contract import ENSEMBLE
 from stages.errors import ConfigError, ExportError
-from stages.generations import pinned_generation
 from stages.steps.gpu_index import MOST_GPU_RESULTS
 
 BATCH = 32
@@ -48,17 +47,11 @@ def publish_merlin(source: Source, repository: Path, settings: Settings) -> int:
 def refuse_other_profile(repository: Path) -> None:
     """Raises ExportError when another profile lives in `repository`, which would be replaced with all its generations."""
     path = repository / ENSEMBLE / CONFIG_FILE
-    if path.is_file() and not is_merlin(repository):
+    if path.is_file() and profile_of(repository) != PROFILE:
         raise ExportError(
             f"{repository} holds another profile. A merlin export replaces the whole repository: export into another REPO, or "
             "remove this one first."
         )
-
-
-def is_merlin(repository: Path) -> bool:
-    """Is it a repository of this profile?"""
-    generation = pinned_generation(repository)
-    return read_json(repository / ENSEMBLE / str(generation), MANIFEST_FILE).get("profile") == PROFILE
 
 
 def refuse_long_lists(source: Source) -> None:

@@ -6,7 +6,7 @@ Each check returns findings; an error means that tritonserver would refuse the r
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -35,17 +35,47 @@ class Finding:
     remedy: str
 
 
+Check = Callable[[Path], Iterator[Finding]]
+
+
 def check_repository(repository: Path) -> list[Finding]:
     """-> all findings, errors first. Later checks run only where the earlier ones they rest on found no error."""
     found: list[Finding] = []
-    for check in CHECKS:
+    checks, last_word = checks_of(repository)
+    for check in checks:
         found += run(check, repository)
-        if any(finding.level == "error" for finding in found) and check in (check_layout, check_versions, check_stages):
+        if any(finding.level == "error" for finding in found) and check in last_word:
             break
     return sorted(found, key=lambda finding: finding.level)
 
 
-def run(check: Callable[[Path], Iterator[Finding]], repository: Path) -> list[Finding]:
+def checks_of(repository: Path) -> tuple[Sequence[Check], Sequence[Check]]:
+    """-> the checks of the repository's profile, and those after whose errors no other runs."""
+    if profile_of(repository) == "merlin":
+        from export.merlin import check as merlin  # which takes its findings from here
+
+        return merlin.CHECKS, merlin.LAST_WORD
+    return CHECKS, (check_layout, check_versions, check_stages)
+
+
+def profile_of(repository: Path) -> str:
+    """-> the profile that a repository was exported for; "cpu" where it does not say, whatever else is wrong with it."""
+    try:
+        return read_json(repository / ENSEMBLE / str(pinned_generation(repository)), MANIFEST_FILE).get("profile", "cpu")
+    except RecommenderError:
+        return "cpu"
+
+
+def checked_by_format(repository: Path) -> tuple[str, ...]:
+    """-> what the checks could only hold against a documented format, because what reads it is not here."""
+    if profile_of(repository) == "merlin":
+        from export.merlin.check import BY_FORMAT_ONLY
+
+        return BY_FORMAT_ONLY
+    return ()
+
+
+def run(check: Check, repository: Path) -> list[Finding]:
     """-> what a check found; an artifact it could not read is a finding too."""
     found: list[Finding] = []
     try:

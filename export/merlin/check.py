@@ -1,0 +1,182 @@
+"""`make check` on a merlin repository: what NVIDIA's backends would refuse or answer wrongly from, without starting anything.
+
+What only they can tell is named in BY_FORMAT_ONLY: it was held against their documented formats, and never loaded here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from tritonclient.grpc import model_config_pb2 as pb
+
+from export.merlin import hps_rules
+from export.merlin.hps import PS_FILE
+from export.merlin.parts import HPS, PYTHON, TENSORRT, models_of, parts_of
+from export.merlin.publish import TOLERANCE, answer
+from export.merlin.settings import MerlinSettings
+from export.merlin.write import PROFILE
+from export.repository.check import Finding
+from export.repository.config import CONFIG_FILE
+from export.repository.recorded import RECORDED_FILE, compare_answers, read_recorded
+from export.tensorrt.checks import check_tensorrt_model
+from hps_config.reader import check_ps_json, read_ps_json
+from server.repository import read_config
+from stages.artifacts import MANIFEST_FILE, read_json, read_stage, sha256_of
+from stages.contract import ENSEMBLE
+from stages.embeddings.formats.names import NAME
+from stages.generations import pinned_generation
+from stages.steps.gpu_index import MOST_GPU_RESULTS
+from stages.steps.specs import RANK_EMBEDDINGS, RANK_FEATURES, RETRIEVE_SEARCH, Sizes, StepSettings, keys_per_request
+
+AGAIN = "Export the repository again."
+BY_FORMAT_ONLY = (
+    "that the hps backend loads ps.json and the sparse folder (both its parsers are modelled, the bytes read back)",
+    "that TensorRT builds and runs the engines (ONNX Runtime ran the networks; profiles and CUDA graphs were compared)",
+    "that Faiss takes the index to the GPU, and how much memory all of it needs there",
+)
+
+
+def check_models(repository: Path) -> Iterator[Finding]:
+    """Every model is there under its name, and nothing else is."""
+    models = models_of(merlin_of(repository).triton)
+    for name in models:
+        path = repository / name / CONFIG_FILE
+        if not path.is_file():
+            yield error(f"{name}/{CONFIG_FILE}", "The file is missing")
+        elif (config := read_config(path)).name != name:
+            yield error(f"{name}/{CONFIG_FILE}", f"It names the model {config.name!r}")
+        elif not NAME.fullmatch(name):
+            yield error(name, "HPS takes names of 1 to 120 of A-Z a-z 0-9 _ - only")
+    for path in sorted(repository.iterdir()):
+        if path.is_dir() and path.name not in models:
+            yield Finding("error", path.name, "It is no model of this profile", "Move it out of the repository.")
+
+
+def check_files(repository: Path) -> Iterator[Finding]:
+    """Every file is the published one; engines, which are built where they run, are no part of a publication."""
+    generation = pinned_generation(repository)
+    digests = read_json(repository / ENSEMBLE / str(generation), MANIFEST_FILE)["stages"]
+    for name in (*digests, ENSEMBLE):
+        folder = repository / name / str(generation)
+        manifest = read_json(folder, MANIFEST_FILE)
+        if manifest["generation"] != generation or digests.get(name, "") not in ("", sha256_of(folder / MANIFEST_FILE)):
+            yield error(f"{name}/{generation}", "It is not the one this generation was published with")
+        for file, fact in manifest["files"].items():
+            if not (folder / file).is_file() or sha256_of(folder / file) != fact["sha256"]:
+                yield error(f"{name}/{generation}/{file}", "It is missing or not the file that was published")
+
+
+def check_ensembles(repository: Path) -> Iterator[Finding]:
+    """Both ends of every edge agree, batches and versions too, as tritonserver will demand."""
+    configs = {path.parent.name: read_config(path) for path in repository.glob(f"*/{CONFIG_FILE}")}
+    generation = pinned_generation(repository)
+    for name, config in sorted(configs.items()):
+        for fact in ensemble_faults(config, configs, generation):
+            yield error(f"{name}/{CONFIG_FILE}", fact)
+
+
+def ensemble_faults(config: pb.ModelConfig, configs: dict[str, pb.ModelConfig], generation: int) -> Iterator[str]:
+    """What is wrong with one ensemble; nothing with a plain model."""
+    known = {tensor.name: (tensor.data_type, full_dims(config, tensor)) for tensor in config.input}
+    if both := sorted(known.keys() & {tensor.name for tensor in config.output} if known and is_ensemble(config) else ()):
+        yield f"{', '.join(both)} comes in and goes out under one name: callers would get back what they sent"
+    for step in config.ensemble_scheduling.step:
+        model = configs[step.model_name]
+        if step.model_version != generation:
+            yield f"Step {step.model_name} is pinned to {step.model_version}, expected {generation}"
+        if config.max_batch_size > model.max_batch_size:
+            yield f"It allows batches of {config.max_batch_size}, and its step {model.name} of {model.max_batch_size}"
+        inputs = {tensor.name: (tensor.data_type, full_dims(model, tensor)) for tensor in model.input}
+        outputs = {tensor.name: (tensor.data_type, full_dims(model, tensor)) for tensor in model.output}
+        for tensor, source in step.input_map.items():
+            if not agree(known.get(source), inputs.get(tensor)):
+                yield f"Edge {source} -> {model.name}.{tensor}: {known.get(source)} meets {inputs.get(tensor)}"
+        known |= {target: outputs.get(tensor) for tensor, target in step.output_map.items()}
+
+
+def is_ensemble(config: pb.ModelConfig) -> bool:
+    return config.platform == "ensemble"
+
+
+def full_dims(config: pb.ModelConfig, tensor: pb.ModelInput | pb.ModelOutput) -> tuple[int, ...]:
+    """Dims with the batch axis, which Triton adds where max_batch_size is above 0."""
+    return (*((-1,) if config.max_batch_size else ()), *tensor.dims)
+
+
+def agree(one: tuple | None, other: tuple | None) -> bool:
+    """Types equal, and dims where both say a number; a flat tensor of unknown length meets its like."""
+    if one is None or other is None or one[0] != other[0]:
+        return False
+    return len(one[1]) == len(other[1]) and all(a == b or -1 in (a, b) for a, b in zip(one[1], other[1], strict=True))
+
+
+def check_hps(repository: Path) -> Iterator[Finding]:
+    """ps.json by both of its parsers, and the `hps` model by the backend's rules. Nothing where our own tiers serve."""
+    settings = merlin_of(repository)
+    if not any(part.kind == HPS for part in parts_of(settings.triton)):
+        return
+    for finding in check_ps_json(repository / PS_FILE):
+        yield Finding(finding.severity, f"{PS_FILE} {finding.where}", finding.message, AGAIN)
+    generation, config = pinned_generation(repository), read_config(repository / RANK_EMBEDDINGS / CONFIG_FILE)
+    params = hps_rules.model_of(read_ps_json(repository / PS_FILE), RANK_EMBEDDINGS)
+    if params is None:
+        yield error(PS_FILE, f"It names no model {RANK_EMBEDDINGS!r}: the backend would not load it")
+        return
+    features = repository / RANK_FEATURES / str(generation)
+    info = read_stage(features)
+    own = StepSettings.of(features, info)
+    most = read_config(repository / RANK_FEATURES / CONFIG_FILE).max_batch_size
+    facts = (
+        *hps_rules.tensor_faults(config),
+        *hps_rules.instance_faults(config, params),
+        *hps_rules.refresh_faults(config, params),
+        *hps_rules.table_faults(params, repository, settings.mount),
+        *hps_rules.key_faults(params, repository, settings.mount, features, own),
+        *hps_rules.batch_faults(params, keys_per_request(info, Sizes(**own.sizes)), most),
+    )
+    for fact in facts:
+        yield error(f"{RANK_EMBEDDINGS}/{CONFIG_FILE}", fact)
+
+
+def check_tensorrt(repository: Path) -> Iterator[Finding]:
+    """Every network by the TensorRT backend's rules."""
+    for part in parts_of(merlin_of(repository).triton):
+        if part.kind == TENSORRT:
+            yield from check_tensorrt_model(repository / part.name)
+
+
+def check_python(repository: Path) -> Iterator[Finding]:
+    """Warm-up files are there, and the search asks for no more than a GPU index gives."""
+    names = ("preprocess", *(part.name for part in parts_of(merlin_of(repository).triton) if part.kind == PYTHON))
+    for name in names:
+        for warmup in read_config(repository / name / CONFIG_FILE).model_warmup:
+            for entry in warmup.inputs.values():
+                if not (repository / name / "warmup" / entry.input_data_file).is_file():
+                    yield error(f"{name}/warmup/{entry.input_data_file}", "The file is missing")
+    candidates = read_stage(repository / RETRIEVE_SEARCH / str(pinned_generation(repository))).axes.candidates
+    if candidates > MOST_GPU_RESULTS:
+        yield error(RETRIEVE_SEARCH, f"{candidates} candidates; Faiss gives at most {MOST_GPU_RESULTS} on a GPU")
+
+
+def check_answers(repository: Path) -> Iterator[Finding]:
+    """The recorded requests, through the repository's own files, get the cpu profile's answers."""
+    generation = pinned_generation(repository)
+    recorded = read_recorded(repository / ENSEMBLE / str(generation) / RECORDED_FILE)
+    got = answer(repository, generation, merlin_of(repository).mount)
+    if difference := compare_answers(got, recorded.outputs, TOLERANCE):
+        yield error(f"{ENSEMBLE}/{generation}", f"Recorded requests are answered differently: {difference}")
+
+
+def merlin_of(repository: Path) -> MerlinSettings:
+    """The settings it was exported with."""
+    facts = read_json(repository / ENSEMBLE / str(pinned_generation(repository)), MANIFEST_FILE)
+    return MerlinSettings(**facts[PROFILE])
+
+
+def error(where: str, fact: str) -> Finding:
+    return Finding("error", where, fact, AGAIN)
+
+
+CHECKS = (check_models, check_files, check_ensembles, check_hps, check_tensorrt, check_python, check_answers)
+LAST_WORD = (check_models, check_files, check_python)  # nothing more is run where these, or what came before, found an error
