@@ -14,6 +14,7 @@ import json
 import threading
 import time
 import traceback
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from stages.artifacts import StageInfo, read_stage, verify_manifest
-from stages.contract import ENSEMBLE, STAGES, Degraded, ModelSpec
+from stages.contract import ENSEMBLE, STAGES, ModelSpec
+from stages.embeddings.measurements import COUNTER, Measurement
 from stages.errors import ArtifactError, RecommenderError
 
 Arrays = dict[str, np.ndarray]
@@ -72,16 +74,14 @@ class StageModel:
         except RecommenderError as error:
             raise pb_utils.TritonModelException(f"{args['model_name']}: {error}") from error
         self.first = self.chain[0]
-        self.reporters = [
-            Reporter(link.kernel, {"instance": args["model_instance_name"], "version": args["model_version"]})
-            for link in self.chain
-            if hasattr(link.kernel, "measurements")
-        ]
+        of_kernels = {"instance": args["model_instance_name"], "version": args["model_version"]}
+        sources: list[Source] = [(link.metrics.measurements, {}) for link in self.chain]
+        sources += [(link.kernel.measurements, of_kernels) for link in self.chain if hasattr(link.kernel, "measurements")]
+        self.reporter = Reporter(sources)
 
     def finalize(self) -> None:
         """The server lets go of this version: so do the kernels of what they share with other processes."""
-        for reporter in self.reporters:
-            reporter.close()
+        self.reporter.close()
         for link in self.chain:
             if hasattr(link.kernel, "close"):
                 link.kernel.close()
@@ -97,7 +97,7 @@ class StageModel:
         errors: dict[int, pb_utils.TritonError] = {}
         if faults := self.first.kernel.faults(inputs):  # what the first kernel hands on is sound
             errors = {request: invalid(message) for request, message in by_request(faults, rows).items()}
-            self.first.metrics.rejected.increment(len(errors))
+            self.first.metrics.rejected += len(errors)
         healthy = [i for i in range(len(requests)) if i not in errors]
         outputs = self._answer(inputs, rows, healthy, errors) if healthy else {}
         return [
@@ -131,39 +131,44 @@ class StageModel:
         return {tensor.name: tensors[tensor.name] for tensor in self.spec.outputs}
 
 
+@dataclass
 class Metrics:
-    """What Triton does not count itself, on the server's own metrics port."""
+    """What Triton does not count itself, of one stage: totals of this process, which the Reporter publishes."""
 
-    def __init__(self, stage: str) -> None:
-        self.bit = Degraded(1 << STAGES.index(stage))
-        self.calls = Counter("recommender_kernel_calls", "Kernel calls: one per batch", stage)
-        self.rows = Counter("recommender_kernel_rows", "Rows (users) that kernel calls answered", stage)
-        self.degraded = Counter("recommender_degraded", "Rows that this stage answered by its fallback", stage)
-        self.rejected = Counter("recommender_rejected", "Requests refused as malformed", stage)
-        self.seconds = Counter("recommender_kernel_seconds", "Time within kernel calls", stage)
+    stage: str
+    calls: int = 0
+    rows: int = 0
+    degraded: int = 0
+    rejected: int = 0
+    seconds: float = 0.0
 
     def count(self, degraded: np.ndarray, seconds: float) -> None:
-        self.calls.increment(1)
-        self.seconds.increment(seconds)
-        self.rows.increment(len(degraded))
-        fallbacks = np.count_nonzero(degraded & int(self.bit))
-        if fallbacks:
-            self.degraded.increment(fallbacks)
+        self.calls += 1
+        self.rows += len(degraded)
+        self.degraded += int(np.count_nonzero(degraded & (1 << STAGES.index(self.stage))))  # its bit of Degraded
+        self.seconds += seconds
+
+    def measurements(self) -> Iterator[Measurement]:
+        labels = {"stage": self.stage}
+        for name, description, value in (
+            ("kernel_calls", "Kernel calls: one per batch", self.calls),
+            ("kernel_rows", "Rows (users) that kernel calls answered", self.rows),
+            ("kernel_seconds", "Time within kernel calls", self.seconds),
+            ("degraded", "Rows that this stage answered by its fallback", self.degraded),
+            ("rejected", "Requests refused as malformed", self.rejected),
+        ):
+            yield Measurement(f"recommender_{name}", description, COUNTER, labels, value)
 
 
-class Counter:
-    """One counter of one stage. Keeps its family: the backend deletes the metric with it."""
-
-    def __init__(self, name: str, description: str, stage: str) -> None:
-        self.family = pb_utils.MetricFamily(name=name, description=description, kind=pb_utils.MetricFamily.COUNTER)
-        self.increment = self.family.Metric(labels={"stage": stage}).increment
+Source = tuple[Callable[[], Iterable[Measurement]], dict[str, str]]  # what is measured, and further labels of it
 
 
 class Reporter:
-    """Publishes what a kernel measures of itself, beside its calls: every changed value is a message to the server."""
+    """Publishes what is measured, beside the calls: every changed value is a message to the server, and costs as much as a
+    stage's hop."""
 
-    def __init__(self, kernel: Any, labels: dict[str, str]) -> None:
-        self._kernel, self._labels = kernel, labels
+    def __init__(self, sources: list[Source]) -> None:
+        self._sources = sources
         self._families: dict[str, Any] = {}
         self._metrics: dict[tuple[str, ...], Any] = {}
         self._values: dict[tuple[str, ...], float] = {}
@@ -179,26 +184,30 @@ class Reporter:
                 pb_utils.Logger.log_error(f"metrics: {traceback.format_exc()}")
 
     def report(self) -> None:
-        """Bring the server's metrics to the kernel's measurements."""
-        for measured in self._kernel.measurements():
-            key = (measured.name, *measured.labels.values())
-            before = self._values.get(key)
-            if self._stop.is_set():
-                return
-            if measured.value == before:
-                continue
-            if before is None:
-                self._metrics[key] = self._family(measured).Metric(labels=self._labels | measured.labels)
-            if measured.kind == "counter":
-                self._metrics[key].increment(measured.value - (before or 0.0))
-            else:
-                self._metrics[key].set(measured.value)
-            self._values[key] = measured.value
+        """Bring the server's metrics to what is measured now."""
+        for measure, labels in self._sources:
+            for measured in measure():
+                if self._stop.is_set():
+                    return
+                self._publish(measured, labels)
 
-    def _family(self, measured: Any) -> Any:
+    def _publish(self, measured: Measurement, labels: dict[str, str]) -> None:
+        key = (measured.name, *measured.labels.values())
+        before = self._values.get(key)
+        if measured.value == before:
+            return
+        if before is None:
+            self._metrics[key] = self._family(measured).Metric(labels=labels | measured.labels)
+        if measured.kind == COUNTER:
+            self._metrics[key].increment(measured.value - (before or 0.0))
+        else:
+            self._metrics[key].set(measured.value)
+        self._values[key] = measured.value
+
+    def _family(self, measured: Measurement) -> Any:
         """Kept: the backend deletes the metrics with it."""
         if measured.name not in self._families:
-            kind = pb_utils.MetricFamily.COUNTER if measured.kind == "counter" else pb_utils.MetricFamily.GAUGE
+            kind = pb_utils.MetricFamily.COUNTER if measured.kind == COUNTER else pb_utils.MetricFamily.GAUGE
             self._families[measured.name] = pb_utils.MetricFamily(measured.name, measured.description, kind)
         return self._families[measured.name]
 

@@ -66,6 +66,7 @@ def arguments(tmp_path):
     write_manifest(folder)
     return {
         "model_name": "preprocess",
+        "model_instance_name": "preprocess_0_0",
         "model_repository": str(folder.parent),
         "model_version": "7",
         "model_config": pbtxt_as_json(INFO),
@@ -73,14 +74,16 @@ def arguments(tmp_path):
 
 
 @pytest.fixture
-def model(arguments):
-    from stages.triton import triton_model
+def model(arguments, monkeypatch):
+    from stages import triton
 
+    monkeypatch.setattr(triton, "REPORT_EVERY_S", 3_600)  # tests report themselves
     pb.MetricFamily.metrics.clear()
     pb.Logger.lines.clear()
-    model = triton_model(Echo)()
+    model = triton.triton_model(Echo)()
     model.initialize(arguments)
-    return model
+    yield model
+    model.finalize()
 
 
 def request(*user_ids: int, **tensors: np.ndarray) -> pb.InferenceRequest:
@@ -96,6 +99,7 @@ def test_one_kernel_call_answers_the_whole_batch(model):
     responses = model.execute([request(1), request(2, 3), request(4)])
     assert [users_of(response) for response in responses] == [[1], [2, 3], [4]]
     assert len(model.first.kernel.seen) == 1
+    model.reporter.report()
     assert pb.MetricFamily.metrics["recommender_kernel_calls/preprocess"].value == 1
     assert pb.MetricFamily.metrics["recommender_kernel_rows/preprocess"].value == 4
 
@@ -117,6 +121,7 @@ def test_a_malformed_request_fails_alone(model):
     assert bad.error().code() == pb.TritonError.INVALID_ARG
     assert bad.error().message() == "user_id is -5"
     assert len(model.first.kernel.seen) == 1
+    model.reporter.report()
     assert pb.MetricFamily.metrics["recommender_rejected/preprocess"].value == 1
 
 
@@ -185,9 +190,10 @@ class Next:
 
 
 @pytest.fixture
-def fused(tmp_path):
-    from stages.triton import triton_model
+def fused(tmp_path, monkeypatch):
+    from stages import triton
 
+    monkeypatch.setattr(triton, "REPORT_EVERY_S", 3_600)
     pb.MetricFamily.metrics.clear()
     folder = tmp_path / ENSEMBLE / "7"
     for name in STAGES:
@@ -196,16 +202,18 @@ def fused(tmp_path):
     info = replace(INFO, stage=ENSEMBLE)
     info.write(folder)
     write_manifest(folder)
-    model = triton_model(Echo, Next, Next, Next)()
+    model = triton.triton_model(Echo, Next, Next, Next)()
     model.initialize(
         {
             "model_name": ENSEMBLE,
+            "model_instance_name": "recommend_0_0",
             "model_repository": str(folder.parent),
             "model_version": "7",
             "model_config": pbtxt_as_json(info),
         }
     )
-    return model
+    yield model
+    model.finalize()
 
 
 def test_all_kernels_in_one_model_answer_with_the_ensembles_tensors(fused):
@@ -214,6 +222,7 @@ def test_all_kernels_in_one_model_answer_with_the_ensembles_tensors(fused):
         "item_ids": (1, 2), "scores": (1, 2), "degraded": (1, 1), "generation": (1, 1)
     }  # fmt: skip
     assert bad.error().message() == "user_id is -5"
+    fused.reporter.report()
     values = {name: metric.value for name, metric in pb.MetricFamily.metrics.items()}
     assert [values[f"recommender_kernel_rows/{name}"] for name in STAGES] == [1, 1, 1, 1]
     assert all(values[f"recommender_kernel_seconds/{name}"] > 0 for name in STAGES)

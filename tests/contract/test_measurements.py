@@ -36,7 +36,7 @@ def loaded(arguments):  # noqa: F811 - the fixture of that name
 
     def load(kernel):
         model = triton_model(kernel)()
-        model.initialize({**arguments, "model_instance_name": "preprocess_0_0"})
+        model.initialize(arguments)
         return model
 
     return load
@@ -44,7 +44,7 @@ def loaded(arguments):  # noqa: F811 - the fixture of that name
 
 def test_what_a_kernel_measures_of_itself_reaches_the_metrics_port(loaded):
     model = loaded(Measured)
-    [reporter] = model.reporters
+    reporter = model.reporter
     for calls in (1, 2):
         model.execute([request(1), request(2)])
         reporter.report()
@@ -58,8 +58,8 @@ def test_what_a_kernel_measures_of_itself_reaches_the_metrics_port(loaded):
 
 def test_kernels_that_hold_nothing_are_let_go_as_well(loaded):
     model = loaded(Echo)
-    assert model.reporters == []
     model.finalize()
+    assert not any(thread.name == "reporter" for thread in threading.enumerate())
 
 
 def test_measurements_that_fail_are_logged_and_leave_answers_alone(loaded, monkeypatch):
