@@ -11,34 +11,39 @@ The tables are all named by what is in them (`rank-<digest>`): two generations, 
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from export.features.build import Features
-from export.models.ranking_data import ItemSlots
 from export.settings import TableSettings
 from hps_config.description import HpsDescription
 from hps_config.planning import Plan, plan_tiers
 from hps_config.ps_writer import write_ps_json
-from hps_config.reader import read_ps_json
+from hps_config.reader import check_ps_json, read_ps_json
 from hps_config.report import human_bytes
 from hps_config.tiers import tiers_config
 from stages.artifacts import open_array, sha256_of
-from stages.embeddings.config import TableConfig, TiersConfig
+from stages.embeddings.config import TableConfig, TiersConfig, read_config
 from stages.embeddings.row_formats import RowCodec
 from stages.embeddings.table import l1_sections
 from stages.embeddings.tiers import CONFIG_FILE
 from stages.errors import ConfigError
 
-PS_FILE = "ps.json"
+if TYPE_CHECKING:
+    from export.features.build import Features
+
+MODEL, PS_FILE = "rank", "ps.json"
 STATE_FOLDER = "recommender-tiers"  # in the temporary folder of the serving machine, unless [tables] state names another
 
 
 def shapes_of(features: Features, width: int) -> dict[str, tuple[int, int]]:
     """Table -> (rows, D) as `save_ranker` will write them, before there is anything to write."""
+    from export.models.ranking_data import ItemSlots  # only now: `make check` needs no pandas
+
     rows = {f"user_{slot}": n_rows for slot, n_rows in enumerate(features.user_rows.values())}
     slots = ItemSlots.of(features.item_arrays, tuple(features.item_rows)).rows
     for slot, (n_rows, own) in enumerate(zip(features.item_rows.values(), slots, strict=True)):
@@ -47,7 +52,7 @@ def shapes_of(features: Features, width: int) -> dict[str, tuple[int, int]]:
 
 
 def plan_tables(
-    settings: TableSettings, shapes: Mapping[str, tuple[int, int]], instances: int, samples: int, model: str = "rank"
+    settings: TableSettings, shapes: Mapping[str, tuple[int, int]], instances: int, samples: int, model: str = MODEL
 ) -> tuple[HpsDescription, Plan]:
     """shapes: table -> (rows, D); samples: (user, candidate) pairs of the largest batch.
 
@@ -99,13 +104,35 @@ def write_tables(folder: Path, settings: TableSettings, instances: int, samples:
     arrays = {path.stem: open_array(folder, path.stem) for path in sorted(folder.glob("*.npy"))}
     shapes = {name: array.shape for name, array in arrays.items()}
     digest = digest_of(folder, arrays)
-    description, plan = plan_tables(settings, shapes, instances, samples, f"rank-{digest}")
+    description, plan = plan_tables(settings, shapes, instances, samples, f"{MODEL}-{digest}")
     write_ps_json(folder / PS_FILE, description, plan)
-    rows = {name: rows for name, (rows, _) in shapes.items()}
-    config = tiers_config(read_ps_json(folder / PS_FILE), description.model, digest, rows, source=".")
+    config = settings_said_by(folder / PS_FILE, arrays, digest)
     config = replace(config, tables=tuple(with_mean(table, arrays[table.name]) for table in config.tables))
     config.write(folder / CONFIG_FILE)
     return report_of(config, plan)
+
+
+def settings_said_by(ps_file: Path, arrays: Mapping[str, np.ndarray], digest: str) -> TiersConfig:
+    """ps.json -> the tiers' settings, but for default rows, which it cannot say."""
+    rows = {name: len(array) for name, array in arrays.items()}
+    return tiers_config(read_ps_json(ps_file), f"{MODEL}-{digest}", digest, rows, source=".")
+
+
+def faults_of(folder: Path) -> list[tuple[str, str, str]]:
+    """(severity, where, message) of everything that keeps the tables in `folder` from being served as they should be."""
+    found = [(finding.severity, f"{PS_FILE} {finding.where}", finding.message) for finding in check_ps_json(folder / PS_FILE)]
+    if any(severity == "error" for severity, _, _ in found):
+        return found
+    written = read_config(folder / CONFIG_FILE)
+    arrays = {table.name: open_array(folder, table.name) for table in written.tables}
+    said = settings_said_by(folder / PS_FILE, arrays, written.arena)
+    plain = tuple(replace(table, default=said.tables[0].default) for table in written.tables)
+    if replace(written, tables=plain, source=".", rocksdb=None) != replace(said, rocksdb=None):
+        found.append(("error", CONFIG_FILE, f"says something else than {PS_FILE}. Expected the same tables and levels."))
+    if written.updates and Path(tempfile.gettempdir()) in Path(written.rocksdb.path).parents:
+        path = written.rocksdb.path
+        found.append(("warning", CONFIG_FILE, f"keeps updates in {path}, which may not outlive a reboot. Set [tables] state."))
+    return found
 
 
 def digest_of(folder: Path, tables: Mapping[str, np.ndarray]) -> str:

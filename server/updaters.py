@@ -45,9 +45,16 @@ def served_settings(repo: Path) -> tuple[Path | None, int]:
     try:
         generation = pinned_generation(repo)
         settings = stage_folder(repo, "rank", generation) / SETTINGS
-        return (settings if json.loads(settings.read_text())["updates"] else None), generation
-    except (ArtifactError, FileNotFoundError):  # not one of our repositories, or of before there were such settings
+        return (settings if has_update_source(repo, generation) else None), generation
+    except ArtifactError:  # not one of our repositories
         return None, 0
+
+
+def has_update_source(repo: Path, generation: int) -> bool:
+    try:
+        return bool(json.loads((stage_folder(repo, "rank", generation) / SETTINGS).read_text())["updates"])
+    except FileNotFoundError:  # not one of our repositories, or of before there were such settings
+        return False
 
 
 def updaters(tag: str) -> list[psutil.Process]:

@@ -16,11 +16,14 @@ import numpy as np
 from export.repository.config import CONFIG_FILE, DTYPE, layout_of, models_of
 from export.repository.recorded import RECORDED_FILE, compare_answers, read_recorded
 from export.repository.replay import replay
+from export.tables import PS_FILE, faults_of
 from server.repository import read_config
+from server.updaters import has_update_source
 from stages.artifacts import MANIFEST_FILE, read_json, read_stage, sha256_of, stage_folder, verify_manifest
 from stages.contract import ENSEMBLE, STAGES
 from stages.errors import RecommenderError
 from stages.generations import pinned_generation
+from stages.rank import TABLES_FOLDER
 
 SERVING_LIBRARIES = ("numpy", "onnxruntime", "faiss-cpu")
 
@@ -182,6 +185,17 @@ def check_stages(repository: Path) -> Iterator[Finding]:
             yield Finding("error", f"{name}/{generation}", "stage.json states another generation", "Export again.")
 
 
+def check_tables(repository: Path) -> Iterator[Finding]:
+    """The ranker's ps.json would be read by NVIDIA's parsers, and says what the tiers' own settings say."""
+    generation = pinned_generation(repository)
+    folder = stage_folder(repository, "rank", generation) / TABLES_FOLDER
+    if not (folder / PS_FILE).exists():  # exported before there were levels: the tables are served whole from memory
+        return
+    for severity, where, message in faults_of(folder):
+        fact, _, remedy = message.partition(". ")
+        yield Finding(severity, f"rank/{generation}/{TABLES_FOLDER}/{where}", f"It {fact}", remedy)
+
+
 def check_answers(repository: Path) -> Iterator[Finding]:
     """Every stage loads on this machine, and the recorded requests get their recorded answers.
 
@@ -192,7 +206,10 @@ def check_answers(repository: Path) -> Iterator[Finding]:
     answers = replay(repository, generation, recorded.inputs)
     if difference := compare_answers(answers, recorded.outputs):
         remedy = "Compare the library versions in the manifest with this machine's; export again here."
-        yield Finding("error", f"{ENSEMBLE}/{generation}", f"Recorded requests are answered differently: {difference}", remedy)
+        level, fact = "error", f"Recorded requests are answered differently: {difference}"
+        if has_update_source(repository, generation):
+            level, fact = "warning", f"{fact}; rows that were updated since the export do that"
+        yield Finding(level, f"{ENSEMBLE}/{generation}", fact, remedy)
 
 
 def check_batching(repository: Path) -> Iterator[Finding]:
@@ -212,5 +229,6 @@ CHECKS = (
     check_warmup,
     check_batching,
     check_stages,
+    check_tables,
     check_answers,
 )

@@ -141,3 +141,17 @@ def replace_in(path, old, new):
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new))
+
+
+def test_a_ps_json_that_nvidia_would_not_read_is_an_error(repository):
+    tables = repository / "rank" / "1" / "tables"
+    (tables / "ps.json").write_text((tables / "ps.json").read_text().replace('"gpucacheper"', '"gpucacheshare"'))
+    reseal(repository)
+    assert any("rank/1/tables/ps.json models[0].gpucacheper" in error for error in errors(repository))
+
+
+def test_rows_that_are_updated_may_change_answers(repository, monkeypatch):
+    monkeypatch.setattr(check, "compare_answers", lambda got, expected: "scores differ")
+    assert any("answered differently" in error for error in errors(repository))
+    monkeypatch.setattr(check, "has_update_source", lambda repository, generation: True)
+    assert [finding.level for finding in check_repository(repository) if "answered differently" in finding.fact] == ["warning"]

@@ -18,6 +18,7 @@ from export.models.ranking_data import Requests, in_blocks, requests_of, split_a
 from export.models.reranker import Lists, RerankerSettings, corrections
 from export.models.save_ranker import item_vectors_of
 from export.models.train_ranker import RankerSettings, rank_scores_of, train_ranker
+from export.tables import shapes_of
 from stages.artifacts import StageInfo
 from stages.contract import PAD_ID, PAD_SCORE, Axes, Degraded, stage_specs
 from stages.embeddings.tables import EmbeddingTables
@@ -220,6 +221,11 @@ def test_rows_from_the_tiers_score_as_plain_tables_do_bit_for_bit(trained):
     plain = replace(trained.rank, tables=EmbeddingTables.load(trained.folder / "rank" / TABLES_FOLDER))
     for name, tensor in plain(inputs).items():
         np.testing.assert_array_equal(trained.rank(inputs)[name], tensor)
+
+
+def test_the_shapes_of_tables_are_known_before_training(trained):
+    tables = EmbeddingTables.load(trained.folder / "rank" / TABLES_FOLDER).tables
+    assert shapes_of(trained.features, SETTINGS.ranker.width) == {name: table.shape for name, table in tables.items()}
 
 
 def test_training_twice_gives_the_same_models(trained):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from export.settings import TableSettings
-from export.tables import PS_FILE, plan_tables, write_tables
+from export.tables import PS_FILE, faults_of, plan_tables, write_tables
 from hps_config.reader import check_ps_json, read_ps_json
 from stages.embeddings.config import read_config
 from stages.embeddings.opening import open_tables
@@ -126,3 +128,33 @@ def test_rows_that_no_level_gives_are_the_mean_row(folder):
     mean = np.load(folder / "item_0.npy").mean(axis=0)
     default = {table.name: table.default for table in written(folder).tables}["item_0"]
     np.testing.assert_allclose(default, mean, atol=1e-6)
+
+
+def test_sound_settings_have_no_faults(folder, tmp_path):
+    for settings in ({}, {"l2": SOME}, {"redis": "h:7000"}, {"brokers": "a:1", "state": "/var/lib/shop"}):
+        written(folder, **settings)
+        assert [fault for fault in faults_of(folder) if fault[0] == "error"] == []
+    assert "may not outlive a reboot" in faults_of_written(folder, brokers="a:1")[-1][2]
+
+
+def faults_of_written(folder, **settings):
+    written(folder, **settings)
+    return faults_of(folder)
+
+
+def test_settings_that_nvidia_would_not_read_are_faults(folder):
+    written(folder)
+    document = json.loads((folder / PS_FILE).read_text())
+    document["models"][0].pop("gpucacheper")
+    (folder / PS_FILE).write_text(json.dumps(document))
+    assert [(severity, where) for severity, where, _ in faults_of(folder) if severity == "error"] == [
+        ("error", "ps.json models[0].gpucacheper")
+    ]
+
+
+def test_settings_that_disagree_are_a_fault(folder):
+    config = written(folder, l2=SOME)
+    replace(config, hit_rate_threshold=0.5, source=".").write(folder / CONFIG_FILE)
+    assert faults_of(folder) == [
+        ("error", CONFIG_FILE, "says something else than ps.json. Expected the same tables and levels.")
+    ]

@@ -1,0 +1,156 @@
+"""The embedding tiers behind a real server: what its metrics port tells of them, and rows that change while it serves."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+
+from export.settings import TableSettings
+from export.tables import write_tables
+from server import updaters
+from server.launcher import TritonServer
+from stages.artifacts import MANIFEST_FILE, write_manifest
+from stages.embeddings.config import TiersConfig, read_config
+from stages.embeddings.publisher import Publisher
+from stages.embeddings.table import shared_root
+from stages.errors import ServerError
+from stages.pipeline import Pipeline
+from tests.server.requests import infer
+from tests.unit.embeddings.kafka_broker import MockBroker
+
+USERS = list(range(8))
+REPORT_EVERY_S = 1.0  # of stages/triton.py, which only a server can import
+VISIBLE_WITHIN_S = 5.0  # far more than it takes: this machine may be busy
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.02)
+
+
+def table_metrics(server: TritonServer) -> dict[tuple[str, ...], float]:
+    """{(name, labels but instance and version, …): value}"""
+    text, found = urllib.request.urlopen(server.metrics_url, timeout=5).read().decode(), {}
+    for name, labels, value in re.findall(r"^recommender_table_(\w+){(.*)} (\S+)$", text, re.MULTILINE):
+        own = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+        assert own.pop("instance") == "rank_0_0"
+        assert own.pop("version")
+        found[(name, *(own[label] for label in sorted(own)))] = float(value)
+    return found
+
+
+def settled(server: TritonServer) -> dict[tuple[str, ...], float]:
+    """The metrics once they have caught up with what was asked so far."""
+    until(lambda: bool(table_metrics(server)))
+    while True:
+        before = table_metrics(server)
+        time.sleep(2.5 * REPORT_EVERY_S)
+        if table_metrics(server) == before:
+            return before
+
+
+def test_the_metrics_port_tells_of_every_table(server, client, repository, info):
+    names = [table.name for table in settings_of(repository, info.generation).tables]
+    answered = {name: ("rows", "l2", name) for name in names}
+    before = settled(server)
+    infer(client, user_id=USERS)
+    until(lambda: table_metrics(server).get(answered["user_0"], 0) - before.get(answered["user_0"], 0) == len(USERS))
+    now = table_metrics(server)
+    new = {name: now[key] - before.get(key, 0) for name, key in answered.items()}
+    assert {new[name] for name in names if name.startswith("user_")} == {len(USERS)}
+    assert {new[name] for name in names if name.startswith("item_")} == {len(USERS) * info.axes.candidates}
+    assert now[("hit_rate_overall",)] == 1
+    assert all(now["default_rate", name] == 0 for name in names)
+    assert all(now["resident_rows", "l2", name] > 0 and now["resident_bytes", "l2", name] > 0 for name in names)
+    assert now["level_down", "shared memory"] == 0
+
+
+# --- live updates -------------------------------------------------------------------------------------------------------------
+def settings_of(repository: Path, generation: int) -> TiersConfig:
+    return read_config(repository / "rank" / str(generation) / "tables" / "tiers.json")
+
+
+@pytest.fixture
+def broker() -> Iterator[MockBroker]:
+    broker = MockBroker()
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def live(repository, info, tmp_path, broker) -> Path:
+    """The same models, their tables with an update source, and rows that no other repository has."""
+    copy = tmp_path / "live"
+    shutil.copytree(repository, copy)
+    return with_source(copy, info.generation, broker.address, tmp_path / "state")
+
+
+def with_source(repository: Path, generation: int, brokers: str, state: Path) -> Path:
+    folder = repository / "rank" / str(generation)
+    padding = np.load(folder / "tables" / "user_0.npy")
+    padding[0] = np.random.default_rng().random(padding.shape[1])
+    np.save(folder / "tables" / "user_0.npy", padding)
+    write_tables(folder / "tables", TableSettings(brokers=brokers, state=str(state)), 1, 1024)
+    facts = json.loads((folder / MANIFEST_FILE).read_text())
+    write_manifest(folder, stage="rank", generation=facts["generation"])
+    return repository
+
+
+def test_a_published_row_changes_what_is_served(live, launch, broker, info):
+    config = settings_of(live, info.generation)
+    items = next(table for table in config.tables if table.name == "item_0")
+    publisher = Publisher(broker.address, config.model, {table.name: table.width for table in config.tables})
+    server = launch(live)
+    assert len(updaters.updaters(server.state.tag)) == 1
+    with grpcclient.InferenceServerClient(server.grpc_url) as client:
+        before = infer(client, user_id=USERS)
+        rows = np.random.default_rng(0).standard_normal((items.rows, items.width), dtype=np.float32)
+        publisher.publish("item_0", np.arange(items.rows), rows)
+        publisher.flush()
+        acknowledged_s = time.monotonic()
+        until(lambda: not np.array_equal(infer(client, user_id=USERS)["scores"], before["scores"]), VISIBLE_WITHIN_S)
+        visible_s = time.monotonic() - acknowledged_s
+        until(lambda: table_metrics(server).get(("updates_applied", "item_0")) == items.rows)
+        after = infer(client, user_id=USERS)
+    assert (after["degraded"] == 0).all()
+    assert visible_s < VISIBLE_WITHIN_S
+    metrics = table_metrics(server)
+    assert 0 < metrics["update_lag_seconds", "item_0"] < VISIBLE_WITHIN_S
+    assert metrics["broker_down", "item_0"] == metrics["updates_rejected", "item_0"] == 0
+
+    pipeline = Pipeline.load(live)  # another process of the machine sees the same rows
+    np.testing.assert_allclose(pipeline.recommend(USERS)["scores"], after["scores"], atol=1e-5)
+    pipeline.close()
+
+    tag = server.state.tag
+    server.stop()
+    assert updaters.updaters(tag) == []
+    assert not (shared_root(config) / f"embedding-tiers-{config.arena}").exists()
+
+    again = launch(live)  # what was acknowledged survives: it is in RocksDB
+    with grpcclient.InferenceServerClient(again.grpc_url) as client:
+        np.testing.assert_array_equal(infer(client, user_id=USERS)["scores"], after["scores"])
+
+
+def test_a_source_that_cannot_be_followed_stops_the_start(live, launch, info):
+    (live / "rank" / str(info.generation) / "stages" / "embeddings" / "updater.py").write_text(
+        "raise RuntimeError('cut short')"
+    )
+    write_manifest(live / "rank" / str(info.generation), stage="rank", generation=info.generation)
+    with pytest.raises(ServerError, match="RuntimeError: cut short"):
+        launch(live)
+
+
+def test_without_a_source_there_is_no_updater(server):
+    assert updaters.updaters(server.state.tag) == []
