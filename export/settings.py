@@ -2,6 +2,7 @@
 
     [pipeline]  sizes of the contract and what retrieval filters
     [serving]   how Triton runs the models; [serving.rank] etc. override it for one model
+    [compute]   threads of the ranker's network, and how widely the index is searched (`make tune` finds them)
     [rules]     the shop's say after the models (stages/rules_config.py)
     [merlin]    where and how the merlin profile is served (export/merlin/settings.py)
     [tables]    budgets of the ranker's embedding tables, and where their updates come from (export/tables.py)
@@ -21,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from export.merlin.settings import MerlinSettings
 from export.repository.config import WARMUP_ROWS, Serving
 from hps_config.description import Bytes
+from hps_config.toml_faults import toml_faults
 from stages.contract import ENSEMBLE, STAGES
 from stages.errors import ConfigError
 
@@ -71,9 +73,17 @@ class TableSettings(_Section):
     state: str = ""  # folder of RocksDB on the serving machine; empty: in its temporary folder
 
 
+class ComputeSettings(_Section):
+    """What a stage does with the cores it gets."""
+
+    rank_threads: PositiveInt = 1  # of the ranker's network, in each instance
+    index_effort: Annotated[int, Field(ge=0)] = 0  # efSearch or nprobe of Faiss; 0 = the least of a ladder that finds enough
+
+
 class Settings(_Section):
     pipeline: PipelineSettings = PipelineSettings()
     serving: dict[str, Any] = {}
+    compute: ComputeSettings = ComputeSettings()
     rules: dict[str, Any] = {}
     tables: TableSettings = TableSettings()
     merlin: MerlinSettings = MerlinSettings()
@@ -132,17 +142,7 @@ def read_settings(path: Path | None) -> Settings:
     """-> the settings of a TOML file, or the defaults. Raises ConfigError naming file, key and what is allowed."""
     if path is None:
         return Settings()
-    try:
+    with toml_faults(path, "the keys and their defaults are listed in export/settings.py"):
         settings = Settings.model_validate(tomllib.loads(path.read_text()))
         settings.serving_of()
-        return settings
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}. Check the path given to --config.") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}. Mend that line.") from error
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
-    except ValidationError as error:
-        fault = error.errors()[0]
-        where = ".".join(str(part) for part in fault["loc"])
-        raise ConfigError(f"{path}: {where}: {fault['msg']}. export/settings.py lists every key with its default.") from error
+    return settings

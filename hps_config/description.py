@@ -7,12 +7,12 @@ import tomllib
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from hps_config.planning import Budgets
 from hps_config.tables import TableSpec
+from hps_config.toml_faults import toml_faults
 from stages.embeddings.formats.names import check_name
-from stages.errors import ConfigError
 
 UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
@@ -103,20 +103,8 @@ class HpsDescription(_Section):
 
 def read_description(path: Path) -> HpsDescription:
     """The description in a TOML file. Raises ConfigError naming file, key and what was expected."""
-    try:
+    with toml_faults(path, "the keys are listed in hps_config/defaults.toml"):
         description = HpsDescription.model_validate(tomllib.loads(path.read_text()))
         check_name("model", description.model)
         _ = description.specs  # checks the tables
-        return description
-    except OSError as error:
-        raise ConfigError(
-            f"{path} cannot be read: {error.strerror}. Expected a TOML file of table budgets. Correct the path."
-        ) from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}. Mend that line.") from error
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
-    except ValidationError as error:
-        fault = error.errors()[0]
-        where = ".".join(str(part) for part in fault["loc"])
-        raise ConfigError(f"{path}: {where}: {fault['msg']}. hps_config/defaults.toml shows every key.") from error
+    return description

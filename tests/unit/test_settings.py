@@ -31,7 +31,7 @@ def test_a_section_per_model_overrides_the_common_one(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[pipeline]\ncandidats = 3", "candidats"),
+        ("[pipeline]\ncandidats = 3", r"candidats: .*The keys and their defaults are listed in export/settings\.py"),
         ("[pipeline]\ncandidates = 0", "candidates"),
         ("[serving]\ninstanses = 3", "unknown key 'instanses'"),
         ("[serving.rank]\ninstances = '2'", r"\[serving.rank\] instances is '2'"),
@@ -43,6 +43,12 @@ def test_a_section_per_model_overrides_the_common_one(tmp_path):
 def test_mistakes_are_named(tmp_path, text, message):
     with pytest.raises(ConfigError, match=message):
         read(tmp_path, text)
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path):
+    (tmp_path / "settings.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=r"settings\.toml is not valid TOML: .*utf-8"):
+        read_settings(tmp_path / "settings.toml")
 
 
 def test_a_missing_file_is_named(tmp_path):
