@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# start.sh: what the container runs. Engines for this GPU, then a look at what would fail, then one tritonserver.
+#   MODELS   the model repository, writable: engines and the configurations that fit them are put into it (default /models)
+#   ENGINES  keeps built engines between starts (default /engines)
+# Arguments are handed on to tritonserver.
+set -euo pipefail
+
+MODELS=${MODELS:-/models}
+ENGINES=${ENGINES:-/engines}
+BACKENDS=${BACKENDS:-/opt/tritonserver/backends}
+HERE=$(dirname "$(readlink -f "$0")")
+BUILDER=${BUILDER:-$HERE/build_engines.py}
+[ -f "$BUILDER" ] || BUILDER=$HERE/../export/tensorrt/build_engines.py  # started from a checkout
+
+python3 "$BUILDER" --repository "$MODELS" --cache "$ENGINES" --backends "$BACKENDS"
+python3 "$HERE/preflight.py" --repository "$MODELS" --backends "$BACKENDS"
+
+hps=()
+if [ -f "$MODELS/ps.json" ]; then hps=("--backend-config=hps,ps=$MODELS/ps.json"); fi
+
+# Summaries: quantiles of latency on the metrics port, which the alerts go by.
+exec tritonserver --model-repository="$MODELS" --model-control-mode=explicit --load-model='*' \
+  --disable-auto-complete-config --exit-timeout-secs=30 --metrics-config=summary_latencies=true "${hps[@]}" "$@"

@@ -1,0 +1,188 @@
+"""deploy/ against itself, the checkout, and the metrics that a real tritonserver published (metrics.txt, recorded on 2.51).
+
+Docker does not run here: whether the images start is not shown by these tests.
+"""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from export.settings import read_settings
+from tests.contract import fake_backend
+
+PROJECT = Path(__file__).parents[3]
+DEPLOY = PROJECT / "deploy"
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+SERVICES = COMPOSE["services"]
+ALERTS = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())
+RULES = [rule for group in ALERTS["groups"] for rule in group["rules"]]
+PANELS = json.loads((DEPLOY / "grafana" / "dashboards" / "recommender.json").read_text())["panels"]
+QUERIES = [rule["expr"] for rule in RULES] + [target["expr"] for panel in PANELS for target in panel.get("targets", ())]
+# Only on a machine with a GPU: the names of Triton's docs/user_guide/metrics.md
+GPU_METRICS = {"nv_gpu_utilization", "nv_gpu_memory_used_bytes", "nv_gpu_memory_total_bytes"}
+
+
+def default_of(text: str) -> str:
+    """ "${NAME:-value}/rest" -> "value/rest"."""
+    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
+
+
+def mounts() -> list[tuple[str, str, str]]:
+    """-> (service, source, target) of every mount."""
+    split = [(name, *default_of(mount).split(":")[:2]) for name, own in SERVICES.items() for mount in own.get("volumes", ())]
+    return [(name, source, target) for name, source, target in split]
+
+
+def triton_adapter():
+    """-> stages.triton, which imports what Triton's stub provides inside the server."""
+    sys.modules.setdefault("triton_python_backend_utils", fake_backend)
+    from stages import triton
+
+    return triton
+
+
+def published_metrics() -> set[str]:
+    """-> names that the server publishes: recorded ones, those of the code, those of machines with a GPU."""
+    recorded = set(re.findall(r"^# TYPE (\S+)", (Path(__file__).parent / "metrics.txt").read_text(), re.MULTILINE))
+    recorded |= {f"{name}_{part}" for name in recorded for part in ("sum", "count") if name.endswith("_summary_us")}
+    own = {measured.name for measured in triton_adapter().Metrics("rank").measurements()}
+    source = (PROJECT / "stages" / "embeddings" / "measurements.py").read_text()
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    own |= {f"recommender_table_{n.args[0].value}" for n in calls if getattr(n.func, "id", "") in ("_counter", "_gauge")}
+    return recorded | own | GPU_METRICS
+
+
+def test_the_recorded_metrics_are_those_of_the_code():
+    published = published_metrics()
+    assert {"recommender_degraded", "recommender_kernel_seconds", "recommender_table_level_down"} <= published
+    assert {"nv_inference_request_summary_us", "nv_inference_request_failure"} <= published
+
+
+def test_every_metric_that_is_drawn_or_alerted_on_is_published():
+    recorded = {rule["record"] for rule in RULES if "record" in rule}
+    named = {name for query in QUERIES for name in re.findall(r"\b(?:nv|recommender)_\w+", query)}
+    assert named
+    assert named - published_metrics() == set()
+    used = {name for query in QUERIES for name in re.findall(r"\brecommend:[\w:]+", query)}
+    assert used == recorded
+
+
+def test_quantiles_and_labels_that_are_asked_for_were_published():
+    text = (Path(__file__).parent / "metrics.txt").read_text()
+    for quantile in {q for query in QUERIES for q in re.findall(r'_summary_us\{[^}]*quantile="([\d.]+)"', query)}:
+        assert f'nv_inference_request_summary_us{{model="recommend",version="1",quantile="{quantile}"}}' in text
+    assert 'nv_inference_request_failure{model="recommend",reason="CANCELED"' in text
+    assert 'recommender_degraded{stage="rank"}' in text
+
+
+def test_latency_alerts_are_the_slo():
+    bounds = tomllib.loads((PROJECT / "perf" / "slo.toml").read_text())
+    stated = {quantile: float(limit) for q in QUERIES for quantile, limit in re.findall(r'quantile="([\d.]+)"\}\) > (\d+)', q)}
+    assert stated == {"0.99": 1e3 * bounds["p99_ms"]["at_most"], "0.5": 1e3 * bounds["p50_ms"]["at_most"]}
+
+
+def test_every_alert_says_what_is_wrong_and_what_to_do():
+    alerts = [rule for rule in RULES if "alert" in rule]
+    assert len(alerts) >= 10
+    for alert in alerts:
+        assert alert["labels"]["severity"] in ("page", "ticket")
+        assert {"summary", "action"} <= alert["annotations"].keys()
+
+
+def test_panels_do_not_overlap_and_all_ask_something():
+    seen: set[tuple[int, int]] = set()
+    for panel in PANELS:
+        place = panel["gridPos"]
+        cells = {(x, y) for x in range(place["x"], place["x"] + place["w"]) for y in range(place["y"], place["y"] + place["h"])}
+        assert not cells & seen
+        assert place["x"] + place["w"] <= 24
+        seen |= cells
+        assert panel["type"] == "row" or panel["targets"]
+    assert len({panel["id"] for panel in PANELS}) == len(PANELS)
+
+
+def test_services_refer_to_services_volumes_and_networks_that_exist():
+    for name, service in SERVICES.items():
+        assert set(service.get("depends_on", ())) <= SERVICES.keys(), name
+        assert set(service["networks"]) <= COMPOSE["networks"].keys(), name
+        assert "image" in service or "build" in service
+    named = {source for _, source, _ in mounts() if not source.startswith((".", "/"))}
+    assert named == COMPOSE["volumes"].keys()
+
+
+def test_who_is_waited_for_tells_when_it_is_ready():
+    for service in SERVICES.values():
+        depends = service.get("depends_on", {})
+        waited = depends.items() if isinstance(depends, dict) else ()
+        for name, wait in waited:
+            if wait["condition"] == "service_healthy":
+                assert "healthcheck" in SERVICES[name]
+
+
+def test_mounted_paths_exist_in_the_checkout():
+    paths = [source for _, source, _ in mounts() if source.startswith((".", "/"))]
+    assert paths
+    assert [path for path in paths if not (DEPLOY / path).exists()] == []
+    build = SERVICES["triton"]["build"]
+    assert (DEPLOY / build["context"]).resolve() == PROJECT
+    assert (PROJECT / build["dockerfile"]).is_file()
+
+
+def test_the_image_is_built_from_files_that_exist():
+    copied = re.findall(r"^COPY (.+) \S+$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
+    sources = [source for line in copied for source in line.split()]
+    assert {Path(source).name for source in sources} == {"build_engines.py", "preflight.py", "start.sh"}
+    assert all((PROJECT / source).is_file() for source in sources)
+
+
+def test_one_image_name_everywhere():
+    (default,) = re.findall(r"^ARG BASE=(\S+)", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
+    assert default_of(SERVICES["triton"]["build"]["args"]["BASE"]) == default
+    assert default in (DEPLOY / "README.md").read_text()
+
+
+def test_addresses_are_those_of_the_services():
+    addresses = [SERVICES[name]["networks"]["back"]["ipv4_address"] for name in ("redis-1", "redis-2", "redis-3")]
+    assert len(set(addresses)) == 3
+    assert SERVICES["redis-cluster"]["environment"]["NODES"].split() == [f"{address}:7000" for address in addresses]
+    scraped = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
+    assert scraped["scrape_configs"][0]["static_configs"][0]["targets"] == ["triton:8002"]
+    assert all((DEPLOY / "prometheus" / name).is_file() for name in scraped["rule_files"])
+    source = yaml.safe_load((DEPLOY / "grafana" / "provisioning" / "datasources" / "prometheus.yml").read_text())
+    assert source["datasources"][0]["url"] == "http://prometheus:9090"
+    assert {p["datasource"]["uid"] for p in PANELS if "datasource" in p} == {source["datasources"][0]["uid"]}
+    provider = yaml.safe_load((DEPLOY / "grafana" / "provisioning" / "dashboards" / "recommender.yml").read_text())
+    folder = provider["providers"][0]["options"]["path"]
+    assert ("grafana", "./grafana/dashboards", folder) in mounts()
+
+
+def test_live_updates_are_exported_for_these_services():
+    tables = read_settings(DEPLOY / "live-updates.toml").tables
+    assert tables.redis in SERVICES["redis-cluster"]["environment"]["NODES"].split()
+    assert f"INSIDE://{tables.brokers}" in SERVICES["kafka"]["environment"]["KAFKA_ADVERTISED_LISTENERS"].split(",")
+    assert ("triton", "tables", tables.state) in mounts()
+
+
+def test_update_messages_fit_through_the_broker():
+    assert SERVICES["kafka"]["environment"]["KAFKA_MESSAGE_MAX_BYTES"] >= (256 << 10) + (1 << 10)
+
+
+@pytest.mark.parametrize("script", sorted(DEPLOY.glob("*.sh")), ids=lambda path: path.name)
+def test_scripts_are_sound_for_their_shell(script):
+    shell = script.read_text().splitlines()[0].removeprefix("#!").removeprefix("/usr/bin/env ")
+    subprocess.run([*shell.split(), "-n", str(script)], check=True)
+    assert script.stat().st_mode & 0o111
+
+
+def test_what_the_image_copies_runs_on_the_oldest_python_of_the_images():
+    """merlin-hugectr:24.06 has CPython 3.10, and these files promise 3.8."""
+    for name in ("deploy/preflight.py", "export/tensorrt/build_engines.py"):
+        ast.parse((PROJECT / name).read_text(), feature_version=(3, 8))
+        assert not re.search(r"file_digest|removeprefix|strict=True|tomllib|typing import .*Self", (PROJECT / name).read_text())

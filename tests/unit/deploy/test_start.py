@@ -1,0 +1,158 @@
+"""The container's start script and what it calls, with a tritonserver that only tells how it was called."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import redis
+
+from tests.unit.embeddings.redis_server import free_port
+from tests.unit.tensorrt.conftest import publish
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> dict[str, str]:
+    """-> the environment of a container with a Python backend and no GPU."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "tritonserver").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    (programs / "python3").symlink_to(sys.executable)
+    (programs / "tritonserver").chmod(0o755)
+    (tmp_path / "backends" / "python").mkdir(parents=True)
+    return {
+        "PATH": f"{programs}:/usr/bin:/bin",
+        "MODELS": str(tmp_path / "repo"),
+        "ENGINES": str(tmp_path / "engines"),
+        "BACKENDS": str(tmp_path / "backends"),
+    }
+
+
+def start(image: dict[str, str], *arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run([str(DEPLOY / "start.sh"), *arguments], env=image, capture_output=True, text=True, timeout=120)
+
+
+def test_one_tritonserver_line_after_engines_and_checks(image, tmp_path):
+    publish(tmp_path / "repo")
+    run = start(image, "--log-verbose=1")
+    assert run.returncode == 0, run.stderr
+    assert "rank_dense: served by python" in run.stderr  # no GPU here
+    assert run.stdout.splitlines() == [
+        f"--model-repository={tmp_path / 'repo'}",
+        "--model-control-mode=explicit",
+        "--load-model=*",
+        "--disable-auto-complete-config",
+        "--exit-timeout-secs=30",
+        "--metrics-config=summary_latencies=true",
+        "--log-verbose=1",
+    ]
+
+
+def test_a_repository_with_hps_names_its_ps_json(image, tmp_path):
+    publish(tmp_path / "repo")
+    add_hps(tmp_path)
+    run = start(image)
+    assert run.returncode == 0, run.stderr
+    assert f"--backend-config=hps,ps={tmp_path / 'repo' / 'ps.json'}" in run.stdout.splitlines()
+
+
+def test_what_will_fail_is_said_and_the_server_not_started(image, tmp_path):
+    publish(tmp_path / "repo")
+    (tmp_path / "backends" / "python").rmdir()
+    run = start(image)
+    assert run.returncode == 1
+    assert "has no python backend" in run.stderr
+    assert not run.stdout
+
+
+def add_hps(tmp_path: Path) -> Path:
+    """-> the folder of the one table of a model on the hps backend."""
+    (tmp_path / "backends" / "hps").mkdir()
+    folder = tmp_path / "repo" / "rank_embeddings" / "1" / "rank.model"
+    folder.mkdir(parents=True)
+    for name in ("key", "emb_vector"):
+        (folder / name).write_bytes(b"\0" * 8)
+    (tmp_path / "repo" / "rank_embeddings" / "config.pbtxt").write_text('name: "rank_embeddings"\nbackend: "hps"\n')
+    (tmp_path / "repo" / "ps.json").write_text(json.dumps({"models": [{"sparse_files": [str(folder)]}]}))
+    return folder
+
+
+def preflight(tmp_path: Path, *without: str) -> str:
+    """-> what it says; `without` are modules that Python pretends not to have."""
+    hide = "import sys, importlib.util as u; f = u.find_spec; u.find_spec = lambda n, *a: None if n in %r else f(n, *a)"
+    code = f"{hide % (without,)}; import runpy; runpy.run_path({str(DEPLOY / 'preflight.py')!r}, run_name='__main__')"
+    options = ["--repository", str(tmp_path / "repo"), "--backends", str(tmp_path / "backends")]
+    run = subprocess.run([sys.executable, "-c", code, *options], capture_output=True, text=True)
+    assert run.returncode == bool(run.stderr)
+    return run.stderr
+
+
+def test_preflight_names_each_fault(image, tmp_path):
+    assert "holds no model" in preflight(tmp_path)
+    version = publish(tmp_path / "repo")
+    assert "no tensorrt backend" in preflight(tmp_path)
+    (tmp_path / "backends" / "tensorrt").mkdir()
+    assert preflight(tmp_path) == ""
+    (version / "stages").mkdir()
+    said = preflight(tmp_path, "faiss")
+    assert "lacks faiss" in said
+    assert "pip install 'faiss-gpu-cu12'" in said
+    folder = add_hps(tmp_path)
+    assert preflight(tmp_path) == ""
+    (folder / "key").unlink()
+    assert f"{folder} lacks key" in preflight(tmp_path)
+    (tmp_path / "repo" / "ps.json").write_text("[]")
+    assert "does not describe tables" in preflight(tmp_path)
+    (tmp_path / "repo" / "ps.json").unlink()
+    assert "ps.json is missing" in preflight(tmp_path)
+
+
+@pytest.fixture
+def nodes(tmp_path):
+    """Three Redis nodes that know nothing of each other."""
+    ports, started = [], []
+    for number in range(3):
+        port = free_port()
+        folder = tmp_path / f"redis-{number}"
+        folder.mkdir()
+        place = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", "", "--cluster-enabled", "yes"]
+        started.append(subprocess.Popen(["redis-server", *place], stdout=subprocess.DEVNULL))
+        ports.append(port)
+        client = redis.Redis(port=port)
+        for _ in range(200):
+            try:
+                client.ping()
+                break
+            except redis.ConnectionError:
+                started[-1].poll()
+    yield [f"127.0.0.1:{port}" for port in ports]
+    for process in started:
+        process.terminate()
+        process.wait()
+
+
+@pytest.mark.skipif(
+    not shutil.which("redis-server") or not shutil.which("redis-cli"), reason="needs redis-server and redis-cli"
+)
+def test_three_nodes_become_one_cluster_once(nodes):
+    script = [str(DEPLOY / "create-cluster.sh")]
+    environment = {"NODES": " ".join(nodes), "PATH": "/usr/bin:/bin"}
+    first = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=120)
+    assert first.returncode == 0, first.stderr + first.stdout
+    cluster = redis.RedisCluster(host="127.0.0.1", port=int(nodes[0].split(":")[1]))
+    assert len(cluster.get_primaries()) == 3
+    assert cluster.set("key", "value")
+    assert cluster.get("key") == b"value"
+    again = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=120)
+    assert (again.returncode, "exists" in again.stdout) == (0, True)
+    assert cluster.get("key") == b"value"
+
+
+def test_a_cluster_of_nothing_is_refused():
+    run = subprocess.run([str(DEPLOY / "create-cluster.sh")], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True)
+    assert run.returncode != 0
+    assert "names no nodes" in run.stderr
