@@ -7,8 +7,8 @@ Generation g is version g of every model. What makes a generation the served one
 
 While it moves from `old` to `new`, the steps first load [old, new] side by side, then the ensemble is pinned to `new`
 (tritonserver swaps it in one step: a request runs through one ensemble or the other), then, when the old ensemble has answered
-what it had accepted, the steps drop `old`. At every moment the configs on disk are ones a restart would serve. Where `recommend`
-is one model without steps, all of this is its own swap.
+what it had accepted, the steps drop `old`. At every moment the configs on disk are ones a restart would serve. Where
+`recommend` is one model without steps, all of this is its own swap.
 
 Moves and publications take the lock of server/lock.py, so that none meets the configs of another halfway.
 
