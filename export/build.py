@@ -70,7 +70,7 @@ def build_repository(
         samples = serving.max_batch_size * axes.candidates
         plan_tables(settings.tables, shapes_of(features, RankerSettings().width), serving.instances, samples)
         ranking, retriever = fit_models(dataset, features, pipeline, say)
-        reports = write_stages(staging, dataset, features, retriever, ranking, axes, pipeline)
+        reports = write_stages(staging, dataset, features, retriever, ranking, axes, settings)
         tables = staging.folder("rank") / TABLES_FOLDER
         reports["tables"], said = write_tables(tables, settings.tables, serving.instances, samples)
         say(said)
@@ -149,19 +149,28 @@ def write_stages(
     retriever: Retriever,
     ranking: Ranking,
     axes: Axes,
-    pipeline: PipelineSettings,
+    export_settings: Settings,
 ) -> dict[str, Any]:
     """Write what the four stages load -> the reports for the manifest."""
+    pipeline, compute = export_settings.pipeline, export_settings.compute
     rng = np.random.default_rng(pipeline.seed)
     user_ids = dataset.interactions["user_id"].unique()
     sample = features.encode_users(rng.choice(user_ids, min(SAMPLE_USERS, len(user_ids)), replace=False))
     features.save_preprocess(staging.folder("preprocess"))
     available = dataset.items["available"].to_numpy()
     retrieve, towers, choice = save_retriever(
-        staging.folder("retrieve"), retriever, features, available, sample, axes.candidates, pipeline.filter_seen
+        staging.folder("retrieve"),
+        retriever,
+        features,
+        available,
+        sample,
+        axes.candidates,
+        pipeline.filter_seen,
+        compute.index_effort,
     )
     rank, rerank = save_ranking(staging.folder("rank"), staging.folder("rerank"), ranking, features)
-    settings = {"preprocess": {}, "retrieve": retrieve, "rank": rank.settings, "rerank": rerank.settings}
+    ranks = rank.settings | {"threads": compute.rank_threads}
+    settings = {"preprocess": {}, "retrieve": retrieve, "rank": ranks, "rerank": rerank.settings}
     for name, own in settings.items():
         StageInfo(name, staging.generation, axes, features.context, own).write(staging.folder(name))
     return {

@@ -57,10 +57,11 @@ class _Kind(NamedTuple):
     cost: Callable[[Any, np.ndarray, int], float]  # distances computed per query
 
 
-def choose_index(item_vectors: np.ndarray, positions: np.ndarray, query_vectors: np.ndarray, k: int) -> Choice:
+def choose_index(item_vectors: np.ndarray, positions: np.ndarray, query_vectors: np.ndarray, k: int, effort: int = 0) -> Choice:
     """item_vectors: float32 [n_items, D]; positions: int64 [n], those that may be served; query_vectors: float32 [Q, D].
 
-    k: how many answers are compared. Raises ExportError when no kind reaches the wanted recall.
+    k: how many answers are compared; effort: the only one to try, 0 = a ladder. Raises ExportError when no kind reaches the
+    wanted recall.
     """
     if len(positions) <= EXACT_UP_TO:
         return Choice("exact", None, (Trial("exact", 0, 1.0, float(len(positions))),))
@@ -70,10 +71,10 @@ def choose_index(item_vectors: np.ndarray, positions: np.ndarray, query_vectors:
     trials, found = [], []
     for name, kind in _kinds(len(positions)).items():
         index = kind.build(vectors, positions)
-        for effort in kind.efforts:
-            kind.set_effort(index, effort)
+        for tried in (effort,) if effort else kind.efforts:
+            kind.set_effort(index, tried)
             recall = recall_of(true_scores(item_vectors, queries, index.search(unit_queries, exact.shape[1])[1]), exact)
-            trials.append(Trial(name, effort, recall, kind.cost(index, unit_queries, exact.shape[1])))
+            trials.append(Trial(name, tried, recall, kind.cost(index, unit_queries, exact.shape[1])))
             if recall >= WANTED_RECALL:
                 found.append((trials[-1].cost, name, index))
                 break

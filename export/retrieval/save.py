@@ -30,10 +30,12 @@ def save_retriever(
     sample: Examples,
     candidates: int,
     filter_seen: bool = True,
+    index_effort: int = 0,
 ) -> tuple[dict[str, Any], Parity, Choice]:
     """Everything of the retrieve stage but `stage.json` and the manifest.
 
-    available: bool [n_items]; sample: real users, on whom parity and the index's recall are measured; candidates: C
+    available: bool [n_items]; sample: real users, on whom parity and the index's recall are measured; candidates: C;
+    index_effort: as `choose_index` takes it
     -> (settings for `stage.json`, parity report, the index chosen and what was tried)
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -47,7 +49,8 @@ def save_retriever(
     for name, table in tables.items():
         np.save(folder / TABLES_FOLDER / f"{name}.npy", table)
 
-    choice = choose_index(retriever.item_vectors, np.flatnonzero(available), retriever.user_vectors(sample), candidates)
+    positions, queries = np.flatnonzero(available), retriever.user_vectors(sample)
+    choice = choose_index(retriever.item_vectors, positions, queries, candidates, index_effort)
     if choice.index is not None:
         faiss.write_index(choice.index, str(folder / INDEX_FILE))
     settings = RetrieveSettings(tuple(name for name in tables if name != HISTORY_TABLE), filter_seen, choice.kind)

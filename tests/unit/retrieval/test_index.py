@@ -81,3 +81,11 @@ def test_no_index_is_good_enough(monkeypatch):
     monkeypatch.setattr(module, "WANTED_RECALL", 1.1)
     with pytest.raises(ExportError, match=r"No index reaches recall 1.1 of exact search over 4,000 items; the best"):
         choose_index(clustered(N_ITEMS, 0), np.arange(N_ITEMS), clustered(50, 1), K)
+
+
+def test_an_effort_that_was_given_is_the_only_one_tried(monkeypatch):
+    monkeypatch.setattr(module, "EXACT_UP_TO", 100)
+    choice = choose_index(clustered(N_ITEMS, 0), np.arange(N_ITEMS), clustered(50, 1), K, effort=200)
+    assert {trial.effort for trial in choice.trials} == {200}
+    with pytest.raises(ExportError, match="No index reaches recall"):
+        choose_index(clustered(N_ITEMS, 0), np.arange(N_ITEMS), clustered(50, 1), K, effort=1)
