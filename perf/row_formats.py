@@ -1,0 +1,149 @@
+"""What narrow rows do to the ranker: `python -m perf.row_formats --repo REPO --data DATA`.
+
+REPO must be exported from the training part of DATA (`make eval` leaves such a repository under .run/eval/DATA). Its tables are
+opened in shared memory in each row format in turn, and the evaluation split is answered in process. Bytes are of the rows as
+stored, with their scales and offsets. The last line is one line of JSON; the exit code is 1 when a bound is missed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from hps_config.tables import ROW_FORMATS
+from stages.artifacts import stage_folder
+from stages.embeddings.config import TableConfig, TiersConfig
+from stages.embeddings.opening import in_memory
+from stages.embeddings.row_formats import RowCodec
+from stages.embeddings.tiers import Tiers
+from stages.pipeline import Pipeline
+from stages.rank import TABLES_FOLDER
+
+LINE_WIDTH = 110
+EXACT = "fp32"
+MOST_AUC_DROP = {"fp32": 0.0, "fp16": 0.0005, "int8": 0.0005, "int4": 0.001}
+MOST_BYTES = {16: {"int8": 0.32, "int4": 0.20}, 128: {"int8": 0.27, "int4": 0.14}}  # of fp32's, by width
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One row format. auc: over the whole catalogue, as ordered by the ranker and by the whole pipeline."""
+
+    row_format: str
+    row_bytes: int  # of all tables
+    bytes_share: float  # of fp32's
+    share_by_width: dict[int, float]  # of a row of that width, for the bounds
+    auc_rank: float
+    auc_pipeline: float
+    ndcg_at_10: float
+    auc_drop: float  # the larger of the two drops against fp32
+
+    @property
+    def met(self) -> bool:
+        small = all(self.share_by_width[width] <= bounds.get(self.row_format, 1.0) for width, bounds in MOST_BYTES.items())
+        return small and self.auc_drop <= MOST_AUC_DROP[self.row_format]
+
+
+def in_format(config: TiersConfig, row_format: str) -> TiersConfig:
+    """The same tables, whole in memory, their rows in another format."""
+    tables = tuple(replace(table, row_format=row_format, l2_rows=table.rows, l1_rows=0) for table in config.tables)
+    return replace(config, tables=tables, arena=f"row-formats-{os.getpid()}-{row_format}")
+
+
+@contextmanager
+def with_rows(pipeline: Pipeline, config: TiersConfig) -> Iterator[Pipeline]:
+    """The pipeline with the ranker's tables opened as `config` says."""
+    tables = Tiers(config)
+    try:
+        rank = replace(pipeline.stages["rank"], tables=tables)
+        yield replace(pipeline, stages=pipeline.stages | {"rank": rank})
+    finally:
+        tables.close()
+
+
+def row_bytes(tables: tuple[TableConfig, ...], row_format: str) -> int:
+    return sum(table.rows * RowCodec(row_format, table.width).row_bytes for table in tables)
+
+
+def evaluate(repository: Path, data: str, console: Console) -> list[Verdict]:
+    from export.dataset import load_dataset
+    from export.evaluation.evaluate import refuse_nothing_to_find, stage_qualities  # imports the training libraries
+    from export.evaluation.problem import problem_of
+
+    dataset, pipeline = load_dataset(data), Pipeline.load(repository)
+    problem = problem_of(dataset)
+    refuse_nothing_to_find(dataset, problem)
+    config = in_memory(stage_folder(repository, "rank", pipeline.info.generation) / TABLES_FOLDER, "rank")
+    verdicts: list[Verdict] = []
+    for row_format in ROW_FORMATS:
+        with with_rows(pipeline, in_format(config, row_format)) as served:
+            quality = stage_qualities(served, problem)
+        aucs, ndcg = (quality["after rank"].auc, quality["after rerank"].auc), quality["after rerank"].ndcg_at_10
+        verdicts.append(verdict_of(config.tables, row_format, aucs, ndcg, verdicts[0] if verdicts else None))
+        console.print(f"[dim]{row_format}: {quality['after rank']} after rank[/]", highlight=False)
+    pipeline.close()
+    return verdicts
+
+
+def verdict_of(
+    tables: tuple[TableConfig, ...], row_format: str, aucs: tuple[float, float], ndcg: float, exact: Verdict | None
+) -> Verdict:
+    """aucs: after rank and of the whole pipeline; exact: fp32's, None for fp32 itself."""
+    stored = row_bytes(tables, row_format)
+    shares = {width: RowCodec(row_format, width).row_bytes / (4 * width) for width in MOST_BYTES}
+    drop = 0.0 if exact is None else max(exact.auc_rank - aucs[0], exact.auc_pipeline - aucs[1])
+    return Verdict(row_format, stored, stored / row_bytes(tables, EXACT), shares, *aucs, ndcg, drop)
+
+
+def table_of(verdicts: list[Verdict], data: str) -> Table:
+    table = Table(title=f"Row formats of the ranker's tables, evaluation split of {data}")
+    table.caption = (
+        f"bounds: AUC drop at most {MOST_AUC_DROP['int8']} (int8), {MOST_AUC_DROP['int4']} (int4); bytes of a row of width 16 "
+        "at most 32 % and 20 % of fp32's, of width 128 at most 27 % and 14 %"
+    )
+    headings = (
+        "format",
+        "bytes",
+        "of fp32",
+        "row of 16",
+        "row of 128",
+        "AUC rank",
+        "AUC pipeline",
+        "NDCG@10",
+        "drop",
+        "bounds",
+    )
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading == "format" else "right")
+    for v in verdicts:
+        shares = (v.bytes_share, v.share_by_width[16], v.share_by_width[128])
+        quality = (f"{v.auc_rank:.5f}", f"{v.auc_pipeline:.5f}", f"{v.ndcg_at_10:.4f}", f"{v.auc_drop:+.5f}")
+        met = "met" if v.met else "missed"
+        table.add_row(v.row_format, f"{v.row_bytes:,}", *(f"{share:.1%}" for share in shares), *quality, met)
+    return table
+
+
+def main(
+    repo: Annotated[Path, typer.Option(help="repository exported from the training part of the data")],
+    data: Annotated[str, typer.Option(help="folder with a dataset.toml, or bundled name")] = "online-retail",
+) -> None:
+    """Sizes and AUC of fp32, fp16, int8 and int4 rows. Exit code 1 when a bound is missed."""
+    console = Console(width=LINE_WIDTH, soft_wrap=True)
+    verdicts = evaluate(repo, data, console)
+    console.print(table_of(verdicts, data))
+    print(json.dumps({"perf": "row_formats", "data": data, "verdicts": [asdict(v) | {"met": v.met} for v in verdicts]}))
+    if not all(verdict.met for verdict in verdicts):
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)
