@@ -12,6 +12,7 @@ import onnx
 from export.merlin.config import hps_config, nested_config, recommend_config, tensorrt_shapes
 from export.merlin.graph import FLAT, fix_candidates, with_flat_rows
 from export.merlin.hps import PS_FILE, estimated_uses, write_ps, write_table
+from export.merlin.index import index_bytes, write_gpu_index
 from export.merlin.parts import HPS, NESTED, PYTHON, Part, models_of, parts_of
 from export.merlin.pipeline import MerlinPipeline
 from export.merlin.source import Source
@@ -21,11 +22,13 @@ from export.repository.recorded import RECORDED_FILE, read_recorded
 from export.settings import Settings
 from export.tensorrt.config import tensorrt_config
 from export.tensorrt.model import Engine, write_configs, write_version
+from hps_config.reader import read_ps_json
 from server.repository import write_config
 from stages.artifacts import MANIFEST_FILE, open_array, read_json, sha256_of, write_manifest
 from stages.contract import ANY_GENERATION, ENSEMBLE, ModelSpec
+from stages.steps.gpu_index import SCRATCH_BYTES
 from stages.steps.kernels import STEP_TYPES
-from stages.steps.specs import RANK_DENSE, RANK_EMBEDDINGS, StepSettings, all_specs, keys_per_request
+from stages.steps.specs import RANK_DENSE, RANK_EMBEDDINGS, RETRIEVE_SEARCH, StepSettings, all_specs, keys_per_request
 
 PROFILE = "merlin"
 MODEL_PY = '''"""Written by the exporter: serves the code that lies beside it."""
@@ -106,7 +109,10 @@ class Writer:
             copy = version / path.relative_to(folder)
             copy.parent.mkdir(exist_ok=True)
             shutil.copyfile(path, copy)
-        own = StepSettings(part.name, asdict(self.source.sizes), dict(info.settings), self.first_keys)
+        settings = dict(info.settings)
+        if part.name == RETRIEVE_SEARCH:
+            settings["index"] = write_gpu_index(version, settings["index"])
+        own = StepSettings(part.name, asdict(self.source.sizes), settings, self.first_keys)
         replace(info, settings=asdict(own)).write(version)
         shutil.copytree(CODE, version / "stages", ignore=shutil.ignore_patterns("__pycache__"))
         (version / "model.py").write_text(MODEL_PY.format(kernel=STEP_TYPES[part.name].__name__))
@@ -168,8 +174,25 @@ class Writer:
         facts = {k: v for k, v in read_json(folder, MANIFEST_FILE).items() if k not in ("schema", "files", "stages")}
         with_manifest = [name for name in models_of(self.merlin.triton) if (self.version(name) / MANIFEST_FILE).exists()]
         digests = {name: sha256_of(self.version(name) / MANIFEST_FILE) for name in with_manifest}
-        facts |= {"profile": PROFILE, PROFILE: self.merlin.model_dump(mode="json"), "stages": digests}
+        facts |= {
+            "profile": PROFILE,
+            PROFILE: self.merlin.model_dump(mode="json"),
+            "stages": digests,
+            "gpu_memory_bytes": self._gpu_memory(),
+        }
         write_manifest(version, **facts)
+
+    def _gpu_memory(self) -> dict[str, int]:
+        """What is known before anything runs: rows that HPS caches, the index and its scratch space, per instance of a model.
+
+        TensorRT's contexts come on top: their need is known once the engines are built.
+        """
+        planned = {"search_index": index_bytes(self.version(RETRIEVE_SEARCH)), "search_scratch": SCRATCH_BYTES}
+        if self.behind_hps:
+            params = read_ps_json(self.target / PS_FILE).model(RANK_EMBEDDINGS)
+            rows = sum(map(len, self.source.tables().values()))
+            planned["hps_cache"] = int(rows * params.gpucacheper) * self.source.sizes.row_width * 4
+        return planned
 
     def _warmup(self) -> None:
         """Recorded requests, traced through what was written, warm every Python model up."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 
@@ -61,7 +60,7 @@ class Tiers:
                 self._warm(table)
 
     @classmethod
-    def load(cls, folder: Path) -> Self:
+    def load(cls, folder: Path) -> Tiers:
         """The tiers that `<folder>/tiers.json` describes. Raises ConfigError."""
         return cls(read_config(folder / CONFIG_FILE))
 

@@ -1,0 +1,249 @@
+"""What a merlin export writes, refuses, and proves before it takes a repository's place."""
+
+import ast
+import shutil
+from pathlib import Path
+
+import faiss
+import numpy as np
+import onnx
+import pytest
+
+from export.__main__ import app
+from export.merlin.graph import with_flat_rows
+from export.merlin.hps import estimated_uses, write_table
+from export.merlin.index import write_gpu_index
+from export.merlin.pipeline import MerlinPipeline, under
+from export.merlin.publish import publish_merlin, refuse_long_lists, rehearse
+from export.repository.recorded import RECORDED_FILE, compare_answers, read_recorded
+from export.settings import Settings, with_triton
+from hps_config.reader import read_ps_json
+from server.repository import read_config
+from stages.artifacts import MANIFEST_FILE, open_network, read_json, read_stage
+from stages.contract import Degraded
+from stages.embeddings.formats.sparse_folder import read_sparse_folder
+from stages.errors import ArtifactError, ConfigError, DependencyError, ExportError, RequestError
+from stages.pipeline import Pipeline
+from stages.ranking_features import SCALE
+from stages.steps.gpu_index import on_gpu
+from stages.steps.kernels import RankFeatures, RankRows, RankScores
+from tests.unit.merlin.conftest import source_of
+
+
+@pytest.fixture
+def recorded(cpu):
+    return read_recorded(cpu / "recommend" / "1" / RECORDED_FILE)
+
+
+class TestAnswers:
+    @pytest.mark.parametrize("triton", ["24.03", "modern"])
+    def test_stages_in_parts_answer_like_whole_ones(self, exported, cpu, recorded, triton):
+        """The slow twin: the cpu profile's kernels, in one process."""
+        whole = Pipeline.load(cpu)(recorded.inputs)
+        parts = MerlinPipeline(exported[triton], 1, "/models")(recorded.inputs)
+        assert compare_answers(parts, whole, 1e-5) == ""
+        np.testing.assert_array_equal(parts["degraded"], whole["degraded"])
+
+    def test_a_repository_that_answers_otherwise_is_not_published(self, repository):
+        folder = repository / "rank_embeddings" / "1" / "rank.model"
+        (-3 * np.fromfile(folder / "emb_vector", "<f4")).tofile(folder / "emb_vector")
+        with pytest.raises(ExportError, match="otherwise than the cpu profile"):
+            rehearse(repository, 1, "/models")
+
+    def test_a_malformed_request_names_its_fault(self, exported, recorded):
+        inputs = {name: values[:1] for name, values in recorded.inputs.items()}
+        with pytest.raises(RequestError, match="temperature is infinite"):
+            MerlinPipeline(exported["24.03"], 1, "/models")(inputs | {"temperature": np.full((1, 1), np.inf, np.float32)})
+
+    def test_a_model_that_no_export_writes(self, repository):
+        shutil.copytree(repository / "rank_scores", repository / "mine")
+        with pytest.raises(ArtifactError, match="has the model mine, which no export writes"):
+            MerlinPipeline(repository, 1, "/models")
+
+
+class TestSteps:
+    def test_keys_are_first_keys_plus_rows_users_first(self, exported, recorded):
+        folder = exported["24.03"] / "rank_features" / "1"
+        step, trace = RankFeatures.load(folder), MerlinPipeline(exported["24.03"], 1, "/models").trace(recorded.inputs)
+        given = trace["rank_features"]
+        keys = step(given)["KEYS"]
+        first, settings = step.own.first_keys, step.rank.settings
+        row = 3
+        positions = step.rank.items.positions(given["candidate_ids"][row])
+        expected = [given["user_categorical"][row, slot] + first[name] for slot, name in enumerate(settings.user_tables)]
+        for position in positions:
+            expected += [step.rank.item_rows[position, slot] + first[name] for slot, name in enumerate(settings.item_tables)]
+        assert keys[row].tolist() == expected
+
+    def test_one_request_is_one_row_of_keys(self):
+        outputs = {"KEYS": np.arange(6).reshape(2, 3), "NUMKEYS": np.full((2, 1), 3, np.int32), "other": np.zeros(2)}
+        sent = RankFeatures.for_one_request(outputs)
+        assert (sent["KEYS"].tolist(), sent["NUMKEYS"].tolist()) == ([[0, 1, 2, 3, 4, 5]], [[6]])
+        assert sent["NUMKEYS"].dtype == np.int32
+
+    def test_tables_that_cannot_be_read_degrade_the_answer(self, exported, recorded, monkeypatch):
+        """Without them `rank_scores` keeps retrieval's order and says so."""
+        given = MerlinPipeline(exported["modern"], 1, "/models").trace(recorded.inputs)["rank_rows"]
+        step = RankRows.load(exported["modern"] / "rank_rows" / "1")
+
+        def down(*_):
+            raise DependencyError("the tables are down")
+
+        monkeypatch.setattr(type(step.rank), "rows", down)
+        rows = step(given)
+        assert np.isnan(rows["user_rows"]).all()
+        assert np.isnan(rows["item_rows"]).all()
+        chain = {"degraded": rows["tables_degraded"], "generation": np.ones((len(rows["user_rows"]), 1), np.int64)}
+        logits = np.full(given["retrieval_scores"].shape, np.nan, np.float32)
+        scores = RankScores.load(exported["modern"] / "rank_scores" / "1")(given | rows | chain | {"logits": logits})
+        with_items = (given["candidate_ids"] >= 0).any(axis=1)
+        assert (scores["degraded"][with_items] & Degraded.RANK).all()
+        np.testing.assert_array_equal(scores["rank_scores"][with_items, 0], given["retrieval_scores"][with_items, 0])
+
+
+class TestHpsFiles:
+    def test_ps_json_names_the_table_where_the_container_sees_it(self, exported):
+        params = read_ps_json(exported["24.03"] / "ps.json").model("rank_embeddings")
+        assert params.sparse_files == ("/models/rank_embeddings/1/rank.model",)
+        assert params.embedding_table_names == ("rank",)
+        assert not (exported["modern"] / "ps.json").exists()
+
+    def test_the_table_holds_every_row_of_every_slot(self, exported, cpu):
+        tables = source_of(cpu).tables()
+        width = next(iter(tables.values())).shape[1]
+        found = read_sparse_folder(exported["24.03"] / "rank_embeddings" / "1" / "rank.model", width)
+        order = np.argsort(found.keys)
+        np.testing.assert_array_equal(found.vectors[order], np.concatenate(list(tables.values())))
+
+    def test_what_is_used_most_comes_first(self, tmp_path):
+        tables = {"user_0": np.zeros((3, 2), np.float32), "item_0": np.ones((4, 2), np.float32)}
+        popularity = np.log1p(np.array([1.0, 50.0, 3.0, 0.0], np.float32)) * SCALE  # of three items and padding
+        uses = estimated_uses(tables, ("item_0",), np.array([[3], [2], [2], [0]]), popularity)
+        np.testing.assert_allclose(uses["item_0"], [0, 0, 53, 1], rtol=1e-5)
+        np.testing.assert_allclose(uses["user_0"], [54, 27, 18], rtol=1e-5)
+        first = write_table(tmp_path, tables, uses)
+        assert first == {"user_0": 0, "item_0": 3}
+        keys = read_sparse_folder(tmp_path / "rank.model", 2).keys
+        assert keys.tolist() == [0, 5, 1, 2, 6, 3, 4]
+
+    def test_a_path_outside_of_the_mount(self):
+        assert under(Path("/here"), "/models", "/models/a/b") == Path("/here/a/b")
+        with pytest.raises(ArtifactError, match="names /other/a, outside of /models"):
+            under(Path("/here"), "/models", "/other/a")
+
+
+class TestNetwork:
+    def test_flat_rows_give_the_same_logits(self, cpu, exported, recorded):
+        given = MerlinPipeline(exported["modern"], 1, "/models").trace(recorded.inputs)["rank_dense"]
+        batch = len(given["user_rows"])
+        flat = np.concatenate([given[name].reshape(batch, -1) for name in ("user_rows", "item_rows")], axis=1)
+        feeds = {name: given[name] for name in ("user_numbers", "pair_numbers")} | {"embeddings": flat.ravel()}
+        (got,) = open_network(exported["24.03"] / "rank_dense" / "1", "model").run(["logits"], feeds)
+        (expected,) = open_network(cpu / "rank" / "1", "rank").run(["logits"], given)
+        np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6)
+
+    def test_a_network_without_those_inputs(self, cpu, tmp_path):
+        with pytest.raises(ExportError, match=r"lacks the inputs \['item_rows', 'user_rows'\]; it has"):
+            with_flat_rows(cpu / "rerank" / "1" / "rerank.onnx", tmp_path / "x.onnx", 1, 2, 1, 4)
+
+    def test_only_the_requests_vary(self, exported):
+        graph = onnx.load(str(exported["24.03"] / "rank_dense" / "1" / "model.onnx")).graph
+        dims = {tensor.name: [d.dim_value or d.dim_param for d in tensor.type.tensor_type.shape.dim] for tensor in graph.input}
+        assert dims["pair_numbers"][1:] == read_config(exported["24.03"] / "rank_dense" / "config.pbtxt").input[1].dims[1:]
+
+
+class TestRefusals:
+    def test_the_place_of_another_profile(self, cpu, tmp_path):
+        other = shutil.copytree(cpu, tmp_path / "other")
+        with pytest.raises(ExportError, match="holds another profile"):
+            publish_merlin(source_of(cpu), other, Settings())
+        assert read_config(other / "rank" / "config.pbtxt").backend == "python"
+
+    def test_more_candidates_than_a_gpu_index_gives(self, cpu):
+        from dataclasses import replace
+
+        source = source_of(cpu)
+        info = source.info["retrieve"]
+        long = replace(info, axes=replace(info.axes, candidates=2_049))
+        with pytest.raises(ConfigError, match=r"candidates is 2049; Faiss gives at most 2048"):
+            refuse_long_lists(replace(source, info={**source.info, "retrieve": long}))
+
+    def test_a_triton_nobody_has(self):
+        assert with_triton(Settings(), "modern").merlin.triton == "modern"
+        assert with_triton(Settings(), "") == Settings()
+        with pytest.raises(ConfigError, match=r"TRITON is '9'\. Expected 24\.03"):
+            with_triton(Settings(), "9")
+
+    def test_the_fused_layout(self, capsys):
+        from typer.testing import CliRunner
+
+        result = CliRunner().invoke(app, ["build", "--profile", "merlin", "--layout", "fused"])
+        assert "has no fused layout" in str(result.exception)
+
+    def test_a_second_export_replaces_the_first(self, cpu, repository):
+        (repository / "stray").touch()
+        publish_merlin(source_of(cpu), repository, Settings(merlin={"triton": "modern"}))
+        assert not (repository / "stray").exists()
+        assert not (repository / "rank_embeddings").exists()
+        facts = read_json(repository / "recommend" / "1", MANIFEST_FILE)
+        assert (facts["profile"], facts["merlin"]["triton"]) == ("merlin", "modern")
+        assert [path.name for path in repository.parent.iterdir()] == ["repository"]
+
+
+class TestIndex:
+    def test_lists_stay_as_they_are(self, tmp_path):
+        assert write_gpu_index(tmp_path, "lists") == "lists"
+        assert list(tmp_path.iterdir()) == []
+
+    def test_what_gpus_cannot_hold_becomes_flat(self, exported):
+        folder = exported["24.03"] / "retrieve_search" / "1"
+        assert read_stage(folder).settings["stage"]["index"] == "flat"
+        index = faiss.read_index(str(folder / "items.faiss"))
+        assert index.ntotal == np.load(folder / "available.npy").sum()
+
+    def test_the_index_moves_where_faiss_has_a_gpu(self, monkeypatch):
+        class Resources:
+            def setTempMemory(self, n_bytes: int) -> None:
+                self.scratch_bytes = n_bytes
+
+        class Clone:
+            pass
+
+        def clone(resources, gpu, index):
+            if index == "graph":
+                raise RuntimeError("no GPU has this kind")
+            return Clone()
+
+        assert on_gpu("index") == "index"  # this Faiss has none
+        monkeypatch.setattr(faiss, "StandardGpuResources", Resources, raising=False)
+        monkeypatch.setattr(faiss, "get_num_gpus", lambda: 1)
+        monkeypatch.setattr(faiss, "index_cpu_to_gpu", clone, raising=False)
+        moved = on_gpu("index")
+        assert isinstance(moved, Clone)
+        assert moved.resources.scratch_bytes == 256 << 20
+        assert on_gpu("graph") == "graph"
+        assert on_gpu(None) is None
+
+
+STAGES_ROOM = Path(__file__).parents[3] / "stages"
+# names that Python 3.11 brought, by module
+NEWER = {
+    "hashlib": {"file_digest"},
+    "typing": {"Self", "assert_never", "LiteralString"},
+    "enum": {"StrEnum"},
+    "datetime": {"UTC"},
+}
+
+
+@pytest.mark.parametrize("path", sorted(STAGES_ROOM.rglob("*.py")), ids=lambda path: str(path.relative_to(STAGES_ROOM)))
+def test_what_is_published_runs_on_the_containers_python(path):
+    """merlin-hugectr:24.06 has Python 3.10: neither its syntax nor its library may be exceeded."""
+    tree = ast.parse(path.read_text(), feature_version=(3, 10))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            assert not {alias.name for alias in node.names} & NEWER.get(node.module or "", set())
+            assert node.module != "tomllib"
+        elif isinstance(node, ast.Import):
+            assert "tomllib" not in {alias.name for alias in node.names}
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            assert node.attr not in NEWER.get(node.value.id, set())
