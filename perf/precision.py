@@ -22,12 +22,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from export.precision.calibration import NETWORKS, Arrays, network_path, recorded_feeds, with_networks
+from export.precision.calibration import NETWORKS, Arrays, recorded_feeds, stage_folders, with_networks
 from export.precision.graphs import weight_bytes
 from export.precision.lower import PRECISIONS, lowered
 from stages.pipeline import Pipeline
 
-CALIBRATION_REQUESTS = 256
 LEAST_AUC_SHARE = 0.999  # of fp32's
 MOST_NDCG_CHANGE = 0.001
 BATCHES = (1, 8)
@@ -62,9 +61,9 @@ class Verdict:
         return self.auc_share >= LEAST_AUC_SHARE and abs(self.ndcg_change) <= MOST_NDCG_CHANGE
 
 
-def lower_networks(repository: Path, feeds: dict[str, list[Arrays]]) -> dict[str, dict[str, onnx.ModelProto]]:
+def lower_networks(folders: dict[str, Path], feeds: dict[str, list[Arrays]]) -> dict[str, dict[str, onnx.ModelProto]]:
     """-> precision -> stage -> graph."""
-    source = {stage: onnx.load(str(network_path(repository, stage))) for stage in NETWORKS}
+    source = {stage: onnx.load(str(folders[stage] / f"{name}.onnx")) for stage, name in NETWORKS.items()}
     return {
         precision: {stage: lowered(model, precision, feeds[stage])[0] for stage, model in source.items()}
         for precision in PRECISIONS
@@ -169,8 +168,9 @@ def main(
 ) -> None:
     """AUC, NDCG@10, sizes and latencies of fp32, fp16 and int8. Exit code 1 when a bound is missed."""
     console = Console(soft_wrap=True)
-    feeds = recorded_feeds(repo, CALIBRATION_REQUESTS)
-    graphs = lower_networks(repo, feeds)
+    folders = stage_folders(repo)
+    feeds = recorded_feeds(folders)
+    graphs = lower_networks(folders, feeds)
     measured = measure_graphs(graphs, feeds)
     verdicts = evaluate(Pipeline.load(repo), graphs, data, console)
     console.print(graph_table(measured), verdict_table(verdicts))

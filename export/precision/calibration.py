@@ -12,15 +12,15 @@ import onnx
 import onnxruntime as ort
 
 from export.repository.recorded import RECORDED_FILE, read_recorded
-from stages.artifacts import stage_folder
-from stages.contract import ENSEMBLE
+from stages.artifacts import read_stage, stage_folder
+from stages.contract import ENSEMBLE, STAGES, stage_specs
 from stages.generations import pinned_generation
-from stages.pipeline import Pipeline
+from stages.pipeline import STAGE_TYPES, Pipeline
 
 Arrays = dict[str, np.ndarray]
 
 NETWORKS = {"retrieve": "user_tower", "rank": "rank", "rerank": "rerank"}  # stage -> its network
-REQUESTS_PER_BATCH = 8
+REQUESTS, REQUESTS_PER_BATCH = 256, 8
 
 
 @dataclass
@@ -43,17 +43,24 @@ def with_networks(pipeline: Pipeline, networks: Mapping[str, Any]) -> Pipeline:
     )
 
 
-def network_path(repository: Path, stage: str) -> Path:
-    return stage_folder(repository, stage, pinned_generation(repository)) / f"{NETWORKS[stage]}.onnx"
-
-
-def recorded_feeds(repository: Path, requests: int) -> dict[str, list[Arrays]]:
-    """-> per stage the tensors its network saw for the first `requests` recorded requests, one entry per batch."""
+def stage_folders(repository: Path) -> dict[str, Path]:
+    """-> version folders of every stage and of `recommend`, of the generation a server answers with."""
     generation = pinned_generation(repository)
-    pipeline = Pipeline.load(repository, generation)
-    recorders = {stage: Recorder(pipeline.stages[stage].network, []) for stage in NETWORKS}
-    recorded = read_recorded(repository / ENSEMBLE / str(generation) / RECORDED_FILE).inputs
-    recording = with_networks(pipeline, recorders)
+    return {stage: stage_folder(repository, stage, generation) for stage in STAGES} | {
+        ENSEMBLE: repository / ENSEMBLE / str(generation)
+    }
+
+
+def recorded_feeds(folders: Mapping[str, Path], requests: int = REQUESTS) -> dict[str, list[Arrays]]:
+    """folders: as `stage_folders` gives them; requests: how many of the recorded ones.
+
+    -> per stage the tensors that its network saw, one entry per batch; the re-ranker's also with short lists
+    """
+    kernels = {stage: STAGE_TYPES[stage].load(folders[stage]) for stage in STAGES}
+    info = read_stage(folders[STAGES[0]])
+    recorders = {stage: Recorder(kernels[stage].network, []) for stage in NETWORKS}
+    recording = with_networks(Pipeline(info, kernels, stage_specs(info.axes, info.context)), recorders)
+    recorded = read_recorded(folders[ENSEMBLE] / RECORDED_FILE).inputs
     for start in range(0, requests, REQUESTS_PER_BATCH):
         recording({name: values[start : start + REQUESTS_PER_BATCH] for name, values in recorded.items()})
     fed = {stage: recorder.fed for stage, recorder in recorders.items()}

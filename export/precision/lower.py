@@ -1,6 +1,6 @@
 """One network in one precision:
 
-model, fp32_nodes = lowered(onnx.load(path), "fp16", recorded_feeds(repository, 256)["rank"])
+model, fp32_nodes = lowered(onnx.load(path), "fp16", recorded_feeds(stage_folders(repository))["rank"])
 """
 
 from __future__ import annotations
