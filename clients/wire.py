@@ -46,23 +46,23 @@ class Signature:
 
 
 def encode(queries: Sequence[Query], signature: Signature) -> dict[str, np.ndarray]:
-    """Queries with integer ids -> input tensors [B, …]. Optional tensors that no query uses are left out.
+    """Queries with integer ids -> every input tensor [B, …], with its fill where a query says nothing.
 
+    All of them always: tritonserver batches only requests that send the same tensors (docs/serving.md).
     A history keeps its newest H items. Exclusions beyond E do not fit the tensor: `decode` drops those items instead.
     Raises InvalidRequest.
     """
     _check_count(queries, signature)
     user_ids = [ANONYMOUS if query.user_id is None else _id(query.user_id, "user_id", _INT64.min) for query in queries]
-    tensors = {"user_id": np.array(user_ids, np.int64)[:, None]}
-    if any(query.history is not None for query in queries):
-        tensors["history"] = np.full((len(queries), signature.history), PAD_ID, np.int64)
-        for row, query in zip(tensors["history"], queries, strict=True):
-            _fill_history(row, query)
-    if any(query.exclude for query in queries):
-        tensors["exclude"] = np.full((len(queries), signature.exclusions), PAD_ID, np.int64)
-        for row, query in zip(tensors["exclude"], queries, strict=True):
-            ids = [_id(item, "exclude", 0) for item in query.exclude][: signature.exclusions]
-            row[: len(ids)] = ids
+    tensors = {
+        "user_id": np.array(user_ids, np.int64)[:, None],
+        "history": np.full((len(queries), signature.history), PAD_ID, np.int64),
+        "exclude": np.full((len(queries), signature.exclusions), PAD_ID, np.int64),
+    }
+    for row, query in enumerate(queries):
+        _fill_history(tensors["history"][row], query)
+        ids = [_id(item, "exclude", 0) for item in query.exclude][: signature.exclusions]
+        tensors["exclude"][row, : len(ids)] = ids
     return tensors | _encode_context(queries, signature)
 
 
@@ -125,7 +125,7 @@ def _fill_history(row: np.ndarray, query: Query) -> None:
 
 
 def _encode_context(queries: Sequence[Query], signature: Signature) -> dict[str, np.ndarray]:
-    """A [B, 1] tensor for each column that some query names."""
+    """A [B, 1] tensor for each column, with the marker of a missing value where a query does not name it."""
     used = {name for query in queries for name in query.context}
     for name in sorted(used - signature.context.keys()):
         known = ", ".join(signature.context) or "none at all"
@@ -133,7 +133,6 @@ def _encode_context(queries: Sequence[Query], signature: Signature) -> dict[str,
     return {
         name: np.array([[_context_value(name, dtype, query)] for query in queries], _NUMPY[dtype])
         for name, dtype in signature.context.items()
-        if name in used
     }
 
 

@@ -5,7 +5,7 @@ What its 2.51 does, found by trying:
   out of reach and the spread over the windows is reported instead;
 - any error answer ends the run, and the export file must not exist;
 - the export repeats every input and output, so it is cut down to times;
-- system shared memory wants every optional input present, and the export then reads freed memory: it crashes now and then
+- with system shared memory the export reads freed memory: it crashes now and then
   halfway through the file. So shared memory has no raw requests, only the percentiles of the CSV report.
 """
 
@@ -35,7 +35,7 @@ TIME_LIMIT_S = 60.0  # beyond the windows: connecting, the first requests, the e
 
 @dataclass(frozen=True)
 class Target:
-    """One model of one server. model_version "" lets the server choose; shared memory needs `complete` input data."""
+    """One model of one server. model_version "" lets the server choose."""
 
     model: str
     grpc_url: str

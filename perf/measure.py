@@ -55,7 +55,7 @@ class Bench:
             model=model,
             grpc_url=self.site.grpc_url,
             http_url=self.site.http_url,
-            input_data=self._input_data(model, transport),
+            input_data=self._input_data(model),
             transport=transport,
             model_version="" if model == ENSEMBLE else str(self.site.generation),
         )
@@ -72,11 +72,10 @@ class Bench:
         for path in self.folder.glob("input-*.json"):
             path.unlink()
 
-    def _input_data(self, model: str, transport: str) -> Path:
-        complete = transport.endswith("shm")
-        path = self.folder / f"input-{model}{'-complete' if complete else ''}.json"
+    def _input_data(self, model: str) -> Path:
+        path = self.folder / f"input-{model}.json"
         if not path.exists():
-            write_analyzer_json(path, self.specs[model], self._rows(model), complete)
+            write_analyzer_json(path, self.specs[model], self._rows(model))
         return path
 
     def _rows(self, model: str) -> Arrays:

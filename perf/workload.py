@@ -4,7 +4,8 @@
     open loop       serialised gRPC requests                 (`serialised`)
     a single stage  what the stages before it answer         (`stage_inputs`: asked from the server itself)
 
-An optional tensor that a row leaves out is left out here too, as callers do.
+Every tensor is sent, with its fill where a row says nothing, as our client does: tritonserver batches only requests that send
+the same tensors.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from export.repository.recorded import RECORDED_FILE, read_recorded
 from stages.artifacts import read_stage, stage_folder
-from stages.contract import ENSEMBLE, STAGES, ModelSpec, TensorSpec, ensemble_spec, stage_specs
+from stages.contract import ENSEMBLE, STAGES, ModelSpec, ensemble_spec, stage_specs
 from stages.errors import ConfigError
 
 Arrays = dict[str, np.ndarray]
@@ -56,21 +57,11 @@ def draw(requests: Arrays, count: int, rng: np.random.Generator, cold_share: flo
     return drawn
 
 
-def left_out(spec: TensorSpec, row: np.ndarray) -> bool:
-    """Is this the fill value, that is, would a caller not send this tensor?"""
-    if not spec.optional:
-        return False
-    if isinstance(spec.fill, float) and np.isnan(spec.fill):
-        return bool(np.isnan(row).all())
-    return bool((row == spec.fill).all())
-
-
-def write_analyzer_json(path: Path, spec: ModelSpec, rows: Arrays, complete: bool = False) -> None:
-    """Write perf_analyzer's input data: one step per row. `complete` also writes fills (shared memory wants every tensor)."""
+def write_analyzer_json(path: Path, spec: ModelSpec, rows: Arrays) -> None:
+    """Write perf_analyzer's input data: one step per row. JSON has no NaN: a missing continuous value goes as 0."""
     steps = []
     for row in range(len(rows["user_id"] if "user_id" in rows else next(iter(rows.values())))):
-        given = [t for t in spec.inputs if complete or not left_out(t, rows[t.name][row])]
-        steps.append({t.name: {"content": _plain(rows[t.name][row]), "shape": list(t.dims)} for t in given})
+        steps.append({t.name: {"content": _plain(rows[t.name][row]), "shape": list(t.dims)} for t in spec.inputs})
     path.write_text(json.dumps({"data": steps}))
 
 
@@ -95,8 +86,6 @@ def serialised(spec: ModelSpec, rows: Arrays, priority: np.ndarray | None = None
         if priority is not None and priority[row]:
             request.parameters["priority"].uint64_param = int(priority[row])
         for tensor in spec.inputs:
-            if left_out(tensor, rows[tensor.name][row]):
-                continue
             request.inputs.add(name=tensor.name, datatype=tensor.dtype, shape=[1, *tensor.dims])
             request.raw_input_contents.append(_raw(rows[tensor.name][row]))
         bodies.append(request.SerializeToString())

@@ -7,18 +7,23 @@ import pytest
 
 from clients import InvalidRequest, Query, Timeout
 from clients.wire import Signature, check_k, decode, encode
-from stages.contract import FROM_STORE, MISSING_INT, PAD_ID, Degraded
+from stages.contract import FROM_STORE, MISSING_INT, PAD_ID, Axes, ContextColumn, Degraded, ensemble_spec, stage_specs
 
 H, E, K = 3, 2, 4
 SIGNATURE = Signature(H, E, K, {"store": "INT64", "device": "BYTES", "basket": "FP32"}, max_batch=2)
 HUGE = 2**63 - 1
 
 
-def test_a_bare_user_sends_nothing_else():
+def test_a_bare_user_sends_the_fill_of_everything_else():
+    """Requests that send other tensors than their mates are not batched with them."""
     tensors = encode([Query(17850)], SIGNATURE)
-    assert list(tensors) == ["user_id"]
     assert tensors["user_id"].dtype == np.int64
     assert tensors["user_id"].tolist() == [[17850]]
+    axes = Axes(history=H, exclusions=E)
+    context = tuple(ContextColumn(n, k) for n, k in (("store", "integer"), ("device", "string"), ("basket", "continuous")))
+    for tensor in ensemble_spec(stage_specs(axes, context)).inputs[1:]:
+        np.testing.assert_array_equal(tensors[tensor.name], tensor.filled(1), err_msg=tensor.name)
+        assert tensors[tensor.name].dtype == tensor.numpy_dtype
 
 
 def test_history_keeps_the_newest_and_tells_none_from_empty():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from perf.workload import draw, left_out, read_requests, serialised, write_analyzer_json
+from perf.workload import draw, read_requests, serialised, write_analyzer_json
 from stages.contract import FROM_STORE, MISSING_INT, PAD_ID, Axes, ContextColumn, ensemble_spec, stage_specs
 from stages.errors import ArtifactError, ConfigError
 
@@ -40,12 +40,11 @@ def parsed(body: bytes) -> dict[str, np.ndarray]:
     return tensors
 
 
-def test_serialised_requests_carry_what_the_row_says_and_nothing_else(requests):
-    first, second, *_ = (parsed(body) for body in serialised(SPEC, requests))
-    assert first.keys() == requests.keys()
-    for name, tensor in first.items():
-        np.testing.assert_array_equal(tensor, requests[name][:1])
-    assert second.keys() == {"user_id"}
+def test_serialised_requests_carry_every_tensor(requests):
+    for row, sent in enumerate(parsed(body) for body in serialised(SPEC, requests)):
+        assert sent.keys() == requests.keys()
+        for name, tensor in sent.items():
+            np.testing.assert_array_equal(tensor, requests[name][row : row + 1])
 
 
 def test_priorities_are_parameters_of_the_request(requests):
@@ -59,14 +58,14 @@ def test_analyzer_json_says_the_same(requests, tmp_path):
     write_analyzer_json(tmp_path / "in.json", SPEC, requests)
     steps = json.loads((tmp_path / "in.json").read_text())["data"]
     assert len(steps) == 4
-    assert steps[1] == {"user_id": {"content": [23], "shape": [1]}}
+    assert steps[1]["user_id"] == {"content": [23], "shape": [1]}
     assert steps[0]["history"] == {"content": [9, 8, -1, -1], "shape": [4]}
     assert steps[0]["device"]["content"] == ["Łódź"]
     assert steps[0]["hour"]["content"] == [3.5]
 
 
-def test_shared_memory_gets_every_tensor_in_numbers_json_has(requests, tmp_path):
-    write_analyzer_json(tmp_path / "in.json", SPEC, requests, complete=True)
+def test_every_tensor_is_written_in_numbers_json_has(requests, tmp_path):
+    write_analyzer_json(tmp_path / "in.json", SPEC, requests)
     text = (tmp_path / "in.json").read_text()
     assert "NaN" not in text
     steps = json.loads(text)["data"]
@@ -81,15 +80,6 @@ def test_infinite_scores_of_padding_are_written_as_numbers(tmp_path):
     rows["rank_scores"][0, 3:] = -np.inf
     write_analyzer_json(tmp_path / "in.json", spec, rows)
     assert "Infinity" not in (tmp_path / "in.json").read_text()
-
-
-def test_left_out_is_the_fill_value_of_an_optional_tensor():
-    tensors = {t.name: t for t in SPEC.inputs}
-    for name in ("store", "device", "hour", "history", "exclude"):
-        assert left_out(tensors[name], tensors[name].filled(1)[0])
-    assert not left_out(tensors["hour"], np.array([0.0], np.float32))
-    assert not left_out(tensors["history"], np.array([PAD_ID] * 4))
-    assert not left_out(tensors["user_id"], np.array([PAD_ID]))
 
 
 def test_users_are_drawn_by_zipf(requests):
