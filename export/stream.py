@@ -1,0 +1,218 @@
+"""From new events to served rows: a few steps on the rows of users and items, the network frozen, published to the servers.
+
+    log ─▶ events after the generation's own ─▶ requests as this generation ranks them ─▶ steps on the rows they touch ─▶ Kafka
+
+What is learned from is what the served kernels saw: the published pipeline makes the candidates and their features, and its
+tables give the rows as they are now, with all earlier updates. The next export learns everything afresh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+
+from export.models.dlrm import Network, Shape
+from export.models.save_ranker import LAYERS_FILE
+from export.models.train_ranker import listwise_loss
+from stages.artifacts import stage_folder
+from stages.contract import PAD_ID
+from stages.embeddings.config import UpdateConfig
+from stages.embeddings.publisher import Publisher
+from stages.errors import ConfigError, ExportError
+from stages.pipeline import Pipeline
+from stages.rank import Rank
+
+RESERVED_ROWS = 3  # PAD, NULL and OOV of every table speak for many values: single events do not move them
+USERS_PER_BATCH = 256
+
+
+@dataclass(frozen=True)
+class StreamSettings:
+    steps: int = 5
+    learning_rate: float = 0.05  # of a row, per request that it is part of
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Requests of N users as the rank stage saw them, and what these users took since.
+
+    numbers: user_numbers [N, Gu] and pair_numbers [N, C, Gp] of the network; keys: table -> int64 [N] of the user,
+    [N, C] of the candidates; retrieval: float32 [N, C], what is added to the logits; valid, taken: bool [N, C]
+    """
+
+    user_numbers: torch.Tensor
+    pair_numbers: torch.Tensor
+    keys: dict[str, np.ndarray]
+    retrieval: torch.Tensor
+    valid: torch.Tensor
+    taken: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """What one run did. loss: before and after, weighted by requests; last_event_s: where the next run begins."""
+
+    events: int
+    requests: int
+    rows: dict[str, int]
+    loss: tuple[float, float]
+    last_event_s: int
+
+
+def stream_updates(
+    repository: Path,
+    interactions: pd.DataFrame,
+    since_s: int | None,
+    settings: StreamSettings,
+    say: Callable[[str], None],
+) -> Streamed:
+    """Learn from the positive events of `interactions` after `since_s` (default: the generation's own log), and publish.
+
+    Raises ConfigError when the tables have no update source, DependencyError when no broker takes the rows.
+    """
+    pipeline = Pipeline.load(repository)
+    try:
+        return _stream(pipeline, network_of(pipeline, repository), interactions, since_s, settings, say)
+    finally:
+        pipeline.close()
+
+
+def _stream(
+    pipeline: Pipeline,
+    network: Network,
+    interactions: pd.DataFrame,
+    since_s: int | None,
+    settings: StreamSettings,
+    say: Callable[[str], None],
+) -> Streamed:
+    rank: Rank = pipeline.stages["rank"]
+    config = rank.tables.config
+    updates = source_of(config.updates)
+    since_s = pipeline.stages["preprocess"].embedded.as_of_s if since_s is None else since_s
+    new = interactions[interactions["positive"].to_numpy() & (interactions["timestamp"].to_numpy() > since_s)]
+    say(f"{len(new):,} new positive events of {new['user_id'].nunique():,} users after {since_s}")
+    publisher = Publisher(updates.brokers, config.model, {table.name: table.width for table in config.tables})
+    n_requests, losses, rows = 0, np.zeros(2), dict.fromkeys(rank.tables.names, 0)
+    user_ids = new["user_id"].unique()
+    for start in range(0, len(user_ids), USERS_PER_BATCH):
+        batch = batch_of(pipeline, new, user_ids[start : start + USERS_PER_BATCH])
+        if batch is None:
+            continue
+        learned, loss = learn(rank, network, batch, settings)
+        for table, (keys, vectors) in learned.items():
+            publisher.publish(table, keys, vectors)
+            rows[table] += len(keys)
+        publisher.flush()
+        n_requests += len(batch.taken)
+        losses += len(batch.taken) * np.array(loss)
+    loss = tuple((losses / max(n_requests, 1)).tolist())
+    say(f"{n_requests:,} requests taught, loss {loss[0]:.3f} -> {loss[1]:.3f}, rows published: {rows}")
+    last_event_s = int(new["timestamp"].max()) if len(new) else since_s
+    return Streamed(len(new), n_requests, rows, loss, last_event_s)
+
+
+def source_of(updates: UpdateConfig | None) -> UpdateConfig:
+    if updates is None:
+        raise ConfigError(
+            "This generation's tables have no update source. Expected brokers. Export with [tables] brokers in the settings."
+        )
+    return updates
+
+
+def network_of(pipeline: Pipeline, repository: Path) -> Network:
+    """The ranker's network in torch, frozen, from its published layers."""
+    rank: Rank = pipeline.stages["rank"]
+    with np.load(stage_folder(repository, "rank", pipeline.info.generation) / LAYERS_FILE) as file:
+        layers = {name: torch.from_numpy(file[name]) for name in file.files}
+    widths = {
+        part: tuple(len(layers[f"{part}{i}.bias"]) for i in range(sum(n.startswith(part) for n in layers) // 2))
+        for part in ("bottom", "top")
+    }
+    n_user_numbers = pipeline.info.axes.user_continuous
+    tables = (dict.fromkeys(names, 0) for names in (rank.settings.user_tables, rank.settings.item_tables))
+    n_numbers = len(layers["bottom0.weight"])
+    shape = Shape(
+        *tables, n_user_numbers, n_numbers - n_user_numbers, widths["bottom"][-1], widths["bottom"][:-1], widths["top"][:-1]
+    )
+    network = Network(shape)
+    network.folded = True
+    for part, linears in (("bottom", network.bottom), ("top", network.top)):
+        for i, linear in enumerate(linears):
+            linear.weight.data, linear.bias.data = layers[f"{part}{i}.weight"].T.contiguous(), layers[f"{part}{i}.bias"]
+    return network.requires_grad_(False).eval()
+
+
+def batch_of(pipeline: Pipeline, events: pd.DataFrame, user_ids: np.ndarray) -> Batch | None:
+    """The users' requests as they are answered now; None when nobody took one of their candidates."""
+    rank: Rank = pipeline.stages["rank"]
+    tensors = pipeline.trace({"user_id": user_ids[:, None]})
+    candidate_ids = tensors["candidate_ids"]
+    own = events[events["user_id"].isin(user_ids)]
+    places = {user: row for row, user in enumerate(user_ids.tolist())}
+    taken = np.zeros(candidate_ids.shape, bool)
+    for user, item in zip(own["user_id"].tolist(), own["item_id"].tolist(), strict=True):
+        taken[places[user]] |= candidate_ids[places[user]] == item
+    teaching = np.flatnonzero(taken.any(axis=1))
+    if not len(teaching):
+        return None
+    inputs = {name: values[teaching] for name, values in tensors.items()}
+    candidates = rank.items.positions(inputs["candidate_ids"])
+    pairs = rank.pair_numbers(inputs, candidates)
+    keys = {name: inputs["user_categorical"][:, slot] for slot, name in enumerate(rank.settings.user_tables)}
+    keys |= {name: rank.item_rows[candidates, slot] for slot, name in enumerate(rank.settings.item_tables)}
+    return Batch(
+        torch.from_numpy(inputs["user_continuous"]),
+        torch.from_numpy(pairs),
+        {name: own_keys.astype(np.int64) for name, own_keys in keys.items()},
+        torch.from_numpy(np.float32(rank.settings.blend) * rank.retrieval_part(pairs)),
+        torch.from_numpy(inputs["candidate_ids"] != PAD_ID),
+        torch.from_numpy(taken[teaching]),
+    )
+
+
+Learned = dict[str, tuple[np.ndarray, np.ndarray]]
+
+
+def learn(rank: Rank, network: Network, batch: Batch, settings: StreamSettings) -> tuple[Learned, tuple[float, float]]:
+    """Gradient steps on the rows of the batch.
+
+    -> ({table: (int64 [N] keys, float32 [N, D] rows) that moved}, (loss before, after)). Raises ExportError when it diverges.
+    """
+    distinct = {name: np.unique(keys, return_inverse=True) for name, keys in batch.keys.items()}
+    before = {name: rank.tables.lookup(name, keys) for name, (keys, _) in distinct.items()}
+    rows = {name: torch.tensor(vectors, requires_grad=True) for name, vectors in before.items()}
+    places = {name: torch.from_numpy(where.reshape(batch.keys[name].shape)) for name, (_, where) in distinct.items()}
+    free = {name: torch.from_numpy(keys >= RESERVED_ROWS)[:, None] for name, (keys, _) in distinct.items()}
+
+    def loss() -> torch.Tensor:
+        user_rows, item_rows = (
+            torch.stack([rows[name][places[name]] for name in names], dim=-2)
+            for names in (rank.settings.user_tables, rank.settings.item_tables)
+        )
+        logits = network(batch.user_numbers, user_rows, batch.pair_numbers, item_rows)
+        return listwise_loss(logits + batch.retrieval, batch.taken, batch.valid)
+
+    losses = []
+    for _ in range(settings.steps):
+        value = loss()
+        losses.append(value.item())
+        gradients = torch.autograd.grad(value * len(batch.taken), list(rows.values()))  # of a row: by its own requests
+        with torch.no_grad():
+            for (name, row), gradient in zip(rows.items(), gradients, strict=True):
+                row -= settings.learning_rate * gradient * free[name]
+    with torch.no_grad():
+        losses.append(loss().item())
+    if not np.isfinite(losses[-1]):
+        raise ExportError("The steps on the new events diverged; nothing of them was published. Lower the learning rate.")
+    learned = {}
+    for name, (keys, _) in distinct.items():
+        after = rows[name].detach().numpy()
+        moved = (after != before[name]).any(axis=1)
+        if moved.any():
+            learned[name] = keys[moved], after[moved]
+    return learned, (losses[0], losses[-1])

@@ -1,0 +1,131 @@
+"""Rows learned from new events: only what they touch moves, what they show becomes likelier, and the servers' rows follow."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from export.build import build_repository
+from export.dataset import load_dataset, split_by_time
+from export.settings import Settings
+from export.stream import RESERVED_ROWS, StreamSettings, batch_of, learn, network_of, source_of, stream_updates
+from stages.embeddings.tables import EmbeddingTables
+from stages.embeddings.updater import Updater
+from stages.errors import ConfigError, ExportError
+from stages.pipeline import Pipeline
+from stages.rank import TABLES_FOLDER
+from tests.unit.embeddings.kafka_broker import MockBroker
+
+STEPS = StreamSettings()
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory) -> Iterator[SimpleNamespace]:
+    """A repository of the earlier part of a log, with an update source; the later part; the pipeline and its network."""
+    folder, broker = tmp_path_factory.mktemp("stream"), MockBroker()
+    dataset = load_dataset("synthetic:users=120,items=80,events=3000,seed=5")
+    train, later = split_by_time(dataset.interactions)
+    tables = {"brokers": broker.address, "state": str(folder / "state")}
+    settings = Settings.model_validate({"tables": tables, "pipeline": {"candidates": 64, "recorded_requests": 64}})
+    build_repository(replace(dataset, interactions=train), folder / "repository", settings, Console(quiet=True))
+    pipeline = Pipeline.load(folder / "repository")
+    yield SimpleNamespace(
+        repository=folder / "repository",
+        later=later,
+        pipeline=pipeline,
+        network=network_of(pipeline, folder / "repository"),
+        batch=batch_of(pipeline, later, later["user_id"].unique()),
+        published=EmbeddingTables.load(folder / "repository" / "rank" / "1" / TABLES_FOLDER).tables,
+    )
+    pipeline.close()
+    broker.stop()
+
+
+@contextmanager
+def updating(config) -> Iterator[None]:
+    stop, updater = threading.Event(), Updater(config)
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(updater.run, stop)
+        try:
+            yield
+        finally:
+            stop.set()
+            running.result()
+            updater.close()
+
+
+def test_the_published_layers_are_the_network_that_serves(exported):
+    rank, batch = exported.pipeline.stages["rank"], exported.batch
+    user_keys, item_keys = (
+        np.stack([batch.keys[name] for name in names], axis=-1)
+        for names in (rank.settings.user_tables, rank.settings.item_tables)
+    )
+    user_rows, item_rows = rank.tables.gather((rank.settings.user_tables, user_keys), (rank.settings.item_tables, item_keys))
+    feeds = {
+        "user_numbers": batch.user_numbers.numpy(),
+        "user_rows": user_rows,
+        "pair_numbers": batch.pair_numbers.numpy(),
+        "item_rows": item_rows,
+    }
+    (served,) = rank.network.run(["logits"], feeds)
+    with torch.no_grad():
+        logits = exported.network(*(torch.from_numpy(values) for values in feeds.values()))
+    np.testing.assert_allclose(logits.numpy(), served, atol=1e-4)
+
+
+def test_only_rows_of_the_requests_move_and_what_was_taken_becomes_likelier(exported):
+    learned, (before, after) = learn(exported.pipeline.stages["rank"], exported.network, exported.batch, STEPS)
+    assert after < before
+    assert any(name.startswith("user_") for name in learned)
+    assert any(name.startswith("item_") for name in learned)
+    for name, (keys, rows) in learned.items():
+        assert keys.min() >= RESERVED_ROWS
+        assert np.isin(keys, exported.batch.keys[name]).all()
+        assert (rows != exported.published[name][keys]).any(axis=1).all()
+
+
+def test_nothing_is_published_of_steps_that_diverge(exported):
+    with pytest.raises(ExportError, match="Lower the learning rate"):
+        learn(exported.pipeline.stages["rank"], exported.network, exported.batch, replace(STEPS, learning_rate=1e30))
+
+
+def test_a_generation_without_an_update_source_is_refused():
+    with pytest.raises(ConfigError, match="no update source"):
+        source_of(None)
+
+
+def test_from_events_to_served_rows(exported):
+    tables = exported.pipeline.stages["rank"].tables
+    users = exported.later["user_id"].unique()[:20]
+    before = exported.pipeline.recommend(users)["scores"]
+    with updating(tables.config):
+        streamed = stream_updates(exported.repository, exported.later, 0, STEPS, lambda text: None)
+        applied = sum(streamed.rows.values())
+        deadline = time.monotonic() + 30
+        while sum(t.updater.rows_applied for t in tables.metrics().tables.values()) < applied:
+            assert time.monotonic() < deadline, "did not happen in time"
+            time.sleep(0.01)
+    assert streamed.requests == len(exported.batch.taken)
+    assert streamed.loss[1] < streamed.loss[0]
+    assert streamed.last_event_s == exported.later.loc[exported.later["positive"], "timestamp"].max()
+    moved = {
+        name: (tables.lookup(name, np.arange(len(rows))) != rows).any(axis=1).sum() for name, rows in exported.published.items()
+    }
+    assert moved == streamed.rows
+    after = exported.pipeline.recommend(users)
+    assert (after["scores"] != before).any()
+    assert (after["degraded"] == 0).all()
+
+    again = stream_updates(exported.repository, exported.later, streamed.last_event_s, STEPS, lambda text: None)
+    assert (again.events, again.requests, sum(again.rows.values())) == (0, 0, 0)
+    assert again.last_event_s == streamed.last_event_s
