@@ -1,0 +1,114 @@
+"""python -m perf.tune: see the package's docstring."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+
+from perf import full, slo
+from perf.results import Machine, commit_of, last_line
+from perf.tune import report
+from perf.tune.efforts import allowed_efforts
+from perf.tune.lab import Lab
+from perf.tune.search import Metrics, Outcome, search
+from perf.tune.space import candidates, in_words, search_space
+from stages.errors import ConfigError, RecommenderError
+
+GOALS = ("peak_rate", "clients_1_p50_ms", "p99_ms")
+MEASURED = (*GOALS, "p50_ms", "p95_ms", "p99_over_p50", "error_share", "memory_mib")  # of the keys that slo.toml may name
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+console = Console(stderr=True, width=120)
+
+
+@app.command()
+def tune(
+    repo: Annotated[Path, typer.Option(help="the repository to tune; it is only read")] = Path("model_repository"),
+    out: Annotated[Path, typer.Option(help="the export config to write; the evidence lies beside it as .json")] = Path(
+        "tuned.toml"
+    ),
+    goal: Annotated[str, typer.Option(help=f"what is made better: {', '.join(GOALS)}")] = GOALS[0],
+    minutes: Annotated[float, typer.Option(help="no heat begins after this long", min=1)] = 30.0,
+    count: Annotated[int, typer.Option("--candidates", help="settings that are tried", min=1)] = 12,
+    clients: Annotated[int, typer.Option(help="of the throughput measurement", min=1)] = 32,
+    window_s: Annotated[float, typer.Option(help="seconds of a window; perf_analyzer takes three per level")] = 1.0,
+    slo_file: Annotated[Path, typer.Option("--slo", help="bounds to keep")] = slo.SLO_FILE,
+) -> None:
+    """Search batch delay and sizes, instances, threads and the index's effort under an SLO; write the winner's config."""
+    if goal not in GOALS:
+        raise ConfigError(f"There is no goal {goal!r}; these are: {', '.join(GOALS)}.")
+    bounds = {key: bound for key, bound in slo.read_slo(slo_file).items() if key in MEASURED}
+    rng, end_s = np.random.default_rng(full.SEED), time.monotonic() + 60 * minutes
+    evidence, efforts = out.with_suffix(".json"), allowed_efforts(repo)
+    lab = Lab(repo, clients, window_s, rng)
+    space = search_space(lab.settings, lab.layout, tuple(efforts), len(os.sched_getaffinity(0)))
+    chosen = candidates(space, count, rng)
+    lab.say = lambda what: console.print(f"[{(end_s - time.monotonic()) / 60:4.1f} min left] {what}", markup=False)
+    with lab:
+        facts = {
+            "perf": "tune",
+            "commit": commit_of(),
+            "machine": Machine.here().model_dump(),
+            "layout": lab.layout,
+            "offered_rate": round(lab.offered_rate, 1),
+            "clients": clients,
+            "slo": {key: str(bound) for key, bound in bounds.items()},
+            "recall_by_effort": efforts,
+            "space": {key: list(values) for key, values in space.items()},
+        }
+
+        def saved(outcome: Outcome) -> None:
+            report.save_evidence(evidence, report.evidence_of(outcome, bounds, facts))
+
+        def measure(heat, turns: int):
+            lab.say(f"{turns} {'turn' if turns == 1 else 'turns'} of: " + " | ".join(in_words(changes) for changes in heat))
+            return lab.measure(heat, turns)
+
+        outcome = search(chosen, measure, bounds, goal, lambda: time.monotonic() > end_s, saved)
+    finish(outcome, lab, bounds, out, evidence)
+
+
+def finish(outcome: Outcome, lab: Lab, bounds: dict[str, slo.Bound], out: Path, evidence: Path) -> None:
+    """Table, config, verdict, and the JSON line that is always last."""
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    console.print(report.trial_table(outcome, bounds).to_rich())
+    if not outcome.complete:
+        console.print("The time was over before the search was: the best so far.")
+    changes = outcome.winner.changes if outcome.winner else {}
+    report.write_config(out, lab.settings, changes, evidence)
+    if outcome.winner is None:
+        console.print("Nothing is surely better than the current settings: they are kept.")
+    console.print(f"config: {out}   evidence: {evidence}", markup=False)
+    print(last_line(summary(outcome) | {"config": str(out)}))
+
+
+def summary(outcome: Outcome) -> dict[str, object]:
+    facts: dict[str, object] = {"perf": "tune", "goal": outcome.goal, "complete": outcome.complete}
+    if (winner := outcome.winner) is None:
+        return facts | {"winner": None}
+    gain = winner.gain(outcome.goal)
+    turns: tuple[Metrics, ...] = winner.own
+    return facts | {
+        "winner": winner.changes,
+        "gain_median_low_high": [round(x, 4) for x in (gain.median, gain.low, gain.high)],
+        **{key: round(float(np.median([turn[key] for turn in turns])), 4) for key in turns[0]},
+    }
+
+
+def main() -> None:
+    try:
+        app(prog_name="python -m perf.tune")
+    except RecommenderError as error:
+        console.print(f"error: {error}", markup=False)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

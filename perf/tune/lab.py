@@ -1,0 +1,132 @@
+"""Where candidates are measured: variants of the repository, served side by side and asked in turns."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tritonclient.grpc as grpcclient
+
+from export.repository.config import CONFIG_FILE, layout_of
+from export.repository.recorded import RECORDED_FILE, compare_answers, read_recorded
+from export.settings import Settings
+from perf import analyzer, schedule
+from perf.latency import Latency
+from perf.memory import read_memory, total_mib
+from perf.open_loop import run_load
+from perf.tune.search import Metrics, Trial
+from perf.tune.space import SERVER_THREADS, Changes, with_changes
+from perf.tune.variant import make_variant, settings_of
+from perf.workload import ask, draw, read_specs, serialised, write_analyzer_json
+from server.environment import RUN_DIR
+from server.launcher import TritonServer
+from server.repository import read_config
+from stages.contract import ENSEMBLE
+from stages.generations import pinned_generation
+
+ROWS = 1_000  # of perf_analyzer's input
+INPUT = "input.json"
+COMPARED_ROWS = 64
+CURRENT: Changes = {}
+
+
+@dataclass(frozen=True)
+class Served:
+    """A candidate while it is served."""
+
+    changes: Changes
+    server: TritonServer
+    answers: str  # "" when it answers as recorded
+
+
+class Lab:
+    """`measure` is what `search` calls. clients: of the throughput measurement; offered_rate: of every open loop."""
+
+    def __init__(self, repository: Path, clients: int, window_s: float, rng: np.random.Generator) -> None:
+        self.repository, self.clients, self.window_s, self.rng = repository, clients, window_s, rng
+        self.settings = settings_of(repository)
+        self.layout = layout_of(read_config(repository / ENSEMBLE / CONFIG_FILE))
+        generation = pinned_generation(repository)
+        self.spec = read_specs(repository, generation)[ENSEMBLE]
+        self.recorded = read_recorded(repository / ENSEMBLE / str(generation) / RECORDED_FILE)
+        self.offered_rate = 0.0
+        self.say: Callable[[str], None] = lambda _: None
+        self._work: tempfile.TemporaryDirectory | None = None
+
+    def __enter__(self) -> Lab:
+        """Find the rate that the open loop offers: half of what the current settings reach."""
+        self._work = tempfile.TemporaryDirectory(prefix=".tune-", dir=self.repository.resolve().parent)  # where links reach
+        write_analyzer_json(self.folder / INPUT, self.spec, draw(self.recorded.inputs, ROWS, self.rng))
+        self.say("the current settings alone")
+        try:
+            with self._served(CURRENT) as served:
+                self.offered_rate = self._closed(served, self.clients).achieved_rate / 2
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._work.cleanup()
+
+    @property
+    def folder(self) -> Path:
+        return Path(self._work.name)
+
+    def measure(self, candidates: Sequence[Changes], turns: int) -> list[Trial]:
+        """Serve the candidates and the current settings, and ask each `turns` times; who goes first changes."""
+        with contextlib.ExitStack() as stack:
+            served = [stack.enter_context(self._served(changes)) for changes in (CURRENT, *candidates)]
+            taken: list[list[Metrics]] = [[] for _ in served]
+            for turn in range(turns):
+                for i in range(len(served)):
+                    at = (turn + i) % len(served)
+                    taken[at].append(self.metrics(served[at]))
+            now = tuple(taken[0])
+            return [Trial(s.changes, tuple(own), now, s.answers) for s, own in zip(served[1:], taken[1:], strict=True)]
+
+    def metrics(self, served: Served) -> Metrics:
+        """One turn: closed loop with many clients and with one, then Poisson arrivals. Keys as in slo.toml."""
+        due_s = schedule.poisson(self.offered_rate, 2 * self.window_s, self.rng)
+        rows = draw(self.recorded.inputs, len(due_s), self.rng)
+        many, one = self._closed(served, self.clients), self._closed(served, 1)
+        outcome = run_load(served.server.grpc_url, serialised(self.spec, rows), due_s)
+        found = {
+            "peak_rate": many.achieved_rate,
+            "clients_1_p50_ms": one.latency.p50_ms,
+            "error_share": 1.0 - float(outcome.ok.mean()) if len(due_s) else 0.0,
+            "memory_mib": total_mib(read_memory(served.server.state.tag)),
+        }
+        if latency := Latency.of(outcome.latency_ns):
+            found |= {f"{q}_ms": getattr(latency, f"{q}_ms") for q in ("p50", "p95", "p99")}
+            found["p99_over_p50"] = latency.p99_ms / latency.p50_ms
+        return {key: round(float(value), 4) for key, value in found.items()}
+
+    def _closed(self, served: Served, clients: int):
+        target = analyzer.Target(ENSEMBLE, served.server.grpc_url, served.server.http_url, self.folder / INPUT)
+        return analyzer.measure(target, "concurrency", clients, self.window_s, self.folder / "raw.npz")
+
+    @contextlib.contextmanager
+    def _served(self, changes: Changes):
+        folder = Path(tempfile.mkdtemp(dir=self.folder)) / "repository"
+        document = with_changes(self.settings.model_dump(mode="json"), changes)
+        make_variant(self.repository, folder, self.layout, Settings.model_validate(document))
+        try:
+            with TritonServer(folder, threads=changes.get(SERVER_THREADS, 1), run_dir=RUN_DIR / "perf") as server:
+                yield Served(changes, server, self._differing_answers(server, changes))
+        finally:
+            shutil.rmtree(folder.parent)
+
+    def _differing_answers(self, server: TritonServer, changes: Changes) -> str:
+        """Settings must not change answers, but for the index's effort, whose recall was measured instead."""
+        if "compute.index_effort" in changes:
+            return ""
+        rows = {name: values[:COMPARED_ROWS] for name, values in self.recorded.inputs.items()}
+        with grpcclient.InferenceServerClient(server.grpc_url) as client:
+            answers = ask(client, self.spec, "", rows)
+        return compare_answers(answers, {name: values[:COMPARED_ROWS] for name, values in self.recorded.outputs.items()})

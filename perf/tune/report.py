@@ -1,0 +1,73 @@
+"""The winner as an export config, the evidence beside it, and both for people."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+
+from export.settings import Settings, read_settings
+from perf.slo import Bound
+from perf.tables import Row, Table
+from perf.tune.search import Outcome, Trial
+from perf.tune.space import SERVER_THREADS, Changes, in_words, with_changes
+
+
+def write_config(path: Path, settings: Settings, changes: Changes, evidence: Path) -> None:
+    """Write `settings` with the changes as the TOML that `--config` takes; what equals a default is left out. Read back."""
+    document = with_changes(settings.model_dump(mode="json", exclude_defaults=True), changes)
+    remarks = [f"Found by `make tune`: {in_words(changes)}.", f"Evidence: {evidence.name}. Export with --config {path.name}."]
+    if threads := changes.get(SERVER_THREADS):
+        remarks.append(f"The server is started with --threads {threads}, which no export can set.")
+    path.write_text("".join(f"# {remark}\n" for remark in remarks) + "\n" + tomli_w.dumps(document))
+    read_settings(path)
+
+
+def evidence_of(outcome: Outcome, slo: dict[str, Bound], facts: dict[str, Any]) -> dict[str, Any]:
+    """Everything that was measured, for machines and for doubters. facts: of the run as a whole."""
+    return facts | {
+        "goal": outcome.goal,
+        "complete": outcome.complete,
+        "winner": outcome.winner.changes if outcome.winner else None,
+        "rungs": [[_trial_facts(trial, outcome.goal, slo) for trial in rung] for rung in outcome.rungs],
+    }
+
+
+def _trial_facts(trial: Trial, goal: str, slo: dict[str, Bound]) -> dict[str, Any]:
+    gain = trial.gain(goal)
+    return {
+        "changes": trial.changes,
+        "gain": {name: round(getattr(gain, name), 4) for name in ("median", "low", "high")},
+        "broken": trial.broken(slo),
+        "answers": trial.answers or "equal",
+        "turns": list(trial.own),
+        "current": list(trial.current),
+    }
+
+
+def save_evidence(path: Path, document: dict[str, Any]) -> None:
+    """Replace the file as a whole: it grows while the search goes on."""
+    beside = path.with_name(f".{path.name}.new")
+    beside.write_text(json.dumps(document, indent=1) + "\n")
+    beside.replace(path)
+
+
+def trial_table(outcome: Outcome, slo: dict[str, Bound]) -> Table:
+    """Those that came furthest, best first."""
+    rows = []
+    for trial in outcome.best:
+        gain, wins = trial.gain(outcome.goal), trial is outcome.winner
+        cells = (
+            in_words(trial.changes),
+            f"{np.median([turn[outcome.goal] for turn in trial.own]):,.2f}",
+            f"{gain.median:.3f}",
+            f"{gain.low:.3f} … {gain.high:.3f}",
+            str(len(trial.own)),
+            "answers differ" if trial.answers else ", ".join(trial.broken(slo)) or "kept",
+        )
+        rows.append(Row(cells, kept=True if wins else None))
+    head = ("candidate", outcome.goal, "times better", "of the turns", "turns", "SLO")
+    return Table("Against the current settings, in the same turns", head, tuple(rows))

@@ -1,0 +1,98 @@
+"""A repository with other serving settings, of hard links to the published files: made in a moment, and the original stays.
+
+What is different is written anew: every config.pbtxt, and with [compute] also stage.json, the index, and the manifests over
+them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import faiss
+
+from export.repository.config import CONFIG_FILE, Serving, models_of
+from export.settings import ComputeSettings, Settings
+from server.repository import read_config, write_config
+from stages.artifacts import MANIFEST_FILE, STAGE_FILE, read_json, read_stage, sha256_of, stage_folder, write_manifest
+from stages.contract import ENSEMBLE
+from stages.generations import pinned_generation
+from stages.search import INDEX_FILE
+
+EFFORT_PARAMETER = {"graph": "efSearch", "lists": "nprobe", "compressed lists": "nprobe"}  # Faiss's name, by kind of index
+
+
+def make_variant(source: Path, target: Path, layout: str, settings: Settings) -> None:
+    """Write `target`, which must not exist: what `source` answers with, served as `settings` say."""
+    shutil.copytree(source, target, copy_function=_link)
+    generation, serving = pinned_generation(target), settings.serving_of()
+    for model in models_of(layout):
+        path = target / model / CONFIG_FILE
+        config = read_config(path)
+        if config.platform != "ensemble":
+            _apply(config, serving[model])
+        write_config(path, config)
+    change_rank_threads(target, generation, settings.compute)
+    change_effort(target, generation, settings.compute)
+
+
+def _apply(config, serving: Serving) -> None:
+    config.instance_group[0].count = serving.instances
+    batching = config.dynamic_batching
+    del batching.preferred_batch_size[:]
+    batching.preferred_batch_size.extend(size for size in serving.preferred_batch_sizes if size <= config.max_batch_size)
+    batching.max_queue_delay_microseconds = serving.queue_delay_us
+
+
+def change_rank_threads(repository: Path, generation: int, compute: ComputeSettings) -> None:
+    folder = stage_folder(repository, "rank", generation)
+    info = read_stage(folder)
+    if info.settings["threads"] == compute.rank_threads:
+        return
+    (folder / STAGE_FILE).unlink()  # a link to the published file: never written through
+    replace(info, settings={**info.settings, "threads": compute.rank_threads}).write(folder)
+    seal_again(repository, generation, "rank")
+
+
+def change_effort(repository: Path, generation: int, compute: ComputeSettings) -> None:
+    """0 leaves the index as it is; so does a catalogue that is searched without one."""
+    folder = stage_folder(repository, "retrieve", generation)
+    kind = read_stage(folder).settings["index"]
+    if not compute.index_effort or kind not in EFFORT_PARAMETER:
+        return
+    path = folder / INDEX_FILE
+    index = faiss.read_index(str(path))
+    faiss.ParameterSpace().set_index_parameter(index, EFFORT_PARAMETER[kind], compute.index_effort)
+    path.unlink()
+    faiss.write_index(index, str(path))
+    seal_again(repository, generation, "retrieve")
+
+
+def seal_again(repository: Path, generation: int, stage: str) -> None:
+    """New manifests for a changed stage folder and for the generation it belongs to."""
+    own, whole = stage_folder(repository, stage, generation), repository / ENSEMBLE / str(generation)
+    _write_manifest(own)
+    _write_manifest(whole, {stage: sha256_of(own / MANIFEST_FILE)})
+
+
+def _write_manifest(folder: Path, digests: dict[str, str] | None = None) -> None:
+    facts = {name: fact for name, fact in read_json(folder, MANIFEST_FILE).items() if name not in ("schema", "files")}
+    if digests:
+        facts["stages"] |= digests
+    (folder / MANIFEST_FILE).unlink()
+    write_manifest(folder, **facts)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # on another file system
+        shutil.copy2(source, target)
+
+
+def settings_of(repository: Path) -> Settings:
+    """-> what the generation that answers was exported with."""
+    manifest = read_json(repository / ENSEMBLE / str(pinned_generation(repository)), MANIFEST_FILE)
+    return Settings.model_validate(manifest["settings"])

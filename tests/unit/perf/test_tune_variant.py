@@ -1,0 +1,199 @@
+"""A variant serves other settings from the same files; the published repository stays bit for bit."""
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+
+import faiss
+import numpy as np
+import pytest
+
+from export.repository.config import LAYOUTS
+from export.repository.publish import Staging
+from export.retrieval.index import choose_index
+from export.settings import Settings, read_settings
+from perf.tune import efforts, report
+from perf.tune.search import FINAL_TURNS, Outcome, Trial
+from perf.tune.space import SERVER_THREADS
+from perf.tune.variant import make_variant, settings_of
+from server.repository import read_config
+from stages.artifacts import MANIFEST_FILE, StageInfo, read_stage, sha256_of, stage_folder, verify_manifest
+from stages.contract import ENSEMBLE, STAGES, Axes, stage_specs
+from stages.rank import RankSettings
+from stages.search import INDEX_FILE
+
+AXES = Axes(candidates=20, history=3, exclusions=2, items_returned=2, user_categorical=2, user_continuous=1)
+N_ITEMS, WIDTH = 3_000, 8
+
+
+@pytest.fixture(scope="module")
+def vectors():
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(30, WIDTH))
+    return (centres[rng.integers(0, 30, N_ITEMS)] + 0.3 * rng.normal(size=(N_ITEMS, WIDTH))).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def choice(vectors):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("export.retrieval.index.EXACT_UP_TO", 100)
+        return choose_index(vectors, np.arange(N_ITEMS), vectors[:64], AXES.candidates)
+
+
+@pytest.fixture(params=LAYOUTS)
+def layout(request):
+    return request.param
+
+
+@pytest.fixture
+def repository(tmp_path, layout, choice):
+    """Published, with nothing in it but what a variant changes."""
+    specs, settings = stage_specs(AXES), Settings(serving={"queue_delay_us": 50})
+    own = {"rank": asdict(RankSettings((), (), 0.0)), "retrieve": {"index": choice.kind}}
+    with Staging(tmp_path / "repository", layout) as staging:
+        for name in STAGES:
+            StageInfo(name, staging.generation, AXES, settings=own.get(name, {})).write(staging.folder(name))
+        faiss.write_index(choice.index, str(staging.folder("retrieve") / INDEX_FILE))
+        staging.seal_stages(specs)
+        staging.seal({"settings": settings.model_dump(mode="json")})
+        tensors = {t.name: t for spec in specs.values() for t in (*spec.inputs, *spec.outputs)}
+        rows = {name: np.zeros((4, *t.dims), t.numpy_dtype) for name, t in tensors.items()}
+        staging.publish(specs, settings.serving_of(), rows)
+    return tmp_path / "repository"
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): sha256_of(path) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_variant_serves_the_changes_and_the_original_stays(repository, layout, tmp_path):
+    before = contents(repository)
+    changes = {"preferred_batch_sizes": [4, 16], "recommend": {"instances": 3}, "rank": {"instances": 2, "queue_delay_us": 7}}
+    effort = {"rank_threads": 2, "index_effort": 77}
+    make_variant(repository, tmp_path / "variant", layout, Settings(serving=changes, compute=effort))
+    assert contents(repository) == before
+
+    served, instances, delay = ("rank", 2, 7) if layout == "ensemble" else (ENSEMBLE, 3, 0)
+    config = read_config(tmp_path / "variant" / served / "config.pbtxt")
+    assert config.instance_group[0].count == instances
+    assert config.dynamic_batching.max_queue_delay_microseconds == delay
+    assert list(config.dynamic_batching.preferred_batch_size) == [4, 16]
+    assert read_stage(stage_folder(tmp_path / "variant", "rank", 1)).settings["threads"] == 2
+    index = faiss.read_index(str(stage_folder(tmp_path / "variant", "retrieve", 1) / INDEX_FILE))
+    assert efforts.current_effort(index) == 77
+
+    whole = verify_manifest(tmp_path / "variant" / ENSEMBLE / "1")
+    for name in STAGES:
+        folder = stage_folder(tmp_path / "variant", name, 1)
+        verify_manifest(folder)
+        assert whole["stages"][name] == sha256_of(folder / MANIFEST_FILE)
+
+
+def test_the_current_settings_are_the_same_files(repository, layout, tmp_path):
+    make_variant(repository, tmp_path / "variant", layout, settings_of(repository))
+    assert contents(tmp_path / "variant") == contents(repository)
+    index = stage_folder(repository, "retrieve", 1) / INDEX_FILE
+    assert index.samefile(stage_folder(tmp_path / "variant", "retrieve", 1) / INDEX_FILE)
+
+
+def test_files_are_copied_where_links_do_not_reach(repository, layout, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError("Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", refuse)
+    make_variant(repository, tmp_path / "variant", layout, settings_of(repository))
+    assert contents(tmp_path / "variant") == contents(repository)
+
+
+class FakePipeline:
+    """Retrieval with the item vectors themselves as users."""
+
+    def __init__(self, vectors, choice):
+        index = faiss.clone_index(choice.index)
+        self.info = SimpleNamespace(generation=1, axes=AXES)
+        self.stages = {
+            "preprocess": lambda inputs: {"history_ids": np.zeros((len(inputs["user_id"]), 1), np.int64)},
+            "retrieve": SimpleNamespace(
+                settings=SimpleNamespace(index=choice.kind),
+                search=SimpleNamespace(index=index, item_vectors=vectors, servable=np.append(np.ones(N_ITEMS, bool), False)),
+                items=SimpleNamespace(positions=lambda ids: ids),
+                user_vectors=lambda inputs, history: vectors[: len(history)],
+            ),
+        }
+
+
+@pytest.fixture
+def allowed(monkeypatch, vectors, choice):
+    def run(kind, wanted):
+        chosen = choice._replace(kind=kind or choice.kind)
+        monkeypatch.setattr(efforts, "pinned_generation", lambda repository: 1)
+        monkeypatch.setattr(efforts, "read_requests", lambda repository, generation: {"user_id": np.zeros((64, 1), np.int64)})
+        monkeypatch.setattr(efforts, "Pipeline", SimpleNamespace(load=lambda *_: FakePipeline(vectors, chosen)))
+        monkeypatch.setattr(efforts, "WANTED_RECALL", wanted)
+        return efforts.allowed_efforts(Path())
+
+    return run
+
+
+def test_only_efforts_that_find_enough_are_tried(allowed, choice):
+    now = efforts.current_effort(choice.index)
+    everything = allowed("", 0.0)
+    assert set(everything) == {int(now * factor) for factor in efforts.FACTORS}
+    assert everything[now] >= 0.98
+    recalls = [everything[effort] for effort in sorted(everything)]
+    assert recalls == sorted(recalls)
+    assert allowed("", recalls[-1]) == {effort: recall for effort, recall in everything.items() if recall == recalls[-1]}
+
+
+def test_without_an_index_there_is_no_effort(allowed):
+    assert allowed("exact", 0.0) == {}
+
+
+def outcome_of(changes):
+    own, now = ({"peak_rate": 220.0},) * FINAL_TURNS, ({"peak_rate": 200.0},) * FINAL_TURNS
+    trial = Trial(changes, own, now)
+    return Outcome("peak_rate", [[trial]], trial)
+
+
+def test_the_winner_becomes_an_export_config(tmp_path):
+    changes = {
+        "serving.rank.instances": 2,
+        "serving.preferred_batch_sizes": [4, 8],
+        "compute.rank_threads": 2,
+        SERVER_THREADS: 2,
+    }
+    current = Settings(pipeline={"candidates": 200}, serving={"rank": {"queue_delay_us": 5}})
+    report.write_config(tmp_path / "tuned.toml", current, changes, tmp_path / "tuned.json")
+    found = read_settings(tmp_path / "tuned.toml")
+    assert found.pipeline == current.pipeline
+    assert (found.serving_of()["rank"].instances, found.serving_of()["rank"].queue_delay_us) == (2, 5)
+    assert found.serving_of()["preprocess"].preferred_batch_sizes == (4, 8)
+    assert found.compute.rank_threads == 2
+    text = (tmp_path / "tuned.toml").read_text()
+    assert "tuned.json" in text
+    assert "--threads 2" in text
+
+
+def test_without_a_winner_the_config_is_the_current_one(tmp_path):
+    current = Settings(serving={"rank": {"instances": 2}})
+    report.write_config(tmp_path / "tuned.toml", current, {}, tmp_path / "tuned.json")
+    assert read_settings(tmp_path / "tuned.toml") == current
+
+
+def test_the_evidence_holds_every_turn(tmp_path):
+    outcome = outcome_of({"compute.rank_threads": 2})
+    document = report.evidence_of(outcome, {}, {"perf": "tune"})
+    report.save_evidence(tmp_path / "tuned.json", document)
+    assert json.loads((tmp_path / "tuned.json").read_text()) == document
+    (trial,) = document["rungs"][0]
+    assert trial["gain"] == {"median": 1.1, "low": 1.1, "high": 1.1}
+    assert len(trial["turns"]) == len(trial["current"]) == FINAL_TURNS
+    assert document["winner"] == {"compute.rank_threads": 2}
+
+
+def test_the_winner_stands_out_in_the_table():
+    (row,) = report.trial_table(outcome_of({"compute.rank_threads": 2}), {}).rows
+    assert row.kept is True
+    assert row.cells == ("compute.rank_threads = 2", "220.00", "1.100", "1.100 … 1.100", str(FINAL_TURNS), "kept")
