@@ -3,7 +3,8 @@
     log ─▶ events after the generation's own ─▶ requests as this generation ranks them ─▶ steps on the rows they touch ─▶ Kafka
 
 What is learned from is what the served kernels saw: the published pipeline makes the candidates and their features, and its
-tables give the rows as they are now, with all earlier updates. The next export learns everything afresh.
+tables give the rows as this machine serves them now, with all earlier updates: run it where a server or an updater of the
+generation runs. The next export learns everything afresh.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from stages.artifacts import stage_folder
 from stages.contract import PAD_ID
 from stages.embeddings.config import UpdateConfig
 from stages.embeddings.publisher import Publisher
+from stages.embeddings.tiers import Tiers
 from stages.errors import ConfigError, ExportError
 from stages.pipeline import Pipeline
 from stages.rank import Rank
@@ -97,15 +99,16 @@ def _stream(
     new = interactions[interactions["positive"].to_numpy() & (interactions["timestamp"].to_numpy() > since_s)]
     say(f"{len(new):,} new positive events of {new['user_id'].nunique():,} users after {since_s}")
     publisher = Publisher(updates.brokers, config.model, {table.name: table.width for table in config.tables})
-    n_requests, losses, rows = 0, np.zeros(2), dict.fromkeys(rank.tables.names, 0)
+    latest, n_requests, losses, rows = LatestRows(rank.tables), 0, np.zeros(2), dict.fromkeys(rank.tables.names, 0)
     user_ids = new["user_id"].unique()
     for start in range(0, len(user_ids), USERS_PER_BATCH):
         batch = batch_of(pipeline, new, user_ids[start : start + USERS_PER_BATCH])
         if batch is None:
             continue
-        learned, loss = learn(rank, network, batch, settings)
+        learned, loss = learn(rank, network, batch, latest, settings)
         for table, (keys, vectors) in learned.items():
             publisher.publish(table, keys, vectors)
+            latest.set(table, keys, vectors)
             rows[table] += len(keys)
         publisher.flush()
         n_requests += len(batch.taken)
@@ -175,16 +178,37 @@ def batch_of(pipeline: Pipeline, events: pd.DataFrame, user_ids: np.ndarray) -> 
     )
 
 
+class LatestRows:
+    """Rows as they are served, or as this run has published them: those may still be on their way."""
+
+    def __init__(self, tables: Tiers) -> None:
+        self._tables = tables
+        self._published: dict[str, dict[int, np.ndarray]] = {name: {} for name in tables.names}
+
+    def set(self, table: str, keys: np.ndarray, vectors: np.ndarray) -> None:
+        self._published[table].update(zip(keys.tolist(), vectors, strict=True))
+
+    def lookup(self, table: str, keys: np.ndarray) -> np.ndarray:
+        """int64 [N] distinct keys -> float32 [N, D]"""
+        vectors, own = self._tables.lookup(table, keys), self._published[table]
+        for row, key in enumerate(keys.tolist()):
+            if key in own:
+                vectors[row] = own[key]
+        return vectors
+
+
 Learned = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
-def learn(rank: Rank, network: Network, batch: Batch, settings: StreamSettings) -> tuple[Learned, tuple[float, float]]:
+def learn(
+    rank: Rank, network: Network, batch: Batch, latest: LatestRows, settings: StreamSettings
+) -> tuple[Learned, tuple[float, float]]:
     """Gradient steps on the rows of the batch.
 
     -> ({table: (int64 [N] keys, float32 [N, D] rows) that moved}, (loss before, after)). Raises ExportError when it diverges.
     """
     distinct = {name: np.unique(keys, return_inverse=True) for name, keys in batch.keys.items()}
-    before = {name: rank.tables.lookup(name, keys) for name, (keys, _) in distinct.items()}
+    before = {name: latest.lookup(name, keys) for name, (keys, _) in distinct.items()}
     rows = {name: torch.tensor(vectors, requires_grad=True) for name, vectors in before.items()}
     places = {name: torch.from_numpy(where.reshape(batch.keys[name].shape)) for name, (_, where) in distinct.items()}
     free = {name: torch.from_numpy(keys >= RESERVED_ROWS)[:, None] for name, (keys, _) in distinct.items()}

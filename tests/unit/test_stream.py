@@ -18,7 +18,7 @@ from rich.console import Console
 from export.build import build_repository
 from export.dataset import load_dataset, split_by_time
 from export.settings import Settings
-from export.stream import RESERVED_ROWS, StreamSettings, batch_of, learn, network_of, source_of, stream_updates
+from export.stream import RESERVED_ROWS, LatestRows, StreamSettings, batch_of, learn, network_of, source_of, stream_updates
 from stages.embeddings.tables import EmbeddingTables
 from stages.embeddings.updater import Updater
 from stages.errors import ConfigError, ExportError
@@ -83,8 +83,23 @@ def test_the_published_layers_are_the_network_that_serves(exported):
     np.testing.assert_allclose(logits.numpy(), served, atol=1e-4)
 
 
+def learned_from(exported, batch, settings=STEPS, latest=None):
+    rank = exported.pipeline.stages["rank"]
+    return learn(rank, exported.network, batch, latest or LatestRows(rank.tables), settings)
+
+
+def test_rows_on_their_way_are_learned_on(exported):
+    """A second batch with the same items begins where the first one ended, whether or not that is visible yet."""
+    latest = LatestRows(exported.pipeline.stages["rank"].tables)
+    first, (_, ended) = learned_from(exported, exported.batch, latest=latest)
+    for name, (keys, rows) in first.items():
+        latest.set(name, keys, rows)
+    _, (began, _) = learned_from(exported, exported.batch, latest=latest)
+    assert began == pytest.approx(ended)
+
+
 def test_only_rows_of_the_requests_move_and_what_was_taken_becomes_likelier(exported):
-    learned, (before, after) = learn(exported.pipeline.stages["rank"], exported.network, exported.batch, STEPS)
+    learned, (before, after) = learned_from(exported, exported.batch)
     assert after < before
     assert any(name.startswith("user_") for name in learned)
     assert any(name.startswith("item_") for name in learned)
@@ -96,7 +111,7 @@ def test_only_rows_of_the_requests_move_and_what_was_taken_becomes_likelier(expo
 
 def test_nothing_is_published_of_steps_that_diverge(exported):
     with pytest.raises(ExportError, match="Lower the learning rate"):
-        learn(exported.pipeline.stages["rank"], exported.network, exported.batch, replace(STEPS, learning_rate=1e30))
+        learned_from(exported, exported.batch, replace(STEPS, learning_rate=1e30))
 
 
 def test_a_generation_without_an_update_source_is_refused():
