@@ -141,7 +141,6 @@ def test_only_efforts_that_find_enough_are_tried(allowed, choice):
     now = efforts.current_effort(choice.index)
     everything = allowed("", 0.0)
     assert set(everything) == {int(now * factor) for factor in efforts.FACTORS}
-    assert everything[now] >= 0.98
     recalls = [everything[effort] for effort in sorted(everything)]
     assert recalls == sorted(recalls)
     assert allowed("", recalls[-1]) == {effort: recall for effort, recall in everything.items() if recall == recalls[-1]}
