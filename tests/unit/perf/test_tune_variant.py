@@ -143,7 +143,8 @@ def test_only_efforts_that_find_enough_are_tried(allowed, choice):
     assert set(everything) == {int(now * factor) for factor in efforts.FACTORS}
     recalls = [everything[effort] for effort in sorted(everything)]
     assert recalls == sorted(recalls)
-    assert allowed("", recalls[-1]) == {effort: recall for effort, recall in everything.items() if recall == recalls[-1]}
+    between = (recalls[0] + recalls[-1]) / 2
+    assert allowed("", between) == {effort: recall for effort, recall in everything.items() if recall >= between}
 
 
 def test_without_an_index_there_is_no_effort(allowed):
