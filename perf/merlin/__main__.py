@@ -19,7 +19,7 @@ from perf import full
 from perf.merlin import bench, export, tables
 from perf.merlin.features import read_sides
 from perf.results import commit_of, last_line, new_folder
-from perf.workload import draw, read_requests, read_specs, write_analyzer_json
+from perf.workload import draw, read_requests, read_specs
 from server.environment import RUN_DIR
 from stages.contract import ENSEMBLE
 from stages.errors import ConfigError, RecommenderError
@@ -49,16 +49,18 @@ def main_run(
     dataset = load_dataset(data)
     if not repo.exists():
         build_repository(dataset, repo, Settings(pipeline=PipelineSettings(candidates=CANDIDATES)), console)
-    folder = new_folder()
-    folder.mkdir(parents=True)
     shutil.rmtree(work, ignore_errors=True)
     generation = pinned_generation(repo)
     spec = read_specs(repo, generation)[ENSEMBLE]
     user_ids = drawn_users(read_requests(repo, generation)["user_id"], dataset, np.random.default_rng(full.SEED))
-    write_analyzer_json(folder / "input.json", bench.baseline_spec(), {"user_id": user_ids})
     repositories = make_repositories(repo, dataset, work)
-    with full.progress(len(repositories) * (rounds + 1)) as step, bench.contenders(repositories, spec, window_s) as served:
-        result = bench.measure_all(served, user_ids, folder / "input.json", rounds, folder, step)
+    with (
+        full.progress(len(repositories) * (rounds + 1)) as step,
+        bench.contenders(repositories, spec, user_ids, window_s) as served,
+    ):
+        result = bench.measure_all(served, user_ids, rounds, step)
+    folder = new_folder()
+    folder.mkdir(parents=True)
     report(result, folder)
 
 

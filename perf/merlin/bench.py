@@ -6,6 +6,7 @@ The machine's speed drifts, so a ratio is taken within a round, and the median o
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,15 +21,16 @@ from perf.ab import Ratio
 from perf.memory import read_memory, total_mib
 from perf.merlin.export import MODEL, VARIANTS
 from perf.target import own_server
-from perf.workload import Arrays, ask
+from perf.workload import Arrays, ask, write_analyzer_json
 from server.state import ServerState
 from stages.contract import ENSEMBLE, ModelSpec, TensorSpec
 
 ENSEMBLE_LAYOUT, FUSED_LAYOUT = "ours, ensemble", "ours, fused"
 OURS = (ENSEMBLE_LAYOUT, FUSED_LAYOUT)
 AS_EXPORTED, HARDENED, HARDENED_TWICE, BEST = (variant.name for variant in VARIANTS)
-OUR_LEVELS = (8, 16, 32, 64)
+SLOW = (AS_EXPORTED, HARDENED, HARDENED_TWICE)
 LEVELS = {AS_EXPORTED: (1, 2), HARDENED: (1, 2), HARDENED_TWICE: (2, 4), BEST: (2, 4, 8)}  # numbers of clients
+LEVELS |= dict.fromkeys(OURS, (8, 16, 32, 64))
 COMPARED_USERS = 16
 SLOW_WINDOW_S = 4.0  # of perf_analyzer: a variant that answers four requests a second needs a longer look
 
@@ -40,14 +42,15 @@ class Contender:
     name: str
     state: ServerState
     spec: ModelSpec
+    input_data: Path  # of perf_analyzer: the same users for all
     levels: tuple[int, ...]
     window_s: float
 
-    def measure(self, clients: int, input_data: Path, folder: Path) -> tuple[float, float]:
+    def measure(self, clients: int) -> tuple[float, float]:
         """-> (p50 ms, answers/s) with that many clients."""
         http = f"localhost:{self.state.ports.http}"
-        target = analyzer.Target(self.spec.name, self.state.grpc_url, http, input_data)
-        level = analyzer.measure(target, "concurrency", clients, self.window_s, folder / "raw.npz")
+        target = analyzer.Target(self.spec.name, self.state.grpc_url, http, self.input_data)
+        level = analyzer.measure(target, "concurrency", clients, self.window_s, self.input_data.with_name("raw.npz"))
         return level.latency.p50_ms, level.achieved_rate
 
 
@@ -89,18 +92,29 @@ class Result:
 
 
 @contextlib.contextmanager
-def contenders(repositories: dict[str, Path], ours: ModelSpec, window_s: float) -> Iterator[list[Contender]]:
-    """Serve all of them. repositories: by the names of OURS and VARIANTS; ours: the spec of our `recommend`."""
+def contenders(
+    repositories: dict[str, Path], ours: ModelSpec, user_ids: np.ndarray, window_s: float
+) -> Iterator[list[Contender]]:
+    """Serve all of them. repositories: by the names of OURS and VARIANTS; ours: the spec of our `recommend`.
+
+    user_ids: int64 [N, 1], who is asked for
+    """
     with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="perf-")))
         served = []
         for name, repository in repositories.items():
             state = stack.enter_context(own_server(repository)).state
-            if name in OURS:
-                served.append(Contender(name, state, ours, OUR_LEVELS, window_s))
-            else:
-                window = window_s if name == BEST else max(window_s, SLOW_WINDOW_S)
-                served.append(Contender(name, state, baseline_spec(), LEVELS[name], window))
+            spec = ours if name in OURS else baseline_spec()
+            input_data = folder / f"{spec.name}.json"
+            write_analyzer_json(input_data, spec, requests_of(spec, user_ids))
+            window = max(window_s, SLOW_WINDOW_S) if name in SLOW else window_s
+            served.append(Contender(name, state, spec, input_data, LEVELS[name], window))
         yield served
+
+
+def requests_of(spec: ModelSpec, user_ids: np.ndarray) -> Arrays:
+    """-> a request per user, [N, …]: nothing is said but the id, and every tensor is sent, as our clients do."""
+    return {tensor.name: tensor.filled(len(user_ids)) for tensor in spec.inputs if tensor.optional} | {"user_id": user_ids}
 
 
 def baseline_spec() -> ModelSpec:
@@ -109,21 +123,19 @@ def baseline_spec() -> ModelSpec:
     return ModelSpec(MODEL, (TensorSpec("user_id", "INT64", (1,)),), outputs)
 
 
-def measure_all(
-    served: list[Contender], user_ids: np.ndarray, input_data: Path, rounds: int, folder: Path, step: Callable[[str], None]
-) -> Result:
-    """user_ids: int64 [N, 1], those of input_data. Who goes first changes with every round."""
+def measure_all(served: list[Contender], user_ids: np.ndarray, rounds: int, step: Callable[[str], None]) -> Result:
+    """user_ids: int64 [N, 1], whose answers are compared first. Who goes first changes with every round."""
     result = Result(answers=differing_answers(served, user_ids[:COMPARED_USERS]))
     for contender in served:
         step(f"{contender.name}: how many clients")
-        rates = {clients: contender.measure(clients, input_data, folder)[1] for clients in contender.levels}
+        rates = {clients: contender.measure(clients)[1] for clients in contender.levels}
         result.rounds[contender.name] = Rounds(clients=max(rates, key=rates.__getitem__))
     for number in range(rounds):
         for contender in served[number % len(served) :] + served[: number % len(served)]:
             step(f"round {number + 1}: {contender.name}")
             taken = result.rounds[contender.name]
-            taken.p50_ms.append(contender.measure(1, input_data, folder)[0])
-            taken.rate.append(contender.measure(taken.clients, input_data, folder)[1])
+            taken.p50_ms.append(contender.measure(1)[0])
+            taken.rate.append(contender.measure(taken.clients)[1])
     for contender in served:
         result.rounds[contender.name].memory_mib = total_mib(read_memory(contender.state.tag))
     return result
@@ -144,7 +156,6 @@ def _answers(contender: Contender, user_ids: np.ndarray) -> Arrays:
     """-> the contender's outputs to these users, [N, …]."""
     with grpcclient.InferenceServerClient(contender.state.grpc_url) as client:
         if contender.spec.name == ENSEMBLE:
-            rows = {tensor.name: tensor.filled(len(user_ids)) for tensor in contender.spec.inputs if tensor.optional}
-            return ask(client, contender.spec, "", rows | {"user_id": user_ids})
+            return ask(client, contender.spec, "", requests_of(contender.spec, user_ids))
         one_by_one = [ask(client, contender.spec, "", {"user_id": user_id}) for user_id in user_ids]
         return {name: np.concatenate([answer[name] for answer in one_by_one]) for name in one_by_one[0]}

@@ -14,6 +14,7 @@ from perf.merlin.features import encode, read_sides
 from perf.merlin.networks import pair_positions, write_dlrm, write_tower
 from perf.merlin.once import OnceExecutor
 from server.repository import read_config, read_repository
+from stages.contract import FROM_STORE, PAD_ID, Axes, ContextColumn, ensemble_spec, stage_specs
 from stages.errors import ConfigError
 
 CANDIDATES = 50
@@ -174,6 +175,17 @@ def test_a_repository_of_other_users_is_refused(dataset):
         drawn_users(np.array([[2**60]]), dataset, np.random.default_rng(0))
 
 
+def test_ours_is_sent_every_tensor_and_the_baseline_the_id():
+    user_ids = np.array([[7], [8]])
+    assert list(bench.requests_of(bench.baseline_spec(), user_ids)) == ["user_id"]
+    ours = ensemble_spec(stage_specs(Axes(), (ContextColumn("device", "string"),)))
+    rows = bench.requests_of(ours, user_ids)
+    assert set(rows) == {tensor.name for tensor in ours.inputs}
+    assert rows["user_id"] is user_ids
+    assert (rows["history"] == FROM_STORE).all()
+    assert (rows["exclude"] == PAD_ID).all()
+
+
 def result_of(p50_ms, rate):
     """Medians 1 ms and 1,000/s for ours; the given ones, round by round, for every variant."""
     result = bench.Result()
@@ -209,7 +221,7 @@ def test_different_answers_are_named(monkeypatch):
     ids = {name: np.arange(3)[None] for name in (*bench.OURS, *(variant.name for variant in VARIANTS))}
     ids[bench.HARDENED] = np.array([[0, 2, 1]])
     monkeypatch.setattr(bench, "_answers", lambda c, users: {"item_ids": ids[c.name], "scores": np.zeros((1, 3))})
-    served = [bench.Contender(name, None, bench.baseline_spec(), (1,), 1.0) for name in ids]
+    served = [bench.Contender(name, None, bench.baseline_spec(), None, (1,), 1.0) for name in ids]
     assert bench.differing_answers(served, np.array([[1]])).startswith("hardened against as exported: 1 of 1 id lists")
     ids[bench.HARDENED] = ids[bench.BEST]
     assert bench.differing_answers(served, np.array([[1]])) == ""
