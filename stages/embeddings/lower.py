@@ -67,12 +67,10 @@ class LowerLevels:
         return RedisStore(self.config.redis, self.config.model, self._widths)
 
     def _open_rocksdb(self) -> Store:
-        from stages.embeddings.loading import load_l3
-        from stages.embeddings.rocks_store import RocksStore
+        from stages.embeddings.loading import open_l3
 
-        load_l3(self.config)
         self._caught_up = {name: table.ring_head for name, table in self.tables.items()}
-        return RocksStore(self.config.rocksdb, self.config.model, self._widths)
+        return open_l3(self.config)
 
     def _open_source(self) -> Store:
         from stages.embeddings.source import Source

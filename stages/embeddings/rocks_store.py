@@ -11,6 +11,7 @@ import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 from rocksdict import AccessType, BlockBasedOptions, Cache, Options, Rdict, SstFileWriter, WriteBatch
@@ -33,11 +34,18 @@ log = logging.getLogger(__name__)
 class RocksStore:
     """Rows of one model's tables, `widths` values each. Every failure of RocksDB is a DependencyError.
 
-    writable: opened as the one writer, and created when there is none; else as a secondary.
+    writable: opened as the one writer, and created when there is none; else as a secondary. users: closed with the store.
     """
 
-    def __init__(self, config: RocksConfig, model: str, widths: dict[str, int], writable: bool = False) -> None:
-        self._config, self._widths, self.writable = config, widths, writable
+    def __init__(
+        self,
+        config: RocksConfig,
+        model: str,
+        widths: dict[str, int],
+        writable: bool = False,
+        users: IO[bytes] | None = None,
+    ) -> None:
+        self._config, self._widths, self.writable, self._users = config, widths, writable, users
         self._families = {table: column_family(model, table) for table in widths}
         self._secondary = None if writable else tempfile.mkdtemp(prefix="rocksdb-secondary-")
         self._threads = ThreadPoolExecutor(config.read_threads, thread_name_prefix="rocksdb")
@@ -165,6 +173,8 @@ class RocksStore:
             log.warning("RocksDB at %s closed with an error: %s", self._config.path, error)
         if self._secondary:
             shutil.rmtree(self._secondary, ignore_errors=True)
+        if self._users is not None:
+            self._users.close()
 
 
 class _Failures:

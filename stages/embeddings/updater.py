@@ -22,7 +22,7 @@ from stages.embeddings.config import TiersConfig
 from stages.embeddings.formats.kafka import consumer_group, decode_message, subscribed, topic
 from stages.embeddings.formats.names import split_tag
 from stages.embeddings.level import Level
-from stages.embeddings.loading import load_l3, mark_updated, never_updated
+from stages.embeddings.loading import mark_updated, never_updated, open_l3
 from stages.embeddings.memory import SharedFolder
 from stages.embeddings.redis_store import RedisStore
 from stages.embeddings.ring import BROKER_DOWN, HEARTBEAT_MS, LAG_US, REJECTED, STORE_DOWN, last_of_each
@@ -88,9 +88,9 @@ class Applier:
         self._stores = [store for store in (self._rocksdb, self._redis) if store is not None]
 
     def _open_rocksdb(self, config: TiersConfig) -> RocksStore:
-        load_l3(config)
+        store = open_l3(config, writable=True)
         mark_updated(config)
-        return RocksStore(config.rocksdb, config.model, self._widths, writable=True)
+        return store
 
     def apply(self, table: str, keys: np.ndarray, vectors: np.ndarray) -> None:
         """int64 [N] in the order of their updates, float32 [N, D]. Visible to lookups on this machine when it returns.

@@ -22,6 +22,7 @@ if shutil.which("redis-server") is None:
 
 ROWS, WIDTH = 200, 4
 TIMEOUT_MS = 100
+PATIENT_MS = 5_000  # where no test is about time
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def right(tiers: Tiers, rows: np.ndarray | None = None) -> bool:
 
 def test_layout_as_an_independent_reader_sees_it(server):
     """Names and values from the format's description: partitions by the mixer's published vectors."""
-    store = RedisStore(RedisConfig(server.address, num_partitions=8), "rank", {"items": 2})
+    store = RedisStore(RedisConfig(server.address, num_partitions=8, timeout_ms=PATIENT_MS), "rank", {"items": 2})
     keys = np.array([0, 1, 2, 42, 1_000_000_007])
     vectors = np.arange(10, dtype=np.float32).reshape(5, 2)
     store.write("items", keys, vectors)
@@ -86,9 +87,10 @@ def test_layout_as_an_independent_reader_sees_it(server):
 
 
 def test_rows_of_another_width_are_refused(server):
-    RedisStore(RedisConfig(server.address), "rank", {"items": 3}).write("items", np.array([1]), np.ones((1, 3), np.float32))
+    config = RedisConfig(server.address, timeout_ms=PATIENT_MS)
+    RedisStore(config, "rank", {"items": 3}).write("items", np.array([1]), np.ones((1, 3), np.float32))
     with pytest.raises(DependencyError, match="another shape"):
-        RedisStore(RedisConfig(server.address), "rank", {"items": 2}).read({"items": np.array([1])})
+        RedisStore(config, "rank", {"items": 2}).read({"items": np.array([1])})
 
 
 def test_rows_come_from_redis_and_are_copied_up_from_rocksdb(tiers, server):
