@@ -13,12 +13,13 @@ from tritonclient.grpc import model_config_pb2 as pb
 from export.merlin import hps_rules
 from export.merlin.hps import PS_FILE
 from export.merlin.parts import HPS, PYTHON, TENSORRT, models_of, parts_of
-from export.merlin.publish import TOLERANCE, answer
+from export.merlin.publish import answer
 from export.merlin.settings import MerlinSettings
 from export.merlin.write import PROFILE
+from export.precision.agreement import disagreement
 from export.repository.check import Finding
 from export.repository.config import CONFIG_FILE
-from export.repository.recorded import RECORDED_FILE, compare_answers, read_recorded
+from export.repository.recorded import RECORDED_FILE, read_recorded
 from export.tensorrt.checks import check_tensorrt_model
 from hps_config.reader import check_ps_json, read_ps_json
 from server.repository import read_config
@@ -163,8 +164,8 @@ def check_answers(repository: Path) -> Iterator[Finding]:
     """The recorded requests, through the repository's own files, get the cpu profile's answers."""
     generation = pinned_generation(repository)
     recorded = read_recorded(repository / ENSEMBLE / str(generation) / RECORDED_FILE)
-    got = answer(repository, generation, merlin_of(repository).mount)
-    if difference := compare_answers(got, recorded.outputs, TOLERANCE):
+    settings = merlin_of(repository)
+    if difference := disagreement(settings.precision, answer(repository, generation, settings.mount), recorded.outputs):
         yield error(f"{ENSEMBLE}/{generation}", f"Recorded requests are answered differently: {difference}")
 
 

@@ -14,16 +14,16 @@ import numpy as np
 from export.merlin.pipeline import MerlinPipeline
 from export.merlin.source import Source
 from export.merlin.write import PROFILE, Writer
+from export.precision.agreement import disagreement
 from export.repository.check import profile_of
 from export.repository.config import CONFIG_FILE
-from export.repository.recorded import RECORDED_FILE, compare_answers, read_recorded
+from export.repository.recorded import RECORDED_FILE, read_recorded
 from export.settings import Settings
 from stages.contract import ENSEMBLE
 from stages.errors import ConfigError, ExportError
 from stages.steps.gpu_index import MOST_GPU_RESULTS
 
 BATCH = 32
-TOLERANCE = 1e-4  # of scores, absolute or relative, against the cpu profile's
 
 
 def publish_merlin(source: Source, repository: Path, settings: Settings) -> int:
@@ -37,7 +37,7 @@ def publish_merlin(source: Source, repository: Path, settings: Settings) -> int:
     shutil.rmtree(building, ignore_errors=True)
     try:
         Writer(source, building, settings).write()
-        rehearse(building, source.generation, settings.merlin.mount)
+        rehearse(building, source.generation, settings.merlin.mount, settings.merlin.precision)
         replace_folder(building, repository)
     finally:
         shutil.rmtree(building, ignore_errors=True)
@@ -64,10 +64,13 @@ def refuse_long_lists(source: Source) -> None:
         )
 
 
-def rehearse(repository: Path, generation: int, mount: str) -> None:
-    """The recorded requests through the repository's own files. Raises ExportError unless they get the recorded answers."""
+def rehearse(repository: Path, generation: int, mount: str, precision: str = "fp32") -> None:
+    """The recorded requests through the repository's own files.
+
+    Raises ExportError unless they get the recorded answers, as far as the precision promises.
+    """
     recorded = read_recorded(repository / ENSEMBLE / str(generation) / RECORDED_FILE)
-    if difference := compare_answers(answer(repository, generation, mount), recorded.outputs, TOLERANCE):
+    if difference := disagreement(precision, answer(repository, generation, mount), recorded.outputs):
         raise ExportError(
             f"The merlin profile answers recorded requests otherwise than the cpu profile: {difference}. Report this as a bug."
         )

@@ -19,5 +19,6 @@ class MerlinSettings(BaseModel):
     mount: Annotated[str, Field(pattern="^/.*[^/]$")] = "/models"  # where the container sees the repository
     gpu: Annotated[int, Field(ge=0)] = 0  # one: the hps backend serves all instances from the last one it is given
     cuda_graphs: bool = True
+    precision: Literal["fp32", "fp16", "int8"] = "fp32"  # of the ranker's and the re-ranker's networks (export/precision)
     refresh_interval_s: Annotated[int, Field(ge=0)] = 0  # how often the GPU cache follows the databases; 0: never
     hugectr: bool = False  # also write the model for the older `hugectr` backend, into <REPO>.hugectr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import asdict, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,8 @@ from export.merlin.index import index_bytes, write_gpu_index
 from export.merlin.parts import HPS, NESTED, PYTHON, Part, models_of, parts_of
 from export.merlin.pipeline import MerlinPipeline
 from export.merlin.source import Source
+from export.precision.calibration import recorded_feeds
+from export.precision.lower import LOWERED_STAGES, lowered
 from export.repository.config import CONFIG_FILE, WARMUP_ROWS, stage_config
 from export.repository.publish import CODE, forbid_caches, write_warmup
 from export.repository.recorded import RECORDED_FILE, read_recorded
@@ -142,22 +145,30 @@ class Writer:
             cuda_graphs=self.merlin.cuda_graphs,
         )
         network = self.target / f"{part.name}.onnx"
-        self._network(part, network)
-        write_version(self.version(part.name), network, Engine("fp32", profiles))
+        precision, fp32_nodes = self._network(part, network)
+        write_version(self.version(part.name), network, Engine(precision, profiles, fp32_nodes))
         network.unlink()
         write_configs(self.target / part.name, config)
         write_manifest(self.version(part.name), generation=generation)
 
-    def _network(self, part: Part, target: Path) -> None:
-        """The stage's ONNX file as this profile serves it."""
+    def _network(self, part: Part, target: Path) -> tuple[str, tuple[str, ...]]:
+        """The stage's ONNX file as this profile serves it -> its precision, and the nodes that TensorRT 8 must not lower."""
         path, axes = self.source.folders[part.stage] / part.files[0], self.source.info[part.stage].axes
-        if self.behind_hps and part.name == RANK_DENSE:
-            sizes = self.source.sizes
-            with_flat_rows(path, target, axes.user_categorical, axes.candidates, sizes.item_tables, sizes.row_width)
-            return
-        model = onnx.load(str(path))
+        model, precision, fp32_nodes = onnx.load(str(path)), "fp32", ()
+        if self.merlin.precision != "fp32" and part.stage in LOWERED_STAGES:
+            precision = self.merlin.precision
+            model, fp32_nodes = lowered(model, precision, self.feeds[part.stage])
         fix_candidates(model, axes.candidates)
         onnx.save(model, str(target))
+        if self.behind_hps and part.name == RANK_DENSE:
+            sizes = self.source.sizes
+            with_flat_rows(target, target, axes.user_categorical, axes.candidates, sizes.item_tables, sizes.row_width)
+        return precision, fp32_nodes
+
+    @cached_property
+    def feeds(self) -> dict[str, list[dict[str, np.ndarray]]]:
+        """What recorded requests feed to each stage's network: precision is chosen by it."""
+        return recorded_feeds(self.source.folders)
 
     def _ensembles(self) -> None:
         for stage in NESTED:

@@ -61,7 +61,7 @@ def recorded_feeds(folders: Mapping[str, Path], requests: int = REQUESTS) -> dic
     recorders = {stage: Recorder(kernels[stage].network, []) for stage in NETWORKS}
     recording = with_networks(Pipeline(info, kernels, stage_specs(info.axes, info.context)), recorders)
     recorded = read_recorded(folders[ENSEMBLE] / RECORDED_FILE).inputs
-    for start in range(0, requests, REQUESTS_PER_BATCH):
+    for start in range(0, min(requests, len(recorded["user_id"])), REQUESTS_PER_BATCH):
         recording({name: values[start : start + REQUESTS_PER_BATCH] for name, values in recorded.items()})
     fed = {stage: recorder.fed for stage, recorder in recorders.items()}
     return fed | {"rerank": [*fed["rerank"], *map(shortened, fed["rerank"])]}

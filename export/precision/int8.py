@@ -35,12 +35,12 @@ OPTIONS = {
 
 
 def to_int8(model: onnx.ModelProto, feeds: list[Arrays]) -> tuple[onnx.ModelProto, tuple[str, ...]]:
-    """model: fp32; feeds: what real requests feed it, two batches or more -> (graph with Q/DQ pairs, products kept in fp32).
+    """model: fp32; feeds: batches that real requests feed it -> (graph with Q/DQ pairs, products kept in fp32).
 
     Ranges come from every other batch, errors are measured on the rest.
     """
     tidied, candidates = tidy(model), products(model)
-    ranges, measured = feeds[::2], feeds[1::2]
+    ranges, measured = feeds[::2], feeds[1::2] or feeds
     expected = outputs(tidied, measured)
     tolerated = TOLERATED * expected.std()
     kept = tuple(

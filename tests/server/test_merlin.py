@@ -10,9 +10,10 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from export.merlin.publish import TOLERANCE, publish_merlin
+from export.merlin.publish import publish_merlin
 from export.merlin.settings import MerlinSettings
 from export.merlin.source import Source
+from export.precision.agreement import EXACT
 from export.repository.recorded import RECORDED_FILE, compare_answers, read_recorded
 from export.settings import Settings
 from server.launcher import TritonServer
@@ -62,7 +63,7 @@ def test_answers_equal_the_cpu_profiles(served, recorded):
     expected = {name: values[:200] for name, values in recorded.outputs.items()}
     for concurrency in (1, 8):
         got = ask_each(client, inputs, concurrency)
-        assert compare_answers(got, expected, TOLERANCE) == ""
+        assert compare_answers(got, expected, EXACT) == ""
         np.testing.assert_array_equal(got["degraded"], expected["degraded"])
         np.testing.assert_array_equal(got["generation"], expected["generation"])
 
@@ -71,7 +72,7 @@ def test_a_batch_is_answered_like_its_rows(served, recorded):
     _, client = served
     inputs = {name: values[:32] for name, values in recorded.inputs.items()}
     got = infer(client, **inputs)
-    assert compare_answers(got, {name: values[:32] for name, values in recorded.outputs.items()}, TOLERANCE) == ""
+    assert compare_answers(got, {name: values[:32] for name, values in recorded.outputs.items()}, EXACT) == ""
 
 
 def test_a_caller_may_send_the_user_alone(served):

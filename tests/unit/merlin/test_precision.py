@@ -1,0 +1,34 @@
+"""[merlin] precision: what is written into the networks, and that the answers are still those of the cpu profile."""
+
+import json
+
+import onnx
+import pytest
+
+from export.merlin.check import check_answers, check_tensorrt
+from export.merlin.pipeline import MerlinPipeline
+from export.merlin.publish import publish_merlin
+from export.precision.agreement import disagreement
+from export.repository.recorded import RECORDED_FILE, read_recorded
+from export.settings import Settings
+from tests.unit.merlin.conftest import source_of
+
+MARK = {"fp16": "Cast", "int8": "QuantizeLinear"}  # the op by which a precision shows
+
+
+@pytest.mark.parametrize(("triton", "precision"), [("24.03", "fp16"), ("24.03", "int8"), ("modern", "fp16")])
+def test_ranker_and_reranker_are_lowered_and_answer_alike(cpu, tmp_path, triton, precision):
+    repository = tmp_path / "repository"
+    publish_merlin(source_of(cpu), repository, Settings(merlin={"triton": triton, "precision": precision}))
+    for name in ("rank_dense", "rerank_network", "towers_user"):
+        version, expected = repository / name / "1", "fp32" if name == "towers_user" else precision
+        engine = json.loads((version / "engine.json").read_text())
+        nodes = {node.name: node.op_type for node in onnx.load(str(version / "model.onnx")).graph.node}
+        assert engine["precision"] == expected
+        assert (MARK[precision] in nodes.values()) == (expected != "fp32")
+        assert bool(engine["fp32_nodes"]) == (expected == "fp16")
+        assert set(engine["fp32_nodes"]) <= nodes.keys()
+    recorded = read_recorded(cpu / "recommend" / "1" / RECORDED_FILE)
+    answers = MerlinPipeline(repository, 1, "/models")(recorded.inputs)
+    assert disagreement(precision, answers, recorded.outputs) == ""
+    assert [*check_tensorrt(repository), *check_answers(repository)] == []
