@@ -1,0 +1,99 @@
+"""Which updater runs: that of the generation that answers, with the server's tag, by the code published with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from server import updaters
+from server.ports import Ports
+from server.state import ServerState
+from stages.contract import ENSEMBLE
+from stages.errors import ServerError
+
+FOLLOWS = "import sys, time; print('follows', *sys.argv[1:], flush=True); time.sleep(60)"
+
+
+def publish(repo: Path, generation: int, updates: dict | None, code: str = FOLLOWS) -> None:
+    """A rank stage with settings of its tables, and an updater that only says that it runs."""
+    stage = repo / "rank" / str(generation)
+    (stage / "tables").mkdir(parents=True)
+    (stage / "tables" / "tiers.json").write_text(json.dumps({"updates": updates}))
+    (stage / "stages" / "embeddings").mkdir(parents=True)
+    for package in (stage / "stages", stage / "stages" / "embeddings"):
+        (package / "__init__.py").touch()
+    (stage / "stages" / "embeddings" / "__main__.py").write_text(code)
+
+
+def pin(repo: Path, generation: int) -> None:
+    (repo / ENSEMBLE).mkdir(exist_ok=True)
+    (repo / ENSEMBLE / "config.pbtxt").write_text(f"version_policy {{ specific {{ versions: {generation} }} }}")
+
+
+@pytest.fixture
+def state(tmp_path) -> Iterator[ServerState]:
+    state = ServerState(1, f"triton_test_{tmp_path.name}_", tmp_path / "repo", tmp_path / "log", Ports(1, 2, 3))
+    yield state
+    updaters.stop(updaters.updaters(state.tag))
+    assert updaters.updaters(state.tag) == []
+
+
+def generations_followed(state: ServerState) -> list[str]:
+    return sorted(Path(process.cwd()).name for process in updaters.updaters(state.tag))
+
+
+def test_the_updater_follows_the_generation_that_answers(state, tmp_path):
+    for generation in (1, 2):
+        publish(state.repo, generation, {"brokers": "a:1"})
+    publish(state.repo, 3, None)
+    for generation, followed in ((1, ["1"]), (2, ["2"]), (2, ["2"]), (3, []), (1, ["1"])):
+        pin(state.repo, generation)
+        updaters.follow(state, tmp_path)
+        assert generations_followed(state) == followed
+    (process,) = updaters.updaters(state.tag)
+    updaters.follow(state, tmp_path)
+    assert updaters.updaters(state.tag) == [process]  # left alone
+    assert "follows" in (tmp_path / "logs" / "updater-1-1.log").read_text()
+
+
+def test_the_code_of_the_fused_layout_lies_once_above_its_stages(state, tmp_path):
+    publish(state.repo, 1, {"brokers": "a:1"})
+    fused = state.repo / ENSEMBLE / "1"
+    fused.mkdir(parents=True)
+    (state.repo / "rank" / "1").rename(fused / "rank")
+    (fused / "rank" / "stages").rename(fused / "stages")
+    pin(state.repo, 1)
+    updaters.follow(state, tmp_path)
+    (process,) = updaters.updaters(state.tag)
+    assert Path(process.cwd()) == fused
+
+
+def test_an_updater_that_ends_at_once_is_an_error(state, tmp_path):
+    publish(state.repo, 1, {"brokers": "a:1"}, code="raise SystemExit('confluent_kafka is missing')")
+    pin(state.repo, 1)
+    with pytest.raises(ServerError, match=r"generation 1 did not start; it said: confluent_kafka is missing.*updater-1-1\.log"):
+        updaters.follow(state, tmp_path)
+
+
+def test_repositories_that_are_not_ours_have_no_updater(state, tmp_path):
+    updaters.follow(state, tmp_path)
+    state.repo.mkdir()
+    pin(state.repo, 1)
+    updaters.follow(state, tmp_path)
+    assert updaters.updaters(state.tag) == []
+
+
+def test_an_updater_that_does_not_listen_is_killed(state, tmp_path, monkeypatch):
+    monkeypatch.setattr(updaters, "LAST_WORD_S", 0.2)
+    deaf = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {FOLLOWS}"
+    publish(state.repo, 1, {"brokers": "a:1"}, code=deaf)
+    pin(state.repo, 1)
+    updaters.follow(state, tmp_path)
+    (process,) = updaters.updaters(state.tag)
+    updaters.stop([process])
+    process.wait(10)
+    assert not psutil.pid_exists(process.pid)
