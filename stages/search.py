@@ -11,6 +11,7 @@ Letters: B requests, H history, N neighbours, D vector width, C candidates. Posi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,11 +57,26 @@ class Neighbours:
 
 def recency_weights(history: np.ndarray, n_items: int) -> np.ndarray:
     """int [B, H], newest first -> float32 [B, H]: (1 + r) ** -0.5 for the r-th distinct item, 0 for repeats and padding."""
-    width = history.shape[1]
-    repeats = (history[:, :, None] == history[:, None, :]) & np.tri(width, k=-1, dtype=bool)
-    counted = ~repeats.any(axis=2) & (history != n_items)
-    rank = np.cumsum(counted, axis=1)  # 1 for the newest
-    return np.where(counted, np.maximum(rank, 1) ** RECENCY_POWER, 0.0).astype(np.float32)
+    known = history != n_items
+    width = int(np.flatnonzero(known.any(axis=0)).max(initial=-1)) + 1  # columns with anything in them
+    own = history[:, :width]
+    repeats = (own[:, :, None] == own[:, None, :]) & _earlier(width)
+    counted = known[:, :width] & ~repeats.any(axis=2)
+    weights = np.zeros(history.shape, np.float32)
+    weights[:, :width] = np.where(counted, _powers(width)[np.cumsum(counted, axis=1)], 0.0)
+    return weights
+
+
+@lru_cache
+def _earlier(width: int) -> np.ndarray:
+    """bool [width, width]: does the column stand before the row?"""
+    return np.tri(width, k=-1, dtype=bool)
+
+
+@lru_cache
+def _powers(width: int) -> np.ndarray:
+    """float64 [width + 1]: the weight of the r-th distinct item, by r from 1; none for r = 0."""
+    return np.append(0.0, np.arange(1, width + 1) ** RECENCY_POWER)
 
 
 def index_queries(user_vectors: np.ndarray) -> np.ndarray:
@@ -199,6 +215,8 @@ def best_of(scores: np.ndarray, items: np.ndarray, count: int) -> np.ndarray:
 
 def by_row(blocked: Blocked, n_rows: int) -> list[np.ndarray]:
     """-> positions of each row's pairs."""
+    if n_rows == 1:
+        return [blocked.positions]
     order = np.argsort(blocked.rows, kind="stable")
     ends = np.searchsorted(blocked.rows[order], np.arange(1, n_rows))
     return np.split(blocked.positions[order], ends)
