@@ -14,7 +14,8 @@ from rich.console import Console
 from tritonclient.utils import InferenceServerException
 
 from perf import ab as ab_mode
-from perf import full, measure, report, schedule, slo, tables
+from perf import full, measure, plots, report, schedule, slo, tables
+from perf import growth as growth_mode
 from perf import overhead as overhead_mode
 from perf.measure import Scenario
 from perf.results import RESULTS, Run, last_line, latest_run, load_run, new_folder, summary
@@ -176,6 +177,20 @@ def overhead(
     print(last_line(facts))
     if result.differing_answers:
         raise typer.Exit(BROKEN)
+
+
+@app.command()
+def growth(repo: Repo = Path("model_repository")) -> None:
+    """How a request's cost grows with C and with the catalogue: a table, growth.png, and the slopes in logarithms."""
+    folder, rng = new_folder(), np.random.default_rng(full.SEED)
+    with full.progress(2 + len(growth_mode.CATALOGUES)) as step:
+        step("C of the published pipeline")
+        axes = [growth_mode.candidates_axis(repo, rng), growth_mode.catalogue_axis(rng, step)]
+    plots.save_growth(axes, folder)
+    _out().print(tables.growth_table(axes).to_rich())
+    _out().print(f"picture: {folder / 'growth.png'}")
+    facts = {axis.name: {"sizes": axis.sizes, "p50_ms": axis.p50_ms, "slope": axis.slope} for axis in axes}
+    print(last_line({"perf": "growth", "repo": str(repo)} | facts))
 
 
 @app.command()

@@ -7,6 +7,7 @@ import matplotlib
 matplotlib.use("Agg")
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -16,6 +17,9 @@ from matplotlib.figure import Figure
 from perf.results import Closed, Run
 from perf.server_stats import PHASES
 from stages.contract import ENSEMBLE, STAGES
+
+if TYPE_CHECKING:
+    from perf.growth import Axis
 
 # Okabe and Ito's colours: told apart by everyone
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C8C8C"
@@ -283,3 +287,20 @@ def _plain_log(axes: Axes, which: str = "y") -> None:
     axis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
     axis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+
+
+def save_growth(axes: list[Axis], folder: Path) -> None:
+    """growth.png: a panel per axis, both scales logarithmic, with a linear growth to compare with."""
+    with plt.rc_context(STYLE):
+        figure, panels = plt.subplots(1, len(axes), figsize=(WIDTH_IN, 3.6))
+        for panel, axis in zip(panels, axes, strict=True):
+            linear = np.array(axis.sizes) * (axis.p50_ms[0] / axis.sizes[0])
+            panel.plot(axis.sizes, linear, ":", color=GREY, label="linear")
+            panel.plot(axis.sizes, axis.p90_ms, "o:", color=SKY, ms=3, label="p90")
+            panel.plot(axis.sizes, axis.p50_ms, "o-", color=BLUE, label=f"p50, slope {axis.slope:.2f}")
+            panel.set(title=axis.name, xlabel=axis.name, ylabel="processor time, ms", xscale="log", yscale="log")
+            panel.legend(fontsize=8)
+            _plain_log(panel)
+        folder.mkdir(parents=True, exist_ok=True)
+        figure.savefig(folder / "growth.png")
+        plt.close(figure)

@@ -15,6 +15,7 @@ from stages.contract import STAGES
 
 if TYPE_CHECKING:
     from perf.ab import Ratio
+    from perf.growth import Axis
     from perf.memory import ProcessMemory
     from perf.overhead import Overhead
 
@@ -197,3 +198,14 @@ def memory_table(memory: dict[str, list[ProcessMemory]]) -> Table:
         for process in processes
     ]
     return Table("Memory by process, at the peak of the sum", ("process", "PSS MiB", "RSS MiB"), tuple(rows))
+
+
+def growth_table(axes: list[Axis]) -> Table:
+    rows = []
+    for axis in axes:
+        points = zip(axis.sizes, axis.p50_ms, axis.p90_ms, strict=True)
+        rows += [Row((f"{axis.name}: {size:,}", f"{p50:.3f}", f"{p90:.3f}", "")) for size, p50, p90 in points]
+        kept = axis.slope <= axis.bound
+        rows.append(Row((f"{axis.name}: slope", "", "", f"{axis.slope:.2f}, at most {axis.bound:g}"), kept))
+    head = ("size", "p50 ms", "p90 ms", "slope in logarithms")
+    return Table("Processor time of one request, as work grows", head, tuple(rows))
