@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,14 @@ from export.dataset import Dataset
 from export.dataset.matrix import matrix_of
 from export.features.build import Features, build_features
 from export.features.schema import FeatureSettings
+from export.hugectr.ranker import imported_ranker
 from export.merlin.publish import publish_merlin, refuse_other_profile
 from export.merlin.source import Source
-from export.models.ranking import FitRetrieve, Ranking, RankingSettings, fit_ranking, save_ranking
+from export.models.distill import STUDENT
+from export.models.ranking import FitRanker, FitRetrieve, Ranking, RankingSettings, fit_ranking, save_ranking
 from export.models.reranker import RerankerSettings
 from export.models.retriever import Retriever, RetrieverSettings, fit_retriever, retriever_data
-from export.models.train_ranker import RankerSettings
+from export.models.train_ranker import RankerSettings, train_ranker
 from export.rehearsal import rehearse, warmup_tensors
 from export.repository.publish import Staging
 from export.retrieval.save import save_retriever
@@ -68,8 +71,8 @@ def build_repository(
         write_rules(staging.folder("rerank"), rules, dataset, features, pipeline)
         serving = settings.serving_of()["rank"]
         samples = serving.max_batch_size * axes.candidates
-        plan_tables(settings.tables, shapes_of(features, RankerSettings().width), serving.instances, samples)
-        ranking, retriever = fit_models(dataset, features, pipeline, say)
+        plan_tables(settings.tables, shapes_of(features, settings.ranker.width), serving.instances, samples)
+        ranking, retriever = fit_models(dataset, features, settings, say)
         reports = write_stages(staging, dataset, features, retriever, ranking, axes, settings)
         tables = staging.folder("rank") / TABLES_FOLDER
         reports["tables"], said = write_tables(tables, settings.tables, serving.instances, samples)
@@ -115,16 +118,33 @@ def axes_of(features: Features, pipeline: PipelineSettings) -> Axes:
     )
 
 
-def fit_models(dataset: Dataset, features: Features, pipeline: PipelineSettings, say: Say) -> tuple[Ranking, Retriever]:
+def fit_models(dataset: Dataset, features: Features, settings: Settings, say: Say) -> tuple[Ranking, Retriever]:
     """The ranking models learn from a retriever that has not seen what they must predict; the one that is served has."""
-    log = dataset.interactions
+    log, pipeline = dataset.interactions, settings.pipeline
     fit_retrieve = retrieve_fitter(dataset, features, pipeline, say)
-    reranker = RerankerSettings(list_length=max(pipeline.items_returned, min(100, pipeline.candidates)))
-    ranking = fit_ranking(dataset, log, features, fit_retrieve, RankingSettings(reranker=reranker), pipeline.seed, say)
+    ranking = fit_ranking(
+        dataset, log, features, fit_retrieve, ranking_settings(settings), pipeline.seed, say, ranker_fitter(settings, features)
+    )
     rows = np.flatnonzero(log["positive"].to_numpy())
     say("retriever, on the whole log")
     data = retriever_data(features, log, rows, pipeline.filter_seen)
     return ranking, fit_retriever(data, RetrieverSettings(), pipeline.seed, say)
+
+
+def ranking_settings(settings: Settings) -> RankingSettings:
+    pipeline, choice = settings.pipeline, settings.ranker
+    return RankingSettings(
+        ranker=RankerSettings(width=choice.width),
+        student=replace(STUDENT, width=choice.width) if choice.distilled and not settings.hugectr.model else None,
+        reranker=RerankerSettings(list_length=max(pipeline.items_returned, min(100, pipeline.candidates))),
+    )
+
+
+def ranker_fitter(settings: Settings, features: Features) -> FitRanker:
+    """-> what gives `fit_ranking` its ranker: training, or a model of HugeCTR's."""
+    if not settings.hugectr.model:
+        return train_ranker
+    return imported_ranker(Path(settings.hugectr.model), settings.hugectr.name, features)
 
 
 def retrieve_fitter(dataset: Dataset, features: Features, pipeline: PipelineSettings, say: Say) -> FitRetrieve:

@@ -2,8 +2,10 @@
 
     [pipeline]  sizes of the contract and what retrieval filters
     [serving]   how Triton runs the models; [serving.rank] etc. override it for one model
+    [ranker]    which network ranks, and how wide its embedding tables are
     [compute]   threads of the ranker's network, and how widely the index is searched (`make tune` finds them)
     [rules]     the shop's say after the models (stages/rules_config.py)
+    [hugectr]   a ranker that HugeCTR trained
     [merlin]    where and how the merlin profile is served (export/merlin/settings.py)
     [tables]    budgets of the ranker's embedding tables, and where their updates come from (export/tables.py)
 
@@ -73,6 +75,13 @@ class TableSettings(_Section):
     state: str = ""  # folder of RocksDB on the serving machine; empty: in its temporary folder
 
 
+class RankerChoice(_Section):
+    """Which network ranks (perf/compression.py compares them): the DLRM as taught, or a smaller one distilled from it."""
+
+    distilled: bool = True
+    width: PositiveInt = 16  # of the embedding tables, of both
+
+
 class ComputeSettings(_Section):
     """What a stage does with the cores it gets."""
 
@@ -80,13 +89,22 @@ class ComputeSettings(_Section):
     index_effort: Annotated[int, Field(ge=0)] = 0  # efSearch or nprobe of Faiss; 0 = the least of a ladder that finds enough
 
 
+class HugectrSettings(_Section):
+    """A DLRM that HugeCTR trained takes the place of the one that is trained here (export/hugectr/importing.py)."""
+
+    model: str = ""  # folder of its files; empty: none
+    name: str = "dlrm"  # what they begin with
+
+
 class Settings(_Section):
     pipeline: PipelineSettings = PipelineSettings()
     serving: dict[str, Any] = {}
+    ranker: RankerChoice = RankerChoice()
     compute: ComputeSettings = ComputeSettings()
     rules: dict[str, Any] = {}
     tables: TableSettings = TableSettings()
     merlin: MerlinSettings = MerlinSettings()
+    hugectr: HugectrSettings = HugectrSettings()
 
     def serving_of(self) -> dict[str, Serving]:
         """-> the serving settings of every model, by name."""

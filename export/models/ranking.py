@@ -11,6 +11,7 @@ import pandas as pd
 
 from export.dataset import Dataset
 from export.features.build import Features
+from export.models.distill import STUDENT, distil
 from export.models.item_statistics import StatisticsSettings
 from export.models.parity import Parity
 from export.models.ranking_data import ItemSlots, Requests, Retrieve, items_before, requests_of, split_again, statistics_of
@@ -27,12 +28,16 @@ FitRetrieve = Callable[[pd.DataFrame], Retrieve]
 It leaves out the items that a user met in them.
 """
 
+FitRanker = Callable[..., Ranker]
+"""As `train_ranker`; or a ranker trained elsewhere, which only its blend is chosen for."""
+
 
 @dataclass(frozen=True)
 class RankingSettings:
     statistics: StatisticsSettings = field(default_factory=StatisticsSettings)
     ranker: RankerSettings = field(default_factory=RankerSettings)
     reranker: RerankerSettings = field(default_factory=RerankerSettings)
+    student: RankerSettings | None = STUDENT  # what is served imitates the ranker; None: the ranker itself is served
     most_requests: int = 8_192  # users drawn for training at each moment
     enough_requests: int = 2_048  # with fewer, requests of earlier moments are added,
     most_moments: int = 2  # as long as there are no more than this: each needs a retriever of its own
@@ -69,6 +74,7 @@ def fit_ranking(
     settings: RankingSettings,
     seed: int = 0,
     say: Callable[[str], None] = print,
+    fit_ranker: FitRanker = train_ranker,
 ) -> Ranking:
     """train: the frame `features` was built from, sorted by time."""
     rng = np.random.default_rng(seed)
@@ -77,7 +83,9 @@ def fit_ranking(
     tables = (dict(features.user_rows), dict(features.item_rows))
     count = sum(len(part) for part in (teaching, *older))
     say(f"ranker: {count:,} requests of {1 + len(older)} moments to learn from, {len(validation):,} to choose by")
-    ranker = train_ranker((teaching, *older), validation, tables, settings.ranker, seed, say)
+    ranker = fit_ranker((teaching, *older), validation, tables, settings.ranker, seed, say)
+    if settings.student:
+        ranker = distil(ranker, (teaching, *older), validation, settings.student, seed, say)
 
     length = settings.reranker.list_length
     lists = [Lists.of(part, rank_scores_of(ranker, part), length) for part in (teaching, validation)]

@@ -43,6 +43,16 @@ class Ranker:
     blend: float
     quality: dict[str, float]
 
+    @property
+    def learned(self) -> bool:
+        """Was there anything to learn from?"""
+        return "ndcg_at_10" in self.quality
+
+    @property
+    def validated(self) -> float:
+        """NDCG@10 + Recall@20 on the validation requests."""
+        return self.quality["ndcg_at_10"] + self.quality["recall_at_20"]
+
 
 def train_ranker(
     teaching: Sequence[Requests],
@@ -67,7 +77,7 @@ def train_ranker(
         return Ranker(without_opinion(model), 1.0, {"requests": 0})
     _standardize(model, teaching)
     _share_rare_rows(model, teaching, settings.min_examples_per_row)
-    _fit(model, teaching, validation, settings, rng, report)
+    fit(model, teaching, validation, settings, rng, report)
     blend, quality = best_blend(predict(model, validation), retrieval_z(validation), validation, settings.blends)
     quality |= {"requests": sum(map(len, teaching)), "validation_requests": len(validation)}
     report(f"ranker: validation {quality}, blend {blend}")
@@ -82,7 +92,7 @@ def without_opinion(model: DLRM) -> DLRM:
     return model
 
 
-def _fit(
+def fit(
     model: DLRM,
     teaching: Sequence[Requests],
     validation: Requests,
@@ -90,7 +100,7 @@ def _fit(
     rng: np.random.Generator,
     report: Report,
 ) -> None:
-    """Leaves the weights of the best epoch in `model`."""
+    """Leaves the weights of the best epoch on the validation requests in `model`."""
     tables = [*model.user_tables.parameters(), *model.item_tables.parameters()]
     groups = [
         {"params": model.network.parameters(), "weight_decay": settings.network_decay},

@@ -1,0 +1,86 @@
+"""The student of a ranker: what it inherits, what it imitates, and when it is not served."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from export.dataset import load_dataset, split_by_time
+from export.features.build import build_features
+from export.features.schema import FeatureSettings
+from export.models.distill import LEAST_KEPT, STUDENT, distil, macs, shares_of, student_of
+from export.models.dlrm import Shape
+from export.models.ranking import RankingSettings, moments
+from export.models.ranking_data import Requests
+from export.models.train_ranker import RankerSettings, predict, rank_scores_of, train_ranker
+from tests.unit.test_rank import popularity_retrieve
+
+QUIET = {"report": lambda _: None}
+
+
+@pytest.fixture(scope="module")
+def taught() -> tuple[object, Requests, Requests]:
+    """A teacher, the requests it learned from, and validation requests."""
+    dataset = load_dataset("synthetic:users=150,items=80,events=4000,seed=5")
+    train, _ = split_by_time(dataset.interactions)
+    features = build_features(dataset, train, FeatureSettings(history_length=8))
+    settings = RankingSettings(most_moments=2)
+    rng = np.random.default_rng(0)
+    found = moments(dataset, train, features, lambda events: popularity_retrieve(features, events), settings, rng)
+    validation, teaching = found
+    tables = (dict(features.user_rows), dict(features.item_rows))
+    teacher = train_ranker([teaching], validation, tables, RankerSettings(epochs=3, min_examples_per_row=5), **QUIET)
+    return teacher, teaching, validation
+
+
+def order_agreement(a: np.ndarray, b: np.ndarray) -> float:
+    """Mean over the requests of the rank correlation of two scores."""
+    ranks = (np.argsort(np.argsort(scores, axis=1), axis=1) for scores in (a, b))
+    return float(np.mean([np.corrcoef(x, y)[0, 1] for x, y in zip(*ranks, strict=True)]))
+
+
+def test_shares_are_the_softmax_of_a_list_and_nothing_at_padding():
+    scores = np.array([[2.0, 1.0, -np.inf], [-np.inf, -np.inf, -np.inf]], np.float32)
+    expected = np.exp([2.0, 1.0]) / np.exp([2.0, 1.0]).sum()
+    np.testing.assert_allclose(shares_of(scores), [[*expected, 0.0], [0.0, 0.0, 0.0]], rtol=1e-6)
+
+
+def test_a_student_reads_the_same_numbers_and_shares_the_same_rare_rows(taught):
+    teacher, _, _ = taught
+    student = student_of(teacher.model, STUDENT)
+    torch.testing.assert_close(student.network.mean, teacher.model.network.mean)
+    torch.testing.assert_close(student.network.scale, teacher.model.network.scale)
+    for own, its in zip(student.item_tables, teacher.model.item_tables, strict=True):
+        assert (own.shared != torch.arange(len(own.shared))).any()
+        torch.testing.assert_close(own.shared, its.shared)
+
+
+def test_a_student_learns_the_teachers_order(taught):
+    teacher, teaching, validation = taught
+    student = distil(teacher, [teaching], validation, replace(STUDENT, epochs=6), **QUIET)
+    untaught = predict(student_of(teacher.model, STUDENT), validation)
+    wanted = rank_scores_of(teacher, validation)
+    assert macs(student.model.shape) * 5 < macs(teacher.model.shape)
+    assert order_agreement(rank_scores_of(student, validation), wanted) > max(0.8, order_agreement(untaught, wanted))
+    assert student.validated >= LEAST_KEPT * teacher.validated
+
+
+def test_a_student_that_learned_too_little_is_not_served(taught, monkeypatch):
+    teacher, teaching, validation = taught
+    monkeypatch.setattr("export.models.distill.LEAST_KEPT", 10.0)
+    assert distil(teacher, [teaching], validation, replace(STUDENT, epochs=1), **QUIET) is teacher
+
+
+def test_a_teacher_without_opinion_has_no_student(taught):
+    teacher, teaching, validation = taught
+    nothing = replace(teaching, taken=np.zeros_like(teaching.taken))
+    tables = (teacher.model.shape.user_tables, teacher.model.shape.item_tables)
+    silent = train_ranker([nothing], validation, tables, RankerSettings(), **QUIET)
+    assert distil(silent, [teaching], validation, **QUIET) is silent
+
+
+def test_macs_counts_what_happens_per_candidate():
+    shape = Shape({"a": 5}, {"b": 5}, user_numbers=2, pair_numbers=4, width=8, bottom=(10,), top=(6,))
+    bottom, products, interaction = 4 * 10 + 10 * 8, 2 * 3 * 8, 8 + 3 + 1
+    assert macs(shape) == bottom + products + interaction * 6 + 6
