@@ -1,5 +1,6 @@
 """The baseline: all variants give the same answers, and each differs from the next in what its name says."""
 
+import json
 from collections import Counter
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 from export.dataset import load_dataset
 from perf.merlin import bench, tables
-from perf.merlin.__main__ import ROWS, drawn_users
+from perf.merlin.__main__ import ROWS, drawn_users, report
 from perf.merlin.export import MODEL, VARIANTS, Parts, export_variant, new_ensemble
 from perf.merlin.features import encode, read_sides
 from perf.merlin.networks import pair_positions, write_dlrm, write_tower
@@ -225,3 +226,20 @@ def test_different_answers_are_named(monkeypatch):
     assert bench.differing_answers(served, np.array([[1]])).startswith("hardened against as exported: 1 of 1 id lists")
     ids[bench.HARDENED] = ids[bench.BEST]
     assert bench.differing_answers(served, np.array([[1]])) == ""
+
+
+def test_the_last_line_is_json_and_the_rounds_are_kept(tmp_path, capsys):
+    report(result_of(p50_ms=[90.0] * 3, rate=[2.0] * 3), tmp_path)
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (document["perf"], document["answers_equal"], document["all_met"]) == ("merlin", True, True)
+    assert len(document["bounds"]) == 12
+    assert json.loads((tmp_path / "merlin.json").read_text())["rounds"][bench.BEST]["p50_ms"] == [90.0] * 3
+
+
+def test_bounds_do_not_count_when_answers_differ(tmp_path, capsys):
+    result = result_of(p50_ms=[90.0] * 3, rate=[2.0] * 3)
+    result.answers = "hardened against as exported: 1 of 1 id lists differ"
+    report(result, tmp_path)
+    said = capsys.readouterr().out
+    assert "the ratios do not count" in said
+    assert not json.loads(said.splitlines()[-1])["all_met"]

@@ -15,12 +15,14 @@ from export.repository.publish import Staging
 from export.retrieval.index import choose_index
 from export.settings import Settings, read_settings
 from perf.tune import efforts, report
+from perf.tune.__main__ import summary, tune
 from perf.tune.search import FINAL_TURNS, Outcome, Trial
 from perf.tune.space import SERVER_THREADS
 from perf.tune.variant import make_variant, settings_of
 from server.repository import read_config
 from stages.artifacts import MANIFEST_FILE, StageInfo, read_stage, sha256_of, stage_folder, verify_manifest
 from stages.contract import ENSEMBLE, STAGES, Axes, stage_specs
+from stages.errors import ConfigError
 from stages.rank import RankSettings
 from stages.search import INDEX_FILE
 
@@ -197,3 +199,16 @@ def test_the_winner_stands_out_in_the_table():
     (row,) = report.trial_table(outcome_of({"compute.rank_threads": 2}), {}).rows
     assert row.kept is True
     assert row.cells == ("compute.rank_threads = 2", "220.00", "1.100", "1.100 … 1.100", str(FINAL_TURNS), "kept")
+
+
+def test_the_last_line_names_the_winner_and_what_it_reached():
+    facts = summary(outcome_of({"compute.rank_threads": 2}))
+    assert facts["winner"] == {"compute.rank_threads": 2}
+    assert facts["gain_median_low_high"] == [1.1, 1.1, 1.1]
+    assert facts["peak_rate"] == 220.0
+    assert summary(Outcome("peak_rate"))["winner"] is None
+
+
+def test_an_unknown_goal_is_refused_before_anything_is_read(tmp_path):
+    with pytest.raises(ConfigError, match=r"no goal 'speed'; these are: peak_rate"):
+        tune(repo=tmp_path / "nowhere", goal="speed")
