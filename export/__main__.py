@@ -1,4 +1,4 @@
-"""From a shop's log to a repository: `python -m export build | check | evaluate | point`."""
+"""From a shop's log to a repository: `python -m export build | check | evaluate | hugectr-data | point`."""
 
 from __future__ import annotations
 
@@ -104,6 +104,22 @@ def evaluate(
     from export.evaluation.evaluate import evaluate_dataset  # only now: what trains takes seconds to import
 
     evaluate_dataset(dataset, work / dataset.description.name, settings, console)
+
+
+@app.command()
+def hugectr_data(
+    out: Annotated[Path, typer.Option(help="where to write")],
+    data: Data = "online-retail",
+    config: Config = None,
+) -> None:
+    """Write the ranker's training requests for HugeCTR (export/hugectr/container/train_dlrm.py trains on them)."""
+    from export.dataset import load_dataset
+    from export.settings import read_settings
+
+    settings, dataset = read_settings(config), load_dataset(data)
+    from export.hugectr.teach import teach_hugectr  # only now: what trains takes seconds to import
+
+    teach_hugectr(dataset, out, settings, console)
 
 
 @app.command()
