@@ -1,9 +1,10 @@
 """What fp16 and int8 do to the recommendations: `python -m perf.precision --repo REPO --data DATA`.
 
-REPO must be exported from the training part of DATA (`make eval` leaves such a repository under .run/eval/DATA). All networks
-of the pipeline are replaced by their lowered graphs, ranges and choices coming from the recorded requests, and the evaluation
-split is answered in process. Where the re-ranker is published with no trust, its network has no say; then the same is done once
-more with its correction added in full. The graphs run on ONNX Runtime's CPU kernels, which have no fp16 arithmetic of their
+REPO must be exported from the training part of DATA (`make eval` leaves such a repository under .run/eval/DATA). The networks
+that an export lowers are replaced by their lowered graphs, ranges and choices coming from the recorded requests, and the
+evaluation split is answered in process. Where the re-ranker is published with no trust, its network has no say; then the same is
+done once more with its correction added in full. Changes of NDCG@10 come with their standard error over users: few users cannot
+tell a change of a thousandth from none. The graphs run on ONNX Runtime's CPU kernels, which have no fp16 arithmetic of their
 own: latencies say what the stand-in costs, not what TensorRT gains. The last line is one line of JSON.
 """
 
@@ -22,9 +23,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from export.dataset import load_dataset
+from export.evaluation.evaluate import blocks, moved_up, positions_of, refuse_nothing_to_find, retrieval_order
+from export.evaluation.metrics import auc, ndcg_at
+from export.evaluation.problem import Problem, problem_of
 from export.precision.calibration import NETWORKS, Arrays, recorded_feeds, stage_folders, with_networks
 from export.precision.graphs import weight_bytes
-from export.precision.lower import PRECISIONS, lowered
+from export.precision.lower import LOWERED_STAGES, PRECISIONS, lowered
 from stages.pipeline import Pipeline
 
 LEAST_AUC_SHARE = 0.999  # of fp32's
@@ -46,15 +51,25 @@ class Graph:
 
 
 @dataclass(frozen=True)
+class Quality:
+    """float64 [U] each, NaN where a user cannot be counted."""
+
+    auc: np.ndarray
+    ndcg_at_10: np.ndarray
+
+
+@dataclass(frozen=True)
 class Verdict:
     """Quality of the whole pipeline in one precision, and the two bounds."""
 
     case: str
     precision: str
+    users: int
     auc: float
     ndcg_at_10: float
     auc_share: float
     ndcg_change: float
+    ndcg_error: float  # standard error of the change, over users
 
     @property
     def met(self) -> bool:
@@ -116,29 +131,45 @@ def cases_of(pipeline: Pipeline) -> dict[str, Pipeline]:
 
 
 def evaluate(pipeline: Pipeline, graphs: dict[str, dict[str, onnx.ModelProto]], data: str, console: Console) -> list[Verdict]:
-    from export.dataset import load_dataset
-    from export.evaluation.evaluate import refuse_nothing_to_find, stage_qualities  # imports the training libraries
-    from export.evaluation.problem import problem_of
-
     dataset = load_dataset(data)
     problem = problem_of(dataset)
     refuse_nothing_to_find(dataset, problem)
     verdicts = []
     for case, own in cases_of(pipeline).items():
+        exact = None
         for precision in PRECISIONS:
-            networks = {stage: session_of(model) for stage, model in graphs[precision].items()}
-            quality = stage_qualities(with_networks(own, networks), problem)["after rerank"]
-            exact = verdicts[-PRECISIONS.index(precision)] if precision != "fp32" else None
-            verdicts.append(verdict_of(case, precision, quality.auc, quality.ndcg_at_10, exact))
-            console.print(f"[dim]{case}, {precision}: {quality}[/]", highlight=False)
+            networks = {stage: session_of(graphs[precision][stage]) for stage in LOWERED_STAGES}
+            quality = quality_of(with_networks(own, networks), problem)
+            exact = exact or quality
+            verdicts.append(verdict_of(case, precision, quality, exact))
+            console.print(f"[dim]{verdicts[-1]}[/]", highlight=False)
     return verdicts
 
 
-def verdict_of(case: str, precision: str, auc: float, ndcg_at_10: float, exact: Verdict | None) -> Verdict:
-    """exact: fp32's, None for fp32 itself."""
-    if exact is None:
-        return Verdict(case, precision, auc, ndcg_at_10, 1.0, 0.0)
-    return Verdict(case, precision, auc, ndcg_at_10, auc / exact.auc, ndcg_at_10 / exact.ndcg_at_10 - 1.0)
+def quality_of(pipeline: Pipeline, problem: Problem) -> Quality:
+    """AUC over the whole catalogue, behind the list in the order of the stages before; NDCG of the list (as `make eval`)."""
+    aucs, ndcgs = [], []
+    for block in blocks(problem.test_users):
+        tensors = pipeline.trace({"user_id": problem.user_ids[block][:, None]})
+        by_rank = np.argsort(-tensors["rank_scores"], axis=1, kind="stable")
+        ranked = np.take_along_axis(tensors["candidate_ids"], by_rank, axis=1)
+        order = retrieval_order(pipeline, tensors, problem)
+        for ids in (tensors["candidate_ids"], ranked, tensors["item_ids"]):
+            order = moved_up(order, positions_of(ids, problem))
+        relevant = problem.test.relevant[block]
+        aucs.append(auc(order, relevant, problem.test.seen[block]))
+        ndcgs.append(ndcg_at(positions_of(tensors["item_ids"], problem), relevant, 10))
+    return Quality(np.concatenate(aucs), np.concatenate(ndcgs))
+
+
+def verdict_of(case: str, precision: str, got: Quality, exact: Quality) -> Verdict:
+    """exact: fp32's, of the same users."""
+    auc_mean, exact_auc = float(np.nanmean(got.auc)), float(np.nanmean(exact.auc))
+    ndcg, exact_ndcg = float(np.nanmean(got.ndcg_at_10)), float(np.nanmean(exact.ndcg_at_10))
+    changes = got.ndcg_at_10 - exact.ndcg_at_10
+    error = np.nanstd(changes) / np.sqrt(np.isfinite(changes).sum()) / exact_ndcg
+    shares = (auc_mean / exact_auc, ndcg / exact_ndcg - 1.0)
+    return Verdict(case, precision, len(changes), auc_mean, ndcg, *shares, float(error))
 
 
 def graph_table(graphs: list[Graph]) -> Table:
@@ -152,12 +183,12 @@ def graph_table(graphs: list[Graph]) -> Table:
 
 
 def verdict_table(verdicts: list[Verdict]) -> Table:
-    table = Table(title="Whole pipeline, all networks in that precision, on the evaluation split")
+    table = Table(title=f"Whole pipeline, ranker and re-ranker in that precision, {verdicts[0].users:,} test users")
     table.caption = f"bounds: AUC at least {LEAST_AUC_SHARE:.1%} of fp32, NDCG@10 within {MOST_NDCG_CHANGE:.1%}"
     for heading in ("", "precision", "AUC", "of fp32", "NDCG@10", "change", "bounds"):
         table.add_column(heading, justify="left" if heading in ("", "precision") else "right")
     for v in verdicts:
-        shares = (f"{v.auc:.4f}", f"{v.auc_share:.3%}", f"{v.ndcg_at_10:.4f}", f"{v.ndcg_change:+.3%}")
+        shares = (f"{v.auc:.4f}", f"{v.auc_share:.3%}", f"{v.ndcg_at_10:.4f}", f"{v.ndcg_change:+.3%} ± {v.ndcg_error:.3%}")
         table.add_row(v.case, v.precision, *shares, "met" if v.met else "missed")
     return table
 

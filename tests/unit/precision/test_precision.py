@@ -21,7 +21,7 @@ from export.precision.graphs import float_tensors, tidy, weight_bytes
 from export.precision.half import LARGEST, SENSITIVE, nodes_to_keep, to_half
 from export.precision.int8 import TOLERATED, outputs, products, quantized, to_int8
 from export.precision.lower import lowered
-from perf.precision import verdict_of
+from perf.precision import Quality, verdict_of
 from stages.errors import ConfigError
 
 REQUESTS, CANDIDATES = 4, 10
@@ -223,6 +223,15 @@ def test_shortened_lists_are_padding_in_their_second_half():
     [(0.8, 0.2, True), (0.7993, 0.2, True), (0.7991, 0.2, False), (0.8, 0.1997, False), (0.9, 0.2003, False)],
 )
 def test_the_bounds_are_on_both_figures(auc, ndcg, met):
-    exact = verdict_of("as served", "fp32", 0.8, 0.2, None)
-    assert exact.met
-    assert verdict_of("as served", "int8", auc, ndcg, exact).met is met
+    exact = Quality(np.array([0.7, 0.9, np.nan]), np.array([0.1, 0.3, np.nan]))
+    same = verdict_of("as served", "fp32", exact, exact)
+    assert (same.met, same.auc_share, same.ndcg_change, same.ndcg_error) == (True, 1.0, 0.0, 0.0)
+    got = Quality(exact.auc + auc - 0.8, exact.ndcg_at_10 + ndcg - 0.2)
+    assert verdict_of("as served", "int8", got, exact).met is met
+
+
+def test_a_change_comes_with_its_error_over_users():
+    exact = Quality(np.full(4, 0.8), np.full(4, 0.5))
+    verdict = verdict_of("as served", "int8", Quality(exact.auc, exact.ndcg_at_10 + np.array([0.1, -0.1, 0.1, -0.1])), exact)
+    assert verdict.ndcg_change == pytest.approx(0.0, abs=1e-12)
+    assert verdict.ndcg_error == pytest.approx(0.1 / 2 / 0.5)
