@@ -18,12 +18,13 @@ from stages.errors import ArtifactError, ConfigError
 
 
 def tiers_config(
-    config: PsConfig, model: str, arena: str, table_rows: Mapping[str, int], source: str | None = None
+    config: PsConfig, model: str, arena: str, table_rows: Mapping[str, int], source: str | None = None, dense: bool = True
 ) -> TiersConfig:
     """The tiers of one model of a ps.json.
 
-    table_rows: table -> rows, with keys 0 … rows - 1 (`sparse_rows` counts those of sparse folders). source: folder of
-    <table>.npy that fills an empty L3. Raises ConfigError for unknown models and tables without a row count.
+    table_rows: table -> rows (`sparse_rows` counts those of sparse folders). dense: their keys are 0 … rows - 1. source: folder
+    of <table>.npy, or of HPS's <table>.model, that fills an empty L3. Raises ConfigError for unknown models and tables without
+    a row count.
     """
     params = config.model(model)
     lacking = [table for table in params.embedding_table_names if table not in table_rows]
@@ -34,7 +35,7 @@ def tiers_config(
     volatile, persistent = config.volatile_db, config.persistent_db
     return TiersConfig(
         model=model,
-        tables=tuple(_table(config, params, i, table_rows) for i in range(len(params.embedding_table_names))),
+        tables=tuple(_table(config, params, i, table_rows, dense) for i in range(len(params.embedding_table_names))),
         arena=arena,
         hit_rate_threshold=params.hit_rate_threshold,
         redis=_redis(volatile) if volatile.type == "redis_cluster" else None,
@@ -57,7 +58,7 @@ def sparse_rows(params: ModelParams) -> dict[str, int]:
     return rows
 
 
-def _table(config: PsConfig, params: ModelParams, i: int, table_rows: Mapping[str, int]) -> TableConfig:
+def _table(config: PsConfig, params: ModelParams, i: int, table_rows: Mapping[str, int], dense: bool) -> TableConfig:
     """A table that L2 holds whole has no L1: shared rows are read as fast, and all tables at once (side_by_side.py)."""
     name = params.embedding_table_names[i]
     rows = table_rows[name]
@@ -67,6 +68,7 @@ def _table(config: PsConfig, params: ModelParams, i: int, table_rows: Mapping[st
         rows,
         params.embedding_vecsize_per_table[i],
         params.row_format_per_table[i],
+        dense,
         l1_rows=min(l1_rows(rows, params.gpucacheper), rows) if params.gpucache and l2_rows < rows else 0,
         l2_rows=l2_rows,
         default=params.default_value_for_each_table[i],

@@ -12,11 +12,9 @@ import shutil
 from pathlib import Path
 from typing import IO
 
-import numpy as np
-
 from stages.embeddings.config import TiersConfig
 from stages.embeddings.rocks_store import RocksStore
-from stages.embeddings.source import Source
+from stages.embeddings.source import Source, names_in
 
 LOADED_MARK = "tables.loaded"  # in the database's folder: names of the tables that are in
 UPDATED_MARK = "tables.updated"  # there once an updater has opened the database
@@ -31,8 +29,7 @@ def load_l3(config: TiersConfig) -> None:
     """
     path = Path(config.rocksdb.path)
     mark = path / f"{config.model}-{LOADED_MARK}"
-    wanted = {table.name for table in config.tables if table.dense}
-    if config.source is None or wanted <= _names_in(mark):
+    if config.source is None or (wanted := names_in(Path(config.source), config.tables)) <= _names_in(mark):
         return
     path.mkdir(parents=True, exist_ok=True)
     remove_forsaken(path.parent)
@@ -43,9 +40,10 @@ def load_l3(config: TiersConfig) -> None:
         source = Source(Path(config.source), config.tables)
         store = RocksStore(config.rocksdb, config.model, {table.name: table.width for table in config.tables}, writable=True)
         try:
-            for name, array in source.arrays.items():
+            for name in source.names:
                 if not store.loaded(name):
-                    store.bulk_load(name, np.arange(len(array)), array)
+                    vectors = source.vectors(name)
+                    store.bulk_load(name, source.keys(name, 0, len(vectors)), vectors)
         finally:
             store.close()
         mark.write_text("\n".join(sorted(wanted | _names_in(mark))))
@@ -108,8 +106,7 @@ def never_updated(config: TiersConfig) -> bool:
 def as_exported(config: TiersConfig) -> bool:
     """RocksDB holds what `config.source` holds: large parts of a table are read faster from there."""
     loaded = _names_in(Path(config.rocksdb.path) / f"{config.model}-{LOADED_MARK}")
-    dense = {table.name for table in config.tables if table.dense}
-    return config.source is not None and dense <= loaded and never_updated(config)
+    return config.source is not None and names_in(Path(config.source), config.tables) <= loaded and never_updated(config)
 
 
 def _names_in(mark: Path) -> set[str]:

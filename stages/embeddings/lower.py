@@ -84,6 +84,14 @@ class LowerLevels:
         intact = self._from_l2(fetched)
         return fetched, self._from_l3(fetched) and intact
 
+    def first_keys(self, name: str, start: int, stop: int) -> np.ndarray:
+        """int64 [at most stop - start]: a part of the hottest keys, as far as these are known."""
+        table = self.tables[name].config
+        if table.dense:
+            return np.arange(start, min(stop, table.rows))
+        source = None if self.source is None else self.source.use(lambda store: (store, True))[0]
+        return source.keys(name, start, stop) if source is not None and name in source.names else np.empty(0, np.int64)
+
     def fetch_first(self, name: str, keys: np.ndarray) -> dict[str, Fetched]:
         """The same, for filling an empty L2 with much of a table."""
         from stages.embeddings.loading import as_exported

@@ -1,4 +1,8 @@
-"""The exported tables themselves, `<table>.npy`, float32 [rows, width]: L3's first filling, or L3 without RocksDB."""
+"""The exported tables themselves: L3's first filling, or L3 without RocksDB.
+
+<table>.npy      float32 [rows, width], keys 0 … rows - 1
+<table>.model/   HPS's sparse folder: `key` and `emb_vector`, any int64 keys, hottest first
+"""
 
 from __future__ import annotations
 
@@ -8,34 +12,76 @@ import numpy as np
 
 from stages.artifacts import open_array
 from stages.embeddings.config import TableConfig
+from stages.embeddings.formats.sparse_folder import read_sparse_folder
 from stages.embeddings.level import Found
 from stages.errors import ArtifactError
+
+
+def sparse_folder(folder: Path, table: TableConfig) -> Path:
+    return folder / f"{table.name}.model"
+
+
+def names_in(folder: Path, tables: tuple[TableConfig, ...]) -> set[str]:
+    """Tables that come from here; a sparse one without its folder is filled by somebody else."""
+    return {table.name for table in tables if table.dense or sparse_folder(folder, table).is_dir()}
 
 
 class Source:
     """Memory-mapped, read-only, shared by all instances through the page cache."""
 
     def __init__(self, folder: Path, tables: tuple[TableConfig, ...]) -> None:
-        dense = [table for table in tables if table.dense]
-        self.arrays = {table.name: open_array(folder, table.name) for table in dense}
-        for table in dense:
-            array = self.arrays[table.name]
-            if array.shape != (table.rows, table.width) or array.dtype != np.float32:
-                raise ArtifactError(
-                    f"{folder / table.name}.npy is {array.dtype} {list(array.shape)}. Expected float32 "
-                    f"[{table.rows}, {table.width}], as the tiers' settings say. Export the repository again."
-                )
+        here = names_in(folder, tables)
+        held = [table for table in tables if table.name in here]
+        self._dense = {table.name: _dense_rows(folder, table) for table in held if table.dense}
+        self._sparse = {
+            table.name: read_sparse_folder(sparse_folder(folder, table), table.width) for table in held if not table.dense
+        }
+        self._order = {name: np.argsort(rows.keys) for name, rows in self._sparse.items()}
+
+    @property
+    def names(self) -> list[str]:
+        return [*self._dense, *self._sparse]
+
+    def keys(self, table: str, start: int, stop: int) -> np.ndarray:
+        """int64 [at most stop - start]: keys of these rows, the hottest first."""
+        if table in self._dense:
+            return np.arange(start, min(stop, len(self._dense[table])))
+        return np.asarray(self._sparse[table].keys[start:stop])
+
+    def vectors(self, table: str) -> np.ndarray:
+        """float32 [rows, D], memory-mapped"""
+        return self._dense[table] if table in self._dense else self._sparse[table].vectors
 
     def read(self, wanted: dict[str, np.ndarray]) -> tuple[Found, bool]:
         """{table: int64 [N] keys} -> ({table: (float32 [N, D], bool [N] found)}, True)."""
         found: Found = {}
         for table, keys in wanted.items():
-            there = keys.view(np.uint64) < len(self.arrays[table])
-            found[table] = (np.asarray(self.arrays[table][np.where(there, keys, 0)]), there)
+            if table in self._dense or table in self._sparse:
+                places, there = self._places(table, keys)
+                found[table] = (np.asarray(self.vectors(table)[np.where(there, places, 0)]), there)
         return found, True
+
+    def _places(self, table: str, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """-> (row of each key, anything where there is none; bool [N] there)"""
+        if table in self._dense:
+            return keys, keys.view(np.uint64) < len(self._dense[table])
+        own, order = self._sparse[table].keys, self._order[table]
+        at = np.minimum(np.searchsorted(own, keys, sorter=order), len(order) - 1)
+        return order[at], own[order[at]] == keys
 
     def catch_up(self) -> None:
         """Nobody writes here: reads are always current."""
 
     def close(self) -> None:
-        self.arrays.clear()
+        self._dense.clear()
+        self._sparse.clear()
+
+
+def _dense_rows(folder: Path, table: TableConfig) -> np.ndarray:
+    array = open_array(folder, table.name)
+    if array.shape != (table.rows, table.width) or array.dtype != np.float32:
+        raise ArtifactError(
+            f"{folder / table.name}.npy is {array.dtype} {list(array.shape)}. Expected float32 "
+            f"[{table.rows}, {table.width}], as the tiers' settings say. Export the repository again."
+        )
+    return array

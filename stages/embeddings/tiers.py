@@ -215,12 +215,12 @@ class Tiers:
             self._lower.catch_up()
 
     def _warm(self, table: TableConfig) -> None:
-        """Fill L2, then L1, with the first rows of a dense table: exporters number the most frequent values first."""
-        if not table.dense:
-            return
-        for start in range(0, min(max(table.l2_rows, table.l1_rows), table.rows), WARM_ROWS):
-            keys = np.arange(start, min(start + WARM_ROWS, table.rows))
-            self._keep(self._lower.fetch_first(table.name, keys))
+        """Fill L2, then L1, with the first rows of a table: exporters put the most frequent values first."""
+        count = min(max(table.l2_rows, table.l1_rows), table.rows)
+        for start in range(0, count, WARM_ROWS):
+            keys = self._lower.first_keys(table.name, start, min(start + WARM_ROWS, count))
+            if len(keys):
+                self._keep(self._lower.fetch_first(table.name, keys))
 
     def settle(self) -> None:
         """Return when the background work submitted so far is done."""

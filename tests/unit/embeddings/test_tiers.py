@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stages.embeddings.config import RocksConfig, TableConfig, TiersConfig
+from stages.embeddings.formats.sparse_folder import write_sparse_folder
 from stages.embeddings.rocks_store import RocksStore
 from stages.embeddings.row_formats import RowCodec
 from stages.embeddings.tiers import CONFIG_FILE, Tiers
@@ -237,3 +238,23 @@ def test_instances_share_one_copy(tmp_path, source):
         for process in processes:
             process.join(60)
     assert totals[4] <= 1.2 * totals[1], totals
+
+
+@pytest.mark.parametrize("below", ["rocksdb", "source"])
+def test_hps_sparse_folders_fill_the_levels_hottest_keys_first(below, tmp_path, open_tiers):
+    rng = np.random.default_rng(0)
+    keys, rows, uses = rng.integers(-(2**62), 2**62, ROWS), random_rows(ROWS, WIDTH), rng.random(ROWS)
+    write_sparse_folder(tmp_path / "tables" / "items.model", keys, rows, uses)
+    table = TableConfig("items", ROWS, WIDTH, dense=False, l1_rows=16, l2_rows=64, default=-1.0)
+    rocksdb = RocksConfig(str(tmp_path / "db")) if below == "rocksdb" else None
+    tiers = open_tiers(table, source=str(tmp_path / "tables"), rocksdb=rocksdb)
+    hottest = keys[np.argsort(-uses)][:8]
+    tiers.lookup("items", hottest)
+    counts = tiers.metrics().tables["items"].counts
+    assert counts.l1_hits + counts.l2_hits == len(hottest)
+    for _ in range(2):
+        np.testing.assert_array_equal(tiers.lookup("items", keys), rows)
+        tiers.settle()
+    unknown = np.setdiff1d(keys + 1, keys)
+    assert (tiers.lookup("items", unknown) == -1).all()
+    assert not tiers.degraded

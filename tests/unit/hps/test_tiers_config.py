@@ -1,6 +1,7 @@
 """ps.json as our own tiers understand it, and what the planner says they cost."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import psutil
@@ -15,6 +16,7 @@ from hps_config.tiers import sparse_rows, tiers_config
 from stages.embeddings.config import RedisConfig, RocksConfig, TableConfig, UpdateConfig
 from stages.embeddings.formats.sparse_folder import write_sparse_folder
 from stages.embeddings.table import TieredTable, open_shared
+from stages.embeddings.tiers import Tiers
 from stages.errors import ArtifactError, ConfigError
 from tests.unit.hps.test_parsers import document
 from tests.unit.hps.test_reader import NAMED
@@ -87,6 +89,23 @@ def test_rows_of_sparse_folders(tmp_path):
     (tmp_path / "t1" / "key").unlink()
     with pytest.raises(ArtifactError, match="Expected the keys of table t1"):
         sparse_rows(params)
+
+
+def test_sparse_folders_of_a_ps_json_are_served(tmp_path):
+    """What NVIDIA's backend would read: the same file and folders, any keys."""
+    rng, rows = np.random.default_rng(0), {}
+    for (name, count), width in zip(ROWS.items(), (16, 8), strict=True):
+        rows[name] = rng.integers(0, 2**62, count), rng.standard_normal((count, width), dtype=np.float32)
+        write_sparse_folder(tmp_path / f"{name}.model", *rows[name])
+    path = tmp_path / "ps.json"
+    path.write_text(json.dumps(document(**NAMED)))
+    config = tiers_config(read_ps_json(path), "dlrm_hps", "sparse", ROWS, source=str(tmp_path), dense=False)
+    tiers = Tiers(replace(config, shared_folder=str(tmp_path), rocksdb=None))
+    try:
+        for name, (keys, vectors) in rows.items():
+            np.testing.assert_array_equal(tiers.lookup(name, keys), vectors)
+    finally:
+        tiers.close()
 
 
 def test_planned_memory_is_what_the_tiers_take(tmp_path):
