@@ -2,10 +2,10 @@
 
 REPO must be exported from the training part of DATA (`make eval` leaves such a repository under .run/eval/DATA). The networks
 that an export lowers are replaced by their lowered graphs, ranges and choices coming from the recorded requests, and the
-evaluation split is answered in process. Where the re-ranker is published with no trust, its network has no say; then the same is
-done once more with its correction added in full. Changes of NDCG@10 come with their standard error over users: few users cannot
-tell a change of a thousandth from none. The graphs run on ONNX Runtime's CPU kernels, which have no fp16 arithmetic of their
-own: latencies say what the stand-in costs, not what TensorRT gains. The last line is one line of JSON.
+evaluation split is answered in process. Where the re-ranker is published with no trust, its network has no say; then the same
+is done once more with its correction added in full. Changes of NDCG@10 come with their standard error over users: few users
+cannot tell a change of a thousandth from none. The graphs run on ONNX Runtime's CPU kernels, which have no fp16 arithmetic of
+their own: latencies say what the stand-in costs, not what TensorRT gains. The last line is one line of JSON.
 """
 
 from __future__ import annotations
