@@ -298,7 +298,7 @@ def save_growth(axes: list[Axis], folder: Path) -> None:
             panel.plot(axis.sizes, linear, ":", color=GREY, label="linear")
             panel.plot(axis.sizes, axis.p90_ms, "o:", color=SKY, ms=3, label="p90")
             panel.plot(axis.sizes, axis.p50_ms, "o-", color=BLUE, label=f"p50, slope {axis.slope:.2f}")
-            panel.set(title=axis.name, xlabel=axis.name, ylabel="processor time, ms", xscale="log", yscale="log")
+            panel.set(xlabel=axis.name, ylabel="processor time of a request, ms", xscale="log", yscale="log")
             panel.legend(fontsize=8)
             _plain_log(panel)
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,91 @@
+"""What the two commands conclude from what they measured, and the pipelines they measure it on. No timings."""
+
+import numpy as np
+import pytest
+
+from perf import growth, overhead, plots, tables
+from perf.growth import Axis
+from perf.memory import ProcessMemory
+from perf.overhead import Figure, Overhead, figures_of
+
+PER_LAYOUT = {"p50": 3.0, "rate": 500.0, "rate, many": 400.0, "tail": 2.0, "errors": 0.0, "unbatched p50": 3.0}
+
+
+def taken(rounds=3, **changes):
+    """What `rounds` rounds measured, all alike but for `changes`."""
+    once = {"in process p50": 2.0, "in process rate": 1_000.0}
+    for layout in ("ensemble", "fused"):
+        once |= {f"{layout} {key}": value for key, value in (PER_LAYOUT | {"unbatched rate": 200.0}).items()}
+    return {name: [changes.get(name, value)] * rounds for name, value in once.items()}
+
+
+def by_name(figures):
+    return {figure.name: figure for figure in figures}
+
+
+def test_figures_are_computed_within_their_round_and_judged_by_the_median():
+    rounds = taken() | {"fused p50": [2.5, 2.6, 9.0], "fused rate": [600.0, 800.0, 900.0]}
+    figures = by_name(figures_of(rounds, candidates=200))
+    beyond = figures["fused: p50 of one client beyond the in-process one, ms"]
+    assert beyond.values == pytest.approx([0.5, 0.6, 7.0])
+    assert (beyond.median, beyond.bound, beyond.met) == (pytest.approx(0.6), 0.7, True)
+    share = figures["fused: answers/s against in-process on all cores"]
+    assert (share.median, share.bound, share.met) == (0.8, 0.7, True)
+    assert figures["ensemble: answers/s against in-process on all cores"].met  # 0.5 of 0.45
+    batching = figures["ensemble: batching on/off: answers/s of 32 clients"]
+    assert (batching.median, batching.met) == (2.0, True)
+    assert figures["in process: requests/s on all cores"].met is None
+
+
+def test_longer_lists_have_tighter_bounds():
+    figures = by_name(figures_of(taken(), candidates=1_000))
+    assert not figures["ensemble: answers/s against in-process on all cores"].met  # 0.5 of 0.7
+    assert figures["fused: answers/s against in-process on all cores"].bound == 0.85
+
+
+@pytest.mark.parametrize(
+    ("value", "at_most", "met"), [(1.0, True, True), (1.1, True, False), (1.1, False, True), (0.9, False, False)]
+)
+def test_a_bound_is_an_upper_or_a_lower_one(value, at_most, met):
+    assert Figure(name="x", values=[value], bound=1.0, at_most=at_most).met is met
+
+
+def test_the_table_says_what_is_missed():
+    result = Overhead(
+        repo="repo",
+        candidates=1_000,
+        in_process_batch=8,
+        peak_clients={"ensemble": 32, "fused": 16},
+        differing_answers="",
+        figures=figures_of(taken(), candidates=1_000),
+        memory={"fused": [ProcessMemory(name="tritonserver", pid=1, pss_mib=100.0, rss_mib=200.0)]},
+    )
+    rows = {row.cells[0]: row for row in tables.overhead_table(result).rows}
+    row = rows["ensemble: answers/s against in-process on all cores"]
+    assert (row.cells[-2:], row.kept) == (("at least 0.7", "MISSED"), False)
+    assert tables.memory_table(result.memory).rows[0].cells == ("fused: tritonserver", "100", "200")
+    assert overhead.mb(result.memory["fused"]) == pytest.approx(104.8576)
+
+
+def test_the_slope_is_the_exponent_of_growth(tmp_path):
+    sizes = [100, 200, 400]
+    linear, root = (
+        Axis(name=name, sizes=sizes, p50_ms=p50, p90_ms=p50, bound=1.0)
+        for name, p50 in (("linear", [1.0, 2.0, 4.0]), ("root", [1.0, 2**0.5, 2.0]))
+    )
+    assert linear.slope == pytest.approx(1.0)
+    assert root.slope == pytest.approx(0.5)
+    plots.save_growth([linear, root], tmp_path)
+    assert (tmp_path / "growth.png").stat().st_size > 1_000
+    assert tables.growth_table([linear]).rows[-1].cells[-1] == "1.00, at most 1"
+
+
+def test_catalogues_of_any_size_answer_the_same_kind_of_request(monkeypatch):
+    monkeypatch.setattr(growth, "CATALOGUES", (400, 800))
+    monkeypatch.setattr(growth, "CALLS", 4)
+    monkeypatch.setattr(growth, "ROUNDS", 2)
+    said = []
+    axis = growth.catalogue_axis(np.random.default_rng(0), said.append)
+    assert axis.sizes == [400, 800]
+    assert len(axis.p50_ms) == 2
+    assert said == ["a catalogue of 400 items", "a catalogue of 800 items", "catalogues in turns"]
