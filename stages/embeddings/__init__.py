@@ -1,12 +1,13 @@
 """Embedding rows for the kernels: plain arrays, or a parameter server with levels that is updated while it serves.
 
 tables.py       the plain arrays, memory-mapped
-opening.py      open_tables: what a kernel calls
+opening.py      open_tables: what a kernel calls, and then Tiers.gather
 config.py       which rows each level holds, and where the levels live (tiers.json)
 
 tiers.py        Tiers.lookup: L1 or L2, the hit-rate threshold, metrics
   table.py        one table in memory: L1 of the process, L2 and update ring of the machine
     slots.py        rows in slots, readable without a lock while others write or die
+    side_by_side.py one read for several tables that are wholly in L2
     memory.py       private memory, and files in shared memory with the locks of their users
     ring.py         the latest updates, by which every L1 learns of them
     row_formats.py  fp32, fp16, int8, int4
@@ -15,7 +16,7 @@ tiers.py        Tiers.lookup: L1 or L2, the hit-rate threshold, metrics
     rocks_store.py, redis_store.py, source.py   RocksDB and Redis in HPS's layouts; the exported tables
     loading.py      the first filling of RocksDB
   background.py   insertions that no request waits for
-  metrics.py      what is counted
+  metrics.py, measurements.py   what is counted, and under which names it is published
 
 updater.py      Kafka messages into all levels: `python -m stages.embeddings tiers.json`, one process per machine
 publisher.py    the sending side

@@ -180,6 +180,12 @@ class TieredTable:
     def detach(self) -> None:
         self.l1 = self.shared = None
 
+    @property
+    def warm(self) -> bool:
+        """There is nothing to fill: no L1, and an L2 that another instance has filled."""
+        slots = None if self.shared is None else self.shared.slots
+        return self.l1 is None and slots is not None and slots.rows_resident == slots.capacity
+
     def read_top(self, keys: np.ndarray, out: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
         """What the first level gives: (float32 [N, D], anything where missing; bool [N] missing or None)."""
         if self.l1 is not None:

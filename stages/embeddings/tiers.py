@@ -216,6 +216,8 @@ class Tiers:
 
     def _warm(self, table: TableConfig) -> None:
         """Fill L2, then L1, with the first rows of a table: exporters put the most frequent values first."""
+        if self._tables[table.name].warm:
+            return
         count = min(max(table.l2_rows, table.l1_rows), table.rows)
         for start in range(0, count, WARM_ROWS):
             keys = self._lower.first_keys(table.name, start, min(start + WARM_ROWS, count))
@@ -231,7 +233,7 @@ class Tiers:
         """A snapshot, cheap enough for every few seconds."""
         levels = self._lower.levels
         at_once = dict.fromkeys(self._tables, 0)
-        for names, reader in self._side_by_side.items():
+        for names, reader in list(self._side_by_side.items()):  # whoever publishes metrics has a thread of its own
             for name in names:
                 at_once[name] += reader.reads
         return Metrics(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from stages.embeddings.config import RocksConfig, TableConfig, TiersConfig
 from stages.embeddings.formats.sparse_folder import write_sparse_folder
+from stages.embeddings.lower import LowerLevels
 from stages.embeddings.rocks_store import RocksStore
 from stages.embeddings.row_formats import RowCodec
 from stages.embeddings.tiers import CONFIG_FILE, Tiers
@@ -258,3 +259,14 @@ def test_hps_sparse_folders_fill_the_levels_hottest_keys_first(below, tmp_path, 
     unknown = np.setdiff1d(keys + 1, keys)
     assert (tiers.lookup("items", unknown) == -1).all()
     assert not tiers.degraded
+
+
+def test_an_instance_that_finds_l2_filled_fills_nothing(open_tiers, source, monkeypatch):
+    table = TableConfig("items", ROWS, WIDTH, l2_rows=ROWS)
+    settings = {"source": source(items=random_rows(ROWS, WIDTH))}
+    open_tiers(table, **settings)
+    fetched = []
+    monkeypatch.setattr(LowerLevels, "fetch_first", lambda self, name, keys: fetched.append(name) or {})
+    tiers = open_tiers(table, **settings)
+    assert fetched == []
+    np.testing.assert_array_equal(tiers.lookup("items", np.arange(ROWS)), random_rows(ROWS, WIDTH))
