@@ -37,12 +37,15 @@ def test_the_recorded_answers_are_the_in_process_ones(recorded, in_process):
     assert compare_answers(in_process, recorded.outputs) == ""
 
 
+QUIET_S = 2.5  # the stages report once a second
+
+
 class KernelCounts:
-    """Kernel calls and rows by stage since this object was made. Triton's metrics follow its answers by a moment."""
+    """Kernel calls and rows by stage since this object was made; nobody else may ask meanwhile."""
 
     def __init__(self, server) -> None:
         self.url = server.metrics_url
-        self.before = self.read()
+        self.before = self.settled()
 
     def read(self) -> dict[str, dict[str, float]]:
         text = urllib.request.urlopen(self.url, timeout=5).read().decode()
@@ -52,15 +55,22 @@ class KernelCounts:
             counts[what][stage] = float(value)
         return counts
 
+    def settled(self) -> dict[str, dict[str, float]]:
+        """-> the counts, when all that was answered so far has been reported."""
+        now, last = self.read(), None
+        while now != last:
+            time.sleep(QUIET_S)
+            now, last = self.read(), now
+        return now
+
     def since(self, rows: int) -> dict[str, dict[str, float]]:
         """-> the differences, once every stage has counted `rows` rows."""
-        deadline = time.monotonic() + 10.0
+        deadline = time.monotonic() + 30.0
         while True:
-            now = self.read()
+            now = self.settled()
             new = {what: {stage: n - self.before[what][stage] for stage, n in now[what].items()} for what in now}
             if new["rows"] == dict.fromkeys(STAGES, rows) or time.monotonic() > deadline:
                 return new
-            time.sleep(0.05)
 
 
 def test_one_batch_is_one_kernel_call_in_every_stage(server, client):
