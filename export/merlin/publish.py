@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from export.merlin.hugectr_backend import write_hugectr_repository
 from export.merlin.pipeline import MerlinPipeline
 from export.merlin.source import Source
 from export.merlin.write import PROFILE, Writer
@@ -38,6 +39,8 @@ def publish_merlin(source: Source, repository: Path, settings: Settings) -> int:
     try:
         Writer(source, building, settings).write()
         rehearse(building, source.generation, settings.merlin.mount, settings.merlin.precision)
+        if settings.merlin.hugectr:
+            write_hugectr_repository(source, repository.with_name(f"{repository.name}.hugectr"), settings)
         replace_folder(building, repository)
     finally:
         shutil.rmtree(building, ignore_errors=True)
