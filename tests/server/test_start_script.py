@@ -1,0 +1,73 @@
+"""The container's start script with the real tritonserver, where TensorRT is not: its own fallbacks serve, and answer alike."""
+
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+
+from export.merlin.publish import publish_merlin
+from export.merlin.source import Source
+from export.precision.agreement import disagreement
+from export.precision.calibration import stage_folders
+from export.repository.recorded import RECORDED_FILE, read_recorded
+from export.settings import Settings
+from server import health
+from server.environment import backend_directory, find_wheel, server_env
+from server.ports import free_ports
+from stages.contract import ENSEMBLE
+from tests.server.requests import infer
+
+START = Path(__file__).parents[2] / "deploy" / "start.sh"
+READY_TIMEOUT_S = 120.0
+REQUESTS = 32
+
+
+@pytest.fixture
+def served(repository, tmp_path):
+    """-> (gRPC address, what the script said) of a merlin repository for current images, in fp16, started as a container does.
+
+    What the container has and this machine has not is the program's place: a script of its name stands in for it.
+    """
+    source = Source.open(stage_folders(repository))
+    publish_merlin(source, tmp_path / "models", Settings(merlin={"triton": "modern", "precision": "fp16"}))
+    wheel, ports, run = find_wheel(), free_ports(), tmp_path / "run"
+    backends = backend_directory(wheel, run)
+    options = [f"--backend-directory={backends}", f"--backend-config=python,shm-region-prefix-name=start_{ports.grpc}_"]
+    options += [f"--grpc-port={ports.grpc}", f"--http-port={ports.http}", f"--metrics-port={ports.metrics}"]
+    program = run / "bin" / "tritonserver"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec "{wheel.server}" {" ".join(options)} "$@"\n')
+    program.chmod(0o755)
+    env = server_env(wheel)
+    env |= {"PATH": f"{program.parent}:{env['PATH']}", "MODELS": str(tmp_path / "models")}
+    env |= {"ENGINES": str(tmp_path / "engines"), "BACKENDS": str(backends)}
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        process = subprocess.Popen([str(START)], cwd=run, env=env, stdout=file, stderr=subprocess.STDOUT)
+    try:
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while not health.is_ready(f"localhost:{ports.grpc}"):
+            assert process.poll() is None, log.read_text(errors="replace")[-3000:]
+            assert time.monotonic() < deadline, log.read_text(errors="replace")[-3000:]
+            time.sleep(0.2)
+        yield f"localhost:{ports.grpc}", log
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def test_without_tensorrt_the_repository_is_served_all_the_same(served, repository):
+    address, log = served
+    recorded = read_recorded(stage_folders(repository)[ENSEMBLE] / RECORDED_FILE)
+    inputs = {name: values[:REQUESTS] for name, values in recorded.inputs.items()}
+    expected = {name: values[:REQUESTS] for name, values in recorded.outputs.items()}
+    with grpcclient.InferenceServerClient(address) as client:
+        got = infer(client, **inputs)
+    assert disagreement("fp16", got, expected) == ""
+    np.testing.assert_array_equal(got["degraded"], expected["degraded"])
+    for name in ("rank_dense", "rerank_network", "towers_user"):
+        assert f"WARNING: {name}: " in log.read_text(errors="replace")
+        assert f"{name}: served by python" in log.read_text(errors="replace")
