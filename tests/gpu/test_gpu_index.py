@@ -1,0 +1,33 @@
+"""The retriever's index on a GPU finds what it finds on the CPU. Needs a Faiss built for GPUs, and one."""
+
+import faiss
+import numpy as np
+import pytest
+
+from export.retrieval.index import index_vectors
+from stages.search import index_queries
+from stages.steps.gpu_index import MOST_GPU_RESULTS, on_gpu
+
+FACT = "this Faiss was built without GPU support" if not hasattr(faiss, "StandardGpuResources") else "no GPU was found"
+pytestmark = pytest.mark.skipif(
+    not hasattr(faiss, "StandardGpuResources") or not faiss.get_num_gpus(), reason=f"{FACT}: needs faiss-gpu and a GPU"
+)
+
+
+@pytest.mark.parametrize("kind", ["flat", "lists"])
+def test_the_same_items_come_first(kind):
+    rng = np.random.default_rng(0)
+    vectors = index_vectors(rng.normal(size=(20_000, 64)).astype(np.float32))
+    queries = index_queries(rng.normal(size=(32, 64)).astype(np.float32))
+    flat = faiss.IndexFlatL2(vectors.shape[1])
+    index = faiss.IndexIDMap(flat) if kind == "flat" else faiss.IndexIVFFlat(flat, vectors.shape[1], 64)
+    if kind == "lists":
+        index.train(vectors)
+        index.nprobe = 64
+    index.add_with_ids(vectors, np.arange(20_000))
+    clone = on_gpu(index)
+    assert clone is not index
+    for count in (256, MOST_GPU_RESULTS):
+        expected, got = (each.search(queries, count)[1] for each in (index, clone))
+        same = [len(np.intersect1d(a, b)) / count for a, b in zip(expected, got, strict=True)]
+        assert min(same) > 0.999  # equal distances may come in another order
