@@ -30,6 +30,13 @@ TYPES = {  # what the backend knows (tensorrt_utils.cc); the ONNX type that an e
     pb.TYPE_BOOL: TensorProto.BOOL,
     pb.TYPE_BF16: TensorProto.BFLOAT16,
 }
+# Operators that our networks use, all of which TensorRT 8.6 and 10 import at opset 17 (onnx-tensorrt, docs/operators.md)
+LOOKED_UP = """
+Add Cast Clip Concat Constant ConstantOfShape DequantizeLinear Div Erf Flatten Gather Gemm LayerNormalization MatMul Mod Mul
+Pow QuantizeLinear ReduceSum Relu Reshape Shape Sigmoid Slice Softmax Sqrt Squeeze Sub Transpose Unsqueeze
+"""
+OPERATORS = frozenset(LOOKED_UP.split())
+NEWEST_OPSET = 17  # of TensorRT 8.6
 
 
 def check_tensorrt_model(model: Path) -> Iterator[Finding]:
@@ -59,8 +66,12 @@ def check_version(config: pb.ModelConfig, version: Path, where: str) -> Iterator
         profiles = engine["profiles"]
     except (ValueError, KeyError) as error:
         raise ArtifactError(f"{version / build_engines.ENGINE_FILE} does not describe an engine ({error}). {AGAIN}") from error
-    graph = onnx.load(str(version / build_engines.ONNX)).graph
-    for fact in (*tensor_faults(config, graph), *profile_faults(config, profiles), *graph_faults(config, profiles)):
+    network = onnx.load(str(version / build_engines.ONNX))
+    for fact in operator_faults(network):
+        yield Finding(
+            "warning", f"{version.parent.name}/{version.name}/{build_engines.ONNX}", fact, "ONNX Runtime serves it then."
+        )
+    for fact in (*tensor_faults(config, network.graph), *profile_faults(config, profiles), *graph_faults(config, profiles)):
         yield Finding("error", where, fact, AGAIN)
 
 
@@ -78,6 +89,14 @@ def batching_faults(config: pb.ModelConfig) -> Iterator[str]:
         yield "dynamic_batching with max_batch_size 0: there is no axis to batch on"
     if too_big := [size for size in config.dynamic_batching.preferred_batch_size if size > config.max_batch_size]:
         yield f"preferred_batch_size {too_big} above max_batch_size {config.max_batch_size}"
+
+
+def operator_faults(network: onnx.ModelProto) -> Iterator[str]:
+    """What the oldest TensorRT might not import; its parser has the last word when the engine is built."""
+    if unknown := sorted({node.op_type for node in network.graph.node} - OPERATORS):
+        yield f"It uses {', '.join(unknown)}, which are not among the operators looked up for TensorRT 8.6"
+    if (opset := max(entry.version for entry in network.opset_import)) > NEWEST_OPSET:
+        yield f"Its opset is {opset}; TensorRT 8.6 reads up to {NEWEST_OPSET}"
 
 
 def tensor_faults(config: pb.ModelConfig, graph: onnx.GraphProto) -> Iterator[str]:

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import onnx
 import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
@@ -123,12 +124,23 @@ def test_a_model_that_fell_back_is_a_warning(version):
 
 
 def test_a_fixed_first_axis_cannot_be_batched(version):
-    import onnx
-
     model = onnx.load(str(version / "model.onnx"))
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 8
     onnx.save(model, str(version / "model.onnx"))
     assert facts(version) == ["x has a fixed first axis, and Triton must be able to batch on it"]
+
+
+def test_operators_that_the_oldest_tensorrt_may_not_know_are_a_warning(version):
+    model = onnx.load(str(version / "model.onnx"))
+    model.graph.node[-1].op_type = "Gelu"
+    model.opset_import[0].version = 20
+    onnx.save(model, str(version / "model.onnx"))
+    found = list(check_tensorrt_model(version.parent))
+    assert {finding.level for finding in found} == {"warning"}
+    assert [finding.fact for finding in found] == [
+        "It uses Gelu, which are not among the operators looked up for TensorRT 8.6",
+        "Its opset is 20; TensorRT 8.6 reads up to 17",
+    ]
 
 
 @pytest.mark.parametrize("text", ["{", json.dumps({"precision": "fp32"})])
