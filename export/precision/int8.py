@@ -24,7 +24,7 @@ from export.precision.calibration import Arrays
 from export.precision.graphs import tidy
 
 PRODUCTS = ("MatMul", "Gemm")
-TOLERATED = 0.01  # root mean square of the change, in standard deviations of the output
+TOLERATED = 0.003  # root mean square of the change, in standard deviations of the output: met the bounds on two shops' logs
 OPTIONS = {
     "ActivationSymmetric": True,
     "WeightSymmetric": True,

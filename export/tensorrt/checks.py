@@ -30,10 +30,11 @@ TYPES = {  # what the backend knows (tensorrt_utils.cc); the ONNX type that an e
     pb.TYPE_BOOL: TensorProto.BOOL,
     pb.TYPE_BF16: TensorProto.BFLOAT16,
 }
-# Operators that our networks use, all of which TensorRT 8.6 and 10 import at opset 17 (onnx-tensorrt, docs/operators.md)
+# Operators that networks like ours use and that TensorRT 8.6 imports (onnx-tensorrt at release/8.6-GA, docs/operators.md)
 LOOKED_UP = """
-Add Cast Clip Concat Constant ConstantOfShape DequantizeLinear Div Erf Flatten Gather Gemm LayerNormalization MatMul Mod Mul
-Pow QuantizeLinear ReduceSum Relu Reshape Shape Sigmoid Slice Softmax Sqrt Squeeze Sub Transpose Unsqueeze
+Abs Add Cast Clip Concat Constant ConstantOfShape DequantizeLinear Div Einsum Equal Erf Exp Expand Flatten Gather Gemm Identity
+LayerNormalization Log MatMul Max Min Mod Mul Neg Pow QuantizeLinear Range ReduceMean ReduceSum Relu Reshape Shape Sigmoid Slice
+Softmax Split Sqrt Squeeze Sub Sum Tanh Tile Transpose Unsqueeze Where
 """
 OPERATORS = frozenset(LOOKED_UP.split())
 NEWEST_OPSET = 17  # of TensorRT 8.6
