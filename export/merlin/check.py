@@ -120,7 +120,11 @@ def check_hps(repository: Path) -> Iterator[Finding]:
     for finding in check_ps_json(repository / PS_FILE):
         yield Finding(finding.severity, f"{PS_FILE} {finding.where}", finding.message, AGAIN)
     generation, config = pinned_generation(repository), read_config(repository / RANK_EMBEDDINGS / CONFIG_FILE)
-    params = hps_rules.model_of(read_ps_json(repository / PS_FILE), RANK_EMBEDDINGS)
+    ps = read_ps_json(repository / PS_FILE)
+    if ps.update_source.type != "null" and config.parameters["refresh_interval"].string_value == "0":
+        fact = "refresh_interval is 0, and ps.json has an update_source: a row that the GPU has cached never changes"
+        yield Finding("warning", f"{RANK_EMBEDDINGS}/{CONFIG_FILE}", fact, "Set [merlin] refresh_interval_s and export again.")
+    params = hps_rules.model_of(ps, RANK_EMBEDDINGS)
     if params is None:
         yield error(PS_FILE, f"It names no model {RANK_EMBEDDINGS!r}: the backend would not load it")
         return

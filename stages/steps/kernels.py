@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 
 from stages.artifacts import StageInfo, open_array, read_stage, stage_settings
 from stages.contract import Degraded, ModelSpec, generation_faults
+from stages.embeddings.measurements import Measurement
 from stages.embeddings.tables import EmbeddingTables
 from stages.errors import DependencyError
 from stages.features import SeenItems
@@ -149,6 +151,14 @@ class RankRows(Step):
     def load(cls, folder: Path) -> RankRows:
         info, own = opened(folder)
         return cls(info, own, Rank.load_from(folder, info, network=None))
+
+    def close(self) -> None:
+        """Leave the tables, which other instances share."""
+        self.rank.close()
+
+    def measurements(self) -> Iterator[Measurement]:
+        """What the tables' levels did so far."""
+        return self.rank.measurements()
 
     def __call__(self, inputs: Arrays) -> Arrays:
         candidates = self.rank.items.positions(inputs["candidate_ids"])

@@ -120,6 +120,14 @@ class TestHpsModel:
         edit(repository, EMBEDDINGS, lambda c: setattr(c.parameters["refresh_interval"], "string_value", "5"))
         assert "cache_refresh_percentage_per_iteration of ps.json is 0" in errors(repository)
 
+    def test_updates_that_the_gpu_never_sees(self, repository):
+        document = load_json(repository / "ps.json") | {"update_source": {"type": "kafka", "brokers": "kafka:9092"}}
+        (repository / "ps.json").write_text(json.dumps(document))
+        warnings = [finding.fact for finding in check_repository(repository) if finding.level == "warning"]
+        assert any("a row that the GPU has cached never changes" in fact for fact in warnings)
+        edit(repository, EMBEDDINGS, lambda c: setattr(c.parameters["refresh_interval"], "string_value", "5"))
+        assert check_repository(repository) == []
+
 
 class TestPsJson:
     """What both parsers need, and what they pass over in silence. tests/unit/hps has a test for each key."""

@@ -100,6 +100,15 @@ class TestSteps:
         assert (scores["degraded"][with_items] & Degraded.RANK).all()
         np.testing.assert_array_equal(scores["rank_scores"][with_items, 0], given["retrieval_scores"][with_items, 0])
 
+    def test_the_tiers_are_measured_and_left(self, exported, recorded):
+        given = MerlinPipeline(exported["modern"], 1, "/models").trace(recorded.inputs)["rank_rows"]
+        step = RankRows.load(exported["modern"] / "rank_rows" / "1")
+        before = {(m.name, str(m.labels)): m.value for m in step.measurements()}
+        step(given)
+        after = {(m.name, str(m.labels)): m.value for m in step.measurements()}
+        assert any(after[key] > before.get(key, 0) for key in after)
+        step.close()
+
 
 class TestHpsFiles:
     def test_ps_json_names_the_table_where_the_container_sees_it(self, exported):
