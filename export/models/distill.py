@@ -8,7 +8,7 @@ small to learn from purchases can still learn from the network that did.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +19,8 @@ from export.models.ranking_data import Requests
 from export.models.train_ranker import Ranker, RankerSettings, Report, best_blend, fit, predict, rank_scores_of, retrieval_z
 
 STUDENT = RankerSettings(bottom=(16,), top=(16,), learning_rate=4e-3)
-LEAST_KEPT = 0.98  # of the teacher's quality on the validation requests: a student below it is not served
+Begin = Callable[[DLRM, RankerSettings], DLRM]
+LEAST_KEPT = 0.99  # of the teacher's quality on the validation requests: a student below it is not served
 
 
 def distil(
@@ -29,12 +30,17 @@ def distil(
     settings: RankerSettings = STUDENT,
     seed: int = 0,
     report: Report = print,
+    begin: Begin | None = None,
+    least_kept: float = LEAST_KEPT,
 ) -> Ranker:
-    """-> a ranker of the shape in `settings` with the teacher's order, or the teacher where that does not keep enough of it."""
+    """-> a ranker of the shape in `settings` with the teacher's order, or the teacher where that does not keep enough of it.
+
+    begin: what the student is before it learns, `student_of` by default
+    """
     if not teacher.learned:
         return teacher
     torch.manual_seed(seed)
-    model = student_of(teacher.model, settings)
+    model = (begin or student_of)(teacher.model, settings)
     imitated = [replace(part, taken=shares_of(rank_scores_of(teacher, part))) for part in teaching if len(part)]
     fit(model, imitated, validation, settings, np.random.default_rng(seed), lambda text: report(f"distilled {text}"))
     blend, quality = best_blend(predict(model, validation), retrieval_z(validation), validation, settings.blends)
@@ -42,7 +48,7 @@ def distil(
     kept = student.validated / max(teacher.validated, 1e-9)
     report(f"distilled ranker: {macs(model.shape):,} multiplications per candidate for {macs(teacher.model.shape):,}, "
            f"{kept:.1%} of the quality on validation requests")  # fmt: skip
-    return student if kept >= LEAST_KEPT else teacher
+    return student if kept >= least_kept else teacher
 
 
 def student_of(teacher: DLRM, settings: RankerSettings) -> DLRM:
@@ -55,6 +61,28 @@ def student_of(teacher: DLRM, settings: RankerSettings) -> DLRM:
     for own_tables, teachers_tables in pairs:
         for own, its in zip(own_tables, teachers_tables, strict=True):
             own.shared.copy_(its.shared)
+    return model
+
+
+@torch.no_grad()
+def strongest_units_of(teacher: DLRM, settings: RankerSettings) -> DLRM:
+    """Structured pruning: the teacher's own tables, and of each hidden layer the units with the largest weights in and out.
+
+    settings: the teacher's width and number of layers
+    """
+    model = student_of(teacher, settings)
+    for own, its in zip((*model.user_tables, *model.item_tables), (*teacher.user_tables, *teacher.item_tables), strict=True):
+        own.vectors.weight.copy_(its.vectors.weight)
+    for layers, theirs in ((model.network.bottom, teacher.network.bottom), (model.network.top, teacher.network.top)):
+        read = torch.arange(layers[0].in_features)  # which of the teacher's inputs the layer keeps
+        for depth, (own, its) in enumerate(zip(layers, theirs, strict=True)):
+            kept = torch.arange(its.out_features)
+            if depth + 1 < len(layers):
+                strength = its.weight.norm(dim=1) * theirs[depth + 1].weight.norm(dim=0)
+                kept = strength.topk(own.out_features).indices.sort().values
+            own.weight.copy_(its.weight[kept][:, read])
+            own.bias.copy_(its.bias[kept])
+            read = kept
     return model
 
 

@@ -9,7 +9,7 @@ import torch
 from export.dataset import load_dataset, split_by_time
 from export.features.build import build_features
 from export.features.schema import FeatureSettings
-from export.models.distill import LEAST_KEPT, STUDENT, distil, macs, shares_of, student_of
+from export.models.distill import LEAST_KEPT, STUDENT, distil, macs, shares_of, strongest_units_of, student_of
 from export.models.dlrm import Shape
 from export.models.ranking import RankingSettings, moments
 from export.models.ranking_data import Requests
@@ -66,10 +66,24 @@ def test_a_student_learns_the_teachers_order(taught):
     assert student.validated >= LEAST_KEPT * teacher.validated
 
 
-def test_a_student_that_learned_too_little_is_not_served(taught, monkeypatch):
+def test_pruning_that_keeps_every_unit_changes_nothing(taught):
+    teacher, _, validation = taught
+    whole = strongest_units_of(teacher.model, RankerSettings())
+    np.testing.assert_allclose(predict(whole, validation), predict(teacher.model, validation), atol=1e-6)
+
+
+def test_pruning_keeps_the_units_that_say_most(taught):
+    teacher, _, validation = taught
+    settings = RankerSettings(bottom=(48,), top=(64, 32))
+    pruned = strongest_units_of(teacher.model, settings)
+    assert macs(pruned.shape) < 0.6 * macs(teacher.model.shape)
+    wanted, random = predict(teacher.model, validation), predict(student_of(teacher.model, settings), validation)
+    assert order_agreement(predict(pruned, validation), wanted) > max(0.3, order_agreement(random, wanted))
+
+
+def test_a_student_that_learned_too_little_is_not_served(taught):
     teacher, teaching, validation = taught
-    monkeypatch.setattr("export.models.distill.LEAST_KEPT", 10.0)
-    assert distil(teacher, [teaching], validation, replace(STUDENT, epochs=1), **QUIET) is teacher
+    assert distil(teacher, [teaching], validation, replace(STUDENT, epochs=1), least_kept=10.0, **QUIET) is teacher
 
 
 def test_a_teacher_without_opinion_has_no_student(taught):

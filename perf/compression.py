@@ -1,0 +1,227 @@
+"""Quality against latency of smaller ranking networks: `python -m perf.compression --data online-retail`.
+
+Trains the DLRM on the training part of a data set, makes smaller ones of it, and asks all of them to rank the same candidates
+of the test users. Every network runs as it would be served: as ONNX, on ONNX Runtime's CPU kernels, one thread. Latencies are
+taken in turns, medians of many rounds: their ratios count. The last line is one line of JSON.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import scipy.sparse as sp
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from export.build import progress, retrieve_fitter
+from export.dataset import Dataset, load_dataset, split_by_time
+from export.evaluation.metrics import auc, ndcg_at, recall_at
+from export.evaluation.problem import TEST_SHARE, problem_of
+from export.features.build import Features, build_features
+from export.features.schema import FeatureSettings
+from export.models.distill import STUDENT, distil, macs, strongest_units_of
+from export.models.parity import export_network
+from export.models.ranking import RankingSettings, moments
+from export.models.ranking_data import ItemSlots, Requests, in_blocks, statistics_of
+from export.models.save_ranker import DYNAMIC, network_inputs
+from export.models.train_ranker import Ranker, RankerSettings, parts, retrieval_z, train_ranker
+from export.precision.int8 import to_int8
+from export.settings import PipelineSettings
+from stages.errors import RecommenderError
+
+MOST_USERS = 3_000  # test users, drawn at random where there are more
+BATCHES = (1, 32)
+ROUNDS = 25
+CALIBRATION_BATCHES = 8
+NARROW = replace(STUDENT, width=4)
+PRUNED = RankerSettings(bottom=(16,), top=(32, 16), epochs=4, learning_rate=1e-3)
+LEAST_NDCG_SHARE, LEAST_AUC_SHARE = 0.99, 0.999  # of the DLRM as taught
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests to learn from, to choose by, and to be measured on. relevant: CSR bool [N, n_items] of the test requests."""
+
+    teaching: tuple[Requests, ...]
+    validation: Requests
+    test: Requests
+    relevant: sp.csr_matrix
+    tables: tuple[dict[str, int], dict[str, int]]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A network as it is served, and how it was come by."""
+
+    name: str
+    ranker: Ranker
+    session: ort.InferenceSession
+
+
+@dataclass(frozen=True)
+class Row:
+    """latency_us: batch size -> median of one run, microseconds. macs: multiply-accumulates per candidate."""
+
+    name: str
+    macs: int
+    ndcg_at_10: float
+    recall_at_20: float
+    auc: float
+    latency_us: dict[int, float]
+
+
+def workload_of(dataset: Dataset, say: Say, seed: int = 0) -> Workload:
+    problem, pipeline = problem_of(dataset), PipelineSettings(seed=seed)
+    train, _ = split_by_time(dataset.interactions, TEST_SHARE)
+    dataset = replace(dataset, interactions=train)
+    features = build_features(dataset, train, FeatureSettings(history_length=pipeline.history), seed)
+    fit_retrieve, settings = retrieve_fitter(dataset, features, pipeline, lambda _: None), RankingSettings()
+    rng = np.random.default_rng(seed)
+    say("requests of the training part, as a retriever of its time would have served them")
+    latest, *older = moments(dataset, train, features, fit_retrieve, settings, rng)
+    teaching, validation = parts(latest, settings.ranker.validation_share, rng)
+    say("requests of the test users")
+    users = problem.test_users
+    users = np.sort(rng.choice(users, min(len(users), MOST_USERS), replace=False))
+    retrieve = fit_retrieve(train.assign(row=np.arange(len(train))))
+    test, relevant = test_requests(features, train, retrieve, problem.user_ids[users]), problem.test.relevant[users]
+    tables = (dict(features.user_rows), dict(features.item_rows))
+    return Workload((teaching, *older), validation, test, relevant, tables)
+
+
+def test_requests(features: Features, train, retrieve, user_ids: np.ndarray) -> Requests:
+    """The users as the store serves them after the training part. Nothing is known of what they took."""
+    items = ItemSlots.of(features.item_arrays, tuple(features.item_rows))
+    users = features.encode_users(user_ids)
+    candidates, scores = retrieve(users, user_ids)
+    cross = in_blocks(statistics_of(features, train, RankingSettings().statistics), users, candidates, scores)
+    return Requests(users, candidates.astype(np.int32), scores, cross, np.zeros(candidates.shape, bool), items)
+
+
+def variants_of(work: Workload, say: Say, folder: Path, seed: int = 0) -> list[Variant]:
+    """The DLRM as taught first: all others are held against it."""
+    quiet = {"seed": seed, "report": lambda _: None}
+    say("the DLRM, as taught")
+    full = train_ranker(work.teaching, work.validation, work.tables, RankerSettings(), **quiet)
+    found = {"as taught": full}
+    for name, settings, begin in (
+        ("distilled (served by default)", STUDENT, None),
+        ("distilled, tables of 4", NARROW, None),
+        ("pruned", PRUNED, strongest_units_of),
+    ):
+        say(name)
+        found[name] = distil(full, work.teaching, work.validation, settings, begin=begin, least_kept=0.0, **quiet)
+    say("as small as the distilled one, taught without a teacher")
+    found["small, without a teacher"] = train_ranker(work.teaching, work.validation, work.tables, STUDENT, **quiet)
+    variants = [as_served(name, ranker, work, folder) for name, ranker in found.items()]
+    for variant in variants[:2]:
+        say(f"int8: {variant.name}")
+        variants.append(quantised(variant, work, folder))
+    return variants
+
+
+def as_served(name: str, ranker: Ranker, work: Workload, folder: Path) -> Variant:
+    ranker = copy.deepcopy(ranker)
+    ranker.model.network.fold()
+    path = folder / f"{len(list(folder.iterdir()))}.onnx"
+    export_network(ranker.model.network, network_inputs(ranker.model, work.test.take(np.arange(8))), "logits", path, DYNAMIC)
+    return Variant(name, ranker, session_of(path))
+
+
+def quantised(variant: Variant, work: Workload, folder: Path) -> Variant:
+    """Products of matrices in int8 where that does not move the logits (export/precision/int8.py)."""
+    blocks = np.array_split(np.arange(min(len(work.validation), 32 * CALIBRATION_BATCHES)), CALIBRATION_BATCHES)
+    feeds = [network_inputs(variant.ranker.model, work.validation.take(rows)) for rows in blocks if len(rows)]
+    graph, kept = to_int8(onnx.load(variant.session._model_path), feeds)
+    path = folder / f"{len(list(folder.iterdir()))}.onnx"
+    onnx.save(graph, str(path))
+    return replace(variant, name=f"{variant.name}, int8 ({len(kept)} products stay fp32)", session=session_of(path))
+
+
+def session_of(path: Path) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def scores_of(variant: Variant, requests: Requests) -> np.ndarray:
+    """float32 [N, C] as the rank stage serves them, -inf at padding."""
+    blocks = np.array_split(np.arange(len(requests)), -(-len(requests) // 32))
+    feeds = (network_inputs(variant.ranker.model, requests.take(rows)) for rows in blocks)
+    logits = np.concatenate([variant.session.run(["logits"], feed)[0] for feed in feeds])
+    return np.where(requests.valid, logits + np.float32(variant.ranker.blend) * retrieval_z(requests), -np.inf)
+
+
+def row_of(variant: Variant, work: Workload, latency_us: dict[int, float]) -> Row:
+    scores, test = scores_of(variant, work.test), work.test
+    ranked = np.take_along_axis(test.candidates, np.argsort(-scores, axis=1, kind="stable"), axis=1)[:, :20]
+    rows, columns = np.nonzero(test.valid)
+    positions = test.candidates[rows, columns]
+    taken = sp.csr_matrix(scores.shape, dtype=bool).tolil()
+    hit = np.asarray(work.relevant[rows, positions]).ravel() > 0
+    taken[rows[hit], columns[hit]] = True
+    among = auc(np.where(test.valid, scores, 0.0), taken.tocsr(), sp.csr_matrix(~test.valid))
+    ndcg, recall = ndcg_at(ranked, work.relevant, 10).mean(), recall_at(ranked, work.relevant, 20).mean()
+    return Row(variant.name, macs(variant.ranker.model.shape), float(ndcg), float(recall), float(np.nanmean(among)), latency_us)
+
+
+def latencies(variants: list[Variant], work: Workload) -> list[dict[int, float]]:
+    """In turns, so that a slow moment of the machine meets all of them."""
+    times = [{batch: [] for batch in BATCHES} for _ in variants]
+    for batch in BATCHES:
+        feeds = [network_inputs(variant.ranker.model, work.test.take(np.arange(batch))) for variant in variants]
+        for _ in range(ROUNDS):
+            for variant, feed, own in zip(variants, feeds, times, strict=True):
+                started = time.perf_counter()
+                variant.session.run(None, feed)
+                own[batch].append((time.perf_counter() - started) * 1e6)
+    return [{batch: float(np.median(values)) for batch, values in own.items()} for own in times]
+
+
+def table_of(rows: list[Row]) -> Table:
+    table = Table(title="Ranking networks: quality on the test users against latency")
+    headings = ("MACs per candidate", "NDCG@10", "of as taught", "Recall@20", "AUC of candidates", "of as taught")
+    table.add_column("")
+    for heading in (*headings, *(f"µs at batch {batch}" for batch in BATCHES)):
+        table.add_column(heading, justify="right")
+    full = rows[0]
+    for row in rows:
+        ndcg, area = row.ndcg_at_10 / full.ndcg_at_10, row.auc / full.auc
+        kept = f"{ndcg:.1%} {'met' if ndcg >= LEAST_NDCG_SHARE else 'missed'}"
+        kept_auc = f"{area:.2%} {'met' if area >= LEAST_AUC_SHARE else 'missed'}"
+        size = f"{row.macs:,} (1/{full.macs / row.macs:.1f})"
+        numbers = (size, f"{row.ndcg_at_10:.4f}", kept, f"{row.recall_at_20:.4f}", f"{row.auc:.4f}", kept_auc)
+        table.add_row(row.name, *numbers, *(f"{row.latency_us[batch]:.0f}" for batch in BATCHES))
+    return table
+
+
+def main(data: Annotated[str, typer.Option(help="folder with a dataset.toml, or a bundled name")] = "online-retail") -> None:
+    console = Console(soft_wrap=True)
+    try:
+        say = progress(console)
+        work = workload_of(load_dataset(data), say)
+        with tempfile.TemporaryDirectory() as folder:
+            variants = variants_of(work, say, Path(folder))
+            rows = [row_of(variant, work, times) for variant, times in zip(variants, latencies(variants, work), strict=True)]
+    except RecommenderError as error:
+        console.print(f"[red]{error}[/]")
+        raise typer.Exit(1) from error
+    console.print(table_of(rows))
+    console.print_json(json.dumps([asdict(row) for row in rows]), indent=None)
+
+
+if __name__ == "__main__":
+    typer.run(main)
