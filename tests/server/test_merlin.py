@@ -3,7 +3,7 @@
 Wiring, shapes, types and numbers are thereby tested end to end, from the files that are exported.
 """
 
-import shutil
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from tritonclient.utils import InferenceServerException
 from export.merlin.publish import publish_merlin
 from export.merlin.settings import MerlinSettings
 from export.merlin.source import Source
-from export.precision.agreement import EXACT
+from export.precision.agreement import EXACT, disagreement
 from export.repository.recorded import RECORDED_FILE, compare_answers, read_recorded
 from export.settings import Settings
 from server.launcher import TritonServer
@@ -33,27 +33,26 @@ def recorded(repository, info):
 
 @pytest.fixture(scope="module")
 def merlin(repository, info, tmp_path_factory):
-    """merlin(triton) -> a merlin repository of the same training, as it is exported."""
+    """merlin(**settings) -> a client of a merlin repository of the same training, as it is exported but for the stand-ins."""
 
-    def export(triton: str):
-        folder = tmp_path_factory.mktemp("merlin") / "model_repository"
+    @contextmanager
+    def serve(**settings):
+        copy = tmp_path_factory.mktemp("merlin") / "model_repository"
         folders = {name: repository / name / str(info.generation) for name in (*STAGES, ENSEMBLE)}
-        publish_merlin(Source.open(folders), folder, Settings(merlin={"triton": triton}))
-        return folder
+        publish_merlin(Source.open(folders), copy, Settings(merlin=settings))
+        stand_in(copy, MerlinSettings().mount)
+        with (
+            TritonServer(copy, run_dir=tmp_path_factory.mktemp("run"), ready_timeout_s=READY_TIMEOUT_S) as server,
+            grpcclient.InferenceServerClient(server.grpc_url) as client,
+        ):
+            yield client
 
-    return export
+    return serve
 
 
 @pytest.fixture(scope="module", params=["24.03", "modern"])
-def served(request, merlin, tmp_path_factory):
-    exported = merlin(request.param)
-    copy = tmp_path_factory.mktemp("doubled") / "model_repository"
-    shutil.copytree(exported, copy)
-    stand_in(copy, MerlinSettings().mount)
-    with (
-        TritonServer(copy, run_dir=tmp_path_factory.mktemp("run"), ready_timeout_s=READY_TIMEOUT_S) as server,
-        grpcclient.InferenceServerClient(server.grpc_url) as client,
-    ):
+def served(request, merlin):
+    with merlin(triton=request.param) as client:
         yield request.param, client
 
 
@@ -66,6 +65,13 @@ def test_answers_equal_the_cpu_profiles(served, recorded):
         assert compare_answers(got, expected, EXACT) == ""
         np.testing.assert_array_equal(got["degraded"], expected["degraded"])
         np.testing.assert_array_equal(got["generation"], expected["generation"])
+
+
+def test_fp16_networks_answer_as_closely_as_they_promise(merlin, recorded):
+    inputs = {name: values[:100] for name, values in recorded.inputs.items()}
+    expected = {name: values[:100] for name, values in recorded.outputs.items()}
+    with merlin(triton="24.03", precision="fp16") as client:
+        assert disagreement("fp16", ask_each(client, inputs, 8), expected) == ""
 
 
 def test_a_batch_is_answered_like_its_rows(served, recorded):
