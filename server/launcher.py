@@ -20,7 +20,7 @@ from server.environment import RUN_DIR, backend_directory, find_wheel, server_en
 from server.health import held_versions
 from server.memory import check_memory
 from server.ports import Ports, check_free, free_ports
-from server.repository import read_repository
+from server.repository import check_backends, read_repository
 from server.state import ServerState, known_servers
 from stages.errors import ServerError
 
@@ -74,6 +74,7 @@ class TritonServer:
 
     def start(self) -> Self:
         models = read_repository(self.repo)
+        check_backends(models)
         clear_stale(self.run_dir)
         check_free(self.ports)
         check_memory(models)

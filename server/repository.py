@@ -83,3 +83,14 @@ def read_repository(repo: Path) -> list[Model]:
                 f"version_policy admits none of them. Publish the repository again with `make export REPO={repo}`."
             )
     return models
+
+
+def check_backends(models: list[Model]) -> None:
+    """ConfigError for models that only another tritonserver can load: the wheel's has the Python backend and no other."""
+    foreign = {model.name: model.config.backend or model.config.platform for model in models}
+    foreign = {name: backend for name, backend in foreign.items() if backend not in ("python", "ensemble")}
+    if foreign:
+        raise ConfigError(
+            f"The models {', '.join(sorted(foreign))} need the backends {', '.join(sorted(set(foreign.values())))}, and the tritonserver "
+            "installed here has the Python backend only. Serve this repository in NVIDIA's container: deploy/README.md."
+        )

@@ -12,7 +12,7 @@ from server.launcher import held_generations
 from server.lock import publication_lock
 from server.memory import INSTANCE_BYTES, INSTANCE_SHM_BYTES, MiB, available_bytes, check_memory, estimate
 from server.ports import Ports
-from server.repository import read_config, read_repository
+from server.repository import check_backends, read_config, read_repository
 from server.state import ServerState
 from stages.errors import ArtifactError, ConfigError, ServerError
 from stages.generations import pinned_generation
@@ -22,6 +22,14 @@ from tests.server import toys
 @pytest.fixture
 def repo(tmp_path):
     return toys.publish(tmp_path / "repo", 1)
+
+
+def test_models_for_another_server(repo):
+    check_backends(read_repository(repo))
+    path = repo / "second" / "config.pbtxt"
+    path.write_text(path.read_text().replace('backend: "python"', 'backend: "hps"'))
+    with pytest.raises(ConfigError, match=r"The models second need the backends hps, .* Serve this repository in NVIDIA's container"):
+        check_backends(read_repository(repo))
 
 
 def test_models_configs_and_versions(repo):
