@@ -90,7 +90,8 @@ def check_backends(models: list[Model]) -> None:
     foreign = {model.name: model.config.backend or model.config.platform for model in models}
     foreign = {name: backend for name, backend in foreign.items() if backend not in ("python", "ensemble")}
     if foreign:
+        needed = ", ".join(sorted(set(foreign.values())))
         raise ConfigError(
-            f"The models {', '.join(sorted(foreign))} need the backends {', '.join(sorted(set(foreign.values())))}, and the tritonserver "
-            "installed here has the Python backend only. Serve this repository in NVIDIA's container: deploy/README.md."
+            f"The models {', '.join(sorted(foreign))} need the backends {needed}, and the tritonserver installed here has the "
+            "Python backend only. Serve this repository in NVIDIA's container: deploy/README.md."
         )
