@@ -18,6 +18,7 @@ from stages.contract import CHAIN, STAGES, ModelSpec, TensorSpec, ensemble_spec
 from stages.steps.specs import HPS_OUTPUT, KEYS, NUMKEYS, RANK_EMBEDDINGS
 
 CHAINED = tuple(tensor.name for tensor in CHAIN)
+TUNED_BATCHES = (8, 32)  # TensorRT is fastest at the sizes an engine was tuned for
 
 
 def hps_config(settings: MerlinSettings, generation: int, instances: int) -> pb.ModelConfig:
@@ -99,5 +100,5 @@ def tensorrt_shapes(
     spec: ModelSpec, serving: Serving, max_batch_size: int, per_row: Mapping[str, int]
 ) -> tuple[list[int], tuple[Profile, ...]]:
     """-> (batch sizes to tune for, the profiles of a network). max_batch_size 0: see `profiles_for`."""
-    tuned = [size for size in serving.preferred_batch_sizes if size <= serving.max_batch_size]
+    tuned = [size for size in serving.preferred_batch_sizes or TUNED_BATCHES if size <= serving.max_batch_size]
     return tuned, profiles_for(spec.inputs, max_batch_size, tuned, serving.max_batch_size, per_row)

@@ -35,6 +35,9 @@ def layout_of(config: pb.ModelConfig) -> str:
 class Serving:
     """How Triton runs one model. Times in microseconds, 0 = off.
 
+    No preferred batch sizes: with them the batcher cuts queues of 40 into batches of 8, and the kernels work best on what has
+    come together by the time they are free (32 clients: a fifth more answers per second without).
+
     `queue_delay_us` is spent in the first stage only by default: requests that meet there leave together and meet again.
 
     Priorities and queue limits are off by default: on tritonserver 2.51 each of them alone keeps the batcher asleep for up to
@@ -44,7 +47,7 @@ class Serving:
 
     instances: int = 1
     max_batch_size: int = 64
-    preferred_batch_sizes: tuple[int, ...] = (8, 32)
+    preferred_batch_sizes: tuple[int, ...] = ()
     queue_delay_us: int = 0
     priority_levels: int = 0  # 1 is served first
     default_priority: int = 1

@@ -30,7 +30,7 @@ def test_a_stage_parses_back_to_its_spec(name, tmp_path):
     assert list(config.version_policy.specific.versions) == [6, 7]
     assert c.spec_of(config) == without_fills(SPECS[name])
     assert config.backend == "python"
-    assert list(config.dynamic_batching.preferred_batch_size) == [8, 32]
+    assert list(config.dynamic_batching.preferred_batch_size) == []
     assert not config.dynamic_batching.HasField("default_queue_policy")
     assert config.dynamic_batching.priority_levels == 0
     assert [w.batch_size for w in config.model_warmup] == [1, 1, 1, c.WARMUP_BATCH]
@@ -65,7 +65,9 @@ def test_every_ensemble_tensor_that_is_read_is_an_input_or_some_steps_output():
 
 
 def test_preferred_batch_sizes_stay_within_the_maximum():
-    config = c.stage_config(SPECS["rank"], c.Serving(max_batch_size=16), versions=[1], warmup_rows=0)
+    config = c.stage_config(
+        SPECS["rank"], c.Serving(max_batch_size=16, preferred_batch_sizes=(8, 32)), versions=[1], warmup_rows=0
+    )
     assert list(config.dynamic_batching.preferred_batch_size) == [8]
 
 

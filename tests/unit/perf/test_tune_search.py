@@ -110,7 +110,7 @@ def space_of(layout="ensemble", efforts=(192, 256)):
 def test_the_space_holds_what_differs_from_the_current_settings(layout, model):
     space = space_of(layout)
     assert set(space[f"serving.{model}.queue_delay_us"]) == {0, 100, 300, 1_000} - {100 if layout == "ensemble" else 0}
-    assert [8, 32] not in space["serving.preferred_batch_sizes"]
+    assert [] not in space["serving.preferred_batch_sizes"]
     assert space[SERVER_THREADS] == (2,)
     assert space["compute.index_effort"] == (192, 256)
     assert ("serving.rank.instances" in space) == (layout == "ensemble")
