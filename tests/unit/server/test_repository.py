@@ -28,7 +28,7 @@ def test_models_for_another_server(repo):
     check_backends(read_repository(repo))
     path = repo / "second" / "config.pbtxt"
     path.write_text(path.read_text().replace('backend: "python"', 'backend: "hps"'))
-    with pytest.raises(ConfigError, match=r"The models second need the backends hps, .* Serve this repository in NVIDIA's container"):
+    with pytest.raises(ConfigError, match=r"models second need the backends hps, .* Serve this repository in NVIDIA's"):
         check_backends(read_repository(repo))
 
 
