@@ -184,10 +184,9 @@ def _in_process(both: Sides, window_s: float) -> dict[str, float]:
 
 def _served(name: str, bench: Bench, both: Sides, window_s: float) -> dict[str, float]:
     one = bench.closed(ENSEMBLE, "grpc", "concurrency", 1, window_s)
-    peak = bench.closed(ENSEMBLE, "grpc", "concurrency", both.peak_clients[name], window_s).achieved_rate
-    many = peak
+    many = peak = bench.closed(ENSEMBLE, "grpc", "concurrency", MANY_CLIENTS, window_s).achieved_rate
     if both.peak_clients[name] != MANY_CLIENTS:
-        many = bench.closed(ENSEMBLE, "grpc", "concurrency", MANY_CLIENTS, window_s).achieved_rate
+        peak = max(many, bench.closed(ENSEMBLE, "grpc", "concurrency", both.peak_clients[name], window_s).achieved_rate)
     half = add_open(bench, Scenario("poisson 50 %", lambda rng: schedule.poisson(peak / 2, OPEN_S, rng), OPEN_S))
     return {
         f"{name} p50": one.latency.p50_ms,
