@@ -118,7 +118,7 @@ def variants_of(work: Workload, say: Say, folder: Path, seed: int = 0) -> list[V
     full = train_ranker(work.teaching, work.validation, work.tables, RankerSettings(), **quiet)
     found = {"as taught": full}
     for name, settings, begin in (
-        ("distilled (served by default)", STUDENT, None),
+        ("distilled", STUDENT, None),
         ("distilled, tables of 4", NARROW, None),
         ("pruned", PRUNED, strongest_units_of),
     ):

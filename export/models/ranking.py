@@ -11,7 +11,7 @@ import pandas as pd
 
 from export.dataset import Dataset
 from export.features.build import Features
-from export.models.distill import STUDENT, distil
+from export.models.distill import distil
 from export.models.item_statistics import StatisticsSettings
 from export.models.parity import Parity
 from export.models.ranking_data import ItemSlots, Requests, Retrieve, items_before, requests_of, split_again, statistics_of
@@ -37,7 +37,7 @@ class RankingSettings:
     statistics: StatisticsSettings = field(default_factory=StatisticsSettings)
     ranker: RankerSettings = field(default_factory=RankerSettings)
     reranker: RerankerSettings = field(default_factory=RerankerSettings)
-    student: RankerSettings | None = STUDENT  # what is served imitates the ranker; None: the ranker itself is served
+    student: RankerSettings | None = None  # of a smaller one that imitates the ranker and is served in its place
     most_requests: int = 8_192  # users drawn for training at each moment
     enough_requests: int = 2_048  # with fewer, requests of earlier moments are added,
     most_moments: int = 2  # as long as there are no more than this: each needs a retriever of its own

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from export.build import ranking_settings
 from export.dataset import load_dataset, split_by_time
 from export.features.build import build_features
 from export.features.schema import FeatureSettings
@@ -14,6 +15,7 @@ from export.models.dlrm import Shape
 from export.models.ranking import RankingSettings, moments
 from export.models.ranking_data import Requests
 from export.models.train_ranker import RankerSettings, predict, rank_scores_of, train_ranker
+from export.settings import Settings
 from tests.unit.test_rank import popularity_retrieve
 
 QUIET = {"report": lambda _: None}
@@ -98,3 +100,10 @@ def test_macs_counts_what_happens_per_candidate():
     shape = Shape({"a": 5}, {"b": 5}, user_numbers=2, pair_numbers=4, width=8, bottom=(10,), top=(6,))
     bottom, products, interaction = 4 * 10 + 10 * 8, 2 * 3 * 8, 8 + 3 + 1
     assert macs(shape) == bottom + products + interaction * 6 + 6
+
+
+def test_the_exports_settings_say_which_network_ranks():
+    as_taught = ranking_settings(Settings())
+    assert as_taught.student is None
+    narrow = ranking_settings(Settings(ranker={"distilled": True, "width": 4}))
+    assert (narrow.ranker.width, narrow.student.width, narrow.student.top) == (4, 4, STUDENT.top)
