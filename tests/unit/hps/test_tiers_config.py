@@ -1,6 +1,8 @@
 """ps.json as our own tiers understand it, and what the planner says they cost."""
 
 import json
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -108,6 +110,19 @@ def test_sparse_folders_of_a_ps_json_are_served(tmp_path):
         tiers.close()
 
 
+def private_bytes_of_a_full_table(config, folder):
+    """Fill L1 and L2 of a table -> what this process needed for it alone."""
+    table = TieredTable(config)
+    keys = np.random.default_rng(0).permutation(config.rows)
+    vectors = np.ones((5_000, config.width), np.float32)
+    before = psutil.Process().memory_info()
+    table.attach(open_shared(folder, [table.config])["item"])
+    for start in range(0, len(keys), len(vectors)):  # small pieces, so that temporary arrays do not count
+        table.l1.insert(keys[start : start + len(vectors)], vectors, 0)
+    after = psutil.Process().memory_info()
+    return (after.rss - after.shared) - (before.rss - before.shared)
+
+
 def test_planned_memory_is_what_the_tiers_take(tmp_path):
     """Fill L1 and L2 of a planned table and measure: this process's private memory, and the shared file."""
     spec = TableSpec("item", rows=1_000_000, width=16, row_format="int8")
@@ -125,15 +140,8 @@ def test_planned_memory_is_what_the_tiers_take(tmp_path):
     config = tiers_config(read_ps_json(path), "dlrm_hps", "shop", {"item": spec.rows}, source="rows").tables[0]
     assert (config.l1_rows, config.l2_rows) == (planned.l1_rows, planned.l2_rows)
 
-    table = TieredTable(config)
-    keys = np.random.default_rng(0).permutation(spec.rows)
-    vectors = np.ones((5_000, 16), np.float32)
-    before = psutil.Process().memory_info()
-    table.attach(open_shared(tmp_path, [table.config])["item"])
-    for start in range(0, len(keys), len(vectors)):  # small pieces, so that temporary arrays do not count
-        table.l1.insert(keys[start : start + len(vectors)], vectors, 0)
-    after = psutil.Process().memory_info()
-    private = (after.rss - after.shared) - (before.rss - before.shared)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:  # no freed memory of other tests to reuse
+        private = fresh.submit(private_bytes_of_a_full_table, config, tmp_path).result()
     assert private == pytest.approx(plan.l1_bytes, rel=0.15)
     shared = next(file for file in tmp_path.iterdir() if file.name.startswith("item-") and file.suffix != ".lock")
     assert shared.stat().st_size == pytest.approx(plan.l2_bytes + plan.ring_bytes, rel=0.15)
