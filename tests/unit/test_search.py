@@ -86,6 +86,20 @@ def test_rows_left_short_by_the_filters_are_searched_exactly(monkeypatch):
     assert widened == [1]
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("whole", [True, False], ids=["whole catalogue", "by index"])
+def test_answers_do_not_depend_on_batch_mates_bit_for_bit(whole, size):
+    catalogue, (users, history, blocked) = random_catalogue(), random_requests()
+    search = Search(*catalogue, index=None if whole else flat_index(catalogue[0], catalogue[2]))
+    positions, scores = search(users, history, blocked, 20)
+    for start in range(0, B, size):
+        rows = slice(start, start + size)
+        mine = (blocked.rows >= start) & (blocked.rows < start + size)
+        own = search(users[rows], history[rows], Blocked(blocked.rows[mine] - start, blocked.positions[mine]), 20)
+        np.testing.assert_array_equal(own[0], positions[rows])
+        np.testing.assert_array_equal(own[1], scores[rows])
+
+
 def test_padding_only_when_the_catalogue_has_no_more():
     catalogue = random_catalogue()
     users, history, _ = random_requests()
