@@ -26,6 +26,7 @@ from stages.errors import ConfigError, RecommenderError
 from stages.generations import pinned_generation
 
 CANDIDATES = 200  # C of the reference
+FILE = "merlin.json"
 ROWS = 1_000  # requests in perf_analyzer's input
 LAYOUTS = {bench.ENSEMBLE_LAYOUT: "ensemble", bench.FUSED_LAYOUT: "fused"}
 
@@ -58,9 +59,9 @@ def main_run(
         full.progress(len(repositories) * (rounds + 1)) as step,
         bench.contenders(repositories, spec, user_ids, window_s) as served,
     ):
-        result = bench.measure_all(served, user_ids, rounds, step)
-    folder = new_folder()
-    folder.mkdir(parents=True)
+        folder = new_folder()
+        folder.mkdir(parents=True)
+        result = bench.measure_all(served, user_ids, rounds, step, lambda so_far: save(so_far, folder))
     report(result, folder)
 
 
@@ -92,23 +93,29 @@ def make_repositories(repo: Path, dataset: Dataset, work: Path) -> dict[str, Pat
     return repositories
 
 
-def report(result: bench.Result, folder: Path) -> None:
-    """Tables for people, a file with every round, and the JSON line that is always last."""
-    out = Console(width=None if sys.stdout.isatty() else 120)
-    out.print(tables.contender_table(result).to_rich(), tables.bound_table(result).to_rich())
-    out.print("answers: " + (f"they differ, the ratios do not count: {result.answers}" if result.answers else "equal"))
+def save(result: bench.Result, folder: Path) -> dict[str, object]:
+    """Write merlin.json, with every round -> what it says without them."""
+    bounds = tables.bound_facts(result)
     document = {
         "perf": "merlin",
         "commit": commit_of(),
         "answers_equal": not result.answers,
         "contenders": tables.contender_facts(result),
-        "bounds": tables.bound_facts(result),
-        "all_met": not result.answers and all(fact["met"] for fact in tables.bound_facts(result)),
+        "bounds": bounds,
+        "all_met": not result.answers and all(fact["met"] for fact in bounds),
     }
-    (folder / "merlin.json").write_text(
-        last_line(document | {"rounds": {name: rounds.model_dump() for name, rounds in result.rounds.items()}})
-    )
-    out.print(f"every round: {folder / 'merlin.json'}")
+    rounds = {name: rounds.model_dump() for name, rounds in result.rounds.items()}
+    (folder / FILE).write_text(last_line(document | {"rounds": rounds}))
+    return document
+
+
+def report(result: bench.Result, folder: Path) -> None:
+    """Tables for people, a file with every round, and the JSON line that is always last."""
+    document = save(result, folder)
+    out = Console(width=None if sys.stdout.isatty() else 120)
+    out.print(tables.contender_table(result).to_rich(), tables.bound_table(result).to_rich())
+    out.print("answers: " + (f"they differ, the ratios do not count: {result.answers}" if result.answers else "equal"))
+    out.print(f"every round: {folder / FILE}")
     print(last_line(document))
 
 

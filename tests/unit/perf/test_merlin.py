@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import onnxruntime as ort
@@ -243,3 +244,26 @@ def test_bounds_do_not_count_when_answers_differ(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "the ratios do not count" in said
     assert not json.loads(said.splitlines()[-1])["all_met"]
+
+
+def test_every_round_is_saved_and_the_levels_are_tried_once(monkeypatch):
+    monkeypatch.setattr(bench, "differing_answers", lambda served, user_ids: "")
+    monkeypatch.setattr(bench, "read_memory", lambda tag: [])
+    asked = []
+
+    def measure(self, clients):
+        asked.append((self.name, clients))
+        return 2.0, {1: 10.0, 2: 30.0, 4: 20.0}[clients]
+
+    monkeypatch.setattr(bench.Contender, "measure", measure)
+    state, spec = SimpleNamespace(tag=""), bench.baseline_spec()
+    served = [bench.Contender("a", state, spec, None, (2, 4), 1.0), bench.Contender("b", state, spec, None, (4,), 1.0)]
+    lengths = []
+    result = bench.measure_all(
+        served, np.array([[1]]), 2, lambda what: None, lambda result: lengths.append(len(result.rounds["a"].rate))
+    )
+    assert lengths == [1, 2]
+    assert {name: rounds.clients for name, rounds in result.rounds.items()} == {"a": 2, "b": 4}
+    first, second = [("a", 1), ("a", 2)], [("b", 1), ("b", 4)]
+    assert asked == [("a", 2), ("a", 4), *first, *second, *second, *first]
+    assert result.rounds["a"].rate == [30.0, 30.0]
