@@ -16,7 +16,7 @@ from server.health import not_ready, wait_ready
 from server.launcher import READY_TIMEOUT_S, TritonServer, clear_stale, running_servers, stop_server
 from server.log import explain
 from server.ports import Ports
-from server.state import ServerState, known_servers
+from server.state import ServerState, known_servers, unreadable_states
 from stages.errors import RecommenderError, ServerError
 from stages.generations import pinned_generation
 
@@ -85,6 +85,8 @@ def status() -> None:
     states = running_servers(RUN_DIR)
     for state in states:
         typer.echo(f"running: {_line(state)}  log {state.log}")
+    for path in unreadable_states(RUN_DIR):
+        typer.echo(f"note: {path} names no server. Remove it; the server it was written for is found by no command.", err=True)
     if not states:
         typer.echo("no server is running here. Start one with `make serve`.")
         raise typer.Exit(1)

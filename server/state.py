@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from server.ports import Ports
+from stages.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -44,16 +45,26 @@ def state_path(run_dir: Path, grpc_port: int) -> Path:
 
 
 def read_state(path: Path) -> ServerState | None:
-    """The state in `path`; None when it is gone or was cut short (the server it spoke of is then found by nobody)."""
+    """The state in `path`; None when it is gone or says nothing usable (the server it spoke of is then found by nobody)."""
     try:
         fields = json.loads(path.read_text())
         ports, settings = Ports(**fields["ports"]), dict(fields.get("settings", {}))
-        return ServerState(int(fields["pid"]), str(fields["tag"]), Path(fields["repo"]), Path(fields["log"]), ports, settings)
-    except (FileNotFoundError, json.JSONDecodeError, KeyError, TypeError):
+        state = ServerState(int(fields["pid"]), str(fields["tag"]), Path(fields["repo"]), Path(fields["log"]), ports, settings)
+    except (OSError, ValueError, KeyError, TypeError, ConfigError):
         return None
+    return state if state.pid > 0 and state.tag else None  # an empty tag would be found in every process
 
 
 def known_servers(run_dir: Path) -> list[ServerState]:
     """Every server with a readable state file, by gRPC port, running or not."""
-    states = [read_state(path) for path in (run_dir / "servers").glob("*.json")]
+    states = [read_state(path) for path in _state_files(run_dir)]
     return sorted((state for state in states if state is not None), key=lambda state: state.ports.grpc)
+
+
+def unreadable_states(run_dir: Path) -> list[Path]:
+    """State files that name no server: written by hand, or damaged."""
+    return [path for path in _state_files(run_dir) if read_state(path) is None]
+
+
+def _state_files(run_dir: Path) -> list[Path]:
+    return sorted((run_dir / "servers").glob("*.json"))

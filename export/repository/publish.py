@@ -75,8 +75,14 @@ class Staging:
         self._lock: IO[str] | None = None
 
     def __enter__(self) -> Staging:
-        self.repository.mkdir(parents=True, exist_ok=True)
-        self._lock = (self.repository.parent / f".{self.repository.name}.lock").open("w")
+        try:
+            self.repository.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.repository.parent / f".{self.repository.name}.lock").open("w")
+        except OSError as error:
+            raise ExportError(
+                f"No repository can be written at {self.repository}: {error.strerror or error}. "
+                "Choose another REPO: a folder, or a new name, below a folder that can be written."
+            ) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -68,6 +69,18 @@ def test_the_fused_layout_is_one_model_with_the_stages_inside(tmp_path):
         assert sha256_of(stage_folder(repository, name, 1) / MANIFEST_FILE) == facts["stages"][name]
         verify_manifest(version / name)
     assert {path.name for path in (repository / ENSEMBLE / "warmup").iterdir()} >= {"user_id_0", "exclude_3"}
+
+
+@pytest.mark.parametrize("name", ["file", "file/repo"])
+def test_a_place_where_no_repository_can_be_is_refused(tmp_path, name):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ExportError, match=rf"No repository can be written at {tmp_path / name}: .*another REPO"):
+        publish_once(tmp_path / name)
+
+
+def test_a_parent_that_cannot_be_written_is_refused():
+    with pytest.raises(ExportError, match=r"No repository can be written at /proc/foo: No such file.*another REPO"):
+        publish_once(Path("/proc/foo"))
 
 
 def test_another_layout_is_refused(tmp_path):

@@ -1,12 +1,15 @@
 """What tritonserver 2.51's log says, and what a state file keeps."""
 
+import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from server import __main__ as commands
 from server.log import explain, first_failure, unfinished
 from server.ports import Ports
-from server.state import ServerState, known_servers, read_state, state_path
+from server.state import ServerState, known_servers, read_state, state_path, unreadable_states
 
 HEAD = "E1121 00:58:59.746228 20082 model_lifecycle.cc:642] "
 HARMLESS = 'E1121 01:13:33.037808 1430 server.cc:241] "CudaDriverHelper has not been initialized."'
@@ -77,10 +80,40 @@ def test_state_is_kept_found_and_forgotten(tmp_path):
     assert known_servers(tmp_path) == [other]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": 1}'])
-def test_a_state_file_that_was_cut_short_is_passed_over(tmp_path, text):
+GOOD = {"pid": 1, "tag": "triton_9_a_", "repo": "/repo", "log": "/log", "ports": {"grpc": 9, "http": 8, "metrics": 7}}
+BAD = [
+    {"pid": "abc"},
+    {"pid": -1},
+    {"tag": ""},
+    {"ports": {"grpc": 0}},
+    {"ports": {"grpc": "9"}},
+    {"repo": 3},
+    {"settings": "x"},
+]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": 1}', "\udcff", *(json.dumps(GOOD | bad) for bad in BAD)])
+def test_a_state_file_that_names_no_server_is_passed_over_and_hides_no_other(tmp_path, text):
+    other = ServerState(12, "triton_5_b_", Path("/repo"), Path("/log"), Ports(grpc=5, http=4, metrics=3))
+    other.save(tmp_path)
+    path = state_path(tmp_path, 9)
+    path.write_text(text, errors="surrogateescape")
+    assert read_state(path) is None
+    assert known_servers(tmp_path) == [other]
+    assert unreadable_states(tmp_path) == [path]
+
+
+def test_a_folder_in_the_place_of_a_state_file_is_passed_over(tmp_path):
+    state_path(tmp_path, 9).mkdir(parents=True)
+    assert known_servers(tmp_path) == []
+
+
+def test_status_lists_the_others_and_names_the_state_file_that_names_none(tmp_path, monkeypatch):
     path = state_path(tmp_path, 9)
     path.parent.mkdir()
-    path.write_text(text)
-    assert read_state(path) is None
-    assert known_servers(tmp_path) == []
+    path.write_text(json.dumps(GOOD | {"pid": "abc"}))
+    monkeypatch.setattr(commands, "RUN_DIR", tmp_path)
+    result = CliRunner().invoke(commands.app, ["status"], catch_exceptions=False)
+    assert result.exit_code == 1
+    assert result.stdout.startswith("no server is running here")
+    assert f"{path} names no server. Remove it" in result.stderr
