@@ -220,7 +220,7 @@ class Tiers:
             return
         count = min(max(table.l2_rows, table.l1_rows), table.rows)
         for start in range(0, count, WARM_ROWS):
-            keys = self._lower.first_keys(table.name, start, min(start + WARM_ROWS, count))
+            keys = self._lower.first_keys(table.name, start, start + WARM_ROWS)  # some more than fit: sets fill unevenly
             if len(keys):
                 self._keep(self._lower.fetch_first(table.name, keys))
 
