@@ -10,6 +10,7 @@ import torch
 
 from export.models.dlrm import DLRM, Shape
 from export.models.ranking_data import Requests
+from export.models.schedule import rise_and_fall
 from stages.ranking_features import standardized
 
 LEAST_DEVIATION = 0.3  # all numbers are scaled to be near one (stages/ranking_features.py, NVTabular's Normalize)
@@ -108,7 +109,7 @@ def fit(
     ]
     optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate)
     n_steps = sum(-(-len(part) // settings.requests_per_batch) for part in teaching) * settings.epochs
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, settings.learning_rate, total_steps=n_steps + 1, pct_start=0.1)
+    schedule = rise_and_fall(optimizer, settings.learning_rate, n_steps + 1)
     best_quality, best_weights = -1.0, None
     for epoch in range(1, settings.epochs + 1):
         model.train()

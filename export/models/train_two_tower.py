@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from export.features.build import Examples
+from export.models.schedule import rise_and_fall
 from export.models.two_tower import TwoTower, forget_users
 from stages.search import recency_weights
 
@@ -75,7 +76,7 @@ def train_towers(
     best = _Best(model, batches_aside(examples, targets, aside, settings), negatives, negatives.draw(generator))
     steps = max(1, min(len(learned) * settings.epochs, settings.most_examples) // settings.batch)
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate, fused=True)  # large tables: 5 times faster
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, settings.learning_rate, total_steps=steps, pct_start=0.1)
+    schedule = rise_and_fall(optimizer, settings.learning_rate, steps)
     for step, chosen in enumerate(_rows(len(learned), settings.batch, steps, rng), start=1):
         batch = forgetful(batch_of(examples, targets, learned[chosen]), model.n_items, settings, generator)
         loss = sampled_loss(model, batch, negatives.draw(generator), negatives.log_expected)
