@@ -12,7 +12,7 @@ from export.repository.config import WARMUP_ROWS
 from export.repository.publish import Staging
 from export.repository.recorded import RECORDED_FILE, Recorded, compare_answers
 from export.settings import PipelineSettings
-from stages.contract import ANY_GENERATION, ENSEMBLE, PAD_ID, ModelSpec, ensemble_spec
+from stages.contract import ANY_GENERATION, ENSEMBLE, OOV_ROW, PAD_ID, ModelSpec, ensemble_spec
 from stages.errors import ExportError
 from stages.pipeline import Pipeline
 
@@ -69,10 +69,12 @@ def refuse_unsound(outputs: Arrays, item_ids: np.ndarray) -> None:
 
 
 def warmup_tensors(staging: Staging, recorded: Recorded) -> Arrays:
-    """-> every tensor of every stage for a few recorded requests, by name, [WARMUP_ROWS, *dims]."""
+    """-> every tensor of every stage for a few recorded requests, by name, [WARMUP_ROWS, *dims], fit for any generation."""
     kernels = Pipeline.load(staging.root, staging.generation)
     tensors = kernels.trace({name: values[:WARMUP_ROWS] for name, values in recorded.inputs.items()})
     return tensors | {
+        # A repository keeps the warm-up of its first generation, and later ones may know fewer categories.
+        "user_categorical": np.minimum(tensors["user_categorical"], OOV_ROW),
         "generation": np.full_like(tensors["generation"], ANY_GENERATION),
         "degraded": np.zeros_like(tensors["degraded"]),
     }

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from export.repository.check import check_repository
+from export.repository.config import WARMUP_ROWS, warmup_file
+from server.generations import pin
 from stages.artifacts import read_json
 from stages.contract import ENSEMBLE, PAD_ID, Degraded
 from stages.errors import ConfigError
@@ -83,3 +85,21 @@ def test_a_price_rule_without_a_price_is_refused_before_training(tmp_path, monke
     dataset = shop(tmp_path / "data", users=12, items=30, events=60)
     with pytest.raises(ConfigError, match=r"the items have no price\. Name its column in dataset\.toml"):
         export(tmp_path, dataset, rules={"price_cap": 12.0})
+
+
+def test_a_later_generation_with_fewer_users_loads_with_the_first_ones_warm_up(tmp_path):
+    """A repository keeps the warm-up requests of its first generation (docs/serving.md)."""
+    for generation, users in ((1, 60), (2, 8)):
+        repository = export(tmp_path, shop(tmp_path / f"data{generation}", users=users, items=60, events=users * 10))
+    pin(repository, 2)
+    pipeline = Pipeline.load(repository)
+
+    def recorded(stage, tensor):
+        folder = repository / stage / "warmup"
+        rows = [np.fromfile(folder / warmup_file(tensor, row), tensor.numpy_dtype) for row in range(WARMUP_ROWS)]
+        return np.stack(rows).reshape(WARMUP_ROWS, *tensor.dims)
+
+    assert pipeline.info.generation == 2
+    for stage, output in (("retrieve", "retrieval_scores"), ("rank", "rank_scores"), ("rerank", "scores")):
+        inputs = {tensor.name: recorded(stage, tensor) for tensor in pipeline.specs[stage].inputs}
+        assert np.isfinite(pipeline.stages[stage](inputs)[output]).all()
