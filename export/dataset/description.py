@@ -9,7 +9,7 @@ import tomllib
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from stages.contract import STAGES, Axes, ensemble_spec, stage_specs
 from stages.errors import DataError
@@ -139,11 +139,18 @@ class Context(_Section):
 class Description(_Section):
     """A whole `dataset.toml`."""
 
-    name: Annotated[str, Field(min_length=1)]
+    name: Annotated[str, Field(min_length=1)]  # also of a folder: `make eval` exports to .run/eval/<name>
     interactions: Interactions
     items: Items | None = None
     users: Users | None = None
     context: Context = Context()
+
+    @field_validator("name")
+    @classmethod
+    def _name_of_a_folder(cls, name: str) -> str:
+        if name.startswith(".") or not name.isprintable() or set(name) & set("/\\"):
+            raise ValueError(f"{name!r} is to name a folder; leave out slashes and a leading dot")
+        return name
 
 
 SECTIONS = {"interactions": Interactions, "items": Items, "users": Users, "context": Context}

@@ -26,7 +26,7 @@ from export.evaluation.problem import TEST_SHARE, Problem, problem_of
 from export.settings import Settings
 from server.launcher import TritonServer
 from stages.contract import ENSEMBLE, PAD_ID
-from stages.errors import DataError
+from stages.errors import ConfigError, DataError
 from stages.pipeline import Pipeline
 from stages.search import Blocked
 
@@ -41,7 +41,7 @@ def evaluate_dataset(dataset: Dataset, repository: Path, settings: Settings, con
     """
     problem = problem_of(dataset)
     refuse_nothing_to_find(dataset, problem)
-    shutil.rmtree(repository, ignore_errors=True)
+    remove_repository(repository)
     train, _ = split_by_time(dataset.interactions, TEST_SHARE)
     build_repository(replace(dataset, interactions=train), repository, settings, console)
     rows: dict[str, Quality] = {}
@@ -55,6 +55,13 @@ def evaluate_dataset(dataset: Dataset, repository: Path, settings: Settings, con
     console.print(table_of(dataset, problem, rows))
     console.print_json(json.dumps({name: asdict(quality) for name, quality in rows.items()}), indent=None)
     return rows
+
+
+def remove_repository(folder: Path) -> None:
+    """Remove what an earlier evaluation left. Raises ConfigError when something else is there."""
+    if folder.exists() and any(folder.iterdir()) and not (folder / ENSEMBLE).is_dir():
+        raise ConfigError(f"{folder} is no model repository, and its contents would be lost. Name another folder with --work.")
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def refuse_nothing_to_find(dataset: Dataset, problem: Problem) -> None:

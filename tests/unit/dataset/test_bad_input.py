@@ -24,6 +24,7 @@ def message(source) -> str:
 BAD_DESCRIPTIONS = {
     "not TOML": ("name = \n", ["dataset.toml is not valid TOML", "line 1"]),
     "no name": (TOML.replace('name = "corner-shop"', ""), ["lacks the required key 'name'"]),
+    "name with a slash": (TOML.replace('"corner-shop"', '"../shop"'), ["name", "'../shop' is to name a folder", "slashes"]),
     "no interactions": ('name = "x"\n', ["lacks the required key 'interactions'"]),
     "no required key": (TOML.replace('timestamp = "time"', ""), ["[interactions] lacks the required key 'timestamp'"]),
     "unknown key": (

@@ -5,9 +5,10 @@ import pytest
 import scipy.sparse as sp
 
 from export.evaluation.baselines import Split
-from export.evaluation.evaluate import blocks, moved_up, positions_of, quality_of
+from export.evaluation.evaluate import blocks, moved_up, positions_of, quality_of, remove_repository
 from export.evaluation.problem import Problem
 from stages.contract import PAD_ID
+from stages.errors import ConfigError
 
 
 @pytest.fixture
@@ -44,3 +45,14 @@ def test_blocks_hold_every_user_once():
     parts = blocks(users)
     assert [len(part) for part in parts] == [32, 32, 6]
     np.testing.assert_array_equal(np.concatenate(parts), users)
+
+
+def test_an_evaluation_removes_nothing_but_a_repository(tmp_path):
+    (tmp_path / "recommend").mkdir()
+    remove_repository(tmp_path)
+    assert not tmp_path.exists()
+    tmp_path.mkdir()
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(ConfigError, match="its contents would be lost"):
+        remove_repository(tmp_path)
+    assert (tmp_path / "thesis.txt").exists()
