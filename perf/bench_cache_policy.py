@@ -1,6 +1,6 @@
 """Hit rates of the tiers' cache policy against LRU and against the best fixed set of rows.
 
-    .venv/bin/python perf/bench_cache_policy.py [--rows 200000] [--asked 2000000] [--logs online-retail]
+    .venv/bin/python -m perf.bench_cache_policy [--rows 200000] [--asked 2000000] [--logs online-retail]
 
 Traces: Zipf keys of four exponents, one whose popularity changes every quarter, the items of real logs in time order. With
 room for 1 % and 10 % of the rows; the second half of a trace counts. The last line of stdout is a single compact JSON document.

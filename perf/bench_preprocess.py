@@ -1,6 +1,6 @@
 """What compiling buys: the fitted NVTabular workflow against its plan, on the same rows; and the whole preprocess stage.
 
-    .venv/bin/python perf/bench_preprocess.py [--data synthetic:small]
+    .venv/bin/python -m perf.bench_preprocess [--data synthetic:small]
 
 `workflow` is `Workflow.transform` on a data frame that is already there; `plan` encodes the same raw columns; `stage` is the
 kernel from user ids to tensors, store and history included. The very last line of stdout is a single compact JSON document.

@@ -1,6 +1,6 @@
 """What the rules cost: one request and a full batch, each rule alone and all together.
 
-    .venv/bin/python perf/bench_rules.py [--candidates 100] [--returned 20]
+    .venv/bin/python -m perf.bench_rules [--candidates 100] [--returned 20]
 
 The limit is for one request with every rule on. The very last line of stdout is a single compact JSON document.
 """

@@ -1,6 +1,6 @@
 """What the embedding tiers cost: hits, SSD misses, a table far larger than its RAM, growth, and live updates.
 
-    .venv/bin/python perf/bench_tiers.py [--rows 1000000] [--folder /tmp/bench-tiers] [--parts hits,misses,big,growth,updates]
+    .venv/bin/python -m perf.bench_tiers [--rows 1000000] [--folder /tmp/bench-tiers] [--parts hits,misses,big,growth,updates]
 
 A table of `--rows` rows x 16 is written to `--folder` (kept for the next run; 50,000,000 rows need 10 GB). Latencies are of
 requests for 256 keys. Every figure is compared with what the same machine does without the tiers, in turns, because other work

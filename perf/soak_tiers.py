@@ -1,6 +1,6 @@
 """Embedding tiers under updates, evictions and SIGKILL: nothing may be torn, mixed up or lost.
 
-    .venv/bin/python perf/soak_tiers.py [--seconds 600] [--instances 3] [--rows 20000]
+    .venv/bin/python -m perf.soak_tiers [--seconds 600] [--instances 3] [--rows 20000]
 
 Instances look rows up and check each answer: a row's first column is its key, all others its version, no version is newer than
 what was published. Every few seconds an instance or the updater is killed and started again. In the end every instance must
