@@ -41,7 +41,7 @@ run: setup ## from a bare machine to served recommendations: setup, training, ex
 	@for user_id in $(USERS); do $(RECOMMEND) --user-id $$user_id -k 5; done
 	@echo
 	@echo "Call it:  $(RECOMMEND) --user-id $(firstword $(USERS)) -k 10    (add --json for machines)"
-	@echo "Stop it:  make stop"
+	@echo "Stop it:  make stop$(if $(ONE_SERVER), GRPC_PORT=$(GRPC_PORT))"
 
 export: setup ## data set (folder or bundled name) to repository: DATA=… PROFILE=cpu|merlin LAYOUT=ensemble|fused TRITON=24.03|modern REPO=… CONFIG=…
 	@rm -f .run/exported/$(subst /,_,$(REPO))-*
