@@ -61,6 +61,9 @@ class ServerFault(ClientError):
 # What tritonserver 2.51 says, with status UNAVAILABLE, when a dynamic batcher's queue turns a request away.
 _QUEUE_SAYS = ("maximum queue size", "timeout expired")
 
+# What it says, with status INTERNAL, about every request once a model's process was killed or crashed.
+STUB_DIED = "is not healthy"
+
 
 def from_status(status: str, details: str, url: str, timeout_s: float | None, call: Call | None = None) -> ClientError:
     """The error for a gRPC status name such as "UNAVAILABLE" and the server's own words."""
@@ -83,4 +86,10 @@ def from_status(status: str, details: str, url: str, timeout_s: float | None, ca
             "Start it with `make run` or `make serve REPO=model_repository`, or name another with --url host:port."
         )
         return Unavailable(f"No server answers at {url}{said}. {remedy}", call)
+    if STUB_DIED in details:
+        remedy = (
+            "A model's process died, and only starting the server again brings it back: `make serve` (or "
+            "`python -m server start`) with the repository and ports it was started with."
+        )
+        return ServerFault(f"The server at {url} can answer no request{said}. {remedy}", call)
     return ServerFault(f"The server at {url} failed with {status}{said}. Its log has the details.", call)

@@ -12,10 +12,11 @@ from server import updaters
 from server.environment import RUN_DIR
 from server.generations import activate as activate_generation
 from server.generations import published_generations, served_generation
-from server.health import not_ready, wait_ready
+from server.health import is_ready, not_ready, wait_ready
 from server.launcher import READY_TIMEOUT_S, TritonServer, clear_stale, running_servers, stop_server
 from server.log import explain
 from server.ports import Ports
+from server.processes import lost_stubs
 from server.state import ServerState, known_servers, unreadable_states
 from stages.errors import RecommenderError, ServerError
 from stages.generations import pinned_generation
@@ -44,12 +45,18 @@ def start(
 ) -> None:
     """Start in the background; returns when every model is ready. A server that already serves this repository is kept.
 
-    It is an error to ask for settings that the kept server was not started with.
+    It is an error to ask for settings that the kept server was not started with. One that lost a model's process is started
+    again.
     """
     ports = Ports(grpc_port, http_port, metrics_port)
     asked = {"threads": threads, "cache_mib": cache_mib, "fixed": fixed or None}
     settings = DEFAULTS | {name: value for name, value in asked.items() if value is not None}
-    if running := _serving(repo, ports):
+    running = _serving(repo, ports)
+    if running and (lost := lost_stubs(running.pid)):
+        typer.echo(f"starting again: {_lost(lost)}: {_line(running)}")
+        stop_server(running, RUN_DIR)
+        settings = running.settings | {name: value for name, value in asked.items() if value is not None}
+    elif running:
         _refuse_other_settings(running, asked)
         settings |= running.settings  # a server that cannot follow is started again as it was
         if _follows(running):
@@ -80,15 +87,21 @@ def stop(grpc_port: OneServer = None) -> None:
 
 @app.command()
 def status() -> None:
-    """List the running servers that were started here; exit code 1 when there is none."""
+    """List the running servers that were started here; exit code 1 when there is none, or one fails its requests."""
     clear_stale(RUN_DIR)
     states = running_servers(RUN_DIR)
+    broken = False
     for state in states:
+        lost = lost_stubs(state.pid)
+        broken |= bool(lost)
         typer.echo(f"running: {_line(state)}  log {state.log}")
+        if lost:
+            typer.echo(f"  but {_lost(lost)}. {_start_again(state)}")
     for path in unreadable_states(RUN_DIR):
         typer.echo(f"note: {path} names no server. Remove it; the server it was written for is found by no command.", err=True)
     if not states:
         typer.echo("no server is running here. Start one with `make serve`.")
+    if broken or not states:
         raise typer.Exit(1)
 
 
@@ -105,7 +118,7 @@ def wait(
 def diagnose(grpc_port: GrpcPort = 8001) -> None:
     """Say what a server lacks to be ready, and what its log says went wrong first."""
     log_path = RUN_DIR / "logs" / f"tritonserver-{grpc_port}.log"
-    typer.echo(f"server at localhost:{grpc_port}: {not_ready(f'localhost:{grpc_port}')}")
+    typer.echo(f"server at localhost:{grpc_port}: {_condition(grpc_port)}")
     if log_path.exists():
         typer.echo(f"log {log_path}: {explain(log_path.read_text(errors='replace'))}")
 
@@ -119,6 +132,24 @@ def activate(generation: Annotated[int, typer.Option(help="generation to serve")
     before = activate_generation(states[0].grpc_url, states[0].repo, generation)
     updaters.follow(states[0], RUN_DIR)
     typer.echo(f"generation {generation} answers at {states[0].grpc_url} (before: {before})")
+
+
+def _condition(grpc_port: int) -> str:
+    """Ready, or what the server lacks, in words."""
+    for state in running_servers(RUN_DIR):
+        if state.ports.grpc == grpc_port and (lost := lost_stubs(state.pid)):
+            return f"{_lost(lost)}. {_start_again(state)}"
+    url = f"localhost:{grpc_port}"
+    return "ready" if is_ready(url) else not_ready(url)
+
+
+def _lost(stubs: int) -> str:
+    return f"{stubs} of its Python model process(es) died (killed, crashed, or out of memory), so requests fail"
+
+
+def _start_again(state: ServerState) -> str:
+    ports = f"GRPC_PORT={state.ports.grpc} HTTP_PORT={state.ports.http} METRICS_PORT={state.ports.metrics}"
+    return f"Start it again: make serve REPO={state.repo} {ports}"
 
 
 def _serving(repo: Path, ports: Ports) -> ServerState | None:

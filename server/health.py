@@ -60,4 +60,4 @@ def not_ready(grpc_url: str) -> str:
         for (name, version), (state, reason) in states.items()
         if name not in ready
     ]
-    return "; ".join(waiting) or "it holds no model"
+    return "; ".join(waiting) or ("ready by now" if ready else "it holds no model")

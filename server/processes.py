@@ -18,6 +18,7 @@ SHM_DIR = Path("/dev/shm")
 STUB_NAME = "triton_python_b"  # triton_python_backend_stub, as the kernel keeps it; the server also runs a short-lived shell
 PROCESS_NAMES = ("triton", "python")  # server and stubs; updaters of embedding tables
 POLL_S = 0.05
+SETTLE_S = 1.0  # within which a server collects the stubs of a generation it unloads
 
 
 def members(tag: str) -> list[psutil.Process]:
@@ -67,6 +68,17 @@ def dead_stubs(pid: int) -> int:
         with contextlib.suppress(psutil.NoSuchProcess):
             dead += child.name().startswith(STUB_NAME) and child.status() == psutil.STATUS_ZOMBIE
     return dead
+
+
+def lost_stubs(pid: int) -> int:
+    """`dead_stubs` that a server did not end itself: killed or crashed. Their models fail every request from then on.
+
+    A server that serves starts no stub again; only starting the server again does.
+    """
+    if not dead_stubs(pid):
+        return 0
+    time.sleep(SETTLE_S)
+    return dead_stubs(pid)
 
 
 def _wait_gone(pid: int, tag: str, timeout_s: float) -> None:

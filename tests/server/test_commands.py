@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import sys
+import time
 
 import pytest
 import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
 from typer.testing import CliRunner
 
+from clients.errors import STUB_DIED, from_status
 from server import __main__ as commands
 from server.generations import pin
 from server.launcher import running_servers, stop_server
 from server.ports import free_ports
+from server.processes import dead_stubs, members
 from stages.errors import ServerError
 from tests.server import toys
 
@@ -76,6 +80,37 @@ def test_a_failed_start_is_one_message_and_diagnose_tells_it_again(repo, call, m
     told = call("diagnose", "--grpc-port", ports.grpc)
     assert "nothing answers there" in told
     assert "tables.npy is cut short" in told
+
+
+def test_a_killed_model_process_is_told_by_status_and_diagnose_and_start_starts_again(repo, call, run_dir):
+    ports = free_ports()
+    start = ("start", "--repo", repo, "--grpc-port", ports.grpc, "--http-port", ports.http, "--metrics-port", ports.metrics)
+    url = f"localhost:{ports.grpc}"
+    call(*start, "--threads", 2)
+    assert f"server at {url}: ready" in call("diagnose", "--grpc-port", ports.grpc)
+    state = running_servers(run_dir)[0]
+    stub = next(process for process in members(state.tag) if process.pid != state.pid)
+    stub.kill()
+    while not dead_stubs(state.pid):
+        time.sleep(0.01)
+    with (
+        grpcclient.InferenceServerClient(url) as client,
+        pytest.raises(InferenceServerException, match=f"(?i){STUB_DIED}") as caught,
+    ):
+        toys.ask(client, 1)
+    assert "make serve" in str(from_status("INTERNAL", str(caught.value), url, 1.0))
+    remedy = f"make serve REPO={repo} GRPC_PORT={ports.grpc} HTTP_PORT={ports.http} METRICS_PORT={ports.metrics}"
+    for told in (call("status", exit_code=1), call("diagnose", "--grpc-port", ports.grpc)):
+        assert "1 of its Python model process(es) died" in told
+        assert remedy in told
+    told = call(*start)
+    assert told.startswith("starting again: 1 of its Python model process(es) died")
+    assert "ready: " in told
+    with grpcclient.InferenceServerClient(url) as client:
+        assert toys.ask(client, 1) == toys.expected(1, generation=1)
+    assert running_servers(run_dir)[0].settings == state.settings  # 2 threads, as before
+    assert "already running" in call(*start)
+    assert call("status").startswith("running: ")
 
 
 def test_activate_without_a_server(call):

@@ -171,6 +171,7 @@ def test_retries_end(kind, server):
         (grpc.StatusCode.NOT_FOUND, "unknown model", ModelNotFound, "does not know the model"),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, "", Overloaded, "turned the request away. Send less"),
         (grpc.StatusCode.INTERNAL, "stub died\n\nAt: model.py", ServerFault, r"failed with INTERNAL .it said: stub died\)"),
+        (grpc.StatusCode.INTERNAL, "Stub process 'rank_0_0' is not healthy.", ServerFault, r"process died, .*`make serve`"),
         (grpc.StatusCode.UNIMPLEMENTED, "", ServerFault, "failed with UNIMPLEMENTED"),
     ],
 )
