@@ -31,6 +31,7 @@ class Catalogue:
     titles: Mapping[int, str] = field(default_factory=dict)  # item id -> title
     item_names: Mapping[str, int] = field(default_factory=dict)
     user_names: Mapping[str, int] = field(default_factory=dict)
+    item_ids: frozenset[int] = frozenset()  # every item that this generation can answer with
 
     @classmethod
     def load(cls, repo: str | Path, generation: int | None = None) -> Catalogue | None:
@@ -48,6 +49,7 @@ class Catalogue:
             dict(zip(item_ids, titles, strict=False)),
             _read(folder / "item_names.json") or {},
             _read(folder / "user_names.json") or {},
+            frozenset(item_ids),
         )
 
     def with_ids(self, query: Query) -> Query:
@@ -58,6 +60,10 @@ class Catalogue:
         """
         history = None if query.history is None else self._items(query.history)
         return replace(query, user_id=self._user(query.user_id), history=history, exclude=self._items(query.exclude))
+
+    def strangers(self, item_ids: Sequence[int]) -> list[int]:
+        """Items of an answer that were never published here: the server serves another shop. None without a catalogue."""
+        return [item_id for item_id in item_ids if item_id not in self.item_ids] if self.item_ids else []
 
     def title(self, item_id: int) -> str | None:
         return self.titles.get(item_id)

@@ -56,6 +56,7 @@ def recommend(
             answer = shop.recommend_many([query], k=k)[0]
         if names.generation != answer.generation:  # the titles are those of the generation that answered
             names = Catalogue.load(repo, answer.generation)
+        _warn_of_another_shop(answer, names, repo, url)
         if as_json:
             typer.echo(json.dumps(_as_dict(user_id, answer, names), ensure_ascii=False))
         else:
@@ -139,6 +140,18 @@ def _print(user_id: str | None, answer: Recommendations, catalogue: Catalogue | 
         err.print(f"note: answered by the fallback of {', '.join(flag.name.lower() for flag in answer.degraded)}.")
     if not catalogue:
         err.print(f"note: no titles, as {repo} does not hold generation {answer.generation}. Name the repository with --repo.")
+
+
+def _warn_of_another_shop(answer: Recommendations, catalogue: Catalogue | None, repo: Path, url: str) -> None:
+    """Its names would become ids of other users, and its titles those of other items."""
+    if catalogue and (strangers := catalogue.strangers(answer.item_ids)):
+        err.print(
+            f"warning: {len(strangers)} of the {len(answer)} items, such as {strangers[0]}, are not in the catalogue of "
+            f"{repo}: the server at {url} serves another repository; users and items given by name were not understood. "
+            "Name the server's own repository with --repo.",
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 def _print_health(url: str, state: Health) -> None:

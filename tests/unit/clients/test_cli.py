@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -68,6 +69,16 @@ def test_names_of_a_shop_whose_ids_are_text(server, repo):
     sent = server.fake.calls[0].inputs
     assert sent["user_id"].tolist() == [[7]]
     assert sent["exclude"].tolist() == [[10, -1, -1]]
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_catalogue_of_another_shop_is_warned_of(server, repo, options):
+    np.save(repo / "recommend" / "2" / "item_ids.npy", np.array([10, 21, 31, 41]))
+    result = run("recommend", "--user-id", "ann", "--url", server.url, "--repo", repo, *options)
+    assert result.exit_code == 0
+    assert f"warning: 3 of the 4 items, such as 30, are not in the catalogue of {repo}" in result.stderr
+    assert "Name the server's own repository with --repo" in result.stderr
+    assert "warning" not in result.stdout
 
 
 def test_an_anonymous_visitor_and_no_repository(server, tmp_path):
