@@ -60,6 +60,7 @@ def test_start_is_repeatable_follows_the_repository_and_stop_is_too(repo, call):
     with grpcclient.InferenceServerClient(url) as client:
         assert toys.ask(client, 1) == toys.expected(1, generation=3)
     assert "generation 1 answers" in call("activate", "--generation", 1, "--grpc-port", ports.grpc)
+    assert len(call("status").splitlines()) == 1  # the processes of the generation it left are not counted as lost
     assert call("stop", "--grpc-port", ports.grpc).startswith("stopped: ")
     assert "nothing to stop" in call("stop", "--grpc-port", ports.grpc)
     assert "nothing to stop" in call("stop")
