@@ -28,6 +28,7 @@ from stages.embeddings.tiers import Tiers
 from stages.errors import ConfigError, ExportError
 from stages.pipeline import Pipeline
 from stages.rank import Rank
+from stages.steps.specs import RANK_DENSE
 
 RESERVED_ROWS = 3  # PAD, NULL and OOV of every table speak for many values: single events do not move them
 USERS_PER_BATCH = 256
@@ -77,6 +78,11 @@ def stream_updates(
 
     Raises ConfigError when the tables have no update source, DependencyError when no broker takes the rows.
     """
+    if (repository / RANK_DENSE).is_dir():
+        raise ConfigError(
+            f"{repository} is of the merlin profile, whose rows this command does not publish. Expected a repository of "
+            "the cpu profile. docs/merlin.md names the topic and the keys that HPS reads."
+        )
     pipeline = Pipeline.load(repository)
     try:
         return _stream(pipeline, network_of(pipeline, repository), interactions, since_s, settings, say)

@@ -6,6 +6,7 @@ the network behind it reads them by one reshape. A key is the first key of its s
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -21,15 +22,25 @@ from stages.embeddings.formats.sparse_folder import write_sparse_folder
 from stages.ranking_features import SCALE
 from stages.steps.specs import RANK_EMBEDDINGS
 
-TABLE, PS_FILE = "rank", "ps.json"
+PS_FILE = "ps.json"
 STATE_ROOT = "/var/lib/hps"  # in the container, unless [tables] state is absolute
+
+
+def table_name(tables: dict[str, np.ndarray]) -> str:
+    """Named by what is in it: a key means another row in another export, and HPS keeps the rows of all servers of a Redis
+    cluster, a RocksDB folder and a Kafka under the names of model and table."""
+    digest = hashlib.sha256()
+    for name, table in tables.items():
+        digest.update(f"{name} {table.shape} ".encode())
+        digest.update(np.ascontiguousarray(table, "<f4"))
+    return f"rank-{digest.hexdigest()[:12]}"
 
 
 def write_table(folder: Path, tables: dict[str, np.ndarray], use_counts: dict[str, np.ndarray]) -> dict[str, int]:
     """Write the sparse folder into a version folder of `rank_embeddings` -> the first key of each slot's table."""
     rows = np.concatenate(list(tables.values()))
     counts = np.concatenate([use_counts[name] for name in tables])
-    write_sparse_folder(folder / sparse_folder_name(TABLE), np.arange(len(rows)), rows, counts)
+    write_sparse_folder(folder / sparse_folder_name(table_name(tables)), np.arange(len(rows)), rows, counts)
     return slot_offsets(tables)
 
 
@@ -52,13 +63,14 @@ def estimated_uses(
 
 
 def write_ps(
-    path: Path, settings: Settings, shape: tuple[int, int], keys_per_request: int, generation: int, serving: Serving
+    path: Path, settings: Settings, tables: dict[str, np.ndarray], keys_per_request: int, generation: int, serving: Serving
 ) -> None:
-    """Write ps.json. shape: rows and width of the table. Raises ConfigError when a budget cannot hold what it must."""
-    tables = settings.tables.model_copy(update={"row_format": "fp32", "row_formats": {}})  # HPS has no other
-    samples = serving.max_batch_size
-    description, plan = plan_tables(tables, {TABLE: shape}, serving.instances, samples, RANK_EMBEDDINGS)
-    table = TableSection(name=TABLE, rows=shape[0], width=shape[1], keys_per_sample=keys_per_request)
+    """Write ps.json. tables: of all slots, float32 [rows, D]. Raises ConfigError when a budget cannot hold what it must."""
+    budgets = settings.tables.model_copy(update={"row_format": "fp32", "row_formats": {}})  # HPS has no other
+    samples, name = serving.max_batch_size, table_name(tables)
+    n_rows, width = sum(map(len, tables.values())), next(iter(tables.values())).shape[1]
+    description, plan = plan_tables(budgets, {name: (n_rows, width)}, serving.instances, samples, RANK_EMBEDDINGS)
+    table = TableSection(name=name, rows=n_rows, width=width, keys_per_sample=keys_per_request)
     description = description.model_copy(
         update={
             "sparse_root": f"{settings.merlin.mount}/{RANK_EMBEDDINGS}/{generation}",

@@ -93,9 +93,8 @@ class Writer:
             np.asarray(open_array(source.folders["rank"], "popularity"))[:, 0],
         )
         self.first_keys = write_table(version, tables, uses)
-        shape = (sum(map(len, tables.values())), source.sizes.row_width)
         per_request = keys_per_request(source.info["rank"], source.sizes)
-        write_ps(self.target / PS_FILE, self.settings, shape, per_request, source.generation, serving)
+        write_ps(self.target / PS_FILE, self.settings, tables, per_request, source.generation, serving)
         config = hps_config(self.merlin, source.generation, serving.instances)
         write_config(self.target / RANK_EMBEDDINGS / CONFIG_FILE, config)
         write_manifest(version, generation=source.generation)

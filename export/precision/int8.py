@@ -24,7 +24,7 @@ from export.precision.calibration import Arrays
 from export.precision.graphs import tidy
 
 PRODUCTS = ("MatMul", "Gemm")
-TOLERATED = 0.003  # root mean square of the change, in standard deviations of the output: met the bounds on two shops' logs
+TOLERATED = 0.003  # root mean square of the change, in standard deviations of the output (docs/tensorrt.md: what it costs)
 OPTIONS = {
     "ActivationSymmetric": True,
     "WeightSymmetric": True,

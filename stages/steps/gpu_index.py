@@ -11,14 +11,14 @@ SCRATCH_BYTES = 256 << 20  # of one search; Faiss would take 1.5 GiB per process
 
 
 def on_gpu(index: Any) -> Any:
-    """-> a clone in the memory of GPU 0, or `index` itself: no GPU build of Faiss, no GPU, no index, a kind that GPUs lack."""
+    """-> a clone in the memory of GPU 0, or `index` itself: no GPU build of Faiss, no GPU, no index.
+
+    Raises RuntimeError when the GPU has no room: a server that searches on the CPU unasked would only be slow.
+    """
     if index is None or not hasattr(faiss, "StandardGpuResources") or not faiss.get_num_gpus():
         return index
     resources = faiss.StandardGpuResources()
     resources.setTempMemory(SCRATCH_BYTES)
-    try:
-        clone = faiss.index_cpu_to_gpu(resources, 0, index)
-    except RuntimeError:  # Faiss has graphs on the CPU only
-        return index
+    clone = faiss.index_cpu_to_gpu(resources, 0, index)
     clone.resources = resources  # they must live as long as the index
     return clone

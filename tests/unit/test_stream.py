@@ -24,6 +24,7 @@ from stages.embeddings.updater import Updater
 from stages.errors import ConfigError, ExportError
 from stages.pipeline import Pipeline
 from stages.rank import TABLES_FOLDER
+from stages.steps.specs import RANK_DENSE
 from tests.unit.embeddings.kafka_broker import MockBroker
 
 STEPS = StreamSettings()
@@ -117,6 +118,12 @@ def test_nothing_is_published_of_steps_that_diverge(exported):
 def test_a_generation_without_an_update_source_is_refused():
     with pytest.raises(ConfigError, match="no update source"):
         source_of(None)
+
+
+def test_a_repository_of_the_merlin_profile_is_refused_by_name(tmp_path):
+    (tmp_path / RANK_DENSE).mkdir()
+    with pytest.raises(ConfigError, match="is of the merlin profile, whose rows this command does not publish"):
+        stream_updates(tmp_path, None, None, StreamSettings(), print)
 
 
 def test_from_events_to_served_rows(exported):

@@ -11,7 +11,7 @@ import pytest
 
 from export.__main__ import app
 from export.merlin.graph import with_flat_rows
-from export.merlin.hps import estimated_uses, write_table
+from export.merlin.hps import estimated_uses, table_name, write_table
 from export.merlin.index import write_gpu_index
 from export.merlin.pipeline import MerlinPipeline, under
 from export.merlin.publish import publish_merlin, refuse_long_lists, rehearse
@@ -45,7 +45,7 @@ class TestAnswers:
         np.testing.assert_array_equal(parts["degraded"], whole["degraded"])
 
     def test_a_repository_that_answers_otherwise_is_not_published(self, repository):
-        folder = repository / "rank_embeddings" / "1" / "rank.model"
+        (folder,) = (repository / "rank_embeddings" / "1").glob("rank-*.model")
         (-3 * np.fromfile(folder / "emb_vector", "<f4")).tofile(folder / "emb_vector")
         with pytest.raises(ExportError, match="otherwise than the cpu profile"):
             rehearse(repository, 1, "/models")
@@ -111,18 +111,27 @@ class TestSteps:
 
 
 class TestHpsFiles:
-    def test_ps_json_names_the_table_where_the_container_sees_it(self, exported):
+    def test_ps_json_names_the_table_where_the_container_sees_it(self, exported, cpu):
+        name = table_name(source_of(cpu).tables())
         params = read_ps_json(exported["24.03"] / "ps.json").model("rank_embeddings")
-        assert params.sparse_files == ("/models/rank_embeddings/1/rank.model",)
-        assert params.embedding_table_names == ("rank",)
+        assert params.sparse_files == (f"/models/rank_embeddings/1/{name}.model",)
+        assert params.embedding_table_names == (name,)
         assert not (exported["modern"] / "ps.json").exists()
 
     def test_the_table_holds_every_row_of_every_slot(self, exported, cpu):
         tables = source_of(cpu).tables()
         width = next(iter(tables.values())).shape[1]
-        found = read_sparse_folder(exported["24.03"] / "rank_embeddings" / "1" / "rank.model", width)
+        found = read_sparse_folder(exported["24.03"] / "rank_embeddings" / "1" / f"{table_name(tables)}.model", width)
         order = np.argsort(found.keys)
         np.testing.assert_array_equal(found.vectors[order], np.concatenate(list(tables.values())))
+
+    def test_tables_of_two_exports_never_share_a_name(self):
+        """HPS keeps rows under it, in a Redis cluster or RocksDB that outlive a server."""
+        tables = {"user_0": np.zeros((3, 2), np.float32), "item_0": np.ones((4, 2), np.float32)}
+        more_users = tables | {"user_0": np.zeros((4, 2), np.float32)}
+        retrained = tables | {"item_0": np.full((4, 2), 1.5, np.float32)}
+        assert len({table_name(own) for own in (tables, more_users, retrained)}) == 3
+        assert table_name(tables) == table_name(dict(tables))
 
     def test_what_is_used_most_comes_first(self, tmp_path):
         tables = {"user_0": np.zeros((3, 2), np.float32), "item_0": np.ones((4, 2), np.float32)}
@@ -132,7 +141,7 @@ class TestHpsFiles:
         np.testing.assert_allclose(uses["user_0"], [54, 27, 18], rtol=1e-5)
         first = write_table(tmp_path, tables, uses)
         assert first == {"user_0": 0, "item_0": 3}
-        keys = read_sparse_folder(tmp_path / "rank.model", 2).keys
+        keys = read_sparse_folder(tmp_path / f"{table_name(tables)}.model", 2).keys
         assert keys.tolist() == [0, 5, 1, 2, 6, 3, 4]
 
     def test_a_path_outside_of_the_mount(self):
@@ -219,8 +228,8 @@ class TestIndex:
             pass
 
         def clone(resources, gpu, index):
-            if index == "graph":
-                raise RuntimeError("no GPU has this kind")
+            if index == "too large":
+                raise RuntimeError("out of memory")
             return Clone()
 
         assert on_gpu("index") == "index"  # this Faiss has none
@@ -230,7 +239,8 @@ class TestIndex:
         moved = on_gpu("index")
         assert isinstance(moved, Clone)
         assert moved.resources.scratch_bytes == 256 << 20
-        assert on_gpu("graph") == "graph"
+        with pytest.raises(RuntimeError, match="out of memory"):  # not a silent, slow search on the CPU
+            on_gpu("too large")
         assert on_gpu(None) is None
 
 
