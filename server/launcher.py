@@ -20,7 +20,7 @@ from server.environment import RUN_DIR, backend_directory, find_wheel, server_en
 from server.health import held_versions
 from server.memory import check_memory
 from server.ports import Ports, check_free, free_ports
-from server.repository import check_backends, read_repository
+from server.repository import check_backends, read_repository, refuse_unservable_path
 from server.state import ServerState, known_servers
 from stages.errors import ServerError
 
@@ -73,6 +73,7 @@ class TritonServer:
         return f"http://localhost:{self.ports.metrics}/metrics"
 
     def start(self) -> Self:
+        refuse_unservable_path(self.run_dir)
         models = read_repository(self.repo)
         check_backends(models)
         clear_stale(self.run_dir)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,9 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from stages.errors import ArtifactError, ConfigError
+
+# tritonserver 2.51 writes paths unquoted into the shell command that starts a model's process, which reads them as ASCII
+SERVABLE_PATH = re.compile(r"[A-Za-z0-9_./@%+=:,~#-]+")
 
 
 @dataclass(frozen=True)
@@ -66,8 +70,24 @@ def write_config(path: Path, config: model_config_pb2.ModelConfig) -> None:
     beside.replace(path)
 
 
+def refuse_unservable_path(folder: Path) -> None:
+    """ConfigError when tritonserver could not start a model's process from `folder` (after symbolic links are followed)."""
+    path = str(folder.resolve())
+    if not SERVABLE_PATH.fullmatch(path):
+        odd = "".join(sorted(set(SERVABLE_PATH.sub("", path))))
+        raise ConfigError(
+            f"The path {path!r} holds {odd!r}, and no model starts from there. Expected a path of a-z, A-Z, 0-9 and "
+            "_ . / @ % + = : , ~ # - only: tritonserver passes it unquoted to a shell. Move the folder below a plain path; "
+            "a symbolic link is followed to where it points and does not help."
+        )
+
+
 def read_repository(repo: Path) -> list[Model]:
-    """Every model of `repo`, by name; ConfigError when there is none, ArtifactError for one that is unreadable or empty."""
+    """Every model of `repo`, by name; ConfigError when there is none or the path cannot be served from.
+
+    ArtifactError for a model that is unreadable or empty.
+    """
+    refuse_unservable_path(repo)
     if not repo.is_dir():
         raise ConfigError(
             f"There is no model repository at {repo}. Make one with `make export REPO={repo}`, or pass another REPO=…."

@@ -17,7 +17,8 @@ from export.repository.config import CONFIG_FILE, DTYPE, layout_of, models_of
 from export.repository.recorded import RECORDED_FILE, compare_answers, read_recorded
 from export.repository.replay import replay
 from export.tables import PS_FILE, faults_of
-from server.repository import read_config
+from server.environment import RUN_DIR
+from server.repository import read_config, refuse_unservable_path
 from server.updaters import has_update_source
 from stages.artifacts import MANIFEST_FILE, read_json, read_stage, sha256_of, stage_folder, verify_manifest
 from stages.contract import ENSEMBLE, STAGES
@@ -114,6 +115,18 @@ def check_layout(repository: Path) -> Iterator[Finding]:
             yield Finding(
                 "error", path.name, "It is no model, and tritonserver takes it for one", "Move it out of the repository."
             )
+
+
+def check_path(repository: Path) -> Iterator[Finding]:
+    """Models start from where the repository lies."""
+    refuse_unservable_path(repository)
+    yield from ()
+
+
+def check_run_folder(repository: Path) -> Iterator[Finding]:
+    """Models start in this checkout's run folder, wherever the repository lies."""
+    refuse_unservable_path(RUN_DIR)
+    yield from ()
 
 
 def check_edges(repository: Path) -> Iterator[Finding]:
@@ -223,6 +236,8 @@ def check_batching(repository: Path) -> Iterator[Finding]:
 
 CHECKS = (
     check_layout,
+    check_path,
+    check_run_folder,
     check_edges,
     check_versions,
     check_libraries,

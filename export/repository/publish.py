@@ -40,7 +40,7 @@ from server.environment import RUN_DIR
 from server.generations import published_generations, write_pins
 from server.launcher import held_generations
 from server.lock import publication_lock
-from server.repository import read_config, write_config
+from server.repository import read_config, refuse_unservable_path, write_config
 from stages.artifacts import MANIFEST_FILE, read_stage, sha256_of, verify_manifest, write_manifest
 from stages.contract import ENSEMBLE, STAGES, ModelSpec, ensemble_spec
 from stages.errors import ArtifactError, ConfigError, ExportError
@@ -105,7 +105,11 @@ class Staging:
         return self.root / model / str(self.generation)
 
     def check_contract(self, specs: dict[str, ModelSpec]) -> int | None:
-        """-> the generation now served, None without one. Raises ExportError when it speaks another contract than `specs`."""
+        """-> the generation now served, None without one. Raises ExportError when it speaks another contract than `specs`.
+
+        ConfigError when nothing could be served from where the repository lies.
+        """
+        refuse_unservable_path(self.repository)
         previous = served_by(self.repository)
         if previous:
             refuse_other_contract(self.repository, self.layout, specs)

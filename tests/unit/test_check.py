@@ -125,6 +125,15 @@ def test_what_tritonserver_would_refuse(repository, broken, told):
     assert CliRunner().invoke(app, ["check", "--repo", str(repository)]).exit_code == 1
 
 
+def test_a_path_that_no_model_starts_from(repository, tmp_path, monkeypatch):
+    (message,) = errors(repository.rename(tmp_path / "two words"))
+    assert "two words' holds ' ', and no model starts from there. Expected" in message
+    (tmp_path / "two words").rename(repository)
+    monkeypatch.setattr(check, "RUN_DIR", tmp_path / "café" / ".run")
+    (message,) = errors(repository)
+    assert "café/.run' holds 'é', and no model starts from there. Expected" in message
+
+
 def test_no_repository(tmp_path):
     (message,) = errors(tmp_path / "absent")
     assert "There is no such folder. Create the repository: make export" in message

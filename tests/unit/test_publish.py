@@ -18,7 +18,7 @@ from server.lock import publication_lock
 from server.repository import read_config, read_repository
 from stages.artifacts import MANIFEST_FILE, StageInfo, read_stage, sha256_of, stage_folder, verify_manifest
 from stages.contract import ENSEMBLE, STAGES, Axes, ensemble_spec, stage_specs
-from stages.errors import ArtifactError, ExportError, ServerError
+from stages.errors import ArtifactError, ConfigError, ExportError, ServerError
 
 AXES = Axes(candidates=4, history=3, exclusions=2, items_returned=2, user_categorical=2, user_continuous=1)
 SERVING = dict.fromkeys((*STAGES, ENSEMBLE), Serving())
@@ -55,6 +55,14 @@ def test_a_generation_is_whole_and_verified(tmp_path):
         size = int(np.prod(first.dims)) * first.numpy_dtype.itemsize
         assert [len((repository / name / "warmup" / f"{first.name}_{row}").read_bytes()) for row in range(4)] == [size] * 4
     assert [path.name for path in tmp_path.glob(".repo.staging")] == []
+
+
+def test_a_path_that_no_model_starts_from_is_refused_before_training(tmp_path):
+    with (
+        Staging(tmp_path / "two words" / "repo") as staging,
+        pytest.raises(ConfigError, match="no model starts from there"),
+    ):
+        staging.check_contract(stage_specs(AXES))
 
 
 def test_the_fused_layout_is_one_model_with_the_stages_inside(tmp_path):

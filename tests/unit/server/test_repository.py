@@ -61,6 +61,22 @@ def test_no_repository_and_an_empty_one(tmp_path):
         read_repository(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["two words", "café", "a'b", "a$b", "a(b", "a;b", "a*b"])
+def test_a_path_that_no_model_starts_from(tmp_path, name):
+    repo = toys.publish(tmp_path / name / "repo", 1)
+    with pytest.raises(ConfigError, match=r"and no model starts from there. Expected a path of .* Move the folder"):
+        read_repository(repo)
+    (tmp_path / "plain").symlink_to(repo)
+    with pytest.raises(ConfigError, match="no model starts from there"):
+        read_repository(tmp_path / "plain")
+    with pytest.raises(ConfigError, match="no model starts from there"):
+        launcher.TritonServer(toys.publish(tmp_path / "repo", 1), run_dir=tmp_path / name / "run").start()
+
+
+def test_odd_characters_that_models_do_start_from(tmp_path):
+    assert read_repository(toys.publish(tmp_path / "_.@%+=:,~#-" / "repo", 1))
+
+
 def test_config_that_is_missing_or_no_config(repo):
     (repo / "first" / "config.pbtxt").write_text('name: "first" colour: "blue"')
     with pytest.raises(ArtifactError, match=r"first/config\.pbtxt is not a model configuration.*colour"):
