@@ -80,6 +80,7 @@ def build_repository(
         write_catalogue(staging.folder(ENSEMBLE), dataset)
         staging.seal_stages(specs)
         recorded, reports["rehearsal"] = rehearse(staging, dataset, specs, pipeline)
+        say("rehearsal: {requests:,} requests, {full_lists:.1%} of the lists full".format(**reports["rehearsal"]))
         staging.seal(
             {
                 "dataset": dataset.description.model_dump(mode="json"),

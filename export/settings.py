@@ -33,6 +33,7 @@ FIRST_STAGE_QUEUE_DELAY_US = 100  # requests that meet in the first stage leave 
 FUSED_INSTANCES = 2  # of `recommend` in the fused layout: it runs all kernels, where the ensemble has a process per stage
 
 PositiveInt = Annotated[int, Field(gt=0)]
+Length = Annotated[int, Field(gt=0, le=10_000)]  # of an axis that every request carries
 RowFormat = Literal["fp32", "fp16", "int8", "int4"]
 
 
@@ -43,10 +44,10 @@ class _Section(BaseModel):
 class PipelineSettings(_Section):
     """Sizes of the contract (C, H, E, K; see stages/contract.py) and the seed of everything random in the export."""
 
-    candidates: PositiveInt = 256
-    history: PositiveInt = 64
-    exclusions: PositiveInt = 64
-    items_returned: PositiveInt = 20
+    candidates: Length = 256
+    history: Length = 64
+    exclusions: Length = 64
+    items_returned: Length = 20
     filter_seen: bool = True  # items the user already had are not recommended again
     seed: int = 0
     recorded_requests: Annotated[int, Field(ge=WARMUP_ROWS)] = 1_000

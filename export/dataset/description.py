@@ -56,6 +56,12 @@ class Interactions(_Section):
             raise ValueError('positive_at says which labels count as positive, so it needs label = "<column>"')
         return self
 
+    @model_validator(mode="after")
+    def _columns_differ(self) -> Interactions:
+        if len({self.user_id, self.item_id, self.timestamp}) < 3:
+            raise ValueError("user_id, item_id and timestamp are three columns; name a different one for each")
+        return self
+
 
 class Items(_Section):
     """The catalogue: one row per item. Items of the log that it lacks are kept, with missing features."""

@@ -78,8 +78,17 @@ def _load(folder: Path, description: Description) -> Dataset:
     users = _entities("user_id", interactions, user_columns[1:], user_ids[1:], [], report)
     item_names, user_names = _kept_names(item_names, items["item_id"]), _kept_names(user_names, users["user_id"])
     items = _item_table(items, description.items, catalogue, item_names)
+    _refuse_nothing_to_serve(items, folder, item_file)
     users = _user_table(users, description.users, register)
     return Dataset(description, interactions, items, users, user_names, item_names, report)
+
+
+def _refuse_nothing_to_serve(items: pd.DataFrame, folder: Path, item_file: Items | None) -> None:
+    if not items["available"].any():
+        raise DataError(
+            f"{folder / item_file.path}, column {item_file.available!r}: none of the {len(items):,} items is available. "
+            "Expected 1 (or true) where an item may be recommended. Is the column the other way round?"
+        )
 
 
 def _read(folder: Path, name: str, columns: list[str | None]) -> dict[str, Column]:

@@ -5,6 +5,7 @@ Each check returns findings; an error means that tritonserver would refuse the r
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 import numpy as np
+from tritonclient.grpc import model_config_pb2 as pb
 
 from export.repository.config import CONFIG_FILE, DTYPE, layout_of, models_of
 from export.repository.recorded import RECORDED_FILE, compare_answers, read_recorded
@@ -181,12 +183,22 @@ def check_libraries(repository: Path) -> Iterator[Finding]:
 
 
 def check_warmup(repository: Path) -> Iterator[Finding]:
-    """Every warm-up file is there: a missing one fails the whole model."""
+    """Every warm-up file is there and whole: otherwise its model does not load."""
     for name in models_in(repository):
         for warmup in read_config(repository / name / CONFIG_FILE).model_warmup:
             for entry in warmup.inputs.values():
-                if not (repository / name / "warmup" / entry.input_data_file).is_file():
-                    yield Finding("error", f"{name}/warmup/{entry.input_data_file}", "The file is missing", "Export again.")
+                path, where = repository / name / "warmup" / entry.input_data_file, f"{name}/warmup/{entry.input_data_file}"
+                if not path.is_file():
+                    yield Finding("error", where, "The file is missing", "Export again.")
+                elif path.stat().st_size < (least := warmup_bytes_of(entry)):
+                    fact = f"It holds {path.stat().st_size} bytes, a row of its tensor takes {least}"
+                    yield Finding("error", where, fact, "Export again.")
+
+
+def warmup_bytes_of(entry: pb.ModelWarmup.Input) -> int:
+    """-> bytes of one row; of strings at least their lengths."""
+    width = {pb.TYPE_STRING: 4, pb.TYPE_FP32: 4, pb.TYPE_INT32: 4}.get(entry.data_type, 8)
+    return width * math.prod(entry.dims)
 
 
 def check_stages(repository: Path) -> Iterator[Finding]:
@@ -226,9 +238,14 @@ def check_answers(repository: Path) -> Iterator[Finding]:
 
 
 def check_batching(repository: Path) -> Iterator[Finding]:
-    """Settings that make tritonserver 2.51's batcher oversleep (docs/serving.md)."""
+    """Batch sizes that tritonserver refuses, and settings that make the batcher of 2.51 oversleep (docs/serving.md)."""
+    largest = read_config(repository / ENSEMBLE / CONFIG_FILE).max_batch_size
     for name in models_in(repository):
-        batching = read_config(repository / name / CONFIG_FILE).dynamic_batching
+        config = read_config(repository / name / CONFIG_FILE)
+        batching, where = config.dynamic_batching, f"{name}/{CONFIG_FILE}"
+        if config.max_batch_size < max(largest, *batching.preferred_batch_size, 0):
+            fact = f"max_batch_size is {config.max_batch_size}, below a preferred size or that of {ENSEMBLE} ({largest})"
+            yield Finding("error", where, fact, "Set it at least as large ([serving] of the export's settings).")
         if batching.priority_levels or batching.HasField("default_queue_policy"):
             fact = "Priorities or a queue policy: some requests wait up to 500 ms for the batcher of tritonserver 2.51"
             yield Finding("warning", f"{name}/{CONFIG_FILE}", fact, "Leave both out ([serving] of the export's settings).")

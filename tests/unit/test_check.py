@@ -164,3 +164,15 @@ def test_rows_that_are_updated_may_change_answers(repository, monkeypatch):
     assert any("answered differently" in error for error in errors(repository))
     monkeypatch.setattr(check, "has_update_source", lambda repository, generation: True)
     assert [finding.level for finding in check_repository(repository) if "answered differently" in finding.fact] == ["warning"]
+
+
+def test_a_warm_up_file_that_was_cut_off(repository):
+    path = next((repository / "rank" / "warmup").iterdir())
+    path.write_bytes(b"")
+    assert f"rank/warmup/{path.name}: It holds 0 bytes, a row of its tensor takes" in errors(repository)[0]
+
+
+def test_a_stage_that_takes_less_than_the_ensemble_sends(repository):
+    path = repository / "rank" / "config.pbtxt"
+    path.write_text(path.read_text().replace("max_batch_size: 64", "max_batch_size: 8"))
+    assert "rank/config.pbtxt: max_batch_size is 8, below a preferred size or that of recommend (64)" in errors(repository)[0]

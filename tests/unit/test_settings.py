@@ -33,6 +33,7 @@ def test_a_section_per_model_overrides_the_common_one(tmp_path):
     [
         ("[pipeline]\ncandidats = 3", r"candidats: .*The keys and their defaults are listed in export/settings\.py"),
         ("[pipeline]\ncandidates = 0", "candidates"),
+        ("[pipeline]\nhistory = 100_000_000", "history: .*less than or equal to 10000"),
         ("[serving]\ninstanses = 3", "unknown key 'instanses'"),
         ("[serving.rank]\ninstances = '2'", r"\[serving.rank\] instances is '2'"),
         ("[serving.rank]\ninstances = 0", "at least 1"),

@@ -27,6 +27,7 @@ BAD_DESCRIPTIONS = {
     "name with a slash": (TOML.replace('"corner-shop"', '"../shop"'), ["name", "'../shop' is to name a folder", "slashes"]),
     "no interactions": ('name = "x"\n', ["lacks the required key 'interactions'"]),
     "no required key": (TOML.replace('timestamp = "time"', ""), ["[interactions] lacks the required key 'timestamp'"]),
+    "one column for two ids": (TOML.replace('item_id = "sku"', 'item_id = "customer"'), ["three columns"]),
     "unknown key": (
         TOML + 'labels = "stars"\n',
         ["[interactions] has the unknown key 'labels'", "Allowed: path, user_id", "Rename"],
@@ -154,6 +155,12 @@ def test_bad_log(shop, fault):
 
 
 BAD_SIDE_FILES = {
+    "nothing available": (
+        ITEMS,
+        "items.csv",
+        "sku,description,brand,tags,price,in_stock\n10,,,,,0\n11,,,,,0\n12,,,,,0\n",
+        ["column 'in_stock': none of the", "is available", "the other way round"],
+    ),
     "duplicate item": (
         ITEMS,
         "items.csv",
