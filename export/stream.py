@@ -17,9 +17,11 @@ import numpy as np
 import pandas as pd
 import torch
 
+from export.merlin.publish import PROFILE as MERLIN
 from export.models.dlrm import Network, Shape
 from export.models.save_ranker import LAYERS_FILE
 from export.models.train_ranker import listwise_loss
+from export.repository.check import profile_of
 from stages.artifacts import stage_folder
 from stages.contract import PAD_ID
 from stages.embeddings.config import UpdateConfig
@@ -28,7 +30,6 @@ from stages.embeddings.tiers import Tiers
 from stages.errors import ConfigError, ExportError
 from stages.pipeline import Pipeline
 from stages.rank import Rank
-from stages.steps.specs import RANK_DENSE
 
 RESERVED_ROWS = 3  # PAD, NULL and OOV of every table speak for many values: single events do not move them
 USERS_PER_BATCH = 256
@@ -78,7 +79,7 @@ def stream_updates(
 
     Raises ConfigError when the tables have no update source, DependencyError when no broker takes the rows.
     """
-    if (repository / RANK_DENSE).is_dir():
+    if profile_of(repository) == MERLIN:
         raise ConfigError(
             f"{repository} is of the merlin profile, whose rows this command does not publish. Expected a repository of "
             "the cpu profile. docs/merlin.md names the topic and the keys that HPS reads."

@@ -11,17 +11,17 @@ from typing import Annotated
 import numpy as np
 import typer
 from rich.console import Console
-from tritonclient.utils import InferenceServerException
 
 from perf import ab as ab_mode
 from perf import full, measure, plots, report, schedule, slo, tables
 from perf import growth as growth_mode
 from perf import overhead as overhead_mode
+from perf.command import run
 from perf.measure import Scenario
 from perf.results import RESULTS, Run, last_line, latest_run, load_run, new_folder, summary
 from perf.target import serve
 from stages.contract import ENSEMBLE
-from stages.errors import ConfigError, RecommenderError
+from stages.errors import ConfigError
 
 app = typer.Typer(
     help="How fast a repository is served, and where the time goes.", add_completion=False, pretty_exceptions_enable=False
@@ -34,7 +34,7 @@ WindowS = Annotated[float, typer.Option(help="seconds of a measurement window; p
 SloFile = Annotated[Path, typer.Option("--slo", help="bounds to keep")]
 RunFolder = Annotated[Path | None, typer.Option("--run", help=f"folder of a run; default: the latest in {RESULTS}")]
 
-BROKEN, ERROR = 1, 2  # exit codes
+BROKEN = 1  # exit code: a bound was missed
 
 
 @app.callback(invoke_without_command=True)
@@ -270,8 +270,4 @@ def _out() -> Console:
 
 
 def main() -> None:
-    try:
-        app(prog_name="python -m perf")
-    except (RecommenderError, InferenceServerException) as error:
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(ERROR)
+    run(app, "python -m perf")

@@ -30,7 +30,7 @@ from export.evaluation.metrics import auc, ndcg_at, recall_at
 from export.evaluation.problem import TEST_SHARE, problem_of
 from export.features.build import Features, build_features
 from export.features.schema import FeatureSettings
-from export.models.distill import STUDENT, distil, macs, strongest_units_of
+from export.models.distill import STUDENT, distil, macs, strongest_units_of, student_of
 from export.models.parity import export_network
 from export.models.ranking import RankingSettings, moments
 from export.models.ranking_data import ItemSlots, Requests, in_blocks, statistics_of
@@ -118,8 +118,8 @@ def variants_of(work: Workload, say: Say, folder: Path, seed: int = 0) -> list[V
     full = train_ranker(work.teaching, work.validation, work.tables, RankerSettings(), **quiet)
     found = {"as taught": full}
     for name, settings, begin in (
-        ("distilled", STUDENT, None),
-        ("distilled, tables of 4", NARROW, None),
+        ("distilled", STUDENT, student_of),
+        ("distilled, tables of 4", NARROW, student_of),
         ("pruned", PRUNED, strongest_units_of),
     ):
         say(name)

@@ -23,34 +23,6 @@ Begin = Callable[[DLRM, RankerSettings], DLRM]
 LEAST_KEPT = 0.99  # of the teacher's quality on the validation requests: a student below it is not served
 
 
-def distil(
-    teacher: Ranker,
-    teaching: Sequence[Requests],
-    validation: Requests,
-    settings: RankerSettings = STUDENT,
-    seed: int = 0,
-    report: Report = print,
-    begin: Begin | None = None,
-    least_kept: float = LEAST_KEPT,
-) -> Ranker:
-    """-> a ranker of the shape in `settings` with the teacher's order, or the teacher where that does not keep enough of it.
-
-    begin: what the student is before it learns, `student_of` by default
-    """
-    if not teacher.learned:
-        return teacher
-    torch.manual_seed(seed)
-    model = (begin or student_of)(teacher.model, settings)
-    imitated = [replace(part, taken=shares_of(rank_scores_of(teacher, part))) for part in teaching if len(part)]
-    fit(model, imitated, validation, settings, np.random.default_rng(seed), lambda text: report(f"distilled {text}"))
-    blend, quality = best_blend(predict(model, validation), retrieval_z(validation), validation, settings.blends)
-    student = Ranker(model, blend, teacher.quality | quality | {"teacher_quality": teacher.validated})
-    kept = student.validated / max(teacher.validated, 1e-9)
-    report(f"distilled ranker: {macs(model.shape):,} multiplications per candidate for {macs(teacher.model.shape):,}, "
-           f"{kept:.1%} of the quality on validation requests")  # fmt: skip
-    return student if kept >= least_kept else teacher
-
-
 def student_of(teacher: DLRM, settings: RankerSettings) -> DLRM:
     """An untrained DLRM that reads the same numbers in the same scale and shares the same rare rows."""
     shape = replace(teacher.shape, width=settings.width, bottom=settings.bottom, top=settings.top)
@@ -62,6 +34,34 @@ def student_of(teacher: DLRM, settings: RankerSettings) -> DLRM:
         for own, its in zip(own_tables, teachers_tables, strict=True):
             own.shared.copy_(its.shared)
     return model
+
+
+def distil(
+    teacher: Ranker,
+    teaching: Sequence[Requests],
+    validation: Requests,
+    settings: RankerSettings = STUDENT,
+    seed: int = 0,
+    report: Report = print,
+    begin: Begin = student_of,
+    least_kept: float = LEAST_KEPT,
+) -> Ranker:
+    """-> a ranker of the shape in `settings` with the teacher's order, or the teacher where that does not keep enough of it.
+
+    begin: what the student is before it learns
+    """
+    if not teacher.learned:
+        return teacher
+    torch.manual_seed(seed)
+    model = begin(teacher.model, settings)
+    imitated = [replace(part, taken=shares_of(rank_scores_of(teacher, part))) for part in teaching if len(part)]
+    fit(model, imitated, validation, settings, np.random.default_rng(seed), lambda text: report(f"distilled {text}"))
+    blend, quality = best_blend(predict(model, validation), retrieval_z(validation), validation, settings.blends)
+    student = Ranker(model, blend, teacher.quality | quality | {"teacher_quality": teacher.validated})
+    kept = student.validated / max(teacher.validated, 1e-9)
+    report(f"distilled ranker: {macs(model.shape):,} multiplications per candidate for {macs(teacher.model.shape):,}, "
+           f"{kept:.1%} of the quality on validation requests")  # fmt: skip
+    return student if kept >= least_kept else teacher
 
 
 @torch.no_grad()

@@ -57,7 +57,7 @@ class Requests:
     """N requests as the rank stage sees them, and what was taken later.
 
     users: the Examples of the N users; candidates int32 [N, C] positions, n_items padded; retrieval_scores float32 [N, C]
-    cross: float32 [N, C, X] of `stages/ranking_features.py`; taken: bool [N, C]
+    cross: float32 [N, C, X] of `stages/ranking_features.py`; taken: bool [N, C], or float32 shares where a ranker is imitated
     items: the catalogue as it was known at that moment
     """
 

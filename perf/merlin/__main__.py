@@ -16,13 +16,14 @@ from export.dataset import Dataset, load_dataset
 from export.relayout import relayout
 from export.settings import PipelineSettings, Settings
 from perf import full
+from perf.command import run
 from perf.merlin import bench, export, tables
 from perf.merlin.features import read_sides
 from perf.results import commit_of, last_line, new_folder
 from perf.workload import draw, read_requests, read_specs
 from server.environment import RUN_DIR
 from stages.contract import ENSEMBLE
-from stages.errors import ConfigError, RecommenderError
+from stages.errors import ConfigError
 from stages.generations import pinned_generation
 
 CANDIDATES = 200  # C of the reference
@@ -119,13 +120,5 @@ def report(result: bench.Result, folder: Path) -> None:
     print(last_line(document))
 
 
-def main() -> None:
-    try:
-        app(prog_name="python -m perf.merlin")
-    except RecommenderError as error:
-        console.print(f"error: {error}", markup=False)
-        sys.exit(2)
-
-
 if __name__ == "__main__":
-    main()
+    run(app, "python -m perf.merlin")

@@ -13,13 +13,14 @@ import typer
 from rich.console import Console
 
 from perf import full, slo
+from perf.command import run
 from perf.results import Machine, commit_of, last_line
 from perf.tune import report
 from perf.tune.efforts import allowed_efforts
 from perf.tune.lab import Lab
 from perf.tune.search import Metrics, Outcome, search
 from perf.tune.space import candidates, in_words, search_space
-from stages.errors import ConfigError, RecommenderError
+from stages.errors import ConfigError
 
 GOALS = ("peak_rate", "clients_1_p50_ms", "p99_ms")
 MEASURED = (*GOALS, "p50_ms", "p95_ms", "p99_over_p50", "error_share", "memory_mib")  # of the keys that slo.toml may name
@@ -102,13 +103,5 @@ def summary(outcome: Outcome) -> dict[str, object]:
     }
 
 
-def main() -> None:
-    try:
-        app(prog_name="python -m perf.tune")
-    except RecommenderError as error:
-        console.print(f"error: {error}", markup=False)
-        sys.exit(2)
-
-
 if __name__ == "__main__":
-    main()
+    run(app, "python -m perf.tune")

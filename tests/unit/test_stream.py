@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -20,12 +17,11 @@ from export.dataset import load_dataset, split_by_time
 from export.settings import Settings
 from export.stream import RESERVED_ROWS, LatestRows, StreamSettings, batch_of, learn, network_of, source_of, stream_updates
 from stages.embeddings.tables import EmbeddingTables
-from stages.embeddings.updater import Updater
 from stages.errors import ConfigError, ExportError
 from stages.pipeline import Pipeline
 from stages.rank import TABLES_FOLDER
-from stages.steps.specs import RANK_DENSE
 from tests.unit.embeddings.kafka_broker import MockBroker
+from tests.unit.embeddings.updating import updating
 
 STEPS = StreamSettings()
 
@@ -50,19 +46,6 @@ def exported(tmp_path_factory) -> Iterator[SimpleNamespace]:
     )
     pipeline.close()
     broker.stop()
-
-
-@contextmanager
-def updating(config) -> Iterator[None]:
-    stop, updater = threading.Event(), Updater(config)
-    with ThreadPoolExecutor(1) as thread:
-        running = thread.submit(updater.run, stop)
-        try:
-            yield
-        finally:
-            stop.set()
-            running.result()
-            updater.close()
 
 
 def test_the_published_layers_are_the_network_that_serves(exported):
@@ -118,12 +101,6 @@ def test_nothing_is_published_of_steps_that_diverge(exported):
 def test_a_generation_without_an_update_source_is_refused():
     with pytest.raises(ConfigError, match="no update source"):
         source_of(None)
-
-
-def test_a_repository_of_the_merlin_profile_is_refused_by_name(tmp_path):
-    (tmp_path / RANK_DENSE).mkdir()
-    with pytest.raises(ConfigError, match="is of the merlin profile, whose rows this command does not publish"):
-        stream_updates(tmp_path, None, None, StreamSettings(), print)
 
 
 def test_from_events_to_served_rows(exported):

@@ -22,7 +22,6 @@ MAGIC = b"HCTR"
 HEADER_BYTES = 8
 MAX_MESSAGE_BYTES = 256 * 1024
 KEY_GROUPS = 8
-BEACON_TOPIC = "__hps_beacon"
 
 
 def topic(model: str, table: str) -> str:

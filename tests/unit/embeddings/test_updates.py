@@ -9,8 +9,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -24,6 +22,7 @@ from stages.embeddings.updater import Applier, Updater
 from stages.errors import DataError, DependencyError
 from tests.unit.embeddings.conftest import random_rows
 from tests.unit.embeddings.kafka_broker import MockBroker
+from tests.unit.embeddings.updating import updating
 
 ROWS, WIDTH = 300, 4
 TABLE = TableConfig("items", ROWS, WIDTH, l1_rows=64, l2_rows=128)
@@ -62,19 +61,6 @@ def instances(config) -> Iterator[Callable[..., Tiers]]:
     yield start
     for tiers in opened:
         tiers.close()
-
-
-@contextmanager
-def updating(config: TiersConfig) -> Iterator[None]:
-    stop, updater = threading.Event(), Updater(config)
-    with ThreadPoolExecutor(1) as thread:
-        running = thread.submit(updater.run, stop)
-        try:
-            yield
-        finally:
-            stop.set()
-            running.result()  # whatever it raised
-            updater.close()
 
 
 def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:

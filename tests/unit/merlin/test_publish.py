@@ -17,6 +17,7 @@ from export.merlin.pipeline import MerlinPipeline, under
 from export.merlin.publish import publish_merlin, refuse_long_lists, rehearse
 from export.repository.recorded import RECORDED_FILE, compare_answers, read_recorded
 from export.settings import Settings, with_triton
+from export.stream import StreamSettings, stream_updates
 from hps_config.reader import read_ps_json
 from server.repository import read_config
 from stages.artifacts import MANIFEST_FILE, open_network, read_json, read_stage
@@ -266,3 +267,8 @@ def test_what_is_published_runs_on_the_containers_python(path):
             assert "tomllib" not in {alias.name for alias in node.names}
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             assert node.attr not in NEWER.get(node.value.id, set())
+
+
+def test_rows_are_streamed_for_the_cpu_profile_only(exported):
+    with pytest.raises(ConfigError, match="is of the merlin profile, whose rows this command does not publish"):
+        stream_updates(exported["24.03"], None, None, StreamSettings(), print)
