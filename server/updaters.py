@@ -1,7 +1,8 @@
 """The processes that bring live updates into the tables of a running server: one for each generation that has an update source.
 
 A generation's tables say where their updates come from (tables/tiers.json). Its updater runs the code that was published with
-it, as its models do: both know the rows in shared memory by the same layout. It carries the server's tag, and ends with it.
+it, as its models do: both know the rows in shared memory by the same layout. A supervisor starts it again when it crashes. Both
+carry the server's tag, and end with it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from pathlib import Path
 
 import psutil
 
-from server import processes
+from server import processes, supervisor
+from server.environment import PROJECT
 from server.state import ServerState
 from stages.artifacts import stage_folder
 from stages.errors import ArtifactError, ServerError
@@ -34,7 +36,9 @@ def follow(state: ServerState, run_dir: Path) -> None:
     """
     settings, generation = served_settings(state.repo)
     running = updaters(state.tag)
-    current = [process for process in running if str(settings) in process.cmdline()]
+    current = [process for process in running if _named(process, str(settings))]
+    if not any(_named(process, supervisor.__name__) for process in current):
+        current = []  # nobody would start it again
     stop([process for process in running if process not in current])
     if settings is not None and not current:
         _start(state, run_dir, generation, settings)
@@ -58,7 +62,15 @@ def has_update_source(repo: Path, generation: int) -> bool:
 
 
 def updaters(tag: str) -> list[psutil.Process]:
+    """All updaters of a server and their supervisors."""
     return [process for process in processes.members(tag) if process.name().startswith("python")]
+
+
+def _named(process: psutil.Process, argument: str) -> bool:
+    try:
+        return argument in process.cmdline()
+    except psutil.Error:  # gone meanwhile
+        return False
 
 
 def stop(running: list[psutil.Process]) -> None:
@@ -75,22 +87,24 @@ def stop(running: list[psutil.Process]) -> None:
 def _start(state: ServerState, run_dir: Path, generation: int, settings: Path) -> None:
     log_path = run_dir / "logs" / f"updater-{state.ports.grpc}-{generation}.log"
     log_path.parent.mkdir(parents=True, exist_ok=True)
+    updater = [sys.executable, "-m", "stages.embeddings", str(settings), "--tag", state.tag]
     with log_path.open("wb") as log_file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "stages.embeddings", str(settings), "--tag", state.tag],
-            cwd=_code_beside(settings),
+            [sys.executable, "-m", supervisor.__name__, str(_code_beside(settings)), *updater],
+            cwd=PROJECT,
             stdin=subprocess.DEVNULL,
             stdout=log_file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
     deadline = time.monotonic() + FIRST_WORD_S
-    while "follows" not in log_path.read_text(errors="replace"):
-        if process.poll() is not None or time.monotonic() > deadline:
-            said = (log_path.read_text(errors="replace").strip().splitlines() or ["nothing"])[-1]
+    while "follows" not in (said := log_path.read_text(errors="replace")):
+        if supervisor.REMARK in said or process.poll() is not None or time.monotonic() > deadline:
+            stop(updaters(state.tag))
+            last = [line for line in said.splitlines() if line.strip() and not line.startswith(supervisor.REMARK)][-1:]
             raise ServerError(
-                f"The updater of generation {generation} did not start; it said: {said} The server answers without updates. "
-                f"Whole log: {log_path}."
+                f"The updater of generation {generation} did not start; it said: {last[0] if last else 'nothing'} The server "
+                f"answers without updates. Whole log: {log_path}."
             )
         time.sleep(POLL_S)
 

@@ -16,7 +16,7 @@ import tritonclient.grpc as grpcclient
 
 from export.settings import TableSettings
 from export.tables import write_tables
-from server import updaters
+from server import supervisor, updaters
 from server.launcher import TritonServer
 from stages.artifacts import MANIFEST_FILE, write_manifest
 from stages.embeddings.config import TiersConfig, read_config
@@ -112,7 +112,7 @@ def test_a_published_row_changes_what_is_served(live, launch, broker, info):
     items = next(table for table in config.tables if table.name == "item_0")
     publisher = Publisher(broker.address, config.model, {table.name: table.width for table in config.tables})
     server = launch(live)
-    assert len(updaters.updaters(server.state.tag)) == 1
+    assert len(updaters.updaters(server.state.tag)) == 2  # with its supervisor
     with grpcclient.InferenceServerClient(server.grpc_url) as client:
         before = infer(client, user_id=USERS)
         rows = np.random.default_rng(0).standard_normal((items.rows, items.width), dtype=np.float32)
@@ -141,6 +141,40 @@ def test_a_published_row_changes_what_is_served(live, launch, broker, info):
     again = launch(live)  # what was acknowledged survives: it is in RocksDB
     with grpcclient.InferenceServerClient(again.grpc_url) as client:
         np.testing.assert_array_equal(infer(client, user_id=USERS)["scores"], after["scores"])
+
+
+def test_a_killed_updater_is_started_again_and_loses_nothing(live, launch, broker, info):
+    """Rows acknowledged before, while it was dead, and after."""
+    config = settings_of(live, info.generation)
+    items = next(table for table in config.tables if table.name == "item_0")
+    publisher = Publisher(broker.address, config.model, {table.name: table.width for table in config.tables})
+    server = launch(live)
+
+    def publish(part: int) -> None:
+        keys = np.arange(part, items.rows, 3)
+        publisher.publish("item_0", keys, rows[keys])
+        publisher.flush()
+
+    def served() -> bool:
+        return np.array_equal(pipeline.stages["rank"].tables.lookup("item_0", np.arange(items.rows)), rows)
+
+    with grpcclient.InferenceServerClient(server.grpc_url) as client:
+        before = infer(client, user_id=USERS)
+        pipeline = Pipeline.load(live)  # another process of the machine
+        rows = np.random.default_rng(0).standard_normal((items.rows, items.width), dtype=np.float32)
+        publish(0)
+        (updater,) = (p for p in updaters.updaters(server.state.tag) if supervisor.__name__ not in p.cmdline())
+        updater.kill()
+        publish(1)
+        seen_s = time.time()
+        until(lambda: table_metrics(server).get(("updater_seen", "item_0"), 0) > seen_s)
+        publish(2)
+        until(served)
+        after = infer(client, user_id=USERS)
+        np.testing.assert_allclose(pipeline.recommend(USERS)["scores"], after["scores"], atol=1e-5)
+    assert not np.array_equal(after["scores"], before["scores"])
+    assert (after["degraded"] == 0).all()
+    pipeline.close()
 
 
 def test_a_source_that_cannot_be_followed_stops_the_start(live, launch, info):

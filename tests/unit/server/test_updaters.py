@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from server import updaters
+from server import supervisor, updaters
 from server.ports import Ports
 from server.state import ServerState
 from stages.contract import ENSEMBLE
@@ -42,8 +43,20 @@ def state(tmp_path) -> Iterator[ServerState]:
     assert updaters.updaters(state.tag) == []
 
 
+def working(state: ServerState) -> list[psutil.Process]:
+    """The updaters, without their supervisors."""
+    return [process for process in updaters.updaters(state.tag) if supervisor.__name__ not in process.cmdline()]
+
+
 def generations_followed(state: ServerState) -> list[str]:
-    return sorted(Path(process.cwd()).name for process in updaters.updaters(state.tag))
+    return sorted(Path(process.cwd()).name for process in working(state))
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.02)
 
 
 def test_the_updater_follows_the_generation_that_answers(state, tmp_path):
@@ -54,9 +67,10 @@ def test_the_updater_follows_the_generation_that_answers(state, tmp_path):
         pin(state.repo, generation)
         updaters.follow(state, tmp_path)
         assert generations_followed(state) == followed
-    (process,) = updaters.updaters(state.tag)
+    running = updaters.updaters(state.tag)
+    assert len(running) == 2
     updaters.follow(state, tmp_path)
-    assert updaters.updaters(state.tag) == [process]  # left alone
+    assert updaters.updaters(state.tag) == running  # left alone
     assert "follows" in (tmp_path / "logs" / "updater-1-1.log").read_text()
 
 
@@ -68,7 +82,7 @@ def test_the_code_of_the_fused_layout_lies_once_above_its_stages(state, tmp_path
     (fused / "rank" / "stages").rename(fused / "stages")
     pin(state.repo, 1)
     updaters.follow(state, tmp_path)
-    (process,) = updaters.updaters(state.tag)
+    (process,) = working(state)
     assert Path(process.cwd()) == fused
 
 
@@ -93,7 +107,35 @@ def test_an_updater_that_does_not_listen_is_killed(state, tmp_path, monkeypatch)
     publish(state.repo, 1, {"brokers": "a:1"}, code=deaf)
     pin(state.repo, 1)
     updaters.follow(state, tmp_path)
-    (process,) = updaters.updaters(state.tag)
-    updaters.stop([process])
-    process.wait(10)
-    assert not psutil.pid_exists(process.pid)
+    running = updaters.updaters(state.tag)
+    assert len(running) == 2
+    updaters.stop(running)
+    psutil.wait_procs(running, 10)
+    assert not any(psutil.pid_exists(process.pid) for process in running)
+
+
+def test_an_updater_that_was_killed_is_started_again(state, tmp_path):
+    publish(state.repo, 1, {"brokers": "a:1"})
+    pin(state.repo, 1)
+    updaters.follow(state, tmp_path)
+    before = set(updaters.updaters(state.tag))
+    (killed,) = working(state)
+    killed.kill()
+    until(lambda: (set(working(state)) - {killed}) != set())
+    assert before - {killed} <= set(updaters.updaters(state.tag))  # the supervisor
+    log = tmp_path / "logs" / "updater-1-1.log"
+    until(lambda: log.read_text().count("follows") == 2)
+    assert "supervisor: ended, killed by SIGKILL; started again in 0.2 s" in log.read_text()
+
+
+def test_an_updater_that_nobody_would_start_again_is_replaced(state, tmp_path):
+    publish(state.repo, 1, {"brokers": "a:1"})
+    pin(state.repo, 1)
+    updaters.follow(state, tmp_path)
+    (updater,) = working(state)
+    (keeper,) = set(updaters.updaters(state.tag)) - {updater}
+    keeper.kill()
+    keeper.wait(10)
+    updaters.follow(state, tmp_path)
+    assert not {updater, keeper} & set(updaters.updaters(state.tag))
+    assert len(updaters.updaters(state.tag)) == 2

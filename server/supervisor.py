@@ -1,0 +1,68 @@
+"""`python -m server.supervisor FOLDER COMMAND…`: keep a process running in FOLDER, until told to stop (SIGTERM, SIGINT).
+
+    start ─▶ ended with 0, or told to stop: so do we, with its exit code
+      ▲  └─▶ killed or crashed: say so, and after a pause start it again
+      └──────────────┘
+
+The pause doubles from 0.2 s to 30 s with every crash, and is short again after a minute without one.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 30.0
+STEADY_S = 60.0  # who ran this long gets the first pause again
+REMARK = "supervisor:"  # opens every line said here, among the lines of the process
+
+
+class Supervisor:
+    """Runs one process at a time. `stop` is for signal handlers, and may be called at any moment."""
+
+    def __init__(self, folder: str, command: list[str]) -> None:
+        self._folder, self._command = folder, command
+        self._told = threading.Event()
+        self._process: subprocess.Popen | None = None
+
+    def run(self) -> int:
+        """-> exit code of the last process, once that ended well or was told to."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            started_s = time.monotonic()
+            self._process = subprocess.Popen(self._command, cwd=self._folder)
+            if self._told.is_set():  # meanwhile
+                self._process.terminate()
+            code = self._process.wait()
+            if self._told.is_set() or code == 0:
+                return code
+            if time.monotonic() - started_s > STEADY_S:
+                pause_s = FIRST_PAUSE_S
+            print(f"{REMARK} ended, {_reason(code)}; started again in {pause_s:g} s", flush=True)
+            if self._told.wait(pause_s):
+                return code
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def stop(self) -> None:
+        self._told.set()
+        if self._process is not None:
+            self._process.terminate()
+
+
+def _reason(code: int) -> str:
+    """Of an exit code as `Popen` has it."""
+    return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+
+
+def main() -> int:
+    supervisor = Supervisor(sys.argv[1], sys.argv[2:])
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda *_: supervisor.stop())
+    return supervisor.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

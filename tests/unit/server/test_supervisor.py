@@ -1,0 +1,62 @@
+"""A process kept running: crashes are followed by starts, ends are not."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from server import supervisor
+from server.environment import PROJECT
+
+TRACE = """
+import sys, time
+with open("trace", "a") as trace:
+    print(time.monotonic(), file=trace)
+starts = len(open("trace").readlines())
+"""
+
+
+def kept(folder: Path, code: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", supervisor.__name__, str(folder), sys.executable, "-c", TRACE + code]
+    return subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, text=True)
+
+
+def starts_s(folder: Path) -> list[float]:
+    trace = folder / "trace"
+    return [float(line) for line in trace.read_text().splitlines()] if trace.exists() else []
+
+
+def test_crashes_are_followed_by_starts_after_longer_and_longer_pauses(tmp_path):
+    process = kept(tmp_path, "sys.exit(7 if starts < 4 else 0)")
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    pauses_s = (0.2, 0.4, 0.8)
+    assert said.splitlines() == [f"supervisor: ended, exit code 7; started again in {pause} s" for pause in pauses_s]
+    times = starts_s(tmp_path)
+    assert len(times) == 4
+    assert all(later - earlier >= pause for earlier, later, pause in zip(times, times[1:], pauses_s, strict=False))
+
+
+@pytest.mark.parametrize("code", ["time.sleep(60)", "sys.exit(7)"], ids=["while it runs", "between two starts"])
+def test_told_to_stop_it_ends_and_leaves_nothing(tmp_path, code):
+    process = kept(tmp_path, code)
+    deadline = time.monotonic() + 20
+    while not starts_s(tmp_path):
+        assert time.monotonic() < deadline, "did not start"
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=10)  # whoever holds its output is gone as well
+    starts = starts_s(tmp_path)
+    time.sleep(1)
+    assert starts_s(tmp_path) == starts
+
+
+def test_what_ends_well_is_not_started_again(tmp_path):
+    process = kept(tmp_path, "sys.exit(0)")
+    assert process.communicate(timeout=20)[0] == ""
+    assert len(starts_s(tmp_path)) == 1
