@@ -8,6 +8,7 @@
 Command line: `python -m clients --help`.
 """
 
+from clients.cache import Cache, Counts, MemoryCache, RedisCache
 from clients.catalogue import Catalogue
 from clients.errors import (
     ClientError,
@@ -25,12 +26,15 @@ from clients.recommender import AsyncRecommender, Recommender
 
 __all__ = [
     "AsyncRecommender",
+    "Cache",
     "Catalogue",
     "ClientError",
+    "Counts",
     "DeadlineExceeded",
     "FakeTransport",
     "Health",
     "InvalidRequest",
+    "MemoryCache",
     "ModelNotFound",
     "ModelState",
     "NoAnswer",
@@ -39,6 +43,7 @@ __all__ = [
     "Recommendation",
     "Recommendations",
     "Recommender",
+    "RedisCache",
     "ServerFault",
     "Timeout",
     "Unavailable",

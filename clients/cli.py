@@ -15,10 +15,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from clients.cache.commands import follow, forget, warm
 from clients.catalogue import Catalogue
-from clients.errors import ClientError, InvalidRequest
+from clients.errors import InvalidRequest
 from clients.models import Health, Query, Recommendations, Timeout
 from clients.recommender import DEFAULT_URL, Recommender
+from stages.errors import RecommenderError
 
 app = typer.Typer(help="Ask a served repository for recommendations.", no_args_is_help=True, add_completion=False)
 out = Console()
@@ -50,7 +52,7 @@ def recommend(
 ) -> None:
     """Recommend items to one user."""
     with _friendly():
-        query = Query(user_id, None if history is None else _ids(history), _ids(exclude), _context(context or []))
+        query = Query(user_id, None if history is None else _ids(history), _ids(exclude), columns_of(context or []))
         names = Catalogue.load(repo) or Catalogue()
         with Recommender(url, timeout=Timeout(timeout), priority=priority, catalogue=names) as shop:
             answer = shop.recommend_many([query], k=k)[0]
@@ -83,16 +85,20 @@ def _friendly() -> Iterator[None]:
     """Turns what goes wrong into a message on stderr and an exit status."""
     try:
         yield
-    except ClientError as error:
+    except RecommenderError as error:
         err.print(f"error: {error}", markup=False, soft_wrap=True)
-        raise typer.Exit(2 if isinstance(error, InvalidRequest) else 1) from error
+        raise typer.Exit(2 if error.status == InvalidRequest.status else 1) from error
+
+
+for command in (forget, follow, warm):
+    app.command()(_friendly()(command))
 
 
 def _ids(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _context(pairs: list[str]) -> dict[str, str]:
+def columns_of(pairs: list[str]) -> dict[str, str]:
     for pair in pairs:
         if not pair.partition("=")[0] or "=" not in pair:
             raise InvalidRequest(f"--context is {pair!r}; expected a column and its value, such as store=3.")

@@ -23,13 +23,17 @@ Handler = Callable[[Query], Sequence[int] | Recommendations]
 
 
 class FakeTransport:
-    """Serves both clients. `calls` holds every Call that arrived, oldest first."""
+    """Serves both clients. `calls` holds every Call that arrived, oldest first.
+
+    served_generation: what a cache is told; a handler that returns whole Recommendations names its own
+    """
 
     def __init__(
         self, handler: Handler, *, axes: Axes = DEFAULT_AXES, context: tuple[ContextColumn, ...] = (), max_batch: int = 64
     ) -> None:
         self.handler = handler
         self.calls: list[Call] = []
+        self.served_generation = 1
         spec = ensemble_spec(stage_specs(axes, context))
         inputs = {tensor.name: (tensor.dtype, tensor.dims[0]) for tensor in spec.inputs}
         outputs = {tensor.name: (tensor.dtype, tensor.dims[0]) for tensor in spec.outputs}
@@ -55,7 +59,10 @@ class FakeTransport:
         }
 
     def health(self, timeout_s: float) -> Health:
-        return Health(True, (ModelState(ENSEMBLE, "1", "READY"),))
+        return Health(True, (ModelState(ENSEMBLE, str(self.served_generation), "READY"),))
+
+    def generation(self, timeout_s: float | None) -> int:
+        return self.served_generation
 
     def close(self) -> None:
         pass
@@ -69,6 +76,9 @@ class FakeTransport:
     async def health_async(self, timeout_s: float) -> Health:
         return self.health(timeout_s)
 
+    async def generation_async(self, timeout_s: float | None) -> int:
+        return self.generation(timeout_s)
+
     async def close_async(self) -> None:
         pass
 
@@ -77,7 +87,7 @@ class FakeTransport:
         if isinstance(answer, Recommendations):
             return answer
         falling = tuple(1.0 - rank / max(len(answer), 1) for rank in range(len(answer)))
-        return Recommendations(tuple(answer), falling, generation=1)
+        return Recommendations(tuple(answer), falling, generation=self.served_generation)
 
 
 def _queries(inputs: dict[str, np.ndarray]) -> list[Query]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Self
 
+from clients.cache.base import Cache
+from clients.cache.transport import AsyncCachedTransport, CachedTransport
 from clients.catalogue import Catalogue
 from clients.errors import InvalidRequest, ModelNotFound
 from clients.models import DEFAULT_TIMEOUT, Call, Health, Query, Recommendations, Timeout
@@ -49,6 +51,7 @@ class Recommender(_Client):
     priority:  1 is served first, in a repository exported with priority levels (off by default); 0 leaves it to the server
     retries:   further attempts when the server is unavailable, inside the timeout
     catalogue: names to ids and back, for shops whose ids are text
+    cache:     a MemoryCache or RedisCache; it may serve several clients, and is closed by whoever made it
     transport: another way to reach a server; FakeTransport needs none
     """
 
@@ -60,6 +63,7 @@ class Recommender(_Client):
         priority: int = 0,
         retries: int = 2,
         catalogue: Catalogue | None = None,
+        cache: Cache | None = None,
         transport=None,
     ) -> None:
         super().__init__(timeout, priority, catalogue)
@@ -67,7 +71,7 @@ class Recommender(_Client):
             from clients.transport import GrpcTransport  # gRPC is slow to import, and tests with a fake need none
 
             transport = GrpcTransport(url, retries)
-        self._transport = transport
+        self._transport = CachedTransport(transport, cache) if cache is not None else transport
 
     def recommend(
         self,
@@ -129,6 +133,7 @@ class AsyncRecommender(_Client):
         priority: int = 0,
         retries: int = 2,
         catalogue: Catalogue | None = None,
+        cache: Cache | None = None,
         transport=None,
     ) -> None:
         super().__init__(timeout, priority, catalogue)
@@ -136,7 +141,7 @@ class AsyncRecommender(_Client):
             from clients.transport import AsyncGrpcTransport  # as above
 
             transport = AsyncGrpcTransport(url, retries)
-        self._transport = transport
+        self._transport = AsyncCachedTransport(transport, cache) if cache is not None else transport
 
     async def recommend(
         self,

@@ -7,6 +7,7 @@ and throttled, so that a struggling server is not buried under its clients' seco
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import numpy as np
 import tritonclient.grpc as blocking
@@ -76,6 +77,13 @@ class GrpcTransport:
         except InferenceServerException as error:
             raise _translated(error, self.url, timeout_s) from error
 
+    def generation(self, timeout_s: float | None) -> int | None:
+        """The generation that answers; None while it is not one alone."""
+        try:
+            return _only(self._client.get_model_metadata(ENSEMBLE, client_timeout=timeout_s).versions)
+        except InferenceServerException as error:
+            raise _translated(error, self.url, timeout_s) from error
+
     def close(self) -> None:
         self._client.close()
 
@@ -103,6 +111,12 @@ class AsyncGrpcTransport:
         try:
             ready = await self._client.is_model_ready(ENSEMBLE, client_timeout=timeout_s)
             return _health(ready, await self._client.get_model_repository_index(client_timeout=timeout_s))
+        except InferenceServerException as error:
+            raise _translated(error, self.url, timeout_s) from error
+
+    async def generation_async(self, timeout_s: float | None) -> int | None:
+        try:
+            return _only((await self._client.get_model_metadata(ENSEMBLE, client_timeout=timeout_s)).versions)
         except InferenceServerException as error:
             raise _translated(error, self.url, timeout_s) from error
 
@@ -150,6 +164,10 @@ def _arguments(call: Call) -> dict:
 
 def _outputs(result: blocking.InferResult) -> dict[str, np.ndarray]:
     return {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
+
+
+def _only(versions: Sequence[str]) -> int | None:
+    return int(versions[0]) if len(versions) == 1 else None
 
 
 def _health(ready: bool, index) -> Health:

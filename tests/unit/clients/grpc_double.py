@@ -30,6 +30,7 @@ class GrpcDouble(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.ready = True
         self.parameters: list[dict] = []  # request parameters of every infer call
         self.config_calls = 0
+        self.versions = ["2"]
         self._server = grpc.server(futures.ThreadPoolExecutor(4))
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self._server)
         self.url = f"localhost:{self._server.add_insecure_port('localhost:0')}"
@@ -63,6 +64,9 @@ class GrpcDouble(service_pb2_grpc.GRPCInferenceServiceServicer):
             response.outputs.add(name=name, datatype=np_to_triton_dtype(array.dtype), shape=array.shape)
             response.raw_output_contents.append(array.tobytes())
         return response
+
+    def ModelMetadata(self, request, context):
+        return service_pb2.ModelMetadataResponse(name=request.name, versions=self.versions)
 
     def ModelReady(self, request, context):
         return service_pb2.ModelReadyResponse(ready=self.ready)

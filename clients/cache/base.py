@@ -1,0 +1,116 @@
+"""What every cache of answers is: a settled question in, a whole answer out.
+
+    read(keys, generation) ─▶ tokens, values         token: the user's present; changes when the user is forgotten
+    write(generation, [(key, token, value)])         with the token that was read before the question was asked
+
+A value lies beside the token it was written with, and only counts while that is still the user's token. So an answer that was
+computed before an event, and arrives after it, is never read: no lock, no order between writers. A token that is lost
+(evicted, expired, restarted) is a new one, and costs misses.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import NamedTuple
+
+from clients.cache.entries import Key
+from clients.errors import InvalidRequest
+
+
+class Found(NamedTuple):
+    """One entry per key. values: None where nothing that counts was found."""
+
+    tokens: list[bytes]
+    values: list[bytes | None]
+
+
+class Entry(NamedTuple):
+    key: Key
+    token: bytes
+    generation: int  # of the answer itself
+    value: bytes
+
+
+@dataclass
+class Counts:
+    """Since the cache was made. Of users asked for: hits, misses, joined (waited for somebody who asked the same), bypassed.
+
+    bypassed: asked without the cache, because it did not answer or because nobody could say which generation does
+    stored, degraded: answers kept, and answers by a fallback, which are not
+    forgotten: users;  failures: calls that the store did not answer
+    """
+
+    hits: int = 0
+    misses: int = 0
+    joined: int = 0
+    bypassed: int = 0
+    stored: int = 0
+    degraded: int = 0
+    forgotten: int = 0
+    failures: int = 0
+    _lock: Lock = field(default_factory=Lock, repr=False, compare=False)
+
+    def add(self, **counts: int) -> None:
+        with self._lock:
+            for name, count in counts.items():
+                setattr(self, name, getattr(self, name) + count)
+
+    @property
+    def hit_rate(self) -> float:
+        """Of all users asked for; 0 before the first."""
+        asked = self.hits + self.misses + self.joined + self.bypassed
+        return self.hits / asked if asked else 0.0
+
+    def as_dict(self) -> dict[str, int]:
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+
+class Cache(ABC):
+    """Safe to share between threads and between clients of one shop.
+
+    ttl_s: seconds an answer may be given again;  generation_age_s: how old the knowledge of the served generation may be
+    """
+
+    def __init__(self, ttl_s: float, generation_age_s: float) -> None:
+        self.ttl_s, self.generation_age_s = _seconds("ttl_s", ttl_s), _seconds("generation_age_s", generation_age_s, zero=True)
+        self.counts = Counts()
+
+    @abstractmethod
+    def read(self, keys: Sequence[Key], generation: int) -> Found | None:
+        """What is kept for these questions to a generation; None when the store does not answer."""
+
+    @abstractmethod
+    def write(self, entries: Sequence[Entry]) -> None:
+        """Keep answers. A store that fails loses them, and is counted."""
+
+    @abstractmethod
+    def forget(self, user_ids: Iterable[int]) -> None:
+        """No answer that was computed before this call is given to these users again. Raises DependencyError when not sure."""
+
+    @abstractmethod
+    async def read_async(self, keys: Sequence[Key], generation: int) -> Found | None:
+        """See read."""
+
+    @abstractmethod
+    async def write_async(self, entries: Sequence[Entry]) -> None:
+        """See write."""
+
+    @abstractmethod
+    async def forget_async(self, user_ids: Iterable[int]) -> None:
+        """See forget."""
+
+    def collect(self) -> Iterator:
+        """For Prometheus: `prometheus_client.REGISTRY.register(cache)` publishes the counts."""
+        from prometheus_client.core import CounterMetricFamily  # only those who publish need it
+
+        for name, value in self.counts.as_dict().items():
+            yield CounterMetricFamily(f"recommendation_cache_{name}", f"{name}: see clients.cache.Counts", value)
+
+
+def _seconds(name: str, value: float, zero: bool = False) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (0 < value < float("inf") or (zero and value == 0)):
+        raise InvalidRequest(f"{name} is {value!r}; expected seconds {'from' if zero else 'above'} 0.")
+    return float(value)

@@ -1,0 +1,69 @@
+"""Keys of questions and bytes of answers. Pure.
+
+A question is every tensor of a request, as it goes over the wire: whatever can change the answer is in it. `k` is not: it is
+applied to what the server, or the cache, gave.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import NamedTuple
+
+import numpy as np
+
+from clients.wire import Signature
+
+DIGEST_BYTES = 16
+Row = dict[str, np.ndarray]  # the outputs for one user, [1, …] by name
+
+
+class Key(NamedTuple):
+    user_id: int
+    question: bytes  # [DIGEST_BYTES] of all input tensors and the sizes of the model
+
+
+def keys_of(inputs: dict[str, np.ndarray], signature: Signature) -> list[Key]:
+    """Input tensors [B, …] -> a key for each user."""
+    names = sorted(inputs)
+    sizes = repr((signature, [(name, inputs[name].dtype.str) for name in names])).encode()
+    model = blake2b(sizes, digest_size=DIGEST_BYTES)
+    keys = []
+    for row, user_id in enumerate(inputs["user_id"][:, 0].tolist()):
+        digest = model.copy()
+        for name in names:
+            digest.update(_bytes(inputs[name][row]))
+        keys.append(Key(user_id, digest.digest()))
+    return keys
+
+
+def _bytes(row: np.ndarray) -> bytes:
+    """Lengths before texts: two texts are not one longer one."""
+    if row.dtype != np.object_:
+        return row.tobytes()
+    return b"".join(len(text).to_bytes(4, "little") + text for text in row.ravel())
+
+
+def packed(row: Row) -> bytes:
+    """A whole answer: int64 [K] item ids, then float32 [K] scores."""
+    return row["item_ids"].astype("<i8").tobytes() + row["scores"].astype("<f4").tobytes()
+
+
+def unpacked(value: bytes, generation: int, items_returned: int) -> Row | None:
+    """None for bytes that are no answer of K items."""
+    if len(value) != 12 * items_returned:
+        return None
+    return {
+        "item_ids": np.frombuffer(value, "<i8", items_returned)[None],
+        "scores": np.frombuffer(value, "<f4", items_returned, 8 * items_returned)[None],
+        "degraded": np.zeros((1, 1), np.int32),
+        "generation": np.array([[generation]], np.int64),
+    }
+
+
+def row_of(outputs: Row, row: int) -> Row:
+    return {name: array[row : row + 1] for name, array in outputs.items()}
+
+
+def joined(rows: list[Row]) -> Row:
+    """Rows [1, …] -> tensors [B, …]."""
+    return rows[0] if len(rows) == 1 else {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}

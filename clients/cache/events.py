@@ -1,0 +1,170 @@
+"""Users of whom there is news are forgotten, as the news arrives: from a Kafka topic, or from a log that grows.
+
+    message or line ─▶ user id ─▶ cache.forget         again and again until the store has done it
+
+No offset is stored anywhere: no answer is kept longer than its ttl, so whoever starts reads what came in the last ttl, and
+forgetting a user twice does no harm.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+
+from clients.cache.base import Cache
+from clients.catalogue import Catalogue
+from clients.errors import InvalidRequest
+from clients.models import Query
+from clients.wire import ANONYMOUS
+from stages.errors import DependencyError
+
+BATCH = 1_000  # messages that are forgotten together
+POLL_S, RETRY_S, LOOK_S = 0.2, 0.5, 5.0  # for messages or lines; after a store failed; for partitions and for new names
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Followed:
+    """events: read;  users: forgotten, counted once per batch;  unusable: events that name no user"""
+
+    events: int = 0
+    users: int = 0
+    unusable: int = 0
+
+
+class Names:
+    """User ids as the events spell them -> ids on the wire. repo: whose ids are text; read again when a name is not known."""
+
+    def __init__(self, repo: Path | None = None) -> None:
+        self._repo, self._catalogue, self._read_s = repo, Catalogue(), float("-inf")
+
+    def id_of(self, value: object) -> int | None:
+        """None for what is nobody's id, and for names of people the repository does not know: they are all anonymous."""
+        text = str(value).strip()
+        if text and text not in self._catalogue.user_names and self._repo and time.monotonic() - self._read_s > LOOK_S:
+            self._catalogue, self._read_s = Catalogue.load(self._repo) or Catalogue(), time.monotonic()
+        found = self._catalogue.with_ids(Query(text.removesuffix(".0"))).user_id
+        return found if isinstance(found, int) and found != ANONYMOUS else None
+
+
+def follow_topic(
+    cache: Cache, brokers: str, topic: str, field: str, names: Names, stop: Event, followed: Followed | None = None
+) -> None:
+    """Until `stop`: forget whom JSON messages name in `field`. Brokers may come and go."""
+    from confluent_kafka import Consumer, KafkaException  # only who follows a topic needs it
+
+    settings = {"bootstrap.servers": brokers, "group.id": "recommendation-cache", "enable.auto.commit": False, "log_level": 0}
+    consumer, assigned, looked_s = Consumer(settings), set(), float("-inf")
+    try:
+        while not stop.is_set():
+            if time.monotonic() - looked_s > (LOOK_S if assigned else RETRY_S):
+                looked_s = time.monotonic()
+                try:
+                    _assign(consumer, topic, assigned, cache.ttl_s)
+                except KafkaException as error:
+                    log.warning("topic %s: %s", topic, error)
+            messages = [message.value() for message in consumer.consume(BATCH, POLL_S) if message.error() is None]
+            _forget(cache, [_field(message, field, names) for message in messages], stop, followed)
+    finally:
+        consumer.close()
+
+
+def _assign(consumer, topic: str, assigned: set[int], ttl_s: float) -> None:
+    """Take partitions that are new: at the start those of the last ttl, later ones whole."""
+    from confluent_kafka import OFFSET_BEGINNING, TopicPartition
+
+    there = consumer.list_topics(topic, timeout=RETRY_S).topics[topic]
+    new = sorted(set(there.partitions) - assigned) if there.error is None else []
+    if not new:
+        return
+    if assigned:
+        consumer.incremental_assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in new])
+    else:
+        since_ms = int((time.time() - ttl_s) * 1e3)
+        asked = [TopicPartition(topic, partition, since_ms) for partition in new]
+        consumer.incremental_assign(consumer.offsets_for_times(asked, timeout=LOOK_S))
+    assigned.update(new)
+
+
+def _field(message: bytes | None, field: str, names: Names) -> int | None:
+    try:
+        return names.id_of(json.loads(message)[field])
+    except (TypeError, ValueError, KeyError, IndexError):
+        return None
+
+
+def follow_log(cache: Cache, path: Path, column: str, names: Names, stop: Event, followed: Followed | None = None) -> None:
+    """Forget whom the lines of a CSV or TSV log name in `column`: those that are there, and, until `stop`, those that come.
+
+    Raises InvalidRequest when the file or the column is not there.
+    """
+    users: list[int | None] = []
+    for row in _rows(path, column, stop):
+        if row is None or len(users) == BATCH:
+            _forget(cache, users, stop, followed)
+            users = []
+        if row is not None:
+            users.append(names.id_of(row))
+    _forget(cache, users, stop, followed)
+
+
+def _rows(path: Path, column: str, stop: Event) -> Iterator[str | None]:
+    """The column of each whole line; None whenever there is no further line yet."""
+    if path.suffix not in (".csv", ".tsv"):
+        raise InvalidRequest(
+            f"{path} is no .csv or .tsv; only a log of plain lines can be followed. Write one, or use a topic."
+        )
+    try:
+        file = path.open(encoding="utf-8", newline="")
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be read: {error.strerror}. Name a log with --log or --data.") from error
+    delimiter = "\t" if path.suffix == ".tsv" else ","
+    with file:
+        header = next(csv.reader([file.readline()], delimiter=delimiter), [])
+        if column not in header:
+            raise InvalidRequest(f"{path} has no column {column!r}; it has {', '.join(header)}. Name one with --field.")
+        place, part = header.index(column), ""
+        while True:
+            part += file.readline()
+            if part.endswith("\n"):
+                values = next(csv.reader([part], delimiter=delimiter))
+                yield values[place] if place < len(values) else ""
+                part = ""
+                continue
+            yield None
+            if stop.wait(POLL_S):
+                return
+
+
+def _forget(cache: Cache, found: Iterable[int | None], stop: Event, followed: Followed | None) -> None:
+    found = list(found)
+    users = {user for user in found if user is not None}
+    while users:
+        try:
+            cache.forget(users)
+            break
+        except DependencyError as error:
+            log.warning("%s", error)
+            if stop.wait(RETRY_S):
+                return
+    if followed is not None:
+        followed.events += len(found)
+        followed.users += len(users)
+        followed.unusable += found.count(None)
+
+
+def run_until_interrupted(follow: Callable[[Event], None]) -> None:
+    """Follow until Ctrl-C or SIGTERM."""
+    import signal
+
+    stop = Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    follow(stop)

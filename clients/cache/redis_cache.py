@@ -1,0 +1,190 @@
+"""A cache in Redis (7.0 or later), shared by the processes of many machines.
+
+    <namespace>:{<user>}:token                      16 random bytes, made by whoever first asks for the user
+    <namespace>:{<user>}:<generation>:<question>    token, question, answer
+
+One round trip reads (`SET token NX GET`, `GET answer`), one writes, and forgetting a user deletes the token. The question is
+in the value as well: a reply that belongs to another command is taken for no answer, never for somebody else's.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Iterable, Sequence
+
+from clients.cache.base import Cache, Entry, Found
+from clients.cache.entries import DIGEST_BYTES, Key
+from clients.errors import InvalidRequest
+from stages.embeddings.breaker import Breaker
+from stages.errors import DependencyError
+
+TOKEN_BYTES = 16
+HEAD_BYTES = TOKEN_BYTES + DIGEST_BYTES
+
+log = logging.getLogger(__name__)
+
+
+class RedisCache(Cache):
+    """url: redis://[user:password@]host:port[/database], rediss:// for TLS, or unix://. Connects when first used.
+
+    namespace: of one shop; a shop whose generations start from 1 again takes a new one
+    timeout_s: what a request waits for Redis at most, once per pause of the breaker, before it goes on without
+    """
+
+    def __init__(
+        self,
+        url: str,
+        ttl_s: float = 300.0,
+        *,
+        namespace: str = "recommend",
+        timeout_s: float = 0.05,
+        generation_age_s: float = 1.0,
+    ) -> None:
+        super().__init__(ttl_s, generation_age_s)
+        self.url, self.namespace = url, namespace
+        self._ttl_ms = max(int(ttl_s * 1e3), 1)
+        self._timeout_s = timeout_s
+        self._breaker = Breaker()
+        self._failures, self._redis, self._async_redis = _connections(url, timeout_s)
+
+    def read(self, keys: Sequence[Key], generation: int) -> Found | None:
+        if not self._breaker.closed:
+            return None
+        tokens = _new_tokens(len(keys))
+        try:
+            replies = self._reading(self._redis.pipeline(transaction=False), keys, generation, tokens).execute()
+        except self._failures as error:
+            return self._failed(error)
+        return self._found(keys, tokens, replies)
+
+    def write(self, entries: Sequence[Entry]) -> None:
+        if not (entries and self._breaker.closed):
+            return
+        try:
+            self._writing(self._redis.pipeline(transaction=False), entries).execute()
+        except self._failures as error:
+            self._failed(error)
+        else:
+            self._wrote(entries)
+
+    def forget(self, user_ids: Iterable[int]) -> None:
+        users = set(user_ids)
+        try:
+            if users:
+                self._redis.unlink(*map(self._token_key, users))
+        except self._failures as error:
+            raise self._not_forgotten(users, error) from error
+        self.counts.add(forgotten=len(users))
+
+    async def read_async(self, keys: Sequence[Key], generation: int) -> Found | None:
+        if not self._breaker.closed:
+            return None
+        tokens = _new_tokens(len(keys))
+        try:
+            replies = await self._reading(self._async_redis.pipeline(transaction=False), keys, generation, tokens).execute()
+        except self._failures as error:
+            return self._failed(error)
+        return self._found(keys, tokens, replies)
+
+    async def write_async(self, entries: Sequence[Entry]) -> None:
+        if not (entries and self._breaker.closed):
+            return
+        try:
+            await self._writing(self._async_redis.pipeline(transaction=False), entries).execute()
+        except self._failures as error:
+            self._failed(error)
+        else:
+            self._wrote(entries)
+
+    async def forget_async(self, user_ids: Iterable[int]) -> None:
+        users = set(user_ids)
+        try:
+            if users:
+                await self._async_redis.unlink(*map(self._token_key, users))
+        except self._failures as error:
+            raise self._not_forgotten(users, error) from error
+        self.counts.add(forgotten=len(users))
+
+    def close(self) -> None:
+        self._redis.close()
+
+    async def close_async(self) -> None:
+        await self._async_redis.aclose()
+
+    def _reading(self, pipeline, keys: Sequence[Key], generation: int, tokens: list[bytes]):
+        for key, token in zip(keys, tokens, strict=True):
+            pipeline.set(self._token_key(key.user_id), token, nx=True, get=True, px=2 * self._ttl_ms)
+            pipeline.get(self._answer_key(key, generation))
+        return pipeline
+
+    def _writing(self, pipeline, entries: Sequence[Entry]):
+        for key, token, generation, value in entries:
+            pipeline.set(self._answer_key(key, generation), token + key.question + value, px=self._ttl_ms)
+            pipeline.pexpire(self._token_key(key.user_id), 2 * self._ttl_ms)  # it outlives its answers
+        return pipeline
+
+    def _found(self, keys: Sequence[Key], tokens: list[bytes], replies: list[bytes | None]) -> Found:
+        """replies: the token that was there and the value, for each key."""
+        self._breaker.succeeded()
+        tokens = [there or new for there, new in zip(replies[::2], tokens, strict=True)]
+        values = []
+        for key, token, value in zip(keys, tokens, replies[1::2], strict=True):
+            counts = value is not None and value.startswith(token + key.question)
+            values.append(value[HEAD_BYTES:] if counts else None)
+        return Found(tokens, values)
+
+    def _wrote(self, entries: Sequence[Entry]) -> None:
+        self._breaker.succeeded()
+        self.counts.add(stored=len(entries))
+
+    def _failed(self, error: Exception) -> None:
+        if self._breaker.last_error is None:
+            log.warning("going on without the cache: Redis at %s did not answer (%r)", self._address, error)
+        self._breaker.failed(error)
+        self.counts.add(failures=1)
+
+    def _not_forgotten(self, users: set[int], error: Exception) -> DependencyError:
+        self._failed(error)
+        return DependencyError(
+            f"{len(users)} users were not forgotten: Redis at {self._address} did not answer ({error!r}). Expected an answer "
+            f"within {self._timeout_s:g} s. Forget them again when it is back; their answers are at most {self.ttl_s:g} s old."
+        )
+
+    @property
+    def _address(self) -> str:
+        """Without a password."""
+        return self.url.rpartition("@")[2].removeprefix("redis://")
+
+    def _token_key(self, user_id: int) -> str:
+        return f"{self.namespace}:{{{user_id}}}:token"
+
+    def _answer_key(self, key: Key, generation: int) -> str:
+        return f"{self.namespace}:{{{key.user_id}}}:{generation}:{key.question.hex()}"
+
+
+def _connections(url: str, timeout_s: float) -> tuple:
+    """-> (what they raise, a blocking client, an asyncio client); none of them connects yet."""
+    from redis import (
+        Redis,
+        RedisError,
+    )  # here: the import takes most of a second, and only callers with a cache in Redis need it
+    from redis.asyncio import Redis as AsyncRedis
+    from redis.asyncio.retry import Retry as AsyncRetry
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
+    settings = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
+    try:
+        blocking = Redis.from_url(url, retry=Retry(NoBackoff(), 0), **settings)
+        awaiting = AsyncRedis.from_url(url, retry=AsyncRetry(NoBackoff(), 0), **settings)
+    except ValueError as error:
+        raise InvalidRequest(
+            f"cache is {url!r}: {error}. Expected redis://host:port, such as redis://localhost:6379."
+        ) from error
+    return (RedisError, OSError, TimeoutError), blocking, awaiting
+
+
+def _new_tokens(count: int) -> list[bytes]:
+    random = secrets.token_bytes(TOKEN_BYTES * count)
+    return [random[start : start + TOKEN_BYTES] for start in range(0, len(random), TOKEN_BYTES)]

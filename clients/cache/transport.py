@@ -1,0 +1,237 @@
+"""Between a client and the wire: what the cache holds is not asked, and what many ask at the same time is asked once.
+
+    keys ─▶ generation ─▶ cache.read ─▶ hits
+                                    └─▶ misses: the first asks the server and keeps the answer, the others wait for it
+
+Who waited for an answer that did not come asks for itself, in the time it has left: nobody suffers from another's request.
+
+The way of a call is written once, as a generator of steps (`_Caching._flow`); the two transports carry the steps out, one
+blocking, one awaiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Generator, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from threading import Lock
+from typing import Any
+
+from clients.cache.base import Cache, Entry, Found
+from clients.cache.entries import Key, Row, joined, keys_of, packed, row_of, unpacked
+from clients.cache.generation import Belief
+from clients.errors import ClientError, DeadlineExceeded
+from clients.models import Call, Health
+from clients.wire import Signature
+
+Flight = tuple[Key, int, bytes]  # a question to a generation, in a user's present
+Steps = Generator[tuple, Any, Any]  # (what, arguments…): generation, read, infer, write or wait; its result is sent back
+
+
+class _Caching:
+    """The way of a call. `_new_flight` makes what others wait for."""
+
+    def __init__(self, inner, cache: Cache, new_flight) -> None:
+        self._inner, self._cache, self._new_flight = inner, cache, new_flight
+        self._belief = Belief(cache.generation_age_s, time.monotonic)
+        self._signature: Signature | None = None
+        self._flights: dict[Flight, Future | asyncio.Future] = {}
+        self._lock = Lock()
+
+    def _flow(self, call: Call) -> Steps:
+        """-> the outputs, as the server gives them"""
+        started_s, keys = time.monotonic(), keys_of(call.inputs, self._signature)
+        generation = yield from self._generation(call)
+        found = None if generation is None else (yield "read", keys, generation)
+        if found is None:
+            self._cache.counts.add(bypassed=len(keys))
+            return (yield from self._ask(call, range(len(keys)), started_s))
+        answers = self._kept(found, generation)
+        lead, wait = self._split([(key, generation, token) for key, token in zip(keys, found.tokens, strict=True)], answers)
+        if lead:
+            yield from self._lead(call, lead, keys, found, answers, started_s)
+        for row, flight in wait.items():
+            answers[row] = yield "wait", flight, _left(call, started_s)
+        if left := [row for row, answer in enumerate(answers) if answer is None]:
+            outputs = yield from self._ask(call, left, started_s)
+            for place, row in enumerate(left):
+                answers[row] = row_of(outputs, place)
+        return joined(answers)
+
+    def _generation(self, call: Call) -> Steps:
+        """-> the one that answers; None when nobody says: then the server is asked, and says what is wrong with it."""
+        if (known := self._belief.generation) is not None:
+            return known
+        asked_s = time.monotonic()
+        try:
+            generation = yield "generation", call.timeout_s
+        except ClientError:
+            return None
+        if generation is not None:
+            self._belief.observed(generation, asked_s)
+        return generation
+
+    def _kept(self, found: Found, generation: int) -> list[Row | None]:
+        size = self._signature.items_returned
+        return [None if value is None else unpacked(value, generation, size) for value in found.values]
+
+    def _split(self, flights: list[Flight], answers: list[Row | None]) -> tuple[dict[Flight, int], dict[int, Any]]:
+        """-> (flights to lead and the row that asks, rows that wait and for what); all other rows are answered."""
+        lead: dict[Flight, int] = {}
+        wait: dict[int, Any] = {}
+        with self._lock:
+            for row, flight in enumerate(flights):
+                if answers[row] is not None:
+                    continue
+                if flight in self._flights:
+                    wait[row] = self._flights[flight]
+                else:
+                    self._flights[flight] = self._new_flight()
+                    lead[flight] = row
+        hits = len(answers) - len(lead) - len(wait)
+        self._cache.counts.add(hits=hits, misses=len(lead), joined=len(wait))
+        return lead, wait
+
+    def _lead(
+        self, call: Call, lead: dict[Flight, int], keys: list[Key], found: Found, answers: list[Row | None], started_s: float
+    ) -> Steps:
+        """Ask for those who wait as well, and put the answers among `answers`."""
+        asked: dict[int, Row] = {}
+        try:
+            outputs = yield from self._ask(call, list(lead.values()), started_s)
+            asked = {row: row_of(outputs, place) for place, row in enumerate(lead.values())}
+            yield "write", self._entries(keys, found, asked)
+        finally:
+            self._land(lead, asked)
+        for row, answer in asked.items():
+            answers[row] = answer
+
+    def _entries(self, keys: list[Key], found: Found, asked: dict[int, Row]) -> list[Entry]:
+        """What is worth keeping: whole answers, under the generation that gave them."""
+        whole = {row: answer for row, answer in asked.items() if not answer["degraded"][0, 0]}
+        self._cache.counts.add(degraded=len(asked) - len(whole))
+        return [
+            Entry(keys[row], found.tokens[row], int(answer["generation"][0, 0]), packed(answer))
+            for row, answer in whole.items()
+        ]
+
+    def _land(self, lead: dict[Flight, int], asked: dict[int, Row]) -> None:
+        """Give the answers to those who wait, or tell them that none came."""
+        for flight, row in lead.items():
+            with self._lock:
+                waiting = self._flights.pop(flight)
+            waiting.set_result(asked.get(row))
+
+    def _ask(self, call: Call, rows: Sequence[int], started_s: float) -> Steps:
+        """-> the server's outputs for some of the users, in the time that is left"""
+        left_s = _left(call, started_s)
+        if left_s is not None and left_s <= 0:
+            raise DeadlineExceeded(
+                f"No answer within {call.timeout_s:g} s: spent waiting for the cache, or for somebody who had asked the same. "
+                "Allow more with Timeout(seconds), or look whether the server is overloaded.",
+                call,
+            )
+        inputs = call.inputs
+        if len(rows) < len(inputs["user_id"]):
+            inputs = {name: array[list(rows)] for name, array in inputs.items()}
+        asked_s = time.monotonic()
+        outputs = yield "infer", replace(call, inputs=inputs, timeout_s=left_s)
+        self._belief.observed(int(outputs["generation"][-1, 0]), asked_s)
+        return outputs
+
+
+def _left(call: Call, started_s: float) -> float | None:
+    """Seconds."""
+    return None if call.timeout_s is None else max(call.timeout_s - (time.monotonic() - started_s), 0.0)
+
+
+class CachedTransport(_Caching):
+    """Of Recommender. Safe to share between threads."""
+
+    def __init__(self, inner, cache: Cache) -> None:
+        super().__init__(inner, cache, Future)
+        self._do = {
+            "generation": inner.generation,
+            "read": cache.read,
+            "infer": inner.infer,
+            "write": cache.write,
+            "wait": _wait,
+        }
+
+    def infer(self, call: Call) -> Row:
+        flow = self._flow(call)
+        try:
+            what, *arguments = next(flow)
+            while True:
+                try:
+                    result = self._do[what](*arguments)
+                except BaseException as error:
+                    what, *arguments = flow.throw(error)
+                else:
+                    what, *arguments = flow.send(result)
+        except StopIteration as end:
+            return end.value
+
+    def signature(self, timeout_s: float) -> Signature:
+        self._signature = self._inner.signature(timeout_s)
+        return self._signature
+
+    def health(self, timeout_s: float) -> Health:
+        return self._inner.health(timeout_s)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class AsyncCachedTransport(_Caching):
+    """Of AsyncRecommender. Belongs to one event loop."""
+
+    def __init__(self, inner, cache: Cache) -> None:
+        super().__init__(inner, cache, lambda: asyncio.get_running_loop().create_future())
+        self._do = {
+            "generation": inner.generation_async,
+            "read": cache.read_async,
+            "infer": inner.infer_async,
+            "write": cache.write_async,
+            "wait": _wait_async,
+        }
+
+    async def infer_async(self, call: Call) -> Row:
+        flow = self._flow(call)
+        try:
+            what, *arguments = next(flow)
+            while True:
+                try:
+                    result = await self._do[what](*arguments)
+                except BaseException as error:
+                    what, *arguments = flow.throw(error)
+                else:
+                    what, *arguments = flow.send(result)
+        except StopIteration as end:
+            return end.value
+
+    async def signature_async(self, timeout_s: float) -> Signature:
+        self._signature = await self._inner.signature_async(timeout_s)
+        return self._signature
+
+    async def health_async(self, timeout_s: float) -> Health:
+        return await self._inner.health_async(timeout_s)
+
+    async def close_async(self) -> None:
+        await self._inner.close_async()
+
+
+def _wait(flight: Future, seconds: float | None) -> Row | None:
+    try:
+        return flight.result(seconds)
+    except TimeoutError:
+        return None
+
+
+async def _wait_async(flight: asyncio.Future, seconds: float | None) -> Row | None:
+    try:
+        return await asyncio.wait_for(asyncio.shield(flight), seconds)  # shielded: others wait for it as well
+    except TimeoutError:
+        return None

@@ -1,0 +1,91 @@
+"""Asking before users come: the most active users of every cluster first, so that every taste is warm early.
+
+    preprocess ─▶ user tower ─▶ vectors ─▶ k-means ─▶ 1st of each cluster, 2nd of each, …
+
+The vectors are those that retrieval searches with, computed by the published kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from clients.models import Query, Recommendations
+from clients.recommender import Recommender
+from stages.artifacts import stage_folder
+from stages.generations import pinned_generation
+
+POOL = 50_000  # users that are clustered at most: the most active ones
+KERNEL_BATCH = 256
+
+
+def popular_by_cluster(repo: Path, n_users: int, n_clusters: int, seed: int = 0) -> np.ndarray:
+    """int64 [<= n_users] ids: of each cluster in turn its most active user who is left. Raises ArtifactError."""
+    user_ids, activity, vectors = users_of(repo)
+    clusters = clusters_of(vectors, n_clusters, seed)
+    return user_ids[in_turns(clusters, activity)[:n_users]]
+
+
+def users_of(repo: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of the generation that answers: int64 [U] ids, int64 [U] events, most first, float32 [U, D] vectors. U <= POOL."""
+    from stages.preprocess import Preprocess  # Faiss and ONNX Runtime: a client needs neither
+    from stages.retrieve import Retrieve
+
+    generation = pinned_generation(repo)
+    preprocess = Preprocess.load(stage_folder(repo, "preprocess", generation))
+    retrieve = Retrieve.load(stage_folder(repo, "retrieve", generation))
+    everybody = preprocess.embedded.user_ids
+    events = preprocess.embedded.lookup(everybody).event_count
+    active = np.argsort(-events, kind="stable")[:POOL]
+    user_ids = everybody[active]
+    batches = np.split(user_ids, range(KERNEL_BATCH, len(user_ids), KERNEL_BATCH))
+    return user_ids, events[active], np.concatenate([_vectors(preprocess, retrieve, batch) for batch in batches])
+
+
+def _vectors(preprocess, retrieve, user_ids: np.ndarray) -> np.ndarray:
+    from stages.contract import stage_specs
+
+    spec = stage_specs(preprocess.info.axes, preprocess.info.context)["preprocess"]
+    inputs = {tensor.name: tensor.filled(len(user_ids)) for tensor in spec.inputs if tensor.optional}
+    features = preprocess(inputs | {"user_id": user_ids[:, None]})
+    return retrieve.user_vectors(features, retrieve.items.positions(features["history_ids"]))
+
+
+def clusters_of(vectors: np.ndarray, n_clusters: int, seed: int = 0) -> np.ndarray:
+    """float32 [U, D] -> int64 [U]: directions that lie together, by spherical k-means."""
+    import faiss
+
+    directions = np.ascontiguousarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-9), np.float32)
+    n_clusters = min(n_clusters, len(directions))
+    means = faiss.Kmeans(directions.shape[1], n_clusters, niter=10, seed=seed, spherical=True, min_points_per_centroid=1)
+    means.train(directions)
+    return means.index.search(directions, 1)[1][:, 0]
+
+
+def in_turns(clusters: np.ndarray, activity: np.ndarray) -> np.ndarray:
+    """int64 [U], int64 [U] -> positions [U]: the most active of every cluster, then the second of every cluster, …"""
+    order = np.lexsort((-activity, clusters))
+    sorted_clusters = clusters[order]
+    starts = np.searchsorted(sorted_clusters, sorted_clusters)  # where the cluster of each begins
+    turn = np.empty(len(order), np.int64)
+    turn[order] = np.arange(len(order)) - starts
+    return np.lexsort((-activity, turn))
+
+
+def warm(
+    shop: Recommender,
+    user_ids: Sequence[int],
+    context: Mapping[str, int | float | str] | None = None,
+    progress: Callable[[int], None] = lambda _: None,
+) -> Iterator[Recommendations]:
+    """Ask for users, in their order, through a client that has a cache -> their answers; progress gets how many are done.
+
+    context: as the callers will send it, for another context is another question.
+    """
+    most = shop.signature().max_batch
+    for start in range(0, len(user_ids), most):
+        part = [Query(int(user_id), context=context or {}) for user_id in user_ids[start : start + most]]
+        yield from shop.recommend_many(part)
+        progress(start + len(part))

@@ -1,0 +1,127 @@
+"""Users of a topic (Kafka's own protocol) and of a log that grows are forgotten."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from threading import Event, Thread
+
+import pytest
+
+from clients import InvalidRequest, MemoryCache
+from clients.cache.events import Followed, Names, follow_log, follow_topic
+from stages.errors import DependencyError
+from tests.unit.clients.cache.test_races import until
+from tests.unit.embeddings.kafka_broker import MockBroker
+
+
+class Forgotten(MemoryCache):
+    """Notes who was forgotten. `down`: how many calls fail first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.users: list[int] = []
+        self.down = 0
+
+    def forget(self, user_ids) -> None:
+        if self.down:
+            self.down -= 1
+            raise DependencyError("down")
+        self.users += sorted(user_ids)
+
+
+@pytest.fixture
+def cache() -> Forgotten:
+    return Forgotten()
+
+
+@pytest.fixture
+def broker() -> Iterator[MockBroker]:
+    broker = MockBroker()
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def running() -> Iterator:
+    """running(function, *arguments, followed) starts it in a thread with a stop of its own, ended after the test."""
+    stop, threads = Event(), []
+
+    def start(function, *arguments) -> Followed:
+        followed = Followed()
+        threads.append(Thread(target=function, args=[*arguments, stop, followed]))
+        threads[-1].start()
+        return followed
+
+    yield start
+    stop.set()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def test_users_of_messages_are_forgotten(cache, broker, running):
+    broker.create("events")
+    followed = running(follow_topic, cache, broker.address, "events", "customer", Names())
+    sent = 0
+    while not cache.users:  # until the follower is there; the mock broker knows no times
+        broker.send("events", json.dumps({"customer": 1}).encode())
+        sent += 1
+        time.sleep(0.1)
+    cache.users.clear()
+    for user, partition in ((17850, 0), ("12583", 1), (14911.0, 2)):
+        broker.send("events", json.dumps({"customer": user, "item": 3}).encode(), partition)
+    for nobody in (b"\xff", b"[]", b"{}", b'{"customer": null}', b'{"customer": "ann"}'):
+        broker.send("events", nobody)
+    until(lambda: followed.unusable == 5)
+    until(lambda: {17850, 12583, 14911} <= set(cache.users))
+
+
+def test_a_topic_that_appears_later_is_read_and_a_store_that_is_down_is_tried_again(cache, broker, running, monkeypatch):
+    monkeypatch.setattr("clients.cache.events.RETRY_S", 0.05)
+    cache.down = 3
+    running(follow_topic, cache, broker.address, "later", "user_id", Names())
+    time.sleep(0.5)
+    while not cache.users:
+        broker.send("later", b'{"user_id": 7}')
+        time.sleep(0.1)
+    assert set(cache.users) == {7}
+    assert cache.down == 0
+
+
+def test_users_of_a_log_that_grows_are_forgotten(cache, tmp_path, running):
+    path = tmp_path / "events.csv"
+    path.write_text('item,customer\n"a, b",5\nc,6\n')
+    followed = running(follow_log, cache, path, "customer", Names())
+    until(lambda: cache.users == [5, 6])
+    with path.open("a") as log:
+        log.write("d,7\ne,1")  # the last line is half written
+    until(lambda: cache.users == [5, 6, 7])
+    with path.open("a") as log:
+        log.write("8\nf\n")
+    until(lambda: cache.users == [5, 6, 7, 18])
+    until(lambda: followed == Followed(events=5, users=4, unusable=1))
+
+
+def test_names_of_users_are_known_from_the_repository_also_later(repo, monkeypatch):
+    names = Names(repo)
+    assert [names.id_of(value) for value in ("ann", "bob", "7", 7, "12", "", None)] == [7, None, 7, 7, None, None, None]
+    (repo / "recommend" / "10" / "user_names.json").write_text('{"ann": 7, "bob": 8}')
+    assert names.id_of("bob") is None  # read a moment ago
+    monkeypatch.setattr("clients.cache.events.LOOK_S", 0.0)
+    assert names.id_of("bob") == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("log.csv.gz", "only a log of plain lines can be followed"),
+        ("nowhere.csv", "cannot be read: No such file"),
+        ("other.csv", "has no column 'customer'; it has user, item"),
+    ],
+)
+def test_a_log_that_cannot_be_followed_is_refused(cache, tmp_path, name, message):
+    (tmp_path / "other.csv").write_text("user,item\n")
+    with pytest.raises(InvalidRequest, match=message):
+        follow_log(cache, tmp_path / name, "customer", Names(), Event())
