@@ -71,7 +71,7 @@ class TableSettings(_Section):
     row_format: RowFormat = "fp32"  # of l2: fp32, fp16, int8 or int4
     row_formats: dict[str, RowFormat] = {}  # by table, where it differs
     hit_rate_threshold: Annotated[float, Field(ge=0)] = 1.1  # above 1: every miss is waited for
-    redis: str = ""  # host:port of a Redis cluster that takes the place of l2
+    redis: str = ""  # "host:port,…" of nodes of a Redis cluster that takes the place of l2
     brokers: str = ""  # "host:port,…" of Kafka: rows are updated while they are served
     state: str = ""  # folder of RocksDB on the serving machine; empty: in its temporary folder
 

@@ -83,8 +83,7 @@ def _l2_rows(volatile: VolatileDb, rows: int) -> int:
 
 
 def _redis(volatile: VolatileDb) -> RedisConfig:
-    first_node = volatile.address.partition(",")[0]
-    return RedisConfig(first_node, volatile.num_partitions, volatile.user_name, volatile.password)
+    return RedisConfig(volatile.address, volatile.num_partitions, volatile.user_name, volatile.password)
 
 
 def _updates(source: UpdateSource, config: PsConfig) -> UpdateConfig:

@@ -55,7 +55,7 @@ class TableConfig:
 class RedisConfig:
     """L2 in a Redis cluster, shared by many machines (`volatile_db` of type redis_cluster)."""
 
-    address: str = "127.0.0.1:7000"  # host:port of one node
+    address: str = "127.0.0.1:7000"  # host:port,… of nodes: any that answers tells of the others
     num_partitions: int = 16  # fixed once data is written
     user_name: str = "default"
     password: str = ""

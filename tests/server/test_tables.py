@@ -93,15 +93,18 @@ def live(repository, info, tmp_path, broker) -> Path:
     """The same models, their tables with an update source, and rows that no other repository has."""
     copy = tmp_path / "live"
     shutil.copytree(repository, copy)
-    return with_source(copy, info.generation, broker.address, tmp_path / "state")
+    tables = TableSettings(brokers=broker.address, state=str(tmp_path / "state"))
+    return with_tables(copy, info.generation, tables, own_rows=True)
 
 
-def with_source(repository: Path, generation: int, brokers: str, state: Path) -> Path:
+def with_tables(repository: Path, generation: int, tables: TableSettings, own_rows: bool = False) -> Path:
+    """The same models behind other levels. own_rows: rows that no other repository has, so that nothing is shared with one."""
     folder = repository / "rank" / str(generation)
-    padding = np.load(folder / "tables" / "user_0.npy")
-    padding[0] = np.random.default_rng().random(padding.shape[1])
-    np.save(folder / "tables" / "user_0.npy", padding)
-    write_tables(folder / "tables", TableSettings(brokers=brokers, state=str(state)), 1, 1024)
+    if own_rows:
+        padding = np.load(folder / "tables" / "user_0.npy")
+        padding[0] = np.random.default_rng().random(padding.shape[1])
+        np.save(folder / "tables" / "user_0.npy", padding)
+    write_tables(folder / "tables", tables, 1, 1024)
     facts = json.loads((folder / MANIFEST_FILE).read_text())
     write_manifest(folder, stage="rank", generation=facts["generation"])
     return repository

@@ -1,8 +1,9 @@
-"""A real Redis on loopback: one node that is a whole cluster."""
+"""A real Redis on loopback: one node that is a whole cluster, or several that share one."""
 
 from __future__ import annotations
 
 import atexit
+import itertools
 import signal
 import socket
 import subprocess
@@ -10,6 +11,9 @@ import time
 from pathlib import Path
 
 import redis
+
+LAST_SLOT = 16_383
+NODE_TIMEOUT_MS = 1_000  # after which the others take a node for dead
 
 
 def free_port() -> int:
@@ -22,21 +26,32 @@ def free_port() -> int:
 
 
 class RedisServer:
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.port = folder, free_port()
+    """slots: the first and the last that are this node's."""
+
+    def __init__(self, folder: Path, slots: tuple[int, int] = (0, LAST_SLOT)) -> None:
+        self.folder, self.port, self._slots = folder, free_port(), slots
         self.address = f"127.0.0.1:{self.port}"
         folder.mkdir(parents=True, exist_ok=True)
-        self.start()
+        self.launch()
+        if slots == (0, LAST_SLOT):
+            self.wait_ready()
 
     def start(self) -> None:
+        self.launch()
+        self.wait_ready()
+
+    def launch(self) -> None:
         place = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
         command = ["redis-server", *place, "--save", "", "--cluster-enabled", "yes"]
+        command += ["--cluster-node-timeout", str(NODE_TIMEOUT_MS)]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         atexit.register(self._process.kill)  # also when a start that failed never gets to `stop`
         self.client = redis.Redis(port=self.port)
         self._until(self.client.ping)
-        if b"cluster_slots_assigned:16384" not in self.client.execute_command("CLUSTER", "INFO"):
-            self.client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        if b"cluster_slots_assigned:0" in self.client.execute_command("CLUSTER", "INFO"):
+            self.client.execute_command("CLUSTER", "ADDSLOTSRANGE", *self._slots)
+
+    def wait_ready(self) -> None:
         self._until(lambda: b"cluster_state:ok" in self.client.execute_command("CLUSTER", "INFO"))
 
     @staticmethod
@@ -61,3 +76,42 @@ class RedisServer:
         self.thaw()
         self._process.terminate()
         self._process.wait(10)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(10)
+
+
+class RedisCluster:
+    """Nodes that share the slots. `address` names them all."""
+
+    def __init__(self, folder: Path, n_nodes: int = 3) -> None:
+        bounds = [LAST_SLOT * node // n_nodes for node in range(n_nodes + 1)]
+        slots = [(first + (node > 0), last) for node, (first, last) in enumerate(itertools.pairwise(bounds))]
+        self.nodes = [RedisServer(folder / str(node), own) for node, own in enumerate(slots)]
+        self.address = ",".join(node.address for node in self.nodes)
+        for node in self.nodes[1:]:
+            self.nodes[0].client.execute_command("CLUSTER", "MEET", "127.0.0.1", node.port)
+        self.wait_ready()
+
+    def wait_ready(self) -> None:
+        for node in self.nodes:
+            node.wait_ready()
+
+    def fields(self) -> int:
+        """Rows that the cluster holds."""
+        return sum(node.client.hlen(name) for node in self.nodes for name in node.client.scan_iter())
+
+    def kill(self) -> None:
+        for node in self.nodes:
+            node.kill()
+
+    def start(self) -> None:
+        """Again, with nothing but their slots."""
+        for node in self.nodes:
+            node.launch()
+        self.wait_ready()
+
+    def stop(self) -> None:
+        for node in self.nodes:
+            node.stop()

@@ -65,7 +65,7 @@ def test_no_l1_over_tables_that_l2_holds_whole(tmp_path):
 def test_redis_takes_the_place_of_shared_memory(tmp_path):
     redis = {"type": "redis", "address": "h:7000,i:7000", "num_partitions": 8, "user_name": "u", "password": "p"}
     config = tiers(tmp_path, {"volatile_db": redis})
-    assert config.redis == RedisConfig("h:7000", 8, "u", "p")
+    assert config.redis == RedisConfig("h:7000,i:7000", 8, "u", "p")
     assert [table.l2_rows for table in config.tables] == [0, 0]
 
 

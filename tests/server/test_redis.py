@@ -1,0 +1,144 @@
+"""Redis as L2 of a real server: a cluster of real nodes, which die and come back while it serves."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+
+from export.settings import TableSettings
+from server.launcher import TritonServer
+from stages.contract import Degraded
+from stages.embeddings.formats.redis_layout import value_hash
+from stages.embeddings.publisher import Publisher
+from stages.pipeline import Pipeline
+from tests.server.requests import infer
+from tests.server.test_tables import settings_of, table_metrics, until, with_tables
+from tests.unit.embeddings.kafka_broker import MockBroker
+from tests.unit.embeddings.redis_server import RedisCluster
+
+if shutil.which("redis-server") is None:
+    pytest.skip("redis-server is not installed (Debian: apt-get install redis-server)", allow_module_level=True)
+
+USERS = list(range(48))
+LITTLE = "60 KiB"  # of L1: most rows are read from below
+
+
+@pytest.fixture
+def cluster(tmp_path) -> Iterator[RedisCluster]:
+    cluster = RedisCluster(tmp_path / "redis")
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture
+def over_redis(repository, info, tmp_path, cluster) -> Path:
+    """The same models, their rows in the cluster."""
+    copy = tmp_path / "over_redis"
+    shutil.copytree(repository, copy)
+    return with_tables(copy, info.generation, TableSettings(redis=cluster.address, l1=LITTLE))
+
+
+class Watched:
+    """Answers of a server that must be those of another, whatever happens below."""
+
+    def __init__(self, client: grpcclient.InferenceServerClient, expected: dict[str, np.ndarray]) -> None:
+        self._client, self._expected = client, expected
+
+    def degraded(self) -> bool:
+        answer = infer(self._client, user_id=USERS)
+        np.testing.assert_array_equal(answer["item_ids"], self._expected["item_ids"])
+        np.testing.assert_allclose(answer["scores"], self._expected["scores"], atol=1e-6)
+        assert set(np.unique(answer["degraded"])) <= {0, Degraded.RANK}
+        return bool(answer["degraded"].any())
+
+    def sound(self) -> bool:
+        return not self.degraded()
+
+
+def from_redis(server: TritonServer) -> float:
+    """Rows of items that Redis gave so far."""
+    return table_metrics(server).get(("rows", "l2", "item_0"), 0.0)
+
+
+def test_answers_are_the_same_while_nodes_die_and_come_back(over_redis, launch, client, cluster):
+    server, expected = launch(over_redis), infer(client, user_id=USERS)
+    with grpcclient.InferenceServerClient(server.grpc_url) as own:
+        watched = Watched(own, expected)
+        until(watched.sound)
+        until(lambda: cluster.fields() > 0)
+        until(lambda: watched.sound() and from_redis(server) > 0)
+
+        cluster.nodes[1].kill()  # a third of the rows
+        until(watched.degraded)
+        until(lambda: table_metrics(server)["level_down", "redis"] == 1)
+        cluster.nodes[1].launch()
+        cluster.wait_ready()
+        until(watched.sound)
+
+        cluster.kill()
+        until(watched.degraded)
+        before = from_redis(server)
+        cluster.start()
+        until(watched.sound)
+        until(lambda: watched.sound() and from_redis(server) > before)
+        until(lambda: table_metrics(server)["level_down", "redis"] == 0)
+    assert cluster.fields() > 0  # filled again
+
+
+def test_a_pipeline_in_process_reads_the_same_cluster(over_redis, repository, cluster):
+    plain = Pipeline.load(repository)
+    expected = plain.recommend(USERS)
+    plain.close()
+    pipeline = Pipeline.load(over_redis)
+
+    def right(degraded: int) -> bool:
+        answer = pipeline.recommend(USERS)
+        np.testing.assert_array_equal(answer["item_ids"], expected["item_ids"])
+        np.testing.assert_allclose(answer["scores"], expected["scores"], atol=1e-6)
+        return (answer["degraded"] == degraded).all()
+
+    def filled() -> bool:
+        return right(0) and pipeline.stages["rank"].tables.metrics().tables["item_0"].counts.l2_hits > 0
+
+    until(filled)
+    cluster.kill()
+    until(lambda: right(Degraded.RANK))
+    cluster.start()
+    until(lambda: right(0))
+    pipeline.close()
+
+
+def test_updates_reach_the_cluster_and_the_answers(repository, info, tmp_path, cluster, launch):
+    broker, copy = MockBroker(), tmp_path / "live"
+    shutil.copytree(repository, copy)
+    tables = TableSettings(redis=cluster.address, l1=LITTLE, brokers=broker.address, state=str(tmp_path / "state"))
+    config = settings_of(with_tables(copy, info.generation, tables, own_rows=True), info.generation)
+    items = next(table for table in config.tables if table.name == "item_0")
+    publisher = Publisher(broker.address, config.model, {table.name: table.width for table in config.tables})
+    rows = np.random.default_rng(0).standard_normal((items.rows, items.width), dtype=np.float32)
+    server = launch(copy)
+    with grpcclient.InferenceServerClient(server.grpc_url) as own:
+        before = infer(own, user_id=USERS)
+        publisher.publish("item_0", np.arange(items.rows), rows)
+        publisher.flush()
+        until(lambda: table_metrics(server).get(("updates_applied", "item_0")) == items.rows)
+        pipeline = Pipeline.load(copy)
+        until(lambda: (infer(own, user_id=USERS)["degraded"] == 0).all())
+        after, expected = infer(own, user_id=USERS), pipeline.recommend(USERS)
+        pipeline.close()
+    assert not np.array_equal(after["scores"], before["scores"])
+    np.testing.assert_allclose(after["scores"], expected["scores"], atol=1e-5)
+    held = {}
+    for node in cluster.nodes:
+        for partition in range(config.redis.num_partitions):
+            name = value_hash(config.model, "item_0", partition)
+            if node.client.execute_command("CLUSTER", "COUNTKEYSINSLOT", node.client.cluster("KEYSLOT", name)):
+                held |= node.client.hgetall(name)
+    assert held == {int(key).to_bytes(8, "little"): row.tobytes() for key, row in enumerate(rows)}
+    server.stop()
+    broker.stop()
