@@ -14,6 +14,7 @@ import numpy as np
 from clients.wire import Signature
 
 DIGEST_BYTES = 16
+ITEM_BYTES = 8 + 4  # id and score
 Row = dict[str, np.ndarray]  # the outputs for one user, [1, …] by name
 
 
@@ -48,13 +49,14 @@ def packed(row: Row) -> bytes:
     return row["item_ids"].astype("<i8").tobytes() + row["scores"].astype("<f4").tobytes()
 
 
-def unpacked(value: bytes, generation: int, items_returned: int) -> Row | None:
-    """None for bytes that are no answer of K items."""
-    if len(value) != 12 * items_returned:
+def unpacked(value: bytes, generation: int) -> Row | None:
+    """None for bytes that are no answer."""
+    size, rest = divmod(len(value), ITEM_BYTES)
+    if rest or not size:
         return None
     return {
-        "item_ids": np.frombuffer(value, "<i8", items_returned)[None],
-        "scores": np.frombuffer(value, "<f4", items_returned, 8 * items_returned)[None],
+        "item_ids": np.frombuffer(value, "<i8", size)[None],
+        "scores": np.frombuffer(value, "<f4", size, 8 * size)[None],
         "degraded": np.zeros((1, 1), np.int32),
         "generation": np.array([[generation]], np.int64),
     }

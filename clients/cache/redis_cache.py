@@ -71,8 +71,7 @@ class RedisCache(Cache):
     def forget(self, user_ids: Iterable[int]) -> None:
         users = set(user_ids)
         try:
-            if users:
-                self._redis.unlink(*map(self._token_key, users))
+            self._forgetting(self._redis.pipeline(transaction=False), users).execute()
         except self._failures as error:
             raise self._not_forgotten(users, error) from error
         self.counts.add(forgotten=len(users))
@@ -100,8 +99,7 @@ class RedisCache(Cache):
     async def forget_async(self, user_ids: Iterable[int]) -> None:
         users = set(user_ids)
         try:
-            if users:
-                await self._async_redis.unlink(*map(self._token_key, users))
+            await self._forgetting(self._async_redis.pipeline(transaction=False), users).execute()
         except self._failures as error:
             raise self._not_forgotten(users, error) from error
         self.counts.add(forgotten=len(users))
@@ -122,6 +120,11 @@ class RedisCache(Cache):
         for key, token, generation, value in entries:
             pipeline.set(self._answer_key(key, generation), token + key.question + value, px=self._ttl_ms)
             pipeline.pexpire(self._token_key(key.user_id), 2 * self._ttl_ms)  # it outlives its answers
+        return pipeline
+
+    def _forgetting(self, pipeline, users: set[int]):
+        for user_id in users:
+            pipeline.unlink(self._token_key(user_id))
         return pipeline
 
     def _found(self, keys: Sequence[Key], tokens: list[bytes], replies: list[bytes | None]) -> Found:

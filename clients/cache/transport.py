@@ -48,7 +48,7 @@ class _Caching:
         if found is None:
             self._cache.counts.add(bypassed=len(keys))
             return (yield from self._ask(call, range(len(keys)), started_s))
-        answers = self._kept(found, generation)
+        answers = [None if value is None else unpacked(value, generation) for value in found.values]
         lead, wait = self._split([(key, generation, token) for key, token in zip(keys, found.tokens, strict=True)], answers)
         if lead:
             yield from self._lead(call, lead, keys, found, answers, started_s)
@@ -58,6 +58,8 @@ class _Caching:
             outputs = yield from self._ask(call, left, started_s)
             for place, row in enumerate(left):
                 answers[row] = row_of(outputs, place)
+        if len({(int(answer["generation"][0, 0]), answer["item_ids"].shape) for answer in answers}) > 1:
+            return (yield from self._ask(call, range(len(keys)), started_s))  # the server moved meanwhile
         return joined(answers)
 
     def _generation(self, call: Call) -> Steps:
@@ -72,10 +74,6 @@ class _Caching:
         if generation is not None:
             self._belief.observed(generation, asked_s)
         return generation
-
-    def _kept(self, found: Found, generation: int) -> list[Row | None]:
-        size = self._signature.items_returned
-        return [None if value is None else unpacked(value, generation, size) for value in found.values]
 
     def _split(self, flights: list[Flight], answers: list[Row | None]) -> tuple[dict[Flight, int], dict[int, Any]]:
         """-> (flights to lead and the row that asks, rows that wait and for what); all other rows are answered."""

@@ -251,6 +251,17 @@ def check_batching(repository: Path) -> Iterator[Finding]:
             yield Finding("warning", f"{name}/{CONFIG_FILE}", fact, "Leave both out ([serving] of the export's settings).")
 
 
+def check_response_cache(repository: Path) -> Iterator[Finding]:
+    """Triton's response cache keeps answers without end: right where a generation always says the same."""
+    if not has_update_source(repository, pinned_generation(repository)):
+        return
+    for name in models_in(repository):
+        if read_config(repository / name / CONFIG_FILE).response_cache.enable:
+            fact = "The response cache keeps answers, and the ranker's rows are updated while they are served"
+            remedy = "Leave response_cache out ([serving]), or the brokers ([tables]); clients/cache keeps answers for a while."
+            yield Finding("error", f"{name}/{CONFIG_FILE}", fact, remedy)
+
+
 CHECKS = (
     check_layout,
     check_path,
@@ -260,6 +271,7 @@ CHECKS = (
     check_libraries,
     check_warmup,
     check_batching,
+    check_response_cache,
     check_stages,
     check_tables,
     check_answers,

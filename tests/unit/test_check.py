@@ -11,6 +11,7 @@ from export.repository import check
 from export.repository.check import check_repository
 from export.repository.recorded import RECORDED_FILE, read_recorded
 from export.repository.replay import replay
+from server.repository import read_config, write_config
 from stages.artifacts import MANIFEST_FILE, read_json, sha256_of, write_manifest
 from stages.contract import ENSEMBLE, STAGES
 from stages.errors import ArtifactError
@@ -164,6 +165,17 @@ def test_rows_that_are_updated_may_change_answers(repository, monkeypatch):
     assert any("answered differently" in error for error in errors(repository))
     monkeypatch.setattr(check, "has_update_source", lambda repository, generation: True)
     assert [finding.level for finding in check_repository(repository) if "answered differently" in finding.fact] == ["warning"]
+
+
+def test_kept_answers_and_updated_rows_do_not_go_together(repository, monkeypatch):
+    path = repository / "recommend" / "config.pbtxt"
+    config = read_config(path)
+    config.response_cache.enable = True
+    write_config(path, config)
+    assert errors(repository) == []
+    monkeypatch.setattr(check, "has_update_source", lambda repository, generation: True)
+    [told] = errors(repository)
+    assert told.startswith("recommend/config.pbtxt: The response cache keeps answers, and the ranker's rows are updated")
 
 
 def test_a_warm_up_file_that_was_cut_off(repository):

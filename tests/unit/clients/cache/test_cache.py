@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 
 import prometheus_client
 import pytest
 
-from clients import InvalidRequest, MemoryCache, Overloaded, Query, Recommender, RedisCache, Unavailable
+from clients import InvalidRequest, MemoryCache, Overloaded, Query, Recommendations, Recommender, RedisCache, Unavailable
 from stages.contract import Degraded
 
 
@@ -63,6 +64,19 @@ def test_a_forgotten_user_is_asked_again_and_others_are_not(recommend, shop, cac
     assert cache.counts.forgotten == 1
 
 
+def test_many_users_are_forgotten_by_a_task_as_well(recommend, shop, cache):
+    async def forget():
+        await cache.forget_async(range(1, 40))
+        if isinstance(cache, RedisCache):
+            await cache.close_async()
+
+    recommend([1, 2, 50])
+    asyncio.run(forget())
+    recommend([1, 2, 50])
+    assert shop.asked == [1, 2, 50, 1, 2]
+    assert cache.counts.forgotten == 39
+
+
 def test_another_generation_is_another_answer_and_going_back_finds_the_old_ones(recommend, shop):
     before = recommend([7])
     shop.served_generation, shop.version = 2, 5
@@ -84,6 +98,16 @@ def test_an_answer_of_another_generation_than_was_believed_is_kept_as_its_own(re
     shop.generation = lambda timeout_s: 2
     assert recommend([7])[0].generation == 2
     assert shop.asked == [7, 7]
+
+
+def test_the_answers_of_one_call_are_of_one_generation(recommend, shop):
+    """The server moved to a generation with shorter lists, and the cache has not heard of it."""
+    recommend([7])
+    shop.generation = lambda timeout_s: 1
+    shop.served_generation = 2
+    shop.handler = lambda query: Recommendations((1,), (1.0,), generation=2)
+    shop._signature = dataclasses.replace(shop._signature, items_returned=1)
+    assert [answer.generation for answer in recommend([7, 8])] == [2, 2]
 
 
 def test_a_server_that_is_between_two_generations_is_asked_itself(recommend, shop, cache):

@@ -1,0 +1,112 @@
+"""The client's cache in front of the real server, with a real Redis: every answer is the server's own."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from clients import MemoryCache, Recommender, RedisCache
+from clients.cache.transport import CachedTransport
+from clients.cache.warm import clusters_of, in_turns, popular_by_cluster, users_of, warm
+from clients.cli import app
+from clients.models import Call
+from clients.transport import GrpcTransport
+from export.relayout import relayout
+from server.generations import activate
+from stages.rules_config import RulesConfig
+from tests.server.test_publication import answers_of, with_rules
+from tests.unit.embeddings.redis_server import RedisServer
+
+TIMEOUT_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def redis_server(tmp_path_factory):
+    server = RedisServer(tmp_path_factory.mktemp("redis") / "cache")
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["memory", "redis"])
+def cache(request, tmp_path):
+    """Asks for the generation with every request, so that a switch is seen at once."""
+    if request.param == "memory":
+        return MemoryCache(ttl_s=3_600, generation_age_s=0.0)
+    address = request.getfixturevalue("redis_server").address
+    return RedisCache(f"redis://{address}", ttl_s=3_600, namespace=str(tmp_path), timeout_s=TIMEOUT_S, generation_age_s=0.0)
+
+
+def ask_each(transport, inputs: dict[str, np.ndarray], rows) -> dict[str, np.ndarray]:
+    """One call for each of the rows -> outputs [R, …]"""
+    answers = [transport.infer(Call({name: array[row : row + 1] for name, array in inputs.items()}, TIMEOUT_S)) for row in rows]
+    return {name: np.concatenate([answer[name] for answer in answers]) for name in answers[0]}
+
+
+def test_a_thousand_cached_answers_are_the_servers_own_whatever_happens_between(repository, launch, tmp_path, cache):
+    repo = shutil.copytree(repository, tmp_path / "repo")
+    recorded = answers_of(repo, 1)
+    popular = np.unique(recorded.outputs["item_ids"][:60, :3])
+    other = with_rules(repository, tmp_path / "other", RulesConfig(blocked_items=tuple(map(int, popular))))
+    server = launch(repo)
+    assert relayout(other, repo, "ensemble") == 2
+    plain = GrpcTransport(server.grpc_url)
+    cached = CachedTransport(GrpcTransport(server.grpc_url), cache)
+    cached.signature(TIMEOUT_S)
+    inputs, everybody = recorded.inputs, range(1_000)
+    rng, own = np.random.default_rng(0), {}
+    for generation in (1, 2, 1, 2):
+        activate(server.grpc_url, repo, generation)
+        if generation not in own:
+            own[generation] = ask_each(plain, inputs, everybody)
+        for _ in range(2):
+            cache.forget(rng.choice(inputs["user_id"][:, 0], 20).tolist())
+            rows = rng.permutation(1_000)
+            got = ask_each(cached, inputs, rows)
+            for name, array in own[generation].items():
+                np.testing.assert_array_equal(got[name], array[rows], err_msg=f"{name}, generation {generation}")
+    assert (own[1]["item_ids"] != own[2]["item_ids"]).any(axis=1).sum() > 500
+    assert cache.counts.bypassed == cache.counts.failures == 0
+    assert cache.counts.hits > 4_000
+    plain.close()
+    cached.close()
+
+
+def test_popular_users_of_every_cluster_come_first(repository):
+    user_ids, activity, vectors = users_of(repository)
+    clusters = clusters_of(vectors, 8)
+    chosen = popular_by_cluster(repository, 8, 8)
+    places = {user: place for place, user in enumerate(user_ids.tolist())}
+    found = {int(clusters[places[user]]): int(activity[places[user]]) for user in chosen.tolist()}
+    most = {cluster: int(activity[clusters == cluster].max()) for cluster in np.unique(clusters).tolist()}
+    assert found == most
+    assert len(found) == 8
+    everybody = popular_by_cluster(repository, 10**6, 8)
+    assert sorted(everybody.tolist()) == sorted(user_ids.tolist())
+
+
+def test_turns_go_round_the_clusters():
+    clusters, activity = np.array([0, 0, 1, 2, 2, 2]), np.array([5, 9, 1, 7, 8, 2])
+    assert in_turns(clusters, activity).tolist() == [1, 4, 2, 3, 0, 5]
+
+
+def test_warm_users_are_hits(server, repository, cache):
+    users = popular_by_cluster(repository, 100, 10)
+    done: list[int] = []
+    with Recommender(server.grpc_url, cache=cache, timeout=TIMEOUT_S) as shop:
+        answers = list(warm(shop, users.tolist(), {"store": 1}, done.append))
+        asked = cache.counts.misses
+        again = [shop.recommend(user, context={"store": 1}) for user in users.tolist()]
+    assert done[-1] == len(answers) == asked == 100
+    assert cache.counts.misses == asked
+    assert again == answers
+
+
+def test_warm_from_the_command_line(server, repository, redis_server, tmp_path):
+    options = ["--cache", f"redis://{redis_server.address}", "--namespace", tmp_path.name, "--url", server.grpc_url]
+    command = ["warm", "--users", "50", "--clusters", "5", "--context", "store=1", "--repo", str(repository), *options]
+    first, again = (CliRunner().invoke(app, command) for _ in range(2))
+    assert first.stdout == "50 users: 50 asked and kept, 0 were warm, 0 got fallbacks\n"
+    assert again.stdout == "50 users: 0 asked and kept, 50 were warm, 0 got fallbacks\n"

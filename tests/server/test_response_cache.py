@@ -1,0 +1,75 @@
+"""Triton's own response cache: whose answers it keeps, across generations, and what it cannot know."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import tritonclient.grpc as grpcclient
+
+from export.relayout import relayout
+from server.generations import activate
+from server.repository import read_config, write_config
+from tests.server import toys
+from tests.server.requests import infer
+
+MIB = 1 << 20
+COUNTS_ITS_CALLS = toys.MODEL.replace(
+    "    def execute",
+    "    calls = 0\n\n    def count(self):\n        self.calls += 1\n        return self.calls\n\n    def execute",
+).replace("a * 1000 + self.version", "a * 0 + self.count()")
+
+
+def cached(repo: Path, *models: str) -> Path:
+    for model in models:
+        path = repo / model / "config.pbtxt"
+        config = read_config(path)
+        config.response_cache.enable = True
+        write_config(path, config)
+    return repo
+
+
+def lookups(client: grpcclient.InferenceServerClient, model: str, generation: int = 1) -> tuple[int, int]:
+    """-> (hits, misses)"""
+    [stats] = client.get_inference_statistics(model, str(generation)).model_stats
+    return stats.inference_stats.cache_hit.count, stats.inference_stats.cache_miss.count
+
+
+def test_a_hit_of_the_ensemble_asks_no_step(repo, launch):
+    server = launch(cached(repo, "recommend", "second"), cache_bytes=8 * MIB)
+    with grpcclient.InferenceServerClient(server.grpc_url) as client:
+        assert [toys.ask(client, x) for x in (5, 5, 6)] == [toys.expected(x, generation=1) for x in (5, 5, 6)]
+        assert [lookups(client, model) for model in ("recommend", "first", "second")] == [(1, 2), (0, 0), (0, 2)]
+
+
+def test_a_step_alone_can_be_cached(repo, launch):
+    server = launch(cached(repo, "first"), cache_bytes=8 * MIB)
+    with grpcclient.InferenceServerClient(server.grpc_url) as client:
+        assert [toys.ask(client, x) for x in (5, 5)] == [toys.expected(5, generation=1)] * 2
+        assert [lookups(client, model) for model in ("recommend", "first")] == [(0, 0), (1, 1)]
+
+
+def test_a_server_without_a_cache_serves_models_that_ask_for_one(repo, launch):
+    server = launch(cached(repo, "recommend"))
+    with grpcclient.InferenceServerClient(server.grpc_url) as client:
+        assert toys.ask(client, 5) == toys.ask(client, 5) == toys.expected(5, generation=1)
+        assert lookups(client, "recommend") == (0, 0)
+
+
+def test_what_was_said_once_is_said_again_whatever_it_was(tmp_path, launch):
+    """The cache knows no time and does not look into answers: one of a fallback, or of yesterday's rows, is kept like any."""
+    server = launch(cached(toys.publish(tmp_path / "repo", 1, COUNTS_ITS_CALLS), "recommend"), cache_bytes=8 * MIB)
+    with grpcclient.InferenceServerClient(server.grpc_url) as client:
+        assert [toys.ask(client, x) for x in (5, 5, 6, 5)] == [1, 1, 2, 1]
+
+
+def test_a_generation_never_answers_with_what_another_one_said(repository, launch, tmp_path):
+    repo = cached(Path(shutil.copytree(repository, tmp_path / "repo")), "recommend")
+    server = launch(repo, cache_bytes=64 * MIB)
+    assert relayout(repository, repo, "ensemble") == 2
+    with grpcclient.InferenceServerClient(server.grpc_url) as client:
+        for generation in (1, 2, 1):
+            activate(server.grpc_url, repo, generation)
+            for _ in range(2):
+                assert set(infer(client, user_id=list(range(8)))["generation"].ravel().tolist()) == {generation}
+            assert lookups(client, "recommend", generation)[0] > 0
