@@ -16,7 +16,12 @@ python3 "$BUILDER" --repository "$MODELS" --cache "$ENGINES" --backends "$BACKEN
 python3 "$HERE/preflight.py" --repository "$MODELS" --backends "$BACKENDS"
 
 hps=()
-if [ -f "$MODELS/ps.json" ]; then hps=("--backend-config=hps,ps=$MODELS/ps.json"); fi
+if [ -f "$MODELS/ps.json" ]; then
+  hps=("--backend-config=hps,ps=$MODELS/ps.json")
+  # RocksDB makes its folder, but not those above it, and the hps backend then loads no model.
+  rocksdb=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1])).get("persistent_db", {}).get("path", ""))' "$MODELS/ps.json")
+  if [ -n "$rocksdb" ]; then mkdir -p "$(dirname "$rocksdb")"; fi
+fi
 
 # Summaries: quantiles of latency on the metrics port, which the alerts go by.
 exec tritonserver --model-repository="$MODELS" --model-control-mode=explicit --load-model='*' \

@@ -60,6 +60,31 @@ def test_a_repository_with_hps_names_its_ps_json(image, tmp_path):
     assert f"--backend-config=hps,ps={tmp_path / 'repo' / 'ps.json'}" in run.stdout.splitlines()
 
 
+def test_the_folder_above_rocksdbs_is_there_before_the_server(image, tmp_path):
+    publish(tmp_path / "repo")
+    add_hps(tmp_path)
+    path = tmp_path / "var" / "lib" / "hps" / "recommender-tiers" / "rank_embeddings"
+    ps = tmp_path / "repo" / "ps.json"
+    ps.write_text(json.dumps(json.loads(ps.read_text()) | {"persistent_db": {"type": "rocks_db", "path": str(path)}}))
+    (tmp_path / "bin" / "tritonserver").write_text(f'#!/bin/sh\n[ -d "{path.parent}" ] && echo there\n')
+    run = start(image)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout == "there\n"
+    assert not path.exists()  # RocksDB's own to make
+
+
+def test_a_place_for_rocksdb_that_cannot_be_made_stops_the_start(image, tmp_path):
+    publish(tmp_path / "repo")
+    add_hps(tmp_path)
+    (tmp_path / "file").touch()
+    ps = tmp_path / "repo" / "ps.json"
+    ps.write_text(json.dumps(json.loads(ps.read_text()) | {"persistent_db": {"path": str(tmp_path / "file" / "a" / "b")}}))
+    run = start(image)
+    assert run.returncode != 0
+    assert "mkdir" in run.stderr
+    assert not run.stdout
+
+
 def test_what_will_fail_is_said_and_the_server_not_started(image, tmp_path):
     publish(tmp_path / "repo")
     (tmp_path / "backends" / "python").rmdir()
