@@ -23,7 +23,7 @@ from export.dataset.matrix import matrix_of
 from export.features.build import Features, build_features
 from export.features.schema import FeatureSettings
 from export.hugectr.ranker import imported_ranker
-from export.merlin.publish import publish_merlin, refuse_other_profile
+from export.merlin.publish import publish_merlin, refuse_places
 from export.merlin.source import Source
 from export.models.distill import STUDENT
 from export.models.ranking import FitRanker, FitRetrieve, Ranking, RankingSettings, fit_ranking, save_ranking
@@ -65,7 +65,7 @@ def build_repository(
     specs = stage_specs(axes, features.context)
     with Staging(repository, layout) as staging:
         if profile == "merlin":
-            refuse_other_profile(repository)
+            refuse_places(repository, settings)
         else:
             staging.check_contract(specs)  # before the minutes of training, as the rules
         write_rules(staging.folder("rerank"), rules, dataset, features, pipeline)

@@ -45,7 +45,9 @@ REQUIRED_WITH_CACHE = ("hit_rate_threshold", "gpucacheper")
 
 
 def write_hugectr_repository(source: Source, target: Path, settings: Settings) -> None:
-    """Write the repository in place of what lies at `target`. Raises ExportError when the backend would not take it."""
+    """Write the repository in place of an older one. Raises ExportError when `target` is another folder, or the backend
+    would not take it."""
+    refuse_foreign(target)
     shutil.rmtree(target, ignore_errors=True)
     folder, tables = target / NAME / str(source.generation), source.tables()
     layers = read_layers(source.folders["rank"] / LAYERS_FILE)
@@ -64,6 +66,18 @@ def write_hugectr_repository(source: Source, target: Path, settings: Settings) -
     document = {"supportlonglong": True, "volatile_db": volatile, "models": [entry]}
     (target / PS_FILE).write_text(json.dumps(document, indent=1) + "\n")
     write_config(target / NAME / "config.pbtxt", config)
+
+
+def refuse_foreign(target: Path) -> None:
+    """Raises ExportError for a place that holds anything but a repository which an export wrote: it would be removed."""
+    if not target.exists():
+        return
+    found = {path.name for path in target.iterdir()} if target.is_dir() else {target.name}
+    if found and found != {PS_FILE, NAME}:
+        raise ExportError(
+            f"{target} holds {', '.join(sorted(found))}, and [merlin] hugectr = true writes {PS_FILE} and {NAME} "
+            "in its place. Move it away, or export into another REPO."
+        )
 
 
 def read_layers(path: Path) -> DlrmLayers:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from export.merlin.hugectr_backend import write_hugectr_repository
+from export.merlin.hugectr_backend import refuse_foreign, write_hugectr_repository
 from export.merlin.pipeline import MerlinPipeline
 from export.merlin.source import Source
 from export.merlin.write import PROFILE, Writer
@@ -32,7 +32,7 @@ def publish_merlin(source: Source, repository: Path, settings: Settings) -> int:
 
     Raises ConfigError for settings the backends do not take, ExportError when the answers are not the cpu profile's.
     """
-    refuse_other_profile(repository)
+    refuse_places(repository, settings)
     refuse_long_lists(source)
     building = repository.parent / f".{repository.name}.merlin"
     shutil.rmtree(building, ignore_errors=True)
@@ -40,7 +40,7 @@ def publish_merlin(source: Source, repository: Path, settings: Settings) -> int:
         Writer(source, building, settings).write()
         rehearse(building, source.generation, settings.merlin.mount, settings.merlin.precision)
         if settings.merlin.hugectr:
-            write_hugectr_repository(source, repository.with_name(f"{repository.name}.hugectr"), settings)
+            write_hugectr_repository(source, hugectr_place(repository), settings)
         replace_folder(building, repository)
     finally:
         shutil.rmtree(building, ignore_errors=True)
@@ -49,6 +49,18 @@ def publish_merlin(source: Source, repository: Path, settings: Settings) -> int:
 
 def refuse_other_profile(repository: Path) -> None:
     """Raises ExportError when another profile lives in `repository`, which would be replaced with all its generations."""
+def refuse_places(repository: Path, settings: Settings) -> None:
+    """Raises ExportError when something else lies where this profile writes."""
+    refuse_other_profile(repository)
+    if settings.merlin.hugectr:
+        refuse_foreign(hugectr_place(repository))
+
+
+def hugectr_place(repository: Path) -> Path:
+    """-> where the model for the older `hugectr` backend goes."""
+    return repository.with_name(f"{repository.name}.hugectr")
+
+
     path = repository / ENSEMBLE / CONFIG_FILE
     if path.is_file() and profile_of(repository) != PROFILE:
         raise ExportError(

@@ -16,6 +16,7 @@ from export.merlin.hugectr_backend import (
     entry_faults,
     pair_tensors,
     read_layers,
+    refuse_foreign,
     write_hugectr_repository,
 )
 from export.merlin.pipeline import MerlinPipeline
@@ -121,6 +122,30 @@ def test_faults_stop_the_export(cpu, tmp_path, monkeypatch):
     monkeypatch.setattr("export.merlin.hugectr_backend.entry_faults", lambda entry: iter(["it lacks a key"]))
     with pytest.raises(ExportError, match=r"would not serve rank_hugectr: it lacks a key"):
         write_hugectr_repository(source_of(cpu), tmp_path / "hugectr", Settings())
+
+
+@pytest.mark.parametrize("names", [("notes.txt",), ("ps.json",), ("ps.json", NAME, "mine")])
+def test_a_folder_of_somebody_else_is_not_replaced(cpu, tmp_path, names):
+    place = tmp_path / "repository.hugectr"
+    place.mkdir()
+    for name in names:
+        (place / name).touch()
+    with pytest.raises(ExportError, match=r"repository\.hugectr holds .*Move it away"):
+        publish_merlin(source_of(cpu), tmp_path / "repository", Settings(merlin={"hugectr": True}))
+    assert sorted(path.name for path in place.iterdir()) == sorted(names)
+    assert not (tmp_path / "repository").exists()
+
+
+def test_an_older_export_is_replaced(cpu, tmp_path):
+    for _ in range(2):
+        publish_merlin(source_of(cpu), tmp_path / "repository", Settings(merlin={"hugectr": True}))
+    assert sorted(path.name for path in (tmp_path / "repository.hugectr").iterdir()) == ["ps.json", NAME]
+
+
+def test_a_file_in_its_place(tmp_path):
+    (tmp_path / "repository.hugectr").touch()
+    with pytest.raises(ExportError, match=r"holds repository\.hugectr"):
+        refuse_foreign(tmp_path / "repository.hugectr")
 
 
 def test_a_generation_without_published_weights(tmp_path):
