@@ -87,9 +87,13 @@ def _assign(consumer, topic: str, assigned: set[int], ttl_s: float) -> None:
     if assigned:
         consumer.incremental_assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in new])
     else:
+        ends = {partition: consumer.get_watermark_offsets(TopicPartition(topic, partition), LOOK_S)[1] for partition in new}
         since_ms = int((time.time() - ttl_s) * 1e3)
-        asked = [TopicPartition(topic, partition, since_ms) for partition in new]
-        consumer.incremental_assign(consumer.offsets_for_times(asked, timeout=LOOK_S))
+        found = consumer.offsets_for_times([TopicPartition(topic, partition, since_ms) for partition in new], timeout=LOOK_S)
+        for partition in found:
+            if partition.offset < 0:  # nothing since; but what came after we looked for the end is not to be missed
+                partition.offset = ends[partition.partition]
+        consumer.incremental_assign(found)
     assigned.update(new)
 
 

@@ -17,10 +17,12 @@ from clients import (
     DeadlineExceeded,
     FakeTransport,
     InvalidRequest,
+    MemoryCache,
     ModelNotFound,
     NoAnswer,
     Overloaded,
     Query,
+    Recommendations,
     Recommender,
     ServerFault,
     Timeout,
@@ -146,6 +148,22 @@ def test_the_signature_is_asked_once_and_again_after_a_refusal(server):
         assert caught.value.call.inputs["user_id"].tolist() == [[3]]
         shop.recommend(4)
         assert server.config_calls == 2
+
+
+@both
+def test_a_cache_learns_over_grpc_which_generation_answers(kind, server):
+    def asked() -> int:
+        cache = MemoryCache(generation_age_s=0.0)
+        ask(kind, server.url, 1, settings={"cache": cache})
+        ask(kind, server.url, 1, settings={"cache": cache})
+        return cache.counts.hits + 10 * cache.counts.bypassed
+
+    server.fake.handler = lambda query: Recommendations((30,), (1.0,), generation=2)
+    assert asked() == 1
+    server.versions = ["1", "2"]  # in the middle of a move
+    assert asked() == 20
+    server.versions = ["1"]
+    assert asked() == 0
 
 
 @both

@@ -6,11 +6,13 @@ import json
 import time
 from collections.abc import Iterator
 from threading import Event, Thread
+from types import SimpleNamespace
 
 import pytest
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, TopicPartition
 
 from clients import InvalidRequest, MemoryCache
-from clients.cache.events import Followed, Names, follow_log, follow_topic
+from clients.cache.events import Followed, Names, _assign, follow_log, follow_topic
 from stages.errors import DependencyError
 from tests.unit.clients.cache.test_races import until
 from tests.unit.embeddings.kafka_broker import MockBroker
@@ -88,6 +90,41 @@ def test_a_topic_that_appears_later_is_read_and_a_store_that_is_down_is_tried_ag
         time.sleep(0.1)
     assert set(cache.users) == {7}
     assert cache.down == 0
+
+
+class Partitions:
+    """Stands in for a consumer whose broker knows times, as the mock broker does not."""
+
+    def __init__(self) -> None:
+        self.partitions = {0: None, 1: None}
+        self.assigned: list[tuple[int, int]] = []
+        self.since_ms: set[int] = set()
+
+    def list_topics(self, topic, timeout):
+        return SimpleNamespace(topics={topic: SimpleNamespace(error=None, partitions=self.partitions)})
+
+    def get_watermark_offsets(self, partition, timeout):
+        return 0, 40
+
+    def offsets_for_times(self, asked, timeout):
+        self.since_ms = {partition.offset for partition in asked}
+        return [TopicPartition(p.topic, p.partition, 33 if p.partition == 0 else OFFSET_END) for p in asked]
+
+    def incremental_assign(self, partitions):
+        self.assigned += [(partition.partition, partition.offset) for partition in partitions]
+
+
+def test_a_topic_is_read_from_one_ttl_ago_and_later_partitions_whole():
+    consumer, assigned = Partitions(), set()
+    before_ms = time.time() * 1e3
+    _assign(consumer, "events", assigned, ttl_s=60.0)
+    [since_ms] = consumer.since_ms
+    assert before_ms - 60_001 <= since_ms <= time.time() * 1e3 - 60_000
+    assert consumer.assigned == [(0, 33), (1, 40)]  # the second had nothing since: from its end at that moment
+    consumer.partitions[2] = None
+    _assign(consumer, "events", assigned, ttl_s=60.0)
+    assert consumer.assigned[2:] == [(2, OFFSET_BEGINNING)]
+    assert assigned == {0, 1, 2}
 
 
 def test_users_of_a_log_that_grows_are_forgotten(cache, tmp_path, running):
