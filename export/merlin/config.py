@@ -18,7 +18,7 @@ from stages.contract import CHAIN, STAGES, ModelSpec, TensorSpec, ensemble_spec
 from stages.steps.specs import HPS_OUTPUT, KEYS, NUMKEYS, RANK_EMBEDDINGS
 
 CHAINED = tuple(tensor.name for tensor in CHAIN)
-TUNED_BATCHES = (8, 32)  # TensorRT is fastest at the sizes an engine was tuned for
+TUNED_BATCHES = (8, 32)  # for engines without preferred sizes: the batcher hands on whatever has come together
 
 
 def hps_config(settings: MerlinSettings, generation: int, instances: int) -> pb.ModelConfig:
@@ -96,9 +96,15 @@ def ensemble(spec: ModelSpec, generation: int, max_batch_size: int) -> pb.ModelC
     return config
 
 
-def tensorrt_shapes(
+def preferred_sizes(serving: Serving) -> list[int]:
+    """-> the batch sizes that Triton's batcher is told to aim at: those of the settings, none by default (see `Serving`)."""
+    return [size for size in serving.preferred_batch_sizes if size <= serving.max_batch_size]
+
+
+def tensorrt_profiles(
     spec: ModelSpec, serving: Serving, max_batch_size: int, per_row: Mapping[str, int]
-) -> tuple[list[int], tuple[Profile, ...]]:
-    """-> (batch sizes to tune for, the profiles of a network). max_batch_size 0: see `profiles_for`."""
-    tuned = [size for size in serving.preferred_batch_sizes or TUNED_BATCHES if size <= serving.max_batch_size]
-    return tuned, profiles_for(spec.inputs, max_batch_size, tuned, serving.max_batch_size, per_row)
+) -> tuple[Profile, ...]:
+    """-> the profiles of a network: every batch the settings allow fits each of them. max_batch_size 0: see `profiles_for`."""
+    usual = [size for size in TUNED_BATCHES if size <= serving.max_batch_size]
+    tuned = preferred_sizes(serving) or usual
+    return profiles_for(spec.inputs, max_batch_size, tuned, serving.max_batch_size, per_row)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from export.merlin.config import hps_config, nested_config, recommend_config, tensorrt_shapes
+from export.merlin.config import hps_config, nested_config, preferred_sizes, recommend_config, tensorrt_profiles
 from export.merlin.graph import FLAT, fix_candidates, with_flat_rows
 from export.merlin.hps import PS_FILE, estimated_uses, write_ps, write_table
 from export.merlin.index import index_bytes, write_gpu_index
@@ -131,7 +131,7 @@ class Writer:
         spec, serving, generation = self.specs[part.name], self.serving[part.stage], self.source.generation
         batch = self.batch(part.stage)
         per_row = {FLAT: keys_per_request(self.source.info["rank"], self.source.sizes) * self.source.sizes.row_width}
-        tuned, profiles = tensorrt_shapes(spec, serving, batch, per_row)
+        profiles = tensorrt_profiles(spec, serving, batch, per_row)
         config = tensorrt_config(
             part.name,
             spec.inputs,
@@ -139,7 +139,8 @@ class Writer:
             batch,
             profiles,
             versions=[generation],
-            preferred_batch_sizes=tuned,
+            preferred_batch_sizes=preferred_sizes(serving),
+            queue_delay_us=serving.queue_delay_us,
             gpus=[self.merlin.gpu],
             cuda_graphs=self.merlin.cuda_graphs,
         )

@@ -168,6 +168,22 @@ class TestNetwork:
     def test_only_the_requests_vary(self, exported):
         graph = onnx.load(str(exported["24.03"] / "rank_dense" / "1" / "model.onnx")).graph
         dims = {tensor.name: [d.dim_value or d.dim_param for d in tensor.type.tensor_type.shape.dim] for tensor in graph.input}
+    def test_batches_are_those_of_the_settings(self, cpu, exported, tmp_path):
+        """The batcher aims at no size by default, as in the cpu profile; profiles span whatever it hands on."""
+        settings = {"preferred_batch_sizes": [4, 100], "queue_delay_us": 50, "max_batch_size": 16}
+        publish_merlin(source_of(cpu), tmp_path / "repository", Settings(merlin={"triton": "modern"}, serving=settings))
+        for repository, preferred, delay_us, most, tuned in (
+            (exported["modern"], [], 0, 64, [1, 8, 32]),
+            (tmp_path / "repository", [4], 50, 16, [1, 4]),
+        ):
+            for name in ("towers_user", "rank_dense", "rerank_network"):
+                config = read_config(repository / name / "config.pbtxt")
+                assert (config.max_batch_size, list(config.dynamic_batching.preferred_batch_size)) == (most, preferred)
+                assert config.dynamic_batching.max_queue_delay_microseconds == delay_us
+                profiles = read_json(repository / name / "1", "engine.json")["profiles"]
+                rows = [next(iter(profile.values())) for profile in profiles]
+                assert [[shape[0] for shape in span] for span in rows] == [[1, usual, most] for usual in tuned]
+
         assert dims["pair_numbers"][1:] == read_config(exported["24.03"] / "rank_dense" / "config.pbtxt").input[1].dims[1:]
 
 
