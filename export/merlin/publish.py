@@ -47,8 +47,6 @@ def publish_merlin(source: Source, repository: Path, settings: Settings) -> int:
     return source.generation
 
 
-def refuse_other_profile(repository: Path) -> None:
-    """Raises ExportError when another profile lives in `repository`, which would be replaced with all its generations."""
 def refuse_places(repository: Path, settings: Settings) -> None:
     """Raises ExportError when something else lies where this profile writes."""
     refuse_other_profile(repository)
@@ -61,6 +59,8 @@ def hugectr_place(repository: Path) -> Path:
     return repository.with_name(f"{repository.name}.hugectr")
 
 
+def refuse_other_profile(repository: Path) -> None:
+    """Raises ExportError when another profile lives in `repository`, which would be replaced with all its generations."""
     path = repository / ENSEMBLE / CONFIG_FILE
     if path.is_file() and profile_of(repository) != PROFILE:
         raise ExportError(
