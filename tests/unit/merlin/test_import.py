@@ -21,9 +21,13 @@ from export.hugectr.importing import import_dlrm, latest
 from export.hugectr.inputs import Inputs, Slot, inputs_of, read_inputs
 from export.hugectr.network import Network, network_document
 from export.hugectr.teach import teach_hugectr
+from export.merlin.pipeline import MerlinPipeline, under
 from export.models.ranking_data import ItemSlots
-from export.repository.recorded import RECORDED_FILE, read_recorded
+from export.precision.agreement import EXACT
+from export.repository.recorded import RECORDED_FILE, compare_answers, read_recorded
 from export.settings import Settings
+from hps_config.reader import read_ps_json
+from stages.artifacts import read_stage
 from stages.contract import ENSEMBLE, PAD_ID, PAD_ROW
 from stages.errors import ArtifactError, ConfigError
 from stages.pipeline import Pipeline
@@ -340,6 +344,26 @@ class TestMlp:
         (tmp_path / "net.json").write_text(json.dumps(self.document(**param)))
         with pytest.raises(ConfigError, match=message):
             read_foreign(tmp_path / "net.json")
+
+
+def test_nvidias_containers_serve_it_too(dataset, taught, ours, tmp_path):
+    """PROFILE=merlin of the same settings: the cpu profile's answers, from HugeCTR's own rows behind `hps`."""
+    settings = Settings(hugectr={"model": str(taught)}, pipeline={"recorded_requests": 16})
+    for profile in ("cpu", "merlin"):
+        build_repository(dataset, tmp_path / profile, settings, Console(quiet=True), profile=profile)
+    recorded = read_recorded(tmp_path / "cpu" / ENSEMBLE / "1" / RECORDED_FILE)
+    answers = MerlinPipeline(tmp_path / "merlin", 1, "/models")(recorded.inputs)
+    assert compare_answers(answers, recorded.outputs, EXACT) == ""
+
+    first_keys = read_stage(tmp_path / "merlin" / "rank_features" / "1").settings["first_keys"]
+    params = read_ps_json(tmp_path / "merlin" / "ps.json").model("rank_embeddings")
+    (width,) = params.embedding_vecsize_per_table
+    served = dict(read_sparse(under(tmp_path / "merlin", "/models", params.sparse_files[0]), width))
+    taught_rows = dict(read_sparse(next(taught.glob("dlrm0_sparse_*.model")), width))
+    for slot, first in zip(ours.slots[: len(ours.user_slots)], first_keys.values(), strict=False):
+        own = [key for key in taught_rows if slot.first_key <= key < slot.first_key + slot.rows]
+        assert own
+        assert [served[key - slot.first_key + first] for key in own] == [taught_rows[key] for key in own]
 
 
 def test_an_export_serves_the_imported_model(dataset, taught, ours, features, tmp_path):
