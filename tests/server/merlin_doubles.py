@@ -2,7 +2,7 @@
 from the exported files. What they refuse, the real ones refuse or answer wrongly; what only a GPU can tell, they cannot.
 
     hps         ps.json through both parsers, `key` and `emb_vector` as raw bytes
-    tensorrt    model.onnx by ONNX Runtime, shapes held against the profiles of engine.json
+    tensorrt    model.onnx by ONNX Runtime, rounded where its types say so, shapes held against the profiles of engine.json
 
 `stand_in(repository, mount)` swaps the backends; `Hps` and `TensorRT` are what the swapped models run.
 """
@@ -20,6 +20,7 @@ from hps_config.reader import check_document
 from server.repository import read_config, write_config
 from stages.errors import RequestError
 
+Arrays = dict[str, np.ndarray]
 PROJECT = Path(__file__).parents[2]
 RESERVED = (-1, 2**63 - 1)
 MODEL_PY = """
@@ -36,15 +37,15 @@ class TritonPythonModel:
             raise pb_utils.TritonModelException(repr(error)) from error
 
     def execute(self, requests):
-        return [self.answer(request) for request in requests]
-
-    def answer(self, request):
-        given = {{tensor.name(): (tensor.as_numpy(), tensor.is_cpu()) for tensor in request.inputs()}}
+        tensors = [tensor for request in requests for tensor in request.inputs()]
+        given = [{{tensor.name(): tensor.as_numpy() for tensor in request.inputs()}} for request in requests]
         try:
-            outputs = self.model({{name: array for name, (array, _) in given.items()}}, all(cpu for _, cpu in given.values()))
+            answers = self.model.batch(given, all(tensor.is_cpu() for tensor in tensors))
         except Exception as error:
-            return pb_utils.InferenceResponse(error=pb_utils.TritonError(repr(error)))
-        return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in outputs.items()])
+            return [pb_utils.InferenceResponse(error=pb_utils.TritonError(repr(error))) for _ in requests]
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in outputs.items()]) for outputs in answers
+        ]
 """
 
 
@@ -119,7 +120,12 @@ class Hps:
         demand(len(rows) == len(keys) // 8 and not rows.keys() & set(RESERVED), "unique keys, none reserved", folder)
         return rows
 
-    def __call__(self, inputs: dict[str, np.ndarray], on_cpu: bool) -> dict[str, np.ndarray]:
+    def batch(self, requests: list[Arrays], on_cpu: bool) -> list[Arrays]:
+        """The backend runs one request at a time, whatever it is handed."""
+        demand(len(requests) == 1, "one request at a time", len(requests))
+        return [self(requests[0], on_cpu)]
+
+    def __call__(self, inputs: Arrays, on_cpu: bool) -> Arrays:
         keys, counts = inputs["KEYS"], inputs["NUMKEYS"]
         tables = len(self.params.sparse_files)
         demand(on_cpu, "inputs lie in CPU memory", "GPU")
@@ -144,9 +150,11 @@ class TensorRT:
     """One engine, as tritonserver would run it: float32 in, shapes that some profile accepts."""
 
     def __init__(self, folder: str, config_text: str) -> None:
-        import onnxruntime as ort
+        import onnx
         from google.protobuf import text_format
         from tritonclient.grpc import model_config_pb2 as pb
+
+        from export.precision.faithful import faithful_session
 
         config = text_format.Parse(config_text, pb.ModelConfig())
         demand(config.platform == "tensorrt_plan", "platform tensorrt_plan", config.platform)
@@ -156,13 +164,21 @@ class TensorRT:
         self.dims = {tensor.name: tuple(tensor.dims) for tensor in config.input}
         self.outputs = [tensor.name for tensor in config.output]
         self.profiles = json.loads((Path(folder) / "engine.json").read_text())["profiles"]
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = 1
-        self.session = ort.InferenceSession(str(Path(folder) / "model.onnx"), options, providers=["CPUExecutionProvider"])
+        self.session = faithful_session(onnx.load(str(Path(folder) / "model.onnx")))
         engine = {tensor.name: len(tensor.shape) for tensor in self.session.get_inputs()}
         demand(engine == {n: len(d) + self.batched for n, d in self.dims.items()}, "one axis more where Triton batches", engine)
 
-    def __call__(self, inputs: dict[str, np.ndarray], on_cpu: bool) -> dict[str, np.ndarray]:
+    def batch(self, requests: list[Arrays], on_cpu: bool) -> list[Arrays]:
+        """What tritonserver hands over together runs as one batch: the profiles must accept all its rows."""
+        if not self.batched:
+            demand(len(requests) == 1, "one request at a time where the model has no batch axis", len(requests))
+            return [self(requests[0])]
+        rows = [len(next(iter(request.values()))) for request in requests]
+        outputs = self({name: np.concatenate([request[name] for request in requests]) for name in requests[0]})
+        ends = np.cumsum(rows).tolist()
+        return [{name: array[end - n : end] for name, array in outputs.items()} for n, end in zip(rows, ends, strict=True)]
+
+    def __call__(self, inputs: Arrays) -> Arrays:
         for name, array in inputs.items():
             demand(array.dtype == np.float32, f"{name} is FP32", array.dtype)
         accepting = [profile for profile in self.profiles if all(within(inputs[n].shape, span) for n, span in profile.items())]

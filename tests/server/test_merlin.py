@@ -67,6 +67,29 @@ def test_answers_equal_the_cpu_profiles(served, recorded):
         np.testing.assert_array_equal(got["generation"], expected["generation"])
 
 
+def counts(client, model: str) -> np.ndarray:
+    """-> rows answered, executions."""
+    (stats,) = client.get_inference_statistics(model).model_stats
+    return np.array([stats.inference_count, stats.execution_count])
+
+
+def test_requests_that_meet_reach_the_networks_as_one_batch(served, recorded):
+    """But for `rank` behind hps, which knows no batches."""
+    triton, client = served
+    alone = ("rank_embeddings", "rank_dense") if triton == "24.03" else ()
+    joined = {"towers_user", "rank_dense", "rerank_network"} - {*alone}
+    before = {name: counts(client, name) for name in (*alone, *joined)}
+    got = ask_each(client, recorded.inputs, 16)
+    assert compare_answers(got, recorded.outputs, EXACT) == ""
+    n_requests = len(recorded.inputs["user_id"])
+    for name in joined:
+        rows, executions = counts(client, name) - before[name]
+        assert rows == n_requests
+        assert executions < n_requests
+    for name in alone:
+        assert (counts(client, name) - before[name]).tolist() == [n_requests, n_requests]
+
+
 def test_fp16_networks_answer_as_closely_as_they_promise(merlin, recorded):
     inputs = {name: values[:100] for name, values in recorded.inputs.items()}
     expected = {name: values[:100] for name, values in recorded.outputs.items()}
