@@ -91,7 +91,7 @@ def build_repository(
         )
         if profile == "merlin":
             staged = {name: staging.folder(name) for name in (*STAGES, ENSEMBLE)}
-            generation = publish_merlin(Source.open(staged), repository, settings)
+            generation = publish_merlin(Source.open(staged), repository, settings, say)
         else:
             generation = staging.publish(specs, settings.serving_of(), warmup_tensors(staging, recorded))
     say(f"generation {generation} published in {repository}")

@@ -36,7 +36,9 @@ from export.models.ranking import RankingSettings, moments
 from export.models.ranking_data import ItemSlots, Requests, in_blocks, statistics_of
 from export.models.save_ranker import DYNAMIC, network_inputs
 from export.models.train_ranker import Ranker, RankerSettings, parts, retrieval_z, train_ranker
-from export.precision.int8 import to_int8
+from export.precision.graphs import tidy
+from export.precision.int8 import quantized, weighted_products
+from export.precision.lower import outputs
 from export.settings import PipelineSettings
 from stages.errors import RecommenderError
 
@@ -44,6 +46,7 @@ MOST_USERS = 3_000  # test users, drawn at random where there are more
 BATCHES = (1, 32)
 ROUNDS = 25
 CALIBRATION_BATCHES = 8
+TOLERATED = 0.003  # by a product in int8: root mean square of the change, in standard deviations of the logits
 NARROW = replace(STUDENT, width=4)
 PRUNED = RankerSettings(bottom=(16,), top=(32, 16), epochs=4, learning_rate=1e-3)
 LEAST_NDCG_SHARE, LEAST_AUC_SHARE = 0.99, 0.999  # of the DLRM as taught
@@ -142,13 +145,22 @@ def as_served(name: str, ranker: Ranker, work: Workload, folder: Path) -> Varian
 
 
 def quantised(variant: Variant, work: Workload, folder: Path) -> Variant:
-    """Products of matrices in int8 where that does not move the logits (export/precision/int8.py)."""
+    """Products of matrices in int8 where that does not move the logits."""
     blocks = np.array_split(np.arange(min(len(work.validation), 32 * CALIBRATION_BATCHES)), CALIBRATION_BATCHES)
     feeds = [network_inputs(variant.ranker.model, work.validation.take(rows)) for rows in blocks if len(rows)]
-    graph, kept = to_int8(onnx.load(variant.session._model_path), feeds)
+    graph, kept = in_int8(tidy(onnx.load(variant.session._model_path)), feeds)
     path = folder / f"{len(list(folder.iterdir()))}.onnx"
     onnx.save(graph, str(path))
     return replace(variant, name=f"{variant.name}, int8 ({len(kept)} products stay fp32)", session=session_of(path))
+
+
+def in_int8(model: onnx.ModelProto, feeds: list[dict[str, np.ndarray]]) -> tuple[onnx.ModelProto, list[str]]:
+    """model: tidy -> (graph with Q/DQ pairs, products kept in fp32). Ranges are of every other batch, errors of the rest."""
+    ranges, measured = feeds[::2], feeds[1::2] or feeds
+    exact, names = outputs(model, measured), weighted_products(model)
+    errors = {name: np.sqrt(np.mean((outputs(quantized(model, ranges, {name}), measured) - exact) ** 2)) for name in names}
+    kept = [name for name in names if errors[name] > TOLERATED * exact.std()]
+    return quantized(model, ranges, set(names) - set(kept)), kept
 
 
 def session_of(path: Path) -> ort.InferenceSession:

@@ -1,7 +1,7 @@
 """A merlin repository's own ensembles, carried out in this process from its own files: slow, exact, without a server.
 
 python     the kernels of the steps                hps         the sparse folder that ps.json names, read back
-ensemble   its steps, as config.pbtxt wires them   tensorrt    model.onnx by ONNX Runtime
+ensemble   its steps, as config.pbtxt wires them   tensorrt    model.onnx by ONNX Runtime, rounded as its types say
 
 The export rehearses a repository with it before anything is published, and `make check` compares recorded answers.
 """
@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 from export.merlin.hps import PS_FILE
+from export.precision.faithful import faithful_session
 from export.repository.config import CONFIG_FILE
+from export.tensorrt.build_engines import ENGINE_FILE
 from hps_config.reader import read_ps_json
 from server.repository import read_config
-from stages.artifacts import open_network, verify_manifest
+from stages.artifacts import open_network, read_json, verify_manifest
 from stages.contract import ENSEMBLE, ModelSpec
 from stages.embeddings.formats.sparse_folder import read_sparse_folder
 from stages.errors import ArtifactError, RequestError
@@ -63,7 +66,7 @@ class MerlinPipeline:
         if config.backend == "hps":
             return _Lookup(self.repository, self.mount)
         if config.platform == "tensorrt_plan":
-            network = open_network(folder, NETWORK)
+            network = _network(folder)
             outputs = [tensor.name for tensor in config.output]
             return lambda tensors: dict(zip(outputs, network.run(outputs, tensors), strict=True))
         verify_manifest(folder)
@@ -100,6 +103,14 @@ class _Lookup:
         place = np.minimum(np.searchsorted(self.keys, wanted), len(self.keys) - 1)
         found = (self.keys[place] == wanted)[:, None]
         return {HPS_OUTPUT: np.where(found, self.vectors[place], self.default).ravel()}
+
+
+def _network(folder: Path) -> Any:
+    """What an engine of this network will compute. ONNX Runtime left alone would not round where fp16 does."""
+    session = open_network(folder, NETWORK)
+    if read_json(folder, ENGINE_FILE)["precision"] == "fp32":
+        return session
+    return faithful_session(onnx.load(str(folder / f"{NETWORK}.onnx")))
 
 
 def under(repository: Path, mount: str, path: str) -> Path:

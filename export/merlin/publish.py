@@ -7,6 +7,7 @@ them per model name. So a move to another generation is a restart, and there is 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from stages.steps.gpu_index import MOST_GPU_RESULTS
 BATCH = 32
 
 
-def publish_merlin(source: Source, repository: Path, settings: Settings) -> int:
+def publish_merlin(source: Source, repository: Path, settings: Settings, report: Callable[[str], None] = print) -> int:
     """Write, rehearse and put in place -> the generation.
 
     Raises ConfigError for settings the backends do not take, ExportError when the answers are not the cpu profile's.
@@ -37,7 +38,7 @@ def publish_merlin(source: Source, repository: Path, settings: Settings) -> int:
     building = repository.parent / f".{repository.name}.merlin"
     shutil.rmtree(building, ignore_errors=True)
     try:
-        Writer(source, building, settings).write()
+        Writer(source, building, settings, report).write()
         rehearse(building, source.generation, settings.merlin.mount, settings.merlin.precision)
         if settings.merlin.hugectr:
             write_hugectr_repository(source, hugectr_place(repository), settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,8 +18,7 @@ from export.merlin.index import index_bytes, write_gpu_index
 from export.merlin.parts import HPS, NESTED, PYTHON, Part, models_of, parts_of
 from export.merlin.pipeline import MerlinPipeline
 from export.merlin.source import Source
-from export.precision.calibration import recorded_feeds
-from export.precision.lower import LOWERED_STAGES, lowered
+from export.precision.lower import Lowered, lower_networks
 from export.repository.config import CONFIG_FILE, WARMUP_ROWS, stage_config
 from export.repository.publish import CODE, forbid_caches, write_warmup
 from export.repository.recorded import RECORDED_FILE, read_recorded
@@ -51,8 +51,8 @@ TritonPythonModel = step_model({kernel})
 class Writer:
     """Writes one repository into `target`, which must not exist."""
 
-    def __init__(self, source: Source, target: Path, settings: Settings) -> None:
-        self.source, self.target, self.settings = source, target, settings
+    def __init__(self, source: Source, target: Path, settings: Settings, report: Callable[[str], None] = print) -> None:
+        self.source, self.target, self.settings, self.report = source, target, settings, report
         self.merlin, self.serving = settings.merlin, settings.serving_of()
         self.behind_hps = self.merlin.triton == "24.03"
         self.parts = parts_of(self.merlin.triton)
@@ -154,21 +154,19 @@ class Writer:
     def _network(self, part: Part, target: Path) -> tuple[str, tuple[str, ...]]:
         """The stage's ONNX file as this profile serves it -> its precision, and the nodes that TensorRT 8 must not lower."""
         path, axes = self.source.folders[part.stage] / part.files[0], self.source.info[part.stage].axes
-        model, precision, fp32_nodes = onnx.load(str(path)), "fp32", ()
-        if self.merlin.precision != "fp32" and part.stage in LOWERED_STAGES:
-            precision = self.merlin.precision
-            model, fp32_nodes = lowered(model, precision, self.feeds[part.stage])
+        lowered = self.lowered.get(part.stage) or Lowered(onnx.load(str(path)), "fp32")
+        model = lowered.model
         fix_candidates(model, axes.candidates)
         onnx.save(model, str(target))
         if self.behind_hps and part.name == RANK_DENSE:
             sizes = self.source.sizes
             with_flat_rows(target, target, axes.user_categorical, axes.candidates, sizes.item_tables, sizes.row_width)
-        return precision, fp32_nodes
+        return lowered.precision, lowered.fp32_nodes
 
     @cached_property
-    def feeds(self) -> dict[str, list[dict[str, np.ndarray]]]:
-        """What recorded requests feed to each stage's network: precision is chosen by it."""
-        return recorded_feeds(self.source.folders)
+    def lowered(self) -> dict[str, Lowered]:
+        """Stage -> its network in the precision that was asked for, as far as the recorded requests bear it."""
+        return {} if self.merlin.precision == "fp32" else lower_networks(self.source.folders, self.merlin.precision, self.report)
 
     def _ensembles(self) -> None:
         for stage in NESTED:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import onnx
+import onnxruntime as ort
 from onnx import TensorProto, numpy_helper
+
+PRODUCTS = ("MatMul", "Gemm")
 
 
 def tidy(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -35,3 +41,17 @@ def weight_bytes(model: onnx.ModelProto) -> int:
     quantised = {node.input[0] for node in model.graph.node if node.op_type == "QuantizeLinear"}
     arrays = {weight.name: numpy_helper.to_array(weight) for weight in model.graph.initializer}
     return sum(array.size if name in quantised else array.nbytes for name, array in arrays.items())
+
+
+def multiply_adds(model: onnx.ModelProto, feed: dict[str, np.ndarray]) -> dict[str, int]:
+    """model: tidy -> product -> multiply-adds it takes for one feed."""
+    watched = onnx.ModelProto()
+    watched.CopyFrom(model)
+    products = [node for node in model.graph.node if node.op_type in PRODUCTS]
+    made = {name for node in model.graph.node for name in node.output} - {output.name for output in model.graph.output}
+    read = {name for node in products for name in (node.input[0], node.output[0])} & made
+    watched.graph.output.extend(onnx.ValueInfoProto(name=name) for name in sorted(read))
+    session = ort.InferenceSession(watched.SerializeToString(), providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    shapes = {name: values.shape for name, values in (feed | dict(zip(names, session.run(names, feed), strict=True))).items()}
+    return {node.name: math.prod(shapes[node.output[0]]) * shapes[node.input[0]][-1] for node in products}

@@ -1,7 +1,7 @@
-"""fp16 graphs: every node computes in fp16 but those that lose by it, with casts wherever the two kinds meet.
+"""fp16 graphs: chosen products compute in fp16, and what only moves or clips numbers beside them; all else stays fp32.
 
-Kept in fp32: operations that add many terms, divide, or normalise (`SENSITIVE`), and nodes that touch a weight or a value above
-`LARGEST` in the calibration set. fp16 has 11 bits: above 4 a rounding costs up to 1/512, and scores are wanted to 1/500.
+Casts stand wherever the two kinds meet. Sums, normalisations and everything else between products stay fp32: they cost next to
+nothing, and fp16 has 11 bits. Which products are chosen, and how far that moves the answers: `lower.py`.
 Inputs and outputs stay fp32.
 """
 
@@ -13,31 +13,32 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from export.precision.calibration import Arrays, largest_values
-from export.precision.graphs import float_tensors, tidy
+from export.precision.graphs import float_tensors
 
-LARGEST = 4.0
-SENSITIVE = frozenset(
-    {"ReduceSum", "ReduceMean", "Sqrt", "Div", "Pow", "Exp", "Log", "Erf", "Softmax", "LayerNormalization", "Sub", "Clip"}
-)
+MOVING = frozenset({"Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten", "Slice", "Relu"})  # exact in either type
 ANY_TYPE = frozenset({"Shape"})  # reads a float tensor and gives none: takes either kind
 
 
-def to_half(model: onnx.ModelProto, feeds: list[Arrays]) -> tuple[onnx.ModelProto, tuple[str, ...]]:
-    """model: fp32; feeds: what real requests feed it -> (the graph with casts, names of the nodes that stay fp32)."""
-    tidied = tidy(model)
-    kept = nodes_to_keep(tidied, feeds)
-    return with_casts(tidied, kept), kept
+def halved(model: onnx.ModelProto, products: Collection[str]) -> tuple[onnx.ModelProto, tuple[str, ...]]:
+    """model: tidy; products: names of nodes -> (the graph with casts, names of the nodes that stay fp32)."""
+    half = with_movers(model, products)
+    kept = tuple(node.name for node in model.graph.node if node.name not in half)
+    return with_casts(model, kept), kept
 
 
-def nodes_to_keep(model: onnx.ModelProto, feeds: list[Arrays]) -> tuple[str, ...]:
-    """-> nodes that must not be halved, in the order of the graph."""
-    largest = largest_values(model, feeds)
-    return tuple(
-        node.name
-        for node in model.graph.node
-        if node.op_type in SENSITIVE or any(largest.get(name, 0.0) > LARGEST for name in (*node.input, *node.output))
-    )
+def with_movers(model: onnx.ModelProto, products: Collection[str]) -> set[str]:
+    """-> products, and the moving nodes that read a halved node or are read by halved ones only: they round nothing."""
+    half, made_by = set(products), {output: node for node in model.graph.node for output in node.output}
+    readers: dict[str, list[str]] = {}
+    for node in model.graph.node:
+        for name in node.input if node.op_type not in ANY_TYPE else ():
+            readers.setdefault(name, []).append(node.name)
+    moving = [node for node in model.graph.node if node.op_type in MOVING]
+    for node in (*moving, *reversed(moving)):
+        source, read_by = made_by.get(node.input[0]), readers.get(node.output[0], [])
+        if (source is not None and source.name in half) or (read_by and half.issuperset(read_by)):
+            half.add(node.name)
+    return half
 
 
 def with_casts(model: onnx.ModelProto, kept: Collection[str]) -> onnx.ModelProto:

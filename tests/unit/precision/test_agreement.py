@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from export.precision.agreement import disagreement
+from export.precision.agreement import disagreement, moved_share
 
 IDS = np.array([[7, 3, 5, 9]] * 200)
 SCORES = np.array([[2.0, 1.0, 0.999, 0.5]] * 200, np.float32)
@@ -24,16 +24,16 @@ def answer(ids=(7, 3, 5, 9), scores=(2.0, 1.0, 0.999, 0.5), rows: int = 200) -> 
         ("fp32", answer(scores=(2.0001, 1.0, 0.999, 0.5)), True),
         ("fp32", answer(scores=(2.001, 1.0, 0.999, 0.5)), False),
         ("fp32", answer(ids=(7, 5, 3, 9)), False),
-        ("fp16", answer(scores=(2.001, 1.0, 0.999, 0.5)), True),
-        ("fp16", answer(scores=(2.02, 1.0, 0.999, 0.5)), False),
-        ("fp16", answer(ids=(7, 5, 3, 9)), True),  # scores a thousandth apart
-        ("fp16", answer(ids=(3, 7, 5, 9)), False),
-        ("fp16", answer(ids=(3, 7, 5, 9), rows=2), True),  # rules make small differences large, in few requests
+        ("fp16", answer(scores=(2.0019, 1.0, 0.999, 0.5)), True),
+        ("fp16", answer(scores=(2.0021, 1.0, 0.999, 0.5), rows=1), False),
+        ("fp16", answer(ids=(7, 5, 3, 9), scores=(2.0, 0.9995, 0.9995, 0.5)), True),  # scores a thousandth apart
+        ("fp16", answer(ids=(3, 7, 5, 9), rows=1), False),
+        ("fp16", answer(ids=(3, 7, 5, 9), scores=(2.0, 1.999, 0.999, 0.5), rows=1), False),
         ("fp16", answer(ids=(7, 3, 5, 4)), True),  # the last place went to a close rival from behind it
-        ("fp16", answer(ids=(4, 3, 5, 9)), False),
-        ("int8", answer(ids=(3, 7, 5, 9), scores=(1.8, 1.9, 0.9, 0.4)), True),
-        ("int8", answer(ids=(7, 3, 5, 4), rows=70), True),
-        ("int8", answer(ids=(7, 3, 5, 4)), False),
+        ("fp16", answer(ids=(7, 3, 5, 4), scores=(2.0, 1.0, 0.999, 0.4)), False),
+        ("int8", answer(scores=(1.8, 1.9, 0.9, 0.4)), True),  # no score is promised
+        ("int8", answer(ids=(7, 3, 9, 5), rows=1), True),  # 0.03 of 200 lists
+        ("int8", answer(ids=(7, 3, 9, 5), rows=40), False),
     ],
 )
 def test_answers_agree_as_far_as_the_precision_promises(precision, got, agrees):
@@ -42,5 +42,18 @@ def test_answers_agree_as_far_as_the_precision_promises(precision, got, agrees):
 
 def test_what_differs_is_said():
     assert "200 of 200 id lists differ" in disagreement("fp32", answer(ids=(7, 5, 3, 9)), EXPECTED)
-    assert disagreement("fp16", answer(ids=(3, 7, 5, 9)), EXPECTED).startswith("100.0% of the lists differ")
-    assert disagreement("int8", answer(ids=(7, 3, 1, 2)), EXPECTED) == "only 50.0% of the served items are the same"
+    assert disagreement("fp16", answer(ids=(3, 7, 5, 9)), EXPECTED).startswith(
+        "200 of 200 lists differ by more than 0.002 explains"
+    )
+    assert "of the first 10 places moved, at most 0.2% may" in disagreement("int8", answer(ids=(7, 3, 1, 2)), EXPECTED)
+
+
+def test_the_moved_share_is_what_ndcg_could_lose():
+    """Items 3 and 5 swap: 1 / log2(3) - 1 / log2(4) each, of the four places' 2.56."""
+    places = 1 / np.log2([2, 3, 4, 5])
+    expected = 2 * (places[1] - places[2]) / places.sum()
+    assert moved_share(np.array([[7, 5, 3, 9]]), IDS[:1]) == pytest.approx(expected)
+    assert moved_share(IDS, IDS) == 0.0
+    padded = np.array([[7, -1, -1, -1]])
+    assert moved_share(padded, padded) == 0.0
+    assert moved_share(np.array([[1, 2, 4, 6]]), IDS[:1]) == pytest.approx(2.0)  # nothing in common: all left, all came
