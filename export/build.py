@@ -71,7 +71,8 @@ def build_repository(
         write_rules(staging.folder("rerank"), rules, dataset, features, pipeline)
         serving = settings.serving_of()["rank"]
         samples = serving.max_batch_size * axes.candidates
-        plan_tables(settings.tables, shapes_of(features, settings.ranker.width), serving.instances, samples)
+        shapes = shapes_of(features, settings.ranker.width, settings.ranker.cold)
+        plan_tables(settings.tables, shapes, serving.instances, samples)
         ranking, retriever = fit_models(dataset, features, settings, say)
         reports = write_stages(staging, dataset, features, retriever, ranking, axes, settings)
         tables = staging.folder("rank") / TABLES_FOLDER
@@ -135,7 +136,7 @@ def fit_models(dataset: Dataset, features: Features, settings: Settings, say: Sa
 def ranking_settings(settings: Settings) -> RankingSettings:
     pipeline, choice = settings.pipeline, settings.ranker
     return RankingSettings(
-        ranker=RankerSettings(width=choice.width),
+        ranker=RankerSettings(width=choice.width, cold=choice.cold),
         student=replace(STUDENT, width=choice.width) if choice.distilled and not settings.hugectr.model else None,
         reranker=RerankerSettings(list_length=max(pipeline.items_returned, min(100, pipeline.candidates))),
     )

@@ -22,6 +22,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from export.merlin.settings import MerlinSettings
+from export.models.cold_rows import ColdRows
 from export.repository.config import WARMUP_ROWS, Serving
 from hps_config.description import Bytes
 from hps_config.toml_faults import toml_faults
@@ -85,6 +86,22 @@ class RankerChoice(_Section):
 
     distilled: bool = False
     width: PositiveInt = 16  # of the embedding tables, and of the bottom MLP's output
+    cold_width: Annotated[int, Field(ge=0)] = 0  # of the cold rows of large tables, with a learned projection; 0: as the others
+    hot_share: Annotated[float, Field(gt=0, lt=1)] = 0.1  # of a table's rows that are not cold, the most frequent values first
+
+    @model_validator(mode="after")
+    def _cold_rows_are_narrow(self) -> RankerChoice:
+        if self.cold_width >= self.width:
+            raise ValueError(
+                f"cold_width is {self.cold_width}, width {self.width}; cold rows that are as wide as hot ones save nothing. "
+                "Lower cold_width, or set it to 0 for rows of one width"
+            )
+        return self
+
+    @property
+    def cold(self) -> ColdRows | None:
+        """None: rows of one width."""
+        return ColdRows(self.cold_width, self.hot_share) if self.cold_width else None
 
 
 class ComputeSettings(_Section):
@@ -110,6 +127,15 @@ class Settings(_Section):
     tables: TableSettings = TableSettings()
     merlin: MerlinSettings = MerlinSettings()
     hugectr: HugectrSettings = HugectrSettings()
+
+    @model_validator(mode="after")
+    def _imported_rows_have_one_width(self) -> Settings:
+        if self.hugectr.model and self.ranker.cold:
+            raise ValueError(
+                f"[ranker] cold_width is {self.ranker.cold_width}, but the ranker is HugeCTR's, whose rows have one width. "
+                "Leave cold_width or [hugectr] out"
+            )
+        return self
 
     def serving_of(self) -> dict[str, Serving]:
         """-> the serving settings of every model, by name."""

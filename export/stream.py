@@ -25,6 +25,7 @@ from export.repository.check import profile_of
 from stages.artifacts import stage_folder
 from stages.contract import PAD_ID
 from stages.embeddings.config import UpdateConfig
+from stages.embeddings.mixed_widths import MixedWidths
 from stages.embeddings.publisher import Publisher
 from stages.embeddings.tiers import Tiers
 from stages.errors import ConfigError, ExportError
@@ -45,7 +46,7 @@ class StreamSettings:
 class Batch:
     """Requests of N users as the rank stage saw them, and what these users took since.
 
-    numbers: user_numbers [N, Gu] and pair_numbers [N, C, Gp] of the network; keys: table -> int64 [N] of the user,
+    numbers: user_numbers [N, Gu] and pair_numbers [N, C, Gp] of the network; keys: whole table -> int64 [N] of the user,
     [N, C] of the candidates; retrieval: float32 [N, C], what is added to the logits; valid, taken: bool [N, C]
     """
 
@@ -205,6 +206,47 @@ class LatestRows:
 
 
 Learned = dict[str, tuple[np.ndarray, np.ndarray]]
+"""table -> (int64 [N] keys, float32 [N, width] rows)"""
+
+
+class TouchedRows:
+    """The rows that a batch is about, as they are stored: the tables' parameters, widened only for the network."""
+
+    def __init__(self, widths: MixedWidths, batch: Batch, latest: LatestRows) -> None:
+        distinct = {name: np.unique(keys, return_inverse=True) for name, keys in batch.keys.items()}
+        self._places = {name: torch.from_numpy(at.reshape(batch.keys[name].shape)) for name, (_, at) in distinct.items()}
+        self._parts = {
+            name: [part for part in widths.split(name, keys) if len(part.keys)] for name, (keys, _) in distinct.items()
+        }
+        parts = [part for own in self._parts.values() for part in own]
+        self._keys = {part.table: part.keys for part in parts}
+        self._before = {part.table: latest.lookup(part.table, part.keys) for part in parts}
+        self._free = {part.table: torch.from_numpy(part.keys + part.first >= RESERVED_ROWS)[:, None] for part in parts}
+        self._rows = {table: torch.tensor(rows, requires_grad=True) for table, rows in self._before.items()}
+
+    def of(self, names: tuple[str, ...]) -> torch.Tensor:
+        """Whole tables in slot order -> float32 [N, S, D] of the user, [N, C, S, D] of the candidates."""
+        return torch.stack([self._wide(name)[self._places[name]] for name in names], dim=-2)
+
+    def _wide(self, name: str) -> torch.Tensor:
+        """Of the distinct keys of a whole table, rising, [U, D]."""
+        rows = [(self._rows[part.table], part.projection) for part in self._parts[name]]
+        return torch.cat([own if wide is None else own @ torch.from_numpy(wide) for own, wide in rows])
+
+    def step(self, loss: torch.Tensor, learning_rate: float) -> None:
+        gradients = torch.autograd.grad(loss, list(self._rows.values()))
+        with torch.no_grad():
+            for (table, rows), gradient in zip(self._rows.items(), gradients, strict=True):
+                rows -= learning_rate * gradient * self._free[table]
+
+    def moved(self) -> Learned:
+        learned = {}
+        for table, rows in self._rows.items():
+            after = rows.detach().numpy()
+            moved = (after != self._before[table]).any(axis=1)
+            if moved.any():
+                learned[table] = self._keys[table][moved], after[moved]
+        return learned
 
 
 def learn(
@@ -212,19 +254,12 @@ def learn(
 ) -> tuple[Learned, tuple[float, float]]:
     """Gradient steps on the rows of the batch.
 
-    -> ({table: (int64 [N] keys, float32 [N, D] rows) that moved}, (loss before, after)). Raises ExportError when it diverges.
+    -> (rows that moved, (loss before, after)). Raises ExportError when it diverges.
     """
-    distinct = {name: np.unique(keys, return_inverse=True) for name, keys in batch.keys.items()}
-    before = {name: latest.lookup(name, keys) for name, (keys, _) in distinct.items()}
-    rows = {name: torch.tensor(vectors, requires_grad=True) for name, vectors in before.items()}
-    places = {name: torch.from_numpy(where.reshape(batch.keys[name].shape)) for name, (_, where) in distinct.items()}
-    free = {name: torch.from_numpy(keys >= RESERVED_ROWS)[:, None] for name, (keys, _) in distinct.items()}
+    rows = TouchedRows(rank.widths, batch, latest)
 
     def loss() -> torch.Tensor:
-        user_rows, item_rows = (
-            torch.stack([rows[name][places[name]] for name in names], dim=-2)
-            for names in (rank.settings.user_tables, rank.settings.item_tables)
-        )
+        user_rows, item_rows = rows.of(rank.settings.user_tables), rows.of(rank.settings.item_tables)
         logits = network(batch.user_numbers, user_rows, batch.pair_numbers, item_rows)
         return listwise_loss(logits + batch.retrieval, batch.taken, batch.valid)
 
@@ -232,18 +267,9 @@ def learn(
     for _ in range(settings.steps):
         value = loss()
         losses.append(value.item())
-        gradients = torch.autograd.grad(value * len(batch.taken), list(rows.values()))  # of a row: by its own requests
-        with torch.no_grad():
-            for (name, row), gradient in zip(rows.items(), gradients, strict=True):
-                row -= settings.learning_rate * gradient * free[name]
+        rows.step(value * len(batch.taken), settings.learning_rate)  # a row moves by its own requests
     with torch.no_grad():
         losses.append(loss().item())
     if not np.isfinite(losses[-1]):
         raise ExportError("The steps on the new events diverged; nothing of them was published. Lower the learning rate.")
-    learned = {}
-    for name, (keys, _) in distinct.items():
-        after = rows[name].detach().numpy()
-        moved = (after != before[name]).any(axis=1)
-        if moved.any():
-            learned[name] = keys[moved], after[moved]
-    return learned, (losses[0], losses[-1])
+    return rows.moved(), (losses[0], losses[-1])

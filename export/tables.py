@@ -1,7 +1,7 @@
 """How the ranker's embedding tables are served: budgets -> plan -> ps.json -> the tiers' own settings.
 
 <rank's version folder>/tables/
-    <table>.npy   float32 [rows, D], as trained
+    <table>.npy   float32 [rows, D], as trained; of a table with cold rows the hot ones, the others in <table>-cold.npy
     ps.json       budgets, levels and row formats in NVIDIA's schema (hps_config/)
     tiers.json    the same for stages/embeddings, which knows nothing of hps_config
 
@@ -28,6 +28,7 @@ from hps_config.report import human_bytes
 from hps_config.tiers import tiers_config
 from stages.artifacts import open_array, sha256_of
 from stages.embeddings.config import TableConfig, TiersConfig, read_config
+from stages.embeddings.mixed_widths import cold_table
 from stages.embeddings.row_formats import RowCodec
 from stages.embeddings.table import l1_sections
 from stages.embeddings.tiers import CONFIG_FILE
@@ -35,20 +36,27 @@ from stages.errors import ConfigError
 
 if TYPE_CHECKING:
     from export.features.build import Features
+    from export.models.cold_rows import ColdRows
 
 MODEL, PS_FILE = "rank", "ps.json"
 STATE_FOLDER = "recommender-tiers"  # in the temporary folder of the serving machine, unless [tables] state names another
 
 
-def shapes_of(features: Features, width: int) -> dict[str, tuple[int, int]]:
+def shapes_of(features: Features, width: int, cold: ColdRows | None = None) -> dict[str, tuple[int, int]]:
     """Table -> (rows, D) as `save_ranker` will write them, before there is anything to write."""
     from export.models.ranking_data import ItemSlots  # only now: `make check` needs no pandas
 
     rows = {f"user_{slot}": n_rows for slot, n_rows in enumerate(features.user_rows.values())}
-    slots = ItemSlots.of(features.item_arrays, tuple(features.item_rows)).rows
+    slots, pooled = ItemSlots.of(features.item_arrays, tuple(features.item_rows)).rows, {}
     for slot, (n_rows, own) in enumerate(zip(features.item_rows.values(), slots, strict=True)):
-        rows[f"item_{slot}"] = n_rows if own.shape[1] == 1 else len(own)  # lists become one row per item
-    return {name: (n_rows, width) for name, n_rows in rows.items()}
+        if own.shape[1] == 1:
+            rows[f"item_{slot}"] = n_rows
+        else:
+            pooled[f"item_{slot}"] = (len(own), width)  # lists become one row per item
+    first_cold = {name: n_rows if cold is None else cold.first(n_rows) for name, n_rows in rows.items()}
+    hot = {name: (first, width) for name, first in first_cold.items()}
+    rest = {cold_table(name): (rows[name] - first, cold.width) for name, first in first_cold.items() if first < rows[name]}
+    return hot | pooled | rest
 
 
 def plan_tables(

@@ -8,7 +8,7 @@ rows of the candidates ─▶ tables ──────┘
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 from stages.artifacts import REMEDY, StageInfo, open_array, open_network, read_stage, stage_settings
 from stages.contract import PAD_ID, PAD_SCORE, Degraded, generation_faults
 from stages.embeddings.measurements import Measurement, measurements
+from stages.embeddings.mixed_widths import ONE_WIDTH, MixedWidths
 from stages.embeddings.opening import open_tables
 from stages.embeddings.tiers import Tiers
 from stages.errors import ArtifactError, DependencyError
@@ -30,12 +31,16 @@ TABLES_FOLDER, NETWORK = "tables", "rank"
 
 @dataclass(frozen=True)
 class RankSettings:
-    """`settings` of stage.json. blend: how much of the retrieval score is added to the logits; threads: of the network."""
+    """`settings` of stage.json. blend: how much of the retrieval score is added to the logits; threads: of the network.
+
+    first_cold: table -> its first cold key, for tables with rows of two widths (stages/embeddings/mixed_widths.py)
+    """
 
     user_tables: tuple[str, ...]
     item_tables: tuple[str, ...]
     blend: float
     threads: int = 1
+    first_cold: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for side in ("user_tables", "item_tables"):
@@ -54,6 +59,7 @@ class Rank:
     statistics: ItemStatistics
     tables: Tiers
     network: Any
+    widths: MixedWidths = ONE_WIDTH
 
     @classmethod
     def load(cls, folder: Path) -> Rank:
@@ -72,14 +78,16 @@ class Rank:
         lengths = {"item_rows": len(rows), "item_numbers": len(numbers), "statistics": statistics.n_items + 1}
         if set(lengths.values()) != {items.n_items + 1}:
             raise ArtifactError(f"{folder}: {items.n_items} items need {items.n_items + 1} rows, found {lengths}. {REMEDY}")
-        tables = open_tables(folder / TABLES_FOLDER, info.stage, (*settings.user_tables, *settings.item_tables))
+        widths = MixedWidths.load(folder, settings.first_cold)
+        names = (*settings.user_tables, *settings.item_tables, *widths.cold_tables)
+        tables = open_tables(folder / TABLES_FOLDER, info.stage, names)
         if len(settings.user_tables) != info.axes.user_categorical or len(settings.item_tables) != rows.shape[1]:
             tables.close()
             raise ArtifactError(
                 f"{folder} names {len(settings.user_tables)} user and {len(settings.item_tables)} item tables; expected "
                 f"{info.axes.user_categorical} and {rows.shape[1]}, one per categorical column. {REMEDY}"
             )
-        return cls(info, settings, items, rows, numbers, statistics, tables, network)
+        return cls(info, settings, items, rows, numbers, statistics, tables, network, widths)
 
     def close(self) -> None:
         """Leave the tables, which other instances share. Nothing is answered afterwards."""
@@ -114,7 +122,8 @@ class Rank:
 
     def rows(self, inputs: Arrays, candidates: np.ndarray) -> Arrays:
         """Table rows float32: those of the user [B, Fu, D], those of the candidates [B, C, Si, D]."""
-        user_rows, item_rows = self.tables.gather(
+        user_rows, item_rows = self.widths.gather(
+            self.tables,
             (self.settings.user_tables, inputs["user_categorical"]),
             (self.settings.item_tables, self.item_rows[candidates]),
         )

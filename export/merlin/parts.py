@@ -61,7 +61,7 @@ RANK_PARTS = {
         Part(RANK_SCORES, "rank", PYTHON),
     ),
     "modern": (
-        Part(RANK_ROWS, "rank", PYTHON, (*PAIR_FILES, "tables/*")),
+        Part(RANK_ROWS, "rank", PYTHON, (*PAIR_FILES, "projections.npz", "tables/*")),
         Part(RANK_DENSE, "rank", TENSORRT, ("rank.onnx",)),
         Part(RANK_SCORES, "rank", PYTHON),
     ),

@@ -10,6 +10,8 @@ import numpy as np
 
 from stages.artifacts import StageInfo, open_array, read_stage, verify_manifest
 from stages.contract import STAGES, ModelSpec, stage_specs
+from stages.embeddings.mixed_widths import MixedWidths
+from stages.embeddings.tables import EmbeddingTables
 from stages.ranking_features import feature_names
 from stages.rerank import LIST_FEATURES
 from stages.steps.specs import Sizes
@@ -42,10 +44,11 @@ class Source:
         return stage_specs(self.info["rank"].axes, self.info["rank"].context)
 
     def tables(self) -> Arrays:
-        """The ranker's tables float32 [rows, W], users' first, in slot order."""
-        settings = self.info["rank"].settings
-        names = (*settings["user_tables"], *settings["item_tables"])
-        return {name: np.asarray(open_array(self.folders["rank"] / "tables", name)) for name in names}
+        """The ranker's tables float32 [rows, W], users' first, in slot order; cold rows as wide as the others: HPS knows one
+        width per table, and one table is what it gets (hps.py)."""
+        settings, folder = self.info["rank"].settings, self.folders["rank"]
+        names, tables = (*settings["user_tables"], *settings["item_tables"]), EmbeddingTables.load(folder / "tables")
+        return MixedWidths.load(folder, settings.get("first_cold", {})).whole(tables, names)
 
 
 def _sizes(folders: Mapping[str, Path], info: Mapping[str, StageInfo]) -> Sizes:

@@ -29,10 +29,8 @@ def student_of(teacher: DLRM, settings: RankerSettings) -> DLRM:
     model = DLRM(shape)
     model.network.mean.copy_(teacher.network.mean)
     model.network.scale.copy_(teacher.network.scale)
-    pairs = [(model.user_tables, teacher.user_tables), (model.item_tables, teacher.item_tables)]
-    for own_tables, teachers_tables in pairs:
-        for own, its in zip(own_tables, teachers_tables, strict=True):
-            own.shared.copy_(its.shared)
+    for own, its in zip(model.tables, teacher.tables, strict=True):
+        own.shared.copy_(its.shared)
     return model
 
 
@@ -71,8 +69,8 @@ def strongest_units_of(teacher: DLRM, settings: RankerSettings) -> DLRM:
     settings: the teacher's width and number of layers
     """
     model = student_of(teacher, settings)
-    for own, its in zip((*model.user_tables, *model.item_tables), (*teacher.user_tables, *teacher.item_tables), strict=True):
-        own.vectors.weight.copy_(its.vectors.weight)
+    for own, its in zip(model.tables, teacher.tables, strict=True):
+        own.load_state_dict(its.state_dict())
     for layers, theirs in ((model.network.bottom, teacher.network.bottom), (model.network.top, teacher.network.top)):
         read = torch.arange(layers[0].in_features)  # which of the teacher's inputs the layer keeps
         for depth, (own, its) in enumerate(zip(layers, theirs, strict=True)):

@@ -14,13 +14,14 @@ Letters: B requests, C candidates, D embedding width, Fu / Si user and item slot
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import nn
 
+from export.models.cold_rows import ColdRows
 from stages.contract import OOV_ROW, PAD_ROW
 
 
@@ -35,6 +36,12 @@ class Shape:
     width: int = 16  # D
     bottom: tuple[int, ...] = (64,)  # hidden layers; a layer of `width` follows
     top: tuple[int, ...] = (128, 64)  # hidden layers; one logit follows
+    cold: ColdRows | None = None  # None: every row is `width` wide
+
+    def table(self, rows: int) -> Table:
+        """A new table of that many rows."""
+        first_cold = rows if self.cold is None else self.cold.first(rows)
+        return Table(rows, self.width) if first_cold == rows else MixedTable(rows, self.width, first_cold, self.cold.width)
 
     @property
     def n_rows(self) -> int:
@@ -131,10 +138,7 @@ class Table(nn.Module):
 
     def __init__(self, rows: int, width: int) -> None:
         super().__init__()
-        self.vectors = nn.Embedding(rows, width, padding_idx=PAD_ROW)
-        nn.init.normal_(self.vectors.weight, std=0.05)
-        with torch.no_grad():
-            self.vectors.weight[PAD_ROW] = 0.0
+        self.vectors = _embedding(rows, width, padding_idx=PAD_ROW)
         self.register_buffer("shared", torch.arange(rows))  # row -> the row whose vector it has
 
     def share_rare(self, seen: np.ndarray, at_least: int) -> None:
@@ -145,14 +149,49 @@ class Table(nn.Module):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """int64 [..., L] -> float32 [..., D]: mean of the rows that are not padding, zeros where all are."""
-        vectors = self.vectors(self.shared[rows])
+        vectors = self.rows(self.shared[rows])
         if rows.shape[-1] == 1:
             return vectors.squeeze(-2)
         return vectors.sum(dim=-2) / (rows != PAD_ROW).sum(dim=-1, keepdim=True).clamp(min=1)
 
+    def rows(self, rows: torch.Tensor) -> torch.Tensor:
+        """int64 [...] -> float32 [..., D]: rows that are not shared."""
+        return self.vectors(rows)
+
     def array(self) -> np.ndarray:
         """float32 [rows, D] as it is served."""
         return self.vectors.weight.detach()[self.shared].numpy()
+
+
+class MixedTable(Table):
+    """A table whose rows from `first_cold` on are `cold_width` wide, W; a row that leaves it is narrow row · projection.
+
+    Cold rows that too few examples would teach share a narrow row of their own, which no request names.
+    """
+
+    def __init__(self, rows: int, width: int, first_cold: int, cold_width: int) -> None:
+        super().__init__(first_cold, width)
+        self.first_cold = first_cold
+        self.narrow = _embedding(rows - first_cold + 1, cold_width)  # the last row is that of the rare ones
+        self.projection = nn.Parameter(torch.randn(cold_width, width) / cold_width**0.5)  # keeps the size of a row
+        self.register_buffer("shared", torch.arange(rows))
+
+    def share_rare(self, seen: np.ndarray, at_least: int) -> None:
+        super().share_rare(seen, at_least)
+        self.shared[self.first_cold :][torch.from_numpy(seen[self.first_cold :] < at_least)] = len(self.shared)
+
+    def rows(self, rows: torch.Tensor) -> torch.Tensor:
+        wide = self.vectors(rows.clamp(max=self.first_cold - 1))
+        narrow = self.narrow((rows - self.first_cold).clamp(min=0))
+        return torch.where((rows < self.first_cold).unsqueeze(-1), wide, narrow @ self.projection)
+
+    def array(self) -> np.ndarray:
+        """float32 [first_cold, D]: the hot rows."""
+        return self.vectors.weight.detach()[self.shared[: self.first_cold]].numpy()
+
+    def cold_array(self) -> np.ndarray:
+        """float32 [rows - first_cold, W]"""
+        return self.narrow.weight.detach()[self.shared[self.first_cold :] - self.first_cold].numpy()
 
 
 class DLRM(nn.Module):
@@ -162,8 +201,22 @@ class DLRM(nn.Module):
         super().__init__()
         self.shape = shape
         self.network = Network(shape)
-        self.user_tables = nn.ModuleList(Table(rows, shape.width) for rows in shape.user_tables.values())
-        self.item_tables = nn.ModuleList(Table(rows, shape.width) for rows in shape.item_tables.values())
+        self.user_tables = nn.ModuleList(map(shape.table, shape.user_tables.values()))
+        self.item_tables = nn.ModuleList(map(shape.table, shape.item_tables.values()))
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """Of users, then of items."""
+        return (*self.user_tables, *self.item_tables)
+
+    def table_rows(self) -> Iterator[nn.Parameter]:
+        """The parameters that are rows of tables."""
+        for table in self.tables:
+            yield from (part.weight for part in table.children())
+
+    def projections(self) -> Iterator[nn.Parameter]:
+        """The parameters that widen narrow rows."""
+        return (table.projection for table in self.tables if isinstance(table, MixedTable))
 
     def user_rows(self, user_categorical: torch.Tensor) -> torch.Tensor:
         """int64 [B, Fu] -> float32 [B, Fu, D]."""
@@ -172,6 +225,15 @@ class DLRM(nn.Module):
     def item_rows(self, slots: list[torch.Tensor]) -> torch.Tensor:
         """One int64 [..., L] per slot -> float32 [..., Si, D]."""
         return torch.stack([table(rows) for table, rows in zip(self.item_tables, slots, strict=True)], dim=-2)
+
+
+def _embedding(rows: int, width: int, padding_idx: int | None = None) -> nn.Embedding:
+    vectors = nn.Embedding(rows, width, padding_idx=padding_idx)
+    nn.init.normal_(vectors.weight, std=0.05)
+    with torch.no_grad():
+        if padding_idx is not None:
+            vectors.weight[padding_idx] = 0.0
+    return vectors
 
 
 def _linears(*sizes: int) -> nn.ModuleList:

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from export.models.dlrm import DLRM
+from export.models.dlrm import DLRM, MixedTable, Table
 from export.models.parity import Dynamic, Parity, export_network
 from export.models.ranking_data import ItemSlots, Requests
 from export.models.train_ranker import Ranker
+from stages.embeddings.mixed_widths import PROJECTIONS_FILE, cold_table
 from stages.ids import ItemIndex
 from stages.rank import NETWORK, TABLES_FOLDER, RankSettings
 from stages.ranking_features import ItemStatistics
@@ -44,10 +45,14 @@ def save_ranker(
     rows, tables = served_tables(ranker.model, items)
     np.save(folder / "item_rows.npy", rows)
     (folder / TABLES_FOLDER).mkdir(exist_ok=True)
-    for name, table in tables.items():
+    mixed = mixed_tables(ranker.model, items)
+    cold = {cold_table(name): table.cold_array() for name, table in mixed.items()}
+    for name, table in (tables | cold).items():
         np.save(folder / TABLES_FOLDER / f"{name}.npy", table)
-    n_users = len(ranker.model.user_tables)
-    settings = RankSettings(tuple(tables)[:n_users], tuple(tables)[n_users:], ranker.blend)
+    if mixed:
+        np.savez(folder / PROJECTIONS_FILE, **{name: table.projection.detach().numpy() for name, table in mixed.items()})
+    n_users, first_cold = len(ranker.model.user_tables), {name: table.first_cold for name, table in mixed.items()}
+    settings = RankSettings(tuple(tables)[:n_users], tuple(tables)[n_users:], ranker.blend, first_cold=first_cold)
 
     ranker.model.network.fold()
     np.savez(folder / LAYERS_FILE, **ranker.model.network.layers())
@@ -59,25 +64,36 @@ def save_ranker(
 def served_tables(model: DLRM, items: ItemSlots) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """-> (int32 [n_items + 1, Si] row of each item in each item table; tables float32 [rows, D], users' first, in slot order).
 
-    A list feature becomes a table with one row per item, the mean of its list: pooled once, not with every request.
+    A list feature becomes a table with one row per item, the mean of its list: pooled once, not with every request. Tables with
+    cold rows end before these (`mixed_tables`).
     """
     tables = {f"user_{slot}": table.array() for slot, table in enumerate(model.user_tables)}
     item_rows = []
-    with torch.no_grad():
-        for slot, (table, rows) in enumerate(zip(model.item_tables, items.rows, strict=True)):
-            if rows.shape[1] == 1:
-                tables[f"item_{slot}"], own_rows = table.array(), rows[:, 0]
-            else:
-                tables[f"item_{slot}"], own_rows = table(torch.from_numpy(rows)).numpy(), np.arange(len(rows))
-            item_rows.append(own_rows)
+    for slot, (table, rows) in enumerate(zip(model.item_tables, items.rows, strict=True)):
+        if rows.shape[1] == 1:
+            tables[f"item_{slot}"], own_rows = table.array(), rows[:, 0]
+        else:
+            tables[f"item_{slot}"], own_rows = vectors_of(table, rows), np.arange(len(rows))
+        item_rows.append(own_rows)
     return np.stack(item_rows, axis=1).astype(np.int32), tables
+
+
+def mixed_tables(model: DLRM, items: ItemSlots) -> dict[str, MixedTable]:
+    """Those with cold rows, by name. A pooled table has none, even where the rows that it pools were taught narrow."""
+    tables = {f"user_{slot}": table for slot, table in enumerate(model.user_tables)}
+    tables |= {f"item_{slot}": table for slot, table in enumerate(model.item_tables) if items.rows[slot].shape[1] == 1}
+    return {name: table for name, table in tables.items() if isinstance(table, MixedTable)}
 
 
 def item_vectors_of(model: DLRM, items: ItemSlots) -> np.ndarray:
     """float32 [n_items + 1, Si * D]: all table rows of each item, side by side."""
-    rows, tables = served_tables(model, items)
-    own = [table for name, table in tables.items() if name.startswith("item_")]
-    return np.concatenate([table[rows[:, slot]] for slot, table in enumerate(own)], axis=1)
+    return np.concatenate([vectors_of(table, rows) for table, rows in zip(model.item_tables, items.rows, strict=True)], axis=1)
+
+
+@torch.no_grad()
+def vectors_of(table: Table, rows: np.ndarray) -> np.ndarray:
+    """int64 [n_items + 1, L] rows of each item -> float32 [n_items + 1, D]"""
+    return table(torch.from_numpy(rows)).numpy()
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from export.models.cold_rows import ColdRows
 from export.models.dlrm import DLRM, Shape
 from export.models.ranking_data import Requests
 from export.models.schedule import rise_and_fall
@@ -25,6 +26,7 @@ class RankerSettings:
     width: int = 16  # D
     bottom: tuple[int, ...] = (64,)
     top: tuple[int, ...] = (128, 64)
+    cold: ColdRows | None = None  # narrow rows of large tables
     epochs: int = 10  # the best one on the validation requests is kept
     requests_per_batch: int = 32
     candidates_per_request: int = 128  # all that were taken, the rest drawn from the others
@@ -71,7 +73,8 @@ def train_ranker(
     rng = np.random.default_rng(seed)
     n_pair_numbers = validation.items.numbers.shape[1] + validation.cross.shape[2]
     n_user_numbers = validation.users.user_continuous.shape[1]
-    model = DLRM(Shape(*tables, n_user_numbers, n_pair_numbers, settings.width, settings.bottom, settings.top))
+    sizes = (n_user_numbers, n_pair_numbers, settings.width, settings.bottom, settings.top)
+    model = DLRM(Shape(*tables, *sizes, settings.cold))
     teaching = [part.take(np.flatnonzero(part.taken.any(axis=1))) for part in teaching]
     if not any(len(part) for part in teaching):
         report("ranker: no request to learn from, retrieval's order is served")
@@ -102,10 +105,9 @@ def fit(
     report: Report,
 ) -> None:
     """Leaves the weights of the best epoch on the validation requests in `model`."""
-    tables = [*model.user_tables.parameters(), *model.item_tables.parameters()]
     groups = [
-        {"params": model.network.parameters(), "weight_decay": settings.network_decay},
-        {"params": tables, "weight_decay": settings.table_decay},
+        {"params": [*model.network.parameters(), *model.projections()], "weight_decay": settings.network_decay},
+        {"params": list(model.table_rows()), "weight_decay": settings.table_decay},
     ]
     optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate)
     n_steps = sum(-(-len(part) // settings.requests_per_batch) for part in teaching) * settings.epochs

@@ -12,15 +12,17 @@ import torch
 from export.dataset import load_dataset, split_by_time
 from export.features.build import build_features
 from export.features.schema import FeatureSettings
+from export.models.cold_rows import ColdRows
 from export.models.item_statistics import StatisticsSettings
 from export.models.ranking import RankingSettings, fit_ranking, moments, save_ranking
 from export.models.ranking_data import Requests, in_blocks, requests_of, split_again, taken_of
 from export.models.reranker import Lists, RerankerSettings, corrections
-from export.models.save_ranker import item_vectors_of
+from export.models.save_ranker import item_vectors_of, mixed_tables
 from export.models.train_ranker import RankerSettings, rank_scores_of, train_ranker
 from export.tables import shapes_of
 from stages.artifacts import StageInfo
 from stages.contract import PAD_ID, PAD_SCORE, Axes, Degraded, stage_specs
+from stages.embeddings.mixed_widths import cold_table
 from stages.embeddings.tables import EmbeddingTables
 from stages.errors import ArtifactError, DependencyError
 from stages.rank import TABLES_FOLDER, Rank
@@ -33,6 +35,7 @@ SETTINGS = RankingSettings(
     RankerSettings(epochs=2, min_examples_per_row=3),
     RerankerSettings(list_length=M, epochs=2, trusts=(0.0, 1.0)),
 )
+COLD = ColdRows(3, 0.2, least_rows=50)
 
 
 def popularity_retrieve(features, events):
@@ -57,13 +60,23 @@ def popularity_retrieve(features, events):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A data set, its ranking and both stages, saved and loaded."""
+    return train(tmp_path_factory.mktemp("repository"), SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    """The same with tables of two widths."""
+    settings = replace(SETTINGS, ranker=replace(SETTINGS.ranker, cold=COLD))
+    return train(tmp_path_factory.mktemp("mixed"), settings)
+
+
+def train(folder, settings):
     dataset = load_dataset("synthetic:users=120,items=80,events=3000,seed=5")
     train, test = split_by_time(dataset.interactions)
     features = build_features(dataset, train, FeatureSettings(history_length=HISTORY))
     ranking = fit_ranking(
-        dataset, train, features, lambda events: popularity_retrieve(features, events), SETTINGS, say=lambda _: None
+        dataset, train, features, lambda events: popularity_retrieve(features, events), settings, say=lambda _: None
     )
-    folder = tmp_path_factory.mktemp("repository")
     saved = save_ranking(folder / "rank", folder / "rerank", ranking, features)
     axes = Axes(C, HISTORY, 4, K, len(features.user_rows), len(features.user_plan.continuous))
     compile_rules(
@@ -123,6 +136,37 @@ def test_rank_scores_equal_the_trained_model(trained):
     expected = rank_scores_of(trained.ranking.ranker, trained.requests)
     np.testing.assert_allclose(ranked["rank_scores"], expected, atol=1e-4)
     assert trained.saved[0].parity.max_rel < 1e-5
+
+
+def test_rows_of_two_widths_score_as_the_trained_model_does(mixed):
+    """In one batch, alone, and over plain tables."""
+    rows = np.arange(len(mixed.requests))
+    ranked, _ = through_both(mixed, rows)
+    expected = rank_scores_of(mixed.ranking.ranker, mixed.requests)
+    np.testing.assert_allclose(ranked["rank_scores"], expected, atol=1e-5)
+    plain = replace(mixed.rank, tables=EmbeddingTables.load(mixed.folder / "rank" / TABLES_FOLDER))
+    inputs = tensors(mixed, rows)
+    np.testing.assert_array_equal(plain(inputs)["rank_scores"], ranked["rank_scores"])
+    hot = mixed.rank.settings.first_cold
+    assert {name for name in hot if name.startswith("user_")}
+    assert {name for name in hot if name.startswith("item_")}
+    item_rows = mixed.rank.item_rows[mixed.rank.items.positions(inputs["candidate_ids"])]
+    for slot, name in enumerate(mixed.rank.settings.item_tables):  # both kinds of rows were asked for
+        if name in hot:
+            assert 0 < (item_rows[..., slot] < hot[name]).mean() < 1
+
+
+def test_rows_of_two_widths_are_the_trained_ones_bit_for_bit(mixed):
+    """As they are stored, and as wide as torch makes them."""
+    tables = mixed.rank.tables
+    for name, table in mixed_tables(mixed.ranking.ranker.model, mixed.ranking.items).items():
+        np.testing.assert_array_equal(tables.lookup(name, np.arange(table.first_cold)), table.array())
+        cold = table.cold_array()
+        np.testing.assert_array_equal(tables.lookup(cold_table(name), np.arange(len(cold))), cold)
+        keys = torch.arange(len(table.shared))[:, None]
+        (wide,) = mixed.rank.widths.gather(tables, ((name,), keys.numpy()))
+        with torch.no_grad():
+            np.testing.assert_allclose(wide[:, 0], table(keys).numpy(), atol=1e-6)
 
 
 def test_served_items_equal_the_trained_list_network(trained):
@@ -226,6 +270,11 @@ def test_rows_from_the_tiers_score_as_plain_tables_do_bit_for_bit(trained):
 def test_the_shapes_of_tables_are_known_before_training(trained):
     tables = EmbeddingTables.load(trained.folder / "rank" / TABLES_FOLDER).tables
     assert shapes_of(trained.features, SETTINGS.ranker.width) == {name: table.shape for name, table in tables.items()}
+
+
+def test_the_shapes_of_tables_of_two_widths_are_known_before_training(mixed):
+    tables = EmbeddingTables.load(mixed.folder / "rank" / TABLES_FOLDER).tables
+    assert shapes_of(mixed.features, SETTINGS.ranker.width, COLD) == {name: table.shape for name, table in tables.items()}
 
 
 def test_training_twice_gives_the_same_models(trained):
@@ -345,6 +394,7 @@ def rewritten(folder, name, tmp_path, **changes):
         ({"blend": None}, "lacks a setting of rank"),
         ({"user_tables": ["user_0", "user_99"]}, r"lacks the tables \['user_99'\]"),
         ({"user_tables": ["user_0"]}, "names 1 user and"),
+        ({"first_cold": {"user_0": 20}}, r"projections\.npz does not widen the cold rows of user_0"),
     ],
 )
 def test_a_rank_folder_that_disagrees_with_itself_is_refused(trained, tmp_path, changes, message):

@@ -39,6 +39,9 @@ def test_a_section_per_model_overrides_the_common_one(tmp_path):
         ("[serving.rank]\ninstances = 0", "at least 1"),
         ("[serving]\npreferred_batch_sizes = [0]", "preferred_batch_sizes"),
         ("[pipeline", "not valid TOML"),
+        ("[ranker]\ncold_width = 16", "cold_width is 16, width 16.*Lower cold_width"),
+        ("[ranker]\ncold_width = 4\nhot_share = 1.0", "hot_share"),
+        ("[ranker]\ncold_width = 4\n[hugectr]\nmodel = 'dlrm'", "the ranker is HugeCTR's, whose rows have one width"),
     ],
 )
 def test_mistakes_are_named(tmp_path, text, message):

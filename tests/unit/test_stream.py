@@ -14,8 +14,10 @@ from rich.console import Console
 
 from export.build import build_repository
 from export.dataset import load_dataset, split_by_time
-from export.settings import Settings
+from export.models.cold_rows import ColdRows
+from export.settings import RankerChoice, Settings
 from export.stream import RESERVED_ROWS, LatestRows, StreamSettings, batch_of, learn, network_of, source_of, stream_updates
+from stages.embeddings.mixed_widths import cold_table
 from stages.embeddings.tables import EmbeddingTables
 from stages.errors import ConfigError, ExportError
 from stages.pipeline import Pipeline
@@ -26,15 +28,18 @@ from tests.unit.embeddings.updating import updating
 STEPS = StreamSettings()
 
 
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory) -> Iterator[SimpleNamespace]:
+@pytest.fixture(scope="module", params=[0, 3], ids=["rows of one width", "of two widths"])
+def exported(request, tmp_path_factory) -> Iterator[SimpleNamespace]:
     """A repository of the earlier part of a log, with an update source; the later part; the pipeline and its network."""
     folder, broker = tmp_path_factory.mktemp("stream"), MockBroker()
     dataset = load_dataset("synthetic:users=120,items=80,events=3000,seed=5")
     train, later = split_by_time(dataset.interactions)
     tables = {"brokers": broker.address, "state": str(folder / "state")}
-    settings = Settings.model_validate({"tables": tables, "pipeline": {"candidates": 64, "recorded_requests": 64}})
-    build_repository(replace(dataset, interactions=train), folder / "repository", settings, Console(quiet=True))
+    sections = {"ranker": {"cold_width": request.param}, "pipeline": {"candidates": 64, "recorded_requests": 64}}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RankerChoice, "cold", ColdRows(request.param, 0.3, least_rows=50) if request.param else None)
+        settings = Settings.model_validate({"tables": tables, **sections})
+        build_repository(replace(dataset, interactions=train), folder / "repository", settings, Console(quiet=True))
     pipeline = Pipeline.load(folder / "repository")
     yield SimpleNamespace(
         repository=folder / "repository",
@@ -54,7 +59,8 @@ def test_the_published_layers_are_the_network_that_serves(exported):
         np.stack([batch.keys[name] for name in names], axis=-1)
         for names in (rank.settings.user_tables, rank.settings.item_tables)
     )
-    user_rows, item_rows = rank.tables.gather((rank.settings.user_tables, user_keys), (rank.settings.item_tables, item_keys))
+    wanted = (rank.settings.user_tables, user_keys), (rank.settings.item_tables, item_keys)
+    user_rows, item_rows = rank.widths.gather(rank.tables, *wanted)
     feeds = {
         "user_numbers": batch.user_numbers.numpy(),
         "user_rows": user_rows,
@@ -84,12 +90,17 @@ def test_rows_on_their_way_are_learned_on(exported):
 
 def test_only_rows_of_the_requests_move_and_what_was_taken_becomes_likelier(exported):
     learned, (before, after) = learned_from(exported, exported.batch)
+    first_cold = exported.pipeline.stages["rank"].settings.first_cold
     assert after < before
     assert any(name.startswith("user_") for name in learned)
     assert any(name.startswith("item_") for name in learned)
+    assert any(name in map(cold_table, first_cold) for name in learned) == bool(first_cold)
+    firsts = dict.fromkeys(exported.published, 0) | {cold_table(name): first for name, first in first_cold.items()}
     for name, (keys, rows) in learned.items():
-        assert keys.min() >= RESERVED_ROWS
-        assert np.isin(keys, exported.batch.keys[name]).all()
+        whole = keys + firsts[name]
+        assert whole.min() >= RESERVED_ROWS
+        assert np.isin(whole, exported.batch.keys[name.removesuffix("-cold")]).all()
+        assert rows.shape[1] == exported.published[name].shape[1]
         assert (rows != exported.published[name][keys]).any(axis=1).all()
 
 
