@@ -6,6 +6,7 @@ log ─▶ features (NVTabular, compiled and replayed) ─▶ retriever, ranker,
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -55,11 +56,21 @@ def build_repository(
     profile: str = "cpu",
 ) -> int:
     """Train on all of a data set's log and publish -> the generation. Raises ConfigError or ExportError."""
-    say = progress(console)
+    with tempfile.TemporaryDirectory() as folder:
+        nvtabular = profile == "merlin" and settings.merlin.preprocess == "nvtabular"
+        workflow = Path(folder, "workflow") if nvtabular else None
+        return _build(dataset, repository, settings, progress(console), layout, profile, workflow)
+
+
+def _build(
+    dataset: Dataset, repository: Path, settings: Settings, say: Say, layout: str, profile: str, workflow: Path | None
+) -> int:
+    """workflow: where NVTabular's own is kept meanwhile, if it is to serve."""
     rules = RulesConfig.from_dict(settings.rules)
     say(f"{dataset.description.name}: {dataset.report}")
     pipeline = settings.pipeline
-    features = build_features(dataset, dataset.interactions, FeatureSettings(history_length=pipeline.history), pipeline.seed)
+    chosen = FeatureSettings(history_length=pipeline.history)
+    features = build_features(dataset, dataset.interactions, chosen, pipeline.seed, workflow)
     say(f"features: {len(features.user_rows)} categorical columns of users, {len(features.item_rows)} of items, replayed")
     axes = axes_of(features, pipeline)
     specs = stage_specs(axes, features.context)
@@ -92,7 +103,7 @@ def build_repository(
         )
         if profile == "merlin":
             staged = {name: staging.folder(name) for name in (*STAGES, ENSEMBLE)}
-            generation = publish_merlin(Source.open(staged), repository, settings, say)
+            generation = publish_merlin(Source.open(staged, workflow), repository, settings, say)
         else:
             generation = staging.publish(specs, settings.serving_of(), warmup_tensors(staging, recorded))
     say(f"generation {generation} published in {repository}")

@@ -52,14 +52,16 @@ class TensorSpec:
     """One tensor without its batch axis. `fill` stands in for an optional tensor the caller left out."""
 
     name: str
-    dtype: str  # Triton's name: INT64, FP32, INT32, BYTES
+    dtype: str  # Triton's name: INT64, INT32, FP32, FP64, BYTES
     dims: tuple[int, ...]
     optional: bool = False
     fill: int | float | bytes | None = None
 
     @property
     def numpy_dtype(self) -> np.dtype:
-        return np.dtype({"INT64": np.int64, "INT32": np.int32, "FP32": np.float32, "BYTES": np.object_}[self.dtype])
+        if self.dtype == "BYTES":
+            return np.dtype(np.object_)
+        return np.dtype({"INT64": np.int64, "INT32": np.int32, "FP32": np.float32, "FP64": np.float64}[self.dtype])
 
     def filled(self, batch: int) -> np.ndarray:
         """[batch, *dims] of the fill value."""

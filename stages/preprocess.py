@@ -16,7 +16,7 @@ from stages.artifacts import REMEDY, StageInfo, open_array, read_stage
 from stages.contract import Degraded
 from stages.encode import Plan
 from stages.errors import ArtifactError, DependencyError
-from stages.features import FeatureStore, UserStore, derive, history_age_days, override_history
+from stages.features import FeatureStore, UserState, UserStore, derive, history_age_days, override_history
 from stages.ids import ItemIndex
 
 MAX_STRING_BYTES = 1024
@@ -63,21 +63,32 @@ class Preprocess:
 
     def __call__(self, inputs: Arrays) -> Arrays:
         """`preprocess` of stages/contract.py, one batch."""
+        state, degraded = self.state_of(inputs)
+        encoded = self.plan(self.raw_columns(state, inputs))
+        return {
+            "user_categorical": encoded.categorical,
+            "user_continuous": encoded.continuous,
+            **self.history_of(state),
+            "degraded": np.full((len(state.user_ids), 1), int(degraded), np.int32),
+            "generation": np.full((len(state.user_ids), 1), self.info.generation, np.int64),
+        }
+
+    def state_of(self, inputs: Arrays) -> tuple[UserState, Degraded]:
+        """What is known of the users, and whether the store could say it."""
         user_ids = inputs["user_id"][:, 0]
         degraded = Degraded.NONE
         try:
             state = self.store.lookup(user_ids)
         except DependencyError:
             state, degraded = self.embedded.empty(user_ids), Degraded.PREPROCESS
-        as_of_s = self.embedded.as_of_s
-        state = override_history(state, inputs["history"], self.items, self.item_category, as_of_s)
+        state = override_history(state, inputs["history"], self.items, self.item_category, self.embedded.as_of_s)
+        return state, degraded
+
+    def raw_columns(self, state: UserState, inputs: Arrays) -> dict[str, np.ndarray]:
+        """-> what the workflow encodes, by column, each [B]."""
         context = {column.name: inputs[column.name][:, 0] for column in self.info.context}
-        encoded = self.plan(derive(state, context, as_of_s))
-        return {
-            "user_categorical": encoded.categorical,
-            "user_continuous": encoded.continuous,
-            "history_ids": state.history_ids,
-            "history_age_days": history_age_days(state, as_of_s),
-            "degraded": np.full((len(user_ids), 1), int(degraded), np.int32),
-            "generation": np.full((len(user_ids), 1), self.info.generation, np.int64),
-        }
+        return derive(state, context, self.embedded.as_of_s)
+
+    def history_of(self, state: UserState) -> Arrays:
+        """-> history_ids int64 [B, H], history_age_days float32 [B, H]."""
+        return {"history_ids": state.history_ids, "history_age_days": history_age_days(state, self.embedded.as_of_s)}

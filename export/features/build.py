@@ -22,7 +22,7 @@ from export.features.parity import replay
 from export.features.point_in_time import EventLog, Moments
 from export.features.schema import FeatureSchema, FeatureSettings, Side, kind_of
 from export.features.store import profiles_of, seen_items, write_store
-from export.features.workflow import fit_workflow
+from export.features.workflow import fit_workflow, save_for_serving
 from stages.contract import MISSING_INT, ContextColumn
 from stages.encode import Plan
 from stages.errors import ExportError
@@ -123,11 +123,18 @@ class Features:
         np.save(folder / "item_category.npy", self.categories.codes)
 
 
-def build_features(dataset: Dataset, train: pd.DataFrame, settings: FeatureSettings = DEFAULTS, seed: int = 0) -> Features:
+def build_features(
+    dataset: Dataset,
+    train: pd.DataFrame,
+    settings: FeatureSettings = DEFAULTS,
+    seed: int = 0,
+    workflow: Path | None = None,
+) -> Features:
     """Fit, compile and prove the features of a data set.
 
     train: the training part of `dataset.interactions`; nothing else of the log is read
     seed: which rows the parity replay samples
+    workflow: folder where NVTabular's workflow of the users is saved too, for servers that run NVTabular itself
     Raises ExportError when there is no positive event, or when a plan disagrees with its workflow.
     """
     rows = np.flatnonzero(train["positive"].to_numpy())
@@ -143,7 +150,7 @@ def build_features(dataset: Dataset, train: pd.DataFrame, settings: FeatureSetti
 
     user_columns = training_columns(log, train, rows, schema, settings, dataset.context_columns)
     catalogue = item_columns(dataset.items, schema.item, item_statistics(train, items, log.as_of_s, settings))
-    user_plan, user_report = _fit_and_prove(schema.user, frame_of(user_columns), user_columns, settings, rng)
+    user_plan, user_report = _fit_and_prove(schema.user, frame_of(user_columns), user_columns, settings, rng, workflow)
     # Items are seen by the models as often as they are sold, so the workflow is fitted on the positives' items.
     sold = frame_of(catalogue).iloc[items.positions(train["item_id"].to_numpy()[rows])].reset_index(drop=True)
     item_plan, item_report = _fit_and_prove(schema.item, sold, catalogue, settings, rng)
@@ -213,13 +220,21 @@ def training_columns(
 
 
 def _fit_and_prove(
-    side: Side, frame: pd.DataFrame, columns: dict[str, RawColumn], settings: FeatureSettings, rng: np.random.Generator
+    side: Side,
+    frame: pd.DataFrame,
+    columns: dict[str, RawColumn],
+    settings: FeatureSettings,
+    rng: np.random.Generator,
+    kept: Path | None = None,
 ) -> tuple[Plan, dict]:
-    """Fit on `frame`, compile, replay rows of `columns` -> (plan, parity report)."""
+    """Fit on `frame`, compile, replay rows of `columns` -> (plan, parity report). kept: where the workflow is saved."""
     with tempfile.TemporaryDirectory() as folder:
         workflow = fit_workflow(side, frame, settings, Path(folder))
         plan = compile_workflow(workflow)
-        return plan, replay(workflow, plan, columns, rng)
+        report = replay(workflow, plan, columns, rng)
+        if kept:
+            save_for_serving(workflow, kept)
+        return plan, report
 
 
 def _chunks(n_rows: int) -> Iterator[slice]:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from export.features.operators import Categories, HashValues
 from export.features.quiet_nvtabular import Workflow, ops
-from export.features.workflow import HashValues
 from stages.encode import FIRST_ROW, CategoryColumn, IntegerVocabulary, NumberColumn, Plan, StringVocabulary, Vocabulary
 from stages.errors import ExportError
 
@@ -32,7 +32,7 @@ def compile_workflow(workflow: Workflow) -> Plan:
     schema = workflow.output_schema
     for name, (source, chain) in _chains(workflow.output_node).items():
         last = type(chain[-1]) if chain else None
-        if last is ops.Categorify:
+        if last in (ops.Categorify, Categories):
             column, vocabularies[name] = _categorify(name, source, chain)
             (lists if schema[name].is_list else categorical).append(column)
         elif last is HashValues:

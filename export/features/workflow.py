@@ -1,6 +1,6 @@
 """The NVTabular workflow of one side, built from its columns and fitted on training rows.
 
-category  ─▶ Categorify (frequency threshold) | HashValues        bins  ─▶ FillMissing ─▶ Bucketize
+category  ─▶ Categories (frequency threshold) | HashValues        bins  ─▶ FillMissing ─▶ Bucketize
 number    ─▶ FillMissing ─▶ Clip ─▶ LogOp (if skewed) ─▶ Normalize
 """
 
@@ -11,34 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from pandas.util import hash_array
 
-from export.features.quiet_nvtabular import ColumnSelector, Dataset, Workflow, ops
+from export.features.operators import Categories, HashValues, Received
+from export.features.quiet_nvtabular import Dataset, Workflow, ops
 from export.features.schema import Bins, Category, FeatureSettings, Number, Side
-from stages.contract import MISSING_INT
 
 CLIP_QUANTILES = (0.001, 0.999)
 SKEWED = 5.0  # a non-negative number whose clip is this many times its median is looked at in logarithms
 MISSING_BIN = -1.0  # what a missing value is binned as: below the first boundary
-
-
-class HashValues(ops.HashBucket):
-    """HashBucket by value alone.
-
-    NVTabular 23.8's own HashBucket hashes, on a CPU, the row's index along with the value (dask's hash_object_pandas), so that
-    one value lands in another bucket on every row. Missing integers hash as MISSING_INT, missing strings as the empty string.
-    """
-
-    def transform(self, col_selector: ColumnSelector, df: pd.DataFrame) -> pd.DataFrame:
-        hashed = {name: self._buckets(df[name], self.num_buckets[name]) for name in col_selector.names}
-        return pd.DataFrame(hashed, index=df.index)
-
-    def _buckets(self, values: pd.Series, n_buckets: int) -> np.ndarray:
-        if pd.api.types.is_integer_dtype(values.dtype):
-            hashed = hash_array(values.astype("Int64").to_numpy(np.int64, na_value=MISSING_INT))
-        else:
-            hashed = hash_array(values.fillna("").to_numpy(object))
-        return (hashed % n_buckets).astype(self.output_dtype)
 
 
 def fit_workflow(side: Side, frame: pd.DataFrame, settings: FeatureSettings, folder: Path) -> Workflow:
@@ -67,11 +47,18 @@ def fit_workflow(side: Side, frame: pd.DataFrame, settings: FeatureSettings, fol
     return workflow
 
 
+def save_for_serving(workflow: Workflow, folder: Path) -> None:
+    """Save a fitted workflow as merlin-systems serves it: it reads tensors, not frames, from then on."""
+    for leaf in workflow.graph.leaf_nodes:
+        leaf.op = Received(leaf.selector)
+    workflow.save(folder)
+
+
 def _categorify(columns: list[Category], folder: Path) -> list:
     if not columns:
         return []
     thresholds = {column.name: column.min_count for column in columns}
-    return [list(thresholds) >> ops.Categorify(freq_threshold=thresholds, out_path=str(folder))]
+    return [list(thresholds) >> Categories(freq_threshold=thresholds, out_path=str(folder))]
 
 
 def _hash(names: list[str], n_buckets: int) -> list:
@@ -79,7 +66,8 @@ def _hash(names: list[str], n_buckets: int) -> list:
 
 
 def _bins(column: Bins):
-    binned = [column.source] >> ops.FillMissing(MISSING_BIN) >> ops.Bucketize({column.source: list(column.boundaries)})
+    boundaries = {column.source: list(column.boundaries)}.__getitem__  # of a dict it makes a lambda: code in a saved workflow
+    binned = [column.source] >> ops.FillMissing(MISSING_BIN) >> ops.Bucketize(boundaries)
     return binned >> ops.Rename(name=column.name)
 
 

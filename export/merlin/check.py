@@ -12,7 +12,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from export.merlin import hps_rules
 from export.merlin.hps import PS_FILE
-from export.merlin.parts import HPS, PYTHON, TENSORRT, models_of, parts_of
+from export.merlin.parts import HPS, NVTABULAR, TENSORRT, WORKFLOW, models_of, parts_of, python_models
 from export.merlin.publish import answer
 from export.merlin.settings import MerlinSettings
 from export.merlin.write import PROFILE
@@ -40,7 +40,7 @@ BY_FORMAT_ONLY = (
 
 def check_models(repository: Path) -> Iterator[Finding]:
     """Every model is there under its name, and nothing else is."""
-    models = models_of(merlin_of(repository).triton)
+    models = models_of(merlin_of(repository))
     for name in models:
         path = repository / name / CONFIG_FILE
         if not path.is_file():
@@ -115,7 +115,7 @@ def agree(one: tuple | None, other: tuple | None) -> bool:
 def check_hps(repository: Path) -> Iterator[Finding]:
     """ps.json by both of its parsers, and the `hps` model by the backend's rules. Nothing where our own tiers serve."""
     settings = merlin_of(repository)
-    if not any(part.kind == HPS for part in parts_of(settings.triton)):
+    if not any(part.kind == HPS for part in parts_of(settings)):
         return
     for finding in check_ps_json(repository / PS_FILE):
         yield Finding(finding.severity, f"{PS_FILE} {finding.where}", finding.message, AGAIN)
@@ -146,15 +146,14 @@ def check_hps(repository: Path) -> Iterator[Finding]:
 
 def check_tensorrt(repository: Path) -> Iterator[Finding]:
     """Every network by the TensorRT backend's rules."""
-    for part in parts_of(merlin_of(repository).triton):
+    for part in parts_of(merlin_of(repository)):
         if part.kind == TENSORRT:
             yield from check_tensorrt_model(repository / part.name)
 
 
 def check_python(repository: Path) -> Iterator[Finding]:
     """Warm-up files are there, and the search asks for no more than a GPU index gives."""
-    names = ("preprocess", *(part.name for part in parts_of(merlin_of(repository).triton) if part.kind == PYTHON))
-    for name in names:
+    for name in (*python_models(merlin_of(repository)), *workflow_models(repository)):
         for warmup in read_config(repository / name / CONFIG_FILE).model_warmup:
             for entry in warmup.inputs.values():
                 if not (repository / name / "warmup" / entry.input_data_file).is_file():
@@ -162,6 +161,18 @@ def check_python(repository: Path) -> Iterator[Finding]:
     candidates = read_stage(repository / RETRIEVE_SEARCH / str(pinned_generation(repository))).axes.candidates
     if candidates > MOST_GPU_RESULTS:
         yield error(RETRIEVE_SEARCH, f"{candidates} candidates; Faiss gives at most {MOST_GPU_RESULTS} on a GPU")
+
+
+def check_pickles(repository: Path) -> Iterator[Finding]:
+    """NVTabular's own workflow is a pickle, which runs code wherever it is loaded: here too, for the next check."""
+    for name in workflow_models(repository):
+        fact = f"{WORKFLOW}/workflow.pkl is a pickle: it runs code when it is loaded"
+        remedy = 'Serve it only if you trust whoever wrote it, or export with [merlin] preprocess = "compiled".'
+        yield Finding("warning", f"{name}/{pinned_generation(repository)}", fact, remedy)
+
+
+def workflow_models(repository: Path) -> list[str]:
+    return [part.name for part in parts_of(merlin_of(repository)) if part.kind == NVTABULAR]
 
 
 def check_answers(repository: Path) -> Iterator[Finding]:
@@ -183,5 +194,5 @@ def error(where: str, fact: str) -> Finding:
     return Finding("error", where, fact, AGAIN)
 
 
-CHECKS = (check_models, check_files, check_ensembles, check_hps, check_tensorrt, check_python, check_answers)
+CHECKS = (check_models, check_files, check_ensembles, check_hps, check_tensorrt, check_python, check_pickles, check_answers)
 LAST_WORD = (check_models, check_files, check_python)  # nothing more is run where these, or what came before, found an error

@@ -15,7 +15,15 @@ from export.merlin.settings import MerlinSettings
 from export.repository.config import TRITON_TYPE, Serving
 from export.tensorrt.profiles import Profile, profiles_for
 from stages.contract import CHAIN, STAGES, ModelSpec, TensorSpec, ensemble_spec
-from stages.steps.specs import HPS_OUTPUT, KEYS, NUMKEYS, RANK_EMBEDDINGS
+from stages.steps.specs import (
+    HPS_OUTPUT,
+    KEYS,
+    NUMKEYS,
+    PREPROCESS_WORKFLOW,
+    RANK_EMBEDDINGS,
+    encoded_tensor,
+    raw_tensor,
+)
 
 CHAINED = tuple(tensor.name for tensor in CHAIN)
 TUNED_BATCHES = (8, 32)  # for engines without preferred sizes: the batcher hands on whatever has come together
@@ -39,37 +47,47 @@ def nested_config(stage: ModelSpec, steps: Sequence[ModelSpec], generation: int,
     Only the last step hands the chain (degraded, generation) on, as `<stage>_degraded` and `<stage>_generation`: an ensemble
     whose input and output share a name silently answers with the input.
     """
-    outputs = tuple(TensorSpec(chained(stage.name, t.name), t.dtype, t.dims) for t in stage.outputs)
+    outputs = tuple(TensorSpec(outside(stage.name, t.name), t.dtype, t.dims) for t in stage.outputs)
     config = ensemble(ModelSpec(stage.name, stage.inputs, outputs), generation, max_batch_size)
     produced = {tensor.name for step in steps[:-1] for tensor in step.outputs}
     for step in steps:
         entry = config.ensemble_scheduling.step.add(model_name=step.name, model_version=generation)
         for tensor in step.inputs:
-            entry.input_map[tensor.name] = _source(tensor.name, step is steps[-1], produced)
+            entry.input_map[tensor.name] = _source(step.name, tensor.name, step is steps[-1], produced)
         for tensor in step.outputs:
-            entry.output_map[tensor.name] = chained(stage.name, tensor.name) if step is steps[-1] else _edge(tensor.name)
+            last = step is steps[-1]
+            entry.output_map[tensor.name] = outside(stage.name, tensor.name) if last else _edge(step.name, tensor.name)
     return config
 
 
-def _source(tensor: str, last: bool, produced: set[str]) -> str:
+def _source(step: str, tensor: str, last: bool, produced: set[str]) -> str:
     """-> the ensemble's tensor that feeds a step's input."""
+    if step == PREPROCESS_WORKFLOW:
+        return raw_tensor(tensor)
     if last and tensor == "degraded" and "tables_degraded" in produced:
         return "tables_degraded"
     return {"user_numbers": "user_continuous"}.get(tensor, tensor)
 
 
-def _edge(tensor: str) -> str:
+def _edge(step: str, tensor: str) -> str:
     """-> the ensemble's tensor that a step's output becomes."""
+    if step == PREPROCESS_WORKFLOW:
+        return encoded_tensor(tensor)
     return {HPS_OUTPUT: FLAT}.get(tensor, tensor)
 
 
 def chained(stage: str, tensor: str) -> str:
-    """-> what a stage's output is called outside: tensors of the chain carry their stage's name."""
+    """-> what a stage's output is called in `recommend`: tensors of the chain carry their stage's name."""
     return f"{stage}_{tensor}" if tensor in CHAINED else tensor
 
 
+def outside(stage: str, tensor: str) -> str:
+    """-> what a stage calls its output: the chain begins in the first one, which has no input of these names."""
+    return tensor if stage == STAGES[0] else chained(stage, tensor)
+
+
 def recommend_config(stages: dict[str, ModelSpec], generation: int, max_batch_size: int) -> pb.ModelConfig:
-    """-> `recommend` over stages whose chain is named after them; preprocess is a plain model and is not."""
+    """-> `recommend` over stages whose chain is named after them."""
     config = ensemble(ensemble_spec(stages), generation, max_batch_size)
     for position, name in enumerate(STAGES):
         step = config.ensemble_scheduling.step.add(model_name=name, model_version=generation)
@@ -78,8 +96,7 @@ def recommend_config(stages: dict[str, ModelSpec], generation: int, max_batch_si
             source = chained(STAGES[position - 1], tensor.name) if position else tensor.name
             step.input_map[tensor.name] = source
         for tensor in stages[name].outputs:
-            own = chained(name, tensor.name) if position else tensor.name
-            step.output_map[own] = tensor.name if last else chained(name, tensor.name)
+            step.output_map[outside(name, tensor.name)] = tensor.name if last else chained(name, tensor.name)
     return config
 
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from export.merlin.settings import MerlinSettings
 from stages.contract import ENSEMBLE, STAGES
 from stages.steps.specs import (
+    PREPROCESS_FEATURES,
+    PREPROCESS_TENSORS,
+    PREPROCESS_WORKFLOW,
     RANK_DENSE,
     RANK_EMBEDDINGS,
     RANK_FEATURES,
@@ -19,8 +23,8 @@ from stages.steps.specs import (
     TOWERS_USER,
 )
 
-NESTED = STAGES[1:]  # stages that are ensembles themselves; preprocess is the cpu profile's model
-PYTHON, TENSORRT, HPS = "python", "tensorrt", "hps"
+PYTHON, TENSORRT, HPS, NVTABULAR = "python", "tensorrt", "hps", "nvtabular"
+WORKFLOW = "workflow"  # folder of NVTabular's saved workflow, in the version folder of its model
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,14 @@ class Part:
     files: tuple[str, ...] = ()
 
 
+PREPROCESS_PARTS = {
+    "compiled": (),
+    "nvtabular": (
+        Part(PREPROCESS_FEATURES, "preprocess", PYTHON, ("item_ids.npy", "item_category.npy", "store/*")),
+        Part(PREPROCESS_WORKFLOW, "preprocess", NVTABULAR),
+        Part(PREPROCESS_TENSORS, "preprocess", PYTHON),
+    ),
+}
 RETRIEVE_PARTS = (
     Part(RETRIEVE_FEATURES, "retrieve", PYTHON, ("item_ids.npy", "tables/*")),
     Part(TOWERS_USER, "retrieve", TENSORRT, ("user_tower.onnx",)),
@@ -73,11 +85,23 @@ RERANK_PARTS = (
 )
 
 
-def parts_of(triton: str) -> tuple[Part, ...]:
+def parts_of(settings: MerlinSettings) -> tuple[Part, ...]:
     """-> the parts of all stages, in the order a request meets them."""
-    return (*RETRIEVE_PARTS, *RANK_PARTS[triton], *RERANK_PARTS)
+    return (*PREPROCESS_PARTS[settings.preprocess], *RETRIEVE_PARTS, *RANK_PARTS[settings.triton], *RERANK_PARTS)
 
 
-def models_of(triton: str) -> tuple[str, ...]:
+def nested(settings: MerlinSettings) -> tuple[str, ...]:
+    """-> stages that are ensembles themselves; with the compiled plan preprocess is the cpu profile's model."""
+    return STAGES if PREPROCESS_PARTS[settings.preprocess] else STAGES[1:]
+
+
+def models_of(settings: MerlinSettings) -> tuple[str, ...]:
     """-> every model of the repository; what a model is made of comes before it."""
-    return ("preprocess", *(part.name for part in parts_of(triton)), *NESTED, ENSEMBLE)
+    whole = [name for name in STAGES if name not in nested(settings)]
+    return (*whole, *(part.name for part in parts_of(settings)), *nested(settings), ENSEMBLE)
+
+
+def python_models(settings: MerlinSettings) -> tuple[str, ...]:
+    """-> the models that run the stages' code."""
+    whole = [name for name in STAGES if name not in nested(settings)]
+    return (*whole, *(part.name for part in parts_of(settings) if part.kind == PYTHON))

@@ -2,6 +2,7 @@
 
 python     the kernels of the steps                hps         the sparse folder that ps.json names, read back
 ensemble   its steps, as config.pbtxt wires them   tensorrt    model.onnx by ONNX Runtime, rounded as its types say
+                                                   workflow    NVTabular, by merlin-systems' own runner
 
 The export rehearses a repository with it before anything is published, and `make check` compares recorded answers.
 """
@@ -27,7 +28,7 @@ from stages.embeddings.formats.sparse_folder import read_sparse_folder
 from stages.errors import ArtifactError, RequestError
 from stages.preprocess import Preprocess
 from stages.steps.kernels import STEP_TYPES, RankFeatures
-from stages.steps.specs import HPS_OUTPUT, KEYS, RANK_EMBEDDINGS
+from stages.steps.specs import HPS_OUTPUT, KEYS, PREPROCESS_WORKFLOW, RANK_EMBEDDINGS
 
 Arrays = dict[str, np.ndarray]
 Run = Callable[[Arrays], Arrays]
@@ -73,6 +74,10 @@ class MerlinPipeline:
         if name in STEP_TYPES:
             kernel = STEP_TYPES[name].load(folder)
             return _kernel_run(kernel, kernel.spec)
+        if name == PREPROCESS_WORKFLOW:
+            from export.merlin.workflow import workflow_run  # only now: NVTabular takes seconds to import
+
+            return workflow_run(folder)
         if name == "preprocess":
             kernel = Preprocess.load(folder)
             return _kernel_run(kernel, kernel.info.spec)

@@ -35,6 +35,7 @@ def publish_merlin(source: Source, repository: Path, settings: Settings, report:
     """
     refuse_places(repository, settings)
     refuse_long_lists(source)
+    refuse_missing_workflow(source, settings)
     building = repository.parent / f".{repository.name}.merlin"
     shutil.rmtree(building, ignore_errors=True)
     try:
@@ -77,6 +78,15 @@ def refuse_long_lists(source: Source) -> None:
         raise ConfigError(
             f"[pipeline] candidates is {candidates}; Faiss gives at most {MOST_GPU_RESULTS} results on a GPU. Lower it, or "
             "export the cpu profile."
+        )
+
+
+def refuse_missing_workflow(source: Source, settings: Settings) -> None:
+    """Raises ConfigError where NVTabular is to serve and its workflow was not kept: repositories hold the compiled plan."""
+    if settings.merlin.preprocess == "nvtabular" and source.workflow is None:
+        raise ConfigError(
+            '[merlin] preprocess is "nvtabular", and NVTabular\'s workflow was not kept when this generation was trained. '
+            "Export from the data set (make export PROFILE=merlin)."
         )
 
 

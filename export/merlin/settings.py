@@ -11,7 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class MerlinSettings(BaseModel):
-    """triton: "24.03" is that of merlin-hugectr:24.06, the last with HPS; "modern" is any current image, over our own tiers."""
+    """triton: "24.03" is that of merlin-hugectr:24.06, the last with HPS; "modern" is any current image, over our own tiers.
+
+    preprocess: "nvtabular" serves NVTabular's own workflow model instead of the compiled plan. That puts a pickle into the
+    repository (workflow.pkl), which runs code when it is loaded: serve such a repository only if you trust whoever wrote it.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -21,4 +25,5 @@ class MerlinSettings(BaseModel):
     cuda_graphs: bool = True
     precision: Literal["fp32", "fp16", "int8"] = "fp32"  # of the ranker's and the re-ranker's networks (export/precision)
     refresh_interval_s: Annotated[int, Field(ge=0)] = 0  # how often the GPU cache follows the databases; 0: never
+    preprocess: Literal["compiled", "nvtabular"] = "compiled"  # what encodes the users' columns
     hugectr: bool = False  # also write the model for the older `hugectr` backend, into <REPO>.hugectr

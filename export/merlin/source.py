@@ -26,14 +26,18 @@ class Source:
     folders: Mapping[str, Path]
     info: Mapping[str, StageInfo]
     sizes: Sizes
+    workflow: Path | None = None
 
     @classmethod
-    def open(cls, folders: Mapping[str, Path]) -> Source:
-        """folders: version folder of every stage and of `recommend`. Raises ArtifactError when one is not as published."""
+    def open(cls, folders: Mapping[str, Path], workflow: Path | None = None) -> Source:
+        """folders: version folder of every stage and of `recommend`; workflow: NVTabular's, where `build_features` kept it.
+
+        Raises ArtifactError when a folder is not as published.
+        """
         for folder in folders.values():
             verify_manifest(folder)
         info = {name: read_stage(folders[name]) for name in STAGES}
-        return cls(folders, info, _sizes(folders, info))
+        return cls(folders, info, _sizes(folders, info), workflow)
 
     @property
     def generation(self) -> int:

@@ -15,11 +15,11 @@ from export.merlin.config import hps_config, nested_config, preferred_sizes, rec
 from export.merlin.graph import FLAT, fix_candidates, with_flat_rows
 from export.merlin.hps import PS_FILE, estimated_uses, write_ps, write_table
 from export.merlin.index import index_bytes, write_gpu_index
-from export.merlin.parts import HPS, NESTED, PYTHON, Part, models_of, parts_of
+from export.merlin.parts import NVTABULAR, PYTHON, TENSORRT, Part, models_of, nested, parts_of, python_models
 from export.merlin.pipeline import MerlinPipeline
 from export.merlin.source import Source
 from export.precision.lower import Lowered, lower_networks
-from export.repository.config import CONFIG_FILE, WARMUP_ROWS, stage_config
+from export.repository.config import CONFIG_FILE, WARMUP_ROWS, add_warmup, stage_config
 from export.repository.publish import CODE, forbid_caches, write_warmup
 from export.repository.recorded import RECORDED_FILE, read_recorded
 from export.settings import Settings
@@ -29,9 +29,20 @@ from hps_config.reader import read_ps_json
 from server.repository import write_config
 from stages.artifacts import MANIFEST_FILE, open_array, read_json, sha256_of, write_manifest
 from stages.contract import ANY_GENERATION, ENSEMBLE, ModelSpec
+from stages.encode import Plan
 from stages.steps.gpu_index import SCRATCH_BYTES
 from stages.steps.kernels import STEP_TYPES
-from stages.steps.specs import RANK_DENSE, RANK_EMBEDDINGS, RETRIEVE_SEARCH, StepSettings, all_specs, keys_per_request
+from stages.steps.specs import (
+    PREPROCESS_WORKFLOW,
+    RANK_DENSE,
+    RANK_EMBEDDINGS,
+    RETRIEVE_SEARCH,
+    StepSettings,
+    WorkflowColumns,
+    all_specs,
+    keys_per_request,
+    preprocess_specs,
+)
 
 PROFILE = "merlin"
 MODEL_PY = '''"""Written by the exporter: serves the code that lies beside it."""
@@ -55,21 +66,25 @@ class Writer:
         self.source, self.target, self.settings, self.report = source, target, settings, report
         self.merlin, self.serving = settings.merlin, settings.serving_of()
         self.behind_hps = self.merlin.triton == "24.03"
-        self.parts = parts_of(self.merlin.triton)
+        self.parts = parts_of(self.merlin)
         self.specs = all_specs(source.info["rank"], source.sizes, self.behind_hps)
         self.first_keys: dict[str, int] = {}
+        self.columns = WorkflowColumns()
 
     def write(self) -> None:
         """Everything; nothing is changed once it was written."""
-        for name in models_of(self.merlin.triton):
+        for name in models_of(self.merlin):
             self.version(name).mkdir(parents=True)
         if self.behind_hps:
             self._hps_model()
-        self._preprocess()
+        if self.merlin.preprocess == "nvtabular":
+            self._workflow_model()
+        else:
+            self._preprocess()
         for part in self.parts:
             if part.kind == PYTHON:
                 self._step(part)
-            elif part.kind != HPS:
+            elif part.kind == TENSORRT:
                 self._network_model(part)
         self._ensembles()
         self._recommend()
@@ -104,6 +119,18 @@ class Writer:
         shutil.copytree(self.source.folders["preprocess"], self.version("preprocess"), dirs_exist_ok=True)
         self._python_config(self.source.specs["preprocess"], "preprocess")
 
+    def _workflow_model(self) -> None:
+        """NVTabular's own workflow, with what its neighbours need to know of its columns."""
+        from export.merlin.workflow import columns_of, write_workflow_model  # only now: NVTabular takes seconds to import
+
+        version = self.version(PREPROCESS_WORKFLOW)
+        config = write_workflow_model(self.source.workflow, version, self.serving["preprocess"])
+        self.columns = columns_of(config, Plan.load(self.source.folders["preprocess"] / "plan"))
+        self.specs |= preprocess_specs(self.source.info["preprocess"], self.columns)
+        add_warmup(config, self.specs[PREPROCESS_WORKFLOW], WARMUP_ROWS)
+        write_config(self.target / PREPROCESS_WORKFLOW / CONFIG_FILE, config)
+        write_manifest(version, generation=self.source.generation)
+
     def _step(self, part: Part) -> None:
         """A part in Python: files of its stage, its code, a manifest."""
         info, folder, version = self.source.info[part.stage], self.source.folders[part.stage], self.version(part.name)
@@ -114,7 +141,8 @@ class Writer:
         settings = dict(info.settings)
         if part.name == RETRIEVE_SEARCH:
             settings["index"] = write_gpu_index(version, settings["index"])
-        own = StepSettings(part.name, asdict(self.source.sizes), settings, self.first_keys)
+        columns = asdict(self.columns) if part.stage == "preprocess" else {}
+        own = StepSettings(part.name, asdict(self.source.sizes), settings, self.first_keys, columns, self.merlin.gpu)
         replace(info, settings=asdict(own)).write(version)
         shutil.copytree(CODE, version / "stages", ignore=shutil.ignore_patterns("__pycache__"))
         (version / "model.py").write_text(MODEL_PY.format(kernel=STEP_TYPES[part.name].__name__))
@@ -169,7 +197,7 @@ class Writer:
         return {} if self.merlin.precision == "fp32" else lower_networks(self.source.folders, self.merlin.precision, self.report)
 
     def _ensembles(self) -> None:
-        for stage in NESTED:
+        for stage in nested(self.merlin):
             steps = [self.specs[part.name] for part in self.parts if part.stage == stage]
             config = nested_config(self.source.specs[stage], steps, self.source.generation, self.batch(stage))
             write_config(self.target / stage / CONFIG_FILE, config)
@@ -181,7 +209,7 @@ class Writer:
         folder, version = self.source.folders[ENSEMBLE], self.version(ENSEMBLE)
         shutil.copytree(folder, version, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST_FILE))
         facts = {k: v for k, v in read_json(folder, MANIFEST_FILE).items() if k not in ("schema", "files", "stages")}
-        with_manifest = [name for name in models_of(self.merlin.triton) if (self.version(name) / MANIFEST_FILE).exists()]
+        with_manifest = [name for name in models_of(self.merlin) if (self.version(name) / MANIFEST_FILE).exists()]
         digests = {name: sha256_of(self.version(name) / MANIFEST_FILE) for name in with_manifest}
         facts |= {
             "profile": PROFILE,
@@ -204,12 +232,13 @@ class Writer:
         return planned
 
     def _warmup(self) -> None:
-        """Recorded requests, traced through what was written, warm every Python model up."""
+        """Recorded requests, traced through what was written, warm every model in Python up."""
         recorded = read_recorded(self.version(ENSEMBLE) / RECORDED_FILE)
         pipeline = MerlinPipeline(self.target, self.source.generation, self.merlin.mount)
         given = pipeline.trace({name: values[:WARMUP_ROWS] for name, values in recorded.inputs.items()})
-        steps = [self.specs[part.name] for part in self.parts if part.kind == PYTHON]
-        for spec in (self.source.specs["preprocess"], *steps):
+        specs = self.source.specs | self.specs
+        workflows = [part.name for part in self.parts if part.kind == NVTABULAR]
+        for spec in (specs[name] for name in (*python_models(self.merlin), *workflows)):
             tensors = {t.name: given[spec.name].get(t.name, t.filled(WARMUP_ROWS)) for t in spec.inputs if t.optional}
             tensors = given[spec.name] | tensors
             for name, neutral in (("generation", ANY_GENERATION), ("degraded", 0)):

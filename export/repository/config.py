@@ -17,7 +17,13 @@ CONFIG_FILE = "config.pbtxt"
 LAYOUTS = ("ensemble", "fused")  # one model per stage behind an ensemble, or one model that runs the four kernels
 WARMUP_ROWS = 4  # recorded requests in the warm-up files
 WARMUP_BATCH = 8
-TRITON_TYPE = {"INT64": pb.TYPE_INT64, "INT32": pb.TYPE_INT32, "FP32": pb.TYPE_FP32, "BYTES": pb.TYPE_STRING}
+TRITON_TYPE = {
+    "INT64": pb.TYPE_INT64,
+    "INT32": pb.TYPE_INT32,
+    "FP32": pb.TYPE_FP32,
+    "FP64": pb.TYPE_FP64,
+    "BYTES": pb.TYPE_STRING,
+}
 DTYPE = {value: key for key, value in TRITON_TYPE.items()}
 
 
@@ -68,7 +74,7 @@ def stage_config(spec: ModelSpec, serving: Serving, versions: list[int], warmup_
     _add_batching(config.dynamic_batching, serving)
     config.response_cache.enable = serving.response_cache
     config.parameters["FORCE_CPU_ONLY_INPUT_TENSORS"].string_value = "yes"
-    _add_warmup(config, spec, warmup_rows)
+    add_warmup(config, spec, warmup_rows)
     return config
 
 
@@ -111,7 +117,7 @@ def _add_batching(batching: pb.ModelDynamicBatching, serving: Serving) -> None:
         policy.max_queue_size = serving.queue_length
 
 
-def _add_warmup(config: pb.ModelConfig, spec: ModelSpec, rows: int) -> None:
+def add_warmup(config: pb.ModelConfig, spec: ModelSpec, rows: int) -> None:
     """Warm up with recorded requests: each alone, and a batch. Triton reads one row per file and repeats it for a batch."""
     for row, batch in [(row, 1) for row in range(rows)] + [(0, min(WARMUP_BATCH, config.max_batch_size))]:
         warmup = config.model_warmup.add(name=f"recorded_{row}_batch_{batch}", batch_size=batch)

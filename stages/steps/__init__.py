@@ -1,5 +1,6 @@
 """The stages in parts, for repositories where the network between them is a model of its own (the merlin profile).
 
+    preprocess  preprocess_features ─▶ preprocess_workflow ─▶ preprocess_tensors      where NVTabular itself encodes
     retrieve    retrieve_features ─▶ towers_user ─▶ retrieve_search
     rank        rank_features ─▶ rank_embeddings ─▶ rank_dense ─▶ rank_scores      behind NVIDIA's `hps` backend
                 rank_rows ─────────────────────────▶ rank_dense ─▶ rank_scores      over our own tiers

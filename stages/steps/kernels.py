@@ -22,9 +22,12 @@ from stages.rerank import Rerank, RerankSettings
 from stages.retrieve import TABLES_FOLDER, Retrieve, RetrieveSettings, load_search
 from stages.rules import Rules
 from stages.steps.gpu_index import on_gpu
+from stages.steps.preprocess import PreprocessFeatures, PreprocessTensors
 from stages.steps.specs import (
     KEYS,
     NUMKEYS,
+    PREPROCESS_FEATURES,
+    PREPROCESS_TENSORS,
     RANK_FEATURES,
     RANK_ROWS,
     RANK_SCORES,
@@ -232,6 +235,8 @@ class RerankRules(Step):
 
 
 STEP_TYPES = {
+    PREPROCESS_FEATURES: PreprocessFeatures,
+    PREPROCESS_TENSORS: PreprocessTensors,
     RETRIEVE_FEATURES: RetrieveFeatures,
     RETRIEVE_SEARCH: RetrieveSearch,
     RANK_FEATURES: RankFeatures,

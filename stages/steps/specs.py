@@ -13,6 +13,11 @@ from typing import Any
 from stages.artifacts import StageInfo, stage_settings
 from stages.contract import ModelSpec, TensorSpec, stage_specs
 
+PREPROCESS_FEATURES, PREPROCESS_WORKFLOW, PREPROCESS_TENSORS = (
+    "preprocess_features",
+    "preprocess_workflow",
+    "preprocess_tensors",
+)
 RETRIEVE_FEATURES, TOWERS_USER, RETRIEVE_SEARCH = "retrieve_features", "towers_user", "retrieve_search"
 RANK_FEATURES, RANK_ROWS, RANK_EMBEDDINGS, RANK_DENSE, RANK_SCORES = (
     "rank_features",
@@ -43,13 +48,33 @@ class Sizes:
 
 
 @dataclass(frozen=True)
+class WorkflowColumns:
+    """What NVTabular's workflow of the users takes and gives, by column.
+
+    raw, encoded: Triton's types; categorical: what is added to NVTabular's number to get the category row, in the order of
+    user_categorical; continuous: in the order of user_continuous
+    """
+
+    raw: dict[str, str] = field(default_factory=dict)
+    encoded: dict[str, str] = field(default_factory=dict)
+    categorical: dict[str, int] = field(default_factory=dict)
+    continuous: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class StepSettings:
-    """`settings` of a step's stage.json. stage: settings of the stage it is a part of; first_keys: table -> its first key."""
+    """`settings` of a step's stage.json.
+
+    stage: settings of the stage it is a part of; first_keys: table -> its first key; columns: WorkflowColumns;
+    gpu: the number of the one it was exported for
+    """
 
     step: str
     sizes: dict[str, int]
     stage: dict[str, Any] = field(default_factory=dict)
     first_keys: dict[str, int] = field(default_factory=dict)
+    columns: dict[str, Any] = field(default_factory=dict)
+    gpu: int = 0
 
     @classmethod
     def of(cls, folder: Path, info: StageInfo) -> StepSettings:
@@ -137,3 +162,32 @@ def behind_hps(dense: ModelSpec) -> ModelSpec:
     kept = [TensorSpec(t.name, t.dtype, (FREE, *t.dims)) for t in dense.inputs if t.name not in ("user_rows", "item_rows")]
     outputs = tuple(TensorSpec(t.name, t.dtype, (FREE, *t.dims)) for t in dense.outputs)
     return ModelSpec(dense.name, (*kept, TensorSpec("embeddings", "FP32", (FREE,))), outputs)
+
+
+def preprocess_specs(info: StageInfo, columns: WorkflowColumns) -> dict[str, ModelSpec]:
+    """The parts of preprocess where NVTabular itself encodes. Its model calls the raw and the encoded columns alike."""
+    stage = stage_specs(info.axes, info.context)["preprocess"]
+    known = {tensor.name: tensor for tensor in stage.outputs}
+    raw, encoded = (
+        {name: TensorSpec(side(name), dtype, (1,)) for name, dtype in types.items()}
+        for side, types in ((raw_tensor, columns.raw), (encoded_tensor, columns.encoded))
+    )
+    bare = (tuple(TensorSpec(name, t.dtype, t.dims) for name, t in types.items()) for types in (raw, encoded))
+    degraded = TensorSpec("store_degraded", "INT32", (1,))
+    history = (known["history_ids"], known["history_age_days"])
+    given = tuple(known[name] for name in ("user_categorical", "user_continuous", "degraded", "generation"))
+    specs = (
+        ModelSpec(PREPROCESS_FEATURES, stage.inputs, (*raw.values(), *history, degraded)),
+        ModelSpec(PREPROCESS_WORKFLOW, *bare),
+        ModelSpec(PREPROCESS_TENSORS, (*encoded.values(), degraded), given),
+    )
+    return {spec.name: spec for spec in specs}
+
+
+def raw_tensor(column: str) -> str:
+    """-> what a raw column is called between the parts of preprocess."""
+    return f"raw_{column}"
+
+
+def encoded_tensor(column: str) -> str:
+    return f"encoded_{column}"

@@ -10,6 +10,8 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
+from export.dataset import load_dataset
+from export.features import FeatureSettings, build_features
 from export.merlin.publish import publish_merlin
 from export.merlin.settings import MerlinSettings
 from export.merlin.source import Source
@@ -19,6 +21,7 @@ from export.settings import Settings
 from server.launcher import TritonServer
 from stages.artifacts import read_stage
 from stages.contract import ENSEMBLE, STAGES
+from tests.server.conftest import DATA
 from tests.server.merlin_doubles import stand_in
 from tests.server.requests import ask_each, infer, tensor
 
@@ -32,14 +35,28 @@ def recorded(repository, info):
 
 
 @pytest.fixture(scope="module")
-def merlin(repository, info, tmp_path_factory):
+def workflow(info, tmp_path_factory):
+    """workflow() -> NVTabular's fitted workflow of the same training: fitting is deterministic."""
+    folder = tmp_path_factory.mktemp("nvtabular") / "workflow"
+
+    def fitted():
+        if not folder.exists():
+            dataset = load_dataset(DATA)
+            build_features(dataset, dataset.interactions, FeatureSettings(history_length=info.axes.history), workflow=folder)
+        return folder
+
+    return fitted
+
+
+@pytest.fixture(scope="module")
+def merlin(repository, info, workflow, tmp_path_factory):
     """merlin(**settings) -> a client of a merlin repository of the same training, as it is exported but for the stand-ins."""
 
     @contextmanager
     def serve(**settings):
         copy = tmp_path_factory.mktemp("merlin") / "model_repository"
         folders = {name: repository / name / str(info.generation) for name in (*STAGES, ENSEMBLE)}
-        publish_merlin(Source.open(folders), copy, Settings(merlin=settings))
+        publish_merlin(Source.open(folders, workflow()), copy, Settings(merlin=settings))
         stand_in(copy, MerlinSettings().mount)
         with (
             TritonServer(copy, run_dir=tmp_path_factory.mktemp("run"), ready_timeout_s=READY_TIMEOUT_S) as server,
@@ -95,6 +112,19 @@ def test_fp16_networks_answer_as_closely_as_they_promise(merlin, recorded):
     expected = {name: values[:100] for name, values in recorded.outputs.items()}
     with merlin(triton="24.03", precision="fp16") as client:
         assert disagreement("fp16", ask_each(client, inputs, 8), expected) == ""
+
+
+@pytest.mark.parametrize("triton", ["24.03", "modern"])
+def test_nvtabular_itself_encodes_as_the_compiled_plan_does(merlin, recorded, triton):
+    """On a CPU, through the workflow model of merlin-systems; users nobody knows and missing context among the requests."""
+    inputs = {name: values[:40] for name, values in recorded.inputs.items()}
+    expected = {name: values[:40] for name, values in recorded.outputs.items()}
+    with merlin(triton=triton, preprocess="nvtabular") as client:
+        assert compare_answers(ask_each(client, inputs, 4), expected, EXACT) == ""
+        assert compare_answers(infer(client, **inputs), expected, EXACT) == ""
+        alone = infer(client, user_id=[7, 999_999_999])
+        assert alone["degraded"].tolist() == [[0], [0]]
+        assert alone["generation"].tolist() == expected["generation"][:2].tolist()
 
 
 def test_a_batch_is_answered_like_its_rows(served, recorded):

@@ -126,6 +126,10 @@ def test_preflight_names_each_fault(image, tmp_path):
     said = preflight(tmp_path, "faiss")
     assert "lacks faiss" in said
     assert "pip install 'faiss-gpu-cu12'" in said
+    (version / "workflow").mkdir()
+    (version / "workflow" / "workflow.pkl").touch()
+    assert preflight(tmp_path) == ""
+    assert "lacks nvtabular, which NVTabular's workflow needs" in preflight(tmp_path, "nvtabular")
     folder = add_hps(tmp_path)
     assert preflight(tmp_path) == ""
     (folder / "key").unlink()
