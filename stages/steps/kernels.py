@@ -87,7 +87,7 @@ class RetrieveFeatures(Step):
 
 @dataclass(frozen=True)
 class RetrieveSearch(Step):
-    """From user vectors to candidates; the index lies on the GPU where Faiss has one."""
+    """From user vectors to candidates."""
 
     retrieve: Retrieve
 
@@ -96,9 +96,13 @@ class RetrieveSearch(Step):
         info, own = opened(folder)
         settings = stage_settings(folder, info, RetrieveSettings)
         search = load_search(folder, settings)
-        search.index = on_gpu(search.index)
         items, seen = ItemIndex.load(folder / "item_ids.npy"), SeenItems.load(folder)
         return cls(info, own, Retrieve(info, settings, items, seen, search, EmbeddingTables({}), None))
+
+    def to_gpu(self, gpu: int | None) -> None:
+        """Move the index to that GPU where Faiss has one. None: to the one the repository was exported for."""
+        search = self.retrieve.search
+        search.index = on_gpu(search.index, self.own.gpu if gpu is None else gpu)
 
     def __call__(self, inputs: Arrays) -> Arrays:
         history = self.retrieve.items.positions(inputs["history_ids"])

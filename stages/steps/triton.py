@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from stages.artifacts import StageInfo
-from stages.steps.kernels import RankFeatures
+from stages.steps.kernels import RankFeatures, RetrieveSearch
 from stages.triton import Link, Metrics, StageModel, respond
 
 Arrays = dict[str, np.ndarray]
@@ -27,8 +27,14 @@ def step_model(step_class: type) -> type:
 class StepModel(StageModel):
     """One part of a stage. The last part counts for the whole stage: it knows which answers are fallbacks."""
 
+    def initialize(self, args: dict[str, str]) -> None:
+        self.gpu = int(args["model_instance_device_id"]) if args["model_instance_kind"] == "GPU" else None
+        super().initialize(args)
+
     def _chain(self, folder: Path, info: StageInfo) -> list[Link]:
         kernel = self.kernel_types[0].load(folder)
+        if isinstance(kernel, RetrieveSearch):
+            kernel.to_gpu(self.gpu)
         return [Link(kernel.spec, kernel, Metrics(info.stage))]
 
     def _call(self, inputs: Arrays) -> Arrays:

@@ -25,7 +25,7 @@ def test_the_same_items_come_first(kind):
         index.train(vectors)
         index.nprobe = 64
     index.add_with_ids(vectors, np.arange(20_000))
-    clone = on_gpu(index)
+    clone = on_gpu(index, 0)
     assert clone is not index
     for count in (256, MOST_GPU_RESULTS):
         expected, got = (each.search(queries, count)[1] for each in (index, clone))

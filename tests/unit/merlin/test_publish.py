@@ -2,12 +2,14 @@
 
 import ast
 import shutil
+import sys
 from pathlib import Path
 
 import faiss
 import numpy as np
 import onnx
 import pytest
+from google.protobuf.json_format import MessageToJson
 
 from export.__main__ import app
 from export.merlin.graph import with_flat_rows
@@ -27,7 +29,8 @@ from stages.errors import ArtifactError, ConfigError, DependencyError, ExportErr
 from stages.pipeline import Pipeline
 from stages.ranking_features import SCALE
 from stages.steps.gpu_index import on_gpu
-from stages.steps.kernels import RankFeatures, RankRows, RankScores
+from stages.steps.kernels import RankFeatures, RankRows, RankScores, RetrieveSearch
+from tests.contract import fake_backend
 from tests.unit.merlin.conftest import source_of
 
 
@@ -165,9 +168,6 @@ class TestNetwork:
         with pytest.raises(ExportError, match=r"lacks the inputs \['item_rows', 'user_rows'\]; it has"):
             with_flat_rows(cpu / "rerank" / "1" / "rerank.onnx", tmp_path / "x.onnx", 1, 2, 1, 4)
 
-    def test_only_the_requests_vary(self, exported):
-        graph = onnx.load(str(exported["24.03"] / "rank_dense" / "1" / "model.onnx")).graph
-        dims = {tensor.name: [d.dim_value or d.dim_param for d in tensor.type.tensor_type.shape.dim] for tensor in graph.input}
     def test_batches_are_those_of_the_settings(self, cpu, exported, tmp_path):
         """The batcher aims at no size by default, as in the cpu profile; profiles span whatever it hands on."""
         settings = {"preferred_batch_sizes": [4, 100], "queue_delay_us": 50, "max_batch_size": 16}
@@ -184,6 +184,9 @@ class TestNetwork:
                 rows = [next(iter(profile.values())) for profile in profiles]
                 assert [[shape[0] for shape in span] for span in rows] == [[1, usual, most] for usual in tuned]
 
+    def test_only_the_requests_vary(self, exported):
+        graph = onnx.load(str(exported["24.03"] / "rank_dense" / "1" / "model.onnx")).graph
+        dims = {tensor.name: [d.dim_value or d.dim_param for d in tensor.type.tensor_type.shape.dim] for tensor in graph.input}
         assert dims["pair_numbers"][1:] == read_config(exported["24.03"] / "rank_dense" / "config.pbtxt").input[1].dims[1:]
 
 
@@ -236,29 +239,63 @@ class TestIndex:
         index = faiss.read_index(str(folder / "items.faiss"))
         assert index.ntotal == np.load(folder / "available.npy").sum()
 
-    def test_the_index_moves_where_faiss_has_a_gpu(self, monkeypatch):
-        class Resources:
-            def setTempMemory(self, n_bytes: int) -> None:
-                self.scratch_bytes = n_bytes
-
-        class Clone:
-            pass
-
-        def clone(resources, gpu, index):
-            if index == "too large":
-                raise RuntimeError("out of memory")
-            return Clone()
-
-        assert on_gpu("index") == "index"  # this Faiss has none
-        monkeypatch.setattr(faiss, "StandardGpuResources", Resources, raising=False)
-        monkeypatch.setattr(faiss, "get_num_gpus", lambda: 1)
-        monkeypatch.setattr(faiss, "index_cpu_to_gpu", clone, raising=False)
-        moved = on_gpu("index")
-        assert isinstance(moved, Clone)
+    def test_the_index_moves_where_faiss_has_a_gpu(self, fake_gpus):
+        moved = on_gpu("index", 1)
+        assert moved.gpu == 1
         assert moved.resources.scratch_bytes == 256 << 20
         with pytest.raises(RuntimeError, match="out of memory"):  # not a silent, slow search on the CPU
-            on_gpu("too large")
-        assert on_gpu(None) is None
+            on_gpu("too large", 0)
+        assert on_gpu(None, 0) is None
+
+    @pytest.mark.parametrize(("kind", "device", "expected"), [("GPU", "2", 2), ("CPU", "0", 3)])
+    def test_it_moves_to_the_gpu_of_its_instance_or_of_the_export(self, cpu, tmp_path, monkeypatch, kind, device, expected):
+        """As exported the instances are KIND_CPU, so that a server without a GPU starts: then [merlin] gpu counts."""
+        publish_merlin(source_of(cpu), tmp_path / "repository", Settings(merlin={"gpu": 3}))
+        monkeypatch.setitem(sys.modules, "triton_python_backend_utils", fake_backend)
+        from stages.steps.triton import step_model
+
+        monkeypatch.setattr("stages.steps.kernels.on_gpu", lambda index, gpu: f"index on GPU {gpu}")
+        folder = tmp_path / "repository" / "retrieve_search"
+        model = step_model(RetrieveSearch)()
+        model.initialize(
+            {
+                "model_name": folder.name,
+                "model_instance_name": "retrieve_search_0_0",
+                "model_instance_kind": kind,
+                "model_instance_device_id": device,
+                "model_repository": str(folder),
+                "model_version": "1",
+                "model_config": MessageToJson(read_config(folder / "config.pbtxt"), preserving_proto_field_name=True),
+            }
+        )
+        assert model.first.kernel.retrieve.search.index == f"index on GPU {expected}"
+        model.finalize()
+
+    def test_where_faiss_has_no_gpu_it_stays(self):
+        assert on_gpu("index", 0) == "index"
+
+
+@pytest.fixture
+def fake_gpus(monkeypatch):
+    """Faiss's GPU API, as far as it is used, of a machine with two GPUs."""
+
+    class Resources:
+        def setTempMemory(self, n_bytes: int) -> None:
+            self.scratch_bytes = n_bytes
+
+    class Clone:
+        def __init__(self, gpu: int) -> None:
+            self.gpu = gpu
+
+    def clone(resources, gpu, index):
+        if index == "too large":
+            raise RuntimeError("out of memory")
+        assert isinstance(resources, Resources)
+        return Clone(gpu)
+
+    monkeypatch.setattr(faiss, "StandardGpuResources", Resources, raising=False)
+    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 2)
+    monkeypatch.setattr(faiss, "index_cpu_to_gpu", clone, raising=False)
 
 
 STAGES_ROOM = Path(__file__).parents[3] / "stages"
