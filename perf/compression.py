@@ -177,8 +177,18 @@ def scores_of(variant: Variant, requests: Requests) -> np.ndarray:
     return np.where(requests.valid, logits + np.float32(variant.ranker.blend) * retrieval_z(requests), -np.inf)
 
 
-def row_of(variant: Variant, work: Workload, latency_us: dict[int, float]) -> Row:
-    scores, test = scores_of(variant, work.test), work.test
+@dataclass(frozen=True)
+class Qualities:
+    """Of each test request, float64 [N]; NaN where there is nothing to find. auc: among its candidates."""
+
+    ndcg_at_10: np.ndarray
+    recall_at_20: np.ndarray
+    auc: np.ndarray
+
+
+def qualities_of(scores: np.ndarray, work: Workload) -> Qualities:
+    """scores: float32 [N, C] of the test requests' candidates, as the rank stage serves them."""
+    test = work.test
     ranked = np.take_along_axis(test.candidates, np.argsort(-scores, axis=1, kind="stable"), axis=1)[:, :20]
     rows, columns = np.nonzero(test.valid)
     positions = test.candidates[rows, columns]
@@ -186,8 +196,13 @@ def row_of(variant: Variant, work: Workload, latency_us: dict[int, float]) -> Ro
     hit = np.asarray(work.relevant[rows, positions]).ravel() > 0
     taken[rows[hit], columns[hit]] = True
     among = auc(np.where(test.valid, scores, 0.0), taken.tocsr(), sp.csr_matrix(~test.valid))
-    ndcg, recall = ndcg_at(ranked, work.relevant, 10).mean(), recall_at(ranked, work.relevant, 20).mean()
-    return Row(variant.name, macs(variant.ranker.model.shape), float(ndcg), float(recall), float(np.nanmean(among)), latency_us)
+    return Qualities(ndcg_at(ranked, work.relevant, 10), recall_at(ranked, work.relevant, 20), among)
+
+
+def row_of(variant: Variant, work: Workload, latency_us: dict[int, float]) -> Row:
+    quality = qualities_of(scores_of(variant, work.test), work)
+    means = (float(np.nanmean(each)) for each in (quality.ndcg_at_10, quality.recall_at_20, quality.auc))
+    return Row(variant.name, macs(variant.ranker.model.shape), *means, latency_us)
 
 
 def latencies(variants: list[Variant], work: Workload) -> list[dict[int, float]]:
