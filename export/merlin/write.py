@@ -194,7 +194,9 @@ class Writer:
     @cached_property
     def lowered(self) -> dict[str, Lowered]:
         """Stage -> its network in the precision that was asked for, as far as the recorded requests bear it."""
-        return {} if self.merlin.precision == "fp32" else lower_networks(self.source.folders, self.merlin.precision, self.report)
+        return (
+            {} if self.merlin.precision == "fp32" else lower_networks(self.source.folders, self.merlin.precision, self.report)
+        )
 
     def _ensembles(self) -> None:
         for stage in nested(self.merlin):
