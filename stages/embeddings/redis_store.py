@@ -15,6 +15,9 @@ from stages.embeddings.formats.rows import decode_vectors, encode_keys, encode_v
 from stages.embeddings.level import Found
 from stages.errors import DataError, DependencyError
 
+# One command for all rows of a partition: a command for each takes a client a quarter of a millisecond
+SET_ABSENT = "for i = 1, #ARGV, 2 do redis.call('HSETNX', KEYS[1], ARGV[i], ARGV[i + 1]) end"
+
 
 class RedisStore:
     """Rows of one model's tables, `widths` values each. Connects when first used; every failure is a DependencyError."""
@@ -44,11 +47,8 @@ class RedisStore:
         commands: list[tuple] = []
         for positions in self._by_partition(keys):
             name = self._hash(table, keys[positions])
-            pairs = [(fields[i], values[i]) for i in positions.tolist()]
-            if only_absent:
-                commands += [("HSETNX", name, *pair) for pair in pairs]
-            else:
-                commands.append(("HSET", name, *(part for pair in pairs for part in pair)))
+            pairs = [part for i in positions.tolist() for part in (fields[i], values[i])]
+            commands.append(("EVAL", SET_ABSENT, 1, name, *pairs) if only_absent else ("HSET", name, *pairs))
         self._run(commands)
 
     def _by_partition(self, keys: np.ndarray) -> list[np.ndarray]:
