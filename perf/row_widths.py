@@ -22,10 +22,9 @@ from export.models.cold_rows import ColdRows
 from export.models.save_ranker import mixed_tables, served_tables
 from export.models.train_ranker import Ranker, RankerSettings, rank_scores_of, train_ranker
 from perf.compression import Qualities, Say, Workload, qualities_of, workload_of
+from perf.drops import Drop, drop_of
 
 COLD_WIDTHS = (4, 2)
-DRAWS = 2_000  # of the bootstrap
-INTERVAL = (0.025, 0.975)
 
 
 @dataclass(frozen=True)
@@ -39,15 +38,6 @@ class Taught:
     def per_user(self, measure: str) -> np.ndarray:
         """float64 [seeds, users], NaN where a user has nothing to find."""
         return np.stack([getattr(run, measure) for run in self.runs])
-
-
-@dataclass(frozen=True)
-class Drop:
-    """Of a mean over the test users, against rows of one width; 95 % of the bootstrap's draws lie in `low` … `high`."""
-
-    mean: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)
@@ -95,27 +85,14 @@ def verdict_of(own: Taught, wide: Taught) -> Verdict:
     return Verdict(own.name, own.table_bytes, own.table_bytes / wide.table_bytes, auc, ndcg, *drops)
 
 
-def drop_of(values: np.ndarray, wide: np.ndarray) -> Drop:
-    """float [seeds, users] each, NaN where a user counts for nothing -> how much lower `values` is, users paired."""
-    counted = np.isfinite(wide).all(axis=0) & np.isfinite(values).all(axis=0)
-    values, wide = values[:, counted], wide[:, counted]
-    rng, (n_seeds, n_users) = np.random.default_rng(0), values.shape
-    draws = []
-    for _ in range(DRAWS):
-        users = rng.integers(0, n_users, n_users)
-        ours, theirs = rng.integers(0, n_seeds, (2, n_seeds))
-        draws.append(wide[theirs].mean(axis=0)[users].mean() - values[ours].mean(axis=0)[users].mean())
-    return Drop(float(wide.mean() - values.mean()), *map(float, np.quantile(draws, INTERVAL)))
-
-
 def table_of(verdicts: list[Verdict], data: str, seeds: int) -> Table:
     table = Table(title=f"Widths of the ranker's rows, test users of {data}, {seeds} seeds")
     table.caption = "drop: against all rows of 16, 95 % interval over users and seeds; AUC: among the candidates"
     for heading in ("rows", "bytes", "of all", "AUC", "drop", "NDCG@10", "drop"):
         table.add_column(heading, justify="left" if heading == "rows" else "right")
     for v in verdicts:
-        drops = [f"{drop.mean:+.4f} ({drop.low:+.4f} … {drop.high:+.4f})" for drop in (v.auc_drop, v.ndcg_drop)]
-        table.add_row(v.name, f"{v.table_bytes:,}", f"{v.share:.1%}", f"{v.auc:.4f}", drops[0], f"{v.ndcg_at_10:.4f}", drops[1])
+        quality = (f"{v.auc:.4f}", str(v.auc_drop), f"{v.ndcg_at_10:.4f}", str(v.ndcg_drop))
+        table.add_row(v.name, f"{v.table_bytes:,}", f"{v.share:.1%}", *quality)
     return table
 
 

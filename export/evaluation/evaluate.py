@@ -81,6 +81,14 @@ def named(baseline: Baseline) -> str:
 
 def stage_qualities(pipeline: Pipeline, problem: Problem) -> dict[str, Quality]:
     """-> quality of the list as retrieval orders it, as the ranker orders it, and as the whole pipeline returns it."""
+    return {
+        f"after {stage}": quality_of(ids, float(np.nanmean(aucs)), problem)
+        for stage, (ids, aucs) in stage_lists(pipeline, problem).items()
+    }
+
+
+def stage_lists(pipeline: Pipeline, problem: Problem) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """-> by stage: int64 [U, 20] item ids, and float64 [U] AUC, of the test users."""
     lists: dict[str, list[np.ndarray]] = {"retrieve": [], "rank": [], "rerank": []}
     aucs: dict[str, list[np.ndarray]] = {"retrieve": [], "rank": [], "rerank": []}
     for block in blocks(problem.test_users):
@@ -96,10 +104,7 @@ def stage_qualities(pipeline: Pipeline, problem: Problem) -> dict[str, Quality]:
             order = moved_up(order, positions_of(ids, problem))
             aucs[stage].append(auc(order, problem.test.relevant[block], problem.test.seen[block]))
             lists[stage].append(ids)
-    return {
-        f"after {stage}": quality_of(np.concatenate(ids)[:, :20], float(np.nanmean(np.concatenate(aucs[stage]))), problem)
-        for stage, ids in lists.items()
-    }
+    return {stage: (np.concatenate(ids)[:, :20], np.concatenate(aucs[stage])) for stage, ids in lists.items()}
 
 
 def retrieval_order(pipeline: Pipeline, tensors: dict[str, np.ndarray], problem: Problem) -> np.ndarray:

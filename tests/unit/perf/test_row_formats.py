@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from perf.row_formats import in_format, row_bytes, verdict_of, with_rows
+from perf.drops import Drop
+from perf.row_formats import Aucs, in_format, row_bytes, verdict_of, with_rows
 from stages.embeddings.config import TableConfig
 from stages.embeddings.opening import in_memory
 from stages.embeddings.row_formats import RowCodec
@@ -14,13 +15,21 @@ from stages.pipeline import Pipeline
 TABLES = (TableConfig("a", 100, 16), TableConfig("b", 50, 16))
 
 
-def verdict(row_format, *aucs, exact=None):
-    return verdict_of(TABLES, row_format, aucs, 0.2, exact)
+def aucs(rank, pipeline):
+    """Of three users, one of whom has nothing to find."""
+    return Aucs(np.array([rank - 0.05, np.nan, rank + 0.05]), np.array([pipeline, np.nan, pipeline]))
+
+
+EXACT = aucs(0.8, 0.9)
+
+
+def verdict(row_format, *means):
+    return verdict_of(TABLES, row_format, aucs(*means), 0.2, EXACT)
 
 
 def test_bytes_are_those_of_the_stored_rows():
     assert [row_bytes(TABLES, row_format) for row_format in ("fp32", "fp16", "int8", "int4")] == [9600, 4800, 3000, 1800]
-    assert verdict("int8", 0.8, 0.8, exact=verdict("fp32", 0.8, 0.8)).bytes_share == 0.3125
+    assert verdict("int8", 0.8, 0.8).bytes_share == 0.3125
 
 
 @pytest.mark.parametrize(
@@ -28,15 +37,14 @@ def test_bytes_are_those_of_the_stored_rows():
     [("fp32", 0.0, True), ("int8", 0.0005, True), ("int8", 0.0006, False), ("int4", 0.0009, True), ("int4", 0.0011, False)],
 )
 def test_the_larger_drop_counts(row_format, drop, met):
-    exact = verdict("fp32", 0.8, 0.9)
-    for aucs in ((0.8 - drop, 0.9), (0.81, 0.9 - drop)):
-        found = verdict(row_format, *aucs, exact=exact)
-        assert found.auc_drop == pytest.approx(drop)
-        assert replace(found, auc_drop=round(found.auc_drop, 9)).met == met
+    for means in ((0.8 - drop, 0.9), (0.81, 0.9 - drop)):
+        found = verdict(row_format, *means)
+        assert (found.auc_drop.mean, found.auc_drop.low, found.auc_drop.high) == pytest.approx((drop, drop, drop))
+        assert replace(found, auc_drop=Drop(round(found.auc_drop.mean, 9), 0.0, 0.0)).met == met
 
 
 def test_a_format_that_saves_too_little_misses_its_bound():
-    found = verdict("int8", 0.8, 0.9, exact=verdict("fp32", 0.8, 0.9))
+    found = verdict("int8", 0.8, 0.9)
     assert not replace(found, share_by_width={16: 0.33, 128: 0.26}).met
 
 

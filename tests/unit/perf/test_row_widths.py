@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from perf.compression import Qualities
-from perf.row_widths import Taught, drop_of, verdict_of
+from perf.drops import drop_of
+from perf.row_widths import Taught, verdict_of
 
 N_USERS = 400
 
