@@ -1,0 +1,79 @@
+"""python -m perf.tiers: see the package's docstring."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from perf.command import run
+from perf.results import last_line
+from stages.errors import ConfigError
+
+SMALL_ROWS, UPDATED_ROWS = 1_000_000, 200_000
+PARTS = ("hits", "misses", "growth", "big", "updates", "kernel", "served")
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def tiers(
+    parts: Annotated[list[str] | None, typer.Argument(help=f"some of: {' '.join(PARTS)}")] = None,
+    rows: Annotated[int, typer.Option(help="of the table that is larger than its RAM", min=10_000)] = SMALL_ROWS,
+    folder: Annotated[Path, typer.Option(help="of the tables, on the SSD to be measured")] = Path("/tmp/bench-tiers"),
+    repo: Annotated[Path, typer.Option(help="an exported repository, for kernel and served")] = Path("model_repository"),
+    zipf: Annotated[float, typer.Option(help="exponent of the keys' popularity")] = 1.1,
+    seconds: Annotated[float, typer.Option(help="of a turn with and without updates")] = 5.0,
+    rounds: Annotated[int, typer.Option(help="of such turns", min=1)] = 5,
+) -> None:
+    """Measure the embedding tiers; parts that are not named are left out, without names all run but kernel and served."""
+    chosen = parts or PARTS[:5]
+    if unknown := set(chosen) - set(PARTS):
+        raise ConfigError(f"There is no part {', '.join(sorted(unknown))}; these are: {', '.join(PARTS)}.")
+    report: dict[str, object] = {"perf": "tiers", "rows": rows, "zipf": zipf}
+    for part in chosen:
+        print(f"\n{part}")
+        report[part] = measure(part, rows, folder, repo, zipf, seconds, rounds)
+    print(last_line(report))
+
+
+def measure(part: str, rows: int, folder: Path, repo: Path, zipf: float, seconds: float, rounds: int) -> object:
+    """One part's figures. What a part needs is imported when it is asked for: look-ups need no server."""
+    rng, small = np.random.default_rng(0), min(rows, SMALL_ROWS)
+    match part:
+        case "hits":
+            from perf.tiers.hits import bench_hits
+
+            return bench_hits(folder, small, rng, zipf)
+        case "misses":
+            from perf.tiers.misses import bench_misses
+
+            return bench_misses(folder, rows, rng)
+        case "growth":
+            from perf.tiers.growth import bench_growth
+
+            return bench_growth(folder, sorted({small, max(rows // 5, small), rows}), rng)
+        case "big":
+            from perf.tiers.big import bench_big
+
+            return bench_big(folder, rows, rng, zipf)
+        case "updates":
+            from perf.tiers.updates import bench_updates
+
+            return bench_updates(folder, min(small, UPDATED_ROWS), rng, zipf, seconds, rounds)
+        case "kernel":
+            from perf.tiers.kernel import bench_kernel
+
+            return bench_kernel(repo, folder, rows, rng, zipf)
+        case _:
+            from perf.tiers.served import bench_served
+
+            with tempfile.TemporaryDirectory(prefix="bench-served-") as scratch:
+                return bench_served(repo, Path(scratch), seconds, rounds)
+
+
+if __name__ == "__main__":
+    run(app, "python -m perf.tiers")

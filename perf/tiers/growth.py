@@ -1,0 +1,80 @@
+"""Cost of 256 keys, 95 % of them in memory, as the table grows around a cache of one size.
+
+All sizes are open at once and take turns. Beside each, raw reads of as many blocks of its file: the SSD's own growth.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from perf.tiers.device import RawDevice
+from perf.tiers.traffic import (
+    KEYS_PER_REQUEST,
+    TABLE,
+    latencies_us,
+    opened,
+    resident_keys,
+    settings,
+    write_table,
+    zipf_keys,
+)
+from stages.embeddings.tiers import Tiers
+
+N_MISSES = round(0.05 * KEYS_PER_REQUEST)
+EXPONENT = 1.0
+
+
+@dataclass
+class Size:
+    rows: int
+    tiers: Tiers
+    device: RawDevice
+    resident: np.ndarray  # int64: keys in memory
+    cached: int  # rows that fit
+
+    def requests(self, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """-> int64 [count, 256] keys that all hit, and the same with 13 that do not."""
+        hits = self.resident[zipf_keys(len(self.resident), EXPONENT, (count, KEYS_PER_REQUEST), rng)]
+        mixed = hits.copy()
+        mixed[:, :N_MISSES] = rng.integers(2 * self.cached, self.rows, (count, N_MISSES))
+        return hits, mixed
+
+    def lookup(self, keys: np.ndarray) -> None:
+        self.tiers.lookup(TABLE, keys)
+
+
+def bench_growth(
+    folder: Path, rows: list[int], rng: np.random.Generator, n_requests: int = 200, rounds: int = 10
+) -> list[dict]:
+    cached = min(rows) // 10
+    with ExitStack() as open_now:
+        sizes = [_opened(folder, count, cached, rng, open_now) for count in rows]
+        taken_us: list[dict[str, list[float]]] = [{"hits_us": [], "p50_us": [], "device_us": []} for _ in sizes]
+        for _ in range(rounds):
+            for size, us in zip(sizes, taken_us, strict=True):
+                hits, mixed = size.requests(n_requests, rng)
+                us["hits_us"] += latencies_us(size.lookup, hits).tolist()
+                us["p50_us"] += latencies_us(size.lookup, mixed, pause_s=0.002).tolist()
+                us["device_us"] += latencies_us(size.device.read, mixed[: n_requests // 4, :N_MISSES]).tolist()
+    results = []
+    for size, us in zip(sizes, taken_us, strict=True):
+        results.append({"rows": size.rows, **{name: round(float(np.median(values)), 1) for name, values in us.items()}})
+        results[-1]["ratio"] = round(results[-1]["p50_us"] / results[0]["p50_us"], 2)
+        results[-1]["device_ratio"] = round(results[-1]["device_us"] / results[0]["device_us"], 2)
+        print(
+            "{rows:>11,} rows: p50 {p50_us:8.1f} us ({ratio} of the smallest); all in memory {hits_us:7.1f} us, "
+            "raw reads of the missing rows {device_us:8.1f} us ({device_ratio})".format(**results[-1])
+        )
+    return results
+
+
+def _opened(folder: Path, rows: int, cached: int, rng: np.random.Generator, open_now: ExitStack) -> Size:
+    source = write_table(folder, rows, rng)
+    tiers = open_now.enter_context(opened(settings(rows, source, l2_rows=cached), arena=f"bench-growth-{rows}"))
+    device = RawDevice(f"{source}/{TABLE}.npy")
+    open_now.callback(device.close)
+    return Size(rows, tiers, device, resident_keys(tiers, 2 * cached), cached)

@@ -1,0 +1,180 @@
+"""A real server at half of its peak while 10,000 rows/s of its tables are updated.
+
+Three kinds of turns, each at the same Poisson arrivals of `recommend`:
+
+    quiet      no updates
+    updated    10,000 rows/s, the published rows again: what is served stays real
+    watched    the same, and new rows of a few items, each looked for in the answers of `rank` until it shows
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from export.relayout import relayout
+from export.settings import TableSettings
+from export.tables import PS_FILE, write_tables
+from perf import schedule
+from perf.full import new_bench
+from perf.measure import Bench
+from perf.open_loop import Outcome, run_load
+from perf.target import own_server, site_of
+from perf.tiers import feed
+from perf.tiers.watch import Watched, run_watch, watched
+from perf.tune.variant import seal_again
+from perf.workload import draw, serialised
+from server import processes
+from stages.artifacts import stage_folder
+from stages.contract import ENSEMBLE
+from stages.embeddings.config import read_config
+from stages.embeddings.tiers import CONFIG_FILE
+
+LOAD_SHARE = 0.5  # of the peak
+PEAK_CLIENTS, WINDOW_S = (8, 16, 32), 1.5
+TURNS = ("quiet", "updated", "watched")
+SETTLED_S = 0.5  # between two turns
+FOUND_S = 8.0  # the updater looks for its topics, which the first message creates
+WATCHED_TABLE, OTHER_TABLE = "item_0", "user_0"  # the largest
+
+
+def bench_served(repo: Path, scratch: Path, seconds: float, rounds: int) -> dict:
+    outcomes: dict[str, list[Outcome]] = {turn: [] for turn in TURNS}
+    with ExitStack() as running:
+        address, broker_pid = running.enter_context(feed.broker())
+        generation = live_repository(repo, scratch / "live", address, scratch / "state")
+        tables = stage_folder(scratch / "live", "rank", generation) / "tables"
+        server = running.enter_context(own_server(scratch / "live"))
+        bench = new_bench(site_of(server.state), "tiers", scratch / "raw")
+        config = read_config(tables / CONFIG_FILE)
+        watching = watched(bench, tables, WATCHED_TABLE, address, config.model)
+        published = what_is_published(address, config.model, tables, watching)
+        publisher_pid = running.enter_context(feed.publisher(published))
+        running.enter_context(watcher(watching))
+        rate = LOAD_SHARE * max(bench.closed(ENSEMBLE, "grpc", "concurrency", n, WINDOW_S).achieved_rate for n in PEAK_CLIENTS)
+        published.go.set()
+        load(bench, rate, FOUND_S)
+        cores = Cores({broker_pid: "broker", publisher_pid: "publisher", os.getpid(): "load"}, server.state.tag)
+        for number in range(rounds):
+            for turn in TURNS if number % 2 == 0 else TURNS[::-1]:
+                published.go.clear() if turn == "quiet" else published.go.set()
+                time.sleep(SETTLED_S)
+                with cores.counted(turn), watched_while(watching, turn == "watched"):
+                    outcomes[turn].append(load(bench, rate, seconds))
+        visible_ms = [watching.visible_ms.get() for _ in range(watching.visible_ms.qsize())]
+    return described(rate, outcomes, visible_ms, cores)
+
+
+def live_repository(repo: Path, live: Path, brokers: str, state: Path) -> int:
+    """`repo` with the code as it is now and tables that are updated -> its generation."""
+    generation = relayout(repo, live, "ensemble")
+    tables = stage_folder(live, "rank", generation) / "tables"
+    for name in (PS_FILE, CONFIG_FILE):
+        (tables / name).unlink()
+    write_tables(tables, TableSettings(brokers=brokers, state=str(state)), 1, 64 * 1024)
+    seal_again(live, generation, "rank")
+    return generation
+
+
+def what_is_published(brokers: str, model: str, tables: Path, watching: Watched) -> feed.Published:
+    """Rows of the two largest tables as they are, without those that are watched."""
+    arrays = {name: np.load(tables / f"{name}.npy") for name in (WATCHED_TABLE, OTHER_TABLE)}
+    keys = {name: np.arange(len(rows)) for name, rows in arrays.items()}
+    keys[WATCHED_TABLE] = np.setdiff1d(keys[WATCHED_TABLE], watching.keys)
+    rows = {name: array[keys[name]] for name, array in arrays.items()}
+    return feed.Published(brokers, model, {name: array.shape[1] for name, array in arrays.items()}, keys, rows)
+
+
+@contextmanager
+def watcher(watching: Watched) -> Iterator[None]:
+    process = feed.spawn.Process(target=run_watch, args=(watching,), daemon=True)
+    process.start()
+    try:
+        yield
+    finally:
+        watching.stop.set()
+        watching.go.set()
+        process.join(feed.STOPPED_S)
+
+
+@contextmanager
+def watched_while(watching: Watched, active: bool) -> Iterator[None]:
+    if active:
+        watching.go.set()
+    yield
+    if active:
+        watching.go.clear()
+        watching.idle.wait()
+
+
+def load(bench: Bench, rate: float, seconds: float) -> Outcome:
+    due_s = schedule.poisson(rate, seconds, bench.rng)
+    return run_load(bench.site.grpc_url, serialised(bench.specs[ENSEMBLE], draw(bench.requests, len(due_s), bench.rng)), due_s)
+
+
+class Cores:
+    """Processor time by process and kind of turn."""
+
+    def __init__(self, names: dict[int, str], tag: str) -> None:
+        self._names = names | {process.pid: name_of(process) for process in processes.members(tag)}
+        self.by_turn: dict[str, dict[str, float]] = {turn: {} for turn in TURNS}
+        self._wall_s = dict.fromkeys(TURNS, 0.0)
+
+    @contextmanager
+    def counted(self, turn: str) -> Iterator[None]:
+        before, begun_s = self._taken_s(), time.monotonic()
+        yield
+        self._wall_s[turn] += time.monotonic() - begun_s
+        for name, taken_s in self._taken_s().items():
+            self.by_turn[turn][name] = self.by_turn[turn].get(name, 0.0) + taken_s - before.get(name, 0.0)
+
+    def _taken_s(self) -> dict[str, float]:
+        taken: dict[str, float] = {}
+        for pid, name in self._names.items():
+            times = psutil.Process(pid).cpu_times()
+            taken[name] = taken.get(name, 0.0) + times.user + times.system
+        return taken
+
+    def shares(self, turn: str) -> dict[str, float]:
+        """Cores that each kind of process took."""
+        return {name: round(taken_s / self._wall_s[turn], 3) for name, taken_s in self.by_turn[turn].items()}
+
+
+def name_of(process: psutil.Process) -> str:
+    if process.name().startswith("python"):
+        return "updater"
+    return "server" if process.name().startswith("tritonserver") else "models"
+
+
+def described(rate: float, outcomes: dict[str, list[Outcome]], visible_ms: list[float], cores: Cores) -> dict:
+    p99_ms = {turn: [_p99_ms([outcome]) for outcome in outcomes[turn]] for turn in TURNS}
+    pooled_ms = {turn: _p99_ms(outcomes[turn]) for turn in TURNS}
+    by_round = [busy / quiet for busy, quiet in zip(p99_ms["updated"], p99_ms["quiet"], strict=True)]
+    result = {
+        "rate": round(rate, 1),
+        "p99_ms": {turn: round(ms, 2) for turn, ms in pooled_ms.items()},
+        "p99_ratio": round(pooled_ms["updated"] / pooled_ms["quiet"], 2),
+        "p99_ratio_by_round": [round(ratio, 2) for ratio in by_round],
+        "visible": len(visible_ms),
+        "visible_p50_ms": round(float(np.percentile(visible_ms, 50)), 1),
+        "visible_p99_ms": round(float(np.percentile(visible_ms, 99)), 1),
+        "errors": {turn: sum(sum(outcome.errors.values()) for outcome in outcomes[turn]) for turn in TURNS},
+        "cores": {turn: cores.shares(turn) for turn in TURNS},
+    }
+    print(
+        "recommend at {rate}/s: p99 {p99_ms} ms, {p99_ratio} of that without updates, {p99_ratio_by_round} by round\n"
+        "{visible} new rows used by an answer of rank after p50 {visible_p50_ms} ms, p99 {visible_p99_ms} ms".format(**result)
+    )
+    for turn, shares in result["cores"].items():
+        print(f"cores, {turn:8} " + "  ".join(f"{name} {share:.2f}" for name, share in shares.items()))
+    return result
+
+
+def _p99_ms(outcomes: list[Outcome]) -> float:
+    return float(np.percentile(np.concatenate([outcome.latency_ns for outcome in outcomes]), 99, method="inverted_cdf")) / 1e6

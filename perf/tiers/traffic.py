@@ -1,0 +1,104 @@
+"""The table, the keys that are asked for, and how a look-up is timed."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from stages.embeddings.config import RocksConfig, TableConfig, TiersConfig
+from stages.embeddings.tiers import Tiers
+
+TABLE, WIDTH = "items", 16
+ROW_BYTES = 4 * WIDTH
+KEYS_PER_REQUEST = 256
+WRITTEN_ROWS = 1 << 20  # at a time
+
+
+def write_table(folder: Path, rows: int, rng: np.random.Generator) -> str:
+    """-> folder of `items.npy`, float32 [rows, 16], written once."""
+    folder = folder / f"{rows}"
+    if not (folder / "done").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        table = np.lib.format.open_memmap(folder / f"{TABLE}.npy", "w+", np.float32, (rows, WIDTH))
+        for start in range(0, rows, WRITTEN_ROWS):
+            count = min(WRITTEN_ROWS, rows - start)
+            table[start : start + count] = rng.standard_normal((count, WIDTH), dtype=np.float32)
+        table.flush()
+        (folder / "done").touch()
+    return str(folder)
+
+
+def zipf_keys(n_keys: int, exponent: float, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    """int64 of `shape`: key k with a probability proportional to 1 / (k + 1) ** exponent."""
+    cumulative = np.cumsum(np.arange(1, n_keys + 1, dtype=np.float64) ** -exponent)
+    return np.searchsorted(cumulative, rng.random(shape) * cumulative[-1]).astype(np.int64)
+
+
+def settings(rows: int, source: str, threshold: float = 1.1, **table) -> TiersConfig:
+    """One table over RocksDB, read past the page cache. `table`: further settings of it."""
+    return TiersConfig(
+        "bench",
+        (TableConfig(TABLE, rows, WIDTH, **table),),
+        f"bench-{os.getpid()}",
+        hit_rate_threshold=threshold,
+        source=source,
+        rocksdb=RocksConfig(f"{source}/rocksdb", direct_reads=True),
+    )
+
+
+@contextmanager
+def tiers_over(rows: int, source: str, threshold: float = 1.1, **table) -> Iterator[Tiers]:
+    with opened(settings(rows, source, threshold, **table)) as tiers:
+        yield tiers
+
+
+@contextmanager
+def opened(config: TiersConfig, **changes) -> Iterator[Tiers]:
+    tiers = Tiers(replace(config, **changes))
+    try:
+        yield tiers
+    finally:
+        tiers.close()
+
+
+def resident_keys(tiers: Tiers, rows: int) -> np.ndarray:
+    """int64: those of the keys 0 … rows - 1 that the first level holds."""
+    table = tiers._tables[TABLE]
+    slots, resident = table.l1.slots if table.l1 else table.shared.slots, []
+    for start in range(0, rows, 1 << 18):
+        keys = np.arange(start, min(start + (1 << 18), rows))
+        _, missing = slots.read(keys)
+        resident.append(keys if missing is None else keys[~missing])
+    return np.concatenate(resident)
+
+
+def seconds_per_call(
+    ways: dict[str, Callable[[np.ndarray], object]], requests: np.ndarray, repeats: int = 9
+) -> dict[str, float]:
+    """The fastest of `repeats` rounds over all requests, the ways taking turns."""
+    best = dict.fromkeys(ways, np.inf)
+    for _ in range(repeats):
+        for name, call in ways.items():
+            started_s = time.perf_counter()
+            for keys in requests:
+                call(keys)
+            best[name] = min(best[name], (time.perf_counter() - started_s) / len(requests))
+    return best
+
+
+def latencies_us(call: Callable[[np.ndarray], object], requests: np.ndarray, pause_s: float = 0.0) -> np.ndarray:
+    """float64 [R], one per request; between two of them a pause, in which background work may go on."""
+    elapsed_ns = np.empty(len(requests))
+    for i, keys in enumerate(requests):
+        started_ns = time.perf_counter_ns()
+        call(keys)
+        elapsed_ns[i] = time.perf_counter_ns() - started_ns
+        if pause_s:
+            time.sleep(pause_s)
+    return elapsed_ns / 1e3
