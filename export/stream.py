@@ -4,7 +4,7 @@
 
 What is learned from is what the served kernels saw: the published pipeline makes the candidates and their features, and its
 tables give the rows as this machine serves them now, with all earlier updates: run it where a server or an updater of the
-generation runs. The next export learns everything afresh.
+generation runs. The next export learns everything afresh. Of the merlin profile too: export/merlin/streaming.py.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import pandas as pd
 import torch
 
 from export.merlin.publish import PROFILE as MERLIN
+from export.merlin.streaming import HpsPublisher, HpsRows, MerlinStream
 from export.models.dlrm import Network, Shape
 from export.models.save_ranker import LAYERS_FILE
 from export.models.train_ranker import listwise_loss
@@ -31,6 +32,7 @@ from stages.embeddings.tiers import Tiers
 from stages.errors import ConfigError, ExportError
 from stages.pipeline import Pipeline
 from stages.rank import Rank
+from stages.steps.specs import RANK_FEATURES, RANK_ROWS
 
 RESERVED_ROWS = 3  # PAD, NULL and OOV of every table speak for many values: single events do not move them
 USERS_PER_BATCH = 256
@@ -60,7 +62,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class Streamed:
-    """What one run did. loss: before and after, weighted by requests; last_event_s: where the next run begins."""
+    """What one run did. loss: before and after, weighted by requests.
+
+    last_event_s: where the next run begins; behind HPS where this one did, as its rows are learned anew from the exported ones
+    """
 
     events: int
     requests: int
@@ -80,12 +85,7 @@ def stream_updates(
 
     Raises ConfigError when the tables have no update source, DependencyError when no broker takes the rows.
     """
-    if profile_of(repository) == MERLIN:
-        raise ConfigError(
-            f"{repository} is of the merlin profile, whose rows this command does not publish. Expected a repository of "
-            "the cpu profile. docs/merlin.md names the topic and the keys that HPS reads."
-        )
-    pipeline = Pipeline.load(repository)
+    pipeline = MerlinStream(repository) if profile_of(repository) == MERLIN else Pipeline.load(repository)
     try:
         return _stream(pipeline, network_of(pipeline, repository), interactions, since_s, settings, say)
     finally:
@@ -93,7 +93,7 @@ def stream_updates(
 
 
 def _stream(
-    pipeline: Pipeline,
+    pipeline: Pipeline | MerlinStream,
     network: Network,
     interactions: pd.DataFrame,
     since_s: int | None,
@@ -101,12 +101,10 @@ def _stream(
     say: Callable[[str], None],
 ) -> Streamed:
     rank: Rank = pipeline.stages["rank"]
-    config = rank.tables.config
-    updates = source_of(config.updates)
+    publisher = publisher_of(rank.tables)
     since_s = pipeline.stages["preprocess"].embedded.as_of_s if since_s is None else since_s
     new = interactions[interactions["positive"].to_numpy() & (interactions["timestamp"].to_numpy() > since_s)]
     say(f"{len(new):,} new positive events of {new['user_id'].nunique():,} users after {since_s}")
-    publisher = Publisher(updates.brokers, config.model, {table.name: table.width for table in config.tables})
     latest, n_requests, losses, rows = LatestRows(rank.tables), 0, np.zeros(2), dict.fromkeys(rank.tables.names, 0)
     user_ids = new["user_id"].unique()
     for start in range(0, len(user_ids), USERS_PER_BATCH):
@@ -123,8 +121,17 @@ def _stream(
         losses += len(batch.taken) * np.array(loss)
     loss = tuple((losses / max(n_requests, 1)).tolist())
     say(f"{n_requests:,} requests taught, loss {loss[0]:.3f} -> {loss[1]:.3f}, rows published: {rows}")
-    last_event_s = int(new["timestamp"].max()) if len(new) else since_s
-    return Streamed(len(new), n_requests, rows, loss, last_event_s)
+    again_from = since_s if isinstance(rank.tables, HpsRows) or not len(new) else int(new["timestamp"].max())
+    return Streamed(len(new), n_requests, rows, loss, again_from)
+
+
+def publisher_of(tables: Tiers | HpsRows) -> Publisher | HpsPublisher:
+    """Raises ConfigError when the tables have no update source."""
+    if isinstance(tables, HpsRows):
+        return HpsPublisher(tables, source_of(tables.updates).brokers)
+    config = tables.config
+    widths = {table.name: table.width for table in config.tables}
+    return Publisher(source_of(config.updates).brokers, config.model, widths)
 
 
 def source_of(updates: UpdateConfig | None) -> UpdateConfig:
@@ -135,10 +142,10 @@ def source_of(updates: UpdateConfig | None) -> UpdateConfig:
     return updates
 
 
-def network_of(pipeline: Pipeline, repository: Path) -> Network:
+def network_of(pipeline: Pipeline | MerlinStream, repository: Path) -> Network:
     """The ranker's network in torch, frozen, from its published layers."""
     rank: Rank = pipeline.stages["rank"]
-    with np.load(stage_folder(repository, "rank", pipeline.info.generation) / LAYERS_FILE) as file:
+    with np.load(rank_folder(repository, pipeline.info.generation) / LAYERS_FILE) as file:
         layers = {name: torch.from_numpy(file[name]) for name in file.files}
     widths = {
         part: tuple(len(layers[f"{part}{i}.bias"]) for i in range(sum(n.startswith(part) for n in layers) // 2))
@@ -158,7 +165,13 @@ def network_of(pipeline: Pipeline, repository: Path) -> Network:
     return network.requires_grad_(False).eval()
 
 
-def batch_of(pipeline: Pipeline, events: pd.DataFrame, user_ids: np.ndarray) -> Batch | None:
+def rank_folder(repository: Path, generation: int) -> Path:
+    """Where the ranker's weights are: in a merlin repository beside the part that knows its rows."""
+    parts = [repository / name for name in (RANK_FEATURES, RANK_ROWS) if (repository / name).is_dir()]
+    return parts[0] / str(generation) if parts else stage_folder(repository, "rank", generation)
+
+
+def batch_of(pipeline: Pipeline | MerlinStream, events: pd.DataFrame, user_ids: np.ndarray) -> Batch | None:
     """The users' requests as they are answered now; None when nobody took one of their candidates."""
     rank: Rank = pipeline.stages["rank"]
     tensors = pipeline.trace({"user_id": user_ids[:, None]})
@@ -189,7 +202,7 @@ def batch_of(pipeline: Pipeline, events: pd.DataFrame, user_ids: np.ndarray) -> 
 class LatestRows:
     """Rows as they are served, or as this run has published them: those may still be on their way."""
 
-    def __init__(self, tables: Tiers) -> None:
+    def __init__(self, tables: Tiers | HpsRows) -> None:
         self._tables = tables
         self._published: dict[str, dict[int, np.ndarray]] = {name: {} for name in tables.names}
 

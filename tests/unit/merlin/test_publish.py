@@ -12,6 +12,7 @@ import pytest
 from google.protobuf.json_format import MessageToJson
 
 from export.__main__ import app
+from export.merlin import workflow
 from export.merlin.graph import with_flat_rows
 from export.merlin.hps import estimated_uses, table_name, write_table
 from export.merlin.index import write_gpu_index
@@ -19,7 +20,6 @@ from export.merlin.pipeline import MerlinPipeline, under
 from export.merlin.publish import publish_merlin, refuse_long_lists, rehearse
 from export.repository.recorded import RECORDED_FILE, compare_answers, read_recorded
 from export.settings import Settings, with_triton
-from export.stream import StreamSettings, stream_updates
 from hps_config.reader import read_ps_json
 from server.repository import read_config
 from stages.artifacts import MANIFEST_FILE, open_network, read_json, read_stage
@@ -298,7 +298,8 @@ def fake_gpus(monkeypatch):
     monkeypatch.setattr(faiss, "index_cpu_to_gpu", clone, raising=False)
 
 
-STAGES_ROOM = Path(__file__).parents[3] / "stages"
+PROJECT = Path(__file__).parents[3]
+PUBLISHED = (*(PROJECT / "stages").rglob("*.py"), workflow.OPERATORS, workflow.MODEL_PY)
 # names that Python 3.11 brought, by module
 NEWER = {
     "hashlib": {"file_digest"},
@@ -308,7 +309,7 @@ NEWER = {
 }
 
 
-@pytest.mark.parametrize("path", sorted(STAGES_ROOM.rglob("*.py")), ids=lambda path: str(path.relative_to(STAGES_ROOM)))
+@pytest.mark.parametrize("path", sorted(PUBLISHED), ids=lambda path: str(path.relative_to(PROJECT)))
 def test_what_is_published_runs_on_the_containers_python(path):
     """merlin-hugectr:24.06 has Python 3.10: neither its syntax nor its library may be exceeded."""
     tree = ast.parse(path.read_text(), feature_version=(3, 10))
@@ -320,8 +321,3 @@ def test_what_is_published_runs_on_the_containers_python(path):
             assert "tomllib" not in {alias.name for alias in node.names}
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             assert node.attr not in NEWER.get(node.value.id, set())
-
-
-def test_rows_are_streamed_for_the_cpu_profile_only(exported):
-    with pytest.raises(ConfigError, match="is of the merlin profile, whose rows this command does not publish"):
-        stream_updates(exported["24.03"], None, None, StreamSettings(), print)
