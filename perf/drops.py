@@ -19,7 +19,7 @@ class Drop:
     high: float
 
     def __str__(self) -> str:
-        return f"{self.mean:+.5f} ({self.low:+.5f} … {self.high:+.5f})"
+        return f"{self.mean:+.6f} ({self.low:+.6f} … {self.high:+.6f})"
 
 
 def drop_of(values: np.ndarray, reference: np.ndarray) -> Drop:
