@@ -59,7 +59,7 @@ class RedisConfig:
     num_partitions: int = 16  # fixed once data is written
     user_name: str = "default"
     password: str = ""
-    timeout_ms: int = 20  # what a request may lose to a Redis that does not answer, once per backoff
+    timeout_ms: int = 20  # what a request may lose to each node that does not answer, once per backoff
 
 
 @dataclass(frozen=True)
