@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 import numpy as np
 import redis
@@ -51,6 +51,7 @@ TTLS_S = {"1 min": 60, "10 min": 600, "1 h": 3_600, "1 day": 86_400, "7 days": 7
 ANSWER = bytes(240)
 WARM_USERS, WARM_CLUSTERS = 500, 50
 CACHE_MIB = 64
+COUNTED_S = 1.0  # the server counts a moment after it has answered
 WARM_UP = 200  # requests before the clock starts, of users that the stretch does not have
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -72,8 +73,11 @@ class Stretch:
         """One request for each invoice."""
         return Stretch(self.user_id[self.ends], self.time_s[self.ends], self.ends[self.ends])
 
-    def first(self, count: int) -> Stretch:
-        return Stretch(self.user_id[:count], self.time_s[:count], self.ends[:count])
+    def part(self, start: int, end: int) -> Stretch:
+        return Stretch(self.user_id[start:end], self.time_s[start:end], self.ends[start:end])
+
+    def parts(self, count: int) -> list[Stretch]:
+        return [self.part(start, end) for start, end in pairwise(np.linspace(0, len(self), count + 1).astype(int).tolist())]
 
 
 class Clock:
@@ -144,7 +148,7 @@ def warm_rates(stretch: Stretch, repo: Path, ttl_s: float) -> dict[str, float]:
         "by cluster": user_ids[in_turns(clusters_of(vectors, WARM_CLUSTERS), activity)[:WARM_USERS]].tolist(),
     }
     visits = stretch.visits
-    visits = visits.first(int(np.searchsorted(visits.time_s, visits.time_s[0] + ttl_s)))
+    visits = visits.part(0, int(np.searchsorted(visits.time_s, visits.time_s[0] + ttl_s)))
     return {name: hit_rate(visits, ttl_s, True, users) for name, users in chosen.items()}
 
 
@@ -159,6 +163,12 @@ class Way:
     latency_ns: list[int] = field(default_factory=list)
     hit: list[bool] = field(default_factory=list)
     answers: list[Recommendations] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.shop.close()
 
     def ask(self, stretch: Stretch) -> None:
         """One request after the other; the users of an invoice that is through are forgotten."""
@@ -227,39 +237,47 @@ def own_redis(folder: Path) -> Iterator[str]:
 
 
 def cache_hits(url: str) -> int:
+    time.sleep(COUNTED_S)
     with grpcclient.InferenceServerClient(url) as client:
         return sum(s.inference_stats.cache_hit.count for s in client.get_inference_statistics(ENSEMBLE).model_stats)
 
 
-def timed(stretch: Stretch, strangers: list[int], repo: Path, rounds: int, say: Callable[[str], None]) -> dict[str, dict]:
-    """The stretch in `rounds` consecutive parts, each asked in every way before the next begins."""
+def timed(
+    readings: dict[str, Stretch], strangers: list[int], repo: Path, rounds: int, say: Callable[[str], None]
+) -> dict[str, dict[str, dict]]:
+    """-> reading -> way -> figures. Each reading in `rounds` consecutive parts, asked in every way before the next begins."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="perf-cache-")))
         say("two servers and a Redis")
-        server = stack.enter_context(own_server(repo))
-        cached = own_server(with_response_cache(repo, folder))
-        cached.cache_bytes = CACHE_MIB << 20
-        stack.enter_context(cached)
+        plain = stack.enter_context(own_server(repo)).grpc_url
+        cached_server = own_server(with_response_cache(repo, folder))
+        cached_server.cache_bytes = CACHE_MIB << 20
+        cached = stack.enter_context(cached_server).grpc_url
         redis_url = stack.enter_context(own_redis(folder))
-        caches = {
-            "memory": MemoryCache(86_400),
-            "redis": RedisCache(redis_url, 86_400),
-            "memory, generation asked": MemoryCache(86_400, generation_age_s=0.0),
-        }
-        ways = [Way("none", Recommender(server.grpc_url)), Way("triton", Recommender(cached.grpc_url))]
-        ways += [Way(name, Recommender(server.grpc_url, cache=cache), cache) for name, cache in caches.items()]
-        for way in ways:
-            stack.enter_context(way.shop)
-            way.warm_up(strangers)
-        before = cache_hits(cached.grpc_url)
-        edges = np.linspace(0, len(stretch), rounds + 1).astype(int)
-        for number, (start, end) in enumerate(pairwise(edges)):
-            say(f"time, round {number + 1} of {rounds}")
-            part = Stretch(stretch.user_id[start:end], stretch.time_s[start:end], stretch.ends[start:end])
-            for way in ways[number % len(ways) :] + ways[: number % len(ways)]:
-                way.ask(part)
-        hits = cache_hits(cached.grpc_url) - before
-        return {way.name: result_of(way, ways[0], hits) for way in ways}
+        results = {}
+        for reading, stretch in readings.items():
+            ways = [stack.enter_context(way) for way in ways_of(plain, cached, redis_url, reading)]
+            for way in ways:
+                way.warm_up(strangers)
+            before = cache_hits(cached)
+            for number, part in enumerate(stretch.parts(rounds)):
+                say(f"time, {reading}, round {number + 1} of {rounds}")
+                for way in ways[number % len(ways) :] + ways[: number % len(ways)]:
+                    way.ask(part)
+            hits = cache_hits(cached) - before
+            results[reading] = {way.name: result_of(way, ways[0], hits) for way in ways}
+        return results
+
+
+def ways_of(plain: str, cached: str, redis_url: str, reading: str) -> list[Way]:
+    """plain, cached: addresses of the servers without and with Triton's response cache"""
+    caches = {
+        "memory": MemoryCache(TTLS_S["1 day"]),
+        "redis": RedisCache(redis_url, TTLS_S["1 day"], namespace=reading),
+        "memory, generation asked": MemoryCache(TTLS_S["1 day"], generation_age_s=0.0),
+    }
+    ways = [Way("none", Recommender(plain)), Way("triton", Recommender(cached))]
+    return ways + [Way(name, Recommender(plain, cache=cache), cache) for name, cache in caches.items()]
 
 
 # --- telling
@@ -273,8 +291,8 @@ def hit_table(rates: dict[str, dict[str, float]], stretch: Stretch) -> Table:
     return table
 
 
-def time_table(results: dict[str, dict]) -> Table:
-    table = Table(title="One client, the log's order, milliseconds")
+def time_table(reading: str, results: dict[str, dict]) -> Table:
+    table = Table(title=f"{reading}, with events; one client, the log's order, milliseconds")
     for column in ("cache", "hit rate", "p50", "p95", "p99", "mean", "a hit", "a miss", "saved per request", "other answers"):
         table.add_column(column, justify="left" if column == "cache" else "right")
     for name, row in results.items():
@@ -299,12 +317,16 @@ def main(
     say("warming")
     warmed = warm_rates(stretch, repo, 86_400)
     strangers = np.setdiff1d(np.arange(1, 4 * WARM_UP), stretch.user_id)[:WARM_UP].tolist()
-    results = timed(stretch.first(requests), strangers, repo, rounds, say)
-    console.print(hit_table(rates, stretch), time_table(results), sep="\n")
+    readings = {
+        "lines": stretch.part(0, requests),
+        "visits": stretch.part(requests, len(stretch)).visits.part(0, requests // 4),
+    }
+    results = timed(readings, strangers, repo, rounds, say)
+    console.print(hit_table(rates, stretch), *(time_table(*item) for item in results.items()), sep="\n")
     shares = ", ".join(f"{name} {rate:.1%}" for name, rate in warmed.items())
     console.print(f"visits of the first day that {WARM_USERS} users asked for beforehand make hits: {shares}")
     print(json.dumps({"perf": "cache", "data": data, "hit_rates": rates, "warmed": warmed, "times": results}))
-    if any(row["differing_answers"] for row in results.values()):
+    if any(row["differing_answers"] for reading in results.values() for row in reading.values()):
         raise typer.Exit(1)
 
 

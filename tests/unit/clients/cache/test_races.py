@@ -149,7 +149,10 @@ def test_a_task_that_is_given_up_leaves_nobody_without_an_answer(shop, cache):
     async def call():
         shop.gate.clear()
         client = AsyncRecommender(transport=shop, cache=cache, timeout=WAIT_S)
-        first, second = (asyncio.create_task(client.recommend(7)) for _ in range(2))
+        first = asyncio.create_task(client.recommend(7))
+        while not shop.arrived.is_set():
+            await asyncio.sleep(0.001)
+        second = asyncio.create_task(client.recommend(7))
         while cache.counts.joined < 1:
             await asyncio.sleep(0.001)
         first.cancel()
