@@ -108,7 +108,7 @@ class ComputeSettings(_Section):
     """What a stage does with the cores it gets."""
 
     rank_threads: PositiveInt = 1  # of the ranker's network, in each instance
-    index_effort: Annotated[int, Field(ge=0)] = 0  # efSearch or nprobe of Faiss; 0 = the least of a ladder that finds enough
+    index_effort: Annotated[int, Field(ge=0)] = 0  # lists searched per query; 0 = the least of a ladder that finds enough
 
 
 class HugectrSettings(_Section):

@@ -17,7 +17,7 @@ ON_GPU_AS_IT_IS = ("lists", "compressed lists")
 def write_gpu_index(folder: Path, kind: str) -> str:
     """folder: version folder of `retrieve_search`; kind: the cpu profile's index -> the kind that is written there.
 
-    Graphs are searched on CPUs only, and catalogues too small for any index are scored whole there.
+    Catalogues too small for an index are scored whole on a CPU.
     """
     if kind in ON_GPU_AS_IT_IS:
         return kind

@@ -21,8 +21,6 @@ from stages.contract import ENSEMBLE
 from stages.generations import pinned_generation
 from stages.search import INDEX_FILE
 
-EFFORT_PARAMETER = {"graph": "efSearch", "lists": "nprobe", "compressed lists": "nprobe"}  # Faiss's name, by kind of index
-
 
 def make_variant(source: Path, target: Path, layout: str, settings: Settings) -> None:
     """Write `target`, which must not exist: what `source` answers with, served as `settings` say."""
@@ -59,12 +57,11 @@ def change_rank_threads(repository: Path, generation: int, compute: ComputeSetti
 def change_effort(repository: Path, generation: int, compute: ComputeSettings) -> None:
     """0 leaves the index as it is; so does a catalogue that is searched without one."""
     folder = stage_folder(repository, "retrieve", generation)
-    kind = read_stage(folder).settings["index"]
-    if not compute.index_effort or kind not in EFFORT_PARAMETER:
-        return
     path = folder / INDEX_FILE
+    if not compute.index_effort or not path.exists():
+        return
     index = faiss.read_index(str(path))
-    faiss.ParameterSpace().set_index_parameter(index, EFFORT_PARAMETER[kind], compute.index_effort)
+    index.nprobe = compute.index_effort
     path.unlink()
     faiss.write_index(index, str(path))
     seal_again(repository, generation, "retrieve")

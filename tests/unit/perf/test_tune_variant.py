@@ -12,7 +12,7 @@ import pytest
 
 from export.repository.config import LAYOUTS
 from export.repository.publish import Staging
-from export.retrieval.index import choose_index
+from export.retrieval.index import Choice, choose_index
 from export.settings import Settings, read_settings
 from perf.tune import efforts, report
 from perf.tune.__main__ import summary, tune
@@ -84,7 +84,7 @@ def test_a_variant_serves_the_changes_and_the_original_stays(repository, layout,
     assert list(config.dynamic_batching.preferred_batch_size) == [4, 16]
     assert read_stage(stage_folder(tmp_path / "variant", "rank", 1)).settings["threads"] == 2
     index = faiss.read_index(str(stage_folder(tmp_path / "variant", "retrieve", 1) / INDEX_FILE))
-    assert efforts.current_effort(index) == 77
+    assert faiss.downcast_index(index).nprobe == 77
 
     whole = verify_manifest(tmp_path / "variant" / ENSEMBLE / "1")
     for name in STAGES:
@@ -113,12 +113,11 @@ class FakePipeline:
     """Retrieval with the item vectors themselves as users."""
 
     def __init__(self, vectors, choice):
-        index = faiss.clone_index(choice.index)
+        index = choice.index and faiss.clone_index(choice.index)
         self.info = SimpleNamespace(generation=1, axes=AXES)
         self.stages = {
             "preprocess": lambda inputs: {"history_ids": np.zeros((len(inputs["user_id"]), 1), np.int64)},
             "retrieve": SimpleNamespace(
-                settings=SimpleNamespace(index=choice.kind),
                 search=SimpleNamespace(index=index, item_vectors=vectors, servable=np.append(np.ones(N_ITEMS, bool), False)),
                 items=SimpleNamespace(positions=lambda ids: ids),
                 user_vectors=lambda inputs, history: vectors[: len(history)],
@@ -128,8 +127,7 @@ class FakePipeline:
 
 @pytest.fixture
 def allowed(monkeypatch, vectors, choice):
-    def run(kind, wanted):
-        chosen = choice._replace(kind=kind or choice.kind)
+    def run(wanted, chosen=choice):
         monkeypatch.setattr(efforts, "pinned_generation", lambda repository: 1)
         monkeypatch.setattr(efforts, "read_requests", lambda repository, generation: {"user_id": np.zeros((64, 1), np.int64)})
         monkeypatch.setattr(efforts, "Pipeline", SimpleNamespace(load=lambda *_: FakePipeline(vectors, chosen)))
@@ -140,17 +138,17 @@ def allowed(monkeypatch, vectors, choice):
 
 
 def test_only_efforts_that_find_enough_are_tried(allowed, choice):
-    now = efforts.current_effort(choice.index)
-    everything = allowed("", 0.0)
+    now = choice.index.nprobe
+    everything = allowed(0.0)
     assert set(everything) == {int(now * factor) for factor in efforts.FACTORS}
     recalls = [everything[effort] for effort in sorted(everything)]
     assert recalls == sorted(recalls)
     between = (recalls[0] + recalls[-1]) / 2
-    assert allowed("", between) == {effort: recall for effort, recall in everything.items() if recall >= between}
+    assert allowed(between) == {effort: recall for effort, recall in everything.items() if recall >= between}
 
 
 def test_without_an_index_there_is_no_effort(allowed):
-    assert allowed("exact", 0.0) == {}
+    assert allowed(0.0, Choice("exact", None, ())) == {}
 
 
 def outcome_of(changes):
