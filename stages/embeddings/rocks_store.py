@@ -9,7 +9,6 @@ import logging
 import shutil
 import tempfile
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
 
@@ -21,11 +20,12 @@ from stages.embeddings.formats.names import check_keys
 from stages.embeddings.formats.rocksdb_layout import DEFAULT_COLUMN_FAMILY, column_family
 from stages.embeddings.formats.rows import decode_vectors, encode_keys, encode_vectors
 from stages.embeddings.level import Found
+from stages.embeddings.wave import Wave
 from stages.errors import DataError, DependencyError
 
 BLOCK_CACHE_BYTES = 8 << 20  # index and filters live outside it; hot rows are in L1 and L2, not here
 BLOOM_BITS_PER_KEY = 10  # 1 % of unknown keys cost a read
-KEYS_PER_READ = 4  # of one thread: fewer than this are not worth handing over
+KEYS_PER_READ = 2  # of one thread: fewer are not worth waking it
 SST_ROWS = 1_000_000  # of one file: bounds the memory of loading
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class RocksStore:
         self._config, self._widths, self.writable, self._users = config, widths, writable, users
         self._families = {table: column_family(model, table) for table in widths}
         self._secondary = None if writable else tempfile.mkdtemp(prefix="rocksdb-secondary-")
-        self._threads = ThreadPoolExecutor(config.read_threads, thread_name_prefix="rocksdb")
+        self._wave = Wave(config.read_threads - 1)  # the thread that asks reads as well
         self._catching_up = threading.Lock()
         with self._failures("open"):
             self._open()
@@ -90,10 +90,7 @@ class RocksStore:
         """
         with self._failures("read"):
             parts = [(table, chunk) for table, keys in wanted.items() for chunk in self._chunks(encode_keys(keys))]
-            if len(parts) == 1:
-                replies = [self._get(*parts[0])]
-            else:
-                replies = list(self._threads.map(self._get, *zip(*parts, strict=True)))
+            replies = self._wave.run(self._get, parts)
             values: dict[str, list[bytes | None]] = {table: [] for table in wanted}
             for (table, _), (reply, _) in zip(parts, replies, strict=True):
                 values[table] += reply
@@ -165,7 +162,7 @@ class RocksStore:
             self._tables[table].ingest_external_file(files)
 
     def close(self) -> None:
-        self._threads.shutdown()
+        self._wave.close()
         self._tables.clear()
         try:
             self._db.close()

@@ -128,7 +128,7 @@ class SharedTable:
 
 
 class HotRows:
-    """L1: this process's hot rows, decoded. Follows the update ring: `refresh` before every lookup."""
+    """L1: this process's hot rows, decoded. Follows the update ring."""
 
     def __init__(self, config: TableConfig, shared: SharedTable) -> None:
         self._config, self._shared = config, shared
@@ -141,11 +141,15 @@ class HotRows:
         self.slots = CachedTable(block, sections, RowCodec("fp32", self._config.width), block.view)
         self._position = position
 
-    def refresh(self) -> None:
-        """Bring rows that were updated since the last call to their new values."""
+    def read(self, keys: np.ndarray, out: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+        """`SlotTable.read` of rows that include every update up to now."""
+        if self._shared.ring.head != self._position:
+            self._refresh()
+        return self.slots.read(keys, out)
+
+    def _refresh(self) -> None:
+        """Bring rows that were updated since the last read to their new values."""
         ring = self._shared.ring
-        if ring.head == self._position:
-            return
         head = ring.head
         recent = ring.since(self._position)
         if recent is None:
@@ -169,6 +173,7 @@ class TieredTable:
     def __init__(self, config: TableConfig) -> None:
         self.config, self.counts = config, TableCounts()
         self.codec = RowCodec(config.row_format, config.width)
+        self._plain = config.row_format == "fp32"  # as stored
         self.default = np.broadcast_to(np.asarray(config.default, np.float32), (config.width,))
         self.shared: SharedTable | None = None
         self.l1: HotRows | None = None
@@ -186,26 +191,32 @@ class TieredTable:
         slots = None if self.shared is None else self.shared.slots
         return self.l1 is None and slots is not None and slots.rows_resident == slots.capacity
 
+    @property
+    def whole(self) -> bool:
+        """L2 has every row: L3 is not asked."""
+        return self.config.complete and self.shared is not None and self.shared.slots.whole
+
     def read_top(self, keys: np.ndarray, out: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
         """What the first level gives: (float32 [N, D], anything where missing; bool [N] missing or None)."""
         if self.l1 is not None:
-            self.l1.refresh()
-            return self.l1.slots.read(keys, out)
+            return self.l1.read(keys, out)
         if self.shared is None or self.shared.slots is None:
             vectors = np.empty((len(keys), self.config.width), np.float32) if out is None else out
             return vectors, np.ones(len(keys), bool) if len(keys) else None
         return self.read_l2(keys, out)
 
-    def count_top(self, hits: int) -> None:
-        """Count what `read_top` had."""
+    def count_top(self, asked: int, missing: int) -> None:
+        """Count what `read_top` was asked for and had."""
+        counts = self.counts
+        counts.rows += asked
         if self.l1 is not None:
-            self.counts.l1_hits += hits
+            counts.l1_hits += asked - missing
         else:
-            self.counts.l2_hits += hits
+            counts.l2_hits += asked - missing
 
     def read_l2(self, keys: np.ndarray, out: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray | None]:
         """The same of L2 in shared memory."""
-        if self.codec.row_format == "fp32":
+        if self._plain:
             return self.shared.slots.read(keys, out)
         stored, missing = self.shared.slots.read(keys)
         vectors = self.codec.decode(stored)

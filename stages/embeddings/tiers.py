@@ -122,18 +122,15 @@ class Tiers:
 
     def _read_top(self, name: str, rows: np.ndarray, out: np.ndarray | None) -> tuple[np.ndarray, _Miss | None]:
         """-> (float32 [..., D], what is still to be filled in)."""
-        table, keys = self._table(name), np.ascontiguousarray(rows, np.int64)
-        if rows.ndim == 1:
-            vectors, missing = table.read_top(keys, out)
-            answer = vectors
-        else:
+        table = self._tables.get(name) or self._table(name)
+        keys = np.ascontiguousarray(rows, np.int64)
+        if keys.ndim != 1:
             keys = keys.reshape(-1)
-            width = table.config.width
-            vectors, missing = table.read_top(keys, None if out is None else out.reshape(len(keys), width))
-            answer = vectors.reshape(*rows.shape, width)
-        table.counts.rows += len(keys)
+            out = None if out is None else out.reshape(len(keys), table.config.width)
+        vectors, missing = table.read_top(keys, out)
+        answer = vectors if rows.ndim == 1 else vectors.reshape(*rows.shape, table.config.width)
         if missing is None:
-            table.count_top(len(keys))
+            table.count_top(len(keys), 0)
             return answer, None
         return answer, self._miss(table, keys, vectors, missing)
 
@@ -148,7 +145,7 @@ class Tiers:
     @staticmethod
     def _miss(table: TieredTable, keys: np.ndarray, vectors: np.ndarray, missing: np.ndarray) -> _Miss:
         distinct, inverse, counts = np.unique(keys[missing], return_inverse=True, return_counts=True)
-        table.count_top(len(keys) - len(inverse))
+        table.count_top(len(keys), len(inverse))
         return _Miss(table, keys, vectors, missing, distinct, inverse, counts)
 
     def _resolve(self, misses: list[_Miss]) -> None:
@@ -211,8 +208,12 @@ class Tiers:
 
     def _upkeep(self) -> None:
         self._lower.attach()
-        if self._lower.l3 is not None and self._lower.l3.store is not None:
-            self._lower.catch_up()
+        if self._lower.l3 is not None and self._lower.l3.store is not None and not self._all_in_l2:
+            self._lower.catch_up()  # holds the interpreter: not for tables that never ask L3
+
+    @property
+    def _all_in_l2(self) -> bool:
+        return all(table.whole for table in self._tables.values())
 
     def _warm(self, table: TableConfig) -> None:
         """Fill L2, then L1, with the first rows of a table: exporters put the most frequent values first."""

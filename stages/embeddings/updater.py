@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import os
 import socket
 import threading
 import time
@@ -33,10 +34,17 @@ from stages.errors import DataError
 BACKLOG_ROWS = 500_000  # of one store that is down; beyond it, messages wait in Kafka
 RECONNECT_MS = 1_000
 FETCH_WAIT_MS = 10  # what an idle broker may hold a fetch: part of the time from update to visible
+NICENESS = 5  # and batch scheduling: a request that needs the core gets it, while 100 ms to visible are not at stake
 TOPICS_EVERY_S, FIRST_TOPICS_EVERY_S = 5.0, 0.5  # how often to look for topics and partitions; the first update creates them
 METADATA_TIMEOUT_S = 1.0
 
 log = logging.getLogger(__name__)
+
+
+def yield_to_requests() -> None:
+    """Let this thread, and those that it will start, take a core only when serving does not want it."""
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
 
 
 class Backlog:
@@ -142,6 +150,7 @@ class Updater:
 
     def run(self, stop: threading.Event) -> None:
         """Until `stop` is set. Brokers may come and go."""
+        yield_to_requests()
         log.info("model %s follows %s", self._config.model, self._updates.brokers)
         with open(self._applier.path / "updater.lock", "wb") as lock:
             while not stop.is_set():
