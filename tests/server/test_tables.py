@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 
-from export.settings import TableSettings
+from export.models.cold_rows import ColdRows
+from export.settings import RankerChoice, TableSettings
 from export.tables import write_tables
 from server import supervisor, updaters
 from server.launcher import TritonServer
@@ -26,6 +27,7 @@ from stages.errors import ServerError
 from stages.pipeline import Pipeline
 from tests.server.requests import infer
 from tests.unit.embeddings.kafka_broker import MockBroker
+from tests.unit.small_shops import export, shop
 
 USERS = list(range(8))
 REPORT_EVERY_S = 1.0  # of stages/triton.py, which only a server can import
@@ -178,6 +180,29 @@ def test_a_killed_updater_is_started_again_and_loses_nothing(live, launch, broke
     assert not np.array_equal(after["scores"], before["scores"])
     assert (after["degraded"] == 0).all()
     pipeline.close()
+
+
+def test_narrow_rows_are_served_and_updated(launch, broker, tmp_path, monkeypatch):
+    """A shop whose cold rows are 3 wide: the server answers as a pipeline in process, also after an update of these rows."""
+    monkeypatch.setattr(RankerChoice, "cold", ColdRows(3, 0.4, least_rows=10))
+    tables = {"brokers": broker.address, "state": str(tmp_path / "state")}
+    repository = export(tmp_path, shop(tmp_path / "data", users=12, items=30, events=60), tables=tables)
+    config = settings_of(repository, 1)
+    cold = next(table for table in config.tables if table.name == "item_0-cold")
+    assert cold.width == 3
+    publisher = Publisher(broker.address, config.model, {table.name: table.width for table in config.tables})
+    server, pipeline = launch(repository), Pipeline.load(repository)
+    with grpcclient.InferenceServerClient(server.grpc_url) as client:
+        before = infer(client, user_id=USERS)
+        np.testing.assert_allclose(before["scores"], pipeline.recommend(USERS)["scores"], atol=1e-5)
+        publisher.publish(cold.name, np.arange(cold.rows), np.full((cold.rows, 3), 5, np.float32))
+        publisher.flush()
+        until(lambda: table_metrics(server).get(("updates_applied", cold.name)) == cold.rows)
+        after = infer(client, user_id=USERS)
+        np.testing.assert_allclose(after["scores"], pipeline.recommend(USERS)["scores"], atol=1e-5)
+    pipeline.close()
+    assert not np.array_equal(after["scores"], before["scores"])
+    assert (after["degraded"] == 0).all()
 
 
 def test_a_source_that_cannot_be_followed_stops_the_start(live, launch, info):
