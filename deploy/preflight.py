@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGES = {"numpy": "numpy<2", "onnxruntime": "onnxruntime", "faiss": "faiss-gpu-cu12"}  # module -> what pip installs
-WORKFLOW_PACKAGES = {"nvtabular": "nvtabular==23.8.0", "merlin": "merlin-systems==23.8.0"}
+WORKFLOW_PACKAGES = {"nvtabular": "nvtabular==23.8.0", "merlin.systems": "merlin-systems==23.8.0"}
 PLAN = '[merlin] preprocess = "compiled"'
 BACKEND = re.compile(r'^\s*backend:\s*"([^"]+)"', re.MULTILINE)
 
@@ -34,15 +34,22 @@ def faults(repository: Path, backends: Path) -> Iterator[str]:
             yield f"this image has no {name} backend in {backends}; use the image the repository was exported for (TRITON=…)"
     if any(repository.glob("*/*/stages")):
         for module, package in PACKAGES.items():
-            if not importlib.util.find_spec(module):
+            if not installed(module):
                 yield f"Python here lacks {module}, which the stages need: pip install '{package}', or build deploy/Dockerfile"
     if any(repository.glob("*/*/workflow/workflow.pkl")):
         for module, package in WORKFLOW_PACKAGES.items():
-            if not importlib.util.find_spec(module):
+            if not installed(module):
                 fact = f"Python here lacks {module}, which NVTabular's workflow needs"
                 yield f"{fact}: pip install '{package}', or export with {PLAN}"
     if "hps" in needed:
         yield from hps_faults(repository / "ps.json")
+
+
+def installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # not even the package it is in
+        return False
 
 
 def hps_faults(path: Path) -> Iterator[str]:

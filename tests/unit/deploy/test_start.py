@@ -129,7 +129,9 @@ def test_preflight_names_each_fault(image, tmp_path):
     (version / "workflow").mkdir()
     (version / "workflow" / "workflow.pkl").touch()
     assert preflight(tmp_path) == ""
-    assert "lacks nvtabular, which NVTabular's workflow needs" in preflight(tmp_path, "nvtabular")
+    said = preflight(tmp_path, "nvtabular", "merlin.systems")
+    assert "lacks nvtabular, which NVTabular's workflow needs" in said
+    assert "lacks merlin.systems, which NVTabular's workflow needs" in said
     folder = add_hps(tmp_path)
     assert preflight(tmp_path) == ""
     (folder / "key").unlink()

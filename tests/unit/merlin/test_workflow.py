@@ -18,6 +18,7 @@ from export.features.operators import Categories, HashValues
 from export.features.workflow import save_for_serving
 from export.merlin.pipeline import MerlinPipeline
 from export.merlin.publish import publish_merlin
+from export.merlin.streaming import MerlinStream
 from export.merlin.workflow import workflow_run
 from export.precision.agreement import EXACT
 from export.repository.check import check_repository
@@ -27,6 +28,7 @@ from server.repository import read_config
 from stages.contract import MISSING_INT
 from stages.encode import FIRST_ROW
 from stages.errors import ConfigError
+from stages.pipeline import Pipeline
 from stages.preprocess import Preprocess
 from stages.steps.preprocess import as_tensor
 from tests.contract import fake_backend
@@ -141,6 +143,19 @@ def test_a_changed_pickle_is_never_opened(repository, monkeypatch):
     model = runpy.run_path(str(folder / "1" / "model.py"))["TritonPythonModel"]()
     with pytest.raises(fake_backend.TritonModelException, match=r"workflow\.pkl is not the file that was published"):
         model.initialize({"model_name": MODEL, "model_repository": str(folder), "model_version": "1"})
+
+
+def test_rows_are_learned_from_what_it_encodes(published):
+    """export/stream.py traces requests through the repository's own parts."""
+    merlin, cpu = published
+    inputs = {"user_id": read_recorded(cpu / "recommend" / "1" / RECORDED_FILE).inputs["user_id"][:8]}
+    whole, parts = Pipeline.load(cpu), MerlinStream(merlin)
+    assert parts.stages["preprocess"].embedded.as_of_s == whole.stages["preprocess"].embedded.as_of_s
+    expected, got = whole.trace(inputs), parts.trace(inputs)
+    np.testing.assert_array_equal(got["user_categorical"], expected["user_categorical"])
+    np.testing.assert_array_equal(got["candidate_ids"], expected["candidate_ids"])
+    whole.close()
+    parts.close()
 
 
 def test_a_generation_that_kept_no_workflow(cpu, tmp_path):
