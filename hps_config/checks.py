@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from hps_config.parsers import BLOCKS, Finding
-from hps_config.ps_config import NO_MARGIN, VOLATILE_TYPES, ModelParams, PsConfig, VolatileDb
+from hps_config.ps_config import NO_MARGIN, PERSISTENT_TYPES, VOLATILE_TYPES, ModelParams, PsConfig, VolatileDb
 from hps_config.tables import ROW_FORMATS
 from stages.embeddings.formats.kafka import subscribed
 from stages.embeddings.formats.names import NAME
@@ -27,7 +27,11 @@ DATABASE_FREE_CACHES = ("static", "uvm")  # read the sparse files themselves; da
 def check_keys_present(document: dict) -> list[Finding]:
     """Keys that neither parser reads (misspelled, or left over from old samples), and keys that should not be left out."""
     top = {schema.name for schema in fields(PsConfig)}
-    findings = [*_unknown(document, top, ""), *_unstated_partitions(document.get("volatile_db"))]
+    findings = [
+        *_unknown(document, top, ""),
+        *_unstated_partitions(document.get("volatile_db")),
+        *_unstated_path(document.get("persistent_db")),
+    ]
     for name, block in BLOCKS.items():
         if isinstance(document.get(name), dict):
             if "type" not in document[name]:
@@ -39,6 +43,17 @@ def check_keys_present(document: dict) -> list[Finding]:
         if isinstance(model, dict):
             findings += _unknown(model, known, f"models[{i}].")
     return findings
+
+
+def _unstated_path(persistent_db: object) -> Iterator[Finding]:
+    if not isinstance(persistent_db, dict) or "path" in persistent_db:
+        return
+    if persistent_db.get("type") in PERSISTENT_TYPES["rocks_db"]:
+        yield _warning(
+            "persistent_db.path",
+            "is missing: RocksDB would lie in the folder for temporary files. Expected a folder that outlives the machine's "
+            "start. Write it.",
+        )
 
 
 def _unstated_partitions(volatile_db: object) -> Iterator[Finding]:
@@ -145,7 +160,7 @@ def _check_model(config: PsConfig, model: ModelParams, where: str) -> Iterator[F
     yield from _check_names(model, where)
     yield from _check_tables(model, where)
     yield from _check_devices(model, where)
-    yield from _check_cache(model, where)
+    yield from _check_cache(config, model, where)
     no_database = config.volatile_db.type == config.persistent_db.type == "disabled"
     if no_database and model.embedding_cache_type not in DATABASE_FREE_CACHES:
         yield _error(
@@ -208,9 +223,26 @@ def _check_devices(model: ModelParams, where: str) -> Iterator[Finding]:
         )
 
 
-def _check_cache(model: ModelParams, where: str) -> Iterator[Finding]:
+def _check_cache(config: PsConfig, model: ModelParams, where: str) -> Iterator[Finding]:
     if not model.gpucache:
         return
+    if model.use_static_table and model.embedding_cache_type != "static":
+        yield _warning(
+            f"{where}.use_static_table",
+            f"is true, which parser A alone reads; B serves a {model.embedding_cache_type} cache. Expected one word of both. "
+            "Write embedding_cache_type instead.",
+        )
+    if model.refresh_delay:
+        yield _warning(
+            f"{where}.refresh_delay",
+            f"is {model.refresh_delay}, and the hps backend does nothing by it. Expected 0. Remove it.",
+        )
+    if config.update_source.type != "null" and model.embedding_cache_type in DATABASE_FREE_CACHES:
+        yield _warning(
+            f"{where}.embedding_cache_type",
+            f"is {model.embedding_cache_type}, which is read from the files once: no update reaches it. Expected dynamic where "
+            "ps.json has an update_source. Change one of them.",
+        )
     if not 0 < model.gpucacheper <= 1:
         yield _error(f"{where}.gpucacheper", f"is {model.gpucacheper}. Expected a share above 0, at most 1. Correct it.")
     if not 0 <= model.cache_refresh_percentage_per_iteration <= 1:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from tritonclient.grpc import model_config_pb2 as pb
 
-from export.merlin import hps_rules
+from export.merlin import config_rules, hps_rules
 from export.merlin.hps import PS_FILE
-from export.merlin.parts import HPS, NVTABULAR, TENSORRT, WORKFLOW, models_of, parts_of, python_models
+from export.merlin.parts import HPS, NVTABULAR, TENSORRT, WORKFLOW, models_of, parts_of
 from export.merlin.publish import answer
 from export.merlin.settings import MerlinSettings
 from export.merlin.write import PROFILE
@@ -25,7 +25,6 @@ from hps_config.reader import check_ps_json, read_ps_json
 from server.repository import read_config
 from stages.artifacts import MANIFEST_FILE, read_json, read_stage, sha256_of
 from stages.contract import ENSEMBLE
-from stages.embeddings.formats.names import NAME
 from stages.generations import pinned_generation
 from stages.steps.gpu_index import MOST_GPU_RESULTS
 from stages.steps.specs import RANK_EMBEDDINGS, RANK_FEATURES, RETRIEVE_SEARCH, Sizes, StepSettings, keys_per_request
@@ -33,6 +32,7 @@ from stages.steps.specs import RANK_EMBEDDINGS, RANK_FEATURES, RETRIEVE_SEARCH, 
 AGAIN = "Export the repository again."
 BY_FORMAT_ONLY = (
     "that the hps backend loads ps.json and the sparse folder (both its parsers are modelled, the bytes read back)",
+    "that hps caches, refreshes and consumes updates as config.pbtxt and ps.json state (compared with the rules of its source)",
     "that TensorRT builds and runs the engines (ONNX Runtime ran the networks; profiles and CUDA graphs were compared)",
     "that Faiss takes the index to the GPU, and how much memory all of it needs there",
 )
@@ -46,9 +46,7 @@ def check_models(repository: Path) -> Iterator[Finding]:
         if not path.is_file():
             yield error(f"{name}/{CONFIG_FILE}", "The file is missing")
         elif (config := read_config(path)).name != name:
-            yield error(f"{name}/{CONFIG_FILE}", f"It names the model {config.name!r}")
-        elif not NAME.fullmatch(name):
-            yield error(name, "HPS takes names of 1 to 120 of A-Z a-z 0-9 _ - only")
+            yield error(f"{name}/{CONFIG_FILE}", f"It names the model {config.name!r}, expected {name!r}")
     for path in sorted(repository.iterdir()):
         if path.is_dir() and path.name not in models:
             yield Finding("error", path.name, "It is no model of this profile", "Move it out of the repository.")
@@ -124,6 +122,9 @@ def check_hps(repository: Path) -> Iterator[Finding]:
     if ps.update_source.type != "null" and config.parameters["refresh_interval"].string_value == "0":
         fact = "refresh_interval is 0, and ps.json has an update_source: a row that the GPU has cached never changes"
         yield Finding("warning", f"{RANK_EMBEDDINGS}/{CONFIG_FILE}", fact, "Set [merlin] refresh_interval_s and export again.")
+    if others := sorted({params.model for params in ps.models} - {RANK_EMBEDDINGS}):
+        fact = f"It names the models {', '.join(others)}, which are not in this repository: HPS loads them all when it starts"
+        yield Finding("warning", PS_FILE, fact, "Remove them from ps.json, or export again.")
     params = hps_rules.model_of(ps, RANK_EMBEDDINGS)
     if params is None:
         yield error(PS_FILE, f"It names no model {RANK_EMBEDDINGS!r}: the backend would not load it")
@@ -142,6 +143,30 @@ def check_hps(repository: Path) -> Iterator[Finding]:
     )
     for fact in facts:
         yield error(f"{RANK_EMBEDDINGS}/{CONFIG_FILE}", fact)
+    if len(params.sparse_files) == 1 and (fact := hps_rules.order_fault(params, repository, settings.mount, features, own)):
+        yield Finding("warning", f"{RANK_EMBEDDINGS}/{generation}", fact, AGAIN)
+
+
+def check_wiring(repository: Path) -> Iterator[Finding]:
+    """KEYS and NUMKEYS reach the `hps` model as it reads them."""
+    configs = {path.parent.name: read_config(path) for path in repository.glob(f"*/{CONFIG_FILE}")}
+    if RANK_EMBEDDINGS in configs:
+        for fact in hps_rules.wiring_faults(configs["rank"], configs):
+            yield error(f"rank/{CONFIG_FILE}", fact)
+
+
+def check_configs(repository: Path) -> Iterator[Finding]:
+    """Every model's version, model file and warm-up."""
+    generation = pinned_generation(repository)
+    for name in models_of(merlin_of(repository)):
+        config, folder = read_config(repository / name / CONFIG_FILE), repository / name
+        facts = (
+            *config_rules.version_faults(config, generation),
+            *config_rules.model_file_faults(config, folder / str(generation)),
+            *config_rules.warmup_faults(config, folder / "warmup"),
+        )
+        for fact in facts:
+            yield error(f"{name}/{CONFIG_FILE}", fact)
 
 
 def check_tensorrt(repository: Path) -> Iterator[Finding]:
@@ -151,13 +176,8 @@ def check_tensorrt(repository: Path) -> Iterator[Finding]:
             yield from check_tensorrt_model(repository / part.name)
 
 
-def check_python(repository: Path) -> Iterator[Finding]:
-    """Warm-up files are there, and the search asks for no more than a GPU index gives."""
-    for name in (*python_models(merlin_of(repository)), *workflow_models(repository)):
-        for warmup in read_config(repository / name / CONFIG_FILE).model_warmup:
-            for entry in warmup.inputs.values():
-                if not (repository / name / "warmup" / entry.input_data_file).is_file():
-                    yield error(f"{name}/warmup/{entry.input_data_file}", "The file is missing")
+def check_search(repository: Path) -> Iterator[Finding]:
+    """The search asks for no more than a GPU index gives."""
     candidates = read_stage(repository / RETRIEVE_SEARCH / str(pinned_generation(repository))).axes.candidates
     if candidates > MOST_GPU_RESULTS:
         yield error(RETRIEVE_SEARCH, f"{candidates} candidates; Faiss gives at most {MOST_GPU_RESULTS} on a GPU")
@@ -194,5 +214,16 @@ def error(where: str, fact: str) -> Finding:
     return Finding("error", where, fact, AGAIN)
 
 
-CHECKS = (check_models, check_files, check_ensembles, check_hps, check_tensorrt, check_python, check_pickles, check_answers)
-LAST_WORD = (check_models, check_files, check_python)  # nothing more is run where these, or what came before, found an error
+CHECKS = (
+    check_models,
+    check_files,
+    check_configs,
+    check_ensembles,
+    check_wiring,
+    check_hps,
+    check_tensorrt,
+    check_search,
+    check_pickles,
+    check_answers,
+)
+LAST_WORD = (check_models, check_files, check_search)  # nothing more is run where these, or what came before, found an error

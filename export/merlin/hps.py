@@ -7,6 +7,7 @@ the network behind it reads them by one reshape. A key is the first key of its s
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sized
 from pathlib import Path
 
 import numpy as np
@@ -45,11 +46,12 @@ def write_table(folder: Path, tables: dict[str, np.ndarray], use_counts: dict[st
 
 
 def estimated_uses(
-    tables: dict[str, np.ndarray], item_tables: tuple[str, ...], item_rows: np.ndarray, popularity: np.ndarray
+    tables: Mapping[str, Sized], item_tables: tuple[str, ...], item_rows: np.ndarray, popularity: np.ndarray
 ) -> dict[str, np.ndarray]:
     """How often each row will be asked for, up to a factor, float64 [rows] by table: HPS fills its cache hottest first.
 
-    item_rows: int [n_items + 1, Si]; popularity: float32 [n_items + 1] scaled logarithm of how often each item was taken.
+    tables: name -> its rows, in slot order; item_rows: int [n_items + 1, Si];
+    popularity: float32 [n_items + 1] scaled logarithm of how often each item was taken.
     Items' rows count what their items count. Users' rows are numbered by falling frequency, so the r-th counts 1 / r.
     """
     taken = np.expm1(popularity.astype(np.float64) / SCALE).clip(min=0.0)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 from tritonclient.grpc import model_config_pb2 as pb
 
-from export.merlin.hps import PS_FILE
+from export.merlin.hps import PS_FILE, estimated_uses
 from export.merlin.pipeline import under
 from hps_config.ps_config import ModelParams, PsConfig
 from stages.artifacts import open_array
 from stages.embeddings.formats.sparse_folder import read_sparse_folder
-from stages.steps.specs import HPS_OUTPUT, KEYS, NUMKEYS, StepSettings
+from stages.steps.specs import HPS_OUTPUT, KEYS, NUMKEYS, RANK_EMBEDDINGS, StepSettings
 
+READ = {"refresh_interval", "refresh_delay", "freeze_sparse"}  # parameters of config.pbtxt
+CHUNK_ROWS = 1 << 16
+ROUNDING = 1e-6  # of use counts, which another machine may compute otherwise in the last digits
 TENSORS = {KEYS: pb.TYPE_INT64, NUMKEYS: pb.TYPE_INT32}
 
 
@@ -46,6 +49,9 @@ def instance_faults(config: pb.ModelConfig, params: ModelParams) -> Iterator[str
             yield "An instance_group is not KIND_GPU with gpus, although ps.json has gpucache"
         if foreign := sorted(set(group.gpus) - set(params.deployed_device_list)):
             yield f"It runs on the GPUs {foreign}, which deployed_device_list of {PS_FILE} lacks"
+        elif group.gpus and params.deployed_device_list[-1] not in group.gpus:
+            last, gpus = params.deployed_device_list[-1], list(group.gpus)
+            yield f"deployed_device_list of {PS_FILE} ends with GPU {last}, where all instances would run; config has {gpus}"
         if len(set(group.gpus)) > 1:
             yield f"It runs on the GPUs {list(group.gpus)}: all instances would use the last one"
         if (group.count or 1) > params.num_of_worker_buffer_in_pool:
@@ -53,20 +59,74 @@ def instance_faults(config: pb.ModelConfig, params: ModelParams) -> Iterator[str
 
 
 def refresh_faults(config: pb.ModelConfig, params: ModelParams) -> Iterator[str]:
-    """The interval is read from config.pbtxt and cut to whole seconds."""
+    """The interval is read from config.pbtxt and cut to whole seconds; other parameters than READ are passed over."""
+    if unread := sorted({*config.parameters} - READ):
+        yield f"The parameters {', '.join(unread)} are not read by the backend; it knows {', '.join(sorted(READ))}"
     stated = config.parameters["refresh_interval"].string_value if "refresh_interval" in config.parameters else "0"
     if not stated.isdecimal():
         yield f"refresh_interval is {stated!r}: only whole seconds are read, and less than one never rests"
-    elif int(stated) and not params.cache_refresh_percentage_per_iteration > 0:
+    if params.refresh_interval:
+        yield f"refresh_interval of {PS_FILE} is {params.refresh_interval}; the backend goes by that of config.pbtxt, {stated}"
+    if stated.isdecimal() and int(stated) and not params.cache_refresh_percentage_per_iteration > 0:
         yield f"refresh_interval is {stated}, and cache_refresh_percentage_per_iteration of {PS_FILE} is 0: nothing happens"
 
 
 def table_faults(params: ModelParams, repository: Path, mount: str) -> Iterator[str]:
-    """The sparse folders: there, whole, with unique and unreserved keys. Raises ArtifactError, which says so."""
+    """The sparse folders: there, whole, finite, with unique and unreserved keys. Raises ArtifactError, which says so."""
     for path, width in zip(params.sparse_files, params.embedding_vecsize_per_table, strict=True):
-        read_sparse_folder(under(repository, mount, path), width)
+        table = read_sparse_folder(under(repository, mount, path), width)
+        if (row := first_unsound(table.vectors)) is not None:
+            yield f"Row {row} of {path}, key {table.keys[row]}, is not finite; expected numbers. Its answers would be NaN"
     if any(row_format != "fp32" for row_format in params.row_format_per_table):
         yield f"row_format_per_table is {list(params.row_format_per_table)}; HPS serves fp32 whatever it says"
+
+
+def first_unsound(vectors: np.ndarray) -> int | None:
+    """float32 [N, D] -> the first row with a NaN or an infinity."""
+    for start in range(0, len(vectors), CHUNK_ROWS):
+        sound = np.isfinite(vectors[start : start + CHUNK_ROWS]).all(axis=1)
+        if not sound.all():
+            return start + int(np.argmin(sound))
+    return None
+
+
+def order_fault(params: ModelParams, repository: Path, mount: str, features: Path, own: StepSettings) -> str:
+    """-> "" when the hottest keys come first, as far as the statistics tell that `rank_features` is published with."""
+    table = read_sparse_folder(under(repository, mount, params.sparse_files[0]), params.embedding_vecsize_per_table[0])
+    names = sorted(own.first_keys, key=own.first_keys.__getitem__)
+    ends = [*(own.first_keys[name] for name in names[1:]), len(table.keys)]
+    rows = {name: range(end - own.first_keys[name]) for name, end in zip(names, ends, strict=True)}
+    popularity = np.asarray(open_array(features, "popularity"))[:, 0]
+    uses = estimated_uses(rows, tuple(own.stage["item_tables"]), np.asarray(open_array(features, "item_rows")), popularity)
+    in_order = np.concatenate([uses[name] for name in names])[table.keys]
+    hotter = np.flatnonzero(in_order[1:] > in_order[:-1] * (1 + ROUNDING))
+    if not len(hotter):
+        return ""
+    at = int(hotter[0]) + 1
+    return (
+        f"Key {table.keys[at]}, asked for more often than key {table.keys[at - 1]}, comes after it in the sparse folder "
+        f"({len(hotter):,} such places): the GPU cache is filled from the start of the file, expected hottest first"
+    )
+
+
+def wiring_faults(rank: pb.ModelConfig, configs: Mapping[str, pb.ModelConfig]) -> Iterator[str]:
+    """rank: the ensemble around the `hps` model. It gets both tensors from one step, in host memory, one request at a time."""
+    steps = {step.model_name: step for step in rank.ensemble_scheduling.step}
+    if RANK_EMBEDDINGS not in steps:
+        yield f"The ensemble {rank.name} has no step {RANK_EMBEDDINGS}; it has {', '.join(steps)}"
+        return
+    made_by = {target: (name, own) for name, step in steps.items() for own, target in step.output_map.items()}
+    lookup = steps[RANK_EMBEDDINGS]
+    for tensor in TENSORS:
+        edge = lookup.input_map.get(tensor, "")
+        source, own = made_by.get(edge, ("", ""))
+        if own != tensor:
+            yield f"{tensor} of {RANK_EMBEDDINGS} is fed by {edge or 'nothing'}; expected what a step gives as {tensor}"
+        elif any(group.kind != pb.ModelInstanceGroup.KIND_CPU for group in configs[source].instance_group):
+            yield f"{source} makes {tensor} and is not KIND_CPU; the backend copies it from host memory, whatever lies there"
+    for name in (rank.name, RANK_EMBEDDINGS):
+        if configs[name].max_batch_size:
+            yield f"{name} has max_batch_size {configs[name].max_batch_size}; behind hps nothing is batched, expected 0"
 
 
 def key_faults(params: ModelParams, repository: Path, mount: str, features: Path, own: StepSettings) -> Iterator[str]:

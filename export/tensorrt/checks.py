@@ -19,7 +19,6 @@ from server.repository import read_config
 from stages.errors import ArtifactError
 
 AGAIN = "Export the repository again."
-STAND_INS = (build_engines.TENSORRT, build_engines.ONE_PROFILE, build_engines.ONNXRUNTIME, build_engines.PYTHON)
 TYPES = {  # what the backend knows (tensorrt_utils.cc); the ONNX type that an engine's tensor then has
     pb.TYPE_FP32: TensorProto.FLOAT,
     pb.TYPE_FP16: TensorProto.FLOAT16,
@@ -37,17 +36,27 @@ LayerNormalization Log MatMul Max Min Mod Mul Neg Pow QuantizeLinear Range Reduc
 Softmax Split Sqrt Squeeze Sub Sum Tanh Tile Transpose Unsqueeze Where
 """
 OPERATORS = frozenset(LOOKED_UP.split())
+MODEL_FILES = {  # what each configuration must have Triton open
+    build_engines.TENSORRT: build_engines.PLAN,
+    build_engines.ONE_PROFILE: build_engines.PLAN,
+    build_engines.ONNXRUNTIME: build_engines.ONNX,
+    build_engines.PYTHON: "model.py",
+}
 NEWEST_OPSET = 17  # of TensorRT 8.6
 
 
 def check_tensorrt_model(model: Path) -> Iterator[Finding]:
     """model: <REPO>/<name>, exported for TensorRT. -> what its backend would refuse, or the start script could not do."""
     where = f"{model.name}/{build_engines.CONFIG}"
-    if missing := [name for name in STAND_INS if not (model / "configs" / f"{name}.pbtxt").is_file()]:
+    if missing := [name for name in MODEL_FILES if not (model / "configs" / f"{name}.pbtxt").is_file()]:
         fact = f"configs/ lacks {', '.join(missing)}: the start script could not fall back"
         yield Finding("error", model.name, fact, AGAIN)
         return
     config = read_config(model / "configs" / f"{build_engines.TENSORRT}.pbtxt")
+    for name, expected in MODEL_FILES.items():
+        if (named := read_config(model / "configs" / f"{name}.pbtxt").default_model_filename) != expected:
+            fact = f"default_model_filename is {named!r}, expected {expected!r}: Triton would open another file"
+            yield Finding("error", f"{model.name}/configs/{name}.pbtxt", fact, AGAIN)
     if read_config(model / build_engines.CONFIG).backend != "tensorrt":
         fact = "It is served by ONNX Runtime: the start script found no engine when it last ran"
         yield Finding("warning", where, fact, "Read what build_engines.py said, mend that, and start again.")

@@ -100,6 +100,7 @@ def test_rules_between_keys(block, model, where):
 
 
 KAFKA = {"update_source": {"type": "kafka"}}
+FOLLOWED = KAFKA | {"volatile_db": {"type": "hash_map", "update_filters": [".+"]}}
 WARNINGS = [
     ({"volatile_db": {}, "persistent_db": {"type": "rocks_db"}}, {}, "volatile_db.type"),
     ({"persistent_db": {"path": "/data"}}, {}, "persistent_db.type"),
@@ -119,6 +120,15 @@ WARNINGS = [
     ({"volatile_db": {"type": "hash_map", "refresh_time_after_fetch": True}}, {}, "volatile_db.refresh_time_after_fetch"),
     ({}, {"hit_rate_insert_threshold": 1.0}, "models[0].hit_rate_insert_threshold"),
     ({}, {"db_type": "local"}, "models[0].db_type"),
+    ({"volatile_db": {"type": "hash_map", "initialize_after_startup": False}}, {}, "volatile_db.initialize_after_startup"),
+    ({"persistent_db": {"type": "rocks_db", "initialize_after_startup": False}}, {}, "persistent_db.initialize_after_startup"),
+    ({"persistent_db": {"type": "rocks_db"}}, {}, "persistent_db.path"),
+    ({}, {"use_static_table": True}, "models[0].use_static_table"),
+    ({}, {"refresh_delay": 2.0}, "models[0].refresh_delay"),
+    ({}, {"refresh_interval": 0.5}, "models[0].refresh_interval"),
+    ({"fuse_tables": True}, {}, "fuse_tables"),
+    (FOLLOWED, {"embedding_cache_type": "static"}, "models[0].embedding_cache_type"),
+    (FOLLOWED, {"embedding_cache_type": "uvm"}, "models[0].embedding_cache_type"),
 ]
 
 
@@ -132,6 +142,30 @@ def test_what_quietly_does_something_else(block, model, where):
 def test_filters_that_match_are_silent():
     both = {"volatile_db": {"type": "hash_map", "update_filters": [".+"]}}
     assert found(KAFKA | both) == ([], [])
+
+
+def test_the_two_static_spellings_may_agree():
+    assert found(use_static_table=True, embedding_cache_type="static") == ([], [])
+
+
+def test_tables_without_names_are_no_tables():
+    """A counts them, B calls all of them "": their rows would be looked for in different places."""
+    _, findings = check_document(document(cache_refresh_percentage_per_iteration=0.2))
+    assert "models[0].embedding_table_names" in errors(findings)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_default_values_that_a_pads_or_cuts_stop_the_export(n):
+    stops, quietly = found(default_value_for_each_table=[0.5] * n)
+    assert "models[0].default_value_for_each_table" in stops
+    assert "models[0].default_value_for_each_table" in quietly
+
+
+@pytest.mark.parametrize(("block", "key"), [("volatile_db", "type"), ("update_source", "type"), ("persistent_db", "type")])
+def test_names_that_a_does_not_know_stop_the_export(block, key):
+    stops, quietly = found({block: {key: "memcached"}})
+    assert f"{block}.{key}" in stops
+    assert f"{block}.{key}" in quietly
 
 
 def test_two_models_of_one_name():

@@ -16,6 +16,17 @@ from server.repository import read_config, write_config
 from stages.artifacts import MANIFEST_FILE, read_json, write_manifest
 
 EMBEDDINGS = "rank_embeddings"
+REQUIRED = [  # by parser B, and by A what has no default
+    *("model", "sparse_files", "max_batch_size", "embedding_vecsize_per_table", "maxnum_catfeature_query_per_table_per_sample"),
+    *("default_value_for_each_table", "deployed_device_list", "gpucache", "hit_rate_threshold", "gpucacheper"),
+    "num_of_worker_buffer_in_pool",
+]
+PER_TABLE = [
+    *("embedding_table_names", "embedding_vecsize_per_table", "maxnum_catfeature_query_per_table_per_sample"),
+    *("default_value_for_each_table", "row_format_per_table"),
+]
+KAFKA = {"update_source": {"type": "kafka", "brokers": "kafka:9092"}}
+ROCKS = {"type": "rocks_db", "path": "/var/lib/hps/rocksdb"}
 
 
 def errors(repository) -> str:
@@ -30,9 +41,10 @@ def edit(repository, model: str, change) -> None:
 
 
 def edit_ps(repository, **changes) -> None:
+    """Keys of the model; None takes one out."""
     document = load_json(repository / "ps.json")
-    document["models"][0] |= changes
-    (repository / "ps.json").write_text(json.dumps({k: v for k, v in document.items() if v is not None}))
+    document["models"][0] = {k: v for k, v in (document["models"][0] | changes).items() if v is not None}
+    (repository / "ps.json").write_text(json.dumps(document))
 
 
 @pytest.mark.parametrize("triton", ["24.03", "modern"])
@@ -84,8 +96,93 @@ class TestFiles:
         assert errors(repository) == ""
 
     def test_a_missing_warm_up_file(self, repository):
-        next((repository / "rank_features" / "warmup").iterdir()).unlink()
-        assert "rank_features/warmup/" in errors(repository)
+        path = next((repository / "rank_features" / "warmup").iterdir())
+        path.unlink()
+        assert f"rank_features/config.pbtxt: warmup/{path.name}: The file is missing" in errors(repository)
+
+    def test_a_cut_warm_up_file(self, repository):
+        path = repository / "rank_features" / "warmup" / "history_ids_0"
+        path.write_bytes(path.read_bytes()[:-1])
+        assert "warmup/history_ids_0 holds 511 bytes, a row of its tensor takes 512" in errors(repository)
+
+
+def of_warmup(name: str):
+    """-> (config -> the tensor of its first warm-up)."""
+    return lambda config: config.model_warmup[0].inputs[name]
+
+
+class TestConfigs:
+    """What Triton itself refuses, whichever backend serves the model."""
+
+    @pytest.mark.parametrize(
+        ("model", "change", "fact"),
+        [
+            (
+                "rank_scores",
+                lambda c: setattr(c, "default_model_filename", "rank.py"),
+                "is 'rank.py'; for python the export writes",
+            ),
+            (
+                "rank_dense",
+                lambda c: setattr(c, "default_model_filename", "dense.plan"),
+                "for tensorrt the export writes model.plan",
+            ),
+            (
+                "rank_scores",
+                lambda c: c.version_policy.specific.versions.append(7),
+                "version_policy names [1, 7]; the ensembles are",
+            ),
+            (
+                EMBEDDINGS,
+                lambda c: c.ClearField("version_policy"),
+                "version_policy names no version; the ensembles are pinned to 1",
+            ),
+            (
+                "rank_features",
+                lambda c: setattr(of_warmup("history_ids")(c), "data_type", pb.TYPE_INT32),
+                "sends history_ids as TYPE_INT32, the model takes TYPE_INT64",
+            ),
+            (
+                "rank_features",
+                lambda c: of_warmup("history_ids")(c).dims.__setitem__(0, 3),
+                "sends history_ids with the dims [3], the model takes [64]",
+            ),
+            (
+                "rank_features",
+                lambda c: of_warmup("history_ids")(c).dims.append(1),
+                "with the dims [64, 1], the model takes [64]",
+            ),
+            ("rank_features", lambda c: of_warmup("more")(c).dims.append(1), "sends more, which the model does not take"),
+            (
+                "rank_features",
+                lambda c: c.model_warmup[0].inputs.pop("history_ids"),
+                "lacks history_ids, which the model must be sent",
+            ),
+            (
+                "rank_features",
+                lambda c: setattr(c.model_warmup[0], "batch_size", 65),
+                "has a batch of 65; max_batch_size is 64",
+            ),
+            ("rank_dense", lambda c: of_warmup("embeddings")(c).dims.__setitem__(0, 0), "sends embeddings with the dims [0]"),
+        ],
+    )
+    def test_broken_rules(self, repository, model, change, fact):
+        edit(repository, model, change)
+        assert f"{model}/config.pbtxt: " in errors(repository)
+        assert fact in errors(repository)
+
+    def test_a_model_file_that_is_not_there(self, repository):
+        (repository / "rank_scores" / "1" / "model.py").unlink()
+        reseal(repository, "rank_scores")
+        assert "rank_scores/config.pbtxt: 1/model.py is missing, which python opens" in errors(repository)
+
+    @pytest.mark.parametrize("name", ["tensorrt", "tensorrt_one_profile", "onnxruntime", "python"])
+    def test_a_configuration_that_the_start_script_would_put_in_place(self, repository, name):
+        path = repository / "rank_dense" / "configs" / f"{name}.pbtxt"
+        config = read_config(path)
+        config.default_model_filename = "other"
+        path.write_text(text_format.MessageToString(config))
+        assert f"rank_dense/configs/{name}.pbtxt: default_model_filename is 'other', expected 'model." in errors(repository)
 
 
 class TestHpsModel:
@@ -109,6 +206,9 @@ class TestHpsModel:
             (lambda c: c.instance_group[0].gpus.append(3), "all instances would use the last one"),
             (lambda c: setattr(c.instance_group[0], "count", 3), "3 instances share 2 worker buffers"),
             (lambda c: setattr(c.parameters["refresh_interval"], "string_value", "0.5"), "only whole seconds are read"),
+            (lambda c: setattr(c.parameters["refresh_interval"], "string_value", "-1"), "only whole seconds are read"),
+            (lambda c: setattr(c.parameters["refresh"], "string_value", "5"), "parameters refresh are not read by the backend"),
+            (lambda c: c.instance_group[0].gpus.__setitem__(0, 1), "deployed_device_list of ps.json lacks"),
         ],
     )
     def test_broken_rules(self, repository, change, fact):
@@ -143,11 +243,74 @@ class TestPsJson:
             ({"sparse_files": ["/models/rank_embeddings/1/none.model"]}, "is missing or empty"),
             ({"row_format_per_table": ["int8"]}, "HPS serves fp32 whatever it says"),
             ({"num_of_refresher_buffer_in_pool": 0}, "a refresh would spin for ever"),
+            (
+                {"deployed_device_list": [0, 1]},
+                "deployed_device_list of ps.json ends with GPU 1, where all instances would run",
+            ),
+            ({"deployed_device_list": [1]}, "It runs on the GPUs [0], which deployed_device_list of ps.json lacks"),
+            ({"refresh_interval": 5}, "refresh_interval of ps.json is 5; the backend goes by that of config.pbtxt, 0"),
+            ({"cache_refresh_percentage_per_iteration": 1.5}, "Expected a share from 0 to 1"),
+            ({"embedding_table_names": ["rank.1"]}, "Expected 1 to 120 of A-Z a-z 0-9 _ -"),
+            ({"model": "rank.embeddings"}, "Expected 1 to 120 of A-Z a-z 0-9 _ -"),
         ],
     )
     def test_broken_rules(self, repository, changes, fact):
         edit_ps(repository, **changes)
         assert fact in errors(repository)
+
+    @pytest.mark.parametrize("key", REQUIRED)
+    def test_every_required_key(self, repository, key):
+        edit_ps(repository, **{key: None})
+        assert f"ps.json models[0].{key}: is missing" in errors(repository)
+
+    @pytest.mark.parametrize("key", PER_TABLE)
+    @pytest.mark.parametrize("times", [0, 2])
+    def test_arrays_of_another_length_than_the_tables(self, repository, key, times):
+        value = load_json(repository / "ps.json")["models"][0][key]
+        edit_ps(repository, **{key: value * times})
+        assert f"ps.json models[0].{key}: has {times} values for 1 sparse files. Expected 1" in errors(repository)
+
+    @pytest.mark.parametrize(
+        ("top", "fact"),
+        [
+            ({"supportlonglong": False}, "The hps backend takes INT64 keys only"),
+            ({"fuse_embedding_table": True}, "The hps backend disagrees with fused caches"),
+            ({"models": []}, "Expected at least one model"),
+        ],
+    )
+    def test_what_holds_for_the_whole_file(self, repository, top, fact):
+        (repository / "ps.json").write_text(json.dumps(load_json(repository / "ps.json") | top))
+        assert fact in errors(repository)
+
+    def test_comments(self, repository):
+        text = (repository / "ps.json").read_text()
+        (repository / "ps.json").write_text(text.replace("{", "{ // a comment\n", 1))
+        assert "Expected strict JSON, without comments" in errors(repository)
+
+    @pytest.mark.parametrize(
+        ("changes", "top", "fact"),
+        [
+            ({"hit_rate_threshold": 0.9}, {}, "gets default vectors for its misses"),
+            ({"cache_refresh_percentage_per_iteration": 0.0}, {}, "the cache starts empty"),
+            ({"max_get_batch_size": 1}, {}, "is read by neither parser"),
+            ({"use_static_table": True}, {}, "which parser A alone reads"),
+            ({"embedding_cache_type": "static"}, KAFKA, "no update reaches it"),
+            ({}, KAFKA | {"volatile_db": {"type": "hash_map", "num_partitions": 8}}, "matches no update of rank_embeddings"),
+            ({}, {"volatile_db": {"num_partitions": 8}, "persistent_db": ROCKS}, "which disables it. Expected the kind"),
+            ({}, {"persistent_db": {"type": "rocks_db"}}, "in the folder for temporary files"),
+        ],
+    )
+    def test_what_is_passed_over_in_silence(self, repository, changes, top, fact):
+        (repository / "ps.json").write_text(json.dumps(load_json(repository / "ps.json") | top))
+        edit_ps(repository, **changes)
+        assert any(fact in f"{f.fact} {f.remedy}" for f in check_repository(repository) if f.level == "warning")
+
+    def test_models_that_hps_would_load_as_well(self, repository):
+        document = load_json(repository / "ps.json")
+        document["models"].append(document["models"][0] | {"model": "another"})
+        (repository / "ps.json").write_text(json.dumps(document))
+        warnings = [finding.fact for finding in check_repository(repository) if finding.level == "warning"]
+        assert any("names the models another, which are not in this repository" in fact for fact in warnings)
 
     def test_answers_that_are_not_exact_are_warned_of(self, repository):
         edit_ps(repository, hit_rate_threshold=0.9)
@@ -177,6 +340,94 @@ class TestPsJson:
         (keys[kept] + 1).tofile(folder / "key")
         reseal(repository, EMBEDDINGS)
         assert "are not 0 to 19" in errors(repository)
+
+
+class TestRows:
+    """The bytes of the sparse folder."""
+
+    @pytest.fixture
+    def folder(self, repository):
+        (folder,) = (repository / EMBEDDINGS / "1").glob("rank-*.model")
+        return folder
+
+    @pytest.mark.parametrize(
+        ("file", "dtype", "change", "fact"),
+        [
+            ("key", "<i8", lambda a: a.__setitem__(1, -1), "has key -1. HPS reserves"),
+            ("key", "<i8", lambda a: a.__setitem__(1, 2**63 - 1), "has key 9223372036854775807. HPS reserves"),
+            ("key", "<i8", lambda a: a.__setitem__(1, a[0]), "occurs more than once"),
+            ("emb_vector", "<f4", lambda a: a.__setitem__(40, np.nan), "Row 2 of /models/rank_embeddings/1/rank-"),
+            ("emb_vector", "<f4", lambda a: a.__setitem__(-1, np.inf), "is not finite; expected numbers"),
+        ],
+    )
+    def test_broken_rules(self, repository, folder, file, dtype, change, fact):
+        values = np.fromfile(folder / file, dtype)
+        change(values)
+        values.tofile(folder / file)
+        reseal(repository, EMBEDDINGS)
+        assert fact in errors(repository)
+
+    @pytest.mark.parametrize(("file", "fact"), [("key", "The files were cut or belong"), ("emb_vector", "The files were cut")])
+    def test_cut_files(self, repository, folder, file, fact):
+        (folder / file).write_bytes((folder / file).read_bytes()[:-4])
+        reseal(repository, EMBEDDINGS)
+        assert fact in errors(repository)
+
+    @pytest.mark.parametrize("order", ["coldest first", "by number"])
+    def test_keys_in_another_order_than_they_are_asked_for(self, repository, folder, order):
+        """Every answer is right, and the GPU cache is filled with rows that nobody wants."""
+        keys = np.fromfile(folder / "key", "<i8")
+        vectors = np.fromfile(folder / "emb_vector", "<f4").reshape(len(keys), -1)
+        at = np.arange(len(keys))[::-1] if order == "coldest first" else np.argsort(keys)
+        keys[at].tofile(folder / "key")
+        vectors[at].tofile(folder / "emb_vector")
+        reseal(repository, EMBEDDINGS)
+        (finding,) = check_repository(repository)
+        assert (finding.level, finding.where) == ("warning", f"{EMBEDDINGS}/1")
+        assert "the GPU cache is filled from the start of the file, expected hottest first" in finding.fact
+
+
+class TestWiring:
+    """KEYS and NUMKEYS on their way to the backend."""
+
+    @pytest.mark.parametrize(
+        ("model", "change", "fact"),
+        [
+            (
+                "rank",
+                lambda c: c.ensemble_scheduling.step[1].input_map.__setitem__("KEYS", "pair_numbers"),
+                "is fed by pair_numbers",
+            ),
+            (
+                "rank",
+                lambda c: c.ensemble_scheduling.step[1].input_map.pop("NUMKEYS"),
+                "NUMKEYS of rank_embeddings is fed by nothing",
+            ),
+            ("rank", lambda c: c.ensemble_scheduling.step.pop(1), "The ensemble rank has no step rank_embeddings"),
+            (
+                "rank_features",
+                lambda c: setattr(c.instance_group[0], "kind", pb.ModelInstanceGroup.KIND_GPU),
+                "rank_features makes KEYS and is not KIND_CPU",
+            ),
+            (
+                EMBEDDINGS,
+                lambda c: setattr(c, "max_batch_size", 8),
+                "rank_embeddings has max_batch_size 8; behind hps nothing is",
+            ),
+            ("rank", lambda c: setattr(c, "max_batch_size", 8), "rank has max_batch_size 8; behind hps nothing is batched"),
+        ],
+    )
+    def test_broken_rules(self, repository, model, change, fact):
+        edit(repository, model, change)
+        assert fact in errors(repository)
+
+    def test_keys_and_their_numbers_exchanged(self, repository):
+        def exchange(config):
+            edges = config.ensemble_scheduling.step[1].input_map
+            edges["KEYS"], edges["NUMKEYS"] = "NUMKEYS", "KEYS"
+
+        edit(repository, "rank", exchange)
+        assert "KEYS of rank_embeddings is fed by NUMKEYS; expected what a step gives as KEYS" in errors(repository)
 
 
 def reseal(repository, model: str) -> None:
