@@ -24,6 +24,7 @@ from stages.search import INDEX_FILE, Blocked, Neighbours, Search, recency_weigh
 Arrays = dict[str, np.ndarray]
 
 TABLES_FOLDER, NETWORK, HISTORY_TABLE = "tables", "user_tower", "history"
+NO_BLAS = 2**31 - 1  # queries from which Faiss ranks lists by BLAS, which rounds otherwise: a user gets the same lists alone
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,7 @@ def load_search(folder: Path, settings: RetrieveSettings) -> Search:
     index = None
     if settings.index != "exact":
         path = folder / INDEX_FILE
+        faiss.cvar.distance_compute_blas_threshold = NO_BLAS
         try:
             index = faiss.read_index(str(path))
         except RuntimeError as error:

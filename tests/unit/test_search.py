@@ -6,7 +6,8 @@ import pytest
 
 from export.retrieval.index import index_vectors
 from stages.errors import ArtifactError
-from stages.search import Blocked, Neighbours, Search, recency_weights
+from stages.retrieve import RetrieveSettings, load_search
+from stages.search import INDEX_FILE, Blocked, Neighbours, Search, index_queries, recency_weights
 
 N_ITEMS, WIDTH, HISTORY, N_NEIGHBOURS, B = 300, 8, 6, 5, 12
 
@@ -98,6 +99,27 @@ def test_answers_do_not_depend_on_batch_mates_bit_for_bit(whole, size):
         own = search(users[rows], history[rows], Blocked(blocked.rows[mine] - start, blocked.positions[mine]), 20)
         np.testing.assert_array_equal(own[0], positions[rows])
         np.testing.assert_array_equal(own[1], scores[rows])
+
+
+def test_a_user_is_shown_the_same_lists_alone_and_among_many(tmp_path):
+    """Faiss ranks the lists of 20 queries and more by BLAS, which rounds otherwise: of equal lists others are searched."""
+    catalogue, rng = random_catalogue(), np.random.default_rng(2)
+    vectors, neighbours, available = catalogue
+    centres = faiss.IndexFlatL2(WIDTH + 1)
+    index = faiss.IndexIVFFlat(centres, WIDTH + 1, 30)
+    moved = index_vectors(vectors[available])
+    index.train(moved)
+    index.add_with_ids(moved, np.flatnonzero(available))
+    index.nprobe = 2
+    faiss.write_index(index, str(tmp_path / INDEX_FILE))
+    neighbours.save(tmp_path)
+    np.save(tmp_path / "available.npy", available)
+    np.save(tmp_path / "item_vectors.npy", vectors)
+    search = load_search(tmp_path, RetrieveSettings((), filter_seen=False, index="lists"))
+    asked = index_queries(rng.normal(size=(4_000, WIDTH)).astype(np.float32))
+    together = search.index.quantizer.search(asked, 30)[0]
+    alone = np.concatenate([search.index.quantizer.search(query[None], 30)[0] for query in asked])
+    np.testing.assert_array_equal(together, alone)
 
 
 def test_padding_only_when_the_catalogue_has_no_more():
