@@ -168,7 +168,7 @@ def overhead(
     with tempfile.TemporaryDirectory(prefix="perf-overhead-") as scratch, full.progress(overhead_mode.steps(rounds)) as step:
         result = overhead_mode.measure_overhead(repo, folder, Path(scratch), candidates, rounds, window_s, step)
     (folder / "overhead.json").write_text(result.model_dump_json(indent=1))
-    for table in (tables.overhead_table(result), tables.memory_table(result.memory)):
+    for table in (tables.overhead_table(result), tables.breakdown_table(result.breakdowns), tables.memory_table(result.memory)):
         _out().print(table.to_rich())
     _out().print("answers: " + (f"they differ: {result.differing_answers}" if result.differing_answers else "all equal"))
     facts = {"perf": "overhead", "repo": str(repo), "candidates": result.candidates, "rounds": rounds}

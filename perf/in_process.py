@@ -62,11 +62,11 @@ class InProcess:
             worker.communicate()
         self._folder.cleanup()
 
-    def measure(self, batch: int, seconds: float, workers: int | None = None) -> Speed:
-        """`workers` of the processes (default: all) at the same time."""
+    def measure(self, batch: int, seconds: float, workers: int | None = None, pause_s: float = 0.0) -> Speed:
+        """`workers` of the processes (default: all) at the same time. pause_s: between two calls, in which caches cool down."""
         chosen = self._workers[:workers]
         for worker in chosen:
-            worker.stdin.write(json.dumps({"batch": batch, "seconds": seconds}) + "\n")
+            worker.stdin.write(json.dumps({"batch": batch, "seconds": seconds, "pause_s": pause_s}) + "\n")
             worker.stdin.flush()
         answers = [_answer(worker) for worker in chosen]
         latency_ns = np.concatenate([answer["latency_ns"] for answer in answers])

@@ -2,7 +2,8 @@
 
     python -P perf/in_process_worker.py REPO GENERATION ROWS.npz
 
-Each line on stdin, {"batch": B, "seconds": s}, is answered by a line {"rows": …, "seconds": …, "latency_ns": […]} on stdout.
+Each line on stdin, {"batch": B, "seconds": s, "pause_s": p}, is answered by a line {"rows": …, "seconds": …, "latency_ns": […]}
+on stdout.
 The code that runs is the one published beside the artifacts, so two repositories compare as they would be served.
 """
 
@@ -29,8 +30,8 @@ def main(repo: Path, generation: int, rows_file: str) -> None:
         print(json.dumps(measure(pipeline, rows, **json.loads(line))), flush=True)
 
 
-def measure(pipeline, rows: dict[str, np.ndarray], batch: int, seconds: float) -> dict:
-    """Whole batches one after another until `seconds` have passed."""
+def measure(pipeline, rows: dict[str, np.ndarray], batch: int, seconds: float, pause_s: float) -> dict:
+    """Whole batches one after another, `pause_s` between them, until `seconds` have passed."""
     count = len(rows["user_id"]) // batch
     batches = [{name: array[i * batch : (i + 1) * batch] for name, array in rows.items()} for i in range(count)]
     for inputs in batches[:5]:
@@ -39,6 +40,9 @@ def measure(pipeline, rows: dict[str, np.ndarray], batch: int, seconds: float) -
     end_ns = start_ns + int(seconds * 1e9)
     now_ns = start_ns
     while now_ns < end_ns:
+        if pause_s:
+            time.sleep(pause_s)
+            now_ns = time.perf_counter_ns()
         pipeline(batches[len(latency_ns) % count])
         before_ns, now_ns = now_ns, time.perf_counter_ns()
         latency_ns.append(now_ns - before_ns)

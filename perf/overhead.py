@@ -24,6 +24,7 @@ from export.relayout import relayout
 from export.repository.config import CONFIG_FILE, LAYOUTS
 from export.repository.recorded import RECORDED_FILE, compare_answers, read_recorded
 from perf import schedule
+from perf.breakdown import Breakdown, breakdown
 from perf.full import new_bench
 from perf.in_process import InProcess
 from perf.measure import Bench, Scenario, add_open
@@ -36,6 +37,7 @@ from stages.contract import ENSEMBLE
 MANY_CLIENTS = 32
 PEAK_CLIENTS = (8, 16, 32, 64)  # the peak is the best of these
 OPEN_S = 5.0
+PAUSE_S = 0.002  # about what lies between two runs of a kernel when one client is served
 ROWS = 1_000
 COMPARED_ROWS = 256
 SLOWER = 1.05  # a p50 within it is "no slower": two runs of one server differ as much
@@ -70,6 +72,7 @@ class Overhead(BaseModel):
     differing_answers: str  # "" when all answer alike
     figures: list[Figure]
     memory: dict[str, list[ProcessMemory]]  # by layout, at the peak of the sum
+    breakdowns: dict[str, Breakdown]  # by layout
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,10 @@ def measure_overhead(
     with sides(scratch, folder, peak_clients, window_s, step) as both:
         differing = differing_answers(both)
         taken = [_round(both, number, window_s, step) for number in range(rounds)]
+        parts = {}
+        for layout, bench in both.benches.items():
+            step(f"{layout}: where the time goes")
+            parts[layout] = breakdown(bench, window_s)
         batch = both.batch
         c = both.benches["fused"].specs["retrieve"].outputs[0].dims[0]
     figures = figures_of({name: [once[name] for once in taken] for name in taken[0]}, c)
@@ -111,6 +118,7 @@ def measure_overhead(
         differing_answers=differing,
         figures=figures + peak,
         memory=memory,
+        breakdowns=parts,
     )
 
 
@@ -178,8 +186,11 @@ def _round(both: Sides, number: int, window_s: float, step: Step) -> dict[str, f
 
 
 def _in_process(both: Sides, window_s: float) -> dict[str, float]:
-    alone = both.workers.measure(1, window_s, workers=1).p50_ms
-    return {"in process p50": alone, "in process rate": both.workers.measure(both.batch, 2 * window_s).rate}
+    return {
+        "in process p50": both.workers.measure(1, window_s, workers=1).p50_ms,
+        "in process p50, paused": both.workers.measure(1, window_s, workers=1, pause_s=PAUSE_S).p50_ms,
+        "in process rate": both.workers.measure(both.batch, 2 * window_s).rate,
+    }
 
 
 def _served(name: str, bench: Bench, both: Sides, window_s: float) -> dict[str, float]:
@@ -228,7 +239,11 @@ def figures_of(taken: dict[str, list[float]], candidates: int) -> list[Figure]:
     return figures
 
 
-IN_PROCESS = (("p50 of one request, ms", "p50"), ("requests/s on all cores", "rate"))
+IN_PROCESS = (
+    ("p50 of one request, ms", "p50"),
+    (f"p50 of one request {PAUSE_S * 1e3:g} ms after the one before, ms", "p50, paused"),
+    ("requests/s on all cores", "rate"),
+)
 
 
 def mb(memory: list[ProcessMemory]) -> float:
@@ -237,4 +252,4 @@ def mb(memory: list[ProcessMemory]) -> float:
 
 def steps(rounds: int) -> int:
     """How often `measure_overhead` calls `step`."""
-    return 1 + len(LAYOUTS) + 2 * len(LAYOUTS) + rounds * (1 + 2 * len(LAYOUTS))
+    return 1 + 4 * len(LAYOUTS) + rounds * (1 + 2 * len(LAYOUTS))

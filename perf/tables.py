@@ -15,6 +15,7 @@ from stages.contract import STAGES
 
 if TYPE_CHECKING:
     from perf.ab import Ratio
+    from perf.breakdown import Breakdown
     from perf.growth import Axis
     from perf.memory import ProcessMemory
     from perf.overhead import Overhead
@@ -189,6 +190,13 @@ def overhead_table(result: Overhead) -> Table:
         + ", ".join(f"{clients} clients ({layout})" for layout, clients in result.peak_clients.items())
     )
     return Table(title, ("figure", "median", "of the rounds", "bound", ""), tuple(rows))
+
+
+def breakdown_table(breakdowns: dict[str, Breakdown]) -> Table:
+    parts = ("round_trip", "kernels", "hand_over", "queue", "copies", "rest")
+    rows = [Row((layout, *(f"{getattr(found, f'{part}_us'):,.0f}" for part in parts))) for layout, found in breakdowns.items()]
+    title = "Where the time of one client's request goes, mean microseconds"
+    return Table(title, ("layout", *(part.replace("_", " ") for part in parts)), tuple(rows))
 
 
 def memory_table(memory: dict[str, list[ProcessMemory]]) -> Table:

@@ -4,16 +4,18 @@ import numpy as np
 import pytest
 
 from perf import growth, overhead, plots, tables
+from perf.breakdown import kernel_us, parts_of
 from perf.growth import Axis
 from perf.memory import ProcessMemory
 from perf.overhead import Figure, Overhead, figures_of
+from perf.server_stats import StageTimes
 
 PER_LAYOUT = {"p50": 3.0, "rate": 500.0, "rate, many": 400.0, "tail": 2.0, "errors": 0.0, "unbatched p50": 3.0}
 
 
 def taken(rounds=3, **changes):
     """What `rounds` rounds measured, all alike but for `changes`."""
-    once = {"in process p50": 2.0, "in process rate": 1_000.0}
+    once = {"in process p50": 2.0, "in process p50, paused": 2.5, "in process rate": 1_000.0}
     for layout in ("ensemble", "fused"):
         once |= {f"{layout} {key}": value for key, value in (PER_LAYOUT | {"unbatched rate": 200.0}).items()}
     return {name: [changes.get(name, value)] * rounds for name, value in once.items()}
@@ -59,12 +61,34 @@ def test_the_table_says_what_is_missed():
         differing_answers="",
         figures=figures_of(taken(), candidates=1_000),
         memory={"fused": [ProcessMemory(name="tritonserver", pid=1, pss_mib=100.0, rss_mib=200.0)]},
+        breakdowns={"fused": parts_of(4_600.0, 3_600.0, [model(3_900.0)])},
     )
     rows = {row.cells[0]: row for row in tables.overhead_table(result).rows}
     row = rows["ensemble: answers/s against in-process on all cores"]
     assert (row.cells[-2:], row.kept) == (("at least 0.7", "MISSED"), False)
     assert tables.memory_table(result.memory).rows[0].cells == ("fused: tritonserver", "100", "200")
+    assert tables.breakdown_table(result.breakdowns).rows[0].cells == ("fused", "4,600", "3,600", "300", "80", "190", "430")
     assert overhead.mb(result.memory["fused"]) == pytest.approx(104.8576)
+
+
+def model(infer_us):
+    counted = {"queue_us": 80.0, "compute_input_us": 30.0, "compute_infer_us": infer_us, "compute_output_us": 160.0}
+    return StageTimes(requests=10, failed=0, calls_by_batch={1: 10}, **counted)
+
+
+def test_the_parts_of_a_round_trip_add_up():
+    found = parts_of(6_000.0, 3_000.0, [model(1_000.0)] * 4)
+    parts = (found.kernels_us, found.hand_over_us, found.queue_us, found.copies_us, found.rest_us)
+    assert parts == (3_000.0, 1_000.0, 320.0, 760.0, 920.0)
+    assert sum(parts) == found.round_trip_us
+
+
+def test_kernel_time_is_of_one_row_over_all_stages_since_the_first_reading():
+    seconds, rows = "recommender_kernel_seconds", "recommender_kernel_rows"
+    before = {(seconds, "stage=rank"): 1.0, (rows, "stage=rank"): 100.0}
+    after = {(seconds, "stage=rank"): 1.5, (rows, "stage=rank"): 600.0}
+    after |= {(seconds, "stage=rerank"): 0.25, (rows, "stage=rerank"): 500.0}
+    assert kernel_us(before, after) == pytest.approx(1_000 + 500)
 
 
 def test_the_slope_is_the_exponent_of_growth(tmp_path):
