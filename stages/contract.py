@@ -134,7 +134,10 @@ def ensemble_spec(stages: dict[str, ModelSpec]) -> ModelSpec:
 
 def generation_faults(generation: np.ndarray, own: int) -> dict[int, str]:
     """int64 [B, 1] -> row -> message where a request was prepared by another generation than this stage's."""
-    foreign = (generation[:, 0] != own) & (generation[:, 0] != ANY_GENERATION)
+    foreign = generation[:, 0] != own
+    if not foreign.any():
+        return {}
+    foreign &= generation[:, 0] != ANY_GENERATION
     return {
         int(row): f"generation is {generation[row, 0]}, this stage serves {own}; send requests through the ensemble"
         for row in np.flatnonzero(foreign)
