@@ -123,18 +123,20 @@ def private_bytes_of_a_full_table(config, folder):
     return (after.rss - after.shared) - (before.rss - before.shared)
 
 
-def test_planned_memory_is_what_the_tiers_take(tmp_path):
+@pytest.mark.parametrize(("width", "row_format"), [(16, "int8"), (4, "fp32")], ids=["hot", "cold"])
+def test_planned_memory_is_what_the_tiers_take(tmp_path, width, row_format):
     """Fill L1 and L2 of a planned table and measure: this process's private memory, and the shared file."""
-    spec = TableSpec("item", rows=1_000_000, width=16, row_format="int8")
+    spec = TableSpec("item", rows=1_000_000, width=width, row_format=row_format)
     plan = plan_tiers((spec,), Budgets(l1_bytes=40 * 2**20, l2_bytes=16 * 2**20, l3_bytes=2**30))
     planned = plan.tables[0]
     path = tmp_path / "ps.json"
+    of_one_table = {name: values[:1] for name, values in document()["models"][0].items() if isinstance(values, list)}
     changed = document(
         {"volatile_db": {"type": "hash_map", "num_partitions": 8, "overflow_margin": plan.overflow_margin}},
-        **{name: values[:1] for name, values in document()["models"][0].items() if isinstance(values, list)},
+        **of_one_table | {"embedding_vecsize_per_table": [width]},
         embedding_table_names=["item"],
         gpucacheper=plan.gpucacheper,
-        row_format_per_table=["int8"],
+        row_format_per_table=[row_format],
     )
     path.write_text(json.dumps(changed))
     config = tiers_config(read_ps_json(path), "dlrm_hps", "shop", {"item": spec.rows}, source="rows").tables[0]
