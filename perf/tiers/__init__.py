@@ -3,7 +3,7 @@
     python -m perf.tiers hits misses growth big updates kernel served --rows 50000000 --repo model_repository
 
 hits, misses, growth, big, updates   the bare look-up of 256 keys, against what the same machine does without the tiers
-kernel                               the rank stage of `--repo` in this process, its item ids a table far larger than its RAM
+kernel                               requests to `--repo` in this process, its item ids a table far larger than its RAM
 served                               `recommend` and `rank` of a real server on `--repo`, while rows are updated
 
 Tables of `--rows` rows x 16 and less lie in `--folder`, written once (50,000,000 rows: 7 GB, a few minutes). What is compared

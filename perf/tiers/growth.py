@@ -33,12 +33,12 @@ class Size:
     rows: int
     tiers: Tiers
     device: RawDevice
-    resident: np.ndarray  # int64: keys in memory
     cached: int  # rows that fit
 
     def requests(self, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """-> int64 [count, 256] keys that all hit, and the same with 13 that do not."""
-        hits = self.resident[zipf_keys(len(self.resident), EXPONENT, (count, KEYS_PER_REQUEST), rng)]
+        resident = resident_keys(self.tiers, 2 * self.cached)  # fewer after every round of misses
+        hits = resident[zipf_keys(len(resident), EXPONENT, (count, KEYS_PER_REQUEST), rng)]
         mixed = hits.copy()
         mixed[:, :N_MISSES] = rng.integers(2 * self.cached, self.rows, (count, N_MISSES))
         return hits, mixed
@@ -77,4 +77,4 @@ def _opened(folder: Path, rows: int, cached: int, rng: np.random.Generator, open
     tiers = open_now.enter_context(opened(settings(rows, source, l2_rows=cached), arena=f"bench-growth-{rows}"))
     device = RawDevice(f"{source}/{TABLE}.npy")
     open_now.callback(device.close)
-    return Size(rows, tiers, device, resident_keys(tiers, 2 * cached), cached)
+    return Size(rows, tiers, device, cached)

@@ -1,4 +1,6 @@
-"""The rank stage of a real repository over a table far larger than its RAM: p99 of a request against all rows in RAM.
+"""A real repository over a table far larger than its RAM: p99 of a request against all rows in RAM.
+
+In one process: the four stages as `recommend` runs them, and the rank stage among them, which reads the table.
 
 The candidates' item ids become keys of the large table, drawn by Zipf's law: a catalogue of that many items. Everything else is
 the repository's own: the requests, the other tables, the network.
@@ -10,14 +12,14 @@ import os
 import tempfile
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from perf.tiers.big import cases_of, shares
 from perf.tiers.traffic import ROW_BYTES, TABLE, WIDTH, opened, settings, write_table, zipf_keys
-from perf.workload import draw, read_requests
+from perf.workload import Arrays, draw, read_requests
 from stages.artifacts import stage_folder
 from stages.embeddings.config import TiersConfig, read_config
 from stages.embeddings.metrics import TableCounts
@@ -27,8 +29,8 @@ from stages.pipeline import Pipeline
 from stages.rank import TABLES_FOLDER, Rank
 
 LARGE = "item_0"  # whose place the large table takes
-WARM_REQUESTS, REQUESTS, ROUNDS = 2_000, 300, 8  # of each case; REQUESTS in every round
-REST_OF_REQUEST_S = 0.002  # the network, the other stages
+WARM_REQUESTS, REQUESTS, ROUNDS, DRAWN = 1_500, 250, 8, 200  # of each case; REQUESTS in every round
+REST_OF_REQUEST_S = 0.002  # the network, a server
 
 
 class ItemRows:
@@ -47,49 +49,79 @@ class ItemRows:
 
 
 @dataclass
+class Timed:
+    """The rank stage, and how long each of its calls took."""
+
+    rank: Rank
+    ms: list[float] = field(default_factory=list)
+
+    def faults(self, inputs: Arrays) -> dict[int, str]:
+        return self.rank.faults(inputs)
+
+    def __call__(self, inputs: Arrays) -> Arrays:
+        begun_s = time.perf_counter()
+        outputs = self.rank(inputs)
+        self.ms.append(1e3 * (time.perf_counter() - begun_s))
+        return outputs
+
+
+@dataclass
 class Case:
     name: str
     tiers: Tiers
-    rank: Rank
+    rank: Timed
+    pipeline: Pipeline
+    ms: list[float] = field(default_factory=list)  # of the whole request
     before: TableCounts | None = None
 
     @property
     def counts(self) -> TableCounts:
         return self.tiers.metrics().tables[TABLE].counts
 
+    def warm(self, requests: list[Arrays]) -> None:
+        for number in range(WARM_REQUESTS):
+            self.pipeline(requests[number % len(requests)])
+        self.tiers.settle()
+        self.rank.ms.clear()
+        self.before = self.counts
+
+    def ask(self, request: Arrays) -> None:
+        begun_s = time.perf_counter()
+        self.pipeline(request)
+        self.ms.append(1e3 * (time.perf_counter() - begun_s))
+
 
 def bench_kernel(repo: Path, folder: Path, rows: int, rng: np.random.Generator, exponent: float) -> list[dict]:
     source = write_table(folder, rows, rng)
-    pipeline = Pipeline.load(repo)
-    inputs = rank_inputs(pipeline, repo, rng)
-    shape = (WARM_REQUESTS + REQUESTS * ROUNDS, pipeline.info.axes.candidates)
-    keys = zipf_keys(rows, exponent, shape, rng)
     with ExitStack() as open_now:
+        pipeline = Pipeline.load(repo)
         open_now.callback(pipeline.close)
-        small = Path(open_now.enter_context(tempfile.TemporaryDirectory()))
-        own = tiers_of(repo, pipeline.info.generation)
-        link_tables(own, source, small)
-        cases = []
-        for name, (threshold, levels) in cases_of(rows, WIDTH).items():
-            config = with_large(
-                own, settings(rows, source, threshold, **levels), small, f"bench-kernel-{os.getpid()}-{len(cases)}"
-            )
-            tiers = open_now.enter_context(opened(config))
-            cases.append(Case(name, tiers, over(pipeline.stages["rank"], tiers, keys)))
+        drawn = draw(read_requests(repo, pipeline.info.generation), DRAWN, rng)
+        requests = [{name: values[row : row + 1] for name, values in drawn.items()} for row in range(DRAWN)]
+        keys = zipf_keys(rows, exponent, (WARM_REQUESTS + REQUESTS * ROUNDS, pipeline.info.axes.candidates), rng)
+        cases = open_cases(pipeline, tiers_of(repo, pipeline.info.generation), rows, source, keys, open_now)
         for case in cases:
-            for number in range(WARM_REQUESTS):
-                case.rank(inputs[number % len(inputs)])
-            case.tiers.settle()
-            case.before = case.counts
-        taken_ms = in_turns(cases, inputs)
-        return [described(case, ms, taken_ms[0]) for case, ms in zip(cases, taken_ms, strict=True)]
+            case.warm(requests)
+        for _ in range(ROUNDS):
+            for case in cases:
+                for number in range(REQUESTS):
+                    case.ask(requests[number % DRAWN])
+                    time.sleep(REST_OF_REQUEST_S)
+        return [described(case, cases[0]) for case in cases]
 
 
-def rank_inputs(pipeline: Pipeline, repo: Path, rng: np.random.Generator, count: int = 200) -> list[dict[str, np.ndarray]]:
-    """What the stages before hand to `rank`, one request each."""
-    requests = draw(read_requests(repo, pipeline.info.generation), count, rng)
-    traces = [pipeline.trace({name: values[row : row + 1] for name, values in requests.items()}) for row in range(count)]
-    return [{tensor.name: trace[tensor.name] for tensor in pipeline.specs["rank"].inputs} for trace in traces]
+def open_cases(
+    pipeline: Pipeline, own: TiersConfig, rows: int, source: str, keys: np.ndarray, open_now: ExitStack
+) -> list[Case]:
+    small = Path(open_now.enter_context(tempfile.TemporaryDirectory()))
+    link_tables(own, source, small)
+    cases = []
+    for name, (threshold, levels) in cases_of(rows, WIDTH).items():
+        large = settings(rows, source, threshold, **levels)
+        tiers = open_now.enter_context(opened(with_large(own, large, small, f"bench-kernel-{os.getpid()}-{len(cases)}")))
+        rank = Timed(over(pipeline.stages["rank"], tiers, keys))
+        cases.append(Case(name, tiers, rank, replace(pipeline, stages=pipeline.stages | {"rank": rank})))
+    return cases
 
 
 def tiers_of(repo: Path, generation: int) -> TiersConfig:
@@ -122,32 +154,20 @@ def over(rank: Rank, tiers: Tiers, keys: np.ndarray) -> Rank:
     return replace(rank, settings=named, tables=tiers, item_rows=ItemRows(rank.item_rows, keys))
 
 
-def in_turns(cases: list[Case], inputs: list[dict[str, np.ndarray]]) -> list[list[float]]:
-    """-> milliseconds of every request, by case."""
-    taken_ms: list[list[float]] = [[] for _ in cases]
-    for _ in range(ROUNDS):
-        for case, ms in zip(cases, taken_ms, strict=True):
-            for number in range(REQUESTS):
-                begun_s = time.perf_counter()
-                case.rank(inputs[number % len(inputs)])
-                ms.append(1e3 * (time.perf_counter() - begun_s))
-                time.sleep(REST_OF_REQUEST_S)
-    return taken_ms
-
-
-def described(case: Case, ms: list[float], of_all_in_ram: list[float]) -> dict:
+def described(case: Case, all_in_ram: Case) -> dict:
     table = case.tiers.metrics().tables[TABLE]
-    p50_ms, p99_ms = (round(float(np.percentile(ms, q)), 3) for q in (50, 99))
     result = {
         "case": case.name,
         "ram_share": round((table.l1_bytes + table.l2_bytes) / (case.tiers.config.tables[0].rows * ROW_BYTES), 4),
         **shares(case.before, case.counts),
-        "p50_ms": p50_ms,
-        "p99_ms": p99_ms,
-        "p99_ratio": round(p99_ms / float(np.percentile(of_all_in_ram, 99)), 2),
     }
+    for what, ms, of in (("request", case.ms, all_in_ram.ms), ("rank", case.rank.ms, all_in_ram.rank.ms)):
+        p50_ms, p99_ms = (round(float(np.percentile(ms, q)), 3) for q in (50, 99))
+        result |= {f"{what}_p50_ms": p50_ms, f"{what}_p99_ms": p99_ms}
+        result[f"{what}_p99_ratio"] = round(p99_ms / float(np.percentile(of, 99)), 2)
     print(
         "{case:30} RAM {ram_share:6.1%}  in memory {memory_hit_rate:.1%}  late {late:.1%}  "
-        "p50 {p50_ms:6.2f}  p99 {p99_ms:6.2f} ms  ({p99_ratio} of all in RAM)".format(**result)
+        "request p50 {request_p50_ms:5.2f}  p99 {request_p99_ms:5.2f} ms ({request_p99_ratio} of all in RAM)  "
+        "rank p50 {rank_p50_ms:5.2f}  p99 {rank_p99_ms:5.2f} ms ({rank_p99_ratio})".format(**result)
     )
     return result

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,9 @@ from stages.embeddings.slots import CachedTable, CompleteTable
 INDEX_SHARE = 0.25  # of L2's rows: as much memory a shared array of every key's slot may take
 L1_INDEX_SHARE = 1.0  # L1 exists for speed
 SHARED_MEMORY = "/dev/shm"
+
+# (int64 [N] keys, out float32 [N, D] or None) -> (float32 [N, D], anything where missing; bool [N] missing or None)
+ReadRows = Callable[[np.ndarray, np.ndarray | None], tuple[np.ndarray, np.ndarray | None]]
 
 
 def l1_sections(config: TableConfig) -> Sections:
@@ -141,7 +144,7 @@ class HotRows:
         self.slots = CachedTable(block, sections, RowCodec("fp32", self._config.width), block.view)
         self._position = position
 
-    def read(self, keys: np.ndarray, out: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+    def read(self, keys: np.ndarray, out: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray | None]:
         """`SlotTable.read` of rows that include every update up to now."""
         if self._shared.ring.head != self._position:
             self._refresh()
@@ -173,17 +176,21 @@ class TieredTable:
     def __init__(self, config: TableConfig) -> None:
         self.config, self.counts = config, TableCounts()
         self.codec = RowCodec(config.row_format, config.width)
-        self._plain = config.row_format == "fp32"  # as stored
         self.default = np.broadcast_to(np.asarray(config.default, np.float32), (config.width,))
-        self.shared: SharedTable | None = None
-        self.l1: HotRows | None = None
+        self.detach()
 
     def attach(self, shared: SharedTable) -> None:
         self.shared = shared
         self.l1 = HotRows(self.config, shared) if self.config.l1_rows else None
+        if self.l1 is not None:
+            self.read_top = self.l1.read
+        elif shared.slots is not None:
+            self.read_top = shared.slots.read if self.codec.row_format == "fp32" else self.read_l2
 
     def detach(self) -> None:
-        self.l1 = self.shared = None
+        self.l1: HotRows | None = None
+        self.shared: SharedTable | None = None
+        self.read_top: ReadRows = self._read_nothing  # what the first level gives
 
     @property
     def warm(self) -> bool:
@@ -196,14 +203,9 @@ class TieredTable:
         """L2 has every row: L3 is not asked."""
         return self.config.complete and self.shared is not None and self.shared.slots.whole
 
-    def read_top(self, keys: np.ndarray, out: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
-        """What the first level gives: (float32 [N, D], anything where missing; bool [N] missing or None)."""
-        if self.l1 is not None:
-            return self.l1.read(keys, out)
-        if self.shared is None or self.shared.slots is None:
-            vectors = np.empty((len(keys), self.config.width), np.float32) if out is None else out
-            return vectors, np.ones(len(keys), bool) if len(keys) else None
-        return self.read_l2(keys, out)
+    def _read_nothing(self, keys: np.ndarray, out: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray | None]:
+        vectors = np.empty((len(keys), self.config.width), np.float32) if out is None else out
+        return vectors, np.ones(len(keys), bool) if len(keys) else None
 
     def count_top(self, asked: int, missing: int) -> None:
         """Count what `read_top` was asked for and had."""
@@ -215,8 +217,8 @@ class TieredTable:
             counts.l2_hits += asked - missing
 
     def read_l2(self, keys: np.ndarray, out: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray | None]:
-        """The same of L2 in shared memory."""
-        if self._plain:
+        """What L2 in shared memory gives."""
+        if self.codec.row_format == "fp32":
             return self.shared.slots.read(keys, out)
         stored, missing = self.shared.slots.read(keys)
         vectors = self.codec.decode(stored)
