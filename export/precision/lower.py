@@ -32,8 +32,6 @@ PRECISIONS = ("fp32", "fp16", "int8")
 NEXT = {"int8": "fp16", "fp16": "fp32"}  # what a network becomes that does not bear a precision
 RANGE_BATCHES, ALONE_BATCHES = 16, 8  # batches that ranges are taken from, and that single products are measured on
 LEAST_WORK = 0.01  # of a network's: casts around a smaller product cost more than it
-# Not `retrieve`: the user tower runs once a request, and what it gives decides who the candidates are. Halving it moves final
-# scores by up to 0.02 (Online Retail).
 
 
 @dataclass(frozen=True)

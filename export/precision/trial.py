@@ -13,6 +13,8 @@ from export.repository.recorded import RECORDED_FILE, read_recorded
 from stages.contract import ENSEMBLE, PAD_ID
 
 REQUESTS_PER_BATCH = 8
+# Not `retrieve`: the user tower runs once a request, and what it gives decides who the candidates are. Halving it moves final
+# scores by up to 0.02 (Online Retail).
 LOWERED_STAGES = ("rank", "rerank")
 
 

@@ -17,7 +17,7 @@ from export.precision.graphs import PRODUCTS, multiply_adds, tidy, weight_bytes
 from export.precision.half import MOVING, halved
 from export.precision.int8 import quantized, weighted_products
 from export.precision.lower import lower_network, lower_networks, outputs, said
-from perf.precision import Quality, verdict_of
+from perf.precision import Quality, main, verdict_of
 from stages.errors import ConfigError
 from tests.unit.precision.conftest import CANDIDATES, batch_for_lists
 
@@ -245,3 +245,12 @@ def test_a_change_comes_with_its_error_over_users():
     assert (verdict.score_change, verdict.other_lists, verdict.beyond_half) == (0.5, 3, 3)
     assert verdict.ndcg_change == pytest.approx(0.0, abs=1e-12)
     assert verdict.ndcg_error == pytest.approx(0.1 / 2 / 0.5)
+
+
+def test_a_data_set_that_is_not_here_is_skipped_with_its_reason(monkeypatch, capsys):
+    monkeypatch.setattr("perf.precision.DATA", ("not-here",))
+    main()
+    said = capsys.readouterr().out
+    assert "skipped: " in said
+    assert "not-here" in said.split("skipped: ")[1]
+    assert said.splitlines()[-1] == '{"perf": "precision"}'
