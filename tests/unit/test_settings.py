@@ -2,6 +2,8 @@
 
 import pytest
 
+from export.build import ranking_settings
+from export.models.cold_rows import ColdRows
 from export.settings import FIRST_STAGE_QUEUE_DELAY_US, Settings, read_settings
 from stages.contract import ENSEMBLE, STAGES
 from stages.errors import ConfigError
@@ -26,6 +28,12 @@ def test_a_section_per_model_overrides_the_common_one(tmp_path):
     assert serving["rank"].max_batch_size == 32
     assert serving["rerank"].instances == 1
     assert {serving[name].queue_delay_us for name in STAGES} == {7}
+
+
+def test_cold_rows_are_off_by_default(tmp_path):
+    assert read_settings(None).ranker.cold is None
+    settings = read(tmp_path, "[ranker]\ncold_width = 4\nhot_share = 0.2")
+    assert ranking_settings(settings).ranker.cold == ColdRows(4, 0.2)
 
 
 @pytest.mark.parametrize(
