@@ -17,6 +17,7 @@ from export.precision.graphs import PRODUCTS, multiply_adds, tidy, weight_bytes
 from export.precision.half import MOVING, halved
 from export.precision.int8 import quantized, weighted_products
 from export.precision.lower import lower_network, lower_networks, outputs, said
+from perf.compression import in_int8
 from perf.precision import Quality, main, verdict_of
 from stages.errors import ConfigError
 from tests.unit.precision.conftest import CANDIDATES, batch_for_lists
@@ -185,6 +186,16 @@ def test_int8_is_written_where_the_first_places_stay():
     assert (got.precision, got.share, got.fp32_nodes) == ("int8", 0.5, ())
     assert moved_share(trial.answers({"rank": faithful_session(got.model)})["item_ids"], trial.exact["item_ids"]) <= MOST_MOVED
     assert said("rank", "int8", got) == "rank: 50% of the multiply-adds in int8"
+
+
+def test_the_comparison_of_small_networks_leaves_the_first_layer_alone(ranker):
+    model, feeds = tidy(ranker[0]), ranker[1]
+    int8, kept = in_int8(model, feeds)
+    quantised = set(weighted_products(model)) - set(kept)
+    assert quantised
+    assert next(node.name for node in model.graph.node if node.op_type == "MatMul" and "pair_numbers" in node.input) in kept
+    everything = quantized(model, feeds[::2], set(weighted_products(model)))
+    assert change(model, int8, feeds[1::2]) < change(model, everything, feeds[1::2])
 
 
 def test_a_precision_that_there_is_not():
