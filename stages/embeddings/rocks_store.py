@@ -26,6 +26,7 @@ from stages.errors import DataError, DependencyError
 BLOCK_CACHE_BYTES = 8 << 20  # index and filters live outside it; hot rows are in L1 and L2, not here
 BLOOM_BITS_PER_KEY = 10  # 1 % of unknown keys cost a read
 KEYS_PER_READ = 2  # of one thread: fewer are not worth waking it
+MEMTABLE_BYTES = 4 << 20  # what a secondary replays at most when it catches up, holding the interpreter: 10 us per row
 SST_ROWS = 1_000_000  # of one file: bounds the memory of loading
 
 log = logging.getLogger(__name__)
@@ -73,6 +74,7 @@ class RocksStore:
         options.set_use_direct_reads(self._config.direct_reads)
         options.set_advise_random_on_open(True)
         options.set_keep_log_file_num(2)
+        options.set_write_buffer_size(MEMTABLE_BYTES)
         blocks = BlockBasedOptions()
         blocks.set_bloom_filter(BLOOM_BITS_PER_KEY, False)
         blocks.set_block_cache(Cache(BLOCK_CACHE_BYTES))

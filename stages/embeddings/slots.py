@@ -28,7 +28,8 @@ UNREADABLE = np.uint32(EMPTY | 1)
 NO_KEY = -1  # HPS reserves it, so no row has it
 EPOCH, HOLES = 0, 1  # words of the header
 HEADER_WORDS = 8
-READ_ATTEMPTS = 3  # of rows that are being written just now
+READ_ATTEMPTS = 40  # of rows that are being written just now
+READ_PAUSE_S = 0.0002  # between two of them: writing takes 50 us, or until a writer that lost the core has it again
 WAYS = 8  # slots of a set
 MOST_USES = 255
 # One read in so many counts as a use, one insertion in so many halves the counts of its set. perf/bench_cache_policy.py: up to
@@ -108,7 +109,8 @@ class SlotTable:
                 trusted &= ~absent
             if not (~trusted & (before & 1 == 1)).any():
                 break
-            time.sleep(0)  # let a writer among our own threads go on
+            self.heal()
+            time.sleep(READ_PAUSE_S)
         self.heal()
         return rows, None if trusted.all() else ~trusted
 

@@ -7,12 +7,14 @@ import os
 import signal
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stages.embeddings import slots
 from stages.embeddings.memory import PrivateBlock, SharedBlock
 from stages.embeddings.row_formats import RowCodec
 from stages.embeddings.slots import WAYS, CachedTable, CompleteTable
@@ -160,6 +162,29 @@ def test_a_reader_beside_a_writer_sees_whole_rows_of_the_right_key(kind):
 
 class _Killed(BaseException):
     """Stands for SIGKILL at one exact line: whatever follows in the writer does not happen."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_that_is_being_written_is_waited_for(kind, monkeypatch):
+    table, keys = table_of(kind), np.arange(N_KEYS)
+    put(table, keys)
+    begun, paused, done = threading.Event(), threading.Event(), threading.Event()
+    monkeypatch.setattr(slots, "time", SimpleNamespace(sleep=lambda _: (paused.set(), done.wait(10))))
+
+    def write() -> None:
+        begin = table._begin
+        table._begin = lambda slots: (begin(slots), begun.set(), paused.wait(10))[0]
+        put(table, keys[:5], version=1)
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert begun.wait(10)
+    rows, missing = table.read(keys)
+    writer.join(10)
+    assert paused.is_set()
+    assert missing is None
+    np.testing.assert_array_equal(rows, rows_of(keys) + (keys < 5)[:, None])
 
 
 @pytest.mark.parametrize("kind", KINDS)

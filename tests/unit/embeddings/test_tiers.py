@@ -270,3 +270,15 @@ def test_an_instance_that_finds_l2_filled_fills_nothing(open_tiers, source, monk
     tiers = open_tiers(table, **settings)
     assert fetched == []
     np.testing.assert_array_equal(tiers.lookup("items", np.arange(ROWS)), random_rows(ROWS, WIDTH))
+
+
+@pytest.mark.parametrize(("l2_rows", "catches_up"), [(1000, False), (100, True)])
+def test_only_tables_that_ask_l3_keep_it_current(source, open_tiers, tmp_path, monkeypatch, l2_rows, catches_up):
+    table = TableConfig("items", 1000, 4, l2_rows=l2_rows)
+    rocksdb = RocksConfig(str(tmp_path / "rocksdb"))
+    tiers = open_tiers(table, source=source(items=random_rows(1000, 4)), rocksdb=rocksdb)
+    assert tiers._lower.l3.store is not None
+    caught_up = []
+    monkeypatch.setattr(tiers._lower, "catch_up", lambda: caught_up.append(True))
+    tiers._upkeep()
+    assert bool(caught_up) == catches_up
