@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 
 from perf import growth, overhead, plots, tables
-from perf.breakdown import kernel_us, parts_of
+from perf.breakdown import kernel_us, models_of, parts_of
 from perf.growth import Axis
+from perf.hit_rates import parse
 from perf.memory import ProcessMemory
 from perf.overhead import Figure, Overhead, figures_of
 from perf.server_stats import StageTimes
+from stages.errors import ServerError
 
 PER_LAYOUT = {"p50": 3.0, "rate": 500.0, "rate, many": 400.0, "tail": 2.0, "errors": 0.0, "unbatched p50": 3.0}
 
@@ -83,11 +85,28 @@ def test_the_parts_of_a_round_trip_add_up():
     assert sum(parts) == found.round_trip_us
 
 
+def read(stage, seconds, rows):
+    """A metrics page as tritonserver writes it."""
+    lines = ""
+    for name, value in (("recommender_kernel_seconds", seconds), ("recommender_kernel_rows", rows)):
+        lines += f'# HELP {name} x\n# TYPE {name} counter\n{name}{{stage="{stage}"}} {value}\n'
+    return parse(lines)
+
+
+def test_an_ensembles_own_times_are_those_of_its_steps():
+    stages = {"recommend": model(9.0), "rank": model(1.0), "rerank": model(2.0)}
+    assert [times.compute_infer_us for times in models_of(stages)] == [1.0, 2.0]
+    assert [times.compute_infer_us for times in models_of({"recommend": model(9.0)})] == [9.0]
+
+
+def test_metrics_without_kernels_are_refused():
+    with pytest.raises(ServerError, match="metrics lack recommender_kernel_rows_total"):
+        kernel_us({}, {})
+
+
 def test_kernel_time_is_of_one_row_over_all_stages_since_the_first_reading():
-    seconds, rows = "recommender_kernel_seconds", "recommender_kernel_rows"
-    before = {(seconds, "stage=rank"): 1.0, (rows, "stage=rank"): 100.0}
-    after = {(seconds, "stage=rank"): 1.5, (rows, "stage=rank"): 600.0}
-    after |= {(seconds, "stage=rerank"): 0.25, (rows, "stage=rerank"): 500.0}
+    before = read("rank", seconds=1.0, rows=100)
+    after = read("rank", seconds=1.5, rows=600) | read("rerank", seconds=0.25, rows=500)
     assert kernel_us(before, after) == pytest.approx(1_000 + 500)
 
 
