@@ -30,6 +30,7 @@ from stages.errors import ConfigError, ServerError
 
 WINDOWS = 3  # perf_analyzer always measures three before it calls a level stable
 UNSTABLE_PERCENT = 1_000
+COMPLAINTS = ("error", "failed", "no valid requests")
 TIME_LIMIT_S = 60.0  # beyond the windows: connecting, the first requests, the export
 
 
@@ -174,5 +175,5 @@ def late_share(stdout: str) -> float:
 
 def what_it_said(output: str) -> str:
     """Its error lines, without the settings it echoes."""
-    lines = [line.strip() for line in output.splitlines() if "error" in line.lower() or "failed" in line.lower()]
+    lines = [line.strip() for line in output.splitlines() if any(word in line.lower() for word in COMPLAINTS)]
     return "; ".join(dict.fromkeys(lines)) or output.strip()[-500:]

@@ -20,7 +20,7 @@ from perf.command import run
 from perf.measure import Scenario
 from perf.results import RESULTS, Run, last_line, latest_run, load_run, new_folder, summary
 from perf.target import serve
-from stages.contract import ENSEMBLE
+from stages.contract import ENSEMBLE, STAGES
 from stages.errors import ConfigError
 
 app = typer.Typer(
@@ -30,7 +30,7 @@ app = typer.Typer(
 Url = Annotated[str, typer.Option(help="gRPC host:port; a server is started for the while when none answers there")]
 Repo = Annotated[Path, typer.Option(help="the model repository it serves")]
 Label = Annotated[str, typer.Option(help="a name for the run")]
-WindowS = Annotated[float, typer.Option(help="seconds of a measurement window; perf_analyzer takes three per level")]
+WindowS = Annotated[float, typer.Option(help="seconds of a measurement window; perf_analyzer takes three per level", min=0.1)]
 SloFile = Annotated[Path, typer.Option("--slo", help="bounds to keep")]
 RunFolder = Annotated[Path | None, typer.Option("--run", help=f"folder of a run; default: the latest in {RESULTS}")]
 
@@ -72,8 +72,7 @@ def sweep(
     mode, levels = ("request_rate", _numbers(rates)) if rates else ("concurrency", _numbers(clients))
     with serve(url, repo) as site:
         bench = full.new_bench(site, label)
-        if model not in bench.specs:
-            raise ConfigError(f"There is no model {model!r}; these are: {', '.join(bench.specs)}.")
+        _require_model(model, bench.stages)
         with full.watched(bench), full.progress(len(levels)) as step:
             for level in levels:
                 step(f"{model}, {transport}, {level:g}")
@@ -125,8 +124,9 @@ def compare(
     """Two runs beside each other; comparison.html in the second one's folder."""
     first, second = load_run(a), load_run(b)
     page = report.write_comparison(first, second, b)
-    table = tables.comparison_table(first, second)
-    _out().print(table.to_rich(), f"page: {page}", sep="\n")
+    for table in tables.comparison_tables(first, second):
+        _out().print(table.to_rich())
+    _out().print(f"page: {page}")
     print(last_line({"perf": "compare", "a": summary(first), "b": summary(second)}))
 
 
@@ -242,6 +242,18 @@ def _document(source: str) -> dict:
         return dict(json.loads(text.strip().splitlines()[-1]))
     except (ValueError, TypeError, IndexError) as error:
         raise ConfigError(f"The last line of {source} is not the JSON of a run: {error}.") from error
+
+
+def _require_model(model: str, stages: tuple[str, ...]) -> None:
+    """stages: those that the server can be asked for on their own."""
+    if model in (ENSEMBLE, *stages):
+        return
+    if model in STAGES:
+        raise ConfigError(
+            f"The fused layout has no model {model!r} of its own, only {ENSEMBLE!r}. Make the other one in seconds: "
+            "python -m export relayout A B --layout ensemble."
+        )
+    raise ConfigError(f"There is no model {model!r}; these are: {', '.join((ENSEMBLE, *stages))}.")
 
 
 def _arrivals(arrivals: str, rate: float, duration_s: float):

@@ -18,7 +18,7 @@ from perf.latency import Latency
 from perf.measure import Bench
 from perf.memory import PeakMemory
 from perf.open_loop import floor_ns
-from perf.results import Machine, Run, commit_of, config_hash, new_folder
+from perf.results import Machine, Run, commit_of, config_hash, new_folder, priority_levels
 from perf.target import Site
 from stages.contract import ENSEMBLE
 
@@ -44,6 +44,7 @@ def new_bench(site: Site, label: str, folder: Path | None = None) -> Bench:
         commit=commit_of(),
         config_hash=config_hash(site.repo),
         machine=Machine.here(),
+        priority_levels=priority_levels(site.repo),
     )
     return Bench(site, run, folder or new_folder(), np.random.default_rng(SEED))
 

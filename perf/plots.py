@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from perf.results import Closed, Run
+from perf.results import HALF, MODELS, Closed, Run
 from perf.server_stats import PHASES
 from stages.contract import ENSEMBLE, STAGES
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's colours: told apart by everyone
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C8C8C"
-STAGE_COLOUR = dict(zip(STAGES, (SKY, BLUE, GREEN, PURPLE), strict=True))
+MODEL_COLOUR = dict(zip(MODELS, (SKY, BLUE, GREEN, PURPLE, ORANGE), strict=True))
 TRANSPORT_COLOUR = {"grpc": BLUE, "http": ORANGE, "grpc+shm": GREEN}
 PERCENTILE_COLOUR = {"p50_ms": BLUE, "p95_ms": ORANGE, "p99_ms": RED}
 WIDTH_IN = 9.0
@@ -46,19 +46,23 @@ STYLE = {
 
 
 def latency_throughput(run: Run, folder: Path) -> Figure | None:
-    """Closed loop: rate against latency, a point per number of clients. Open loop: the same against the offered rate."""
-    if not run.curve(ENSEMBLE):
+    """perf_analyzer: rate against latency, a point per number of clients. Open loop: the same against the offered rate."""
+    curves = _curves(run)
+    if not curves:
         return None
     figure, (closed, opened) = plt.subplots(1, 2, figsize=(WIDTH_IN, 3.8), sharey=True)
-    for transport, colour in TRANSPORT_COLOUR.items():
-        if curve := run.curve(ENSEMBLE, transport):
-            rates = [level.achieved_rate for level in curve]
-            closed.plot(rates, [level.latency.p50_ms for level in curve], "o-", color=colour, label=f"{transport}, p50")
-            closed.plot(rates, [level.latency.p99_ms for level in curve], "o:", color=colour, ms=3, label=f"{transport}, p99")
-    for level in run.curve(ENSEMBLE):
+    for transport, curve in curves.items():
+        rates, colour = [level.achieved_rate for level in curve], TRANSPORT_COLOUR[transport]
+        closed.plot(rates, [level.latency.p50_ms for level in curve], "o-", color=colour, label=f"{transport}, p50")
+        closed.plot(rates, [level.latency.p99_ms for level in curve], "o:", color=colour, ms=3, label=f"{transport}, p99")
+    main = next(iter(curves.values()))
+    for level in main:
         at = (level.achieved_rate, level.latency.p50_ms)
         closed.annotate(f"{level.value:g}", at, textcoords="offset points", xytext=(5, -11), fontsize=8, color=GREY)
-    closed.set(title="Closed loop (numbers: clients)", xlabel="answers/s", ylabel="latency, ms", yscale="log")
+    numbers = (
+        "Closed loop (numbers: clients)" if main[0].mode == "concurrency" else "perf_analyzer (numbers: requests/s offered)"
+    )
+    closed.set(title=numbers, xlabel="answers/s", ylabel="latency, ms", yscale="log")
     closed.legend(fontsize=8)
     loads = sorted(
         (load for load in run.open if load.name.startswith("poisson") and load.latency), key=lambda x: x.offered_rate
@@ -78,16 +82,16 @@ def latency_throughput(run: Run, folder: Path) -> Figure | None:
 
 def stage_breakdown(run: Run, folder: Path) -> Figure | None:
     """Mean time of a request by stage and phase, a bar per number of clients; what is left is ensemble, gRPC and client."""
-    curve = run.curve(ENSEMBLE)
+    curve = next(iter(_curves(run).values()), [])
     if not curve:
         return None
     figure, axes = plt.subplots(figsize=(WIDTH_IN, 0.42 * len(curve) + 1.6))
     rows = np.arange(len(curve))
     left = np.zeros(len(curve))
-    for stage in STAGES:
+    for model in _models(curve):
         for what, phases, alpha in (("queue", ("queue",), 0.35), ("work", PHASES[1:], 1.0)):
-            width = np.array([_stage_ms(level, stage, phases) for level in curve])
-            axes.barh(rows, width, left=left, color=STAGE_COLOUR[stage], alpha=alpha, label=f"{stage}: {what}", height=0.62)
+            width = np.array([_stage_ms(level, model, phases) for level in curve])
+            axes.barh(rows, width, left=left, color=MODEL_COLOUR[model], alpha=alpha, label=f"{model}: {what}", height=0.62)
             left += width
     total = np.array([level.latency.mean_ms for level in curve])
     axes.barh(rows, np.maximum(total - left, 0), left=left, color="#D9D9D9", label="gRPC, ensemble, client", height=0.62)
@@ -110,7 +114,7 @@ def stage_curves(run: Run, folder: Path) -> Figure | None:
     figure, axes = plt.subplots(figsize=(WIDTH_IN, 3.6))
     for stage, curve in curves.items():
         rates, p50 = [level.achieved_rate for level in curve], [level.latency.p50_ms for level in curve]
-        axes.plot(rates, p50, "o-", color=STAGE_COLOUR[stage], label=stage)
+        axes.plot(rates, p50, "o-", color=MODEL_COLOUR[stage], label=stage)
         for level in curve:
             at = (level.achieved_rate, level.latency.p50_ms)
             axes.annotate(f"{level.value:g}", at, textcoords="offset points", xytext=(5, -9), fontsize=8, color=GREY)
@@ -123,8 +127,9 @@ def stage_curves(run: Run, folder: Path) -> Figure | None:
 
 
 def histogram(run: Run, folder: Path) -> Figure | None:
-    """Latencies of Poisson arrivals at half of the peak, with their percentiles."""
-    load = run.open_load("poisson 50 %")
+    """Latencies of Poisson arrivals at half of the peak, or of the one load there is, with their percentiles."""
+    half = run.open_load(HALF)
+    load = half or (run.open[0] if len(run.open) == 1 else None)
     if load is None or load.latency is None:
         return None
     with np.load(folder / load.raw) as raw:
@@ -147,7 +152,12 @@ def histogram(run: Run, folder: Path) -> Figure | None:
         )
         top *= 0.9
     rate = f"{load.offered_rate:.0f} requests/s, {load.latency.count:,} requests"
-    axes.set(title=f"Latency at half of the peak ({rate})", xlabel="ms from the due instant", ylabel="requests", xscale="log")
+    axes.set(
+        title=f"Latency {'at half of the peak' if half else 'of ' + load.name} ({rate})",
+        xlabel="ms from the due instant",
+        ylabel="requests",
+        xscale="log",
+    )
     axes.set_xlim(right=latency_ms.max() * 1.4)  # room for the last label
     _plain_log(axes, "x")
     return figure
@@ -155,7 +165,7 @@ def histogram(run: Run, folder: Path) -> Figure | None:
 
 def bursts(run: Run, folder: Path) -> Figure | None:
     """Latency over time while bursts come: how high it goes and how fast it comes back."""
-    load = run.open_load("bursts x10")
+    load = next((load for load in reversed(run.open) if "in a burst" in load.by_class), None)
     if load is None:
         return None
     with np.load(folder / load.raw) as raw:
@@ -177,23 +187,24 @@ def bursts(run: Run, folder: Path) -> Figure | None:
 
 def batch_sizes(run: Run, folder: Path) -> Figure | None:
     """How requests were gathered: share of kernel calls by batch size, a row per number of clients."""
-    curve = [level for level in run.curve(ENSEMBLE) if level.value > 1][-3:]
+    curve = [level for level in next(iter(_curves(run).values()), []) if level.value > 1 and level.kernels][-3:]
     if not curve:
         return None
+    models = _models(curve)
     figure, grid = plt.subplots(
-        len(curve), len(STAGES), figsize=(WIDTH_IN, 1.3 * len(curve) + 0.9), sharex=True, sharey=True, squeeze=False
+        len(curve), len(models), figsize=(WIDTH_IN, 1.3 * len(curve) + 0.9), sharex=True, sharey=True, squeeze=False
     )
     for row, level in zip(grid, curve, strict=True):
-        for axes, stage in zip(row, STAGES, strict=True):
-            times = level.stages.get(stage)
+        for axes, model in zip(row, models, strict=True):
+            times = level.kernels.get(model)
             if times is None:
                 continue
             sizes, calls = np.array(list(times.calls_by_batch.items())).T
-            axes.bar(sizes, 100 * calls / calls.sum(), color=STAGE_COLOUR[stage], width=0.9)
+            axes.bar(sizes, 100 * calls / calls.sum(), color=MODEL_COLOUR[model], width=0.9)
             axes.annotate(f"mean {times.mean_batch:.1f}", (0.97, 0.88), xycoords="axes fraction", ha="right", fontsize=8)
         row[0].set_ylabel(f"{_clients(level)}\n% of calls")
-    for axes, stage in zip(grid[0], STAGES, strict=True):
-        axes.set_title(stage)
+    for axes, model in zip(grid[0], models, strict=True):
+        axes.set_title(model)
     for axes in grid[-1]:
         axes.set_xlabel("batch size")
         axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True, nbins=5))
@@ -272,12 +283,27 @@ def _rounds(axes: Axes, values: dict[str, list[float]]) -> None:
     axes.invert_yaxis()
 
 
-def _stage_ms(level: Closed, stage: str, phases: tuple[str, ...]) -> float:
-    times = level.stages.get(stage)
+def _curves(run: Run) -> dict[str, list[Closed]]:
+    """Of `recommend` by transport, over numbers of clients; over request rates where no clients were swept."""
+    for mode in ("concurrency", "request_rate"):
+        if found := {name: curve for name in TRANSPORT_COLOUR if (curve := run.curve(ENSEMBLE, name, mode))}:
+            return found
+    return {}
+
+
+def _models(curve: list[Closed]) -> list[str]:
+    """Those that ran kernels: the stages, or the fused `recommend`."""
+    return [model for model in MODELS if any(model in level.kernels for level in curve)]
+
+
+def _stage_ms(level: Closed, model: str, phases: tuple[str, ...]) -> float:
+    times = level.kernels.get(model)
     return sum(getattr(times, f"{phase}_us") for phase in phases) / 1e3 if times else 0.0
 
 
 def _clients(level: Closed) -> str:
+    if level.mode == "request_rate":
+        return f"{level.value:g} /s"
     return f"{level.value:g} client{'s' if level.value > 1 else ''}"
 
 

@@ -52,7 +52,7 @@ def write_comparison(first: Run, second: Run, folder: Path) -> Path:
         facts=f"A: {facts(first)} | B: {facts(second)}",
         tiles=[],
         notes=["Single runs on a noisy machine differ by more than most changes do: `python -m perf ab` measures ratios."],
-        tables_first=[tables.comparison_table(first, second)],
+        tables_first=tables.comparison_tables(first, second),
         pictures=[picture],
         tables=[],
     )
@@ -92,6 +92,10 @@ def notes(run: Run) -> list[str]:
     if run.floor_p50_ms is not None:
         found.append(
             f"A gRPC call that does nothing took {run.floor_p50_ms:.2f} ms (p50, one client): no answer can be faster."
+        )
+    if run.priority_levels < 2 and any("bulk" in load.by_class for load in run.open):
+        found.append(
+            "No model here tells priorities apart (`priority_levels`): interactive and bulk requests were served alike."
         )
     return found
 

@@ -18,10 +18,14 @@ from perf.latency import Latency
 from perf.memory import ProcessMemory, total_mib
 from perf.server_stats import StageTimes
 from server.environment import PROJECT
+from server.repository import read_config
+from stages.contract import ENSEMBLE, STAGES
 from stages.errors import ConfigError
 
 RESULTS = PROJECT / "perf" / "results"
 RUN_FILE = "run.json"
+MODELS = (*STAGES, ENSEMBLE)
+HALF = "poisson 50 %"  # of the peak: the load whose percentiles the SLO speaks of
 
 
 class Closed(BaseModel, frozen=True):
@@ -37,6 +41,11 @@ class Closed(BaseModel, frozen=True):
     late_share: float = 0.0  # of the requests of a rate that perf_analyzer could not send in time
     stages: dict[str, StageTimes]
     raw: str  # file with start_ns and latency_ns; "" where there is none
+
+    @property
+    def kernels(self) -> dict[str, StageTimes]:
+        """Models that ran kernels, in their order: the stages, or the fused `recommend`. An ensemble runs none."""
+        return {name: self.stages[name] for name in MODELS if name in self.stages and self.stages[name].calls_by_batch}
 
 
 class Open(BaseModel, frozen=True):
@@ -105,6 +114,7 @@ class Run(BaseModel):
     commit: str
     config_hash: str  # of every config.pbtxt of the repository
     machine: Machine
+    priority_levels: int = 0  # of the model that has most of them; below 2 all requests are served alike
     floor_p50_ms: float | None = None  # a call that does nothing (ServerLive), one client: what gRPC alone costs this client
     closed: list[Closed] = []
     open: list[Open] = []
@@ -161,7 +171,7 @@ def summary(run: Run) -> dict[str, Any]:
         best = max(curve, key=lambda level: level.achieved_rate)
         facts |= {"peak_rate": best.achieved_rate, "peak_clients": int(best.value)}
         facts |= {f"clients_{int(level.value)}_p50_ms": level.latency.p50_ms for level in curve if level.value == 1}
-    if half := run.open_load("poisson 50 %"):
+    if half := run.open_load(HALF):
         facts |= {"offered_rate": half.offered_rate, "achieved_rate": half.achieved_rate, "error_share": half.error_share}
         if half.latency:
             percentiles = {q: getattr(half.latency, f"{q}_ms") for q in ("p50", "p95", "p99")}
@@ -190,6 +200,11 @@ def commit_of(folder: Path = PROJECT) -> str:
     except (OSError, subprocess.CalledProcessError):
         return ""
     return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
+
+
+def priority_levels(repo: Path) -> int:
+    """-> of the model of the repository that has most; 0 when none tells requests apart."""
+    return max((read_config(path).dynamic_batching.priority_levels for path in repo.glob("*/config.pbtxt")), default=0)
 
 
 def config_hash(repo: Path) -> str:

@@ -12,6 +12,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from stages.errors import ConfigError
 
 SLO_FILE = Path(__file__).with_name("slo.toml")
+OBJECTIVES = (  # what a run can be held to, by its keys in `perf.results.summary`
+    *("p50_ms", "p95_ms", "p99_ms", "p99_over_p50", "volley_p99_ms", "error_share", "offered_rate", "achieved_rate"),
+    *("clients_1_p50_ms", "peak_rate", "overhead_p50_ms", "throughput_share", "memory_mib"),
+)
 
 
 class Bound(BaseModel):
@@ -49,12 +53,18 @@ class Verdict:
 
 
 def read_slo(path: Path = SLO_FILE) -> dict[str, Bound]:
+    """-> at least one bound, each of OBJECTIVES. ConfigError otherwise: a gate without bounds would let everything through."""
     try:
-        return {key: Bound.model_validate(table) for key, table in tomllib.loads(path.read_text()).items()}
+        bounds = {key: Bound.model_validate(table) for key, table in tomllib.loads(path.read_text()).items()}
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}. Pass --slo with a file like {SLO_FILE}.") from error
-    except (tomllib.TOMLDecodeError, ValidationError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, ValidationError) as error:
         raise ConfigError(f"{path} is not a list of bounds: {error}. See the one in {SLO_FILE}.") from error
+    if not bounds:
+        raise ConfigError(f"{path} holds no bounds; a gate without any lets everything through. See the one in {SLO_FILE}.")
+    if unknown := sorted(bounds.keys() - set(OBJECTIVES)):
+        raise ConfigError(f"{path} bounds what no run measures: {', '.join(unknown)}. Known are: {', '.join(OBJECTIVES)}.")
+    return bounds
 
 
 def judge(slo: dict[str, Bound], document: dict[str, Any]) -> list[Verdict]:

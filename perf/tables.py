@@ -9,9 +9,8 @@ import numpy as np
 import rich.box
 import rich.table
 
-from perf.results import Run
-from perf.slo import Verdict
-from stages.contract import STAGES
+from perf.results import Run, summary
+from perf.slo import OBJECTIVES, Verdict
 
 if TYPE_CHECKING:
     from perf.ab import Ratio
@@ -100,11 +99,10 @@ def stage_table(run: Run) -> Table:
     """Mean microseconds by stage and phase, of the ensemble's levels."""
     rows = []
     for level in run.curve("recommend"):
-        for stage in STAGES:
-            if times := level.stages.get(stage):
-                phases = (times.queue_us, times.compute_input_us, times.compute_infer_us, times.compute_output_us)
-                cells = (f"{level.value:g} clients, {stage}", *(f"{value:,.0f}" for value in phases), f"{times.mean_batch:.1f}")
-                rows.append(Row(cells))
+        for model, times in level.kernels.items():
+            phases = (times.queue_us, times.compute_input_us, times.compute_infer_us, times.compute_output_us)
+            cells = (f"{level.value:g} clients, {model}", *(f"{value:,.0f}" for value in phases), f"{times.mean_batch:.1f}")
+            rows.append(Row(cells))
     head = ("recommend", "queue us", "input us", "infer us", "output us", "mean batch")
     return Table("Server statistics by stage", head, tuple(rows))
 
@@ -132,6 +130,21 @@ def hit_rate_table(run: Run) -> Table:
     )
 
 
+def comparison_tables(first: Run, second: Run) -> list[Table]:
+    """Objectives and levels that both runs measured; a table without any is left out."""
+    return [table for table in (objectives_table(first, second), comparison_table(first, second)) if table.rows]
+
+
+def objectives_table(first: Run, second: Run) -> Table:
+    a, b = summary(first), summary(second)
+    rows = [
+        Row((key, f"{a[key]:,.4g}", f"{b[key]:,.4g}", f"{b[key] / a[key]:.2f}" if a[key] else "-"))
+        for key in OBJECTIVES
+        if key in a and key in b
+    ]
+    return Table("B against A: what the SLO speaks of", ("objective", "A", "B", "B/A"), tuple(rows))
+
+
 def comparison_table(first: Run, second: Run) -> Table:
     """Levels that both runs measured: the second as a ratio of the first."""
     rows = []
@@ -155,7 +168,7 @@ def comparison_table(first: Run, second: Run) -> Table:
             )
         )
     head = ("level", "answers/s A", "answers/s B", "B/A", "p50 A", "p50 B", "p50 B/A", "p99 B/A")
-    return Table("B against A", head, tuple(rows))
+    return Table("B against A: closed loop", head, tuple(rows))
 
 
 def ratio_table(ratios: list[Ratio]) -> Table:

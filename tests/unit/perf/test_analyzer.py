@@ -115,6 +115,7 @@ def test_what_it_said_is_its_errors_without_repeats():
     said = "Batch size: 1\nerror: failed to get model metadata\n\nerror: failed to get model metadata\n"
     assert what_it_said(said) == "error: failed to get model metadata"
     assert what_it_said("  nothing useful ") == "nothing useful"
+    assert what_it_said("Batch size: 1\nNo valid requests recorded.\nBye") == "No valid requests recorded."
 
 
 @pytest.fixture

@@ -4,11 +4,12 @@ import json
 import re
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from perf import ab, cli, report, results, slo, tables
+from perf import ab, cli, plots, report, results, slo, tables
 from perf.latency import Latency
 from perf.memory import ProcessMemory
 from perf.results import Closed, Machine, Open, Run, Yardstick, config_hash, last_line, latest_run, load_run, summary
@@ -201,6 +202,19 @@ def test_wrong_bounds_are_refused(tmp_path, text):
         slo.read_slo(tmp_path / "slo.toml")
 
 
+@pytest.mark.parametrize(
+    ("text", "message"), [("# nothing\n", "holds no bounds"), ("[p99_msec]\nat_most = 1\n", "no run measures: p99_msec")]
+)
+def test_bounds_of_nothing_let_nothing_through(tmp_path, text, message):
+    (tmp_path / "slo.toml").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        slo.read_slo(tmp_path / "slo.toml")
+
+
+def test_what_a_run_can_be_held_to_is_a_number_of_its_summary(run):
+    assert all(isinstance(summary(run)[key], int | float) for key in slo.OBJECTIVES)
+
+
 def test_bounds_that_are_not_there_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="cannot be read"):
         slo.read_slo(tmp_path / "slo.toml")
@@ -233,6 +247,60 @@ def test_a_report_shows_what_there_is(run, tmp_path):
     page = report.write_report(bare, tmp_path, []).read_text()
     assert "data:image/png" not in page
     assert not list(tmp_path.glob("*.png"))
+
+
+def test_a_fused_model_is_shown_as_what_it_is(run):
+    closed = [level.model_copy(update={"stages": {"recommend": stage_times(1.0)}}) for level in run.closed[:2]]
+    fused = run.model_copy(update={"closed": closed})
+    assert [row.cells[0] for row in tables.stage_table(fused).rows] == ["1 clients, recommend", "8 clients, recommend"]
+    with plt.rc_context(plots.STYLE):
+        bars = {c.get_label(): [bar.get_width() for bar in c] for c in plots.stage_breakdown(fused, Path()).axes[0].containers}
+        assert len(plots.batch_sizes(fused, Path()).axes) == 1
+    assert bars["recommend: queue"] == pytest.approx([0.1, 0.1])
+    assert bars["recommend: work"] == pytest.approx([0.45, 0.45])
+    plt.close("all")
+
+
+def test_an_ensemble_runs_no_kernels_of_its_own(run):
+    sums = stage_times(4.0).model_copy(update={"calls_by_batch": {}})
+    level = run.closed[0].model_copy(update={"stages": run.closed[0].stages | {"recommend": sums}})
+    assert tuple(level.kernels) == STAGES
+
+
+@pytest.mark.parametrize("change", [{"transport": "http"}, {"mode": "request_rate"}])
+def test_a_sweep_of_one_kind_has_its_curve(run, tmp_path, change):
+    levels = [level.model_copy(update=change) for level in run.closed[:2]]
+    report.write_report(run.model_copy(update={"closed": levels, "open": []}), tmp_path, [])
+    assert {"latency_throughput.png", "stage_breakdown.png"} <= {path.name for path in tmp_path.glob("*.png")}
+
+
+def test_a_single_load_has_its_pictures(run, tmp_path):
+    one = run.open[-1].model_copy(update={"name": "bursts 40/s"})
+    report.write_report(run.model_copy(update={"closed": [], "open": [one]}), tmp_path, [])
+    assert {"histogram.png", "bursts.png"} <= {path.name for path in tmp_path.glob("*.png")}
+
+
+@pytest.mark.parametrize(("levels", "told"), [(0, True), (2, False)])
+def test_priorities_that_nobody_tells_apart_are_no_result(run, levels, told):
+    bulk = run.open[0].model_copy(update={"by_class": {"bulk": run.open[0].latency}})
+    mixed = run.model_copy(update={"open": [bulk], "priority_levels": levels})
+    assert any("tells priorities apart" in note for note in report.notes(mixed)) is told
+
+
+def test_priority_levels_are_read_from_the_configs(tmp_path):
+    for model, levels in (("rank", 0), ("preprocess", 2)):
+        (tmp_path / model).mkdir()
+        (tmp_path / model / "config.pbtxt").write_text(f"dynamic_batching {{ priority_levels: {levels} }}")
+    assert results.priority_levels(tmp_path) == 2
+
+
+def test_two_runs_are_compared_by_objective(run):
+    slower = run.model_copy(update={"yardstick": run.yardstick.model_copy(update={"served_p50_ms": [5.0, 6.0, 5.5]})})
+    rows = {row.cells[0]: row.cells[1:] for row in tables.objectives_table(run, slower).rows}
+    assert rows["overhead_p50_ms"] == ("2", "4", "2.00")
+    assert (
+        tables.comparison_tables(run.model_copy(update={"closed": [], "open": [], "yardstick": None, "memory": []}), run) == []
+    )
 
 
 def test_two_runs_are_compared_by_ratio(run, tmp_path):
@@ -315,6 +383,15 @@ def test_report_and_compare_end_in_one_line_of_json(invoke, tmp_path):
 @pytest.mark.parametrize("text", ["", "a,b", "0", "1,-2"])
 def test_levels_must_be_positive_numbers(invoke, text):
     assert isinstance(invoke("sweep", "--clients", text).exception, ConfigError)
+
+
+@pytest.mark.parametrize(
+    ("model", "stages", "message"),
+    [("rank", (), "fused layout has no model 'rank' of its own"), ("renk", STAGES, "these are: recommend, preprocess")],
+)
+def test_a_model_that_is_not_served_is_refused(model, stages, message):
+    with pytest.raises(ConfigError, match=message):
+        cli._require_model(model, stages)
 
 
 def test_commits_are_told(tmp_path):
