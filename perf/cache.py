@@ -43,7 +43,7 @@ from perf.command import run
 from perf.latency import Latency
 from perf.target import own_server
 from server.ports import free_ports
-from server.repository import read_config, write_config
+from server.repository import read_config, read_repository, write_config
 from stages.contract import ENSEMBLE
 from stages.errors import ConfigError, ServerError
 
@@ -312,6 +312,7 @@ def main(
 ) -> None:
     """Hit rates by ttl, what warming brings, and the time that caches save on a recorded log."""
     console, say = Console(width=120), Console(stderr=True).print
+    read_repository(repo)
     stretch = read_stretch(data, lines)
     rates = hit_rates(stretch, say)
     say("warming")

@@ -8,7 +8,6 @@ taken in turns, medians of many rounds: their ratios count. The last line is one
 from __future__ import annotations
 
 import copy
-import json
 import tempfile
 import time
 from collections.abc import Callable
@@ -40,7 +39,8 @@ from export.precision.graphs import tidy
 from export.precision.int8 import quantized, weighted_products
 from export.precision.lower import outputs
 from export.settings import PipelineSettings
-from stages.errors import RecommenderError
+from perf.command import run
+from perf.results import last_line
 
 MOST_USERS = 3_000  # test users, drawn at random where there are more
 BATCHES = (1, 32)
@@ -52,6 +52,7 @@ PRUNED = RankerSettings(bottom=(16,), top=(32, 16), epochs=4, learning_rate=1e-3
 LEAST_NDCG_SHARE, LEAST_AUC_SHARE = 0.99, 0.999  # of the DLRM as taught
 
 Say = Callable[[str], None]
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @dataclass(frozen=True)
@@ -235,20 +236,18 @@ def table_of(rows: list[Row]) -> Table:
     return table
 
 
+@app.command()
 def main(data: Annotated[str, typer.Option(help="folder with a dataset.toml, or a bundled name")] = "online-retail") -> None:
+    """Quality against latency of smaller ranking networks: distilled, pruned, int8. Trains them all: minutes."""
     console = Console(soft_wrap=True)
-    try:
-        say = progress(console)
-        work = workload_of(load_dataset(data), say)
-        with tempfile.TemporaryDirectory() as folder:
-            variants = variants_of(work, say, Path(folder))
-            rows = [row_of(variant, work, times) for variant, times in zip(variants, latencies(variants, work), strict=True)]
-    except RecommenderError as error:
-        console.print(f"[red]{error}[/]")
-        raise typer.Exit(1) from error
+    say = progress(console)
+    work = workload_of(load_dataset(data), say)
+    with tempfile.TemporaryDirectory() as folder:
+        variants = variants_of(work, say, Path(folder))
+        rows = [row_of(variant, work, times) for variant, times in zip(variants, latencies(variants, work), strict=True)]
     console.print(table_of(rows))
-    console.print_json(json.dumps([asdict(row) for row in rows]), indent=None)
+    print(last_line({"perf": "compression", "data": data, "networks": [asdict(row) for row in rows]}))
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(app, "python -m perf.compression")

@@ -45,6 +45,10 @@ def tune(
     """Search batch delay and sizes, instances, threads and the index's effort under an SLO; write the winner's config."""
     if goal not in GOALS:
         raise ConfigError(f"There is no goal {goal!r}; these are: {', '.join(GOALS)}.")
+    if out.suffix != ".toml" or not out.parent.is_dir():
+        raise ConfigError(
+            f"{out} is not the name of a .toml file in a folder that exists: the winner is written there. Mend --out."
+        )
     bounds = {key: bound for key, bound in slo.read_slo(slo_file).items() if key in MEASURED}
     rng, end_s = np.random.default_rng(full.SEED), time.monotonic() + 60 * minutes
     evidence, efforts = out.with_suffix(".json"), allowed_efforts(repo)
