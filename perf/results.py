@@ -44,8 +44,8 @@ class Closed(BaseModel, frozen=True):
 
     @property
     def kernels(self) -> dict[str, StageTimes]:
-        """Models that ran kernels, in their order: the stages, or the fused `recommend`. An ensemble runs none."""
-        return {name: self.stages[name] for name in MODELS if name in self.stages and self.stages[name].calls_by_batch}
+        """Models that ran kernels, in their order: the stages, or else the fused `recommend`. An ensemble runs none itself."""
+        return {name: self.stages[name] for name in STAGES if name in self.stages} or dict(self.stages)
 
 
 class Open(BaseModel, frozen=True):
