@@ -50,7 +50,11 @@ def latency_throughput(run: Run, folder: Path) -> Figure | None:
     curves = _curves(run)
     if not curves:
         return None
-    figure, (closed, opened) = plt.subplots(1, 2, figsize=(WIDTH_IN, 3.8), sharey=True)
+    loads = sorted(
+        (load for load in run.open if load.name.startswith("poisson") and load.latency), key=lambda x: x.offered_rate
+    )
+    figure, panels = plt.subplots(1, 2 if loads else 1, figsize=(WIDTH_IN, 3.8), sharey=True, squeeze=False)
+    closed, *opened = panels[0]
     for transport, curve in curves.items():
         rates, colour = [level.achieved_rate for level in curve], TRANSPORT_COLOUR[transport]
         closed.plot(rates, [level.latency.p50_ms for level in curve], "o-", color=colour, label=f"{transport}, p50")
@@ -64,16 +68,14 @@ def latency_throughput(run: Run, folder: Path) -> Figure | None:
     )
     closed.set(title=numbers, xlabel="answers/s", ylabel="latency, ms", yscale="log")
     closed.legend(fontsize=8)
-    loads = sorted(
-        (load for load in run.open if load.name.startswith("poisson") and load.latency), key=lambda x: x.offered_rate
-    )
-    for percentile, colour in PERCENTILE_COLOUR.items():
-        values = [getattr(load.latency, percentile) for load in loads]
-        opened.plot([load.offered_rate for load in loads], values, "o-", color=colour, label=percentile.removesuffix("_ms"))
-    opened.set(title="Open loop, Poisson, from the due instant", xlabel="requests/s offered")
-    if loads:
-        opened.legend(fontsize=8)
-    for axes in (closed, opened):
+    for axes in opened:
+        rates = [load.offered_rate for load in loads]
+        for percentile, colour in PERCENTILE_COLOUR.items():
+            values = [getattr(load.latency, percentile) for load in loads]
+            axes.plot(rates, values, "o-", color=colour, label=percentile.removesuffix("_ms"))
+        axes.set(title="Open loop, Poisson, from the due instant", xlabel="requests/s offered")
+        axes.legend(fontsize=8)
+    for axes in panels[0]:
         axes.margins(0.06)
         axes.set_xlim(left=0)
         _plain_log(axes)
@@ -95,8 +97,8 @@ def stage_breakdown(run: Run, folder: Path) -> Figure | None:
             left += width
     total = np.array([level.latency.mean_ms for level in curve])
     axes.barh(rows, np.maximum(total - left, 0), left=left, color="#D9D9D9", label="gRPC, ensemble, client", height=0.62)
-    for row, value in zip(rows, total, strict=True):
-        axes.annotate(f"{value:.1f} ms", (value, row), textcoords="offset points", xytext=(4, -3), fontsize=8)
+    for row, value, end in zip(rows, total, np.maximum(total, left), strict=True):  # the server may count more than the windows
+        axes.annotate(f"{value:.1f} ms", (end, row), textcoords="offset points", xytext=(4, -3), fontsize=8)
     axes.set(title="Where a request spends its time (mean)", xlabel="ms", yticks=rows)
     axes.set_yticklabels([_clients(level) for level in curve])
     axes.grid(axis="y", visible=False)
