@@ -78,7 +78,7 @@ def test_exact_scores_are_the_largest_products():
 def test_no_index_is_good_enough(monkeypatch):
     monkeypatch.setattr(module, "EXACT_UP_TO", 100)
     monkeypatch.setattr(module, "WANTED_RECALL", 1.1)
-    with pytest.raises(ExportError, match=r"No index reaches recall 1.1 of exact search over 4,000 items; at effort 512 it is 1.000"):
+    with pytest.raises(ExportError, match=r"recall 1\.1 of exact search over 4,000 items; at effort 512 it is 1\.000"):
         choose_index(clustered(N_ITEMS, 0), np.arange(N_ITEMS), clustered(50, 1), K)
 
 
