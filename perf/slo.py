@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, TypeAdapter, model_validator
 
+from hps_config.toml_faults import toml_faults
 from stages.errors import ConfigError
 
 SLO_FILE = Path(__file__).with_name("slo.toml")
@@ -54,12 +55,8 @@ class Verdict:
 
 def read_slo(path: Path = SLO_FILE) -> dict[str, Bound]:
     """-> at least one bound, each of OBJECTIVES. ConfigError otherwise: a gate without bounds would let everything through."""
-    try:
-        bounds = {key: Bound.model_validate(table) for key, table in tomllib.loads(path.read_text()).items()}
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}. Pass --slo with a file like {SLO_FILE}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, ValidationError) as error:
-        raise ConfigError(f"{path} is not a list of bounds: {error}. See the one in {SLO_FILE}.") from error
+    with toml_faults(path, f"an example is {SLO_FILE}"):
+        bounds = TypeAdapter(dict[str, Bound]).validate_python(tomllib.loads(path.read_text()))
     if not bounds:
         raise ConfigError(f"{path} holds no bounds; a gate without any lets everything through. See the one in {SLO_FILE}.")
     if unknown := sorted(bounds.keys() - set(OBJECTIVES)):
