@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-PACKAGES = {"numpy": "numpy<2", "onnxruntime": "onnxruntime", "faiss": "faiss-gpu-cu12"}  # module -> what pip installs
+PACKAGES = {"numpy": "numpy<2", "onnxruntime": "onnxruntime", "faiss": "faiss-gpu-cu12==1.12.0"}  # module -> what pip installs
 WORKFLOW_PACKAGES = {"nvtabular": "nvtabular==23.8.0", "merlin.systems": "merlin-systems==23.8.0"}
 PLAN = '[merlin] preprocess = "compiled"'
 BACKEND = re.compile(r'^\s*backend:\s*"([^"]+)"', re.MULTILINE)

@@ -6,6 +6,8 @@ Docker does not run here: whether the images start is not shown by these tests.
 import ast
 import json
 import re
+import runpy
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -140,6 +142,15 @@ def test_the_image_is_built_from_files_that_exist():
     sources = [source for line in copied for source in line.split()]
     assert {Path(source).name for source in sources} == {"build_engines.py", "preflight.py", "start.sh"}
     assert all((PROJECT / source).is_file() for source in sources)
+
+
+def test_preflight_names_the_packages_that_the_image_is_built_with():
+    """numpy and Faiss are pinned together: a Faiss after 1.12.0 does not take numpy < 2."""
+    (line,) = re.findall(r"^RUN pip install (.+)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
+    installed = shlex.split(line)
+    packages = runpy.run_path(str(DEPLOY / "preflight.py"))["PACKAGES"]
+    assert {"numpy<2", "faiss-gpu-cu12==1.12.0"} <= {*installed}
+    assert [name for name in packages.values() if not any(each.startswith(name) for each in installed)] == []
 
 
 def test_one_image_name_everywhere():

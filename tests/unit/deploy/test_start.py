@@ -125,7 +125,7 @@ def test_preflight_names_each_fault(image, tmp_path):
     (version / "stages").mkdir()
     said = preflight(tmp_path, "faiss")
     assert "lacks faiss" in said
-    assert "pip install 'faiss-gpu-cu12'" in said
+    assert "pip install 'faiss-gpu-cu12==1.12.0'" in said
     (version / "workflow").mkdir()
     (version / "workflow" / "workflow.pkl").touch()
     assert preflight(tmp_path) == ""
