@@ -120,8 +120,8 @@ def _check_volatile(db: VolatileDb) -> Iterator[Finding]:
                 "volatile_db.max_batch_size",
                 f"is {db.max_batch_size}. Redis takes at most {MAX_REDIS_BATCH} fields per command. Lower it.",
             )
-        if ":" not in db.address:
-            yield _error("volatile_db.address", f"is {db.address!r}. Expected host:port. Add the port.")
+        if without := [address for address in db.address.split(",") if ":" not in address]:
+            yield _error("volatile_db.address", f"has {without[0]!r}. Expected host:port. Add the port.")
         if db.overflow_margin != NO_MARGIN and db.overflow_policy == "evict_random":
             yield _warning(
                 "volatile_db.overflow_policy",
@@ -210,6 +210,8 @@ def _check_tables(model: ModelParams, where: str) -> Iterator[Finding]:
 def _check_devices(model: ModelParams, where: str) -> Iterator[Finding]:
     if not model.deployed_device_list:
         yield _error(f"{where}.deployed_device_list", "is empty. Expected GPU ids. Write [0].")
+    elif (least := min(model.deployed_device_list)) < 0:
+        yield _error(f"{where}.deployed_device_list", f"has {least}. Expected GPU ids of at least 0. Write [0].")
     elif not model.gpucache and 0 not in model.deployed_device_list:
         yield _error(f"{where}.deployed_device_list", "lacks device 0, which is needed when gpucache is false. Add 0.")
     if not 1 <= model.num_of_worker_buffer_in_pool <= MAX_WORKER_BUFFERS:

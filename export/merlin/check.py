@@ -81,7 +81,9 @@ def ensemble_faults(config: pb.ModelConfig, configs: dict[str, pb.ModelConfig], 
     if both := sorted(known.keys() & {tensor.name for tensor in config.output} if known and is_ensemble(config) else ()):
         yield f"{', '.join(both)} comes in and goes out under one name: callers would get back what they sent"
     for step in config.ensemble_scheduling.step:
-        model = configs[step.model_name]
+        if (model := configs.get(step.model_name)) is None:
+            yield f"Step {step.model_name} is no model of this repository; expected one of {', '.join(sorted(configs))}"
+            continue
         if step.model_version != generation:
             yield f"Step {step.model_name} is pinned to {step.model_version}, expected {generation}"
         if config.max_batch_size > model.max_batch_size:
@@ -115,13 +117,18 @@ def check_hps(repository: Path) -> Iterator[Finding]:
     settings = merlin_of(repository)
     if not any(part.kind == HPS for part in parts_of(settings)):
         return
-    for finding in check_ps_json(repository / PS_FILE):
-        yield Finding(finding.severity, f"{PS_FILE} {finding.where}", finding.message, AGAIN)
+    read = [Finding(f.severity, f"{PS_FILE} {f.where}", f.message, AGAIN) for f in check_ps_json(repository / PS_FILE)]
+    yield from dict.fromkeys(read)  # what both parsers say alike is said once
+    if any(finding.level == "error" for finding in read):
+        return
     generation, config = pinned_generation(repository), read_config(repository / RANK_EMBEDDINGS / CONFIG_FILE)
     ps = read_ps_json(repository / PS_FILE)
     if ps.update_source.type != "null" and config.parameters["refresh_interval"].string_value == "0":
         fact = "refresh_interval is 0, and ps.json has an update_source: a row that the GPU has cached never changes"
         yield Finding("warning", f"{RANK_EMBEDDINGS}/{CONFIG_FILE}", fact, "Set [merlin] refresh_interval_s and export again.")
+    if ps.volatile_db.type == "redis_cluster" and "," in ps.volatile_db.address:
+        fact = f"volatile_db.address is {ps.volatile_db.address}; HPS asks the first one only, expected one that is always there"
+        yield Finding("warning", PS_FILE, fact, "Put such a node first ([tables] redis) and export again.")
     if others := sorted({params.model for params in ps.models} - {RANK_EMBEDDINGS}):
         fact = f"It names the models {', '.join(others)}, which are not in this repository: HPS loads them all when it starts"
         yield Finding("warning", PS_FILE, fact, "Remove them from ps.json, or export again.")

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
+from google.protobuf.message import DecodeError
 from onnx import TensorProto
 from tritonclient.grpc import model_config_pb2 as pb
 
@@ -52,12 +53,16 @@ def check_tensorrt_model(model: Path) -> Iterator[Finding]:
         fact = f"configs/ lacks {', '.join(missing)}: the start script could not fall back"
         yield Finding("error", model.name, fact, AGAIN)
         return
-    config = read_config(model / "configs" / f"{build_engines.TENSORRT}.pbtxt")
+    configs = {name: read_config(model / "configs" / f"{name}.pbtxt") for name in MODEL_FILES}
+    config, placed = configs[build_engines.TENSORRT], read_config(model / build_engines.CONFIG)
     for name, expected in MODEL_FILES.items():
-        if (named := read_config(model / "configs" / f"{name}.pbtxt").default_model_filename) != expected:
+        if (named := configs[name].default_model_filename) != expected:
             fact = f"default_model_filename is {named!r}, expected {expected!r}: Triton would open another file"
             yield Finding("error", f"{model.name}/configs/{name}.pbtxt", fact, AGAIN)
-    if read_config(model / build_engines.CONFIG).backend != "tensorrt":
+    if placed not in configs.values():
+        fact = "It is none of those in configs/, one of which the start script puts in its place; only they are checked"
+        yield Finding("error", where, fact, "Change them, not it, or export the repository again.")
+    if placed.backend != "tensorrt":
         fact = "It is served by ONNX Runtime: the start script found no engine when it last ran"
         yield Finding("warning", where, fact, "Read what build_engines.py said, mend that, and start again.")
     for version in config.version_policy.specific.versions:
@@ -74,9 +79,12 @@ def check_version(config: pb.ModelConfig, version: Path, where: str) -> Iterator
     try:
         engine = json.loads((version / build_engines.ENGINE_FILE).read_text())
         profiles = engine["profiles"]
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise ArtifactError(f"{version / build_engines.ENGINE_FILE} does not describe an engine ({error}). {AGAIN}") from error
-    network = onnx.load(str(version / build_engines.ONNX))
+    try:
+        network = onnx.load(str(version / build_engines.ONNX))
+    except DecodeError as error:
+        raise ArtifactError(f"{version / build_engines.ONNX} is not an ONNX file ({error}). {AGAIN}") from error
     for fact in operator_faults(network):
         yield Finding(
             "warning", f"{version.parent.name}/{version.name}/{build_engines.ONNX}", fact, "ONNX Runtime serves it then."

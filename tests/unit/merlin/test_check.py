@@ -282,6 +282,14 @@ class TestPsJson:
         (repository / "ps.json").write_text(json.dumps(load_json(repository / "ps.json") | top))
         assert fact in errors(repository)
 
+    def test_each_fault_is_told_once(self, repository):
+        edit_ps(repository, gpucacheper=None)
+        (finding,) = check_repository(repository)
+        assert finding.where == "ps.json models[0].gpucacheper"
+        (repository / "ps.json").write_text(json.dumps({"supportlonglong": True, "models": []}))
+        (finding,) = check_repository(repository)
+        assert finding.where == "ps.json models"
+
     def test_comments(self, repository):
         text = (repository / "ps.json").read_text()
         (repository / "ps.json").write_text(text.replace("{", "{ // a comment\n", 1))
@@ -304,6 +312,13 @@ class TestPsJson:
         (repository / "ps.json").write_text(json.dumps(load_json(repository / "ps.json") | top))
         edit_ps(repository, **changes)
         assert any(fact in f"{f.fact} {f.remedy}" for f in check_repository(repository) if f.level == "warning")
+
+    def test_of_several_redis_nodes_hps_asks_the_first(self, repository):
+        redis = {"type": "redis_cluster", "address": "a:7000,b:7000", "num_partitions": 8, "update_filters": [".+"]}
+        (repository / "ps.json").write_text(json.dumps(load_json(repository / "ps.json") | {"volatile_db": redis}))
+        (finding,) = check_repository(repository)
+        assert (finding.level, finding.where) == ("warning", "ps.json")
+        assert "is a:7000,b:7000; HPS asks the first one only" in finding.fact
 
     def test_models_that_hps_would_load_as_well(self, repository):
         document = load_json(repository / "ps.json")
@@ -457,6 +472,10 @@ class TestEnsembles:
     def test_a_step_of_another_generation(self, repository):
         edit(repository, "rerank", lambda c: setattr(c.ensemble_scheduling.step[1], "model_version", 7))
         assert "Step rerank_network is pinned to 7, expected 1" in errors(repository)
+
+    def test_a_step_that_is_no_model(self, repository):
+        edit(repository, "rank", lambda c: setattr(c.ensemble_scheduling.step[3], "model_name", "gone"))
+        assert "rank/config.pbtxt: Step gone is no model of this repository; expected one of preprocess, " in errors(repository)
 
     def test_one_name_for_what_comes_in_and_what_goes_out(self, repository):
         config = read_config(repository / "rerank" / "config.pbtxt")

@@ -143,8 +143,26 @@ def test_operators_that_the_oldest_tensorrt_may_not_know_are_a_warning(version):
     ]
 
 
-@pytest.mark.parametrize("text", ["{", json.dumps({"precision": "fp32"})])
+@pytest.mark.parametrize("text", ["{", json.dumps({"precision": "fp32"}), "[]"])
 def test_an_unreadable_engine_description_is_an_error(version, text):
     (version / "engine.json").write_text(text)
     with pytest.raises(ArtifactError, match="does not describe an engine"):
         facts(version)
+
+
+def test_a_network_that_is_none_is_an_error(version):
+    (version / "model.onnx").write_bytes(b"junk")
+    with pytest.raises(ArtifactError, match="is not an ONNX file"):
+        facts(version)
+
+
+@pytest.mark.parametrize("change", [on_cpu, unknown_profile, bigger_batch])
+def test_a_config_that_the_start_script_would_replace_is_an_error(version, change):
+    """Changed by hand, and not under configs/: the change would be gone at the next start, unseen."""
+    path = version.parent / "config.pbtxt"
+    config = text_format.Parse(path.read_text(), pb.ModelConfig())
+    change(config)
+    path.write_text(text_format.MessageToString(config))
+    (finding,) = check_tensorrt_model(version.parent)
+    assert finding.level == "error"
+    assert "It is none of those in configs/" in finding.fact
