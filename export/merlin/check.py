@@ -12,7 +12,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from export.merlin import config_rules, hps_rules
 from export.merlin.hps import PS_FILE
-from export.merlin.parts import HPS, NVTABULAR, TENSORRT, WORKFLOW, models_of, parts_of
+from export.merlin.parts import HPS, NVTABULAR, PYTHON, TENSORRT, WORKFLOW, models_of, parts_of
 from export.merlin.publish import answer
 from export.merlin.settings import MerlinSettings
 from export.merlin.write import PROFILE
@@ -30,12 +30,22 @@ from stages.steps.gpu_index import MOST_GPU_RESULTS
 from stages.steps.specs import RANK_EMBEDDINGS, RANK_FEATURES, RETRIEVE_SEARCH, Sizes, StepSettings, keys_per_request
 
 AGAIN = "Export the repository again."
-BY_FORMAT_ONLY = (
-    "that the hps backend loads ps.json and the sparse folder (both its parsers are modelled, the bytes read back)",
-    "that hps caches, refreshes and consumes updates as config.pbtxt and ps.json state (compared with the rules of its source)",
-    "that TensorRT builds and runs the engines (ONNX Runtime ran the networks; profiles and CUDA graphs were compared)",
-    "that Faiss takes the index to the GPU, and how much memory all of it needs there",
-)
+BY_FORMAT_ONLY = {
+    HPS: (
+        "that the hps backend loads ps.json and the sparse folder (both its parsers are modelled, the bytes read back)",
+        "that hps caches, refreshes and consumes updates as config.pbtxt and ps.json state (by the rules of its source)",
+    ),
+    TENSORRT: (
+        "that TensorRT builds and runs the engines (ONNX Runtime ran the networks; profiles and CUDA graphs were compared)",
+    ),
+    PYTHON: ("that Faiss takes the index to the GPU, and how much memory all of it needs there",),
+}
+
+
+def by_format_only(repository: Path) -> tuple[str, ...]:
+    """-> those of the backends that serve this repository."""
+    kinds = {part.kind for part in parts_of(merlin_of(repository))}
+    return tuple(what for kind, only in BY_FORMAT_ONLY.items() if kind in kinds for what in only)
 
 
 def check_models(repository: Path) -> Iterator[Finding]:
@@ -127,7 +137,7 @@ def check_hps(repository: Path) -> Iterator[Finding]:
         fact = "refresh_interval is 0, and ps.json has an update_source: a row that the GPU has cached never changes"
         yield Finding("warning", f"{RANK_EMBEDDINGS}/{CONFIG_FILE}", fact, "Set [merlin] refresh_interval_s and export again.")
     if ps.volatile_db.type == "redis_cluster" and "," in ps.volatile_db.address:
-        fact = f"volatile_db.address is {ps.volatile_db.address}; HPS asks the first one only, expected one that is always there"
+        fact = f"volatile_db.address is {ps.volatile_db.address}; HPS asks the first only, expected one that is always there"
         yield Finding("warning", PS_FILE, fact, "Put such a node first ([tables] redis) and export again.")
     if others := sorted({params.model for params in ps.models} - {RANK_EMBEDDINGS}):
         fact = f"It names the models {', '.join(others)}, which are not in this repository: HPS loads them all when it starts"

@@ -75,9 +75,9 @@ def profile_of(repository: Path) -> str:
 def checked_by_format(repository: Path) -> tuple[str, ...]:
     """-> what the checks could only hold against a documented format, because what reads it is not here."""
     if profile_of(repository) == "merlin":
-        from export.merlin.check import BY_FORMAT_ONLY
+        from export.merlin.check import by_format_only
 
-        return BY_FORMAT_ONLY
+        return by_format_only(repository)
     return ()
 
 
