@@ -1,9 +1,12 @@
 """The measuring instruments against the real server: what they send is answered, and what they report adds up. No timings."""
 
+import time
+
 import numpy as np
 import pytest
 
 from perf import ab, full, measure, schedule
+from perf.hit_rates import hit_rates, read_samples
 from perf.in_process import InProcess
 from perf.memory import read_memory
 from perf.open_loop import floor_ns
@@ -105,6 +108,17 @@ def test_memory_names_the_server_and_each_instance(bench):
 
 def test_a_repository_answers_like_itself(bench, tmp_path):
     assert ab.differing_answers(bench, full.new_bench(bench.site, "again", tmp_path / "again")) == ""
+
+
+def test_hit_rates_of_the_tables_are_on_the_servers_page(bench):
+    before = read_samples(bench.site.metrics_url)
+    bench.closed(ENSEMBLE, "grpc", "concurrency", 2, WINDOW_S)
+    deadline_s = time.monotonic() + 10
+    while not (rates := hit_rates(before, read_samples(bench.site.metrics_url))):  # the models report once a second
+        assert time.monotonic() < deadline_s, "no row was looked up"
+        time.sleep(0.2)
+    assert rates.keys() <= {"tables, l1", "tables, l2", "tables, l3"}
+    assert sum(rates.values()) > 0
 
 
 def test_the_floor_is_a_call_that_does_nothing(bench):

@@ -90,6 +90,23 @@ def test_hit_rates_come_from_pairs_of_counters():
     assert hit_rates(before, after) == {"nv_cache_num model=preprocess,version=1": 0.9, "table tier=ram": 1.0}
 
 
+TABLES = """\
+# HELP recommender_table_rows Rows asked for, by what answered
+# TYPE recommender_table_rows counter
+recommender_table_rows{{answer="l1",instance="rank_0_0",table="user"}} {0}
+recommender_table_rows{{answer="l1",instance="rank_0_1",table="user"}} {1}
+recommender_table_rows{{answer="l2",instance="rank_0_0",table="user"}} {2}
+recommender_table_rows{{answer="default_unknown",instance="rank_0_0",table="user"}} {3}
+recommender_table_rows{{answer="l1",instance="rank_0_0",table="item"}} {4}
+"""
+
+
+def test_hit_rates_of_tables_are_of_the_rows_that_reached_a_level():
+    before, after = parse_metrics(TABLES.format(10, 0, 5, 0, 9)), parse_metrics(TABLES.format(60, 20, 15, 10, 19))
+    assert hit_rates(before, after) == {"tables, l1": 0.8, "tables, l2": 0.5, "tables, l3": 0.0}
+    assert hit_rates(after, after) == {}
+
+
 def test_without_lookups_there_is_no_rate():
     samples = parse_metrics(METRICS.format(hits=7, misses=7))
     assert hit_rates(samples, samples) == {}
