@@ -130,8 +130,7 @@ def stage_curves(run: Run, folder: Path) -> Figure | None:
 
 def histogram(run: Run, folder: Path) -> Figure | None:
     """Latencies of Poisson arrivals at half of the peak, or of the one load there is, with their percentiles."""
-    half = run.open_load(HALF)
-    load = half or (run.open[0] if len(run.open) == 1 else None)
+    load = run.main_load
     if load is None or load.latency is None:
         return None
     with np.load(folder / load.raw) as raw:
@@ -155,7 +154,7 @@ def histogram(run: Run, folder: Path) -> Figure | None:
         top *= 0.9
     rate = f"{load.offered_rate:.0f} requests/s, {load.latency.count:,} requests"
     axes.set(
-        title=f"Latency {'at half of the peak' if half else 'of ' + load.name} ({rate})",
+        title=f"Latency {'at half of the peak' if load.name == HALF else 'of ' + load.name} ({rate})",
         xlabel="ms from the due instant",
         ylabel="requests",
         xscale="log",

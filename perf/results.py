@@ -136,6 +136,11 @@ class Run(BaseModel):
     def open_load(self, name: str) -> Open | None:
         return next((load for load in reversed(self.open) if load.name == name), None)
 
+    @property
+    def main_load(self) -> Open | None:
+        """Half of the peak, or the one load of `perf load`: whose percentiles stand for the run."""
+        return self.open_load(HALF) or (self.open[0] if len(self.open) == 1 else None)
+
 
 def load_run(folder: Path) -> Run:
     """ConfigError when there is no readable run."""
@@ -171,7 +176,7 @@ def summary(run: Run) -> dict[str, Any]:
         best = max(curve, key=lambda level: level.achieved_rate)
         facts |= {"peak_rate": best.achieved_rate, "peak_clients": int(best.value)}
         facts |= {f"clients_{int(level.value)}_p50_ms": level.latency.p50_ms for level in curve if level.value == 1}
-    if half := run.open_load(HALF):
+    if half := run.main_load:
         facts |= {"offered_rate": half.offered_rate, "achieved_rate": half.achieved_rate, "error_share": half.error_share}
         if half.latency:
             percentiles = {q: getattr(half.latency, f"{q}_ms") for q in ("p50", "p95", "p99")}

@@ -279,6 +279,14 @@ def test_a_single_load_has_its_pictures(run, tmp_path):
     assert {"histogram.png", "bursts.png"} <= {path.name for path in tmp_path.glob("*.png")}
 
 
+def test_a_single_load_is_what_its_summary_tells(run):
+    one = run.open[-1].model_copy(update={"name": "bursts 40/s", "offered_rate": 68.0})
+    document = summary(run.model_copy(update={"closed": [], "open": [one]}))
+    assert (document["offered_rate"], document["p99_ms"]) == (68.0, round(one.latency.p99_ms, 4))
+    two = summary(run.model_copy(update={"open": [one, one.model_copy(update={"name": "poisson 5/s"})]}))
+    assert "p99_ms" not in two
+
+
 @pytest.mark.parametrize(("levels", "told"), [(0, True), (2, False)])
 def test_priorities_that_nobody_tells_apart_are_no_result(run, levels, told):
     bulk = run.open[0].model_copy(update={"by_class": {"bulk": run.open[0].latency}})
