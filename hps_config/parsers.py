@@ -68,7 +68,8 @@ def load_json(path: Path) -> dict:
     try:
         document = json.loads(path.read_text(), parse_constant=_refuse_constant)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read ({error.strerror}). Expected a ps.json. Correct the path.") from error
+        remedy = "Correct the path, or export the repository again."
+        raise ConfigError(f"{path} cannot be read ({error.strerror}). Expected a ps.json. {remedy}") from error
     except ValueError as error:
         raise ConfigError(
             f"{path} is not JSON: {error}. Expected strict JSON, without comments. Write it with `python -m hps_config plan`."

@@ -27,6 +27,7 @@ from stages.contract import ENSEMBLE, STAGES
 from stages.errors import RecommenderError
 from stages.generations import pinned_generation
 from stages.rank import TABLES_FOLDER
+from stages.steps.specs import RANK_DENSE
 
 SERVING_LIBRARIES = ("numpy", "onnxruntime", "faiss-cpu")
 
@@ -65,11 +66,11 @@ def checks_of(repository: Path) -> tuple[Sequence[Check], Sequence[Check]]:
 
 
 def profile_of(repository: Path) -> str:
-    """-> the profile that a repository was exported for; "cpu" where it does not say, whatever else is wrong with it."""
+    """-> the profile that a repository was exported for, by its manifest, or by its models where that is gone."""
     try:
         return read_json(repository / ENSEMBLE / str(pinned_generation(repository)), MANIFEST_FILE).get("profile", "cpu")
     except RecommenderError:
-        return "cpu"
+        return "merlin" if (repository / RANK_DENSE).is_dir() else "cpu"
 
 
 def checked_by_format(repository: Path) -> tuple[str, ...]:

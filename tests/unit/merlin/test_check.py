@@ -1,6 +1,7 @@
 """`make check` on a merlin repository: sound ones have no findings, each rule of the backends that is broken has one."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -71,6 +72,11 @@ class TestFiles:
     def test_a_missing_model(self, repository):
         (repository / "rank_dense" / "config.pbtxt").unlink()
         assert "rank_dense/config.pbtxt: The file is missing" in errors(repository)
+
+    def test_a_missing_generation_of_the_model_that_callers_know(self, repository):
+        shutil.rmtree(repository / "recommend" / "1")
+        (found,) = errors(repository).splitlines()
+        assert "recommend/1" in found
 
     def test_a_model_under_another_name(self, repository):
         edit(repository, EMBEDDINGS, lambda config: setattr(config, "name", "other"))
