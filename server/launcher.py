@@ -19,7 +19,7 @@ from server import health, log, processes, updaters
 from server.environment import RUN_DIR, backend_directory, find_wheel, server_env
 from server.health import held_versions
 from server.memory import check_memory
-from server.ports import Ports, check_free, free_ports
+from server.ports import Ports, check_free, free_ports, listens
 from server.repository import check_backends, read_repository, refuse_unservable_path
 from server.state import ServerState, known_servers
 from stages.errors import ServerError
@@ -140,7 +140,7 @@ class TritonServer:
     def _wait_ready(self, process: subprocess.Popen) -> None:
         deadline = time.monotonic() + self.ready_timeout_s
         dead_since = float("inf")
-        while not health.is_ready(self.grpc_url):
+        while not (health.is_ready(self.grpc_url) and listens(self.ports.metrics)):  # the metrics page opens last
             text = self.log_path.read_text(errors="replace")
             if process.poll() is not None:
                 raise ServerError(self._failed(f"ended with exit code {process.returncode}", log.explain(text)))

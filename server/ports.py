@@ -56,6 +56,15 @@ def is_free(port: int) -> bool:
         return True
 
 
+def listens(port: int) -> bool:
+    """Does somebody on this machine answer there?"""
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
 def _holder(port: int) -> str:
     for connection in psutil.net_connections("tcp"):
         if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:

@@ -2,7 +2,7 @@ import socket
 
 import pytest
 
-from server.ports import Ports, check_free, free_ports, is_free
+from server.ports import Ports, check_free, free_ports, is_free, listens
 from stages.errors import ConfigError, ServerError
 
 
@@ -35,3 +35,13 @@ def test_no_such_port(port):
 def test_one_port_for_two():
     with pytest.raises(ConfigError, match="three different ports, got 8001, 8001 and 8002"):
         Ports(http=8001)
+
+
+def test_a_port_listens_once_somebody_accepts_there():
+    ports = free_ports()
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", ports.metrics))
+        assert not listens(ports.metrics)
+        sock.listen()
+        assert listens(ports.metrics)
+    assert not listens(ports.metrics)
