@@ -27,7 +27,7 @@ ONE_SERVER = $(if $(filter-out file,$(origin GRPC_PORT)),--grpc-port $(GRPC_PORT
 EXPORTED = .run/exported/$(subst :,_,$(subst /,_,$(REPO)-$(PROFILE)-$(LAYOUT)-$(DATA)))
 SOURCES = requirements.txt $(CONFIG) $(shell find export stages hps_config $(wildcard $(DATA) data/$(DATA)) -type f -not -path '*/__pycache__/*' 2>/dev/null)
 
-.PHONY: help setup run test stop export serve check perf baseline tune eval lint
+.PHONY: help setup run test stop export serve check perf baseline bounds tune eval lint
 
 help: ## list the commands
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -71,6 +71,14 @@ perf: setup ## sweep, report, SLO verdict (against the server at GRPC_PORT)
 
 baseline: setup ## NVIDIA's multi-stage recommender and ours on the same tritonserver, interleaved; exports synthetic:reference first
 	@$(PYTHON) -m perf.merlin
+
+# repository of synthetic:reference that make baseline exports
+REFERENCE = .run/merlin/reference
+
+bounds: baseline ## every speed that has a bound, on synthetic:reference: make baseline, overhead at C = 200 and 1,000, growth
+	@$(PYTHON) -m perf overhead --repo $(REFERENCE)
+	@$(PYTHON) -m perf overhead --repo $(REFERENCE) --candidates 1000
+	@$(PYTHON) -m perf growth
 
 tune: setup ## search batching, instances, threads and the index's effort under the SLO; writes tuned.toml for CONFIG=…: REPO=…
 	@$(PYTHON) -m perf.tune --repo $(REPO)
