@@ -78,7 +78,7 @@ REFERENCE = .run/merlin/reference
 bounds: baseline ## every speed that has a bound, on synthetic:reference: make baseline, overhead at C = 200 and 1,000, growth
 	@$(PYTHON) -m perf overhead --repo $(REFERENCE)
 	@$(PYTHON) -m perf overhead --repo $(REFERENCE) --candidates 1000
-	@$(PYTHON) -m perf growth
+	@$(PYTHON) -m perf growth --repo $(REFERENCE)
 
 tune: setup ## search batching, instances, threads and the index's effort under the SLO; writes tuned.toml for CONFIG=…: REPO=…
 	@$(PYTHON) -m perf.tune --repo $(REPO)
