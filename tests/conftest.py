@@ -7,10 +7,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 import pytest
 
 from tests.lanes import LANES, OUTCOMES, LaneResult
+from tests.unit.embeddings.kafka_broker import MockBroker
 
 _STARTED_S = pytest.StashKey[float]()
 _RESULT = pytest.StashKey[LaneResult]()
@@ -54,3 +56,10 @@ def pytest_terminal_summary(terminalreporter) -> None:
     result = terminalreporter.config.stash.get(_RESULT, None)
     if result is not None:
         terminalreporter.write_line(str(result), bold=True)
+
+
+@pytest.fixture
+def broker() -> Iterator[MockBroker]:
+    broker = MockBroker()
+    yield broker
+    broker.stop()

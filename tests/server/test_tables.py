@@ -7,7 +7,7 @@ import re
 import shutil
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +26,6 @@ from stages.embeddings.table import shared_root
 from stages.errors import ServerError
 from stages.pipeline import Pipeline
 from tests.server.requests import infer
-from tests.unit.embeddings.kafka_broker import MockBroker
 from tests.unit.small_shops import export, shop
 
 USERS = list(range(8))
@@ -81,13 +80,6 @@ def test_the_metrics_port_tells_of_every_table(server, client, repository, info)
 # --- live updates -------------------------------------------------------------------------------------------------------------
 def settings_of(repository: Path, generation: int) -> TiersConfig:
     return read_config(repository / "rank" / str(generation) / "tables" / "tiers.json")
-
-
-@pytest.fixture
-def broker() -> Iterator[MockBroker]:
-    broker = MockBroker()
-    yield broker
-    broker.stop()
 
 
 @pytest.fixture

@@ -29,11 +29,9 @@ TABLE = TableConfig("items", ROWS, WIDTH, l1_rows=64, l2_rows=128)
 
 
 @pytest.fixture
-def broker() -> Iterator[MockBroker]:
-    broker = MockBroker()
+def broker(broker: MockBroker) -> MockBroker:
     broker.create("hps_et.rank.items")
-    yield broker
-    broker.stop()
+    return broker
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from clients import InvalidRequest, MemoryCache
 from clients.cache.events import Followed, Names, _assign, follow_log, follow_topic
 from stages.errors import DependencyError
 from tests.unit.clients.cache.test_races import until
-from tests.unit.embeddings.kafka_broker import MockBroker
 
 
 class Forgotten(MemoryCache):
@@ -36,13 +35,6 @@ class Forgotten(MemoryCache):
 @pytest.fixture
 def cache() -> Forgotten:
     return Forgotten()
-
-
-@pytest.fixture
-def broker() -> Iterator[MockBroker]:
-    broker = MockBroker()
-    yield broker
-    broker.stop()
 
 
 @pytest.fixture
