@@ -16,7 +16,6 @@ OFFLINE_LIBRARIES = {
     "nvtabular",
     "merlin",
     "dask",
-    "numba",
     "sklearn",
     "matplotlib",
     "rich",
