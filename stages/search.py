@@ -11,16 +11,15 @@ Letters: B requests, H history, N neighbours, D vector width, C candidates. Posi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from stages.artifacts import REMEDY, open_array
+from stages.compiled import compiled
 from stages.errors import ArtifactError
 
-RECENCY_POWER = -0.5  # weight of the r-th newest distinct item: (1 + r) ** RECENCY_POWER
 MOST_ANN_RESULTS = 2_048  # rows that need more (long lists of seen items) are searched exactly
 INDEX_FILE = "items.faiss"
 
@@ -57,26 +56,34 @@ class Neighbours:
 
 def recency_weights(history: np.ndarray, n_items: int) -> np.ndarray:
     """int [B, H], newest first -> float32 [B, H]: (1 + r) ** -0.5 for the r-th distinct item, 0 for repeats and padding."""
-    known = history != n_items
-    width = int(np.flatnonzero(known.any(axis=0)).max(initial=-1)) + 1  # columns with anything in them
-    own = history[:, :width]
-    repeats = (own[:, :, None] == own[:, None, :]) & _earlier(width)
-    counted = known[:, :width] & ~repeats.any(axis=2)
-    weights = np.zeros(history.shape, np.float32)
-    weights[:, :width] = np.where(counted, _powers(width)[np.cumsum(counted, axis=1)], 0.0)
+    weights = np.empty(history.shape, np.float32)
+    weigh_all_by_recency(history, n_items, weights)
     return weights
 
 
-@lru_cache
-def _earlier(width: int) -> np.ndarray:
-    """bool [width, width]: does the column stand before the row?"""
-    return np.tri(width, k=-1, dtype=bool)
+@compiled
+def weigh_all_by_recency(history, n_items, weights):
+    """int [B, H], newest first; weights: float32 [B, H], written."""
+    for row in range(len(history)):
+        weigh_by_recency(history[row], n_items, weights[row])
 
 
-@lru_cache
-def _powers(width: int) -> np.ndarray:
-    """float64 [width + 1]: the weight of the r-th distinct item, by r from 1; none for r = 0."""
-    return np.append(0.0, np.arange(1, width + 1) ** RECENCY_POWER)
+@compiled
+def weigh_by_recency(history, n_items, weights):
+    """One request of `recency_weights`. int [H]; weights: float32 [H], written -> how many distinct items there are."""
+    n_distinct = 0
+    for place in range(len(history)):
+        item = history[place]
+        weights[place] = 0.0
+        if item == n_items:
+            continue
+        repeats = False
+        for earlier in range(place):  # to the end, whatever is found: so the processor compares many at once
+            repeats |= history[earlier] == item
+        if not repeats:
+            n_distinct += 1
+            weights[place] = 1.0 / np.sqrt(n_distinct)
+    return n_distinct
 
 
 def index_queries(user_vectors: np.ndarray) -> np.ndarray:

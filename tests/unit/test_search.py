@@ -8,6 +8,7 @@ from export.retrieval.index import index_vectors
 from stages.errors import ArtifactError
 from stages.retrieve import RetrieveSettings, load_search
 from stages.search import INDEX_FILE, Blocked, Neighbours, Search, index_queries, recency_weights
+from tests.unit.search_oracle import recency_weights_slowly
 
 N_ITEMS, WIDTH, HISTORY, N_NEIGHBOURS, B = 300, 8, 6, 5, 12
 
@@ -140,6 +141,19 @@ def test_recency_weights_count_distinct_items_only():
     history = np.array([[7, 7, 3, N_ITEMS, 7, 9], [N_ITEMS] * 6])
     expected = [[1, 0, 2**-0.5, 0, 0, 3**-0.5], [0] * 6]
     np.testing.assert_allclose(recency_weights(history, N_ITEMS), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("width", [0, 1, 7, 64])
+@pytest.mark.parametrize("n_items", [2, 40, 100_000])
+@pytest.mark.parametrize("kind", [np.int32, np.int64])
+def test_recency_weights_equal_the_slow_twin(width, n_items, kind):
+    history = np.random.default_rng(0).integers(0, n_items + 1, (30, width)).astype(kind)
+    np.testing.assert_array_equal(recency_weights(history, n_items), recency_weights_slowly(history, n_items))
+
+
+def test_recency_weights_of_long_histories_are_rounded_as_powers_are():
+    history = np.arange(5_000)[None]
+    np.testing.assert_array_equal(recency_weights(history, 5_000), np.float32((1.0 + history) ** -0.5))
 
 
 def test_neighbours_come_back_from_disk(tmp_path):
