@@ -16,7 +16,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-PACKAGES = {"numpy": "numpy<2", "onnxruntime": "onnxruntime", "faiss": "faiss-gpu-cu12==1.12.0"}  # module -> what pip installs
+PACKAGES = {  # module -> what pip installs
+    "numpy": "numpy<2",
+    "numba": "numba<0.60",
+    "onnxruntime": "onnxruntime",
+    "faiss": "faiss-gpu-cu12==1.12.0",
+}
+TABLE_PACKAGES = {"rocksdict": "rocksdict"}  # of our own tiers, where no hps backend serves the tables
 WORKFLOW_PACKAGES = {"nvtabular": "nvtabular==23.8.0", "merlin.systems": "merlin-systems==23.8.0"}
 PLAN = '[merlin] preprocess = "compiled"'
 BACKEND = re.compile(r'^\s*backend:\s*"([^"]+)"', re.MULTILINE)
@@ -33,7 +39,8 @@ def faults(repository: Path, backends: Path) -> Iterator[str]:
         if not (backends / name).is_dir():
             yield f"this image has no {name} backend in {backends}; use the image the repository was exported for (TRITON=…)"
     if any(repository.glob("*/*/stages")):
-        for module, package in PACKAGES.items():
+        tables = TABLE_PACKAGES if (repository / "rank_rows").is_dir() else {}
+        for module, package in {**PACKAGES, **tables}.items():
             if not installed(module):
                 yield f"Python here lacks {module}, which the stages need: pip install '{package}', or build deploy/Dockerfile"
     if any(repository.glob("*/*/workflow/workflow.pkl")):

@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from numba import njit
 from numba.core import config
@@ -50,7 +50,7 @@ class ByContent(_CacheLocator):
         return str(self._line)
 
     @classmethod
-    def from_function(cls, py_func: Callable, py_file: str) -> Self | None:
+    def from_function(cls, py_func: Callable, py_file: str) -> ByContent | None:
         """None for other people's functions, and where the folder cannot be written."""
         if CODE not in Path(py_file).resolve().parents:
             return None

@@ -126,6 +126,10 @@ def test_preflight_names_each_fault(image, tmp_path):
     said = preflight(tmp_path, "faiss")
     assert "lacks faiss" in said
     assert "pip install 'faiss-gpu-cu12==1.12.0'" in said
+    assert preflight(tmp_path, "rocksdict") == ""  # the tables are those of the hps backend
+    (tmp_path / "repo" / "rank_rows").mkdir()
+    assert "pip install 'rocksdict'" in preflight(tmp_path, "rocksdict")
+    (tmp_path / "repo" / "rank_rows").rmdir()
     (version / "workflow").mkdir()
     (version / "workflow" / "workflow.pkl").touch()
     assert preflight(tmp_path) == ""
