@@ -25,6 +25,15 @@ STAGES = ("preprocess", "retrieve", "rank", "rerank")
 ENSEMBLE = "recommend"
 
 
+NUMPY_DTYPES = {  # by Triton's name
+    "INT64": np.dtype(np.int64),
+    "INT32": np.dtype(np.int32),
+    "FP32": np.dtype(np.float32),
+    "FP64": np.dtype(np.float64),
+    "BYTES": np.dtype(np.object_),
+}
+
+
 class Degraded(IntFlag):
     """Bits of the `degraded` output: which stage answered by its fallback."""
 
@@ -59,9 +68,7 @@ class TensorSpec:
 
     @property
     def numpy_dtype(self) -> np.dtype:
-        if self.dtype == "BYTES":
-            return np.dtype(np.object_)
-        return np.dtype({"INT64": np.int64, "INT32": np.int32, "FP32": np.float32, "FP64": np.float64}[self.dtype])
+        return NUMPY_DTYPES[self.dtype]
 
     def filled(self, batch: int) -> np.ndarray:
         """[batch, *dims] of the fill value."""
@@ -105,8 +112,8 @@ def stage_specs(axes: Axes, context: tuple[ContextColumn, ...] = ()) -> dict[str
         TensorSpec("user_categorical", "INT64", (axes.user_categorical,)),
         TensorSpec("user_continuous", "FP32", (axes.user_continuous,)),
         TensorSpec("history_ids", "INT64", (axes.history,)),
-        TensorSpec("history_age_days", "FP32", (axes.history,)),
     )
+    ages = TensorSpec("history_age_days", "FP32", (axes.history,))
     candidates = (
         TensorSpec("candidate_ids", "INT64", (axes.candidates,)),
         TensorSpec("retrieval_scores", "FP32", (axes.candidates,)),
@@ -117,9 +124,9 @@ def stage_specs(axes: Axes, context: tuple[ContextColumn, ...] = ()) -> dict[str
         TensorSpec("scores", "FP32", (axes.items_returned,)),
     )
     specs = (
-        ModelSpec("preprocess", (USER_ID, *(c.tensor() for c in context), history), (*user, *CHAIN)),
+        ModelSpec("preprocess", (USER_ID, *(c.tensor() for c in context), history), (*user, ages, *CHAIN)),
         ModelSpec("retrieve", (USER_ID, *user, exclude, *CHAIN), (*candidates, *CHAIN)),
-        ModelSpec("rank", (*user, *candidates, *CHAIN), (rank_scores, *CHAIN)),
+        ModelSpec("rank", (*user, ages, *candidates, *CHAIN), (rank_scores, *CHAIN)),
         ModelSpec("rerank", (USER_ID, *candidates, rank_scores, *CHAIN), (*answer, *CHAIN)),
     )
     return {spec.name: spec for spec in specs}

@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -231,14 +232,16 @@ def check_config(spec: ModelSpec, config: dict[str, Any]) -> None:
 
 def join(spec: ModelSpec, requests: list[Any]) -> tuple[Arrays, list[int]]:
     """-> ({tensor: [sum of rows, *dims]}, rows of each request). Absent optional tensors become their fill value."""
-    rows: list[int] = []
-    parts: dict[str, list[np.ndarray]] = {tensor.name: [] for tensor in spec.inputs}
-    for request in requests:
-        given = {t.name(): t.as_numpy() for t in request.inputs()}
-        rows.append(len(next(iter(given.values()))))
-        for tensor in spec.inputs:
-            parts[tensor.name].append(given[tensor.name] if tensor.name in given else tensor.filled(rows[-1]))
-    return {name: arrays[0] if len(arrays) == 1 else np.concatenate(arrays) for name, arrays in parts.items()}, rows
+    given = [{tensor.name(): tensor.as_numpy() for tensor in request.inputs()} for request in requests]
+    rows = [len(next(iter(tensors.values()))) for tensors in given]
+    for tensor in spec.inputs:
+        if tensor.optional:
+            for tensors, n in zip(given, rows, strict=True):
+                if tensor.name not in tensors:
+                    tensors[tensor.name] = tensor.filled(n)
+    if len(given) == 1:
+        return given[0], rows
+    return {t.name: np.concatenate([tensors[t.name] for tensors in given]) for t in spec.inputs}, rows
 
 
 def take(inputs: Arrays, rows: list[int], requests: list[int]) -> Arrays:
@@ -253,8 +256,11 @@ def take(inputs: Arrays, rows: list[int], requests: list[int]) -> Arrays:
 
 def split(outputs: Arrays, rows: list[int]) -> list[Arrays]:
     """-> one dict of arrays per request, views of the joined outputs."""
-    ends = np.cumsum(rows).tolist()
-    return [{name: array[end - n : end] for name, array in outputs.items()} for n, end in zip(rows, ends, strict=True)]
+    if len(rows) == 1:
+        return [outputs]
+    return [
+        {name: array[end - n : end] for name, array in outputs.items()} for n, end in zip(rows, accumulate(rows), strict=True)
+    ]
 
 
 def by_request(faults: dict[int, str], rows: list[int]) -> dict[int, str]:

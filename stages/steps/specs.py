@@ -91,10 +91,9 @@ def step_specs(info: StageInfo, sizes: Sizes) -> dict[str, ModelSpec]:
         return ModelSpec(name, *(tuple(known[tensor] for tensor in side.split()) for side in (inputs, outputs)))
 
     chain = "degraded generation"
-    history = "history_ids history_age_days"
-    pair_inputs = f"user_categorical {history} candidate_ids retrieval_scores"
+    pair_inputs = "user_categorical history_ids history_age_days candidate_ids retrieval_scores"
     specs = (
-        spec(RETRIEVE_FEATURES, f"user_categorical {history}", "history_vectors history_weights user_embeddings"),
+        spec(RETRIEVE_FEATURES, "user_categorical history_ids", "history_vectors history_weights user_embeddings"),
         spec(TOWERS_USER, "history_vectors history_weights user_embeddings user_continuous", "user_vectors"),
         spec(
             RETRIEVE_SEARCH,

@@ -147,12 +147,13 @@ def test_the_stages_answer_alone_too(served, recorded, info):
     spec_inputs = {"user_id": recorded.inputs["user_id"][:1]}
     first = client.infer("preprocess", [tensor(name, array) for name, array in spec_inputs.items()])
     chain = {"degraded": np.zeros((1, 1), np.int32), "generation": np.array([[info.generation]])}
-    names = ("user_categorical", "user_continuous", "history_ids", "history_age_days")
+    names = ("user_categorical", "user_continuous", "history_ids")
     user = {name: first.as_numpy(name) for name in names}
+    ages = {"history_age_days": first.as_numpy("history_age_days")}
     found = client.infer("retrieve", [tensor(n, a) for n, a in (spec_inputs | user | chain).items()])
     candidates = {name: found.as_numpy(name) for name in ("candidate_ids", "retrieval_scores")}
     assert found.as_numpy("retrieve_generation").tolist() == [[info.generation]]
-    scores = client.infer("rank", [tensor(n, a) for n, a in (user | candidates | chain).items()])
+    scores = client.infer("rank", [tensor(n, a) for n, a in (user | ages | candidates | chain).items()])
     assert scores.as_numpy("rank_scores").shape == candidates["candidate_ids"].shape
     assert np.isfinite(scores.as_numpy("rank_scores")).all()
     assert scores.as_numpy("rank_degraded").tolist() == [[0]]
