@@ -75,10 +75,13 @@ baseline: setup ## NVIDIA's multi-stage recommender and ours on the same tritons
 # repository of synthetic:reference that make baseline exports
 REFERENCE = .run/merlin/reference
 
-bounds: baseline ## every speed that has a bound, on synthetic:reference: make baseline, overhead at C = 200 and 1,000, growth
-	@$(PYTHON) -m perf overhead --repo $(REFERENCE)
-	@$(PYTHON) -m perf overhead --repo $(REFERENCE) --candidates 1000
-	@$(PYTHON) -m perf growth --repo $(REFERENCE)
+bounds: setup ## every speed that has a bound, on synthetic:reference: make baseline, overhead at C = 200 and 1,000, growth
+	@status=0; \
+	$(PYTHON) -m perf.merlin || status=1; \
+	$(PYTHON) -m perf overhead --repo $(REFERENCE) --candidates 200 || status=1; \
+	$(PYTHON) -m perf overhead --repo $(REFERENCE) --candidates 1000 || status=1; \
+	$(PYTHON) -m perf growth --repo $(REFERENCE) || status=1; \
+	exit $$status
 
 tune: setup ## search batching, instances, threads and the index's effort under the SLO; writes tuned.toml for CONFIG=…: REPO=…
 	@$(PYTHON) -m perf.tune --repo $(REPO)

@@ -14,20 +14,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-import tritonclient.grpc as grpcclient
 from pydantic import BaseModel
 
 from export.repository.recorded import compare_answers
+from perf.answers import asked, first_rows
 from perf.full import new_bench
 from perf.measure import Bench
 from perf.target import own_server, site_of
-from perf.workload import ask, read_requests
+from perf.workload import read_requests
 from server.environment import PROJECT
 from server.repository import read_repository
 from stages.contract import ENSEMBLE
 from stages.errors import ConfigError, ExportError
-
-COMPARED_ROWS = 256
 
 
 class Ratio(BaseModel, frozen=True):
@@ -102,12 +100,9 @@ def _measure(bench: Bench, clients: int, window_s: float) -> dict[str, float]:
 
 def differing_answers(a: Bench, b: Bench) -> str:
     """-> "" when both answer A's recorded requests alike (ids equal, scores within 1e-5)."""
-    requests = {name: rows[:COMPARED_ROWS] for name, rows in read_requests(a.site.repo, a.site.generation).items()}
-    answers = []
-    for bench in (a, b):
-        with grpcclient.InferenceServerClient(bench.site.grpc_url) as client:
-            answers.append(ask(client, bench.specs[ENSEMBLE], "", requests))
-    return compare_answers(answers[1], answers[0])
+    requests = first_rows(read_requests(a.site.repo, a.site.generation))
+    of_a, of_b = (asked(bench.site, bench.specs[ENSEMBLE], requests) for bench in (a, b))
+    return compare_answers(of_b, of_a)
 
 
 @contextlib.contextmanager

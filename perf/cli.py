@@ -16,9 +16,9 @@ from perf import ab as ab_mode
 from perf import full, measure, plots, report, schedule, slo, tables
 from perf import growth as growth_mode
 from perf import overhead as overhead_mode
-from perf.command import run
+from perf.command import BROKEN, run
 from perf.measure import Scenario
-from perf.results import RESULTS, Run, last_line, latest_run, load_run, new_folder, summary
+from perf.results import RESULTS, Run, circumstances, last_line, latest_run, load_run, new_folder, summary
 from perf.target import serve
 from stages.contract import ENSEMBLE, STAGES
 from stages.errors import ConfigError
@@ -33,8 +33,6 @@ Label = Annotated[str, typer.Option(help="a name for the run")]
 WindowS = Annotated[float, typer.Option(help="seconds of a measurement window; perf_analyzer takes three per level", min=0.1)]
 SloFile = Annotated[Path, typer.Option("--slo", help="bounds to keep")]
 RunFolder = Annotated[Path | None, typer.Option("--run", help=f"folder of a run; default: the latest in {RESULTS}")]
-
-BROKEN = 1  # exit code: a bound was missed
 
 
 @app.callback(invoke_without_command=True)
@@ -163,26 +161,30 @@ def overhead(
     rounds: Annotated[int, typer.Option(min=1)] = 5,
     window_s: WindowS = 1.0,
 ) -> None:
-    """Ensemble, fused and in-process in turns: latency, throughput, tails, batching and memory beside their bounds."""
-    folder = new_folder()
+    """Ensemble, fused and in-process in turns, beside their bounds. Exit code 1 when one is missed or answers differ."""
+    folder, machine = new_folder(), circumstances()
     with tempfile.TemporaryDirectory(prefix="perf-overhead-") as scratch, full.progress(overhead_mode.steps(rounds)) as step:
         result = overhead_mode.measure_overhead(repo, folder, Path(scratch), candidates, rounds, window_s, step)
     (folder / "overhead.json").write_text(result.model_dump_json(indent=1))
     for table in (tables.overhead_table(result), tables.breakdown_table(result.breakdowns), tables.memory_table(result.memory)):
         _out().print(table.to_rich())
     _out().print("answers: " + (f"they differ: {result.differing_answers}" if result.differing_answers else "all equal"))
-    facts = {"perf": "overhead", "repo": str(repo), "candidates": result.candidates, "rounds": rounds}
-    facts |= {"answers_equal": not result.differing_answers, "missed": [f.name for f in result.figures if f.met is False]}
+    missed = [figure.name for figure in result.figures if figure.met is False]
+    facts = {"perf": "overhead", "repo": str(repo), "candidates": result.candidates, "rounds": rounds} | machine
+    facts |= {"answers_equal": not result.differing_answers, "missed": missed}
     facts["median_low_high"] = {f.name: [round(x, 4) for x in (f.median, min(f.values), max(f.values))] for f in result.figures}
     print(last_line(facts))
-    if result.differing_answers:
+    if result.differing_answers or missed:
         raise typer.Exit(BROKEN)
 
 
 @app.command()
 def growth(repo: Repo = Path("model_repository")) -> None:
-    """How a request's cost grows with C and with the catalogue: a table, growth.png, and the slopes in logarithms."""
-    folder, rng = new_folder(), np.random.default_rng(full.SEED)
+    """How a request's cost grows with C and with the catalogue: a table, growth.png, and the slopes in logarithms.
+
+    Exit code 1 when a slope is above its bound.
+    """
+    folder, rng, machine = new_folder(), np.random.default_rng(full.SEED), circumstances()
     with full.progress(2 + len(growth_mode.CATALOGUES)) as step:
         step("C of the published pipeline")
         axes = [growth_mode.candidates_axis(repo, rng), growth_mode.catalogue_axis(rng, step)]
@@ -190,7 +192,9 @@ def growth(repo: Repo = Path("model_repository")) -> None:
     _out().print(tables.growth_table(axes).to_rich())
     _out().print(f"picture: {folder / 'growth.png'}")
     facts = {axis.name: {"sizes": axis.sizes, "p50_ms": axis.p50_ms, "slope": axis.slope} for axis in axes}
-    print(last_line({"perf": "growth", "repo": str(repo)} | facts))
+    print(last_line({"perf": "growth", "repo": str(repo)} | machine | facts))
+    if any(axis.slope > axis.bound for axis in axes):
+        raise typer.Exit(BROKEN)
 
 
 @app.command()

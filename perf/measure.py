@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from perf import analyzer, schedule
+from perf.answers import differing_answers
 from perf.in_process import InProcess
 from perf.latency import Latency
 from perf.open_loop import Outcome, run_load
@@ -191,6 +192,7 @@ def add_yardstick(
         in_process_batch=batch,
         served_rate=served_full,
         served_clients=clients,
+        differing_answers=differing_answers(bench.site, bench.specs[ENSEMBLE]),
     )
     bench.save()
     return bench.run.yardstick

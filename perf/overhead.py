@@ -17,20 +17,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import tritonclient.grpc as grpcclient
 from pydantic import BaseModel
 
 from export.relayout import relayout
 from export.repository.config import CONFIG_FILE, LAYOUTS
-from export.repository.recorded import RECORDED_FILE, compare_answers, read_recorded
 from perf import schedule
+from perf.answers import differing_answers
 from perf.breakdown import Breakdown, breakdown
 from perf.full import new_bench
 from perf.in_process import InProcess
 from perf.measure import Bench, Scenario, add_open
 from perf.memory import PeakMemory, ProcessMemory, total_mib
 from perf.target import own_server, site_of
-from perf.workload import ask, draw
+from perf.workload import draw
 from server.repository import read_config, write_config
 from stages.contract import ENSEMBLE
 
@@ -39,7 +38,6 @@ PEAK_CLIENTS = (8, 16, 32, 64)  # the peak is the best of these
 OPEN_S = 5.0
 PAUSE_S = 0.002  # about what lies between two runs of a kernel when one client is served
 ROWS = 1_000
-COMPARED_ROWS = 256
 SLOWER = 1.05  # a p50 within it is "no slower": two runs of one server differ as much
 
 Step = Callable[[str], None]
@@ -99,7 +97,8 @@ def measure_overhead(
         step(f"{layout}: peak and memory")
         peak_clients[layout], memory[layout] = peak_alone(scratch / layout, folder, window_s)
     with sides(scratch, folder, peak_clients, window_s, step) as both:
-        differing = differing_answers(both)
+        benches = (*both.benches.values(), *both.unbatched.values())
+        differing = "; ".join(filter(None, (differing_answers(bench.site, bench.specs[ENSEMBLE]) for bench in benches)))
         taken = [_round(both, number, window_s, step) for number in range(rounds)]
         parts = {}
         for layout, bench in both.benches.items():
@@ -157,19 +156,6 @@ def sides(scratch: Path, folder: Path, peak_clients: dict[str, int], window_s: f
         yield Sides(benches, unbatched, workers, workers.best_batch(window_s), peak_clients)
         for each in (*benches.values(), *unbatched.values()):
             each.clear_inputs()
-
-
-def differing_answers(both: Sides) -> str:
-    """-> "" when every server answers the recorded requests as this process did."""
-    for bench in (*both.benches.values(), *both.unbatched.values()):
-        recorded = read_recorded(bench.site.repo / ENSEMBLE / str(bench.site.generation) / RECORDED_FILE)
-        expected = {name: rows[:COMPARED_ROWS] for name, rows in recorded.outputs.items()}
-        inputs = {name: rows[:COMPARED_ROWS] for name, rows in recorded.inputs.items()}
-        with grpcclient.InferenceServerClient(bench.site.grpc_url) as client:
-            difference = compare_answers(ask(client, bench.specs[ENSEMBLE], "", inputs), expected)
-        if difference:
-            return f"{bench.site.repo.name}: {difference}"
-    return ""
 
 
 def _round(both: Sides, number: int, window_s: float, step: Step) -> dict[str, float]:

@@ -75,6 +75,7 @@ class Yardstick(BaseModel, frozen=True):
     in_process_batch: int
     served_rate: list[float]
     served_clients: int
+    differing_answers: str = ""  # what the server answers otherwise than the recorded, in-process answers: ratios do not count
 
     @property
     def overhead_p50_ms(self) -> float:
@@ -189,6 +190,7 @@ def summary(run: Run) -> dict[str, Any]:
         facts |= {
             "overhead_p50_ms": run.yardstick.overhead_p50_ms,
             "throughput_share": run.yardstick.throughput_share,
+            "answers_equal": not run.yardstick.differing_answers,
         }
     if run.memory:
         facts["memory_mib"] = total_mib(run.memory)
@@ -205,6 +207,12 @@ def commit_of(folder: Path = PROJECT) -> str:
     except (OSError, subprocess.CalledProcessError):
         return ""
     return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
+
+
+def circumstances() -> dict[str, Any]:
+    """What a figure must be read with: which code, and how busy the machine was when it began."""
+    machine = Machine.here()
+    return {"commit": commit_of(), "cores": machine.cores, "load_before": round(machine.load_before, 2)}
 
 
 def priority_levels(repo: Path) -> int:

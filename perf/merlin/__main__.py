@@ -16,10 +16,10 @@ from export.dataset import Dataset, load_dataset
 from export.relayout import relayout
 from export.settings import PipelineSettings, Settings
 from perf import full
-from perf.command import run
+from perf.command import BROKEN, run
 from perf.merlin import bench, export, tables
 from perf.merlin.features import read_sides
-from perf.results import commit_of, last_line, new_folder
+from perf.results import circumstances, last_line, new_folder
 from perf.workload import draw, read_requests, read_specs
 from server.environment import RUN_DIR
 from stages.contract import ENSEMBLE
@@ -47,7 +47,11 @@ def main_run(
     / "merlin"
     / "served",
 ) -> None:
-    """merlin-systems 23.8 and ours on the same tritonserver, users and client, interleaved."""
+    """merlin-systems 23.8 and ours on the same tritonserver, users and client, interleaved.
+
+    Exit code 1 when a bound is missed or answers differ.
+    """
+    machine = circumstances()
     dataset = load_dataset(data)
     if not repo.exists():
         build_repository(dataset, repo, Settings(pipeline=PipelineSettings(candidates=CANDIDATES)), console)
@@ -62,8 +66,9 @@ def main_run(
     ):
         folder = new_folder()
         folder.mkdir(parents=True)
-        result = bench.measure_all(served, user_ids, rounds, step, lambda so_far: save(so_far, folder))
-    report(result, folder)
+        result = bench.measure_all(served, user_ids, rounds, step, lambda so_far: save(so_far, folder, machine))
+    if not report(result, folder, machine):
+        raise typer.Exit(BROKEN)
 
 
 def drawn_users(recorded: np.ndarray, dataset: Dataset, rng: np.random.Generator) -> np.ndarray:
@@ -94,12 +99,12 @@ def make_repositories(repo: Path, dataset: Dataset, work: Path) -> dict[str, Pat
     return repositories
 
 
-def save(result: bench.Result, folder: Path) -> dict[str, object]:
-    """Write merlin.json, with every round -> what it says without them."""
+def save(result: bench.Result, folder: Path, machine: dict[str, object]) -> dict[str, object]:
+    """Write merlin.json, with every round -> what it says without them. machine: `circumstances` of the beginning."""
     bounds = tables.bound_facts(result)
     document = {
         "perf": "merlin",
-        "commit": commit_of(),
+        **machine,
         "answers_equal": not result.answers,
         "contenders": tables.contender_facts(result),
         "bounds": bounds,
@@ -110,14 +115,15 @@ def save(result: bench.Result, folder: Path) -> dict[str, object]:
     return document
 
 
-def report(result: bench.Result, folder: Path) -> None:
-    """Tables for people, a file with every round, and the JSON line that is always last."""
-    document = save(result, folder)
+def report(result: bench.Result, folder: Path, machine: dict[str, object]) -> bool:
+    """Tables for people, a file with every round, and the JSON line that is always last. -> are all bounds met?"""
+    document = save(result, folder, machine)
     out = Console(width=None if sys.stdout.isatty() else 120)
     out.print(tables.contender_table(result).to_rich(), tables.bound_table(result).to_rich())
     out.print("answers: " + (f"they differ, the ratios do not count: {result.answers}" if result.answers else "equal"))
     out.print(f"every round: {folder / FILE}")
     print(last_line(document))
+    return bool(document["all_met"])
 
 
 if __name__ == "__main__":

@@ -230,9 +230,11 @@ def test_different_answers_are_named(monkeypatch):
 
 
 def test_the_last_line_is_json_and_the_rounds_are_kept(tmp_path, capsys):
-    report(result_of(p50_ms=[90.0] * 3, rate=[2.0] * 3), tmp_path)
+    machine = {"commit": "abc1234", "cores": 2, "load_before": 0.1}
+    assert report(result_of(p50_ms=[90.0] * 3, rate=[2.0] * 3), tmp_path, machine)
     document = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (document["perf"], document["answers_equal"], document["all_met"]) == ("merlin", True, True)
+    assert document.items() >= machine.items()
     assert len(document["bounds"]) == 12
     assert json.loads((tmp_path / "merlin.json").read_text())["rounds"][bench.BEST]["p50_ms"] == [90.0] * 3
 
@@ -240,7 +242,7 @@ def test_the_last_line_is_json_and_the_rounds_are_kept(tmp_path, capsys):
 def test_bounds_do_not_count_when_answers_differ(tmp_path, capsys):
     result = result_of(p50_ms=[90.0] * 3, rate=[2.0] * 3)
     result.answers = "hardened against as exported: 1 of 1 id lists differ"
-    report(result, tmp_path)
+    assert not report(result, tmp_path, {})
     said = capsys.readouterr().out
     assert "the ratios do not count" in said
     assert not json.loads(said.splitlines()[-1])["all_met"]

@@ -1,9 +1,12 @@
 """What the two commands conclude from what they measured, and the pipelines they measure it on. No timings."""
 
+import json
+
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
-from perf import growth, overhead, plots, tables
+from perf import cli, growth, overhead, plots, tables
 from perf.breakdown import kernel_us, models_of, parts_of
 from perf.growth import Axis
 from perf.hit_rates import parse
@@ -121,6 +124,17 @@ def test_the_slope_is_the_exponent_of_growth(tmp_path):
     plots.save_growth([linear, root], tmp_path)
     assert (tmp_path / "growth.png").stat().st_size > 1_000
     assert tables.growth_table([linear]).rows[-1].cells[-1] == "1.00, at most 1"
+
+
+@pytest.mark.parametrize(("p50_ms", "exit_code"), [([1.0, 1.5], 0), ([1.0, 2.5], 1)])
+def test_a_missed_bound_is_the_exit_code(monkeypatch, tmp_path, p50_ms, exit_code):
+    axis = Axis(name="candidates C", sizes=[100, 200], p50_ms=p50_ms, p90_ms=p50_ms, bound=1.0)
+    monkeypatch.setattr(growth, "candidates_axis", lambda repo, rng: axis)
+    monkeypatch.setattr(growth, "catalogue_axis", lambda rng, step: axis.model_copy(update={"p50_ms": [1.0, 1.0]}))
+    monkeypatch.setattr(cli, "new_folder", lambda: tmp_path)
+    done = CliRunner().invoke(cli.app, ["growth"])
+    assert done.exit_code == exit_code
+    assert {"commit", "cores", "load_before"} <= json.loads(done.stdout.splitlines()[-1]).keys()
 
 
 def test_catalogues_of_any_size_answer_the_same_kind_of_request(monkeypatch):

@@ -287,6 +287,15 @@ def test_a_single_load_is_what_its_summary_tells(run):
     assert "p99_ms" not in two
 
 
+def test_ratios_of_unequal_answers_are_no_result(run):
+    assert summary(run)["answers_equal"]
+    assert not any("do not count" in note for note in report.notes(run))
+    other = run.yardstick.model_copy(update={"differing_answers": "2 of 256 id lists differ"})
+    differing = run.model_copy(update={"yardstick": other})
+    assert not summary(differing)["answers_equal"]
+    assert any("(2 of 256 id lists differ): the ratios between them do not count" in note for note in report.notes(differing))
+
+
 @pytest.mark.parametrize(("levels", "told"), [(0, True), (2, False)])
 def test_priorities_that_nobody_tells_apart_are_no_result(run, levels, told):
     bulk = run.open[0].model_copy(update={"by_class": {"bulk": run.open[0].latency}})
