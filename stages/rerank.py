@@ -12,16 +12,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stages.artifacts import REMEDY, StageInfo, open_array, open_network, read_stage, stage_settings
+from stages.compiled import compiled
 from stages.contract import PAD_ID, Degraded, generation_faults
 from stages.errors import ArtifactError
 from stages.ids import ItemIndex
-from stages.ranking_features import SCALE, standardized
+from stages.ordering import falling, sort_stably
+from stages.ranking_features import SCALE
 from stages.rules import Rules
 
 Arrays = dict[str, np.ndarray]
 
 NETWORK = "rerank"
 LIST_FEATURES = 5  # width of `list_features`
+BROKEN = int(Degraded.RERANK)
 
 
 @dataclass(frozen=True)
@@ -34,17 +37,13 @@ class RerankSettings:
 
 
 class BestCandidates(NamedTuple):
-    """ids and positions int64 [B, M], PAD_ID and n_items padded; rank_scores and retrieval_scores float32 [B, M]."""
+    """ids, positions: int64 [B, M], PAD_ID and n_items padded; both scores: float32 [B, M]; valid: bool [B, M], not padding."""
 
     ids: np.ndarray
     positions: np.ndarray
     rank_scores: np.ndarray
     retrieval_scores: np.ndarray
-
-    @property
-    def valid(self) -> np.ndarray:
-        """bool [B, M]: not padding."""
-        return self.ids != PAD_ID
+    valid: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -85,53 +84,126 @@ class Rerank:
     def best(self, inputs: Arrays) -> BestCandidates:
         """The list that the network sees: the first M candidates by rank score."""
         columns = first_by_score(inputs["rank_scores"], self.settings.list_length)
-        ids, rank_scores, retrieval = (
-            np.take_along_axis(inputs[name], columns, axis=1) for name in ("candidate_ids", "rank_scores", "retrieval_scores")
+        ids, rank_scores, retrieval, valid = _listed(
+            columns, inputs["candidate_ids"], inputs["rank_scores"], inputs["retrieval_scores"]
         )
-        return BestCandidates(ids, self.items.positions(ids), rank_scores, retrieval)
+        return BestCandidates(ids, self.items.positions(ids), rank_scores, retrieval, valid)
 
     def feeds(self, best: BestCandidates) -> Arrays:
         """What the network takes, by name."""
         return {
             "features": list_features(best.rank_scores, best.retrieval_scores, best.valid),
-            "vectors": self.item_vectors[best.positions],
+            "vectors": self.item_vectors.take(best.positions, axis=0),
             "valid": best.valid.astype(np.float32),
         }
 
     def served(self, inputs: Arrays, best: BestCandidates, correction: np.ndarray) -> Arrays:
         """correction: float32 [B, M], added to the rank scores, meaningless where not valid -> the outputs of `rerank`."""
-        valid = best.valid
-        broken = ~(np.isfinite(correction) | ~valid).all(axis=1, keepdims=True)
-        correction = np.where(broken, np.float32(0.0), correction)  # the ranker's order is what is left
-        scores = np.where(valid, best.rank_scores + np.float32(self.settings.trust) * correction, -np.inf).astype(np.float32)
-        users, k = inputs["user_id"][:, 0], self.info.axes.items_returned
-        columns = self.rules.apply(np.where(valid, best.positions, -1), scores, users, k)
-        served = columns >= 0
-        columns = np.maximum(columns, 0)
-        return {
-            "item_ids": np.where(served, np.take_along_axis(best.ids, columns, axis=1), PAD_ID),
-            "scores": np.where(served, np.take_along_axis(scores, columns, axis=1), 0.0).astype(np.float32),
-            "degraded": inputs["degraded"] | np.where(broken, np.int32(Degraded.RERANK), np.int32(Degraded.NONE)),
-            "generation": inputs["generation"],
-        }
+        trust, k = np.float32(self.settings.trust), self.info.axes.items_returned
+        scores, degraded = _corrected(best.rank_scores, best.valid, correction, trust, inputs["degraded"])
+        columns = self.rules.apply(best.positions, scores, inputs["user_id"][:, 0], k)
+        item_ids, scores = _chosen(columns, best.ids, scores)
+        return {"item_ids": item_ids, "scores": scores, "degraded": degraded, "generation": inputs["generation"]}
 
 
+@compiled
 def first_by_score(scores: np.ndarray, count: int) -> np.ndarray:
-    """float32 [B, C] -> int64 [B, min(count, C)] columns by falling score; the earlier one on a tie."""
-    return np.argsort(-scores, axis=1, kind="stable")[:, :count]
+    """float32 [B, C] -> int64 [B, min(count, C)] columns by falling score; the earlier one on a tie, NaN last."""
+    batch, width = scores.shape
+    columns = np.empty((batch, min(count, width)), np.int64)
+    ranks, spare_ranks = np.empty(width, np.int64), np.empty(width, np.int64)
+    order, spare_order = np.empty(width, np.int64), np.empty(width, np.int64)
+    for row in range(batch):
+        for column in range(width):
+            ranks[column], order[column] = falling(scores[row, column]), column
+        sort_stably(ranks, order, width, spare_ranks, spare_order)
+        columns[row] = order[: columns.shape[1]]
+    return columns
 
 
+@compiled
+def _listed(columns, candidate_ids, rank_scores, retrieval_scores):
+    """-> (ids, rank scores, retrieval scores, valid), each [B, M], of the columns int64 [B, M]."""
+    ids, valid = np.empty(columns.shape, np.int64), np.empty(columns.shape, np.bool_)
+    ranked, retrieved = np.empty(columns.shape, np.float32), np.empty(columns.shape, np.float32)
+    for row in range(columns.shape[0]):
+        for place in range(columns.shape[1]):
+            column = columns[row, place]
+            ids[row, place] = candidate_ids[row, column]
+            ranked[row, place] = rank_scores[row, column]
+            retrieved[row, place] = retrieval_scores[row, column]
+            valid[row, place] = candidate_ids[row, column] != PAD_ID
+    return ids, ranked, retrieved, valid
+
+
+@compiled
+def _corrected(rank_scores, valid, correction, trust, degraded):
+    """-> (scores float32 [B, M], -inf where not valid; degraded int32 [B, 1], with BROKEN where the network gave no numbers).
+
+    Of a broken list the ranker's order is what is left.
+    """
+    scores, told = np.empty(rank_scores.shape, np.float32), degraded.copy()
+    for row in range(len(scores)):
+        broken = False
+        for place in range(scores.shape[1]):
+            broken |= valid[row, place] and not np.isfinite(correction[row, place])
+        if broken:
+            told[row, 0] |= BROKEN
+        for place in range(scores.shape[1]):
+            own = np.float32(0.0) if broken else correction[row, place]
+            scores[row, place] = rank_scores[row, place] + trust * own if valid[row, place] else np.float32(-np.inf)
+    return scores, told
+
+
+@compiled
+def _chosen(columns, ids, scores):
+    """-> (item ids int64 [B, K], their scores float32 [B, K]) of the columns int64 [B, K]; PAD_ID and 0 where there is none."""
+    chosen_ids, chosen_scores = np.full(columns.shape, PAD_ID, np.int64), np.zeros(columns.shape, np.float32)
+    for row in range(columns.shape[0]):
+        for place in range(columns.shape[1]):
+            column = columns[row, place]
+            if column >= 0:
+                chosen_ids[row, place], chosen_scores[row, place] = ids[row, column], scores[row, column]
+    return chosen_ids, chosen_scores
+
+
+@compiled
 def list_features(rank_scores: np.ndarray, retrieval: np.ndarray, valid: np.ndarray) -> np.ndarray:
     """What the network knows of each place of the list: the same code for training and for requests.
 
     rank_scores, retrieval: float32 [B, M] by falling rank score; valid: bool [B, M]
     -> float32 [B, M, LIST_FEATURES]: both scores standardised, distance to the best and to the next, logarithm of the place
     """
-    scores = np.where(valid, rank_scores, 0.0)
-    both = standardized(np.stack([scores, np.where(valid, retrieval, 0.0)], axis=2), valid)
-    behind_best = scores[:, :1] - scores
-    ahead_of_next = np.zeros_like(scores)
-    ahead_of_next[:, :-1] = np.where(valid[:, 1:], scores[:, :-1] - scores[:, 1:], 0.0)
-    place = np.broadcast_to(np.log1p(np.arange(scores.shape[1])) * SCALE, scores.shape)
-    own = np.stack([behind_best, ahead_of_next, place], axis=2) * valid[..., None]
-    return np.concatenate([both, own], axis=2, dtype=np.float32)
+    batch, length = valid.shape
+    features = np.zeros((batch, length, LIST_FEATURES), np.float32)
+    log_place = np.log1p(np.arange(length)) * SCALE
+    for row in range(batch):
+        scores, own = rank_scores[row], features[row]
+        _standardize(scores, valid[row], own[:, 0])
+        _standardize(retrieval[row], valid[row], own[:, 1])
+        for place in range(length):
+            if not valid[row, place]:
+                continue
+            own[place, 2] = (scores[0] if valid[row, 0] else np.float32(0.0)) - scores[place]
+            if place + 1 < length and valid[row, place + 1]:
+                own[place, 3] = scores[place] - scores[place + 1]
+            own[place, 4] = log_place[place]
+    return features
+
+
+@compiled
+def _standardize(values, valid, standard):
+    """Fills `standard`, float32 [M], with values of mean 0 and deviation 1 over the valid ones; the others stay as they are."""
+    count, total, squares = 0, 0.0, 0.0
+    for place in range(len(values)):
+        if valid[place]:
+            count += 1
+            total += values[place]
+    mean = total / max(count, 1)
+    for place in range(len(values)):
+        if valid[place]:
+            squares += (values[place] - mean) ** 2
+    scale = 1.0 / (np.sqrt(squares / max(count, 1)) + 1e-6)
+    for place in range(len(values)):
+        if valid[place]:
+            standard[place] = (values[place] - mean) * scale

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from stages.errors import ArtifactError, ConfigError
-from stages.rules import Rules, hashed_seed, uniform
+from stages.rule_passes import uniform
+from stages.rules import Rules, hashed_seed
 from stages.rules_config import (
     CONFIG_FILE,
     ITEMS_FILE,
@@ -244,7 +245,8 @@ def test_exploration_draws_in_proportion_to_its_weights(tmp_path):
 
 
 def test_draws_are_even_and_inside_the_open_interval():
-    draws = uniform(hashed_seed(0, 1), np.arange(-500, 500), np.tile(np.arange(100), (1000, 1)))
+    seed = hashed_seed(0, 1)
+    draws = np.array([uniform(seed, user, position) for user in range(-500, 500) for position in range(100)])
     assert ((draws > 0) & (draws < 1)).all()
     np.testing.assert_allclose(np.histogram(draws, bins=10, range=(0, 1))[0] / draws.size, 0.1, atol=0.004)
 

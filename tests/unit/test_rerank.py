@@ -1,0 +1,134 @@
+"""The re-ranker's loops against numpy, with short lists, ties, empty lists and a network that gives no numbers."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stages.artifacts import StageInfo
+from stages.contract import PAD_ID, Axes, Degraded
+from stages.ids import ItemIndex
+from stages.ordering import falling, sort_stably
+from stages.rerank import Rerank, RerankSettings, first_by_score, list_features
+from stages.rules import Rules
+from stages.rules_config import RulesConfig, compile_rules
+from tests.unit import rerank_oracle
+
+N_ITEMS, C, M, K = 300, 40, 24, 8
+ODD = [0.0, -0.0, 1.5, -1.5, np.inf, -np.inf, np.nan, 1e-45, 3e38]
+SCORES = st.lists(st.one_of(st.sampled_from(ODD), st.floats(width=32)), min_size=1, max_size=80)
+
+
+@settings(deadline=None)  # the first example compiles
+@given(SCORES)
+def test_falling_sorts_as_the_negated_score(scores):
+    scores = np.array(scores, np.float32)
+    ranks = np.array([falling(score) for score in scores])
+    np.testing.assert_array_equal(np.argsort(ranks, kind="stable"), np.argsort(-scores, kind="stable"))
+    assert (np.abs(ranks) < 2**31).all()
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(-5, 5), max_size=70), st.integers(0, 70))
+def test_sort_is_stable_and_leaves_the_rest_alone(keys, count):
+    keys, count = np.array(keys, np.int64), min(count, len(keys))
+    values, order = np.arange(len(keys)), np.argsort(keys[:count], kind="stable")
+    expected_keys, expected = (np.concatenate([a[:count][order], a[count:]]) for a in (keys, values))
+    sort_stably(keys, values, count, np.empty_like(keys), np.empty_like(values))
+    np.testing.assert_array_equal(keys, expected_keys)
+    np.testing.assert_array_equal(values, expected)
+
+
+@settings(deadline=None)
+@given(SCORES, st.integers(1, 90))
+def test_first_by_score_is_a_stable_argsort(scores, count):
+    scores = np.array([scores, scores[::-1]], np.float32)
+    np.testing.assert_array_equal(first_by_score(scores, count), rerank_oracle.first_by_score(scores, count))
+
+
+class Network:
+    """A correction that depends on what is fed alone, or one that is given."""
+
+    def __init__(self, correction: np.ndarray | None = None) -> None:
+        self.correction = correction
+
+    def run(self, names: list[str], feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+        made = np.round(feeds["vectors"][..., 0] * 2) / 2  # halves: many corrected scores are equal
+        return [made if self.correction is None else self.correction]
+
+
+@pytest.fixture(scope="module")
+def rerank(tmp_path_factory) -> Rerank:
+    folder, rng = tmp_path_factory.mktemp("rerank"), np.random.default_rng(0)
+    items = ItemIndex(np.sort(rng.choice(10_000, N_ITEMS, replace=False)))
+    nothing = [None] * N_ITEMS
+    compile_rules(
+        folder, RulesConfig(), item_ids=items.ids, category=nothing, provider=nothing, price=None,
+        popularity=np.arange(N_ITEMS), items_returned=K,
+    )  # fmt: skip
+    vectors = rng.normal(size=(N_ITEMS + 1, 6)).astype(np.float32)
+    info = StageInfo("rerank", 7, Axes(candidates=C, items_returned=K))
+    return Rerank(info, RerankSettings(M, 0.5), items, vectors, Rules.load(folder, 7), Network())
+
+
+def lists(rerank: Rerank, seed: int, batch: int = 16) -> dict[str, np.ndarray]:
+    """Candidates without repeats, of any length from none to C; few different rank scores."""
+    rng = np.random.default_rng(seed)
+    ids = np.stack([rng.choice(rerank.items.ids, C, replace=False) for _ in range(batch)])
+    valid = np.arange(C) < rng.integers(0, C + 1, (batch, 1))
+    valid[0], valid[1] = False, True
+    rank_scores = np.round(rng.normal(0, 2, ids.shape), 1)
+    return {
+        "user_id": rng.integers(0, 99, (batch, 1)),
+        "candidate_ids": np.where(valid, ids, PAD_ID),
+        "rank_scores": np.where(valid, rank_scores, -np.inf).astype(np.float32),
+        "retrieval_scores": np.where(valid, rng.normal(5, 1, ids.shape), -np.inf).astype(np.float32),
+        "degraded": rng.integers(0, 4, (batch, 1)).astype(np.int32),
+        "generation": np.full((batch, 1), 7),
+    }
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_feeds_equal_numpy_s(rerank, seed):
+    inputs = lists(rerank, seed)
+    got, expected = rerank.feeds(rerank.best(inputs)), rerank_oracle.feeds(rerank, inputs)
+    np.testing.assert_allclose(got["features"], expected["features"], rtol=1e-6, atol=1e-6)
+    assert got["features"].dtype == np.float32
+    for name in ("vectors", "valid"):
+        np.testing.assert_array_equal(got[name], expected[name])
+        assert got[name].dtype == np.float32
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_answers_equal_numpy_s_row_by_row_and_together(rerank, seed):
+    inputs = lists(rerank, seed)
+    correction = rerank.network.run([], rerank.feeds(rerank.best(inputs)))[0].copy()
+    correction[3, 0], correction[4, M - 1], correction[5] = np.nan, np.inf, np.nan  # meaningless where not valid
+    got, expected = rerank.served(inputs, rerank.best(inputs), correction), rerank_oracle.served(rerank, inputs, correction)
+    for name, values in expected.items():
+        np.testing.assert_array_equal(got[name], values, err_msg=name)
+        assert got[name].dtype == values.dtype
+    for row in range(len(correction)):
+        one = {name: values[row : row + 1] for name, values in inputs.items()}
+        alone = rerank.served(one, rerank.best(one), correction[row : row + 1])
+        for name, values in alone.items():
+            np.testing.assert_array_equal(values[0], got[name][row], err_msg=name)
+
+
+def test_a_network_without_numbers_leaves_the_ranker_s_order(rerank):
+    inputs = lists(rerank, seed=0)
+    correction = np.zeros((len(inputs["user_id"]), M), np.float32)
+    correction[1, 3] = np.nan
+    outputs = rerank.served(inputs, rerank.best(inputs), correction)
+    assert outputs["degraded"][1] == inputs["degraded"][1] | Degraded.RERANK
+    assert (np.delete(outputs["degraded"], 1, axis=0) == np.delete(inputs["degraded"], 1, axis=0)).all()
+    np.testing.assert_array_equal(outputs["scores"][1], np.sort(inputs["rank_scores"][1])[::-1][:K])
+
+
+def test_features_of_a_row_do_not_depend_on_its_batch(rerank):
+    best = rerank.best(lists(rerank, seed=1))
+    together = list_features(best.rank_scores, best.retrieval_scores, best.valid)
+    for row in range(len(together)):
+        part = slice(row, row + 1)
+        alone = list_features(best.rank_scores[part], best.retrieval_scores[part], best.valid[part])
+        np.testing.assert_array_equal(alone[0], together[row])
