@@ -9,10 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 from tests.lanes import LANES, OUTCOMES, LaneResult
 from tests.unit.embeddings.kafka_broker import MockBroker
+
+hypothesis.settings.register_profile("untimed", deadline=None)  # a first example may compile; speed is for perf/ to say
+hypothesis.settings.load_profile("untimed")
 
 _STARTED_S = pytest.StashKey[float]()
 _RESULT = pytest.StashKey[LaneResult]()

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stages.artifacts import StageInfo
@@ -19,7 +19,6 @@ ODD = [0.0, -0.0, 1.5, -1.5, np.inf, -np.inf, np.nan, 1e-45, 3e38]
 SCORES = st.lists(st.one_of(st.sampled_from(ODD), st.floats(width=32)), min_size=1, max_size=80)
 
 
-@settings(deadline=None)  # the first example compiles
 @given(SCORES)
 def test_falling_sorts_as_the_negated_score(scores):
     scores = np.array(scores, np.float32)
@@ -28,7 +27,6 @@ def test_falling_sorts_as_the_negated_score(scores):
     assert (np.abs(ranks) < 2**31).all()
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(-5, 5), max_size=70), st.integers(0, 70))
 def test_sort_is_stable_and_leaves_the_rest_alone(keys, count):
     keys, count = np.array(keys, np.int64), min(count, len(keys))
@@ -39,7 +37,6 @@ def test_sort_is_stable_and_leaves_the_rest_alone(keys, count):
     np.testing.assert_array_equal(values, expected)
 
 
-@settings(deadline=None)
 @given(SCORES, st.integers(1, 90))
 def test_first_by_score_is_a_stable_argsort(scores, count):
     scores = np.array([scores, scores[::-1]], np.float32)
