@@ -8,74 +8,84 @@ from __future__ import annotations
 
 import numpy as np
 
+from stages.compiled import compiled
+
 KEY = b"0123456789123456"
-MASK = 0xFFFFFFFFFFFFFFFF
-FEW = 8  # up to here Python's own integers are faster than arrays of one element each
+_K0, _K1 = (np.uint64(int.from_bytes(KEY[i : i + 8], "little")) for i in (0, 8))
+_START = tuple(np.uint64(int.from_bytes(text, "big")) for text in (b"somepseu", b"dorandom", b"lygenera", b"tedbytes"))
 
 
 def hash_integers(values: np.ndarray) -> np.ndarray:
     """int64 [n] -> uint64 [n]."""
-    mixed = values.astype(np.int64).view(np.uint64)  # astype copies: the caller's array stays as it is
-    mixed ^= mixed >> np.uint64(30)
-    mixed *= np.uint64(0xBF58476D1CE4E5B9)
-    mixed ^= mixed >> np.uint64(27)
-    mixed *= np.uint64(0x94D049BB133111EB)
-    mixed ^= mixed >> np.uint64(31)
-    return mixed
+    return _mixed_all(values)
 
 
 def hash_strings(values: np.ndarray) -> np.ndarray:
     """object [n] of str, bytes or None -> uint64 [n]. Missing (None) hashes as the empty string."""
     texts = [value if isinstance(value, bytes) else (value or "").encode() for value in values.tolist()]
-    if len(texts) <= FEW:
-        digests = np.array([siphash(_words(text)) for text in texts], np.uint64)
-    else:
-        digests = np.empty(len(texts), np.uint64)
-        n_words = np.array([len(text) // 8 + 1 for text in texts])
-        for length in np.unique(n_words):
-            rows = np.flatnonzero(n_words == length)
-            words = np.array([_words(texts[row]) for row in rows], np.uint64)
-            digests[rows] = siphash(words.T)
-    return hash_integers(digests.view(np.int64))
+    ends = np.cumsum([len(text) for text in texts], dtype=np.int64)
+    return _hash_texts(np.frombuffer(b"".join(texts), np.uint8), ends)
 
 
-def _words(text: bytes) -> list[int]:
-    """The message as SipHash reads it: little-endian 64-bit words, the last one ending in the length's low byte."""
-    padded = text + bytes(7 - len(text) % 8) + bytes([len(text) & 0xFF])
-    return np.frombuffer(padded, "<u8").tolist()
+@compiled
+def _mixed_all(values):
+    hashes = np.empty(len(values), np.uint64)
+    for row in range(len(values)):
+        hashes[row] = _mixed(np.uint64(values[row]))
+    return hashes
 
 
-def siphash(words):
-    """SipHash-2-4 of one message (a list of ints) or of n messages of W words (uint64 [W, n]) -> int or uint64 [n]."""
-    k0, k1 = (int.from_bytes(KEY[i : i + 8], "little") for i in (0, 8))
-    state = (k0 ^ 0x736F6D6570736575, k1 ^ 0x646F72616E646F6D, k0 ^ 0x6C7967656E657261, k1 ^ 0x7465646279746573)
-    if isinstance(words, np.ndarray):
-        state = tuple(np.full(words.shape[1], word, np.uint64) for word in state)
-    for word in words:
-        v0, v1, v2, v3 = state
+@compiled
+def _mixed(x):
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+@compiled
+def _hash_texts(text, ends):
+    """text: uint8, n texts laid end to end; ends: int64 [n] where each one ends -> uint64 [n]"""
+    hashes = np.empty(len(ends), np.uint64)
+    start = 0
+    for row in range(len(ends)):
+        hashes[row] = _mixed(_siphash(text[start : ends[row]]))
+        start = ends[row]
+    return hashes
+
+
+@compiled
+def _siphash(text):
+    """SipHash-2-4 of uint8 [n]: read as little-endian words, the last one ending in the length's low byte."""
+    v0, v1, v2, v3 = _K0 ^ _START[0], _K1 ^ _START[1], _K0 ^ _START[2], _K1 ^ _START[3]
+    for start in range(0, len(text) + 1, 8):
+        word = np.uint64(0)
+        for at in range(start, min(start + 8, len(text))):
+            word |= np.uint64(text[at]) << np.uint64(8 * (at - start))
+        if start + 8 > len(text):
+            word |= np.uint64(len(text)) << np.uint64(56)
         v0, v1, v2, v3 = _round(*_round(v0, v1, v2, v3 ^ word))
-        state = (v0 ^ word, v1, v2, v3)
-    v0, v1, v2, v3 = state
-    v2 = v2 ^ 0xFF
+        v0 ^= word
+    v2 ^= np.uint64(0xFF)
     for _ in range(4):
         v0, v1, v2, v3 = _round(v0, v1, v2, v3)
     return v0 ^ v1 ^ v2 ^ v3
 
 
+@compiled
 def _round(v0, v1, v2, v3):
-    """One SipRound, for Python ints and uint64 arrays alike: the mask is what makes ints wrap at 64 bits."""
-    v0 = (v0 + v1) & MASK
-    v1 = _rotate(v1, 13) ^ v0
-    v0 = _rotate(v0, 32)
-    v2 = (v2 + v3) & MASK
-    v3 = _rotate(v3, 16) ^ v2
-    v0 = (v0 + v3) & MASK
-    v3 = _rotate(v3, 21) ^ v0
-    v2 = (v2 + v1) & MASK
-    v1 = _rotate(v1, 17) ^ v2
-    v2 = _rotate(v2, 32)
+    v0 += v1
+    v1 = _rotated(v1, 13) ^ v0
+    v0 = _rotated(v0, 32)
+    v2 += v3
+    v3 = _rotated(v3, 16) ^ v2
+    v0 += v3
+    v3 = _rotated(v3, 21) ^ v0
+    v2 += v1
+    v1 = _rotated(v1, 17) ^ v2
+    v2 = _rotated(v2, 32)
     return v0, v1, v2, v3
 
 
-def _rotate(value, bits: int):
-    return ((value << bits) & MASK) | (value >> (64 - bits))
+@compiled
+def _rotated(value, bits):
+    return (value << np.uint64(bits)) | (value >> np.uint64(64 - bits))
