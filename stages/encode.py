@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stages.artifacts import REMEDY, open_array, read_json
+from stages.compiled import compiled
 from stages.contract import MISSING_INT, NULL_ROW, OOV_ROW
 from stages.errors import ArtifactError
 from stages.hashing import hash_integers, hash_strings
@@ -89,8 +90,7 @@ class IntegerVocabulary:
 
     def __call__(self, values: np.ndarray) -> np.ndarray:
         """int64 [B] -> int64 [B] rows, OOV_ROW for unknown values."""
-        found = np.minimum(self.keys.searchsorted(values), len(self.keys) - 1)
-        return np.where(self.keys[found] == values, self.rows[found], OOV_ROW)
+        return _looked_up(self.keys, self.rows, values)
 
     def save(self, folder: Path, name: str) -> None:
         np.save(folder / f"{name}.keys.npy", self.keys)
@@ -146,9 +146,14 @@ class Plan:
     vocabularies: dict[str, Vocabulary] = field(default_factory=dict)
 
     @cached_property
-    def _groups(self) -> list[_NumberGroup]:
-        groups = (_NumberGroup(self.continuous, log) for log in (False, True))
-        return [group for group in groups if group.sources]
+    def _numbers(self) -> _Numbers:
+        return _Numbers(self.continuous)
+
+    @cached_property
+    def _bins(self) -> dict[str, tuple[float, float, float, np.ndarray]]:
+        """Fill, low, high and boundaries of each "bins" column, by name."""
+        columns = (c for c in (*self.categorical, *self.lists) if c.kind == "bins")
+        return {c.name: (*_limits(c), np.array(c.boundaries, np.float64)) for c in columns}
 
     @property
     def rows(self) -> dict[str, int]:
@@ -162,9 +167,7 @@ class Plan:
         categorical = np.empty((n_rows, len(self.categorical)), np.int64)
         for position, column in enumerate(self.categorical):
             categorical[:, position] = self._category_rows(column, columns[column.source])
-        continuous = np.empty((n_rows, len(self.continuous)), np.float32)
-        for group in self._groups:
-            continuous[:, group.positions] = group(columns)
+        continuous = self._numbers(columns, n_rows)
         lists = {
             c.name: Ragged(self._category_rows(c, columns[c.source].values), columns[c.source].offsets) for c in self.lists
         }
@@ -177,8 +180,7 @@ class Plan:
         if column.kind == "hash":
             hashed = hash_strings(values) if values.dtype == object else hash_integers(values)
             return (hashed % np.uint64(column.buckets)).astype(np.int64) + FIRST_ROW
-        clean = _clip(_fill(values, column.fill), column.low, column.high)
-        return np.digitize(clean, column.boundaries) + FIRST_ROW
+        return _binned(values, *self._bins[column.name])
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -212,42 +214,100 @@ class Plan:
         return [column.name for column in (*self.categorical, *self.lists)].index(name)
 
 
-class _NumberGroup:
-    """The continuous columns with (or without) a logarithm: the same few operations on all of them at once.
+class _Numbers:
+    """The continuous columns, all at once: fill, clip, with or without a logarithm, normalise.
 
-    NVTabular's LogOp works in float32 and everything without it in float64; the difference shows, so it is kept.
+    NVTabular's LogOp works in float32 and everything without it in float64; the difference shows, so it is kept. So is numpy's
+    logarithm: others differ in the last bit.
     """
 
-    def __init__(self, columns: tuple[NumberColumn, ...], log: bool):
-        self.log = log
-        self.positions = [position for position, column in enumerate(columns) if column.log == log]
-        chosen = [columns[position] for position in self.positions]
-        self.sources = [column.source for column in chosen]
-        dtype = np.float32 if log else np.float64
-        self._fill = np.array([np.nan if c.fill is None else c.fill for c in chosen])
-        self._low = np.array([-np.inf if c.low is None else c.low for c in chosen])
-        self._high = np.array([np.inf if c.high is None else c.high for c in chosen])
-        self._mean = np.array([c.mean for c in chosen], dtype)
-        self._std = np.array([c.std for c in chosen], dtype)
+    def __init__(self, columns: tuple[NumberColumn, ...]):
+        self.sources = [column.source for column in columns]
+        self._limits = np.array([_limits(column) for column in columns]).reshape(-1, 3)
+        self._moments = np.array([(column.mean, column.std) for column in columns]).reshape(-1, 2)
+        with_log = [position for position, column in enumerate(columns) if column.log]
+        self._log_row = np.full(len(columns), -1)
+        self._log_row[with_log] = np.arange(len(with_log))
+        self._n_logs = len(with_log)
 
-    def __call__(self, columns: Mapping[str, np.ndarray]) -> np.ndarray:
-        """-> float32 [B, G of this group]."""
-        values = np.stack([columns[source] for source in self.sources], axis=1).astype(np.float64, copy=False)
-        values = np.where(np.isnan(values), self._fill, values)
-        values = np.minimum(np.maximum(values, self._low), self._high)
-        with np.errstate(all="ignore"):  # a chain without clip may see -inf or overflow, and then says so as NVTabular does
-            if self.log:
-                values = np.log(values.astype(np.float32) + np.float32(1))
-            return ((values - self._mean) / self._std).astype(np.float32)
-
-
-def _fill(values: np.ndarray, fill: float | None) -> np.ndarray:
-    return values if fill is None else np.where(np.isnan(values), fill, values)
+    def __call__(self, columns: Mapping[str, np.ndarray], n_rows: int) -> np.ndarray:
+        """-> float32 [B, G]."""
+        values = np.empty((len(self.sources), n_rows))
+        for row, source in zip(values, self.sources, strict=True):
+            row[:] = columns[source]
+        logs = np.empty((self._n_logs, n_rows), np.float32)
+        _clean(values, self._limits, self._log_row, logs)
+        if self._n_logs:
+            with np.errstate(all="ignore"):  # a chain without clip may see -inf, and then says so as NVTabular does
+                np.log(logs, out=logs)
+        return _normalised(values, logs, self._log_row, self._moments)
 
 
-def _clip(values: np.ndarray, low: float | None, high: float | None) -> np.ndarray:
-    values = values if low is None else np.maximum(values, low)
-    return values if high is None else np.minimum(values, high)
+def _limits(column: CategoryColumn | NumberColumn) -> tuple[float, float, float]:
+    """(fill, low, high), with values that change nothing for what is left out."""
+    return (
+        np.nan if column.fill is None else column.fill,
+        -np.inf if column.low is None else column.low,
+        np.inf if column.high is None else column.high,
+    )
+
+
+@compiled
+def _looked_up(keys, rows, values):
+    """keys: int64 [n] ascending; rows: int64 [n]; values: int64 [B] -> int64 [B] rows of the keys, OOV_ROW for other values."""
+    found = np.searchsorted(keys, values)
+    for at in range(len(values)):
+        known = found[at] < len(keys) and keys[found[at]] == values[at]
+        found[at] = rows[found[at]] if known else OOV_ROW
+    return found
+
+
+@compiled
+def _binned(values, fill, low, high, boundaries):
+    """number [B] -> int64 [B]: FIRST_ROW and how many boundaries, float64 [n] ascending, are no larger; NaN is beyond them."""
+    rows = np.empty(len(values), np.int64)
+    for at in range(len(values)):
+        value = _clipped(np.float64(values[at]), fill, low, high)
+        rows[at] = FIRST_ROW
+        for boundary in boundaries:
+            rows[at] += not value < boundary
+    return rows
+
+
+@compiled
+def _clean(values, limits, log_row, logs):
+    """Fills and clips `values`, float64 [G, B]; limits: float64 [G, 3]; logs[log_row[g]] is 1 + column g, but for log_row -1."""
+    for column in range(values.shape[0]):
+        fill, low, high = limits[column]
+        for at in range(values.shape[1]):
+            value = _clipped(values[column, at], fill, low, high)
+            values[column, at] = value
+            if log_row[column] >= 0:
+                logs[log_row[column], at] = np.float32(value) + np.float32(1)
+
+
+@compiled
+def _normalised(values, logs, log_row, moments):
+    """-> float32 [B, G]; moments: float64 [G, 2], mean and deviation."""
+    normal = np.empty((values.shape[1], values.shape[0]), np.float32)
+    for column in range(values.shape[0]):
+        mean, deviation = moments[column]
+        for at in range(values.shape[1]):
+            if log_row[column] >= 0:
+                normal[at, column] = (logs[log_row[column], at] - np.float32(mean)) / np.float32(deviation)
+            else:
+                normal[at, column] = (values[column, at] - mean) / deviation
+    return normal
+
+
+@compiled
+def _clipped(value, fill, low, high):
+    """NaN stays NaN where fill is."""
+    if np.isnan(value):
+        value = fill
+    if value < low:
+        value = low
+    return high if value > high else value
 
 
 def save_strings(folder: Path, name: str, texts: list[str]) -> None:
