@@ -34,7 +34,7 @@ from server.repository import read_config, write_config
 from stages.contract import ENSEMBLE
 
 MANY_CLIENTS = 32
-PEAK_CLIENTS = (8, 16, 32, 64)  # the peak is the best of these
+PEAK_CLIENTS = (8, 16, 32, 64, 128)  # the peak is the best of these
 OPEN_S = 5.0
 PAUSE_S = 0.002  # about what lies between two runs of a kernel when one client is served
 ROWS = 1_000

@@ -31,7 +31,7 @@ AS_EXPORTED, HARDENED, HARDENED_TWICE, BEST = (variant.name for variant in VARIA
 SLOW = (AS_EXPORTED, HARDENED, HARDENED_TWICE)
 # Numbers of clients. An instance of the baseline takes one request at a time: twice as many clients keep it busy.
 LEVELS = {AS_EXPORTED: (2,), HARDENED: (2,), HARDENED_TWICE: (4,), BEST: (2, 4, 8)}
-LEVELS |= dict.fromkeys(OURS, (8, 16, 32, 64))
+LEVELS |= dict.fromkeys(OURS, (16, 32, 64, 128))
 COMPARED_USERS = 16
 SLOW_WINDOW_S = 4.0  # of perf_analyzer: a variant that answers four requests a second needs a longer look
 
