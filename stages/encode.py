@@ -276,7 +276,7 @@ def _binned(values, fill, low, high, boundaries):
 
 @compiled
 def _clean(values, limits, log_row, logs):
-    """Fills and clips `values`, float64 [G, B]; limits: float64 [G, 3]; logs[log_row[g]] is 1 + column g, but for log_row -1."""
+    """Fills and clips `values`, float64 [G, B]; limits: float64 [G, 3]; logs[log_row[g]]: 1 + column g, if not -1."""
     for column in range(values.shape[0]):
         fill, low, high = limits[column]
         for at in range(values.shape[1]):

@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from stages.artifacts import open_array, read_json
+from stages.compiled import compiled
 from stages.contract import FROM_STORE, MISSING_INT, PAD_ID
 from stages.encode import load_strings
 from stages.ids import ItemIndex
@@ -24,6 +25,8 @@ SECONDS_PER_DAY = 86_400.0
 NO_CATEGORY = -1
 RECENT = 32  # favourite categories are those of the last RECENT positive events
 STORE_FILE = "store.json"
+DERIVED = ("event_count", "days_since_last_event", "days_since_first_event", "sum_weight", "mean_weight", "mean_label")
+_NO_CODES = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True)
@@ -57,19 +60,14 @@ def derive(state: UserState, context: Mapping[str, np.ndarray], as_of_s: int | n
     context: name -> [B] int64 | float | object;  as_of_s: unix seconds, one for all or int64 [B]
     -> name -> [B]; numbers are float64 with NaN for what a user without events does not have
     """
-    known = state.event_count > 0
-    events = np.where(known, state.event_count, np.nan)
     favourites = favourite_categories(state.history_categories)
+    totals = (state.event_count, state.sum_weight, state.sum_label, state.first_time, state.last_time)
+    numbers = dict(zip(DERIVED, _numbers_of(np.reshape(as_of_s, -1), *totals), strict=True))
     return {
         "user_id": state.user_ids,
         "favourite_category_1": favourites[0],
         "favourite_category_2": favourites[1],
-        "event_count": state.event_count.astype(np.float64),
-        "days_since_last_event": np.where(known, (as_of_s - state.last_time) / SECONDS_PER_DAY, np.nan),
-        "days_since_first_event": np.where(known, (as_of_s - state.first_time) / SECONDS_PER_DAY, np.nan),
-        "sum_weight": state.sum_weight.astype(np.float64),
-        "mean_weight": state.sum_weight / events,
-        "mean_label": state.sum_label / events,
+        **numbers,
         **{raw_name("profile", name): values for name, values in state.profile.items()},
         **{raw_name("context", name): _as_raw(values) for name, values in context.items()},
     }
@@ -82,8 +80,7 @@ def raw_name(table: str, name: str) -> str:
 
 def history_age_days(state: UserState, as_of_s: int | np.ndarray) -> np.ndarray:
     """float32 [B, H]: days from each event of the history to the clock, 0 where padded."""
-    ages = (np.reshape(as_of_s, (-1, 1)) - state.history_times) / SECONDS_PER_DAY
-    return np.where(state.history_ids == PAD_ID, 0.0, ages).astype(np.float32)
+    return _ages_in_days(state.history_ids, state.history_times, np.reshape(as_of_s, -1))
 
 
 def favourite_categories(history_categories: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -91,19 +88,63 @@ def favourite_categories(history_categories: np.ndarray) -> tuple[np.ndarray, np
 
     Ties go to the category seen last; MISSING_INT where there is none.
     """
-    codes = history_categories[:, :RECENT]
-    n_users, width = codes.shape
-    if not width:
-        return np.full(n_users, MISSING_INT), np.full(n_users, MISSING_INT)
-    same = (codes[:, :, None] == codes[:, None, :]).view(np.uint8)
-    votes = same.sum(axis=1, dtype=np.uint8)  # symmetric: axis 1 adds whole rows at once, axis 2 would add byte by byte
-    votes[codes == NO_CATEGORY] = 0
-    rows = np.arange(n_users)
-    best = votes.argmax(axis=1)  # the first of equals: the newest
-    first = np.where(votes[rows, best] > 0, codes[rows, best], MISSING_INT)
-    votes[codes == first[:, None]] = 0
-    best = votes.argmax(axis=1)
-    return first, np.where(votes[rows, best] > 0, codes[rows, best], MISSING_INT)
+    first, second = _favourites(history_categories)
+    return first, second
+
+
+@compiled
+def _numbers_of(clocks, event_count, sum_weight, sum_label, first_time, last_time):
+    """clocks: int64 [B] or [1]; the totals of UserState -> float64 [6, B], the columns DERIVED."""
+    numbers = np.empty((6, len(event_count)))
+    for row in range(len(event_count)):
+        known = event_count[row] > 0
+        clock = clocks[row % len(clocks)]
+        events = np.float64(event_count[row]) if known else np.nan
+        numbers[0, row] = event_count[row]
+        numbers[1, row] = (clock - last_time[row]) / SECONDS_PER_DAY if known else np.nan
+        numbers[2, row] = (clock - first_time[row]) / SECONDS_PER_DAY if known else np.nan
+        numbers[3, row] = sum_weight[row]
+        numbers[4, row] = sum_weight[row] / events
+        numbers[5, row] = sum_label[row] / events
+    return numbers
+
+
+@compiled
+def _ages_in_days(ids, times, clocks):
+    """ids, times: int64 [B, H]; clocks: int64 [B] or [1] -> float32 [B, H], 0 where padded."""
+    ages = np.zeros(ids.shape, np.float32)
+    for row in range(ids.shape[0]):
+        clock = clocks[row % len(clocks)]
+        for place in range(ids.shape[1]):
+            if ids[row, place] != PAD_ID:
+                ages[row, place] = (clock - times[row, place]) / SECONDS_PER_DAY
+    return ages
+
+
+@compiled
+def _favourites(history_categories):
+    """int32 [B, H] -> int64 [2, B]"""
+    favourites = np.empty((2, len(history_categories)), np.int64)
+    for row in range(len(history_categories)):
+        codes = history_categories[row, :RECENT]
+        favourites[0, row] = _most_frequent(codes, MISSING_INT)
+        favourites[1, row] = _most_frequent(codes, favourites[0, row])
+    return favourites
+
+
+@compiled
+def _most_frequent(codes, besides):
+    """int32 [n] -> the first of the most frequent, NO_CATEGORY and `besides` left out; MISSING_INT where there is none."""
+    best, most = MISSING_INT, 0
+    for code in codes:
+        if code in (NO_CATEGORY, besides):
+            continue
+        votes = 0
+        for other in codes:
+            votes += other == code
+        if votes > most:
+            best, most = np.int64(code), votes
+    return best
 
 
 def _as_raw(values: np.ndarray) -> np.ndarray:
@@ -174,7 +215,7 @@ class UserStore:
         self._offsets = _open(folder, "event_offsets")
         ids, times, categories = (_open(folder, f"event_{name}") for name in ("ids", "times", "categories"))
         self._events = Events(ids, times, categories if settings["has_categories"] else None)
-        self._totals = {name: _open(folder, name) for name in self.TOTALS}
+        self._totals = [_open(folder, name) for name in self.TOTALS]
         profile = {
             column["name"]: _open_profile(folder, f"profile.{number}", column["kind"])
             for number, column in enumerate(settings["profile"])
@@ -195,10 +236,19 @@ class UserStore:
 
     def _state(self, user_ids: np.ndarray, users: np.ndarray) -> UserState:
         """users: int64 [B] positions, U for an unknown user, whose events go from the end to the end."""
-        ends = self._offsets[np.minimum(users + 1, len(self.user_ids))]
-        rows, valid = window(self._offsets[users], ends, self.history_length)
-        totals = {name: values[users] for name, values in self._totals.items()}
-        return state_of(user_ids, self._events, rows, valid, totals, self._profiles.of(users))
+        starts, ends, *totals = _rows_of(users, self._offsets, *self._totals)
+        totals = dict(zip(self.TOTALS, totals, strict=True))
+        return state_of(user_ids, self._events, starts, ends, self.history_length, totals, self._profiles.of(users))
+
+
+@compiled
+def _rows_of(users, offsets, event_count, sum_weight, sum_label, first_time, last_time):
+    """int64 [B] positions -> where each user's events start and end, and their totals."""
+    ends = offsets[np.minimum(users + 1, len(offsets) - 1)]
+    return (
+        *(offsets[users], ends),
+        *(event_count[users], sum_weight[users], sum_label[users], first_time[users], last_time[users]),
+    )
 
 
 def _open_profile(folder: Path, name: str, kind: str) -> ProfileColumn:
@@ -208,16 +258,6 @@ def _open_profile(folder: Path, name: str, kind: str) -> ProfileColumn:
 
 def _open(folder: Path, name: str) -> np.ndarray:
     return np.asarray(open_array(folder, name))  # still the mapped pages, without the cost of np.memmap's own indexing
-
-
-def window(starts: np.ndarray, ends: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of the last `length` events of each user, newest first, in arrays where a user's events lie together, oldest first.
-
-    starts, ends: int64 [B] -> (rows int64 [B, length], 0 where invalid; valid bool [B, length])
-    """
-    rows = ends[:, None] - np.arange(1, length + 1)
-    valid = rows >= starts[:, None]
-    return np.where(valid, rows, 0), valid
 
 
 class Events(NamedTuple):
@@ -231,21 +271,34 @@ class Events(NamedTuple):
 def state_of(
     user_ids: np.ndarray,
     events: Events,
-    rows: np.ndarray,
-    valid: np.ndarray,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    history_length: int,
     totals: Mapping[str, np.ndarray],
     profile: dict[str, np.ndarray],
 ) -> UserState:
-    """A UserState from what `window` found in `events`. Without categories, history_categories is [B, 0]."""
-    no_codes = np.empty((len(user_ids), 0), np.int32)
-    return UserState(
-        user_ids=user_ids,
-        history_ids=np.where(valid, events.ids[rows], PAD_ID),
-        history_times=np.where(valid, events.times[rows], 0),
-        history_categories=no_codes if events.categories is None else np.where(valid, events.categories[rows], NO_CATEGORY),
-        profile=profile,
-        **totals,
-    )
+    """A UserState whose histories are the last `history_length` of the events starts : ends, int64 [B], newest first.
+
+    Without categories, history_categories is [B, 0].
+    """
+    categories = _NO_CODES if events.categories is None else events.categories
+    ids, times, codes = _histories(starts, ends, history_length, events.ids, events.times, categories)
+    return UserState(user_ids, ids, times, codes, profile=profile, **totals)
+
+
+@compiled
+def _histories(starts, ends, length, event_ids, event_times, event_categories):
+    """-> (item ids, unix seconds, category codes) [B, length] of each user's last events; codes [B, 0] where there are none."""
+    shape = (len(starts), length)
+    ids, times = np.full(shape, PAD_ID), np.zeros(shape, np.int64)
+    codes = np.full((len(starts), length if len(event_categories) else 0), NO_CATEGORY, np.int32)
+    for row in range(len(starts)):
+        for place in range(min(length, ends[row] - starts[row])):
+            event = ends[row] - 1 - place
+            ids[row, place], times[row, place] = event_ids[event], event_times[event]
+            if codes.shape[1]:
+                codes[row, place] = event_categories[event]
+    return ids, times, codes
 
 
 def override_history(

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from stages.contract import PAD_ID
-from stages.features import Events, Profiles, UserState, state_of, window
+from stages.features import Events, Profiles, UserState, state_of
 from stages.ids import ItemIndex
 
 
@@ -81,8 +81,8 @@ class EventLog:
     def state(self, moments: Moments) -> UserState:
         """The users' state at each moment; [N, H] arrays, so hand in slices of some ten thousand."""
         starts, ends = self.positive_ranges(moments)
-        rows, valid = window(starts, ends, self.history_length)
-        return state_of(moments.user_ids, self.positives, rows, valid, self.totals(moments), self.profiles.of(moments.users))
+        totals, profile = self.totals(moments), self.profiles.of(moments.users)
+        return state_of(moments.user_ids, self.positives, starts, ends, self.history_length, totals, profile)
 
     def positive_ranges(self, moments: Moments) -> tuple[np.ndarray, np.ndarray]:
         """(starts, ends) int64 [N] of each user's past among the positive events."""
