@@ -162,8 +162,7 @@ class Plan:
 
     def __call__(self, columns: Mapping[str, np.ndarray | Ragged]) -> Encoded:
         """Encode B rows. `columns` must hold every source this plan reads; others are ignored."""
-        sources = [column.source for column in (*self.categorical, *self.continuous)]
-        n_rows = len(columns[sources[0]]) if sources else 0
+        n_rows = next((len(columns[column.source]) for column in (*self.categorical, *self.continuous)), 0)
         categorical = np.empty((n_rows, len(self.categorical)), np.int64)
         for position, column in enumerate(self.categorical):
             categorical[:, position] = self._category_rows(column, columns[column.source])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -62,7 +63,7 @@ def derive(state: UserState, context: Mapping[str, np.ndarray], as_of_s: int | n
     """
     favourites = favourite_categories(state.history_categories)
     totals = (state.event_count, state.sum_weight, state.sum_label, state.first_time, state.last_time)
-    numbers = dict(zip(DERIVED, _numbers_of(np.reshape(as_of_s, -1), *totals), strict=True))
+    numbers = dict(zip(DERIVED, _numbers_of(np.array(as_of_s, np.int64, ndmin=1), *totals), strict=True))
     return {
         "user_id": state.user_ids,
         "favourite_category_1": favourites[0],
@@ -73,6 +74,7 @@ def derive(state: UserState, context: Mapping[str, np.ndarray], as_of_s: int | n
     }
 
 
+@cache
 def raw_name(table: str, name: str) -> str:
     """The raw column of a shop's column: prefixed so that it cannot collide; no "/", as NVTabular names files after columns."""
     return f"{table}_{name.replace('%', '%25').replace('/', '%2F')}"
@@ -80,7 +82,7 @@ def raw_name(table: str, name: str) -> str:
 
 def history_age_days(state: UserState, as_of_s: int | np.ndarray) -> np.ndarray:
     """float32 [B, H]: days from each event of the history to the clock, 0 where padded."""
-    return _ages_in_days(state.history_ids, state.history_times, np.reshape(as_of_s, -1))
+    return _ages_in_days(state.history_ids, state.history_times, np.array(as_of_s, np.int64, ndmin=1))
 
 
 def favourite_categories(history_categories: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
