@@ -127,6 +127,63 @@ def test_plan_encodes_every_kind_of_column():
     assert encoded.continuous.dtype == np.float32
 
 
+def numpy_numbers(columns: tuple[NumberColumn, ...], raw: dict[str, np.ndarray]) -> np.ndarray:
+    """Column by column, each step a pass: float32 with a logarithm, float64 without, as NVTabular does."""
+    answer = []
+    for column in columns:
+        values = raw[column.source].astype(np.float64)
+        values = clipped(values, column)
+        if column.log:
+            values = np.log(values.astype(np.float32) + np.float32(1))
+            answer.append((values - np.float32(column.mean)) / np.float32(column.std))
+        else:
+            answer.append(((values - column.mean) / column.std).astype(np.float32))
+    return np.stack(answer, axis=1)
+
+
+def clipped(values: np.ndarray, column: NumberColumn | CategoryColumn) -> np.ndarray:
+    values = values if column.fill is None else np.where(np.isnan(values), column.fill, values)
+    values = values if column.low is None else np.maximum(values, column.low)
+    return values if column.high is None else np.minimum(values, column.high)
+
+
+def odd_numbers(rng: np.random.Generator, n: int) -> np.ndarray:
+    """All sizes and both signs, a tenth of it missing, infinite, zero or beyond float32."""
+    values = rng.normal(size=n) * 10.0 ** rng.integers(-8, 12, n)
+    return np.where(rng.random(n) < 0.1, rng.choice([np.nan, np.inf, -np.inf, 0.0, -0.0, -1.0, 1e300], n), values)
+
+
+@pytest.mark.parametrize("seed", range(20))
+@np.errstate(all="ignore")
+def test_numbers_and_bins_are_numpy_s_bit_for_bit(seed):
+    rng = np.random.default_rng(seed)
+    raw = {
+        "float": odd_numbers(rng, 400),
+        "single": odd_numbers(rng, 400).astype(np.float32),
+        "whole": rng.integers(-9, 9, 400),
+    }
+
+    def limits() -> dict:
+        low, high = np.sort(rng.normal(0, 100, 2)).tolist()
+        bounds = {"fill": float(rng.normal()), "low": low, "high": high}
+        return {name: value for name, value in bounds.items() if rng.random() < 0.6}
+
+    numbers = tuple(
+        NumberColumn(f"{source} {i}", source, **limits(), log=bool(i % 2), mean=rng.normal(), std=rng.uniform(0.1, 9))
+        for i in range(6)
+        for source in raw
+    )
+    bins = tuple(
+        CategoryColumn(source, source, "bins", 9, boundaries=tuple(np.sort(rng.normal(0, 50, i))), **limits())
+        for i, source in enumerate(raw)
+    )
+    encoded = Plan(bins, numbers)(raw)
+    np.testing.assert_array_equal(encoded.continuous, numpy_numbers(numbers, raw))
+    for column, rows in zip(bins, encoded.categorical.T, strict=True):
+        expected = np.digitize(clipped(raw[column.source].astype(np.float64), column), column.boundaries) + FIRST_ROW
+        np.testing.assert_array_equal(rows, expected)
+
+
 def test_no_row_is_beyond_its_table():
     plan = small_plan()
     encoded = plan(COLUMNS)
