@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from stages.artifacts import REMEDY, StageInfo, open_array, open_network, read_stage, stage_settings
+from stages.compiled import compiled
 from stages.contract import PAD_ID, PAD_SCORE, Degraded, generation_faults
 from stages.embeddings.measurements import Measurement, measurements
 from stages.embeddings.mixed_widths import ONE_WIDTH, MixedWidths
@@ -22,11 +23,12 @@ from stages.embeddings.opening import open_tables
 from stages.embeddings.tiers import Tiers
 from stages.errors import ArtifactError, DependencyError
 from stages.ids import ItemIndex
-from stages.ranking_features import ItemStatistics, cross_features
+from stages.ranking_features import SCORE, ItemStatistics, pair_numbers
 
 Arrays = dict[str, np.ndarray]
 
 TABLES_FOLDER, NETWORK = "tables", "rank"
+BROKEN = int(Degraded.RANK)
 
 
 @dataclass(frozen=True)
@@ -125,28 +127,37 @@ class Rank:
         user_rows, item_rows = self.widths.gather(
             self.tables,
             (self.settings.user_tables, inputs["user_categorical"]),
-            (self.settings.item_tables, self.item_rows[candidates]),
+            (self.settings.item_tables, self.item_rows.take(candidates, axis=0)),
         )
         return {"user_rows": user_rows, "item_rows": item_rows}
 
     def pair_numbers(self, inputs: Arrays, candidates: np.ndarray) -> np.ndarray:
         """int [B, C] positions -> float32 [B, C, Gp]: numbers of the items, then the cross features."""
         history = self.items.positions(inputs["history_ids"])
-        cross = cross_features(self.statistics, history, inputs["history_age_days"], candidates, inputs["retrieval_scores"])
-        return np.concatenate([self.item_numbers[candidates], cross], axis=2)
+        ages, scores = inputs["history_age_days"], inputs["retrieval_scores"]
+        return pair_numbers(self.statistics, self.item_numbers, history, ages, candidates, scores)
 
     def retrieval_part(self, pair_numbers: np.ndarray) -> np.ndarray:
-        """-> float32 [B, C]: the standardised retrieval score, which is the first of the cross features."""
-        return pair_numbers[..., self.item_numbers.shape[1]]
+        """-> float32 [B, C]: the standardised retrieval score, one of the cross features."""
+        return pair_numbers[..., self.item_numbers.shape[1] + SCORE]
 
 
 def ranked(inputs: Arrays, scores: np.ndarray) -> Arrays:
     """float32 [B, C] -> the outputs of `rank`. A request with a score that is not finite keeps retrieval's order, degraded."""
-    padding, retrieved = inputs["candidate_ids"] == PAD_ID, inputs["retrieval_scores"]
-    broken = ~(np.isfinite(scores) | padding).all(axis=1, keepdims=True)
-    scores = np.where(broken, retrieved, scores)
-    return {
-        "rank_scores": np.where(padding, np.float32(PAD_SCORE), scores).astype(np.float32, copy=False),
-        "degraded": inputs["degraded"] | np.where(broken, np.int32(Degraded.RANK), np.int32(Degraded.NONE)),
-        "generation": inputs["generation"],
-    }
+    rank_scores, degraded = np.empty(scores.shape, np.float32), inputs["degraded"].copy()
+    write_ranked(inputs["candidate_ids"], inputs["retrieval_scores"], scores, rank_scores, degraded)
+    return {"rank_scores": rank_scores, "degraded": degraded, "generation": inputs["generation"]}
+
+
+@compiled
+def write_ranked(candidate_ids, retrieval_scores, scores, rank_scores, degraded):
+    """`ranked`, request by request. rank_scores: float32 [B, C], degraded: int32 [B, 1], both written."""
+    for row in range(len(scores)):
+        broken = False
+        for place in range(scores.shape[1]):
+            broken |= candidate_ids[row, place] != PAD_ID and not np.isfinite(scores[row, place])
+        if broken:
+            degraded[row, 0] |= BROKEN
+        kept = retrieval_scores[row] if broken else scores[row]
+        for place in range(scores.shape[1]):
+            rank_scores[row, place] = kept[place] if candidate_ids[row, place] != PAD_ID else PAD_SCORE

@@ -23,14 +23,16 @@ from pathlib import Path
 import numpy as np
 
 from stages.artifacts import open_array, read_json
+from stages.compiled import compiled
 from stages.errors import ArtifactError
-from stages.search import recency_weights
+from stages.search import weigh_by_recency
 
 VIEWS = ("customers", "visits", "next")
 WEIGHTINGS = ("even", "recent")
 HORIZONS_DAYS = (7.0, 30.0, 90.0)  # recent popularity: an event's weight falls by 1/e in each of these
 CLOCK_FILE = "item_statistics.json"
 ARRAYS = ("neighbours", "neighbour_weights", "popularity", "popularity_then", "sold_days", "groups")
+SMALLEST_DEVIATION = 1e-6  # numbers that are all the same stay near 0, however they were rounded
 SMALLEST_WEIGHT = 1e-3  # below it, affinities are as good as none: the floor of their logarithm
 SCALE = 1 / 3  # brings logarithms of counts and days near one
 
@@ -64,9 +66,15 @@ class ItemStatistics:
     clock: Clock
 
     @cached_property
-    def column_of(self) -> np.ndarray:
-        """int32 [n_items + 1] of -1: scratch for one call at a time, left as it was found."""
-        return np.full(self.n_items + 1, -1, np.int32)
+    def of_loops(self) -> tuple:
+        """What the compiled loops take: the arrays, float16 as its bits, the clock, and scratch for one call at a time."""
+        arrays = [getattr(self, name) for name in ARRAYS]
+        arrays = [array.view(np.uint16) if array.dtype == np.float16 else array.view() for array in arrays]
+        for array in arrays:
+            array.flags.writeable = False  # as those of a repository are: compiled once for both
+        column_of = np.full(self.n_items + 1, -1, np.int32)
+        group_counts = np.zeros((int(self.groups.max()) + 1, self.groups.shape[1]), np.int32)
+        return (*arrays, self.clock.log_days, self.clock.bucket_days, column_of, group_counts)
 
     @property
     def n_items(self) -> int:
@@ -104,6 +112,16 @@ def feature_names() -> tuple[str, ...]:
     )
 
 
+_column = feature_names().index
+SCORE, RANK = _column("retrieval_score"), _column("retrieval_rank")
+AFFINITY, LOGARITHM = _column("customers_even"), _column("customers_even_log")  # the first of them, as in what follows
+POPULARITY, THEN, SOLD = _column("popularity"), _column("popularity_then"), _column("first_sold_since")
+SHARE, LENGTH, IDLE = _column("category_share"), _column("history_length"), _column("idle_days")
+N_FEATURES = len(feature_names())
+NO_NUMBERS = np.empty((0, 0), np.float32)
+NO_NUMBERS.flags.writeable = False
+
+
 def cross_features(
     statistics: ItemStatistics,
     history: np.ndarray,
@@ -119,115 +137,177 @@ def cross_features(
     retrieval_scores  float32 [B, C]; what stands at padded places is ignored
     ->                float32 [B, C, len(feature_names())], finite; zeros at padded candidates
     """
-    valid = candidates < statistics.n_items
-    known = history < statistics.n_items
-    weights = history_weights(history, statistics.n_items)
-    affinity = affinities(statistics, history, weights, candidates)
-    logs = np.log(affinity + SMALLEST_WEIGHT) * SCALE
-    idle_days = np.where(known.any(axis=1), np.maximum(history_age_days[:, 0], 0.0), 0.0)[:, None]
-    rank = np.broadcast_to(np.log1p(np.arange(candidates.shape[1])) * SCALE, candidates.shape)
-    per_request = np.stack([np.log1p((weights[..., 0] > 0).sum(axis=1)) * SCALE, np.log1p(idle_days[:, 0]) * SCALE], axis=1)
-    columns = (
-        standardized(retrieval_scores[..., None], valid),
-        rank[..., None],
-        standardized(affinity, valid),
-        logs,
-        statistics.popularity[candidates],
-        _since_last_visit(statistics, idle_days, candidates),
-        group_shares(statistics.groups, history, weights[..., 0], candidates),
-        np.broadcast_to(per_request[:, None], (*candidates.shape, 2)),
-    )
-    return np.concatenate(columns, axis=2, dtype=np.float32) * valid[..., None]
+    return pair_numbers(statistics, NO_NUMBERS, history, history_age_days, candidates, retrieval_scores)
 
 
-def history_weights(history: np.ndarray, n_items: int) -> np.ndarray:
-    """int [B, H] -> float32 [B, H, len(WEIGHTINGS)]: each distinct item's weight, 0 for repeats and padding."""
-    recent = recency_weights(history, n_items)
-    even = (recent > 0).astype(np.float32)
-    even /= np.sqrt(np.maximum(even.sum(axis=1, keepdims=True), 1.0))
-    recent /= np.maximum(recent.sum(axis=1, keepdims=True), 1.0)
-    return np.stack([even, recent], axis=2)
-
-
-def affinities(statistics: ItemStatistics, history: np.ndarray, weights: np.ndarray, candidates: np.ndarray) -> np.ndarray:
-    """-> float32 [B, C, V * len(WEIGHTINGS)]: how strongly the history names each candidate, view by view.
-
-    weights: float32 [B, H, len(WEIGHTINGS)] of the history's items
-    """
-    batch, width = candidates.shape
-    row, item = np.nonzero(weights[..., 0])  # [P] what each request's history counts
-    positions = history[row, item]
-    column = candidate_columns(statistics, positions, np.searchsorted(row, np.arange(batch + 1)), candidates)  # [P, N]
-    named = np.flatnonzero(column >= 0)
-    pair, neighbour = np.divmod(named, column.shape[1])
-    flat_weights = statistics.neighbour_weights.reshape(-1, len(VIEWS))
-    strength = flat_weights.take(positions[pair] * column.shape[1] + neighbour, axis=0).astype(np.float32)
-    importance = weights[row, item].take(pair, axis=0)
-    cell = row[pair] * width + column.ravel()[named]
-    result = np.empty((batch * width, len(VIEWS), weights.shape[2]), np.float32)
-    for view in range(len(VIEWS)):
-        for weighting in range(weights.shape[2]):
-            terms = strength[:, view] * importance[:, weighting]
-            result[:, view, weighting] = np.bincount(cell, terms, batch * width)
-    return result.reshape(batch, width, -1)
-
-
-def candidate_columns(
-    statistics: ItemStatistics, positions: np.ndarray, starts: np.ndarray, candidates: np.ndarray
+def pair_numbers(
+    statistics: ItemStatistics,
+    item_numbers: np.ndarray,
+    history: np.ndarray,
+    history_age_days: np.ndarray,
+    candidates: np.ndarray,
+    retrieval_scores: np.ndarray,
 ) -> np.ndarray:
-    """-> int32 [P, N]: which of its request's candidates each neighbour of `positions` is, -1 for none.
+    """The numbers of each candidate's item, then its cross features; arguments as of `cross_features`.
 
-    positions: int [P], those of request b at starts[b] : starts[b + 1]
+    item_numbers  float32 [n_items + 1, G]
+    ->            float32 [B, C, G + len(feature_names())]
     """
-    neighbours = statistics.neighbours.take(positions, axis=0)
-    columns = np.arange(candidates.shape[1])
-    column_of = statistics.column_of
-    found = np.empty(neighbours.shape, np.int32)
-    for row, own in enumerate(candidates):
-        mine = slice(starts[row], starts[row + 1])
-        column_of[own] = columns
-        column_of[statistics.n_items] = -1
-        found[mine] = column_of.take(neighbours[mine])
-        column_of[own] = -1
-    return found
+    pairs = np.empty((*candidates.shape, item_numbers.shape[1] + N_FEATURES), np.float32)
+    write_pairs(
+        *statistics.of_loops,
+        item_numbers,
+        np.ascontiguousarray(history, np.int64),
+        np.ascontiguousarray(history_age_days, np.float32),
+        np.ascontiguousarray(candidates, np.int64),
+        np.ascontiguousarray(retrieval_scores, np.float32),
+        pairs,
+    )
+    return pairs
 
 
-def standardized(values: np.ndarray, valid: np.ndarray) -> np.ndarray:
-    """Mean 0 and deviation 1 over the valid candidates of each request. values: float [B, C, F]; valid: bool [B, C]."""
-    count = np.maximum(valid.sum(axis=1), 1)[:, None, None]
-    values = np.where(valid[..., None], values, 0.0)
-    centred = np.where(valid[..., None], values - values.sum(axis=1, keepdims=True) / count, 0.0)
-    deviation = np.sqrt((centred**2).sum(axis=1, keepdims=True) / count)
-    return centred / (deviation + 1e-6)
+@compiled
+def write_pairs(
+    neighbours, neighbour_weights, popularity, popularity_then, sold_days, groups, log_days, bucket_days,
+    column_of, group_counts, item_numbers, history, history_age_days, candidates, retrieval_scores, pairs,
+):  # fmt: skip
+    """`pair_numbers`, request by request. The scratch is left as it was found: column_of of -1, group_counts of 0.
+
+    `cross` of what is called from here: float32 [C, len(feature_names())], some of whose columns are written.
+    """
+    n_items, n_numbers = len(neighbours) - 1, item_numbers.shape[1]
+    recent, values = np.empty(history.shape[1], np.float32), np.zeros((candidates.shape[1], LOGARITHM))
+    ranks = log1p(np.arange(candidates.shape[1])) * SCALE
+    for row in range(len(candidates)):
+        own, listed, cross = history[row], candidates[row], pairs[row, :, n_numbers:]
+        n_distinct, idle_days = weigh_by_recency(own, n_items, recent), np.float32(0.0)
+        if n_distinct > 0 and history_age_days[row, 0] > 0:
+            idle_days = history_age_days[row, 0]
+        values[:, SCORE] = retrieval_scores[row]
+        sum_affinities(neighbours, neighbour_weights, own, recent, n_distinct, listed, column_of, values)
+        write_standardized(values, listed, n_items, cross)
+        write_logarithms(values, cross)
+        write_sales(popularity, popularity_then, sold_days, log_days, bucket_days, idle_days, listed, cross)
+        write_group_shares(groups, own, recent, n_distinct, listed, group_counts, cross)
+        length, idle = log1p(n_distinct) * SCALE, log1p(idle_days) * SCALE
+        for place in range(len(listed)):
+            cross[place, RANK], cross[place, LENGTH], cross[place, IDLE] = ranks[place], length, idle
+            if listed[place] == n_items:
+                cross[place] = 0.0
+            for number in range(n_numbers):
+                pairs[row, place, number] = item_numbers[listed[place], number]
 
 
-def _since_last_visit(statistics: ItemStatistics, idle_days: np.ndarray, candidates: np.ndarray) -> np.ndarray:
-    """-> [B, C, 4]: popularity around the user's last visit, alone and against ever; first and latest sale after it.
+@compiled
+def sum_affinities(neighbours, neighbour_weights, history, recent, n_distinct, candidates, column_of, values):
+    """How strongly one history names each candidate, view by view: affinities of values, float64 [C, LOGARITHM].
+
+    neighbour_weights: uint16, the bits of float16; recent, n_distinct: of `weigh_by_recency`
+    """
+    for place in range(len(candidates)):
+        column_of[candidates[place]] = place
+    column_of[len(neighbours) - 1] = -1
+    values[:, AFFINITY:] = 0.0
+    named = np.empty(neighbours.shape[1], np.int32)
+    even, total = np.float32(1.0 / np.sqrt(max(n_distinct, 1))), np.float32(max(recent.sum(), 1.0))
+    for age in range(len(history)):
+        if recent[age] == 0:
+            continue
+        item, newest = history[age], recent[age] / total
+        n_named = 0
+        for number in range(neighbours.shape[1]):  # without a branch, which would be foreseen wrong as often as not
+            named[n_named] = number
+            n_named += column_of[neighbours[item, number]] >= 0
+        for number in named[:n_named]:
+            place = column_of[neighbours[item, number]]
+            for view in range(len(VIEWS)):
+                strength = half(neighbour_weights[item, number, view])
+                values[place, AFFINITY + len(WEIGHTINGS) * view] += strength * even
+                values[place, AFFINITY + len(WEIGHTINGS) * view + 1] += strength * newest
+    for place in range(len(candidates)):
+        column_of[candidates[place]] = -1
+
+
+@compiled
+def half(bits):
+    """The float32 of a float16 that is not negative; bits: uint16."""
+    return np.int32(np.int32(bits) << 13).view(np.float32) * np.float32(2.0**112)
+
+
+@compiled
+def log1p(values):
+    """log(1 + values) in float64, where a day's millionth still counts; the C library's own takes three times as long."""
+    return np.log(1.0 + values)
+
+
+@compiled
+def write_standardized(values, candidates, n_items, cross):
+    """The columns before the logarithms: `standardized` of values, float64 [C, LOGARITHM]."""
+    count, mean, scale = 0, np.zeros(LOGARITHM), np.zeros(LOGARITHM)
+    for place in range(len(candidates)):
+        if candidates[place] != n_items:
+            count += 1
+            for number in range(LOGARITHM):
+                mean[number] += values[place, number]
+    mean /= max(count, 1)
+    for place in range(len(candidates)):
+        if candidates[place] != n_items:
+            for number in range(LOGARITHM):
+                scale[number] += (values[place, number] - mean[number]) ** 2
+    for number in range(LOGARITHM):
+        scale[number] = 1.0 / (np.sqrt(scale[number] / max(count, 1)) + SMALLEST_DEVIATION)
+    for place in range(len(candidates)):
+        for number in range(LOGARITHM):
+            cross[place, number] = (values[place, number] - mean[number]) * scale[number]
+
+
+@compiled
+def write_logarithms(values, cross):
+    """Of affinities. Many are 0, in both weightings at once."""
+    nothing = np.log(np.float32(SMALLEST_WEIGHT)) * np.float32(SCALE)
+    for place in range(len(values)):
+        for view in range(len(VIEWS)):
+            named = values[place, AFFINITY + len(WEIGHTINGS) * view] > 0
+            for number in range(len(WEIGHTINGS) * view, len(WEIGHTINGS) * (view + 1)):
+                logarithm = nothing
+                if named:
+                    logarithm = np.log(np.float32(values[place, AFFINITY + number] + SMALLEST_WEIGHT)) * np.float32(SCALE)
+                cross[place, LOGARITHM + number] = logarithm
+
+
+@compiled
+def write_sales(popularity, popularity_then, sold_days, log_days, bucket_days, idle_days, candidates, cross):
+    """Popularity; around the user's last visit, alone and against ever; first and latest sale after it.
 
     What a user has not been back for cannot have been passed over: an item that came later is new to them.
-    idle_days: [B, 1] days from the last event of the history to the clock
+    idle_days: float32, from the last event of the history to the clock
     """
-    clock = statistics.clock
-    n_buckets = statistics.popularity_then.shape[1]
-    bucket = np.clip((clock.log_days - idle_days) // clock.bucket_days, 0, n_buckets - 1).astype(np.int64)
-    then = statistics.popularity_then[candidates, bucket].astype(np.float32)
-    after = idle_days[..., None] - statistics.sold_days[candidates]  # [B, C, 2] days after the last visit
-    after = np.sign(after) * np.log1p(np.abs(after)) * SCALE
-    return np.concatenate([then[..., None], (then - statistics.popularity[candidates, 0])[..., None], after], axis=2)
+    last = popularity_then.shape[1] - 1
+    bucket = int(min(max((np.float32(log_days) - idle_days) // np.float32(bucket_days), 0.0), last))
+    for place in range(len(candidates)):
+        item = candidates[place]
+        for number in range(popularity.shape[1]):
+            cross[place, POPULARITY + number] = popularity[item, number]
+        then = half(popularity_then[item, bucket])
+        cross[place, THEN] = then
+        cross[place, THEN + 1] = then - popularity[item, 0]
+        for number in range(sold_days.shape[1]):
+            after = idle_days - sold_days[item, number]  # days after the last visit
+            cross[place, SOLD + number] = np.copysign(log1p(abs(after)), after) * SCALE
 
 
-def group_shares(groups: np.ndarray, history: np.ndarray, weights: np.ndarray, candidates: np.ndarray) -> np.ndarray:
-    """-> float32 [B, C, 2]: share of the history in the candidate's category and provider. weights: [B, H] of the history."""
-    shares = np.zeros((*candidates.shape, 2), np.float32)
-    total = np.maximum(weights.sum(axis=1, keepdims=True), 1e-6)
-    for kind in range(2):
-        of_history, of_candidates = groups[history, kind], groups[candidates, kind]
-        n_groups = int(max(of_history.max(initial=-1), of_candidates.max(initial=-1))) + 1
-        if n_groups == 0:
-            continue
-        row_start = np.arange(len(history))[:, None] * n_groups
-        grouped = of_history >= 0
-        counts = np.bincount((of_history + row_start)[grouped], weights=weights[grouped], minlength=len(history) * n_groups)
-        mine = counts[np.maximum(of_candidates, 0) + row_start] / total
-        shares[..., kind] = np.where(of_candidates >= 0, mine, 0.0)
-    return shares
+@compiled
+def write_group_shares(groups, history, recent, n_distinct, candidates, group_counts, cross):
+    """Share of the history in the candidate's category and provider."""
+    for place in range(len(history)):
+        for kind in range(groups.shape[1]):
+            if recent[place] > 0 and groups[history[place], kind] >= 0:
+                group_counts[groups[history[place], kind], kind] += 1
+    for place in range(len(candidates)):
+        for kind in range(groups.shape[1]):
+            group = groups[candidates[place], kind]
+            cross[place, SHARE + kind] = group_counts[group, kind] / max(n_distinct, 1) if group >= 0 else 0.0
+    for place in range(len(history)):
+        for kind in range(groups.shape[1]):
+            if groups[history[place], kind] >= 0:
+                group_counts[groups[history[place], kind], kind] = 0

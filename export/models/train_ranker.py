@@ -12,7 +12,7 @@ from export.models.cold_rows import ColdRows
 from export.models.dlrm import DLRM, Shape
 from export.models.ranking_data import Requests
 from export.models.schedule import rise_and_fall
-from stages.ranking_features import standardized
+from stages.ranking_features import SCORE
 
 LEAST_DEVIATION = 0.3  # all numbers are scaled to be near one (stages/ranking_features.py, NVTabular's Normalize)
 
@@ -147,8 +147,8 @@ def best_blend(
 
 
 def retrieval_z(requests: Requests) -> np.ndarray:
-    """float32 [N, C]: what is blended in; serving computes the same as the first of its cross features."""
-    return standardized(requests.retrieval_scores[..., None], requests.valid)[..., 0]
+    """float32 [N, C]: what is blended in, the standardised retrieval score."""
+    return requests.cross[..., SCORE]
 
 
 def parts(requests: Requests, validation_share: float, rng: np.random.Generator) -> tuple[Requests, Requests]:

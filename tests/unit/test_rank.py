@@ -25,7 +25,7 @@ from stages.contract import PAD_ID, PAD_SCORE, Axes, Degraded, stage_specs
 from stages.embeddings.mixed_widths import cold_table
 from stages.embeddings.tables import EmbeddingTables
 from stages.errors import ArtifactError, DependencyError
-from stages.rank import TABLES_FOLDER, Rank
+from stages.rank import TABLES_FOLDER, Rank, ranked
 from stages.rerank import LIST_FEATURES, Rerank, list_features
 from stages.rules_config import RulesConfig, compile_rules
 
@@ -129,6 +129,36 @@ def through_both(trained, rows):
     inputs = tensors(trained, rows)
     ranked = trained.rank(inputs)
     return ranked, trained.rerank({**inputs, **ranked})
+
+
+def ranked_slowly(inputs, scores):
+    padding = inputs["candidate_ids"] == PAD_ID
+    broken = ~(np.isfinite(scores) | padding).all(axis=1, keepdims=True)
+    return {
+        "rank_scores": np.where(padding, PAD_SCORE, np.where(broken, inputs["retrieval_scores"], scores)).astype(np.float32),
+        "degraded": inputs["degraded"] | np.where(broken, np.int32(Degraded.RANK), np.int32(0)),
+        "generation": inputs["generation"],
+    }
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_ranked_equals_its_slow_twin(seed):
+    rng = np.random.default_rng(seed)
+    n = 40
+    inputs = {
+        "candidate_ids": np.where(rng.random((n, C)) < rng.choice([0, 0.5, 1], (n, 1)), PAD_ID, rng.integers(0, 99, (n, C))),
+        "retrieval_scores": rng.normal(size=(n, C)).astype(np.float32),
+        "degraded": rng.integers(0, 4, (n, 1), dtype=np.int32),
+        "generation": np.full((n, 1), GENERATION),
+    }
+    broken = rng.random((n, C)) < rng.choice([0, 0.05], (n, 1))
+    scores = np.where(broken, rng.choice([np.nan, np.inf, -np.inf], (n, C)), rng.normal(size=(n, C))).astype(np.float32)
+    before = inputs["degraded"].copy()
+    got, expected = ranked(inputs, scores), ranked_slowly(inputs, scores)
+    np.testing.assert_array_equal(inputs["degraded"], before)
+    assert got.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_array_equal(got[name], values, strict=True)
 
 
 def test_rank_scores_equal_the_trained_model(trained):

@@ -1,11 +1,12 @@
-"""Cross features of the ranker against loops over history and neighbours."""
+"""Cross features of the ranker against loops over history and neighbours, and against numpy."""
 
 import numpy as np
 import pytest
 
 from export.models.item_statistics import Sales, StatisticsSettings, fit_statistics, view_matrices, visits
 from stages.errors import ArtifactError
-from stages.ranking_features import HORIZONS_DAYS, SCALE, VIEWS, ItemStatistics, cross_features, feature_names
+from stages.ranking_features import HORIZONS_DAYS, SCALE, VIEWS, ItemStatistics, cross_features, feature_names, pair_numbers
+from tests.unit.ranking_features_oracle import cross_features_slowly
 
 N_ITEMS, B, C, H = 40, 6, 12, 8
 DAY = 86_400
@@ -105,7 +106,39 @@ def test_a_request_has_the_same_features_alone_and_in_a_batch():
     together = cross_features(statistics, *requests)
     for row in range(B):
         alone = cross_features(statistics, *(values[[row]] for values in requests))
-        np.testing.assert_allclose(alone[0], together[row], rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(alone[0], together[row])
+
+
+def any_requests(seed):
+    """As `random_requests`, with whatever the contract allows: any lengths, repeats, ties, visits before the log began."""
+    rng = np.random.default_rng(seed)
+    n, width, length = rng.integers(1, 9), rng.integers(1, N_ITEMS), rng.integers(1, 70)
+    history = rng.integers(0, N_ITEMS + 1, (n, length))
+    history[rng.random((n, length)) < rng.choice([0, 0.3, 1], (n, 1))] = N_ITEMS
+    ages = rng.choice([-1.0, 0.0, 0.3, 7.0, 45.5, 89.999, 90.0, 1e4], (n, length)).astype(np.float32)
+    candidates = np.stack([rng.permutation(N_ITEMS)[:width] for _ in range(n)])
+    candidates[np.arange(width) >= rng.choice([0, 1, width // 2, width], (n, 1))] = N_ITEMS
+    scores = np.where(rng.random((n, 1)) < 0.3, 0.7, rng.normal(size=(n, width)) * 10.0 ** rng.integers(-3, 4, (n, 1)))
+    scores = np.where(candidates < N_ITEMS, scores, rng.choice([-np.inf, np.nan, 3.0], (n, width)))
+    kind = rng.choice([np.int32, np.int64])
+    return history.astype(kind), ages, candidates.astype(kind), scores.astype(np.float32)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_cross_features_equal_those_of_numpy(seed):
+    statistics, requests = random_statistics(seed % 3), any_requests(seed)
+    got, expected = cross_features(statistics, *requests), cross_features_slowly(statistics, *requests)
+    for column, name in enumerate(feature_names()):
+        np.testing.assert_allclose(got[..., column], expected[..., column], rtol=1e-6, atol=2e-6, err_msg=name)
+    np.testing.assert_array_equal(cross_features(statistics, *requests), got)  # the scratch was left as it was found
+
+
+def test_numbers_of_the_items_stand_before_the_cross_features():
+    statistics, requests = random_statistics(), random_requests()
+    numbers = np.random.default_rng(0).normal(size=(N_ITEMS + 1, 3)).astype(np.float32)
+    pairs = pair_numbers(statistics, numbers, *requests)
+    np.testing.assert_array_equal(pairs[..., :3], numbers[requests[2]])
+    np.testing.assert_array_equal(pairs[..., 3:], cross_features(statistics, *requests))
 
 
 def test_statistics_come_back_as_they_were_saved(tmp_path):
