@@ -70,7 +70,7 @@ class MixedWidths:
 
         One call of `tables.gather`, so that misses of hot and of cold rows are read in one wave.
         """
-        if not any(name in self.first_cold for names, _ in wanted for name in names):
+        if not self.first_cold or not any(name in self.first_cold for names, _ in wanted for name in names):
             return tables.gather(*wanted)
         groups = [group for answer, (names, keys) in enumerate(wanted) for group in self._groups(answer, names, keys)]
         groups = [group for group in groups if group.keys.size]

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
+from stages.compiled import compiled
 from stages.embeddings.memory import SharedBlock
 from stages.embeddings.row_formats import RowCodec
-from stages.embeddings.slots import CompleteTable
+from stages.embeddings.slots import EPOCH, HOLES, CompleteTable
 
 
 class SharedRows:
@@ -45,24 +46,37 @@ class SideBySide:
     """Reads S of those tables at once."""
 
     def __init__(self, rows: SharedRows, names: Sequence[str], tables: Sequence[CompleteTable]) -> None:
-        self._rows, self._tables = rows, tables
+        self._rows, self._headers = rows, [table.header for table in tables]
         self._starts = rows.starts(names)
         self._n_rows = np.array([table.capacity for table in tables], np.uint64)
         self.reads = 0  # rows of each table that `read` gave
 
     def read(self, keys: np.ndarray) -> np.ndarray | None:
         """int [..., S] a key of each table -> float32 [..., S, D]; None: ask the tables themselves."""
-        keys = keys.astype(np.int64, copy=False)
-        epochs = [table.epoch for table in self._tables]
-        if any(epoch & 1 for epoch in epochs) or not all(table.whole for table in self._tables):
+        epochs = [header[EPOCH] for header in self._headers]
+        for header, epoch in zip(self._headers, epochs, strict=True):
+            if epoch & 1 or header[HOLES]:
+                return None
+        places = np.empty(keys.shape, np.int64)
+        if not write_places(keys.reshape(-1, len(epochs)), self._starts, self._n_rows, places.reshape(-1, len(epochs))):
             return None
-        if (keys.view(np.uint64) >= self._n_rows).any():
+        stored = self._rows.rows.take(places, axis=0, mode="clip")
+        if [header[EPOCH] for header in self._headers] != epochs:
             return None
-        stored = self._rows.rows.take(keys + self._starts, axis=0, mode="clip")
-        if [table.epoch for table in self._tables] != epochs:
-            return None
-        self.reads += keys.size // len(self._tables)
+        self.reads += keys.size // len(epochs)
         if self._rows.codec.row_format == "fp32":
             return stored
         vectors = self._rows.codec.decode(stored.reshape(-1, stored.shape[-1]))
         return vectors.reshape(*keys.shape, -1)
+
+
+@compiled
+def write_places(keys, starts, n_rows, places):
+    """Where the rows of keys lie: int [N, S], int64 [S], uint64 [S] -> are all there? places: int64 [N, S], written."""
+    for row in range(len(keys)):
+        for slot in range(len(starts)):
+            key = np.int64(keys[row, slot])
+            if np.uint64(key) >= n_rows[slot]:  # negative ones are huge
+                return False
+            places[row, slot] = starts[slot] + key
+    return True

@@ -62,9 +62,12 @@ class SlotTable:
         base: memoryview,
         rows: np.ndarray | None = None,
     ) -> None:
-        """rows: [capacity, columns] where they lie elsewhere than in `sections`."""
+        """rows: [capacity, columns] where they lie elsewhere than in `sections`.
+
+        header: int64 words, of which EPOCH and HOLES have a meaning (HOLES = 0: every row is there)
+        """
         self.lock, self.codec, self.nbytes = block.lock, codec, sections.nbytes
-        self._header = base[: HEADER_WORDS * 8].cast("q")
+        self.header = base[: HEADER_WORDS * 8].cast("q")
         self._sequence = sections.array(base, "sequence")
         self._rows = sections.array(base, "rows") if rows is None else rows
         self.capacity = len(self._sequence)
@@ -88,11 +91,11 @@ class SlotTable:
     # --- readers ------------------------------------------------------------------------------------------------------------
     def read(self, keys: np.ndarray, out: np.ndarray | None = None) -> Rows:
         """Rows of `keys`, into `out` [N, columns] when given. Rows reported missing hold anything."""
-        epoch = self._header[EPOCH]
+        epoch = self.header[EPOCH]
         if not epoch & 1:
             slots, missing = self._find(keys)
             rows = self._rows.take(slots, 0, out, "clip")
-            if self._header[EPOCH] == epoch:
+            if self.header[EPOCH] == epoch:
                 self._count_use(slots, missing)
                 return rows, missing
         return self._read_checked(keys, out)
@@ -120,32 +123,32 @@ class SlotTable:
         """Exclude other writers. What is not finished when this process dies, or an exception leaves it, is emptied later."""
         with self.lock:
             self._repair()
-            self._header[EPOCH] += 1
+            self.header[EPOCH] += 1
             yield
-            self._header[EPOCH] += 1
+            self.header[EPOCH] += 1
 
     def heal(self) -> None:
         """Clear up behind a writer that died. Does nothing while one is alive."""
-        if self._header[EPOCH] & 1 and self.lock.acquire(blocking=False):
+        if self.header[EPOCH] & 1 and self.lock.acquire(blocking=False):
             try:
                 self._repair()
             finally:
                 self.lock.release()
 
     def _repair(self) -> None:
-        if not self._header[EPOCH] & 1:
+        if not self.header[EPOCH] & 1:
             return
         torn = np.flatnonzero(self._sequence & 1)
         self._after_repair(torn)
         self._sequence[torn] = (self._sequence[torn] + np.uint32(1)) | EMPTY
-        self._header[HOLES] = np.count_nonzero(self._sequence & EMPTY)
-        self._header[EPOCH] += 1
+        self.header[HOLES] = np.count_nonzero(self._sequence & EMPTY)
+        self.header[EPOCH] += 1
 
     def _begin(self, slots: np.ndarray) -> np.ndarray:
         """Make slots unreadable; -> the sequence numbers that `_end` gives them back to readers with."""
         sequence = self._sequence[slots]
         self._sequence[slots] = sequence | 1
-        self._header[HOLES] -= np.count_nonzero(sequence & EMPTY)
+        self.header[HOLES] -= np.count_nonzero(sequence & EMPTY)
         return ((sequence | 1) + np.uint32(1)) & ~EMPTY
 
     def _end(self, slots: np.ndarray, sequence: np.ndarray) -> None:
@@ -164,11 +167,11 @@ class SlotTable:
     @property
     def epoch(self) -> int:
         """Odd while anyone writes; the same before and after a read: nothing was written meanwhile."""
-        return self._header[EPOCH]
+        return self.header[EPOCH]
 
     @property
     def rows_resident(self) -> int:
-        return self.capacity - self._header[HOLES]
+        return self.capacity - self.header[HOLES]
 
 
 class CompleteTable(SlotTable):
@@ -194,10 +197,10 @@ class CompleteTable(SlotTable):
     @property
     def whole(self) -> bool:
         """Every row is there."""
-        return self._header[HOLES] == 0
+        return self.header[HOLES] == 0
 
     def read(self, keys: np.ndarray, out: np.ndarray | None = None) -> Rows:
-        header = self._header
+        header = self.header
         epoch = header[EPOCH]
         if epoch & 1 or header[HOLES] or not largest(keys) < self.capacity:
             return super().read(keys, out)
@@ -205,7 +208,7 @@ class CompleteTable(SlotTable):
         return (rows, None) if header[EPOCH] == epoch else self._read_checked(keys, out)
 
     def _find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        if self._header[HOLES] == 0 and largest(keys) < self.capacity:
+        if self.header[HOLES] == 0 and largest(keys) < self.capacity:
             return keys, None
         unsigned = keys.view(np.uint64)
         outside = unsigned >= self.capacity
