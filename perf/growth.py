@@ -95,7 +95,7 @@ def _of_catalogue(n_items: int, rng: np.random.Generator) -> Call:
 
     def call(number: int) -> object:
         own = history[number : number + 1]
-        blocked = Blocked(np.zeros(KEPT_OF_HISTORY, np.int64), own[0, :KEPT_OF_HISTORY])
+        blocked = Blocked(own[0, :KEPT_OF_HISTORY], np.array([0, KEPT_OF_HISTORY]))
         positions, scores = search(users[number % len(users)][None], own, blocked, C)
         return cross_features(statistics, own, ages[number : number + 1], positions, scores)
 

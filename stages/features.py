@@ -16,11 +16,12 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from stages.artifacts import open_array, read_json
+from stages.artifacts import REMEDY, open_array, read_json
 from stages.compiled import compiled
 from stages.contract import FROM_STORE, MISSING_INT, PAD_ID
 from stages.encode import load_strings
-from stages.ids import ItemIndex
+from stages.errors import ArtifactError
+from stages.ids import ItemIndex, place_in, places_in
 
 SECONDS_PER_DAY = 86_400.0
 NO_CATEGORY = -1
@@ -189,11 +190,9 @@ class Profiles:
 
 def positions_in(sorted_ids: np.ndarray, ids: np.ndarray) -> np.ndarray:
     """int64 [B] -> int64 [B]: where each id stands in an ascending int64 [U]; U for ids that are not in it."""
-    n_ids = len(sorted_ids)
-    found = sorted_ids.searchsorted(ids)
-    if not n_ids:
-        return found
-    return np.where(sorted_ids[np.minimum(found, n_ids - 1)] == ids, found, n_ids)
+    positions = np.empty(len(ids), np.int64)
+    places_in(sorted_ids, ids, positions)
+    return positions
 
 
 class UserStore:
@@ -351,28 +350,25 @@ class SeenItems:
     def __init__(self, user_ids: np.ndarray, offsets: np.ndarray, item_ids: np.ndarray):
         self.user_ids, self.offsets, self.item_ids = user_ids, offsets, item_ids
 
-    def for_users(self, user_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """int64 [B] -> (item ids int64 [N'], offsets int64 [B + 1]): those of b are values[offsets[b] : offsets[b + 1]]."""
-        users = positions_in(self.user_ids, user_ids)
-        starts = self.offsets[users]
-        counts = self.offsets[np.minimum(users + 1, len(self.user_ids))] - starts
-        offsets = np.concatenate([[0], np.cumsum(counts)])
-        rows = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], counts)
-        return self.item_ids[rows], offsets
-
-    def padded(self, user_ids: np.ndarray) -> np.ndarray:
-        """int64 [B] -> int64 [B, S] seen item ids, PAD_ID padded to the longest."""
-        values, offsets = self.for_users(user_ids)
-        counts = np.diff(offsets)
-        table = np.full((len(counts), counts.max(initial=0)), PAD_ID)
-        table[np.arange(table.shape[1]) < counts[:, None]] = values
-        return table
-
     def save(self, folder: Path) -> None:
         for name in ("user_ids", "offsets", "item_ids"):
             np.save(folder / f"seen.{name}.npy", getattr(self, name))
 
     @classmethod
     def load(cls, folder: Path) -> SeenItems:
-        """Opens `seen.*.npy` by mmap. Raises ArtifactError when one is missing."""
-        return cls(*(_open(folder, f"seen.{name}") for name in ("user_ids", "offsets", "item_ids")))
+        """Opens `seen.*.npy` by mmap. Raises ArtifactError when one is missing or they do not fit together."""
+        seen = cls(*(_open(folder, f"seen.{name}") for name in ("user_ids", "offsets", "item_ids")))
+        rises = len(seen.offsets) == len(seen.user_ids) + 1 and (np.diff(seen.offsets) >= 0).all()
+        if not rises or seen.offsets[0] != 0 or seen.offsets[-1] != len(seen.item_ids):
+            raise ArtifactError(
+                f"{folder / 'seen.offsets.npy'} does not say whose the {len(seen.item_ids)} item ids of {len(seen.user_ids)} "
+                f"users are; expected int64 [users + 1] from 0 to the number of item ids. {REMEDY}"
+            )
+        return seen
+
+
+@compiled
+def seen_range(user_id, user_ids, offsets):
+    """int64 -> where this user's part of `SeenItems.item_ids` begins and ends; user_ids, offsets: those of SeenItems."""
+    user = place_in(user_ids, user_id)
+    return offsets[user], offsets[min(user + 1, len(user_ids))]

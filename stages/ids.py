@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from stages.artifacts import open_array
+from stages.compiled import compiled
 from stages.contract import PAD_ID
 from stages.errors import ArtifactError
 
@@ -29,9 +30,8 @@ class ItemIndex:
         self.ids = ids
         self.n_items = len(ids)
         self._ids_padded = np.append(ids, PAD_ID)  # [n_items + 1]: position n_items gives PAD_ID
-        self._first_id = int(ids[0])
-        n_slots = int(ids[-1]) - self._first_id + 1
-        self._table = self._direct_table(n_slots) if n_slots <= TABLE_SLOTS_PER_ITEM * self.n_items else None
+        n_slots = int(ids[-1]) - int(ids[0]) + 1
+        self.table = self._direct_table(n_slots if n_slots <= TABLE_SLOTS_PER_ITEM * self.n_items else 0)
 
     @classmethod
     def load(cls, path: Path) -> ItemIndex:
@@ -40,19 +40,53 @@ class ItemIndex:
 
     def positions(self, ids: np.ndarray) -> np.ndarray:
         """int64 ids of any shape -> int64 positions of that shape; n_items for ids that are not in the catalogue."""
-        if self._table is not None:
-            # Compared before subtracting: huge and negative ids must not overflow into the table.
-            inside = (ids >= self._first_id) & (ids <= self.ids[-1])
-            return self._table[np.where(inside, ids, self._first_id - 1) - self._first_id]
-        found = np.minimum(np.searchsorted(self.ids, ids), self.n_items - 1)
-        return np.where(self.ids[found] == ids, found, self.n_items)
+        positions = np.empty(ids.shape, np.int64)
+        positions_of(ids.ravel(), self.ids, self.table, positions.ravel())
+        return positions
 
     def ids_at(self, positions: np.ndarray) -> np.ndarray:
         """Positions 0 … n_items of any shape -> int64 ids of that shape; PAD_ID at n_items."""
-        return self._ids_padded[positions]
+        return self._ids_padded.take(positions)
 
     def _direct_table(self, n_slots: int) -> np.ndarray:
-        """int64 [n_slots + 1]: position by id - first_id. The last slot, reached by index -1, is the unknown id's."""
-        table = np.full(n_slots + 1, self.n_items, np.int64)
-        table[self.ids - self._first_id] = np.arange(self.n_items)
+        """int64 [n_slots]: position by id - first id, where n_slots > 0."""
+        table = np.full(n_slots, self.n_items)
+        if n_slots:
+            table[self.ids - self.ids[0]] = np.arange(self.n_items)
         return table
+
+
+@compiled
+def positions_of(ids, catalogue, table, positions):
+    """`position_of` each. ids: int64 [N]; positions: int64 [N], written"""
+    for at in range(len(ids)):
+        positions[at] = position_of(ids[at], catalogue, table)
+
+
+@compiled
+def position_of(item_id, catalogue, table):
+    """int64 -> int64, n_items for an id that is not in the catalogue. catalogue, table: those of an ItemIndex."""
+    if not len(table):
+        return place_in(catalogue, item_id)
+    slot = np.uint64(item_id) - np.uint64(catalogue[0])  # of a smaller id it is huge: nothing overflows into the table
+    return table[slot] if slot < np.uint64(len(table)) else np.int64(len(catalogue))
+
+
+@compiled
+def places_in(sorted_ids, ids, places):
+    """`place_in` of each. ids: int64 [N]; places: int64 [N], written"""
+    for at in range(len(ids)):
+        places[at] = place_in(sorted_ids, ids[at])
+
+
+@compiled
+def place_in(sorted_ids, wanted):
+    """int64 -> int64: where it stands in an ascending int64 [U]; U when it does not."""
+    low, high = 0, len(sorted_ids)
+    while low < high:
+        middle = (low + high) >> 1
+        if sorted_ids[middle] < wanted:
+            low = middle + 1
+        else:
+            high = middle
+    return low if low < len(sorted_ids) and sorted_ids[low] == wanted else len(sorted_ids)

@@ -14,11 +14,12 @@ import faiss
 import numpy as np
 
 from stages.artifacts import REMEDY, StageInfo, open_array, open_network, read_stage, stage_settings
-from stages.contract import PAD_ID, PAD_SCORE, Degraded, generation_faults
+from stages.compiled import compiled
+from stages.contract import PAD_SCORE, Degraded, generation_faults
 from stages.embeddings.tables import EmbeddingTables
 from stages.errors import ArtifactError
-from stages.features import SeenItems
-from stages.ids import ItemIndex
+from stages.features import SeenItems, seen_range
+from stages.ids import ItemIndex, position_of
 from stages.search import INDEX_FILE, Blocked, Neighbours, Search, recency_weights
 
 Arrays = dict[str, np.ndarray]
@@ -88,7 +89,7 @@ class Retrieve:
         broken = ~np.isfinite(vectors).all(axis=1)
         if broken.any():
             vectors = np.where(broken[:, None], self._anyone(vectors.shape[1]), vectors)
-        positions, scores = self.search(vectors, history, self.blocked(inputs), self.info.axes.candidates)
+        positions, scores = self.search(vectors, history, self.blocked(inputs, history), self.info.axes.candidates)
         # What a list is short of, the catalogue does not have: everything else is seen, excluded or unavailable.
         short = (positions < self.items.n_items).sum(axis=1) < self.info.axes.items_returned
         degraded = np.where(broken | short, np.int32(Degraded.RETRIEVE), np.int32(Degraded.NONE))[:, None]
@@ -102,31 +103,24 @@ class Retrieve:
     def user_vectors(self, inputs: Arrays, history: np.ndarray) -> np.ndarray:
         """float32 [B, D]. history: int64 [B, H] positions"""
         feeds = self.feeds(inputs, history) | {"user_continuous": inputs["user_continuous"]}
-        if len(history) == 1:  # products of one row are summed in another order than those of several: see Search.exact
-            feeds = {name: np.repeat(values, 2, axis=0) for name, values in feeds.items()}
+        if len(history) == 1:  # products of one row are summed in another order than those of several: see inner_product.py
+            feeds = {name: np.concatenate([values, values]) for name, values in feeds.items()}
         return self.network.run(["user_vectors"], feeds)[0][: len(history)]
 
     def feeds(self, inputs: Arrays, history: np.ndarray) -> Arrays:
         """What the user tower takes of the tables and of the history, by name. history: int64 [B, H] positions"""
-        rows = inputs["user_categorical"]
-        embeddings = [self.tables.lookup(name, rows[:, slot]) for slot, name in enumerate(self.settings.user_tables)]
         return {
             "history_vectors": self.tables.lookup(HISTORY_TABLE, history),
             "history_weights": recency_weights(history, self.items.n_items),
-            "user_embeddings": np.concatenate(embeddings, axis=1),
+            "user_embeddings": self.tables.side_by_side(self.settings.user_tables, inputs["user_categorical"]),
         }
 
-    def blocked(self, inputs: Arrays) -> Blocked:
+    def blocked(self, inputs: Arrays, history: np.ndarray) -> Blocked:
         """What these requests must not be answered with: what the caller excludes and what the user already had."""
-        batch = len(inputs["user_id"])
-        rows, ids = [np.repeat(np.arange(batch), inputs["exclude"].shape[1])], [inputs["exclude"].ravel()]
-        if self.settings.filter_seen:
-            seen_ids, offsets = self.seen.for_users(inputs["user_id"][:, 0])
-            rows += [np.repeat(np.arange(batch), np.diff(offsets)), np.repeat(np.arange(batch), inputs["history_ids"].shape[1])]
-            ids += [seen_ids, inputs["history_ids"].ravel()]
-        rows, ids = np.concatenate(rows), np.concatenate(ids)
-        given = ids != PAD_ID
-        return Blocked(rows[given], self.items.positions(ids[given]))
+        seen, items = self.seen, self.items
+        of_request = (inputs["user_id"].ravel(), inputs["exclude"], history)
+        of_users = (self.settings.filter_seen, seen.user_ids, seen.offsets, seen.item_ids)
+        return Blocked(*kept_back(*of_request, *of_users, items.ids, items.table))
 
     @staticmethod
     def _anyone(width: int) -> np.ndarray:
@@ -134,6 +128,36 @@ class Retrieve:
         vector = np.zeros(width, np.float32)
         vector[-1] = 1.0
         return vector
+
+
+@compiled
+def kept_back(user_ids, exclude, history, filter_seen, seen_users, seen_offsets, seen_ids, catalogue, table):
+    """What B requests must not be answered with -> (int64 [P] positions, int64 [B + 1] starts), as `Blocked` holds it.
+
+    user_ids: int64 [B]; exclude: int64 [B, E] item ids; history: int64 [B, H] positions
+    filter_seen: is the history kept back, and what SeenItems knows of the users? catalogue, table: those of an ItemIndex
+    """
+    n_items, batch = len(catalogue), len(user_ids)
+    ranges = np.zeros((batch, 2), np.int64)
+    if filter_seen:
+        for row in range(batch):
+            ranges[row] = seen_range(user_ids[row], seen_users, seen_offsets)
+    positions = np.empty(exclude.size + history.size + (ranges[:, 1] - ranges[:, 0]).sum(), np.int64)
+    starts = np.zeros(batch + 1, np.int64)
+    count = 0
+    for row in range(batch):
+        for item_id in exclude[row]:
+            positions[count] = position_of(item_id, catalogue, table)
+            count += positions[count] < n_items
+        if filter_seen:
+            for position in history[row]:
+                positions[count] = position
+                count += position < n_items
+            for item_id in seen_ids[ranges[row, 0] : ranges[row, 1]]:
+                positions[count] = position_of(item_id, catalogue, table)
+                count += positions[count] < n_items
+        starts[row + 1] = count
+    return positions[:count], starts
 
 
 def load_search(folder: Path, settings: RetrieveSettings) -> Search:

@@ -19,16 +19,20 @@ import numpy as np
 from stages.artifacts import REMEDY, open_array
 from stages.compiled import compiled
 from stages.errors import ArtifactError
+from stages.search_loops import Catalogue, Scratch, count_blocked, search_requests
 
 MOST_ANN_RESULTS = 2_048  # rows that need more (long lists of seen items) are searched exactly
 INDEX_FILE = "items.faiss"
 
 
 class Blocked(NamedTuple):
-    """What must not be served, as pairs: rows int64 [P] of the batch, positions int64 [P] of the catalogue, in any order."""
+    """What must not be served: positions int64 [P], starts int64 [B + 1]. Those of b are starts[b] : starts[b + 1].
 
-    rows: np.ndarray
+    Repeats and the padding position may be among them.
+    """
+
     positions: np.ndarray
+    starts: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,12 @@ class Neighbours:
             raise ArtifactError(
                 f"{folder}: neighbours.npy is {neighbours.positions.shape}, neighbour_weights.npy {neighbours.weights.shape}; "
                 f"expected equal shapes. {REMEDY}"
+            )
+        last = len(positions) - 1  # compiled loops do not look where they write
+        if positions.size and not 0 <= positions.min() <= positions.max() <= last:
+            raise ArtifactError(
+                f"{folder / 'neighbours.npy'} holds positions from {positions.min()} to {positions.max()}; "
+                f"expected 0 to {last}. {REMEDY}"
             )
         return neighbours
 
@@ -97,8 +107,8 @@ class Search:
 
     index: of Faiss; None for a catalogue small enough to score whole
 
-    Requests of a batch are gone through one by one where their lists differ in length: what belongs to one stays in the
-    processor's cache, and no answer can depend on batch mates.
+    Requests of a batch are gone through one by one: what belongs to one stays in the processor's cache, the index is asked for
+    no more than each needs, and no answer can depend on batch mates.
     """
 
     def __init__(self, item_vectors: np.ndarray, neighbours: Neighbours, available: np.ndarray, index: Any = None):
@@ -109,121 +119,64 @@ class Search:
         self.item_vectors, self.neighbours, self.index = item_vectors, neighbours, index
         self.n_items = len(item_vectors)
         self.servable = np.append(available, False)  # the padding row is never served
-        self._place = np.empty(self.n_items + 1, np.int32)  # scratch: where in a request's list an item stands
+        self._catalogue = Catalogue(*(read_only(array) for array in (item_vectors, neighbours.positions, neighbours.weights)))
+        self._scratch = Scratch.of(self.servable)
 
     def __call__(
         self, user_vectors: np.ndarray, history: np.ndarray, blocked: Blocked, count: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """float32 [B, D], int [B, H], pairs -> (int64 [B, count] positions, best first, n_items padded; float32 [B, count]).
+        """float32 [B, D], int [B, H], Blocked -> (int64 [B, count] positions, best first, n_items padded; float32 [B, count]).
 
         Padding scores -inf and stands only where the catalogue has no more items to serve.
         """
         if self.index is None:
             return self.exact(user_vectors, history, blocked, count)
-        n_blocked = int(np.bincount(blocked.rows, minlength=len(user_vectors)).max(initial=0))
-        positions, scores, complete = self._by_index(
-            user_vectors, history, blocked, count, ann_results=min(count + n_blocked, MOST_ANN_RESULTS, self.index.ntotal)
-        )
-        short = np.flatnonzero(~complete)
-        if len(short):
-            new_row = np.full(len(user_vectors), -1)
-            new_row[short] = np.arange(len(short))
-            mine = new_row[blocked.rows] >= 0
-            of_short = Blocked(new_row[blocked.rows[mine]], blocked.positions[mine])
-            positions[short], scores[short] = self.exact(user_vectors[short], history[short], of_short, count)
+        wanted = np.empty(len(user_vectors), np.int64)
+        count_blocked(*blocked, self._scratch.place, wanted)
+        wanted = np.minimum(wanted + count, min(MOST_ANN_RESULTS, self.index.ntotal))
+        near = self._nearest(index_queries(user_vectors), wanted)
+        positions, scores, n_near = self._best(user_vectors, history, blocked, near, count)
+        # Where the index alone gave `count` servable items, no item outside can be better than the last one kept.
+        for row in np.flatnonzero((n_near < count) & (wanted < self.index.ntotal)):
+            own = Blocked(blocked.positions, blocked.starts[row : row + 2])
+            positions[row], scores[row] = self.exact(user_vectors[row, None], history[row, None], own, count)
         return positions, scores
 
     def exact(
         self, user_vectors: np.ndarray, history: np.ndarray, blocked: Blocked, count: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """Every item of the catalogue is scored. Shapes as in a call."""
-        scores = self.together(history)
-        # Not `@`: BLAS sums in another order for another number of rows, and an answer must not depend on its batch mates.
-        scores[:, :-1] += np.einsum("bd,nd->bn", user_vectors, self.item_vectors)
-        scores[blocked.rows, blocked.positions] = -np.inf
-        scores[:, ~self.servable] = -np.inf
-        everything = np.arange(self.n_items + 1)
-        best = [best_of(row, everything, count) for row in scores]
-        return self._padded(best, scores, count)
+        everything = np.broadcast_to(np.arange(self.n_items), (len(user_vectors), self.n_items))
+        return self._best(user_vectors, history, blocked, everything, count)[:2]
 
-    def together(self, history: np.ndarray) -> np.ndarray:
-        """int [B, H] -> float32 [B, n_items + 1]: the history's part of every item's score; the last column is padding's."""
-        weights = recency_weights(history, self.n_items)
-        scores = np.empty((len(history), self.n_items + 1), np.float32)
-        for row in range(len(history)):
-            scores[row] = np.bincount(*self._named(history[row], weights[row]), self.n_items + 1)
-        return scores
-
-    def _named(self, history: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """int [H], float32 [H] of one request -> (int32 [P] positions the history names, with repeats; float32 [P] weights)."""
-        counted = weights > 0
-        items = history[counted]
-        strength = weights[counted, None] * self.neighbours.weights.take(items, axis=0)
-        return self.neighbours.positions.take(items, axis=0).ravel(), strength.ravel()
-
-    def _by_index(
-        self, user_vectors: np.ndarray, history: np.ndarray, blocked: Blocked, count: int, ann_results: int
+    def _best(
+        self, user_vectors: np.ndarray, history: np.ndarray, blocked: Blocked, near: np.ndarray, count: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """As a call, over the index's answers and the history's neighbours -> (positions, scores, complete bool [B])."""
-        n_rows = len(user_vectors)
-        _, near = self.index.search(index_queries(user_vectors), ann_results)
-        near = np.where(near < 0, self.n_items, near).astype(np.int32)
-        weights = recency_weights(history, self.n_items)
-        blocked_of = by_row(blocked, n_rows)
-        positions, scores = np.full((n_rows, count), self.n_items), np.full((n_rows, count), -np.inf, np.float32)
-        # Complete: the index alone gave `count` servable items, so no item outside can be better than the last one kept.
-        complete = np.full(n_rows, ann_results >= self.index.ntotal)
-        for row in range(n_rows):
-            named, strength = self._named(history[row], weights[row])
-            items, sums, n_near = self._gathered(named, strength, near[row], blocked_of[row])
-            sums += np.einsum("nd,d->n", self.item_vectors.take(items, axis=0), user_vectors[row])
-            best = best_of(sums, items, count)
-            positions[row, : len(best)], scores[row, : len(best)] = items[best], sums[best]
-            complete[row] |= n_near >= count
-        return positions, scores, complete
+        """As a call, of what the history's neighbours and `near` name -> (positions, scores, int64 [B] near ones to serve).
 
-    def _gathered(
-        self, named: np.ndarray, strength: np.ndarray, near: np.ndarray, blocked: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, int]:
-        """What the sources say of each item that may be served, of one request.
-
-        named: int32 [P] with repeats, float32 [P] how strongly; near: int32 [A]; blocked: int [X]
-        -> (int32 [N] distinct positions, float32 [N] sums of strengths, how many of `near` may be served)
+        near: int64 [B, A] positions, negative = none
         """
-        listed = np.concatenate([named, near])
-        numbers = np.arange(len(listed), dtype=np.int32)
-        place = self._place
-        place[listed] = numbers  # of equal items the last one written stands for all
-        place[blocked] = -1
-        place[self.n_items] = -1
-        owner = place[listed]
-        first = owner == numbers
-        first &= self.servable[listed]
-        sums = np.bincount(owner[: len(named)] + 1, strength, len(listed) + 1)[1:]  # what is blocked is summed in front
-        return listed[first], sums[first].astype(np.float32), int(np.count_nonzero(owner[len(named) :] >= 0))
+        batch = len(user_vectors)
+        positions, scores = np.empty((batch, count), np.int64), np.empty((batch, count), np.float32)
+        n_near = np.empty(batch, np.int64)
+        weights = recency_weights(history, self.n_items)
+        requests = (np.ascontiguousarray(user_vectors), history, weights, *blocked, near)
+        search_requests(*requests, *self._catalogue, *self._scratch, positions, scores, n_near)
+        return positions, scores, n_near
 
-    def _padded(self, best: list[np.ndarray], scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """best: of each row the columns to keep, best first -> (positions, scores), padded as in a call."""
-        positions, kept = np.full((len(best), count), self.n_items), np.full((len(best), count), -np.inf, np.float32)
-        for row, columns in enumerate(best):
-            columns = columns[scores[row, columns] > -np.inf]
-            positions[row, : len(columns)], kept[row, : len(columns)] = columns, scores[row, columns]
-        return positions, kept
+    def _nearest(self, queries: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+        """float32 [B, D + 1], int64 [B] how many each wants -> int64 [B, A] positions, nearest first, -1 = none."""
+        if hasattr(self.index, "getDevice"):  # on a GPU many queries take as long as one
+            near = self.index.search(queries, int(wanted.max()))[1]
+            return np.where(np.arange(near.shape[1]) < wanted[:, None], near, -1)
+        near = np.full((len(queries), wanted.max()), -1)
+        for row, count in enumerate(wanted.tolist()):
+            near[row, :count] = self.index.search(queries[row, None], count)[1]
+        return near
 
 
-def best_of(scores: np.ndarray, items: np.ndarray, count: int) -> np.ndarray:
-    """float32 [N], int [N] -> int64 [min(count, N)]: where the largest scores stand, falling; the lower item on a tie."""
-    candidates = np.arange(len(scores))
-    if len(scores) > count:
-        floor = np.partition(scores, len(scores) - count)[len(scores) - count]
-        candidates = np.flatnonzero(scores >= floor)
-    return candidates[np.lexsort((items[candidates], -scores[candidates]))[:count]]
-
-
-def by_row(blocked: Blocked, n_rows: int) -> list[np.ndarray]:
-    """-> positions of each row's pairs."""
-    if n_rows == 1:
-        return [blocked.positions]
-    order = np.argsort(blocked.rows, kind="stable")
-    ends = np.searchsorted(blocked.rows[order], np.arange(1, n_rows))
-    return np.split(blocked.positions[order], ends)
+def read_only(array: np.ndarray) -> np.ndarray:
+    """A view as of a mapped file: loops are compiled for one kind of arrays, not for each."""
+    view = array.view()
+    view.flags.writeable = False
+    return view

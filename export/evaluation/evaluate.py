@@ -111,7 +111,7 @@ def retrieval_order(pipeline: Pipeline, tensors: dict[str, np.ndarray], problem:
     """-> float32 [B, n_items]: every item of the catalogue as retrieval orders it, scored by its place."""
     retrieve = pipeline.stages["retrieve"]
     history = retrieve.items.positions(tensors["history_ids"])
-    nothing = Blocked(np.empty(0, np.int64), np.empty(0, np.int64))
+    nothing = Blocked(np.empty(0, np.int64), np.zeros(len(history) + 1, np.int64))
     vectors, n_items = retrieve.user_vectors(tensors, history), len(problem.item_ids)
     positions, _ = retrieve.search.exact(vectors, history, nothing, n_items)
     return moved_up(np.zeros((len(history), n_items), np.float32), positions)

@@ -183,8 +183,8 @@ def _at_the_clock(features: Features, train: pd.DataFrame, rows: np.ndarray) -> 
 
 
 def blocked_of(seen: sp.csr_matrix) -> Blocked:
-    """The stored entries of a CSR [B, n_items] as pairs."""
-    return Blocked(np.repeat(np.arange(seen.shape[0]), np.diff(seen.indptr)), seen.indices.astype(np.int64))
+    """The stored entries of a CSR [B, n_items]."""
+    return Blocked(seen.indices.astype(np.int64), seen.indptr.astype(np.int64))
 
 
 def item_inputs(features: Features) -> ItemInputs:

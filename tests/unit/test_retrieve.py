@@ -1,6 +1,7 @@
 """The retrieve stage on a small hand-made folder: its answers against a slow twin, its filters, its fallback, its refusals."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from stages.errors import ArtifactError
 from stages.features import SeenItems
 from stages.ids import ItemIndex
 from stages.retrieve import Retrieve
-from stages.search import Neighbours, recency_weights
+from stages.search import Neighbours, Search, recency_weights
 
 N_ITEMS, TASTE, N_USER_ROWS, EMBEDDING = 60, 7, 5, 3
 AXES = Axes(candidates=10, history=4, exclusions=3, items_returned=5, user_categorical=2, user_continuous=2)
@@ -159,8 +160,9 @@ def test_a_broken_user_vector_falls_back_to_the_items_own_appeal(tmp_path):
 def test_a_list_too_short_to_fill_the_answer_says_so(tmp_path):
     write_folder(tmp_path)
     retrieve = Retrieve.load(tmp_path)
-    retrieve.search.servable[3:] = False
-    got = retrieve(requests())
+    whole = retrieve.search
+    short = Search(whole.item_vectors, whole.neighbours, available=np.arange(N_ITEMS) < 3)
+    got = replace(retrieve, search=short)(requests())
     assert ((got["candidate_ids"] != PAD_ID).sum(axis=1) < AXES.items_returned).all()
     assert (got["degraded"] == Degraded.PREPROCESS | Degraded.RETRIEVE).all()
 

@@ -6,9 +6,11 @@ import pytest
 
 from export.retrieval.index import index_vectors
 from stages.errors import ArtifactError
+from stages.inner_product import inner_product
 from stages.retrieve import RetrieveSettings, load_search
 from stages.search import INDEX_FILE, Blocked, Neighbours, Search, index_queries, recency_weights
-from tests.unit.search_oracle import recency_weights_slowly
+from stages.search_loops import smallest_first
+from tests.unit.search_oracle import inner_product_slowly, recency_weights_slowly, search_slowly
 
 N_ITEMS, WIDTH, HISTORY, N_NEIGHBOURS, B = 300, 8, 6, 5, 12
 
@@ -31,9 +33,12 @@ def random_requests(seed=1, most_blocked=40):
     history[0] = N_ITEMS  # nothing known
     history[1, 3:] = N_ITEMS
     history[2, 1] = history[2, 0]  # bought twice
-    counts = rng.integers(0, most_blocked + 1, B)
-    rows = np.repeat(np.arange(B), counts)
-    return users, history, Blocked(rows, rng.integers(0, N_ITEMS + 1, len(rows)))
+    starts = np.append(0, np.cumsum(rng.integers(0, most_blocked + 1, B)))
+    return users, history, Blocked(rng.integers(0, N_ITEMS + 1, starts[-1]), starts)
+
+
+def nothing_blocked(n_rows):
+    return Blocked(np.empty(0, np.int64), np.zeros(n_rows + 1, np.int64))
 
 
 def flat_index(vectors, available):
@@ -42,12 +47,12 @@ def flat_index(vectors, available):
     return index
 
 
-def search_slowly(vectors, neighbours, available, users, history, blocked, count):
+def search_item_by_item(vectors, neighbours, available, users, history, blocked, count):
     """Item by item, as the module's docstring defines the score."""
     positions = np.full((len(users), count), N_ITEMS)
     scores = np.full((len(users), count), -np.inf)
     for row, user in enumerate(users):
-        forbidden = set(blocked.positions[blocked.rows == row].tolist())
+        forbidden = set(blocked.positions[blocked.starts[row] : blocked.starts[row + 1]].tolist())
         score = {i: float(user.astype(np.float64) @ vectors[i]) for i in range(N_ITEMS)}
         distinct = list(dict.fromkeys(i for i in history[row].tolist() if i != N_ITEMS))
         for rank, item in enumerate(distinct):
@@ -66,7 +71,7 @@ def test_search_equals_the_slow_twin(whole, count):
     catalogue, requests = random_catalogue(), random_requests()
     search = Search(*catalogue, index=None if whole else flat_index(catalogue[0], catalogue[2]))
     positions, scores = search(*requests, count)
-    slow_positions, slow_scores = search_slowly(*catalogue, *requests, count)
+    slow_positions, slow_scores = search_item_by_item(*catalogue, *requests, count)
     np.testing.assert_array_equal(positions, slow_positions)
     np.testing.assert_allclose(scores, slow_scores, atol=1e-5)
     assert (positions.dtype, scores.dtype) == (np.int64, np.float32)
@@ -76,15 +81,15 @@ def test_rows_left_short_by_the_filters_are_searched_exactly(monkeypatch):
     """An index that may give 25 answers cannot leave 20 when 200 are blocked: those rows are widened, the others are not."""
     catalogue = random_catalogue()
     users, history, _ = random_requests()
-    best = search_slowly(*catalogue, users[:1], history[:1], Blocked(np.zeros(0, int), np.zeros(0, int)), 200)[0][0]
-    blocked = Blocked(np.zeros(200, np.int64), best)
+    best = search_item_by_item(*catalogue, users[:1], history[:1], nothing_blocked(1), 200)[0][0]
+    blocked = Blocked(best, np.where(np.arange(B + 1) > 0, 200, 0))  # of the first request
     monkeypatch.setattr("stages.search.MOST_ANN_RESULTS", 25)
     search = Search(*catalogue, index=flat_index(catalogue[0], catalogue[2]))
     widened = []
     exact = search.exact
     monkeypatch.setattr(search, "exact", lambda *request: widened.append(len(request[0])) or exact(*request))
     positions, _ = search(users, history, blocked, 20)
-    np.testing.assert_array_equal(positions, search_slowly(*catalogue, users, history, blocked, 20)[0])
+    np.testing.assert_array_equal(positions, search_item_by_item(*catalogue, users, history, blocked, 20)[0])
     assert widened == [1]
 
 
@@ -96,8 +101,8 @@ def test_answers_do_not_depend_on_batch_mates_bit_for_bit(whole, size):
     positions, scores = search(users, history, blocked, 20)
     for start in range(0, B, size):
         rows = slice(start, start + size)
-        mine = (blocked.rows >= start) & (blocked.rows < start + size)
-        own = search(users[rows], history[rows], Blocked(blocked.rows[mine] - start, blocked.positions[mine]), 20)
+        mine = Blocked(blocked.positions, blocked.starts[start : start + size + 1])
+        own = search(users[rows], history[rows], mine, 20)
         np.testing.assert_array_equal(own[0], positions[rows])
         np.testing.assert_array_equal(own[1], scores[rows])
 
@@ -129,7 +134,7 @@ def test_padding_only_when_the_catalogue_has_no_more():
     n_left = 3
     left = np.flatnonzero(catalogue[2])[:n_left]
     others = np.setdiff1d(np.arange(N_ITEMS), left)
-    blocked = Blocked(np.repeat(np.arange(B), len(others)), np.tile(others, B))
+    blocked = Blocked(np.tile(others, B), np.arange(B + 1) * len(others))
     for index in (None, flat_index(catalogue[0], catalogue[2])):
         positions, scores = Search(*catalogue, index=index)(users, history, blocked, 5)
         np.testing.assert_array_equal(np.sort(positions[:, :n_left], axis=1), np.tile(left, (B, 1)))
@@ -168,3 +173,85 @@ def test_neighbours_of_different_shapes_are_refused(tmp_path):
     Neighbours(neighbours.positions, neighbours.weights[:, :2]).save(tmp_path)
     with pytest.raises(ArtifactError, match="expected equal shapes"):
         Neighbours.load(tmp_path)
+
+
+@pytest.mark.parametrize("wrong", [-1, N_ITEMS + 1])
+def test_neighbours_outside_of_the_catalogue_are_refused(wrong, tmp_path):
+    _, neighbours, _ = random_catalogue()
+    neighbours.positions[7, 2] = wrong
+    neighbours.save(tmp_path)
+    with pytest.raises(ArtifactError, match="expected 0 to 300"):
+        Neighbours.load(tmp_path)
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["whole catalogue", "by index"])
+@pytest.mark.parametrize("seed", range(6))
+def test_the_numpy_twin_and_the_loops_find_the_same_of_many_equal_scores(whole, seed):
+    """Small whole numbers: scores are exact and often equal, and the lower position comes first."""
+    rng = np.random.default_rng(seed)
+    vectors, neighbours, available = random_catalogue(seed)
+    vectors = rng.integers(-1, 2, vectors.shape).astype(np.float32)
+    users = rng.integers(-1, 2, (B, WIDTH)).astype(np.float32)
+    neighbours = Neighbours(neighbours.positions, np.where(neighbours.weights > 0, np.float32(1), np.float32(0)))
+    history = np.full((B, HISTORY), N_ITEMS)
+    history[1:, seed % HISTORY] = rng.integers(0, N_ITEMS, B - 1)  # one item each, whose weight is exactly 1; none of the first
+    _, _, blocked = random_requests(seed)
+    everything = Blocked(np.tile(np.arange(N_ITEMS), B), np.arange(B + 1) * N_ITEMS)
+    search = Search(vectors, neighbours, available, index=None if whole else flat_index(vectors, available))
+    for forbidden, count in ((blocked, 20), (blocked, N_ITEMS), (nothing_blocked(B), 7), (everything, 5)):
+        expected = search_slowly(vectors, neighbours, available, users, history, forbidden, count)
+        if whole or count == N_ITEMS:  # an index may leave out some of many items that are equally near
+            np.testing.assert_array_equal(search(users, history, forbidden, count)[0], expected[0])
+        np.testing.assert_array_equal(search(users, history, forbidden, count)[1], expected[1])
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["whole catalogue", "by index"])
+def test_loops_leave_their_arrays_as_they_found_them(whole):
+    catalogue, requests = random_catalogue(), random_requests()
+    search = Search(*catalogue, index=None if whole else flat_index(catalogue[0], catalogue[2]))
+    before = search._scratch.place.copy()
+    first = search(*requests, 20)
+    np.testing.assert_array_equal(search._scratch.place, before)
+    for again, expected in zip(search(*requests, 20), first, strict=True):
+        np.testing.assert_array_equal(again, expected)
+
+
+class ManyAtOnce:
+    """A Faiss index as if on a GPU."""
+
+    def __init__(self, index):
+        self.index, self.ntotal, self.asked = index, index.ntotal, []
+
+    def getDevice(self):
+        return 0
+
+    def search(self, queries, count):
+        self.asked.append(len(queries))
+        return self.index.search(queries, count)
+
+
+def test_an_index_on_a_gpu_is_asked_once_and_finds_the_same():
+    catalogue, requests = random_catalogue(), random_requests()
+    index = flat_index(catalogue[0], catalogue[2])
+    gpu = ManyAtOnce(index)
+    for got, expected in zip(Search(*catalogue, gpu)(*requests, 20), Search(*catalogue, index)(*requests, 20), strict=True):
+        np.testing.assert_array_equal(got, expected)
+    assert gpu.asked == [B]
+
+
+@pytest.mark.parametrize("width", [1, 5, 15, 16, 17, 63, 64, 65, 200])
+def test_inner_products_are_summed_in_the_order_that_is_promised(width):
+    for a, b in np.random.default_rng(width).normal(size=(50, 2, width)).astype(np.float32):
+        assert inner_product(a, b) == inner_product_slowly(a, b)
+
+
+@pytest.mark.parametrize("n_keys", [0, 1, 2, 20, 1_000])
+@pytest.mark.parametrize("count", [1, 2, 19, 20, 200, 1_000])
+@pytest.mark.parametrize("order", ["random", "rising", "falling", "few values"])
+def test_the_smallest_keys_come_first(n_keys, count, order):
+    rng = np.random.default_rng(n_keys + count)
+    keys = rng.integers(-(2**60), 2**60, n_keys) if order == "random" else np.arange(n_keys)
+    keys = {"falling": keys[::-1].copy(), "few values": keys % 3}.get(order, keys)
+    expected = np.sort(keys)[:count]
+    assert smallest_first(keys, n_keys, count) == len(expected)
+    np.testing.assert_array_equal(keys[: len(expected)], expected)

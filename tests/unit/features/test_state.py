@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from stages.contract import FROM_STORE, MISSING_INT, PAD_ID
+from stages.errors import ArtifactError
 from stages.features import (
     NO_CATEGORY,
     RECENT,
@@ -13,6 +14,7 @@ from stages.features import (
     favourite_categories,
     history_age_days,
     override_history,
+    seen_range,
 )
 from stages.ids import ItemIndex
 
@@ -120,13 +122,18 @@ def test_seen_items_equal_a_dict(tmp_path):
     SeenItems(np.array(list(table)), offsets, np.concatenate(list(table.values())).astype(np.int64)).save(tmp_path)
     seen = SeenItems.load(tmp_path)
     asked = np.array([9, 777, -4, 9, 2**62, 2**50, MISSING_INT])
-    values, ends = seen.for_users(asked)
-    padded = seen.padded(asked)
-    for row, user in enumerate(asked.tolist()):
-        assert values[ends[row] : ends[row + 1]].tolist() == table.get(user, [])
-        assert [item for item in padded[row].tolist() if item != PAD_ID] == table.get(user, [])
+    for user in asked.tolist():
+        start, end = seen_range(user, seen.user_ids, seen.offsets)
+        assert seen.item_ids[start:end].tolist() == table.get(user, [])
 
 
 def test_nobody_has_seen_anything_of_an_empty_log():
     seen = SeenItems(np.empty(0, np.int64), np.zeros(1, np.int64), np.empty(0, np.int64))
-    assert seen.padded(np.array([1, 2])).shape == (2, 0)
+    assert seen_range(1, seen.user_ids, seen.offsets) == (0, 0)
+
+
+@pytest.mark.parametrize("offsets", [[0, 2], [0, 2, 4], [0, 3, 2], [1, 2, 3], [2, 2, 3]])
+def test_seen_items_that_do_not_fit_together_are_refused(offsets, tmp_path):
+    SeenItems(np.array([4, 5]), np.array(offsets), np.array([10, 20, 30])).save(tmp_path)
+    with pytest.raises(ArtifactError, match="does not say whose"):
+        SeenItems.load(tmp_path)
