@@ -92,11 +92,30 @@ class ItemStatistics:
         rows = {name: len(array) for name, array in arrays.items()}
         if len(set(rows.values())) != 1:
             raise ArtifactError(f"{folder} holds item statistics of different lengths {rows}. Export the repository again.")
+        for name, (kind, shape) in _forms(arrays["neighbours"].shape[-1], arrays["popularity_then"].shape[-1]).items():
+            found = arrays[name]
+            if found.dtype != kind or found.shape[1:] != shape:  # compiled loops check no bounds
+                raise ArtifactError(
+                    f"{folder / name}.npy holds {found.dtype} rows of shape {list(found.shape[1:])}; "
+                    f"expected {kind} {list(shape)}. Export the repository again."
+                )
         try:
             clock = Clock(**read_json(folder, CLOCK_FILE))
         except TypeError as error:
             raise ArtifactError(f"{folder / CLOCK_FILE} is not a clock: {error}. Export the repository again.") from error
         return cls(**{name: array.view(np.ndarray) for name, array in arrays.items()}, clock=clock)
+
+
+def _forms(n_neighbours: int, n_buckets: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Array -> its type and the shape of its rows."""
+    return {
+        "neighbours": ("int32", (n_neighbours,)),
+        "neighbour_weights": ("float16", (n_neighbours, len(VIEWS))),
+        "popularity": ("float32", (1 + len(HORIZONS_DAYS),)),
+        "popularity_then": ("float16", (n_buckets,)),
+        "sold_days": ("float32", (2,)),
+        "groups": ("int32", (2,)),
+    }
 
 
 def feature_names() -> tuple[str, ...]:
@@ -181,7 +200,7 @@ def write_pairs(
     for row in range(len(candidates)):
         own, listed, cross = history[row], candidates[row], pairs[row, :, n_numbers:]
         n_distinct, idle_days = weigh_by_recency(own, n_items, recent), np.float32(0.0)
-        if n_distinct > 0 and history_age_days[row, 0] > 0:
+        if n_distinct > 0 and 0 < history_age_days[row, 0] < np.inf:
             idle_days = history_age_days[row, 0]
         values[:, SCORE] = retrieval_scores[row]
         sum_affinities(neighbours, neighbour_weights, own, recent, n_distinct, listed, column_of, values)
@@ -242,7 +261,7 @@ def log1p(values):
 
 @compiled
 def write_standardized(values, candidates, n_items, cross):
-    """The columns before the logarithms: `standardized` of values, float64 [C, LOGARITHM]."""
+    """The columns before the logarithms: values, float64 [C, LOGARITHM], with mean 0 and deviation 1 over the candidates."""
     count, mean, scale = 0, np.zeros(LOGARITHM), np.zeros(LOGARITHM)
     for place in range(len(candidates)):
         if candidates[place] != n_items:

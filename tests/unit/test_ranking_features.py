@@ -155,6 +155,29 @@ def test_statistics_of_two_catalogues_are_refused(tmp_path):
         ItemStatistics.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("popularity", lambda array: array[:, :2], r"holds float32 rows of shape \[2\]; expected float32 \[4\]"),
+        ("neighbour_weights", lambda array: array.astype(np.float32), "holds float32 rows of shape .* expected float16"),
+        ("neighbours", lambda array: array[:, :-1], r"neighbour_weights\.npy holds float16 rows of shape"),
+    ],
+)
+def test_arrays_of_another_form_are_refused(tmp_path, name, change, message):
+    statistics = random_statistics()
+    statistics.save(tmp_path)
+    np.save(tmp_path / f"{name}.npy", change(getattr(statistics, name)))
+    with pytest.raises(ArtifactError, match=message):
+        ItemStatistics.load(tmp_path)
+
+
+@pytest.mark.parametrize("age", [np.nan, np.inf, -np.inf])
+def test_an_age_that_is_no_number_of_days_counts_as_none(age):
+    statistics, (history, ages, *listed) = random_statistics(), random_requests()
+    without = cross_features(statistics, history, np.zeros_like(ages), *listed)
+    np.testing.assert_array_equal(cross_features(statistics, history, np.full_like(ages, age), *listed), without)
+
+
 def test_a_clock_of_another_version_is_refused(tmp_path):
     random_statistics().save(tmp_path)
     (tmp_path / "item_statistics.json").write_text('{"hours": 1}')
