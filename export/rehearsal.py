@@ -12,7 +12,7 @@ from export.repository.config import WARMUP_ROWS
 from export.repository.publish import Staging
 from export.repository.recorded import RECORDED_FILE, Recorded, compare_answers
 from export.settings import PipelineSettings
-from stages.contract import ANY_GENERATION, ENSEMBLE, OOV_ROW, PAD_ID, ModelSpec, ensemble_spec
+from stages.contract import ANY_GENERATION, ENSEMBLE, OOV_ROW, PAD_ID, ModelSpec, ensemble_spec, new_lineage
 from stages.errors import ExportError
 from stages.pipeline import Pipeline
 
@@ -75,6 +75,5 @@ def warmup_tensors(staging: Staging, recorded: Recorded) -> Arrays:
     return tensors | {
         # A repository keeps the warm-up of its first generation, and later ones may know fewer categories.
         "user_categorical": np.minimum(tensors["user_categorical"], OOV_ROW),
-        "generation": np.full_like(tensors["generation"], ANY_GENERATION),
-        "degraded": np.zeros_like(tensors["degraded"]),
+        "lineage": new_lineage(len(tensors["lineage"]), ANY_GENERATION),
     }

@@ -19,7 +19,7 @@ PAD_SCORE = float(np.finfo(np.float32).min)  # beside PAD_ID between stages: bel
 
 PAD_ROW, NULL_ROW, OOV_ROW = 0, 1, 2  # reserved rows of every category, as NVTabular 23.8 numbers them
 
-ANY_GENERATION = 0  # as a request's `generation`: not checked (warm-up, profiling of a single stage)
+ANY_GENERATION = 0  # as the generation of a request's lineage: not checked (warm-up, profiling of a single stage)
 
 STAGES = ("preprocess", "retrieve", "rank", "rerank")
 ENSEMBLE = "recommend"
@@ -101,7 +101,7 @@ class ContextColumn:
 USER_ID = TensorSpec("user_id", "INT64", (1,))
 DEGRADED = TensorSpec("degraded", "INT32", (1,))
 GENERATION = TensorSpec("generation", "INT64", (1,))
-CHAIN = (DEGRADED, GENERATION)  # handed from stage to stage
+LINEAGE = TensorSpec("lineage", "INT64", (2,))  # handed from stage to stage: the generation, and the Degraded bits so far
 
 
 def stage_specs(axes: Axes, context: tuple[ContextColumn, ...] = ()) -> dict[str, ModelSpec]:
@@ -124,10 +124,10 @@ def stage_specs(axes: Axes, context: tuple[ContextColumn, ...] = ()) -> dict[str
         TensorSpec("scores", "FP32", (axes.items_returned,)),
     )
     specs = (
-        ModelSpec("preprocess", (USER_ID, *(c.tensor() for c in context), history), (*user, ages, *CHAIN)),
-        ModelSpec("retrieve", (USER_ID, *user, exclude, *CHAIN), (*candidates, *CHAIN)),
-        ModelSpec("rank", (*user, ages, *candidates, *CHAIN), (rank_scores, *CHAIN)),
-        ModelSpec("rerank", (USER_ID, *candidates, rank_scores, *CHAIN), (*answer, *CHAIN)),
+        ModelSpec("preprocess", (USER_ID, *(c.tensor() for c in context), history), (*user, ages, LINEAGE)),
+        ModelSpec("retrieve", (USER_ID, *user, exclude, LINEAGE), (*candidates, LINEAGE)),
+        ModelSpec("rank", (*user, ages, *candidates, LINEAGE), (rank_scores, LINEAGE)),
+        ModelSpec("rerank", (USER_ID, *candidates, rank_scores, LINEAGE), (*answer, DEGRADED, GENERATION)),
     )
     return {spec.name: spec for spec in specs}
 
@@ -139,13 +139,26 @@ def ensemble_spec(stages: dict[str, ModelSpec]) -> ModelSpec:
     return ModelSpec(ENSEMBLE, tuple(inputs.values()), stages[STAGES[-1]].outputs)
 
 
-def generation_faults(generation: np.ndarray, own: int) -> dict[int, str]:
-    """int64 [B, 1] -> row -> message where a request was prepared by another generation than this stage's."""
-    foreign = generation[:, 0] != own
+def new_lineage(batch: int, generation: int, degraded: int = Degraded.NONE) -> np.ndarray:
+    """-> int64 [batch, 2]: where requests come from that the first stage of `generation` prepares."""
+    return np.tile(np.array([generation, int(degraded)], np.int64), (batch, 1))
+
+
+def fallen_back(lineage: np.ndarray, rows: np.ndarray, stage: Degraded) -> np.ndarray:
+    """int64 [B, 2], bool [B] -> int64 [B, 2]: with the stage's bit where it answered by its fallback."""
+    if not rows.any():
+        return lineage
+    return lineage | np.outer(rows, (0, int(stage)))
+
+
+def generation_faults(lineage: np.ndarray, own: int) -> dict[int, str]:
+    """int64 [B, 2] -> row -> message where a request was prepared by another generation than this stage's."""
+    generation = lineage[:, 0]
+    foreign = generation != own
     if not foreign.any():
         return {}
-    foreign &= generation[:, 0] != ANY_GENERATION
+    foreign &= generation != ANY_GENERATION
     return {
-        int(row): f"generation is {generation[row, 0]}, this stage serves {own}; send requests through the ensemble"
+        int(row): f"generation is {generation[row]}, this stage serves {own}; send requests through the ensemble"
         for row in np.flatnonzero(foreign)
     }

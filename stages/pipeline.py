@@ -63,7 +63,7 @@ class Pipeline:
         return {tensor.name: tensors[tensor.name] for tensor in self.specs[STAGES[-1]].outputs}
 
     def trace(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        """Like a call, but -> every tensor on the way, by name (`degraded` and `generation` as the last stage left them)."""
+        """Like a call, but -> every tensor on the way, by name (`lineage` as the last stage but one left it)."""
         tensors = dict(inputs)
         batch = len(tensors["user_id"])
         for name in STAGES:

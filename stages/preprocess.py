@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from stages.artifacts import REMEDY, StageInfo, open_array, read_stage
-from stages.contract import Degraded
+from stages.contract import Degraded, new_lineage
 from stages.encode import Plan
 from stages.errors import ArtifactError, DependencyError
 from stages.features import FeatureStore, UserState, UserStore, derive, history_age_days, override_history
@@ -69,8 +69,7 @@ class Preprocess:
             "user_categorical": encoded.categorical,
             "user_continuous": encoded.continuous,
             **self.history_of(state),
-            "degraded": np.full((len(state.user_ids), 1), int(degraded), np.int32),
-            "generation": np.full((len(state.user_ids), 1), self.info.generation, np.int64),
+            "lineage": new_lineage(len(state.user_ids), self.info.generation, degraded),
         }
 
     def state_of(self, inputs: Arrays) -> tuple[UserState, Degraded]:

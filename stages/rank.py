@@ -16,7 +16,7 @@ import numpy as np
 
 from stages.artifacts import REMEDY, StageInfo, open_array, open_network, read_stage, stage_settings
 from stages.compiled import compiled
-from stages.contract import PAD_ID, PAD_SCORE, Degraded, generation_faults
+from stages.contract import PAD_ID, PAD_SCORE, Degraded, fallen_back, generation_faults
 from stages.embeddings.measurements import Measurement, measurements
 from stages.embeddings.mixed_widths import ONE_WIDTH, MixedWidths
 from stages.embeddings.opening import open_tables
@@ -28,7 +28,6 @@ from stages.ranking_features import SCORE, ItemStatistics, pair_numbers
 Arrays = dict[str, np.ndarray]
 
 TABLES_FOLDER, NETWORK = "tables", "rank"
-BROKEN = int(Degraded.RANK)
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ class Rank:
 
     def faults(self, inputs: Arrays) -> dict[int, str]:
         """Row -> message for requests of another generation."""
-        return generation_faults(inputs["generation"], self.info.generation)
+        return generation_faults(inputs["lineage"], self.info.generation)
 
     def __call__(self, inputs: Arrays) -> Arrays:
         """`rank` of stages/contract.py, one batch."""
@@ -112,7 +111,7 @@ class Rank:
             scores = np.full(candidates.shape, np.nan, np.float32)
         outputs = ranked(inputs, scores)
         if self.tables.degraded:  # a level that was needed is down: some rows may be defaults, or as they were exported
-            outputs["degraded"] |= np.int32(Degraded.RANK)
+            outputs["lineage"] = fallen_back(outputs["lineage"], np.ones(len(candidates), bool), Degraded.RANK)
         return outputs
 
     def _score(self, inputs: Arrays, candidates: np.ndarray) -> np.ndarray:
@@ -144,20 +143,17 @@ class Rank:
 
 def ranked(inputs: Arrays, scores: np.ndarray) -> Arrays:
     """float32 [B, C] -> the outputs of `rank`. A request with a score that is not finite keeps retrieval's order, degraded."""
-    rank_scores, degraded = np.empty(scores.shape, np.float32), inputs["degraded"].copy()
-    write_ranked(inputs["candidate_ids"], inputs["retrieval_scores"], scores, rank_scores, degraded)
-    return {"rank_scores": rank_scores, "degraded": degraded, "generation": inputs["generation"]}
+    rank_scores, broken = np.empty(scores.shape, np.float32), np.zeros(len(scores), bool)
+    write_ranked(inputs["candidate_ids"], inputs["retrieval_scores"], scores, rank_scores, broken)
+    return {"rank_scores": rank_scores, "lineage": fallen_back(inputs["lineage"], broken, Degraded.RANK)}
 
 
 @compiled
-def write_ranked(candidate_ids, retrieval_scores, scores, rank_scores, degraded):
-    """`ranked`, request by request. rank_scores: float32 [B, C], degraded: int32 [B, 1], both written."""
+def write_ranked(candidate_ids, retrieval_scores, scores, rank_scores, broken):
+    """`ranked`, request by request. Written: rank_scores float32 [B, C]; broken bool [B], all False before."""
     for row in range(len(scores)):
-        broken = False
         for place in range(scores.shape[1]):
-            broken |= candidate_ids[row, place] != PAD_ID and not np.isfinite(scores[row, place])
-        if broken:
-            degraded[row, 0] |= BROKEN
-        kept = retrieval_scores[row] if broken else scores[row]
+            broken[row] |= candidate_ids[row, place] != PAD_ID and not np.isfinite(scores[row, place])
+        kept = retrieval_scores[row] if broken[row] else scores[row]
         for place in range(scores.shape[1]):
             rank_scores[row, place] = kept[place] if candidate_ids[row, place] != PAD_ID else PAD_SCORE

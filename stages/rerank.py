@@ -13,7 +13,7 @@ import numpy as np
 
 from stages.artifacts import REMEDY, StageInfo, open_array, open_network, read_stage, stage_settings
 from stages.compiled import compiled
-from stages.contract import PAD_ID, Degraded, generation_faults
+from stages.contract import PAD_ID, Degraded, fallen_back, generation_faults
 from stages.errors import ArtifactError
 from stages.ids import ItemIndex
 from stages.ordering import falling, sort_stably
@@ -24,7 +24,6 @@ Arrays = dict[str, np.ndarray]
 
 NETWORK = "rerank"
 LIST_FEATURES = 5  # width of `list_features`
-BROKEN = int(Degraded.RERANK)
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class Rerank:
 
     def faults(self, inputs: Arrays) -> dict[int, str]:
         """Row -> message for requests of another generation."""
-        return generation_faults(inputs["generation"], self.info.generation)
+        return generation_faults(inputs["lineage"], self.info.generation)
 
     def __call__(self, inputs: Arrays) -> Arrays:
         """`rerank` of stages/contract.py, one batch."""
@@ -100,10 +99,16 @@ class Rerank:
     def served(self, inputs: Arrays, best: BestCandidates, correction: np.ndarray) -> Arrays:
         """correction: float32 [B, M], added to the rank scores, meaningless where not valid -> the outputs of `rerank`."""
         trust, k = np.float32(self.settings.trust), self.info.axes.items_returned
-        scores, degraded = _corrected(best.rank_scores, best.valid, correction, trust, inputs["degraded"])
+        scores, broken = _corrected(best.rank_scores, best.valid, correction, trust)
         columns = self.rules.apply(best.positions, scores, inputs["user_id"][:, 0], k)
         item_ids, scores = _chosen(columns, best.ids, scores)
-        return {"item_ids": item_ids, "scores": scores, "degraded": degraded, "generation": inputs["generation"]}
+        lineage = fallen_back(inputs["lineage"], broken, Degraded.RERANK)
+        return {
+            "item_ids": item_ids,
+            "scores": scores,
+            "degraded": lineage[:, 1:].astype(np.int32),
+            "generation": lineage[:, :1],
+        }
 
 
 @compiled
@@ -137,22 +142,19 @@ def _listed(columns, candidate_ids, rank_scores, retrieval_scores):
 
 
 @compiled
-def _corrected(rank_scores, valid, correction, trust, degraded):
-    """-> (scores float32 [B, M], -inf where not valid; degraded int32 [B, 1], with BROKEN where the network gave no numbers).
+def _corrected(rank_scores, valid, correction, trust):
+    """-> (scores float32 [B, M], -inf where not valid; bool [B], where the network gave what is no number).
 
     Of a broken list the ranker's order is what is left.
     """
-    scores, told = np.empty(rank_scores.shape, np.float32), degraded.copy()
+    scores, broken = np.empty(rank_scores.shape, np.float32), np.zeros(len(rank_scores), np.bool_)
     for row in range(len(scores)):
-        broken = False
         for place in range(scores.shape[1]):
-            broken |= valid[row, place] and not np.isfinite(correction[row, place])
-        if broken:
-            told[row, 0] |= BROKEN
+            broken[row] |= valid[row, place] and not np.isfinite(correction[row, place])
         for place in range(scores.shape[1]):
-            own = np.float32(0.0) if broken else correction[row, place]
+            own = np.float32(0.0) if broken[row] else correction[row, place]
             scores[row, place] = rank_scores[row, place] + trust * own if valid[row, place] else np.float32(-np.inf)
-    return scores, told
+    return scores, broken
 
 
 @compiled

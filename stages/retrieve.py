@@ -15,7 +15,7 @@ import numpy as np
 
 from stages.artifacts import REMEDY, StageInfo, open_array, open_network, read_stage, stage_settings
 from stages.compiled import compiled
-from stages.contract import PAD_SCORE, Degraded, generation_faults
+from stages.contract import PAD_SCORE, Degraded, fallen_back, generation_faults
 from stages.embeddings.tables import EmbeddingTables
 from stages.errors import ArtifactError
 from stages.features import SeenItems, seen_range
@@ -77,7 +77,7 @@ class Retrieve:
 
     def faults(self, inputs: Arrays) -> dict[int, str]:
         """Row -> message for requests of another generation."""
-        return generation_faults(inputs["generation"], self.info.generation)
+        return generation_faults(inputs["lineage"], self.info.generation)
 
     def __call__(self, inputs: Arrays) -> Arrays:
         """`retrieve` of stages/contract.py, one batch."""
@@ -92,12 +92,10 @@ class Retrieve:
         positions, scores = self.search(vectors, history, self.blocked(inputs, history), self.info.axes.candidates)
         # What a list is short of, the catalogue does not have: everything else is seen, excluded or unavailable.
         short = (positions < self.items.n_items).sum(axis=1) < self.info.axes.items_returned
-        degraded = np.where(broken | short, np.int32(Degraded.RETRIEVE), np.int32(Degraded.NONE))[:, None]
         return {
             "candidate_ids": self.items.ids_at(positions),
             "retrieval_scores": np.maximum(scores, np.float32(PAD_SCORE)),
-            "degraded": inputs["degraded"] | degraded,
-            "generation": inputs["generation"],
+            "lineage": fallen_back(inputs["lineage"], broken | short, Degraded.RETRIEVE),
         }
 
     def user_vectors(self, inputs: Arrays, history: np.ndarray) -> np.ndarray:

@@ -12,9 +12,9 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from export.merlin.graph import FLAT
 from export.merlin.settings import MerlinSettings
-from export.repository.config import TRITON_TYPE, Serving
+from export.repository.config import TRITON_TYPE, Serving, chained
 from export.tensorrt.profiles import Profile, profiles_for
-from stages.contract import CHAIN, STAGES, ModelSpec, TensorSpec, ensemble_spec
+from stages.contract import STAGES, ModelSpec, TensorSpec, ensemble_spec
 from stages.steps.specs import (
     HPS_OUTPUT,
     KEYS,
@@ -25,7 +25,6 @@ from stages.steps.specs import (
     raw_tensor,
 )
 
-CHAINED = tuple(tensor.name for tensor in CHAIN)
 TUNED_BATCHES = (8, 32)  # for engines without preferred sizes: the batcher hands on whatever has come together
 
 
@@ -44,8 +43,8 @@ def hps_config(settings: MerlinSettings, generation: int, instances: int) -> pb.
 def nested_config(stage: ModelSpec, steps: Sequence[ModelSpec], generation: int, max_batch_size: int) -> pb.ModelConfig:
     """-> a stage as an ensemble of `steps`, all pinned to `generation`.
 
-    Only the last step hands the chain (degraded, generation) on, as `<stage>_degraded` and `<stage>_generation`: an ensemble
-    whose input and output share a name silently answers with the input.
+    Only the last step hands the lineage on, as `<stage>_lineage`: an ensemble whose input and output share a name silently
+    answers with the input.
     """
     outputs = tuple(TensorSpec(outside(stage.name, t.name), t.dtype, t.dims) for t in stage.outputs)
     config = ensemble(ModelSpec(stage.name, stage.inputs, outputs), generation, max_batch_size)
@@ -64,8 +63,8 @@ def _source(step: str, tensor: str, last: bool, produced: set[str]) -> str:
     """-> the ensemble's tensor that feeds a step's input."""
     if step == PREPROCESS_WORKFLOW:
         return raw_tensor(tensor)
-    if last and tensor == "degraded" and "tables_degraded" in produced:
-        return "tables_degraded"
+    if last and tensor == "lineage" and "tables_lineage" in produced:
+        return "tables_lineage"
     return {"user_numbers": "user_continuous"}.get(tensor, tensor)
 
 
@@ -76,27 +75,20 @@ def _edge(step: str, tensor: str) -> str:
     return {HPS_OUTPUT: FLAT}.get(tensor, tensor)
 
 
-def chained(stage: str, tensor: str) -> str:
-    """-> what a stage's output is called in `recommend`: tensors of the chain carry their stage's name."""
-    return f"{stage}_{tensor}" if tensor in CHAINED else tensor
-
-
 def outside(stage: str, tensor: str) -> str:
-    """-> what a stage calls its output: the chain begins in the first one, which has no input of these names."""
+    """-> what a stage calls its output: the lineage begins in the first one, which has no input of that name."""
     return tensor if stage == STAGES[0] else chained(stage, tensor)
 
 
 def recommend_config(stages: dict[str, ModelSpec], generation: int, max_batch_size: int) -> pb.ModelConfig:
-    """-> `recommend` over stages whose chain is named after them."""
+    """-> `recommend` over stages whose lineage is named after them."""
     config = ensemble(ensemble_spec(stages), generation, max_batch_size)
     for position, name in enumerate(STAGES):
         step = config.ensemble_scheduling.step.add(model_name=name, model_version=generation)
-        last = position == len(STAGES) - 1
         for tensor in stages[name].inputs:
-            source = chained(STAGES[position - 1], tensor.name) if position else tensor.name
-            step.input_map[tensor.name] = source
+            step.input_map[tensor.name] = chained(STAGES[position - 1], tensor.name)
         for tensor in stages[name].outputs:
-            step.output_map[outside(name, tensor.name)] = tensor.name if last else chained(name, tensor.name)
+            step.output_map[outside(name, tensor.name)] = chained(name, tensor.name)
     return config
 
 

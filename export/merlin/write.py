@@ -28,7 +28,7 @@ from export.tensorrt.model import Engine, write_configs, write_version
 from hps_config.reader import read_ps_json
 from server.repository import write_config
 from stages.artifacts import MANIFEST_FILE, open_array, read_json, sha256_of, write_manifest
-from stages.contract import ANY_GENERATION, ENSEMBLE, ModelSpec
+from stages.contract import ANY_GENERATION, ENSEMBLE, ModelSpec, new_lineage
 from stages.encode import Plan
 from stages.steps.gpu_index import SCRATCH_BYTES
 from stages.steps.kernels import STEP_TYPES
@@ -243,7 +243,6 @@ class Writer:
         for spec in (specs[name] for name in (*python_models(self.merlin), *workflows)):
             tensors = {t.name: given[spec.name].get(t.name, t.filled(WARMUP_ROWS)) for t in spec.inputs if t.optional}
             tensors = given[spec.name] | tensors
-            for name, neutral in (("generation", ANY_GENERATION), ("degraded", 0)):
-                if name in tensors:
-                    tensors[name] = np.full_like(tensors[name], neutral)
+            if "lineage" in tensors:
+                tensors["lineage"] = new_lineage(len(tensors["lineage"]), ANY_GENERATION)
             write_warmup(self.target / spec.name / "warmup", spec, tensors, WARMUP_ROWS)

@@ -10,7 +10,7 @@ import numpy as np
 
 from export.precision.calibration import NETWORKS, Arrays, Recorder, opened, shortened, with_networks
 from export.repository.recorded import RECORDED_FILE, read_recorded
-from stages.contract import ENSEMBLE, PAD_ID
+from stages.contract import ANY_GENERATION, ENSEMBLE, PAD_ID, new_lineage
 
 REQUESTS_PER_BATCH = 8
 # Not `retrieve`: the user tower runs once a request, and what it gives decides who the candidates are. Halving it moves final
@@ -30,7 +30,7 @@ class Trial:
         for start in range(0, len(recorded["user_id"]), REQUESTS_PER_BATCH):
             tensors = recording.trace({name: values[start : start + REQUESTS_PER_BATCH] for name, values in recorded.items()})
             answers.append({name: tensors[name] for name in ("item_ids", "scores")})
-            self.batches.append(tensors | {"degraded": np.zeros_like(tensors["degraded"])})
+            self.batches.append(tensors | {"lineage": new_lineage(len(tensors["user_id"]), ANY_GENERATION)})
         self.pipeline, self.exact = pipeline, joined(answers)
         fed = {stage: recorder.fed for stage, recorder in recorders.items()}
         self.feeds = fed | {"rerank": [*fed["rerank"], *map(shortened, fed["rerank"])]}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from tritonclient.grpc import model_config_pb2 as pb
 
-from stages.contract import CHAIN, ENSEMBLE, STAGES, ModelSpec, TensorSpec, ensemble_spec
+from stages.contract import ENSEMBLE, LINEAGE, STAGES, ModelSpec, TensorSpec, ensemble_spec
 from stages.errors import ExportError
 
 CONFIG_FILE = "config.pbtxt"
@@ -85,15 +85,18 @@ def ensemble_config(stages: dict[str, ModelSpec], generation: int, serving: Serv
     _add_tensors(config, spec)
     config.version_policy.specific.versions.append(generation)
     config.response_cache.enable = serving.response_cache
-    chained = {tensor.name for tensor in CHAIN}
     for position, name in enumerate(STAGES):
         step = config.ensemble_scheduling.step.add(model_name=name, model_version=generation)
-        last = position == len(STAGES) - 1
         for tensor in stages[name].inputs:
-            step.input_map[tensor.name] = f"{STAGES[position - 1]}_{tensor.name}" if tensor.name in chained else tensor.name
+            step.input_map[tensor.name] = chained(STAGES[position - 1], tensor.name)
         for tensor in stages[name].outputs:
-            step.output_map[tensor.name] = f"{name}_{tensor.name}" if tensor.name in chained and not last else tensor.name
+            step.output_map[tensor.name] = chained(name, tensor.name)
     return config
+
+
+def chained(stage: str, tensor: str) -> str:
+    """-> what a stage's output is called in `recommend`: each stage hands on a lineage of its own."""
+    return f"{stage}_{tensor}" if tensor == LINEAGE.name else tensor
 
 
 def _add_tensors(config: pb.ModelConfig, spec: ModelSpec) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from stages.artifacts import StageInfo, open_array, read_stage, stage_settings
-from stages.contract import Degraded, ModelSpec, generation_faults
+from stages.contract import Degraded, ModelSpec, fallen_back, generation_faults
 from stages.embeddings.measurements import Measurement
 from stages.embeddings.tables import EmbeddingTables
 from stages.errors import DependencyError
@@ -56,7 +56,7 @@ class Step:
 
     def faults(self, inputs: Arrays) -> dict[int, str]:
         """Row -> message for requests of another generation, where the part is told which one it is."""
-        return generation_faults(inputs["generation"], self.info.generation) if "generation" in inputs else {}
+        return generation_faults(inputs["lineage"], self.info.generation) if "lineage" in inputs else {}
 
 
 def opened(folder: Path) -> tuple[StageInfo, StepSettings]:
@@ -170,7 +170,7 @@ class RankRows(Step):
     def __call__(self, inputs: Arrays) -> Arrays:
         candidates = self.rank.items.positions(inputs["candidate_ids"])
         pairs = self.rank.pair_numbers(inputs, candidates)
-        degraded = inputs["degraded"]
+        lineage = inputs["lineage"]
         try:
             rows = self.rank.rows(inputs, candidates)
         except DependencyError:  # scores of unreadable rows are not finite, so `rank_scores` falls back
@@ -180,12 +180,12 @@ class RankRows(Step):
                 if tensor.name in ("user_rows", "item_rows")
             }
         if self.rank.tables.degraded:  # a level that was needed is down: some rows may be defaults, or as they were exported
-            degraded = degraded | np.int32(Degraded.RANK)
+            lineage = fallen_back(lineage, np.ones(len(lineage), bool), Degraded.RANK)
         return {
             **rows,
             "pair_numbers": pairs,
             "retrieval_part": self.rank.retrieval_part(pairs),
-            "tables_degraded": degraded,
+            "tables_lineage": lineage,
         }
 
 

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import numpy as np
 
 from stages.artifacts import StageInfo, open_array, read_stage
-from stages.contract import ModelSpec
+from stages.contract import ModelSpec, new_lineage
 from stages.encode import Plan
 from stages.features import UserStore
 from stages.ids import ItemIndex
@@ -86,8 +86,7 @@ class PreprocessTensors(PreprocessStep):
         return {
             "user_categorical": np.concatenate(rows, axis=1, dtype=np.int64),
             "user_continuous": np.concatenate(numbers, axis=1, dtype=np.float32),
-            "degraded": degraded,
-            "generation": np.full_like(degraded, self.info.generation, np.int64),
+            "lineage": new_lineage(len(degraded), self.info.generation) | np.pad(degraded, ((0, 0), (1, 0))),
         }
 
 

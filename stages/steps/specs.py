@@ -90,24 +90,25 @@ def step_specs(info: StageInfo, sizes: Sizes) -> dict[str, ModelSpec]:
     def spec(name: str, inputs: str, outputs: str) -> ModelSpec:
         return ModelSpec(name, *(tuple(known[tensor] for tensor in side.split()) for side in (inputs, outputs)))
 
-    chain = "degraded generation"
     pair_inputs = "user_categorical history_ids history_age_days candidate_ids retrieval_scores"
     specs = (
         spec(RETRIEVE_FEATURES, "user_categorical history_ids", "history_vectors history_weights user_embeddings"),
         spec(TOWERS_USER, "history_vectors history_weights user_embeddings user_continuous", "user_vectors"),
         spec(
             RETRIEVE_SEARCH,
-            f"user_id history_ids exclude user_vectors {chain}",
-            f"candidate_ids retrieval_scores {chain}",
+            "user_id history_ids exclude user_vectors lineage",
+            "candidate_ids retrieval_scores lineage",
         ),
         spec(RANK_FEATURES, pair_inputs, f"{KEYS} {NUMKEYS} pair_numbers retrieval_part"),
-        spec(RANK_ROWS, f"{pair_inputs} degraded", "user_rows item_rows pair_numbers retrieval_part tables_degraded"),
+        spec(RANK_ROWS, f"{pair_inputs} lineage", "user_rows item_rows pair_numbers retrieval_part tables_lineage"),
         spec(RANK_DENSE, "user_numbers user_rows pair_numbers item_rows", "logits"),
-        spec(RANK_SCORES, f"logits retrieval_part candidate_ids retrieval_scores {chain}", f"rank_scores {chain}"),
+        spec(RANK_SCORES, "logits retrieval_part candidate_ids retrieval_scores lineage", "rank_scores lineage"),
         spec(RERANK_LIST, "candidate_ids retrieval_scores rank_scores", "features vectors valid"),
         spec(RERANK_NETWORK, "features vectors valid", "correction"),
         spec(
-            RERANK_RULES, f"user_id candidate_ids retrieval_scores rank_scores correction {chain}", f"item_ids scores {chain}"
+            RERANK_RULES,
+            "user_id candidate_ids retrieval_scores rank_scores correction lineage",
+            "item_ids scores degraded generation",
         ),
     )
     return {spec.name: spec for spec in specs}
@@ -129,7 +130,7 @@ def _between(info: StageInfo, sizes: Sizes) -> tuple[TensorSpec, ...]:
         TensorSpec("item_rows", "FP32", (candidates, sizes.item_tables, sizes.row_width)),
         TensorSpec("pair_numbers", "FP32", (candidates, sizes.pair_numbers)),
         TensorSpec("retrieval_part", "FP32", (candidates,)),
-        TensorSpec("tables_degraded", "INT32", (1,)),  # `degraded`, and whether the tables could not be read whole
+        TensorSpec("tables_lineage", "INT64", (2,)),  # `lineage`, and whether the tables could not be read whole
         TensorSpec("logits", "FP32", (candidates,)),
         TensorSpec("features", "FP32", (listed, sizes.list_features)),
         TensorSpec("vectors", "FP32", (listed, sizes.item_vector)),
@@ -174,7 +175,7 @@ def preprocess_specs(info: StageInfo, columns: WorkflowColumns) -> dict[str, Mod
     bare = (tuple(TensorSpec(name, t.dtype, t.dims) for name, t in types.items()) for types in (raw, encoded))
     degraded = TensorSpec("store_degraded", "INT32", (1,))
     history = (known["history_ids"], known["history_age_days"])
-    given = tuple(known[name] for name in ("user_categorical", "user_continuous", "degraded", "generation"))
+    given = tuple(known[name] for name in ("user_categorical", "user_continuous", "lineage"))
     specs = (
         ModelSpec(PREPROCESS_FEATURES, stage.inputs, (*raw.values(), *history, degraded)),
         ModelSpec(PREPROCESS_WORKFLOW, *bare),

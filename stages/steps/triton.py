@@ -10,7 +10,7 @@ import numpy as np
 
 from stages.artifacts import StageInfo
 from stages.steps.kernels import RankFeatures, RetrieveSearch
-from stages.triton import Link, Metrics, StageModel, respond
+from stages.triton import Link, Metrics, StageModel, degraded_of, respond
 
 Arrays = dict[str, np.ndarray]
 
@@ -40,8 +40,8 @@ class StepModel(StageModel):
     def _call(self, inputs: Arrays) -> Arrays:
         started_s = time.perf_counter()
         outputs = self.first.kernel(inputs)
-        if "degraded" in outputs:
-            self.first.metrics.count(outputs["degraded"], time.perf_counter() - started_s)
+        if "lineage" in outputs or "degraded" in outputs:
+            self.first.metrics.count(degraded_of(outputs), time.perf_counter() - started_s)
         return outputs
 
     def _respond(self, outputs: Arrays) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from stages.artifacts import StageInfo, read_stage, write_manifest
-from stages.contract import ENSEMBLE, FROM_STORE, MISSING_INT, STAGES, Axes, ContextColumn, stage_specs
+from stages.contract import ENSEMBLE, FROM_STORE, MISSING_INT, STAGES, Axes, ContextColumn, new_lineage, stage_specs
 from stages.errors import DependencyError
 from tests.contract import fake_backend as pb
 
@@ -43,8 +43,7 @@ class Echo:
             "user_continuous": np.zeros((batch, 1), np.float32),
             "history_ids": inputs["history"],
             "history_age_days": np.zeros((batch, 3), np.float32),
-            "degraded": np.zeros((batch, 1), np.int32),
-            "generation": np.full((batch, 1), 7),
+            "lineage": new_lineage(batch, 7),
         }
 
 
@@ -171,7 +170,7 @@ def test_a_changed_file_refuses_to_load(arguments):
 
 
 class Next:
-    """A kernel of any later stage: zeros of the contract's shapes, `degraded` and `generation` handed on."""
+    """A kernel of any later stage: zeros of the contract's shapes, the lineage handed on."""
 
     @classmethod
     def load(cls, folder: Path) -> "Next":
@@ -185,8 +184,8 @@ class Next:
 
     def __call__(self, inputs):
         self.seen.append(inputs)
-        zeros = {t.name: np.zeros((len(inputs["degraded"]), *t.dims), t.numpy_dtype) for t in self.spec.outputs}
-        return zeros | {name: inputs[name] for name in ("degraded", "generation")}
+        zeros = {t.name: np.zeros((len(inputs["lineage"]), *t.dims), t.numpy_dtype) for t in self.spec.outputs}
+        return zeros | ({"lineage": inputs["lineage"]} if "lineage" in zeros else {})
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from export.repository.recorded import RECORDED_FILE, compare_answers, read_reco
 from export.settings import Settings
 from server.launcher import TritonServer
 from stages.artifacts import read_stage
-from stages.contract import ENSEMBLE, STAGES
+from stages.contract import ENSEMBLE, STAGES, new_lineage
 from tests.server.conftest import DATA
 from tests.server.merlin_doubles import stand_in
 from tests.server.requests import ask_each, infer, tensor
@@ -142,28 +142,28 @@ def test_a_caller_may_send_the_user_alone(served):
 
 
 def test_the_stages_answer_alone_too(served, recorded, info):
-    """A nested stage takes what the cpu profile's stage takes; its chain comes back under the stage's name."""
+    """A nested stage takes what the cpu profile's stage takes; its lineage comes back under the stage's name."""
     _, client = served
     spec_inputs = {"user_id": recorded.inputs["user_id"][:1]}
     first = client.infer("preprocess", [tensor(name, array) for name, array in spec_inputs.items()])
-    chain = {"degraded": np.zeros((1, 1), np.int32), "generation": np.array([[info.generation]])}
+    lineage = {"lineage": new_lineage(1, info.generation)}
     names = ("user_categorical", "user_continuous", "history_ids")
     user = {name: first.as_numpy(name) for name in names}
     ages = {"history_age_days": first.as_numpy("history_age_days")}
-    found = client.infer("retrieve", [tensor(n, a) for n, a in (spec_inputs | user | chain).items()])
+    found = client.infer("retrieve", [tensor(n, a) for n, a in (spec_inputs | user | lineage).items()])
     candidates = {name: found.as_numpy(name) for name in ("candidate_ids", "retrieval_scores")}
-    assert found.as_numpy("retrieve_generation").tolist() == [[info.generation]]
-    scores = client.infer("rank", [tensor(n, a) for n, a in (user | ages | candidates | chain).items()])
+    assert found.as_numpy("retrieve_lineage").tolist() == [[info.generation, 0]]
+    scores = client.infer("rank", [tensor(n, a) for n, a in (user | ages | candidates | lineage).items()])
     assert scores.as_numpy("rank_scores").shape == candidates["candidate_ids"].shape
     assert np.isfinite(scores.as_numpy("rank_scores")).all()
-    assert scores.as_numpy("rank_degraded").tolist() == [[0]]
+    assert scores.as_numpy("rank_lineage").tolist() == [[info.generation, 0]]
 
 
 def test_another_generation_is_refused_by_every_stage(served, recorded, info):
     _, client = served
     scores = np.zeros((1, info.axes.candidates), np.float32)
     ids = np.full((1, info.axes.candidates), -1, np.int64)
-    foreign = {"degraded": np.zeros((1, 1), np.int32), "generation": np.array([[info.generation + 5]])}
+    foreign = {"lineage": new_lineage(1, info.generation + 5)}
     given = {"user_id": np.array([[1]]), "candidate_ids": ids, "retrieval_scores": scores, "rank_scores": scores} | foreign
     with pytest.raises(InferenceServerException, match=f"generation is {info.generation + 5}, this stage serves"):
         client.infer("rerank", [tensor(name, array) for name, array in given.items()])

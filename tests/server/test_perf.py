@@ -80,7 +80,7 @@ def test_stage_inputs_are_the_in_process_tensors(bench):
     trace = Pipeline.load(bench.site.repo).trace(requests)
     for stage, tensors in stage_inputs(bench.site.grpc_url, bench.specs, bench.site.generation, requests).items():
         for name, served in tensors.items():
-            if name in requests or name == "degraded":  # degraded: the trace keeps the last stage's
+            if name in requests or name == "lineage":  # the trace keeps that of the last stage that has one
                 continue
             np.testing.assert_allclose(served, trace[name], rtol=1e-5, atol=1e-5, err_msg=f"{stage}: {name}")
 

@@ -69,8 +69,7 @@ def test_outputs_are_the_contract_s_tensors(exported):
     assert outputs.keys() == {tensor.name for tensor in stage.info.spec.outputs}
     for tensor in stage.info.spec.outputs:
         assert (outputs[tensor.name].dtype, outputs[tensor.name].shape) == (tensor.numpy_dtype, (3, *tensor.dims))
-    assert (outputs["degraded"] == 0).all()
-    assert (outputs["generation"] == 7).all()
+    assert (outputs["lineage"] == (7, 0)).all()
 
 
 def test_a_row_s_answer_does_not_depend_on_its_batch(exported):
@@ -121,7 +120,7 @@ def test_a_store_that_is_down_serves_cold_users_and_says_so(exported):
     cold = stage(request(stage, [-1]))
     stage.store = BrokenStore()
     outputs = stage(request(stage, features.seen.user_ids[:2]))
-    assert (outputs["degraded"] == Degraded.PREPROCESS).all()
+    assert (outputs["lineage"][:, 1] == Degraded.PREPROCESS).all()
     np.testing.assert_array_equal(outputs["user_continuous"], np.repeat(cold["user_continuous"], 2, axis=0))
     assert (outputs["history_ids"] == PAD_ID).all()
 

@@ -21,7 +21,7 @@ from export.models.save_ranker import item_vectors_of, mixed_tables
 from export.models.train_ranker import RankerSettings, rank_scores_of, train_ranker
 from export.tables import shapes_of
 from stages.artifacts import StageInfo
-from stages.contract import PAD_ID, PAD_SCORE, Axes, Degraded, stage_specs
+from stages.contract import PAD_ID, PAD_SCORE, Axes, Degraded, new_lineage, stage_specs
 from stages.embeddings.mixed_widths import cold_table
 from stages.embeddings.tables import EmbeddingTables
 from stages.errors import ArtifactError, DependencyError
@@ -119,8 +119,7 @@ def tensors(trained, rows):
         "history_age_days": requests.users.history_age_days,
         "candidate_ids": ids[requests.candidates],
         "retrieval_scores": requests.retrieval_scores,
-        "degraded": np.zeros((len(rows), 1), np.int32),
-        "generation": np.full((len(rows), 1), GENERATION),
+        "lineage": new_lineage(len(rows), GENERATION),
     }
 
 
@@ -136,8 +135,7 @@ def ranked_slowly(inputs, scores):
     broken = ~(np.isfinite(scores) | padding).all(axis=1, keepdims=True)
     return {
         "rank_scores": np.where(padding, PAD_SCORE, np.where(broken, inputs["retrieval_scores"], scores)).astype(np.float32),
-        "degraded": inputs["degraded"] | np.where(broken, np.int32(Degraded.RANK), np.int32(0)),
-        "generation": inputs["generation"],
+        "lineage": inputs["lineage"] | np.where(broken, [0, Degraded.RANK], 0),
     }
 
 
@@ -148,14 +146,13 @@ def test_ranked_equals_its_slow_twin(seed):
     inputs = {
         "candidate_ids": np.where(rng.random((n, C)) < rng.choice([0, 0.5, 1], (n, 1)), PAD_ID, rng.integers(0, 99, (n, C))),
         "retrieval_scores": rng.normal(size=(n, C)).astype(np.float32),
-        "degraded": rng.integers(0, 4, (n, 1), dtype=np.int32),
-        "generation": np.full((n, 1), GENERATION),
+        "lineage": new_lineage(n, GENERATION) | np.outer(rng.integers(0, 4, n), (0, 1)),
     }
     broken = rng.random((n, C)) < rng.choice([0, 0.05], (n, 1))
     scores = np.where(broken, rng.choice([np.nan, np.inf, -np.inf], (n, C)), rng.normal(size=(n, C))).astype(np.float32)
-    before = inputs["degraded"].copy()
+    before = inputs["lineage"].copy()
     got, expected = ranked(inputs, scores), ranked_slowly(inputs, scores)
-    np.testing.assert_array_equal(inputs["degraded"], before)
+    np.testing.assert_array_equal(inputs["lineage"], before)
     assert got.keys() == expected.keys()
     for name, values in expected.items():
         np.testing.assert_array_equal(got[name], values, strict=True)
@@ -252,7 +249,7 @@ def test_short_empty_and_unknown_lists_are_served_as_far_as_they_go(trained):
 
 def test_requests_of_another_generation_are_refused_alone(trained):
     inputs = tensors(trained, np.arange(3))
-    inputs["generation"][1] = GENERATION + 1
+    inputs["lineage"][1, 0] = GENERATION + 1
     for stage in (trained.rank, trained.rerank):
         faults = stage.faults(inputs)
         assert list(faults) == [1]
@@ -261,10 +258,12 @@ def test_requests_of_another_generation_are_refused_alone(trained):
 
 def test_earlier_fallbacks_stay_visible(trained):
     inputs = tensors(trained, np.arange(2))
-    inputs["degraded"][1] = Degraded.RETRIEVE
+    inputs["lineage"][1, 1] = Degraded.RETRIEVE
     ranked = trained.rank(inputs)
-    np.testing.assert_array_equal(ranked["degraded"], [[0], [Degraded.RETRIEVE]])
-    np.testing.assert_array_equal(trained.rerank({**inputs, **ranked})["degraded"], ranked["degraded"])
+    np.testing.assert_array_equal(ranked["lineage"], [[GENERATION, 0], [GENERATION, Degraded.RETRIEVE]])
+    served = trained.rerank({**inputs, **ranked})
+    np.testing.assert_array_equal(served["degraded"], [[0], [Degraded.RETRIEVE]])
+    np.testing.assert_array_equal(served["generation"], GENERATION)
 
 
 def test_tables_that_cannot_be_read_leave_retrievals_order(trained):
@@ -277,7 +276,7 @@ def test_tables_that_cannot_be_read_leave_retrievals_order(trained):
     inputs = tensors(trained, np.arange(4))
     rank = Rank(**{**vars(trained.rank), "tables": Down()})
     ranked = rank(inputs)
-    np.testing.assert_array_equal(ranked["degraded"], Degraded.RANK)
+    np.testing.assert_array_equal(ranked["lineage"][:, 1], Degraded.RANK)
     np.testing.assert_array_equal(ranked["rank_scores"], inputs["retrieval_scores"])
 
 
@@ -286,7 +285,7 @@ def test_a_level_that_is_down_shows(trained):
     inputs = tensors(trained, np.arange(4))
     half_down = SimpleNamespace(gather=trained.rank.tables.gather, degraded=True)
     ranked = replace(trained.rank, tables=half_down)(inputs)
-    np.testing.assert_array_equal(ranked["degraded"], Degraded.RANK)
+    np.testing.assert_array_equal(ranked["lineage"][:, 1], Degraded.RANK)
     np.testing.assert_array_equal(ranked["rank_scores"], trained.rank(inputs)["rank_scores"])
 
 

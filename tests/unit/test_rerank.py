@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stages.artifacts import StageInfo
-from stages.contract import PAD_ID, Axes, Degraded
+from stages.contract import PAD_ID, Axes, Degraded, new_lineage
 from stages.ids import ItemIndex
 from stages.ordering import falling, sort_stably
 from stages.rerank import Rerank, RerankSettings, first_by_score, list_features
@@ -80,8 +80,7 @@ def lists(rerank: Rerank, seed: int, batch: int = 16) -> dict[str, np.ndarray]:
         "candidate_ids": np.where(valid, ids, PAD_ID),
         "rank_scores": np.where(valid, rank_scores, -np.inf).astype(np.float32),
         "retrieval_scores": np.where(valid, rng.normal(5, 1, ids.shape), -np.inf).astype(np.float32),
-        "degraded": rng.integers(0, 4, (batch, 1)).astype(np.int32),
-        "generation": np.full((batch, 1), 7),
+        "lineage": new_lineage(batch, 7) | np.outer(rng.integers(0, 4, batch), (0, 1)),
     }
 
 
@@ -117,8 +116,8 @@ def test_a_network_without_numbers_leaves_the_ranker_s_order(rerank):
     correction = np.zeros((len(inputs["user_id"]), M), np.float32)
     correction[1, 3] = np.nan
     outputs = rerank.served(inputs, rerank.best(inputs), correction)
-    assert outputs["degraded"][1] == inputs["degraded"][1] | Degraded.RERANK
-    assert (np.delete(outputs["degraded"], 1, axis=0) == np.delete(inputs["degraded"], 1, axis=0)).all()
+    assert outputs["degraded"][1] == inputs["lineage"][1, 1] | Degraded.RERANK
+    assert (np.delete(outputs["degraded"], 1, axis=0) == np.delete(inputs["lineage"][:, 1:], 1, axis=0)).all()
     np.testing.assert_array_equal(outputs["scores"][1], np.sort(inputs["rank_scores"][1])[::-1][:K])
 
 

@@ -11,7 +11,7 @@ from export.models.parity import export_network
 from export.models.two_tower import UserTower
 from export.retrieval.save import DYNAMIC
 from stages.artifacts import StageInfo
-from stages.contract import PAD_ID, Axes, Degraded, stage_specs
+from stages.contract import PAD_ID, Axes, Degraded, new_lineage, stage_specs
 from stages.errors import ArtifactError
 from stages.features import SeenItems
 from stages.ids import ItemIndex
@@ -77,8 +77,7 @@ def requests(users=(7, 8, 9, 1234), exclude=None):
         "history_ids": history,
         "history_age_days": np.zeros(history.shape, np.float32),
         "exclude": np.full((batch, AXES.exclusions), PAD_ID) if exclude is None else exclude,
-        "degraded": np.full((batch, 1), Degraded.PREPROCESS, np.int32),
-        "generation": np.full((batch, 1), GENERATION),
+        "lineage": new_lineage(batch, GENERATION, Degraded.PREPROCESS),
     }
 
 
@@ -119,7 +118,7 @@ def test_candidates_equal_the_slow_twin(tmp_path, filter_seen):
     got = stage(inputs)
     np.testing.assert_array_equal(got["candidate_ids"], retrieve_slowly(tmp_path, network, inputs, filter_seen))
     short = (got["candidate_ids"] != PAD_ID).sum(axis=1, keepdims=True) < AXES.items_returned
-    np.testing.assert_array_equal(got["degraded"], Degraded.PREPROCESS | np.where(short, int(Degraded.RETRIEVE), 0))
+    np.testing.assert_array_equal(got["lineage"][:, 1:], Degraded.PREPROCESS | np.where(short, int(Degraded.RETRIEVE), 0))
     assert stage.faults(inputs) == {}
     for tensor in stage_specs(AXES)["retrieve"].outputs:
         assert got[tensor.name].shape == (4, *tensor.dims)
@@ -151,7 +150,7 @@ def test_a_broken_user_vector_falls_back_to_the_items_own_appeal(tmp_path):
     inputs["history_ids"][:] = PAD_ID
     inputs["user_continuous"][0] = np.nan
     got = Retrieve.load(tmp_path)(inputs)
-    assert got["degraded"].ravel().tolist() == [Degraded.PREPROCESS | Degraded.RETRIEVE, Degraded.PREPROCESS]
+    assert got["lineage"][:, 1].tolist() == [Degraded.PREPROCESS | Degraded.RETRIEVE, Degraded.PREPROCESS]
     appeal = np.load(tmp_path / "item_vectors.npy")[:, -1]
     appeal[UNAVAILABLE] = -np.inf
     np.testing.assert_array_equal(got["candidate_ids"][0], ITEM_IDS[np.argsort(-appeal)[: AXES.candidates]])
@@ -164,13 +163,13 @@ def test_a_list_too_short_to_fill_the_answer_says_so(tmp_path):
     short = Search(whole.item_vectors, whole.neighbours, available=np.arange(N_ITEMS) < 3)
     got = replace(retrieve, search=short)(requests())
     assert ((got["candidate_ids"] != PAD_ID).sum(axis=1) < AXES.items_returned).all()
-    assert (got["degraded"] == Degraded.PREPROCESS | Degraded.RETRIEVE).all()
+    assert (got["lineage"][:, 1] == Degraded.PREPROCESS | Degraded.RETRIEVE).all()
 
 
 def test_another_generation_is_a_fault_of_that_row(tmp_path):
     write_folder(tmp_path)
     inputs = requests()
-    inputs["generation"][2] = 3
+    inputs["lineage"][2, 0] = 3
     assert Retrieve.load(tmp_path).faults(inputs) == {
         2: "generation is 3, this stage serves 4; send requests through the ensemble"
     }

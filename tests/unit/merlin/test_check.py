@@ -228,7 +228,7 @@ class TestEnsembles:
 
     def test_one_name_for_what_comes_in_and_what_goes_out(self, repository):
         config = read_config(repository / "rerank" / "config.pbtxt")
-        config.output.add(name="degraded", data_type=pb.TYPE_INT32, dims=[1])
+        config.output.add(name="lineage", data_type=pb.TYPE_INT64, dims=[2])
         configs = {path.parent.name: read_config(path) for path in repository.glob("*/config.pbtxt")}
         assert any("callers would get back what they sent" in fact for fact in ensemble_faults(config, configs, 1))
 

@@ -375,7 +375,7 @@ def test_an_export_serves_the_imported_model(dataset, taught, ours, features, tm
     given = Pipeline.load(tmp_path / "repository").trace({name: values[:4] for name, values in recorded.inputs.items()})
     candidates = rank.items.positions(given["candidate_ids"])
     pairs = rank.pair_numbers(given, candidates)
-    got = rank(given | {"degraded": np.zeros((4, 1), np.int32)})["rank_scores"]
+    got = rank(given)["rank_scores"]
     got = got - np.float32(rank.settings.blend) * rank.retrieval_part(pairs)
 
     slots = ItemSlots.of(features.item_arrays, tuple(features.item_rows)).rows

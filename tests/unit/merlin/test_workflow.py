@@ -66,7 +66,7 @@ def test_it_encodes_as_the_compiled_plan_does(published):
     expected = stage(fills | recorded.inputs)
     np.testing.assert_array_equal(given["retrieve_features"]["user_categorical"], expected["user_categorical"])
     np.testing.assert_allclose(given["towers_user"]["user_continuous"], expected["user_continuous"], atol=1e-6)
-    np.testing.assert_array_equal(given["retrieve_search"]["degraded"], expected["degraded"])
+    np.testing.assert_array_equal(given["retrieve_search"]["lineage"], expected["lineage"])
 
 
 def test_missing_values_and_any_text_reach_it(tmp_path):

@@ -24,7 +24,7 @@ from export.models.retriever import (
 from export.models.train_two_tower import TowerSettings
 from export.retrieval.save import save_retriever
 from stages.artifacts import StageInfo
-from stages.contract import PAD_ID, Axes
+from stages.contract import PAD_ID, Axes, new_lineage
 from stages.retrieve import Retrieve
 from stages.search import Neighbours
 
@@ -138,8 +138,7 @@ def test_the_published_stage_retrieves_the_same(fitted, tmp_path, monkeypatch, e
         "history_ids": fitted.features.items.ids_at(examples.history_positions),
         "history_age_days": examples.history_age_days,
         "exclude": np.full((batch, 64), PAD_ID),
-        "degraded": np.zeros((batch, 1), np.int32),
-        "generation": np.ones((batch, 1), np.int64),
+        "lineage": new_lineage(batch, 1),
     }
     got = Retrieve.load(tmp_path)(inputs)
     found, scores = fitted.retriever.retrieve(examples, fitted.problem.test.seen[users], COUNT)
