@@ -29,7 +29,7 @@ class ItemIndex:
             raise ArtifactError("item ids must be >= 0, ascending and without duplicates. Export again.")
         self.ids = ids
         self.n_items = len(ids)
-        self._ids_padded = np.append(ids, PAD_ID)  # [n_items + 1]: position n_items gives PAD_ID
+        self.padded_ids = np.append(ids, PAD_ID)  # [n_items + 1]: position n_items gives PAD_ID
         n_slots = int(ids[-1]) - int(ids[0]) + 1
         self.table = self._direct_table(n_slots if n_slots <= TABLE_SLOTS_PER_ITEM * self.n_items else 0)
 
@@ -46,7 +46,7 @@ class ItemIndex:
 
     def ids_at(self, positions: np.ndarray) -> np.ndarray:
         """Positions 0 … n_items of any shape -> int64 ids of that shape; PAD_ID at n_items."""
-        return self._ids_padded.take(positions)
+        return self.padded_ids.take(positions)
 
     def _direct_table(self, n_slots: int) -> np.ndarray:
         """int64 [n_slots]: position by id - first id, where n_slots > 0."""

@@ -23,6 +23,7 @@ from stages.ids import ItemIndex, position_of
 from stages.search import INDEX_FILE, Blocked, Neighbours, Search, recency_weights
 
 Arrays = dict[str, np.ndarray]
+LOWEST = np.float32(PAD_SCORE)
 
 TABLES_FOLDER, NETWORK, HISTORY_TABLE = "tables", "user_tower", "history"
 NO_BLAS = 2**31 - 1  # queries from which Faiss ranks lists by BLAS, which rounds otherwise: a user gets the same lists alone
@@ -86,16 +87,19 @@ class Retrieve:
 
     def found(self, inputs: Arrays, history: np.ndarray, vectors: np.ndarray) -> Arrays:
         """int64 [B, H] positions, float32 [B, D] user vectors -> the outputs of `retrieve`."""
-        broken = ~np.isfinite(vectors).all(axis=1)
+        broken = np.empty(len(vectors), np.bool_)
+        find_broken(vectors, broken)
         if broken.any():
             vectors = np.where(broken[:, None], self._anyone(vectors.shape[1]), vectors)
         positions, scores = self.search(vectors, history, self.blocked(inputs, history), self.info.axes.candidates)
+        candidate_ids, n_found = np.empty(positions.shape, np.int64), np.empty(len(positions), np.int64)
+        put_answers(positions, self.items.padded_ids, candidate_ids, scores, n_found)
         # What a list is short of, the catalogue does not have: everything else is seen, excluded or unavailable.
-        short = (positions < self.items.n_items).sum(axis=1) < self.info.axes.items_returned
+        fallback = broken | (n_found < self.info.axes.items_returned)
         return {
-            "candidate_ids": self.items.ids_at(positions),
-            "retrieval_scores": np.maximum(scores, np.float32(PAD_SCORE)),
-            "lineage": fallen_back(inputs["lineage"], broken | short, Degraded.RETRIEVE),
+            "candidate_ids": candidate_ids,
+            "retrieval_scores": scores,
+            "lineage": fallen_back(inputs["lineage"], fallback, Degraded.RETRIEVE),
         }
 
     def user_vectors(self, inputs: Arrays, history: np.ndarray) -> np.ndarray:
@@ -156,6 +160,27 @@ def kept_back(user_ids, exclude, history, filter_seen, seen_users, seen_offsets,
                 count += positions[count] < n_items
         starts[row + 1] = count
     return positions[:count], starts
+
+
+@compiled
+def find_broken(vectors, broken):
+    """float32 [B, D]; broken: bool [B], written: has the vector a number that is not finite?"""
+    for row in range(len(vectors)):
+        broken[row] = False
+        for value in vectors[row]:
+            broken[row] |= not np.isfinite(value)
+
+
+@compiled
+def put_answers(positions, padded_ids, candidate_ids, scores, n_found):
+    """int64 [B, C] positions -> int64 [B, C] ids and int64 [B] how many these are, written; padding then scores PAD_SCORE."""
+    for row in range(len(positions)):
+        n_found[row] = 0
+        for rank in range(positions.shape[1]):
+            position = positions[row, rank]
+            candidate_ids[row, rank] = padded_ids[position]
+            n_found[row] += position < len(padded_ids) - 1
+            scores[row, rank] = max(scores[row, rank], LOWEST)
 
 
 def load_search(folder: Path, settings: RetrieveSettings) -> Search:

@@ -19,10 +19,12 @@ import numpy as np
 from stages.artifacts import REMEDY, open_array
 from stages.compiled import compiled
 from stages.errors import ArtifactError
+from stages.inner_product import inner_product
 from stages.search_loops import Catalogue, Scratch, count_blocked, search_requests
 
 MOST_ANN_RESULTS = 2_048  # rows that need more (long lists of seen items) are searched exactly
 INDEX_FILE = "items.faiss"
+SMALLEST_LENGTH = np.finfo(np.float32).tiny
 
 
 class Blocked(NamedTuple):
@@ -98,8 +100,21 @@ def weigh_by_recency(history, n_items, weights):
 
 def index_queries(user_vectors: np.ndarray) -> np.ndarray:
     """float32 [B, D] -> [B, D + 1]: as the index is asked; it holds the items on a sphere (export/retrieval/index.py)."""
-    lengths = np.maximum(np.linalg.norm(user_vectors, axis=1, keepdims=True), np.finfo(np.float32).tiny)
-    return np.concatenate([user_vectors / lengths, np.zeros_like(lengths)], axis=1)
+    batch, width = user_vectors.shape
+    queries = np.empty((batch, width + 1), np.float32)
+    to_one_length(np.ascontiguousarray(user_vectors), queries)
+    return queries
+
+
+@compiled
+def to_one_length(vectors, queries):
+    """float32 [B, D]; queries: float32 [B, D + 1], written: unit vectors, then 0."""
+    for row in range(len(vectors)):
+        vector, query = vectors[row], queries[row]
+        length = max(np.sqrt(inner_product(vector, vector)), SMALLEST_LENGTH)
+        for d in range(len(vector)):
+            query[d] = vector[d] / length
+        query[len(vector)] = 0.0
 
 
 class Search:
@@ -166,6 +181,8 @@ class Search:
 
     def _nearest(self, queries: np.ndarray, wanted: np.ndarray) -> np.ndarray:
         """float32 [B, D + 1], int64 [B] how many each wants -> int64 [B, A] positions, nearest first, -1 = none."""
+        if len(queries) == 1:
+            return self.index.search(queries, int(wanted[0]))[1]
         if hasattr(self.index, "getDevice"):  # on a GPU many queries take as long as one
             near = self.index.search(queries, int(wanted.max()))[1]
             return np.where(np.arange(near.shape[1]) < wanted[:, None], near, -1)

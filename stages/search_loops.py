@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stages.compiled import compiled
-from stages.inner_product import inner_product
+from stages.inner_product import fetch_ahead, inner_product
 from stages.ordering import falling
 
 FREE, BLOCKED, NEVER = -1, -2, -3  # may be served; not to this user; to nobody
@@ -86,7 +86,7 @@ def search_request(vector, history, weights, blocked, near, catalogue, scratch, 
     place, items, sums, keys = scratch
     block(blocked, place)
     n_items = take_named(history, weights, catalogue, scratch)
-    n_items, n_near = take_near(near, n_items, scratch)
+    n_items, n_near = take_near(near, n_items, catalogue.vectors, scratch)
     for slot in range(n_items):
         item = items[slot]
         score = np.float32(sums[slot]) + inner_product(catalogue.vectors[item], vector)
@@ -128,6 +128,10 @@ def take_named(history, weights, catalogue, scratch):
     place, items, sums, _ = scratch
     n_items = 0
     for rank in range(len(history)):
+        if weights[rank] > 0.0:
+            fetch_ahead(catalogue.neighbours[history[rank]])
+            fetch_ahead(catalogue.weights[history[rank]])
+    for rank in range(len(history)):
         if weights[rank] == 0.0:
             continue
         neighbours, strengths = catalogue.neighbours[history[rank]], catalogue.weights[history[rank]]
@@ -138,12 +142,13 @@ def take_named(history, weights, catalogue, scratch):
                 sums[slot] += strength
             elif slot == FREE:
                 place[item], items[n_items], sums[n_items] = n_items, item, strength
+                fetch_ahead(catalogue.vectors[item])
                 n_items += 1
     return n_items
 
 
 @compiled
-def take_near(near, n_items, scratch):
+def take_near(near, n_items, vectors, scratch):
     """Gives the index's answers slots, those that have none -> (number of slots, how many of `near` may be served)."""
     place, items, sums, _ = scratch
     n_near = 0
@@ -154,6 +159,7 @@ def take_near(near, n_items, scratch):
         n_near += slot >= FREE
         if slot == FREE:
             place[item], items[n_items], sums[n_items] = n_items, item, 0.0
+            fetch_ahead(vectors[item])
             n_items += 1
     return n_items, n_near
 
