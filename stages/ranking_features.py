@@ -21,10 +21,12 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+from numba import literal_unroll
 
 from stages.artifacts import open_array, read_json
 from stages.compiled import compiled
 from stages.errors import ArtifactError
+from stages.read_ahead import read_ahead
 from stages.search import weigh_by_recency
 
 VIEWS = ("customers", "visits", "next")
@@ -137,7 +139,7 @@ AFFINITY, LOGARITHM = _column("customers_even"), _column("customers_even_log")  
 POPULARITY, THEN, SOLD = _column("popularity"), _column("popularity_then"), _column("first_sold_since")
 SHARE, LENGTH, IDLE = _column("category_share"), _column("history_length"), _column("idle_days")
 N_FEATURES = len(feature_names())
-NO_NUMBERS = np.empty((0, 0), np.float32)
+NO_NUMBERS = np.empty((1, 0), np.float32)
 NO_NUMBERS.flags.writeable = False
 
 
@@ -197,7 +199,12 @@ def write_pairs(
     n_items, n_numbers = len(neighbours) - 1, item_numbers.shape[1]
     recent, values = np.empty(history.shape[1], np.float32), np.zeros((candidates.shape[1], LOGARITHM))
     ranks = log1p(np.arange(candidates.shape[1])) * SCALE
+    per_candidate = (popularity, popularity_then, sold_days, groups, item_numbers)
     for row in range(len(candidates)):
+        if row == 0:
+            read_ahead_of_request(neighbours, neighbour_weights, per_candidate, history[row], candidates[row])
+        if row + 1 < len(candidates):  # while this one is worked on
+            read_ahead_of_request(neighbours, neighbour_weights, per_candidate, history[row + 1], candidates[row + 1])
         own, listed, cross = history[row], candidates[row], pairs[row, :, n_numbers:]
         n_distinct, idle_days = weigh_by_recency(own, n_items, recent), np.float32(0.0)
         if n_distinct > 0 and 0 < history_age_days[row, 0] < np.inf:
@@ -215,6 +222,15 @@ def write_pairs(
                 cross[place] = 0.0
             for number in range(n_numbers):
                 pairs[row, place, number] = item_numbers[listed[place], number]
+
+
+@compiled
+def read_ahead_of_request(neighbours, neighbour_weights, per_candidate, history, candidates):
+    """The rows lie all over the catalogue: waiting for one after another took longer than the arithmetic."""
+    read_ahead(neighbours, history)
+    read_ahead(neighbour_weights, history)
+    for array in literal_unroll(per_candidate):
+        read_ahead(array, candidates)
 
 
 @compiled
