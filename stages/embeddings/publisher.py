@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from confluent_kafka import KafkaException, Producer
 
-from stages.embeddings.formats.kafka import MAX_MESSAGE_BYTES, encode_updates, kafka_partition, topic
+from stages.embeddings.formats.kafka import MAX_MESSAGE_BYTES, encode_updates, topic
 from stages.errors import DataError, DependencyError
 
 
@@ -39,9 +39,8 @@ class Publisher:
                 "Publish rows of the width the serving generation was exported with."
             )
         name = topic(self._model, table)
-        partitions = self._partition_count(name)
-        for group, payload in encode_updates(keys, vectors):
-            self._produce(name, payload, kafka_partition(group, partitions))
+        for partition, payload in encode_updates(keys, vectors, partition_count=self._partition_count(name)):
+            self._produce(name, payload, partition)
 
     def _produce(self, name: str, payload: bytes, partition: int) -> None:
         while True:

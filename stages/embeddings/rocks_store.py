@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
-from rocksdict import AccessType, BlockBasedOptions, Cache, Options, Rdict, SstFileWriter, WriteBatch
+from rocksdict import AccessType, BlockBasedOptions, Cache, MemtableFactory, Options, Rdict, SstFileWriter, WriteBatch
 
 from stages.embeddings.config import RocksConfig
 from stages.embeddings.formats.names import check_keys
@@ -75,6 +75,9 @@ class RocksStore:
         options.set_advise_random_on_open(True)
         options.set_keep_log_file_num(2)
         options.set_write_buffer_size(MEMTABLE_BYTES)
+        if self.writable:  # sorts its rows when they are full, not one by one: a quarter of the time; who writes never reads
+            options.set_memtable_factory(MemtableFactory.vector())
+            options.set_allow_concurrent_memtable_write(False)
         blocks = BlockBasedOptions()
         blocks.set_bloom_filter(BLOOM_BITS_PER_KEY, False)
         blocks.set_block_cache(Cache(BLOCK_CACHE_BYTES))

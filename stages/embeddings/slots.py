@@ -154,15 +154,15 @@ class SlotTable:
     def _end(self, slots: np.ndarray, sequence: np.ndarray) -> None:
         self._sequence[slots] = sequence
 
-    def overwrite(self, keys: np.ndarray, stored: np.ndarray) -> np.ndarray:
-        """Replace the rows of those keys that are here -> bool [N] which were. Needs `writing()`."""
+    def overwrite(self, keys: np.ndarray, stored: np.ndarray) -> np.ndarray | None:
+        """Replace the rows of those keys that are here -> bool [N] missing, None when none is. Needs `writing()`."""
         slots, missing = self._find(keys)
-        present = np.ones(len(keys), bool) if missing is None else ~missing
-        slots = slots[present]
+        if missing is not None:
+            slots, stored = slots[~missing], stored[~missing]
         sequence = self._begin(slots)
-        self._rows[slots] = stored[present]
+        self._rows[slots] = stored
         self._end(slots, sequence)
-        return present
+        return missing
 
     @property
     def epoch(self) -> int:

@@ -121,8 +121,9 @@ class SharedTable:
                 self._publish(keys, stored)
             return
         with self.slots.writing():  # together: who inserts an old row meanwhile must find either the new one or its notice
-            present = self.slots.overwrite(keys, stored)
-            self.slots.insert(keys[~present], stored[~present])
+            missing = self.slots.overwrite(keys, stored)
+            if missing is not None:
+                self.slots.insert(keys[missing], stored[missing])
             self._publish(keys, stored)
 
     def _publish(self, keys: np.ndarray, stored: np.ndarray) -> None:

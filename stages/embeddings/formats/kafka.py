@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cache
 
 import numpy as np
 
@@ -44,6 +45,7 @@ def consumer_group(database: str, shared: bool, hostname: str) -> str:
     return "hps.volatile" if database == "volatile" and shared else f"hps.{database}.{hostname}"
 
 
+@cache
 def _row_dtype(width: int) -> np.dtype:
     return np.dtype([("key", "<i8"), ("vector", "<f4", (width,))])
 
@@ -82,23 +84,26 @@ def encode_message(keys: np.ndarray, vectors: np.ndarray) -> bytes:
     return _header(vectors.shape[1]) + rows.tobytes()
 
 
-def encode_updates(keys: np.ndarray, vectors: np.ndarray, max_bytes: int = MAX_MESSAGE_BYTES) -> Iterator[tuple[int, bytes]]:
-    """Rows -> (key group 0 … 7, payload of at most `max_bytes`); within a group the rows keep their order.
+def encode_updates(
+    keys: np.ndarray, vectors: np.ndarray, max_bytes: int = MAX_MESSAGE_BYTES, partition_count: int = KEY_GROUPS
+) -> Iterator[tuple[int, bytes]]:
+    """Rows -> (Kafka partition, payload of at most `max_bytes`); within a partition the rows keep their order.
 
-    The group decides the Kafka partition (`kafka_partition`). keys int64 [N], vectors float32 [N, D].
+    A key's group, 0 … 7, decides its partition (`kafka_partition`); with 8 and more they are the same. Groups that share a
+    partition share its messages: every message costs its reader more than a row does. keys int64 [N], vectors float32 [N, D].
     """
     keys, vectors = np.asarray(keys), np.asarray(vectors, np.float32)
     per_message = rows_per_message(vectors.shape[1], max_bytes)
-    groups = partition_of(check_keys(keys, "update"), KEY_GROUPS)
-    for group in range(KEY_GROUPS):
-        members = np.flatnonzero(groups == group)
+    partitions = kafka_partition(partition_of(check_keys(keys, "update"), KEY_GROUPS), partition_count)
+    for partition in range(min(KEY_GROUPS, partition_count)):
+        members = np.flatnonzero(partitions == partition)
         for start in range(0, len(members), per_message):
             chosen = members[start : start + per_message]
-            yield group, encode_message(keys[chosen], vectors[chosen])
+            yield partition, encode_message(keys[chosen], vectors[chosen])
 
 
-def kafka_partition(group: int, partition_count: int) -> int:
-    """The Kafka partition of a key group."""
+def kafka_partition(group: int | np.ndarray, partition_count: int) -> int | np.ndarray:
+    """The Kafka partition of a key group, or of each of several."""
     return group % partition_count
 
 
@@ -128,3 +133,13 @@ def decode_message(payload: bytes | None, width: int) -> tuple[np.ndarray, np.nd
         )
     rows = np.frombuffer(payload, row, offset=HEADER_BYTES)
     return check_keys(rows["key"], "update").copy(), rows["vector"].astype(np.float32)
+
+
+def decode_messages(payloads: Sequence[bytes | None], width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Payloads -> all their rows in order: (int64 [N] keys, float32 [N, D] vectors). Raises as `decode_message` does."""
+    header, row = _header(width), _row_dtype(width)
+    if not all(body and body[:HEADER_BYTES] == header and len(body) % row.itemsize == HEADER_BYTES for body in payloads):
+        keys, vectors = zip(*(decode_message(payload, width) for payload in payloads), strict=True)
+        return np.concatenate(keys), np.concatenate(vectors)
+    rows = np.frombuffer(b"".join([body[HEADER_BYTES:] for body in payloads]), row)
+    return check_keys(rows["key"].copy(), "update"), rows["vector"].astype(np.float32)

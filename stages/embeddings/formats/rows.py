@@ -14,13 +14,9 @@ from stages.errors import DataError
 KEY_BYTES = 8
 
 
-def _chunks(block: bytes, size: int) -> list[bytes]:
-    return [block[start : start + size] for start in range(0, len(block), size)]
-
-
 def encode_keys(keys: np.ndarray) -> list[bytes]:
     """int64 [N] -> N byte strings of 8."""
-    return _chunks(np.asarray(keys).astype("<i8").tobytes(), KEY_BYTES)
+    return np.ascontiguousarray(keys, "<i8").view(f"V{KEY_BYTES}").tolist()
 
 
 def decode_keys(fields: Sequence[bytes]) -> np.ndarray:
@@ -36,7 +32,7 @@ def decode_keys(fields: Sequence[bytes]) -> np.ndarray:
 
 def encode_vectors(vectors: np.ndarray) -> list[bytes]:
     """float32 [N, D] -> N byte strings of 4·D."""
-    return _chunks(np.asarray(vectors).astype("<f4").tobytes(), 4 * vectors.shape[1])
+    return np.ascontiguousarray(vectors, "<f4").view(f"V{4 * vectors.shape[1]}").ravel().tolist()
 
 
 def decode_vectors(values: Sequence[bytes | None], width: int) -> tuple[np.ndarray, np.ndarray]:

@@ -56,8 +56,9 @@ def rows_of(keys: np.ndarray, version: int = 0) -> np.ndarray:
 def put(table, keys, version=0):
     keys = np.unique(np.asarray(keys, np.int64))
     with table.writing():
-        present = table.overwrite(keys, rows_of(keys, version))
-        table.insert(keys[~present], rows_of(keys[~present], version))
+        missing = table.overwrite(keys, rows_of(keys, version))
+        if missing is not None:
+            table.insert(keys[missing], rows_of(keys[missing], version))
 
 
 writes = st.lists(st.lists(st.integers(0, N_KEYS - 1), min_size=1, max_size=20), max_size=12)

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,8 +14,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 
 from stages.embeddings.config import RocksConfig, TableConfig, TiersConfig, UpdateConfig
+from stages.embeddings.formats.kafka import consumer_group, encode_message
 from stages.embeddings.publisher import Publisher
 from stages.embeddings.rocks_store import RocksStore
 from stages.embeddings.tiers import Tiers
@@ -195,6 +198,17 @@ def test_updates_wait_for_a_store_that_is_down(config, instances):
     applier.close()
 
 
+def test_a_message_at_fault_is_refused_alone(config, instances):
+    """Those before and after it in the batch are applied, in their order."""
+    tiers = instances()
+    updater = Updater(replace(config, updates=UpdateConfig()))
+    good = [encode_message(np.array([7, 8]), versions([7, 8], version)) for version in (1, 2)]
+    updater._apply_table("items", [good[0], b"not a message", good[1], encode_message(np.array([9]), np.ones((1, WIDTH + 1)))])
+    np.testing.assert_array_equal(tiers.lookup("items", np.array([7, 8])), versions([7, 8], 2))
+    assert tiers.metrics().tables["items"].updater.messages_rejected == 2
+    updater.close()
+
+
 # --- through a broker -------------------------------------------------------------------------------------------------------
 def test_from_publisher_to_lookup(broker, config, instances):
     tiers = instances()
@@ -229,6 +243,42 @@ def test_a_database_that_is_gone_gets_its_updates_again(broker, config, instance
             until(lambda tiers=tiers: (tiers.lookup("items", keys) == versions(keys, 1)).all())
         tiers.close()
         shutil.rmtree(config.rocksdb.path)
+
+
+def committed(config: TiersConfig) -> list[int]:
+    """Messages of each partition that the updater of this machine need not be sent again."""
+    group = {"bootstrap.servers": config.updates.brokers, "group.id": consumer_group("persistent", False, socket.gethostname())}
+    consumer = Consumer(group)
+    offsets = consumer.committed([TopicPartition("hps_et.rank.items", partition) for partition in range(4)], timeout=10)
+    consumer.close()
+    return [max(partition.offset, 0) for partition in offsets]
+
+
+def test_what_was_applied_is_committed_while_it_runs(broker, config, instances):
+    config, tiers = replace(config, updates=UpdateConfig(broker.address)), instances()
+    publisher, keys = Publisher(broker.address, "rank", {"items": WIDTH}), np.arange(ROWS)
+    with updating(config):
+        for version in range(3):
+            publisher.publish("items", keys, versions(keys, version))
+            publisher.flush()
+        until(lambda: applied(tiers) >= ROWS)
+        until(lambda: committed(config) == [3, 3, 3, 3])
+
+
+def test_messages_are_kept_by_the_brokers_until_a_store_that_is_down_has_their_rows(broker, config, instances):
+    """Consumed, applied to memory and said to be so is not enough: were the machine to fail now, they must come again."""
+    config, tiers = replace(config, updates=UpdateConfig(broker.address)), instances()
+    publisher, keys = Publisher(broker.address, "rank", {"items": WIDTH}), np.arange(20)  # which L2 holds
+    with updating(config) as updater:
+        level = updater._applier._rocksdb.level
+        level._open_store, opening = (lambda: (_ for _ in ()).throw(DependencyError("disk full"))), level._open_store
+        publisher.publish("items", keys, versions(keys, 1))
+        publisher.flush()
+        until(lambda: (tiers.lookup("items", keys) == versions(keys, 1)).all())
+        until(lambda: tiers.metrics().tables["items"].updater.store_down)
+        assert committed(config) == [0, 0, 0, 0]
+        level._open_store = opening
+        until(lambda: committed(config) == [1, 1, 1, 1])
 
 
 def _update_for_ever(config: TiersConfig) -> None:

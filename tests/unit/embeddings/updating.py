@@ -12,12 +12,12 @@ from stages.embeddings.updater import Updater
 
 
 @contextmanager
-def updating(config: TiersConfig) -> Iterator[None]:
+def updating(config: TiersConfig) -> Iterator[Updater]:
     stop, updater = threading.Event(), Updater(config)
     with ThreadPoolExecutor(1) as thread:
         running = thread.submit(updater.run, stop)
         try:
-            yield
+            yield updater
         finally:
             stop.set()
             running.result()  # whatever it raised

@@ -33,6 +33,40 @@ def test_an_independent_payload_is_read():
     assert got_vectors.flags.writeable
 
 
+def outcome(decode, *args):
+    """What it returns, or the first words of what it raises."""
+    try:
+        return decode(*args)
+    except DataError as error:
+        return str(error)
+
+
+BODIES = st.lists(
+    st.one_of(
+        st.integers(1, 5).map(lambda n: kafka.encode_message(*rows(n, 3))),
+        st.sampled_from([None, b"", kafka.beacon(3), kafka.beacon(4), b"HCTR", message([(7, [1.0] * 4)], 4), bytes(28)]),
+        st.just(message([(-1, [1.0] * 3)], 3)),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(BODIES)
+def test_many_messages_are_read_as_one_after_the_other(bodies):
+    one_by_one = [outcome(kafka.decode_message, body, 3) for body in bodies]
+    together = outcome(kafka.decode_messages, bodies, 3)
+    faults = [answer for answer in one_by_one if isinstance(answer, str)]
+    if faults:
+        assert isinstance(together, str)
+        assert together.split(":")[0] in {fault.split(":")[0] for fault in faults}
+        return
+    for got, expected in zip(together, zip(*one_by_one, strict=True), strict=True):
+        np.testing.assert_array_equal(got, np.concatenate(expected))
+        assert got.flags.c_contiguous
+        assert got.flags.writeable
+
+
 def test_beacon_and_null_payload_carry_no_rows():
     assert kafka.beacon(16) == b"HCTR\x40\x00\x00\x00"
     for payload in (kafka.beacon(16), b"HCTR\x08\x00\x00\x00", None):
@@ -54,6 +88,19 @@ def test_groups_sizes_and_order():
     for key, vector in zip(keys.tolist(), vectors.tolist(), strict=True):
         expected.setdefault(key, []).append(tuple(vector))
     assert per_key == expected
+
+
+@pytest.mark.parametrize("partition_count", [1, 3, 4, 8, 20])
+def test_a_partition_is_sent_one_message_and_each_key_to_its_own(partition_count):
+    keys, vectors = rows(300, 4)
+    keys[1::2] = keys[0::2]
+    sent = list(kafka.encode_updates(keys, vectors, partition_count=partition_count))
+    assert [partition for partition, _ in sent] == list(range(min(partition_count, 8)))
+    for partition, payload in sent:
+        its_own = [mix(key) % 8 % partition_count == partition for key in keys.tolist()]
+        got_keys, got_vectors = kafka.decode_message(payload, 4)
+        np.testing.assert_array_equal(got_keys, keys[its_own])
+        np.testing.assert_array_equal(got_vectors, vectors[its_own])
 
 
 def test_messages_of_quarter_megabyte_are_full():
