@@ -1,12 +1,12 @@
 """Processes beside the one that serves: a Kafka broker (librdkafka's own mock) and who publishes rows to it.
 
-They belong on other machines. Here they share the cores, but run on what serving leaves of them.
+They belong on other machines. Here they share the cores, so they do as little as they can: few large messages, made beforehand.
 """
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,9 +15,13 @@ from typing import Any
 
 import numpy as np
 
-ROWS_PER_S = 10_000
-PARTS_PER_S = 50
+from stages.embeddings.formats.kafka import KEY_GROUPS, encode_message, kafka_partition, topic
+from stages.embeddings.formats.mixer import partition_of
+from stages.errors import DependencyError
+
+ROWS_PER_S, PARTS_PER_S = 10_000, 50
 STARTED_S, STOPPED_S = 60.0, 20.0
+UNREAD = "nobody"  # a model that no updater follows
 
 spawn = multiprocessing.get_context("spawn")
 
@@ -36,15 +40,9 @@ def broker() -> Iterator[tuple[str, int]]:
         process.join(STOPPED_S)
 
 
-def leave_the_cores() -> None:
-    """To whoever else wants them; for this thread and those that it will start."""
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-
-
 def run_broker(address, stop) -> None:
     from confluent_kafka import Producer
 
-    leave_the_cores()
     cluster = Producer({"test.mock.num.brokers": 1, "log_level": 0})
     address.send(",".join(f"{b.host}:{b.port}" for b in cluster.list_topics(timeout=10).brokers.values()))
     stop.wait()
@@ -52,17 +50,45 @@ def run_broker(address, stop) -> None:
 
 @dataclass
 class Published:
-    """What a publisher sends: ROWS_PER_S of random keys, evenly from these tables."""
+    """What a publisher sends: ROWS_PER_S of these tables, in parts of one partition each, over and over."""
 
     brokers: str
     model: str
-    widths: dict[str, int]
     keys: dict[str, np.ndarray]  # int64 [n], by table
     rows: dict[str, np.ndarray] | None = None  # float32 [n, width]: of `keys`; None: every part's number, in all columns
+    width: int = 16  # of the rows where there are none
     go: Any = field(default_factory=spawn.Event)  # published while it is set
+    unread: Any = field(default_factory=spawn.Event)  # while it is set, to topics that nobody reads
     stop: Any = field(default_factory=spawn.Event)
     sent: Any = field(default_factory=spawn.Queue)  # without `rows`: (key, number, acknowledged at, monotonic s) of each part
     count: Any = field(default_factory=lambda: spawn.Value("q", 0))  # rows that were acknowledged
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of one table and one key group: one message, as a publisher sends it that fills one for each partition."""
+
+    table: str
+    group: int
+    keys: np.ndarray  # int64 [ROWS_PER_S / PARTS_PER_S]
+    payload: bytes | None  # ready to be sent: on the machine this stands in for, it costs us nothing to make
+
+    def encoded(self, number: int, width: int) -> bytes:
+        return self.payload or encode_message(self.keys, np.full((len(self.keys), width), number, np.float32))
+
+
+def parts_of(published: Published, rng: np.random.Generator) -> list[Part]:
+    """All keys but the last few of each group, in random order."""
+    parts, size = [], ROWS_PER_S // PARTS_PER_S
+    for table, keys in published.keys.items():
+        order, groups = rng.permutation(len(keys)), partition_of(keys, KEY_GROUPS)
+        for group in range(KEY_GROUPS):
+            members = order[groups[order] == group]
+            for start in range(0, len(members) - size + 1, size):
+                at = members[start : start + size]
+                payload = None if published.rows is None else encode_message(keys[at], published.rows[table][at])
+                parts.append(Part(table, group, keys[at], payload))
+    return [parts[i] for i in rng.permutation(len(parts))]
 
 
 @contextmanager
@@ -79,20 +105,22 @@ def publisher(published: Published) -> Iterator[int]:
 
 
 def run_publisher(published: Published) -> None:
-    from stages.embeddings.publisher import Publisher
+    from confluent_kafka import Producer
 
-    leave_the_cores()
-    sender, rng = Publisher(published.brokers, published.model, published.widths), np.random.default_rng(1)
-    n_each = ROWS_PER_S // PARTS_PER_S // len(published.keys)
+    parts = itertools.cycle(parts_of(published, np.random.default_rng(1)))
+    producer = Producer({"bootstrap.servers": published.brokers, "enable.idempotence": True, "linger.ms": 0, "log_level": 0})
+    partitions = {}
+    for name in [topic(model, table) for model in (published.model, UNREAD) for table in published.keys]:
+        partitions[name] = len(producer.list_topics(name, timeout=STARTED_S).topics[name].partitions)
     for number in ticks(published.go, published.stop):
-        for table, keys in published.keys.items():
-            at = rng.choice(len(keys), n_each, replace=False)
-            same = np.full((n_each, published.widths[table]), number, np.float32)
-            sender.publish(table, keys[at], same if published.rows is None else published.rows[table][at])
-        sender.flush()
-        published.count.value += n_each * len(published.keys)
+        part = next(parts)
+        name = topic(UNREAD if published.unread.is_set() else published.model, part.table)
+        producer.produce(name, part.encoded(number, published.width), partition=kafka_partition(part.group, partitions[name]))
+        if producer.flush(STARTED_S):
+            raise DependencyError(f"Kafka at {published.brokers} acknowledged nothing for {STARTED_S:g} s. Start again.")
+        published.count.value += len(part.keys)
         if published.rows is None:
-            published.sent.put((int(keys[at[0]]), number, time.monotonic()))
+            published.sent.put((int(part.keys[0]), number, time.monotonic()))
 
 
 def ticks(go, stop) -> Iterator[int]:

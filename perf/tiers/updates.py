@@ -34,7 +34,7 @@ def bench_updates(folder: Path, rows: int, rng: np.random.Generator, exponent: f
             updates=UpdateConfig(address),
         )
         tiers = running.enter_context(opened(config))
-        published = feed.Published(address, config.model, {TABLE: WIDTH}, {TABLE: np.arange(rows)})
+        published = feed.Published(address, config.model, {TABLE: np.arange(rows)}, width=WIDTH)
         running.enter_context(updater(config))
         running.enter_context(feed.publisher(published))
         watch = Watch(tiers, published)

@@ -9,11 +9,15 @@ import time
 import numpy as np
 import pytest
 
+from perf.open_loop import Outcome
 from perf.tiers import feed
 from perf.tiers.big import RAM_SHARE, cases_of, shares
 from perf.tiers.kernel import ItemRows
+from perf.tiers.served import Cores, described
 from perf.tiers.traffic import TABLE, WIDTH, resident_keys, seconds_per_call, tiers_over, write_table, zipf_keys
 from stages.embeddings.config import TableConfig
+from stages.embeddings.formats.kafka import KEY_GROUPS, decode_message
+from stages.embeddings.formats.mixer import partition_of
 from stages.embeddings.metrics import TableCounts
 from stages.embeddings.table import l1_sections, l2_sections
 
@@ -64,6 +68,39 @@ def test_ways_are_called_with_every_request():
     ways = {name: calls.append for name, calls in seen.items()}
     assert seconds_per_call(ways, np.arange(6).reshape(2, 3), repeats=2).keys() == seen.keys()
     assert [len(calls) for calls in seen.values()] == [4, 4]
+
+
+@pytest.mark.parametrize("as_they_are", [True, False])
+def test_a_published_part_is_a_message_of_one_partition(as_they_are):
+    keys = {name: np.arange(start, start + 5_000) for name, start in (("a", 0), ("b", 9_000))}
+    rows = {name: np.repeat(at[:, None], 3, axis=1).astype(np.float32) for name, at in keys.items()}
+    parts = feed.parts_of(feed.Published("", "m", keys, rows if as_they_are else None), np.random.default_rng(0))
+    per_part, seen = feed.ROWS_PER_S // feed.PARTS_PER_S, {name: [] for name in keys}
+    for number, part in enumerate(parts):
+        got_keys, got_rows = decode_message(part.encoded(number, 3), 3)
+        np.testing.assert_array_equal(got_keys, part.keys)
+        assert len(got_keys) == per_part
+        assert (got_rows == (got_keys[:, None] if as_they_are else number)).all()
+        assert (partition_of(got_keys, KEY_GROUPS) == part.group).all()
+        seen[part.table] += got_keys.tolist()
+    for name, at in keys.items():
+        assert len(seen[name]) == len(set(seen[name])) > len(at) - KEY_GROUPS * per_part
+        assert set(seen[name]) <= set(at.tolist())
+
+
+def outcome_of(latency_ms: list[float]) -> Outcome:
+    due_ns = np.arange(len(latency_ms)) * 10**6
+    return Outcome(due_ns, due_ns, due_ns + (1e6 * np.array(latency_ms)).astype(np.int64))
+
+
+def test_turns_of_a_round_are_compared_with_each_other():
+    p99_ms = {"quiet": [10, 10, 10], "unread": [10, 20, 10], "updated": [11, 40, 12], "watched": [9, 9, 9]}
+    outcomes = {turn: [outcome_of([1.0] * 90 + [ms] * 10) for ms in rounds] for turn, rounds in p99_ms.items()}
+    result = described(100.0, outcomes, [20.0, 30.0, 40.0], Cores({}, "nobody's"))
+    assert result["p99_ms"] == {"quiet": 10.0, "unread": 10.0, "updated": 12.0, "watched": 9.0}
+    assert result["p99_ratio_by_round"]["updated / unread"] == [1.1, 2.0, 1.2]
+    assert result["p99_ratio"] == {"updated / unread": 1.2, "updated / quiet": 1.2, "unread / quiet": 1.0}
+    assert result["visible_p50_ms"] == 30.0
 
 
 def test_ticks_wait_for_the_word_and_end_with_it():
