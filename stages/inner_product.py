@@ -3,8 +3,6 @@
 Sixteen partial sums side by side, number d of a vector going to the sum d % 16, then the upper half of the sums is added to the
 lower one until one is left; what a width leaves over by 16 is added at the end, one by one. A plain loop would have to wait for
 each addition before the next: compilers may not change its order. That of BLAS depends on how many vectors it is given.
-
-Vectors picked at random from a large table cost more to fetch than to multiply: `fetch_ahead` says early which will be needed.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ from numba.extending import intrinsic
 from stages.compiled import compiled
 
 LANES = 16
-NUMBERS_PER_LINE = 16  # of four bytes, in a line of the processor's cache
 
 
 @compiled
@@ -52,27 +49,3 @@ def sum_in_lanes(typing_context, a, b, n_blocks):
         return builder.extract_element(left, ir.Constant(index, 0))
 
     return types.float32(a, b, n_blocks), generate
-
-
-@compiled
-def fetch_ahead(vector):
-    """float32 or int32 [D], contiguous: bring it from memory, without waiting for it."""
-    for d in range(0, len(vector), NUMBERS_PER_LINE):
-        prefetch(vector, d)
-
-
-@intrinsic
-def prefetch(typing_context, array, at):
-    """The cache line that holds array[at]."""
-
-    def generate(context, builder, signature, arguments):
-        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-        fetch = builder.module.declare_intrinsic(
-            "llvm.prefetch", (byte,), ir.FunctionType(ir.VoidType(), (byte, *[number] * 3))
-        )
-        read, every_level, of_data = (ir.Constant(number, value) for value in (0, 3, 1))
-        builder.call(fetch, (builder.bitcast(builder.gep(data, [arguments[1]]), byte), read, every_level, of_data))
-        return context.get_dummy_value()
-
-    return types.void(array, at), generate

@@ -10,8 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from stages.compiled import compiled
-from stages.inner_product import fetch_ahead, inner_product
+from stages.inner_product import inner_product
 from stages.ordering import falling
+from stages.read_ahead import LINE_BYTES, prefetch
 
 FREE, BLOCKED, NEVER = -1, -2, -3  # may be served; not to this user; to nobody
 ITEM_BITS = 32  # the lower half of a key is the item, the upper half its score
@@ -190,3 +191,10 @@ def smallest_first(keys, n_keys, count):
     n_kept = min(count, n_keys)
     keys[:n_kept].sort()
     return n_kept
+
+
+@compiled
+def fetch_ahead(row):
+    """A contiguous row of a large table, picked at random: to fetch it costs more than to use it, so it is asked for early."""
+    for offset in range(0, row.size * row.itemsize, LINE_BYTES):
+        prefetch(row, offset)
