@@ -106,20 +106,20 @@ class Rank:
         """`rank` of stages/contract.py, one batch."""
         candidates = self.items.positions(inputs["candidate_ids"])
         try:
-            scores = self._score(inputs, candidates)
+            logits, retrieval_part = self._logits(inputs, candidates)
         except DependencyError:  # the tables cannot be read
-            scores = np.full(candidates.shape, np.nan, np.float32)
-        outputs = ranked(inputs, scores)
+            logits = retrieval_part = np.full(candidates.shape, np.nan, np.float32)
+        outputs = ranked(inputs, logits, retrieval_part, self.settings.blend)
         if self.tables.degraded:  # a level that was needed is down: some rows may be defaults, or as they were exported
             outputs["lineage"] = fallen_back(outputs["lineage"], np.ones(len(candidates), bool), Degraded.RANK)
         return outputs
 
-    def _score(self, inputs: Arrays, candidates: np.ndarray) -> np.ndarray:
-        """int [B, C] positions -> float32 [B, C]."""
+    def _logits(self, inputs: Arrays, candidates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """int [B, C] positions -> (logits, retrieval_part), float32 [B, C]."""
         pairs = self.pair_numbers(inputs, candidates)
         feeds = {"user_numbers": inputs["user_continuous"], "pair_numbers": pairs, **self.rows(inputs, candidates)}
         (logits,) = self.network.run(["logits"], feeds)
-        return logits + np.float32(self.settings.blend) * self.retrieval_part(pairs)
+        return logits, self.retrieval_part(pairs)
 
     def rows(self, inputs: Arrays, candidates: np.ndarray) -> Arrays:
         """Table rows float32: those of the user [B, Fu, D], those of the candidates [B, C, Si, D]."""
@@ -141,19 +141,26 @@ class Rank:
         return pair_numbers[..., self.item_numbers.shape[1] + SCORE]
 
 
-def ranked(inputs: Arrays, scores: np.ndarray) -> Arrays:
-    """float32 [B, C] -> the outputs of `rank`. A request with a score that is not finite keeps retrieval's order, degraded."""
-    rank_scores, broken = np.empty(scores.shape, np.float32), np.zeros(len(scores), bool)
-    write_ranked(inputs["candidate_ids"], inputs["retrieval_scores"], scores, rank_scores, broken)
+def ranked(inputs: Arrays, logits: np.ndarray, retrieval_part: np.ndarray, blend: float) -> Arrays:
+    """float32 [B, C] twice -> the outputs of `rank`: scores are logits + blend * retrieval_part.
+
+    A request with a score that is not finite keeps retrieval's order, degraded.
+    """
+    rank_scores, broken = np.empty(logits.shape, np.float32), np.zeros(len(logits), bool)
+    write_ranked(inputs["candidate_ids"], inputs["retrieval_scores"], logits, retrieval_part, blend, rank_scores, broken)
     return {"rank_scores": rank_scores, "lineage": fallen_back(inputs["lineage"], broken, Degraded.RANK)}
 
 
 @compiled
-def write_ranked(candidate_ids, retrieval_scores, scores, rank_scores, broken):
+def write_ranked(candidate_ids, retrieval_scores, logits, retrieval_part, blend, rank_scores, broken):
     """`ranked`, request by request. Written: rank_scores float32 [B, C]; broken bool [B], all False before."""
-    for row in range(len(scores)):
-        for place in range(scores.shape[1]):
-            broken[row] |= candidate_ids[row, place] != PAD_ID and not np.isfinite(scores[row, place])
-        kept = retrieval_scores[row] if broken[row] else scores[row]
-        for place in range(scores.shape[1]):
-            rank_scores[row, place] = kept[place] if candidate_ids[row, place] != PAD_ID else PAD_SCORE
+    for row in range(len(logits)):
+        for place in range(logits.shape[1]):
+            score = logits[row, place] + np.float32(blend) * retrieval_part[row, place]
+            broken[row] |= candidate_ids[row, place] != PAD_ID and not np.isfinite(score)
+            rank_scores[row, place] = score
+        for place in range(logits.shape[1]):
+            if candidate_ids[row, place] == PAD_ID:
+                rank_scores[row, place] = PAD_SCORE
+            elif broken[row]:
+                rank_scores[row, place] = retrieval_scores[row, place]

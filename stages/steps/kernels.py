@@ -201,7 +201,7 @@ class RankScores(Step):
         return cls(info, own, stage_settings(folder, info, RankSettings))
 
     def __call__(self, inputs: Arrays) -> Arrays:
-        return ranked(inputs, inputs["logits"] + np.float32(self.settings.blend) * inputs["retrieval_part"])
+        return ranked(inputs, inputs["logits"], inputs["retrieval_part"], self.settings.blend)
 
 
 @dataclass(frozen=True)

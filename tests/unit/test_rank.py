@@ -130,7 +130,8 @@ def through_both(trained, rows):
     return ranked, trained.rerank({**inputs, **ranked})
 
 
-def ranked_slowly(inputs, scores):
+def ranked_slowly(inputs, logits, retrieval_part, blend):
+    scores = logits + np.float32(blend) * retrieval_part
     padding = inputs["candidate_ids"] == PAD_ID
     broken = ~(np.isfinite(scores) | padding).all(axis=1, keepdims=True)
     return {
@@ -150,8 +151,9 @@ def test_ranked_equals_its_slow_twin(seed):
     }
     broken = rng.random((n, C)) < rng.choice([0, 0.05], (n, 1))
     scores = np.where(broken, rng.choice([np.nan, np.inf, -np.inf], (n, C)), rng.normal(size=(n, C))).astype(np.float32)
+    retrieval_part, blend = rng.normal(size=(n, C)).astype(np.float32), float(rng.choice([0.0, 0.3]))
     before = inputs["lineage"].copy()
-    got, expected = ranked(inputs, scores), ranked_slowly(inputs, scores)
+    got, expected = (rule(inputs, scores, retrieval_part, blend) for rule in (ranked, ranked_slowly))
     np.testing.assert_array_equal(inputs["lineage"], before)
     assert got.keys() == expected.keys()
     for name, values in expected.items():
