@@ -2,7 +2,8 @@
 is rehearsed with.
 
 fp32: the same lists, scores within 1e-4. fp16: scores within 2e-3, and only items whose exact scores are closer than twice
-that change places. int8: no score is promised; the lists that people see, the first ten, hardly move (`moved_share`).
+that change places. int8: no score is promised; the lists that people see, the first ten, hardly move (`moved_share`), but for
+what fp16 may do to them as well: a network that bears no int8 is fp16.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def disagreement(precision: str, got: Arrays, expected: Arrays) -> str:
         apart, change = beyond(got, expected, HALF), np.abs(got["scores"] - expected["scores"]).max(initial=0.0)
         fact = f"{apart.sum()} of {len(apart)} lists differ by more than {HALF} explains, scores by up to {change:.2g}"
         return fact if apart.any() else ""
-    moved = moved_share(got["item_ids"], expected["item_ids"])
+    moved = moved_share(got, expected, HALF)
     return f"{moved:.2%} of the first {TOP} places moved, at most {2 * MOST_MOVED:.1%} may" if moved > 2 * MOST_MOVED else ""
 
 
@@ -56,13 +57,16 @@ def _beyond(ids: np.ndarray, scores: np.ndarray, exact_ids: np.ndarray, exact: n
     return False
 
 
-def moved_share(ids: np.ndarray, exact_ids: np.ndarray) -> float:
-    """int64 [R, K] each -> by how much items moved among the first TOP places, a share of what all those places weigh.
+def moved_share(got: Arrays, expected: Arrays, tolerance: float) -> float:
+    """-> by how much items moved among the first TOP places, a share of what all those places weigh, mean of all lists.
 
-    NDCG weighs places so; were every moved item relevant, and moved the wrong way, NDCG would lose this share.
+    Lists that scores so close explain (`beyond`) count as unmoved. NDCG weighs places so; were every moved item relevant, and
+    moved the wrong way, NDCG would lose this share.
     """
+    ids, exact_ids = (answers["item_ids"][:, :TOP] for answers in (got, expected))
     weights = 1.0 / np.log2(np.arange(2, TOP + 2))[: ids.shape[1]]
-    return float(np.mean([_moved(a, b, weights) for a, b in zip(ids[:, :TOP], exact_ids[:, :TOP], strict=True)]))
+    moved = [_moved(a, b, weights) for a, b in zip(ids, exact_ids, strict=True)]
+    return float(np.mean(moved * beyond(got, expected, tolerance)))
 
 
 def _moved(ids: np.ndarray, exact_ids: np.ndarray, weights: np.ndarray) -> float:
