@@ -27,6 +27,8 @@ BLOCK_CACHE_BYTES = 8 << 20  # index and filters live outside it; hot rows are i
 BLOOM_BITS_PER_KEY = 10  # 1 % of unknown keys cost a read
 KEYS_PER_READ = 2  # of one thread: fewer are not worth waking it
 MEMTABLE_BYTES = 4 << 20  # what a secondary replays at most when it catches up, holding the interpreter: 10 us per row
+MERGED_BYTES_PER_S = 64 << 20  # at most; RocksDB goes down to a twentieth while that is enough
+REFILL_US, PIECE_BYTES = 10_000, 128 << 10
 SST_ROWS = 1_000_000  # of one file: bounds the memory of loading
 
 log = logging.getLogger(__name__)
@@ -78,6 +80,9 @@ class RocksStore:
         if self.writable:  # sorts its rows when they are full, not one by one: a quarter of the time; who writes never reads
             options.set_memtable_factory(MemtableFactory.vector())
             options.set_allow_concurrent_memtable_write(False)
+            # Flushing and merging in small pieces: at once they take a core from the requests for up to 0.2 s.
+            options.set_auto_tuned_ratelimiter(MERGED_BYTES_PER_S, REFILL_US, fairness=10)
+            options.set_writable_file_max_buffer_size(PIECE_BYTES)
         blocks = BlockBasedOptions()
         blocks.set_bloom_filter(BLOOM_BITS_PER_KEY, False)
         blocks.set_block_cache(Cache(BLOCK_CACHE_BYTES))
