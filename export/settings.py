@@ -30,7 +30,6 @@ from stages.contract import ENSEMBLE, STAGES
 from stages.errors import ConfigError
 
 PROFILES = ("cpu", "merlin")  # see the README's table for the profile to come
-FIRST_STAGE_QUEUE_DELAY_US = 100  # requests that meet in the first stage leave together and meet again in the later ones
 FUSED_INSTANCES = 2  # of `recommend` in the fused layout: it runs all kernels, where the ensemble has a process per stage
 
 PositiveInt = Annotated[int, Field(gt=0)]
@@ -142,8 +141,6 @@ class Settings(_Section):
         common = {key: value for key, value in self.serving.items() if key not in (*STAGES, ENSEMBLE)}
         base = serving_from(Serving(), common, "serving")
         defaults = {name: base for name in (*STAGES, ENSEMBLE)}
-        if "queue_delay_us" not in common:
-            defaults[STAGES[0]] = replace(base, queue_delay_us=FIRST_STAGE_QUEUE_DELAY_US)
         if "instances" not in common:
             defaults[ENSEMBLE] = replace(base, instances=FUSED_INSTANCES)
         return {

@@ -4,7 +4,7 @@ import pytest
 
 from export.build import ranking_settings
 from export.models.cold_rows import ColdRows
-from export.settings import FIRST_STAGE_QUEUE_DELAY_US, Settings, read_settings
+from export.settings import Settings, read_settings
 from stages.contract import ENSEMBLE, STAGES
 from stages.errors import ConfigError
 
@@ -15,10 +15,10 @@ def read(tmp_path, text):
     return read_settings(path)
 
 
-def test_defaults_delay_only_the_first_stage():
+def test_nothing_waits_by_default():
     serving = read_settings(None).serving_of()
     assert serving.keys() == {*STAGES, ENSEMBLE}
-    assert [serving[name].queue_delay_us for name in STAGES] == [FIRST_STAGE_QUEUE_DELAY_US, 0, 0, 0]
+    assert {serving[name].queue_delay_us for name in serving} == {0}
 
 
 def test_a_section_per_model_overrides_the_common_one(tmp_path):

@@ -109,7 +109,7 @@ def space_of(layout="ensemble", efforts=(192, 256)):
 @pytest.mark.parametrize(("layout", "model"), [("ensemble", "preprocess"), ("fused", "recommend")])
 def test_the_space_holds_what_differs_from_the_current_settings(layout, model):
     space = space_of(layout)
-    assert set(space[f"serving.{model}.queue_delay_us"]) == {0, 100, 300, 1_000} - {100 if layout == "ensemble" else 0}
+    assert set(space[f"serving.{model}.queue_delay_us"]) == {100, 300, 1_000}
     assert [] not in space["serving.preferred_batch_sizes"]
     assert space[SERVER_THREADS] == (2,)
     assert space["compute.index_effort"] == (192, 256)
@@ -121,7 +121,7 @@ def test_current_values_are_read_as_the_export_reads_them():
     settings = Settings(serving={"preferred_batch_sizes": [4], "rank": {"instances": 3}}, compute={"rank_threads": 2})
     assert current(settings, "serving.rank.instances") == 3
     assert current(settings, "serving.preferred_batch_sizes") == [4]
-    assert current(settings, "serving.preprocess.queue_delay_us") == 100
+    assert current(settings, "serving.preprocess.queue_delay_us") == 0
     assert current(settings, "compute.rank_threads") == 2
 
 
