@@ -63,7 +63,14 @@ def has_update_source(repo: Path, generation: int) -> bool:
 
 def updaters(tag: str) -> list[psutil.Process]:
     """All updaters of a server and their supervisors."""
-    return [process for process in processes.members(tag) if process.name().startswith("python")]
+    return [process for process in processes.members(tag) if _is_python(process)]
+
+
+def _is_python(process: psutil.Process) -> bool:
+    try:
+        return process.name().startswith("python")
+    except psutil.NoSuchProcess:  # killed since it was listed
+        return False
 
 
 def _named(process: psutil.Process, argument: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -45,7 +46,12 @@ def state(tmp_path) -> Iterator[ServerState]:
 
 def working(state: ServerState) -> list[psutil.Process]:
     """The updaters, without their supervisors."""
-    return [process for process in updaters.updaters(state.tag) if supervisor.__name__ not in process.cmdline()]
+    found = []
+    for process in updaters.updaters(state.tag):
+        with contextlib.suppress(psutil.NoSuchProcess):  # the test kills some
+            if supervisor.__name__ not in process.cmdline():
+                found.append(process)
+    return found
 
 
 def generations_followed(state: ServerState) -> list[str]:
