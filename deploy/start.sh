@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # start.sh: what the container runs. Engines for this GPU, then a look at what would fail, then one tritonserver.
 #   MODELS   the model repository, writable: engines and the configurations that fit them are put into it (default /models)
-#   ENGINES  keeps built engines between starts (default /engines)
+#   ENGINES  keeps what is compiled for this machine between starts: engines, the stages' loops (default /engines)
 # Arguments are handed on to tritonserver.
 set -euo pipefail
 
@@ -14,6 +14,9 @@ BUILDER=${BUILDER:-$HERE/build_engines.py}
 
 python3 "$BUILDER" --repository "$MODELS" --cache "$ENGINES" --backends "$BACKENDS"
 python3 "$HERE/preflight.py" --repository "$MODELS" --backends "$BACKENDS"
+
+# The stages compile their loops at the first start (20 s on two cores) and find them again here.
+export NUMBA_CACHE_DIR=${NUMBA_CACHE_DIR:-$ENGINES/numba}
 
 hps=()
 if [ -f "$MODELS/ps.json" ]; then

@@ -52,6 +52,13 @@ def test_one_tritonserver_line_after_engines_and_checks(image, tmp_path):
     ]
 
 
+def test_compiled_loops_are_kept_beside_the_engines(image, tmp_path):
+    publish(tmp_path / "repo")
+    (tmp_path / "bin" / "tritonserver").write_text('#!/bin/sh\necho "$NUMBA_CACHE_DIR"\n')
+    assert start(image).stdout == f"{tmp_path / 'engines' / 'numba'}\n"
+    assert start(image | {"NUMBA_CACHE_DIR": "/elsewhere"}).stdout == "/elsewhere\n"
+
+
 def test_a_repository_with_hps_names_its_ps_json(image, tmp_path):
     publish(tmp_path / "repo")
     add_hps(tmp_path)
