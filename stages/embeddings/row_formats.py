@@ -61,6 +61,10 @@ class RowCodec:
         vectors += scales[:, 1:]
         return vectors
 
+    def plain(self, stored: np.ndarray) -> np.ndarray:
+        """Stored rows [N, columns], the same memory, of a type that compiled loops can read: uint16 in place of float16."""
+        return stored.view(np.uint16) if self.row_format == "fp16" else stored
+
     def roundtrip(self, vectors: np.ndarray) -> np.ndarray:
         """What a lookup gives back for these fp32 rows: the same, whichever level holds them."""
         return vectors if self.row_format == "fp32" else self.decode(self.encode(vectors))

@@ -20,32 +20,23 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from stages.embeddings import hits
+from stages.embeddings.hits import MIX, NO_KEY, THIRTY_TWO, WAYS
 from stages.embeddings.memory import PrivateBlock, Sections, SharedBlock
 from stages.embeddings.row_formats import RowCodec
 
 EMPTY = np.uint32(1 << 31)  # of a sequence number
 UNREADABLE = np.uint32(EMPTY | 1)
-NO_KEY = -1  # HPS reserves it, so no row has it
 EPOCH, HOLES = 0, 1  # words of the header
 HEADER_WORDS = 8
 READ_ATTEMPTS = 40  # of rows that are being written just now
 READ_PAUSE_S = 0.0002  # between two of them: writing takes 50 us, or until a writer that lost the core has it again
-WAYS = 8  # slots of a set
-MOST_USES = 255
 # One read in so many counts as a use, one insertion in so many halves the counts of its set. perf/bench_cache_policy.py: up to
 # 5 points of hit rate above LRU on Zipf traces of 0.9-1.2 and on Online Retail; behind it when all popularity changes at once.
 TOUCH_EVERY = 2
 HALVE_EVERY = 32
-MIX = np.uint64(0x9E3779B97F4A7C15)
-THIRTY_TWO = np.uint64(32)
 
-Rows = tuple[np.ndarray, np.ndarray | None]  # stored rows [N, columns]; bool [N] missing, None when none is
-
-
-def largest(keys: np.ndarray) -> int:
-    """Of int64 [N] keys as unsigned numbers, so that a negative one is beyond every table; 0 of none."""
-    unsigned = keys.view(np.uint64)
-    return unsigned.item(unsigned.argmax()) if len(keys) else 0  # `max` takes three times as long for a small request
+Rows = tuple[np.ndarray, np.ndarray | None]  # float32 [N, D]; bool [N] missing, None when none is
 
 
 class SlotTable:
@@ -70,11 +61,16 @@ class SlotTable:
         self.header = base[: HEADER_WORDS * 8].cast("q")
         self._sequence = sections.array(base, "sequence")
         self._rows = sections.array(base, "rows") if rows is None else rows
+        self._plain = codec.plain(self._rows)
         self.capacity = len(self._sequence)
 
     # --- where keys lie -----------------------------------------------------------------------------------------------------
     def _find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """-> (slots [N], any valid slot where missing; bool [N] missing or None). True only while nobody writes."""
+        """-> (slots [N], anything where missing; bool [N] missing or None). True only while nobody writes."""
+        raise NotImplementedError
+
+    def _find_and_decode(self, keys: np.ndarray, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """`_find`, and the rows into `vectors`."""
         raise NotImplementedError
 
     def _owned(self, slots: np.ndarray, keys: np.ndarray) -> np.ndarray:
@@ -85,26 +81,26 @@ class SlotTable:
         """Forget what lay in the emptied slots."""
         raise NotImplementedError
 
-    def _count_use(self, slots: np.ndarray, missing: np.ndarray | None) -> None:
-        """Remember that these rows were read, for evictions."""
+    def _count_use(self, slots: np.ndarray) -> None:
+        """Remember that these rows were read, for evictions. slots: -1 where a row is missing."""
 
     # --- readers ------------------------------------------------------------------------------------------------------------
     def read(self, keys: np.ndarray, out: np.ndarray | None = None) -> Rows:
-        """Rows of `keys`, into `out` [N, columns] when given. Rows reported missing hold anything."""
+        """Decoded rows, into `out` (float32 [N, D], C-contiguous) when given. Rows reported missing hold anything."""
         epoch = self.header[EPOCH]
         if not epoch & 1:
-            slots, missing = self._find(keys)
-            rows = self._rows.take(slots, 0, out, "clip")
+            vectors = np.empty((len(keys), self.codec.width), np.float32) if out is None else out
+            slots, missing = self._find_and_decode(keys, vectors)
             if self.header[EPOCH] == epoch:
-                self._count_use(slots, missing)
-                return rows, missing
+                self._count_use(slots)
+                return vectors, missing
         return self._read_checked(keys, out)
 
     def _read_checked(self, keys: np.ndarray, out: np.ndarray | None) -> Rows:
         for _ in range(READ_ATTEMPTS):
             slots, absent = self._find(keys)
             before = self._sequence.take(slots, mode="clip")
-            rows = self._rows.take(slots, axis=0, out=out, mode="clip")
+            stored = self._rows.take(slots, axis=0, mode="clip")
             trusted = (
                 self._owned(slots, keys) & (self._sequence.take(slots, mode="clip") == before) & (before & UNREADABLE == 0)
             )
@@ -115,7 +111,10 @@ class SlotTable:
             self.heal()
             time.sleep(READ_PAUSE_S)
         self.heal()
-        return rows, None if trusted.all() else ~trusted
+        vectors = self.codec.decode(stored)
+        if out is not None:
+            out[:] = vectors
+        return vectors if out is None else out, None if trusted.all() else ~trusted
 
     # --- writers ------------------------------------------------------------------------------------------------------------
     @contextmanager
@@ -202,19 +201,23 @@ class CompleteTable(SlotTable):
     def read(self, keys: np.ndarray, out: np.ndarray | None = None) -> Rows:
         header = self.header
         epoch = header[EPOCH]
-        if epoch & 1 or header[HOLES] or not largest(keys) < self.capacity:
+        if epoch & 1 or header[HOLES]:
             return super().read(keys, out)
-        rows = self._rows.take(keys, 0, out, "clip")
-        return (rows, None) if header[EPOCH] == epoch else self._read_checked(keys, out)
+        vectors = np.empty((len(keys), self.codec.width), np.float32) if out is None else out
+        if not hits.read_complete(self._plain, keys, vectors):
+            return super().read(keys, out)
+        return (vectors, None) if header[EPOCH] == epoch else self._read_checked(keys, out)
 
     def _find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        if self.header[HOLES] == 0 and largest(keys) < self.capacity:
-            return keys, None
-        unsigned = keys.view(np.uint64)
-        outside = unsigned >= self.capacity
-        slots = np.where(outside, 0, keys)
-        missing = outside | (self._sequence.take(slots) & UNREADABLE != 0)
+        outside = keys.view(np.uint64) >= self.capacity
+        slots = np.where(outside, -1, keys)
+        missing = outside | (self._sequence.take(slots, mode="clip") & UNREADABLE != 0)
         return slots, missing if missing.any() else None
+
+    def _find_and_decode(self, keys: np.ndarray, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        slots, missing = self._find(keys)
+        hits.decode_rows(self._plain, slots, vectors)
+        return slots, missing
 
     def _owned(self, slots: np.ndarray, keys: np.ndarray) -> np.ndarray:
         return slots == keys
@@ -238,8 +241,8 @@ class CompleteTable(SlotTable):
 class CachedTable(SlotTable):
     """As many rows as fit, of any int64 keys: sets of 8 slots, the least used of a full set makes room for a new row.
 
-    A key's set is a hash of it; inside the set it is found by a 16-bit tag, and its owner compared in full. A table of dense
-    keys (0 … direct_rows - 1) may afford an array that holds each key's slot instead: fewer steps, 4 bytes per key.
+    A key's set is a hash of it; inside the set it is compared with the 8 owners, which are one line of the processor's cache. A
+    table of dense keys (0 … direct_rows - 1) may afford an array that holds each key's slot instead: 4 bytes per key.
 
     Use counts age by being halved now and then, so that yesterday's favourites leave in the end.
     """
@@ -248,8 +251,6 @@ class CachedTable(SlotTable):
         super().__init__(block, sections, codec, base)
         self._owner = sections.array(base, "owner")
         self._uses = sections.array(base, "uses")
-        self._tags = sections.array(base, "tags")
-        self._tags_by_set = self._tags.view(f"V{2 * WAYS}").ravel()
         self._n_sets = np.uint64(self.capacity // WAYS)
         self._slot_of_key = sections.array(base, "slot_of_key") if "slot_of_key" in sections.specs else None
         self._reads = self._insertions = 0
@@ -263,11 +264,10 @@ class CachedTable(SlotTable):
             "sequence": (np.uint32, (capacity,)),
             "rows": (codec.dtype, (capacity, codec.columns)),
             "owner": (np.int64, (capacity,)),
-            "tags": (np.uint16, (capacity,)),
             "uses": (np.uint8, (capacity,)),
         }
         if direct_rows:
-            specs["slot_of_key"] = (np.int32, (1 + direct_rows + 1,))  # with a -1 on either side
+            specs["slot_of_key"] = (np.int32, (direct_rows,))
         return Sections(specs)
 
     @staticmethod
@@ -280,36 +280,26 @@ class CachedTable(SlotTable):
             sections.array(base, "slot_of_key")[:] = -1
         base[: HEADER_WORDS * 8].cast("q")[HOLES] = len(sequence)
 
-    def _count_use(self, slots: np.ndarray, missing: np.ndarray | None) -> None:
+    def _count_use(self, slots: np.ndarray) -> None:
         self._reads += 1
         if self._reads % TOUCH_EVERY == 0:
-            slots = slots if missing is None else slots[~missing]
-            uses = self._uses.take(slots, mode="clip")
-            self._uses[slots] = uses + (uses < MOST_USES)
+            hits.count_uses(self._uses, slots)
 
     def _find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        slots = np.empty(len(keys), np.int64)
         if self._slot_of_key is None:
-            return self._find_by_tag(keys)
-        slots = self._slot_of_key.take(keys + 1, None, None, "clip")  # keys outside the table end in the -1 before or after it
-        if len(slots) == 0 or slots.item(slots.argmin()) >= 0:
-            return slots, None
-        return slots, slots < 0
+            n_missing = hits.find_hashed(self._owner, keys, slots)
+        else:
+            n_missing = hits.find_indexed(self._slot_of_key, keys, slots)
+        return slots, slots < 0 if n_missing else None
 
-    def _find_by_tag(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        sets = self._sets_of(keys)
-        tags = self._tags_by_set.take(sets, mode="clip").view(np.uint16).reshape(-1, WAYS)
-        matches = (tags == keys.astype(np.uint16)[:, None]).view(np.uint64).ravel()  # one byte per way, 1 where it matches
-        slots = matches.astype(np.float64).view(np.int64)
-        slots >>= 55  # exponent / 8 is 127 + the last way that matches; 0 when none does
-        slots += (sets << 3) - 127
-        wrong = self._owner.take(slots, None, None, "clip") != keys
-        if not np.count_nonzero(wrong):
-            return slots, None
-        doubtful = np.flatnonzero(wrong)  # missing, or hidden behind another key of the same tag
-        owners = self._owner.reshape(-1, WAYS)[sets[doubtful]] == keys[doubtful, None]
-        slots[doubtful] = (sets[doubtful] << 3) + owners.argmax(axis=1)
-        wrong[doubtful] = ~owners.any(axis=1)
-        return slots, wrong if np.count_nonzero(wrong) else None
+    def _find_and_decode(self, keys: np.ndarray, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        slots = np.empty(len(keys), np.int64)
+        if self._slot_of_key is None:
+            n_missing = hits.read_hashed(self._owner, self._plain, keys, slots, vectors)
+        else:
+            n_missing = hits.read_indexed(self._slot_of_key, self._plain, keys, slots, vectors)
+        return slots, slots < 0 if n_missing else None
 
     def _sets_of(self, keys: np.ndarray) -> np.ndarray:
         mixed = keys.view(np.uint64) * MIX
@@ -327,7 +317,7 @@ class CachedTable(SlotTable):
         if self._slot_of_key is not None:
             self._slot_of_key[:] = -1
             owned = np.flatnonzero(self._owner != NO_KEY)
-            self._slot_of_key[self._owner[owned] + 1] = owned
+            self._slot_of_key[self._owner[owned]] = owned
 
     def insert(self, keys: np.ndarray, stored: np.ndarray) -> int:
         """Take in rows that are absent, in place of the least used; -> how many found a place. Needs `writing()`.
@@ -338,7 +328,7 @@ class CachedTable(SlotTable):
         if missing is None:
             return 0
         if self._slot_of_key is not None:
-            missing &= keys.view(np.uint64) < len(self._slot_of_key) - 2
+            missing &= keys.view(np.uint64) < len(self._slot_of_key)
         chosen, slots = self._choose(keys, np.flatnonzero(missing))
         self._replace(slots, keys[chosen], stored[chosen])
         return len(slots)
@@ -363,11 +353,10 @@ class CachedTable(SlotTable):
         sequence = self._begin(slots)
         if self._slot_of_key is not None:
             evicted = self._owner[slots]
-            self._slot_of_key[evicted[evicted != NO_KEY] + 1] = -1
+            self._slot_of_key[evicted[evicted != NO_KEY]] = -1
         self._owner[slots] = keys
-        self._tags[slots] = keys.astype(np.uint16)
         self._uses[slots] = 0
         self._rows[slots] = stored
         if self._slot_of_key is not None:
-            self._slot_of_key[keys + 1] = slots
+            self._slot_of_key[keys] = slots
         self._end(slots, sequence)

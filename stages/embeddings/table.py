@@ -186,7 +186,7 @@ class TieredTable:
         if self.l1 is not None:
             self.read_top = self.l1.read
         elif shared.slots is not None:
-            self.read_top = shared.slots.read if self.codec.row_format == "fp32" else self.read_l2
+            self.read_top = shared.slots.read
 
     def detach(self) -> None:
         self.l1: HotRows | None = None
@@ -219,13 +219,7 @@ class TieredTable:
 
     def read_l2(self, keys: np.ndarray, out: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray | None]:
         """What L2 in shared memory gives."""
-        if self.codec.row_format == "fp32":
-            return self.shared.slots.read(keys, out)
-        stored, missing = self.shared.slots.read(keys)
-        vectors = self.codec.decode(stored)
-        if out is not None:
-            out[:] = vectors
-        return vectors if out is None else out, missing
+        return self.shared.slots.read(keys, out)
 
     @property
     def ring_head(self) -> int:

@@ -1,0 +1,146 @@
+"""What a look-up that hits does, in one pass: where the row of each key lies, and its values decoded into the answer.
+
+The memory may be written meanwhile. Then what comes out is wrong, but no place outside the arrays is touched: the caller
+(slots.py) looks at the table's epoch before and after, and these are calls of machine code that no load can be moved out of.
+
+Stored rows are passed as `RowCodec.plain` gives them: float32 (fp32), uint16 (fp16), uint8 (int8 and int4).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import types
+from numba.extending import overload
+
+from stages.compiled import compiled
+from stages.embeddings.lanes import LANES, copy_eight, find_in_eight, read_once, scale_eight, scale_eight_halves
+from stages.embeddings.row_formats import SCALE_BYTES
+
+WAYS = LANES  # slots of a set
+NO_KEY = -1  # HPS reserves it, so no row has it
+MOST_USES = 255
+MIX = np.uint64(0x9E3779B97F4A7C15)
+THIRTY_TWO = np.uint64(32)
+FP16_TO_FP32 = np.float32(2.0**112)  # the exponents count from 127 - 15 further down
+
+
+@compiled
+def read_complete(rows, keys, vectors):
+    """Rows 0 … len(rows) - 1 are all there: int64 [N] keys -> is each of them one? vectors: float32 [N, D], written."""
+    for at in range(len(keys)):
+        if np.uint64(keys[at]) >= np.uint64(len(rows)):  # negative ones are huge
+            return False
+        decode_row(rows, keys[at], vectors, at)
+    return True
+
+
+@compiled
+def read_hashed(owner, rows, keys, slots, vectors):
+    """`find_hashed` and the rows. vectors: float32 [N, D], written where there is a row."""
+    missing = find_hashed(owner, keys, slots)
+    decode_rows(rows, slots, vectors)
+    return missing
+
+
+@compiled
+def read_indexed(slot_of_key, rows, keys, slots, vectors):
+    """`find_indexed` and the rows. vectors: float32 [N, D], written where there is a row."""
+    missing = find_indexed(slot_of_key, keys, slots)
+    decode_rows(rows, slots, vectors)
+    return missing
+
+
+@compiled
+def find_hashed(owner, keys, slots):
+    """int64 [capacity] owners of slots, int64 [N] keys -> how many are missing. slots: int64 [N], written; -1 where missing."""
+    missing, n_sets = 0, np.uint64(len(owner) // WAYS)
+    for at in range(len(keys)):
+        hashed = (np.uint64(keys[at]) * MIX) >> THIRTY_TWO
+        first = np.int64((hashed * n_sets) >> THIRTY_TWO) * WAYS
+        way = find_in_eight(owner, first, keys[at])
+        there = way < WAYS and keys[at] != NO_KEY
+        slots[at] = first + way if there else -1
+        missing += not there
+    return missing
+
+
+@compiled
+def find_indexed(slot_of_key, keys, slots):
+    """int32 [rows] slots of the keys 0 … rows - 1, -1 where there is none -> as `find_hashed`."""
+    missing = 0
+    for at in range(len(keys)):
+        slot = -1
+        if np.uint64(keys[at]) < np.uint64(len(slot_of_key)):
+            slot = np.int64(read_once(slot_of_key, keys[at]))
+        slots[at] = slot
+        missing += slot < 0
+    return missing
+
+
+@compiled
+def count_uses(uses, slots):
+    """One use more of each row that was read, once for all the times that it was. uses: uint8 [capacity]; slots: int64 [N]"""
+    before = np.empty(len(slots), np.uint8)
+    for at in range(len(slots)):
+        before[at] = uses[slots[at]] if slots[at] >= 0 else MOST_USES
+    for at in range(len(slots)):
+        if before[at] < MOST_USES:
+            uses[slots[at]] = before[at] + 1
+
+
+@compiled
+def decode_rows(rows, slots, vectors):
+    """Row `slots[n]` -> vectors[n]; nothing where the slot is -1. slots: int64 [N]; vectors: float32 [N, D], written"""
+    for at in range(len(slots)):
+        if slots[at] >= 0:
+            decode_row(rows, slots[at], vectors, at)
+
+
+def decode_row(rows, row, vectors, at):
+    """Values of a stored row -> vectors[at]: by the type of `rows`, one of those below."""
+    raise NotImplementedError
+
+
+@overload(decode_row, inline="always")  # a call would push sixteen words of array headers a row
+def _decoder(rows, row, vectors, at):
+    return {types.float32: _fp32, types.uint16: _fp16, types.uint8: _codes}[rows.dtype]
+
+
+def _fp32(rows, row, vectors, at):
+    width = vectors.shape[1]
+    eights = width - width % LANES
+    for column in range(0, eights, LANES):
+        copy_eight(rows, row * width + column, vectors, at * width + column)
+    for column in range(eights, width):
+        vectors[at, column] = rows[row, column]
+
+
+def _fp16(rows, row, vectors, at):
+    for column in range(vectors.shape[1]):
+        vectors[at, column] = _half(rows[row, column])
+
+
+def _codes(rows, row, vectors, at):
+    width, columns = vectors.shape[1], rows.shape[1]
+    codes = columns - SCALE_BYTES
+    scale = _half(np.int32(rows[row, codes]) | np.int32(rows[row, codes + 1]) << 8)
+    offset = _half(np.int32(rows[row, codes + 2]) | np.int32(rows[row, codes + 3]) << 8)
+    eights = width - width % LANES
+    if codes == width:  # int8; also int4 of one column, whose other half is 0
+        for column in range(0, eights, LANES):
+            scale_eight(rows, row * columns + column, vectors, at * width + column, scale, offset)
+        for column in range(eights, width):
+            vectors[at, column] = np.float32(rows[row, column]) * scale + offset
+        return
+    for column in range(0, eights, LANES):
+        scale_eight_halves(rows, row * columns + column // 2, vectors, at * width + column, scale, offset)
+    for column in range(eights, width):
+        code = rows[row, column // 2] >> (4 * (column % 2)) & 15
+        vectors[at, column] = np.float32(code) * scale + offset
+
+
+@compiled
+def _half(bits):
+    """The bits of a finite float16 -> float32."""
+    bits = np.int32(bits)
+    return np.int32((bits & 0x7FFF) << 13 | (bits & 0x8000) << 16).view(np.float32) * FP16_TO_FP32

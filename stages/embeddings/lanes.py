@@ -1,0 +1,113 @@
+"""Eight values at once, in loops that numba does not vectorise: for all it knows, an answer overlaps what it is read from.
+
+Every array is C-contiguous; a place is a position in the array laid flat, and eight values from there on exist.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+LANES = 8
+_BYTE, _WORD, _FLOAT, _LONG = ir.IntType(8), ir.IntType(32), ir.FloatType(), ir.IntType(64)
+_FLOATS = ir.VectorType(_FLOAT, LANES)
+
+
+@intrinsic
+def copy_eight(typing_context, source, place, target, at):
+    """float32 array, int64, float32 array, int64 -> nothing: eight values from `place` on go to `at`."""
+
+    def generate(context, builder, signature, arguments):
+        values = _load(builder, _pointer(context, builder, signature, arguments, 0), _FLOATS)
+        _store(builder, values, _pointer(context, builder, signature, arguments, 2))
+        return context.get_dummy_value()
+
+    return _of_arrays(types.void, source, place, target, at), generate
+
+
+@intrinsic
+def scale_eight(typing_context, codes, place, target, at, scale, offset):
+    """uint8 array, int64, float32 array, int64, two float32 -> nothing: eight codes · scale + offset, each step rounded."""
+
+    def generate(context, builder, signature, arguments):
+        codes = _load(builder, _pointer(context, builder, signature, arguments, 0), ir.VectorType(_BYTE, LANES))
+        _scale(context, builder, signature, arguments, codes)
+        return context.get_dummy_value()
+
+    return _of_arrays(types.void, codes, place, target, at, scale, offset), generate
+
+
+@intrinsic
+def scale_eight_halves(typing_context, codes, place, target, at, scale, offset):
+    """`scale_eight` of four bytes of two codes each, the low half first."""
+
+    def generate(context, builder, signature, arguments):
+        kind = ir.VectorType(_BYTE, LANES // 2)
+        codes = _load(builder, _pointer(context, builder, signature, arguments, 0), kind)
+        low = builder.and_(codes, ir.Constant(kind, [15] * (LANES // 2)))
+        high = builder.lshr(codes, ir.Constant(kind, [4] * (LANES // 2)))
+        order = ir.Constant(ir.VectorType(_WORD, LANES), [0, 4, 1, 5, 2, 6, 3, 7])
+        _scale(context, builder, signature, arguments, builder.shuffle_vector(low, high, order))
+        return context.get_dummy_value()
+
+    return _of_arrays(types.void, codes, place, target, at, scale, offset), generate
+
+
+@intrinsic
+def find_in_eight(typing_context, values, place, wanted):
+    """int64 array, int64, int64 -> int64: how far behind `place` the value stands first, 8 when it is none of the eight."""
+
+    def generate(context, builder, signature, arguments):
+        values = _load(builder, _pointer(context, builder, signature, arguments, 0), ir.VectorType(_LONG, LANES))
+        equal = builder.icmp_signed("==", values, _spread(builder, arguments[2]))
+        bits = builder.zext(builder.bitcast(equal, ir.IntType(LANES)), _LONG)
+        beyond = builder.or_(bits, ir.Constant(_LONG, 1 << LANES))
+        return builder.cttz(beyond, ir.Constant(ir.IntType(1), 1))
+
+    return _of_arrays(types.int64, values, place, wanted), generate
+
+
+@intrinsic
+def read_once(typing_context, values, place):
+    """int32 array, int64 -> int32 of memory that others write: checked and used, it is the same number."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.load_atomic(_pointer(context, builder, signature, arguments, 0), "monotonic", 4)
+
+    return _of_arrays(types.int32, values, place), generate
+
+
+def _of_arrays(result, *arguments):
+    """The signature, with places as int64; None, which numba refuses, where an array is not contiguous."""
+    if any(isinstance(kind, types.Array) and kind.layout != "C" for kind in arguments):
+        return None
+    return result(*(types.int64 if isinstance(kind, types.Integer) else kind for kind in arguments))
+
+
+def _pointer(context, builder, signature, arguments, at):
+    """To the element of the array `arguments[at]` whose place is the argument behind it."""
+    array = context.make_array(signature.args[at])(context, builder, arguments[at])
+    return builder.gep(array.data, [arguments[at + 1]])
+
+
+def _load(builder, pointer, kind):
+    return builder.load(builder.bitcast(pointer, kind.as_pointer()), align=1)
+
+
+def _store(builder, values, pointer):
+    builder.store(values, builder.bitcast(pointer, values.type.as_pointer()), align=1)
+
+
+def _spread(builder, value):
+    """Eight times the value."""
+    kind = ir.VectorType(value.type, LANES)
+    first = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(_WORD, 0))
+    zeros = ir.Constant(ir.VectorType(_WORD, LANES), [0] * LANES)
+    return builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), zeros)
+
+
+def _scale(context, builder, signature, arguments, codes):
+    scaled = builder.fmul(builder.uitofp(codes, _FLOATS), _spread(builder, arguments[4]))
+    values = builder.fadd(scaled, _spread(builder, arguments[5]))
+    _store(builder, values, _pointer(context, builder, signature, arguments, 2))

@@ -1,0 +1,126 @@
+"""The compiled pass of a look-up against numpy, bit for bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stages.embeddings import hits
+from stages.embeddings.memory import PrivateBlock
+from stages.embeddings.row_formats import RowCodec
+from stages.embeddings.slots import CachedTable, CompleteTable
+from tests.unit.embeddings import hits_oracle
+
+FORMATS = ("fp32", "fp16", "int8", "int4")
+WIDTHS = (1, 2, 5, 7, 8, 9, 16, 19, 32)
+N_ROWS = 200
+
+
+def some_rows(codec: RowCodec, n_rows: int, rng: np.random.Generator) -> np.ndarray:
+    """Stored rows: large and subnormal values, rows of one value, negative and zero."""
+    vectors = rng.standard_normal((n_rows, codec.width)).astype(np.float32)
+    vectors *= (10.0 ** rng.integers(-8, 4, n_rows)).astype(np.float32)[:, None]
+    vectors[0], vectors[1], vectors[2] = 0, -0.0, vectors[2, :1]
+    return codec.encode(vectors)
+
+
+def bits(vectors: np.ndarray) -> np.ndarray:
+    return vectors.view(np.uint32)
+
+
+@pytest.mark.parametrize("row_format", FORMATS)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_rows_are_decoded_as_by_numpy(row_format, width):
+    codec, rng = RowCodec(row_format, width), np.random.default_rng(width)
+    stored = some_rows(codec, N_ROWS, rng)
+    slots = rng.integers(-1, N_ROWS, 500)
+    vectors = np.full((len(slots), width), 7, np.float32)
+    expected = hits_oracle.decode_rows(codec, stored, slots, vectors)
+    hits.decode_rows(codec.plain(stored), slots, vectors)
+    np.testing.assert_array_equal(bits(vectors), bits(expected))
+
+
+def test_every_finite_float16():
+    halves = np.arange(1 << 16).astype(np.uint16).view(np.float16)
+    halves = halves[np.isfinite(halves)][:, None]
+    vectors = np.empty(halves.shape, np.float32)
+    assert hits.read_complete(halves.view(np.uint16), np.arange(len(halves)), vectors)
+    np.testing.assert_array_equal(bits(vectors), bits(halves.astype(np.float32)))
+
+
+@pytest.mark.parametrize("row_format", FORMATS)
+def test_a_complete_table_refuses_keys_outside(row_format):
+    codec = RowCodec(row_format, 16)
+    stored = some_rows(codec, N_ROWS, np.random.default_rng(0))
+    for keys in ([], [0, N_ROWS - 1], [N_ROWS], [3, -1], [-(2**63)], [2**63 - 1]):
+        keys = np.array(keys, np.int64)
+        vectors = np.zeros((len(keys), 16), np.float32)
+        there = bool(((keys >= 0) & (keys < N_ROWS)).all())
+        assert hits.read_complete(codec.plain(stored), keys, vectors) == there
+        if there:
+            np.testing.assert_array_equal(bits(vectors), bits(codec.decode(stored[keys])))
+
+
+def cached(codec: RowCodec, capacity: int, direct_rows: int, keys: np.ndarray) -> CachedTable:
+    sections = CachedTable.sections(capacity, codec, direct_rows)
+    block = PrivateBlock(sections.nbytes)
+    CachedTable.initialise(block.view, sections)
+    table = CachedTable(block, sections, codec, block.view)
+    with table.writing():
+        table.insert(keys, some_rows(codec, len(keys), np.random.default_rng(1)))
+    return table
+
+
+keys_asked = st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 130), max_size=60)
+
+
+@pytest.mark.parametrize("row_format", FORMATS)
+@pytest.mark.parametrize("direct_rows", [0, 120])
+@given(held=st.lists(st.integers(0, 125), min_size=3, max_size=100, unique=True), asked=keys_asked)
+@settings(max_examples=40, deadline=None)
+def test_a_cached_table_reads_what_numpy_reads(row_format, direct_rows, held, asked):
+    codec = RowCodec(row_format, 11)
+    table, keys = cached(codec, 64, direct_rows, np.array(held, np.int64)), np.array(asked, np.int64)
+    if direct_rows:
+        expected = hits_oracle.find_indexed(table._slot_of_key, keys)
+    else:
+        expected = hits_oracle.find_hashed(table._owner, keys)
+    np.testing.assert_array_equal(np.isin(keys, table._owner[table._owner != hits.NO_KEY]), expected >= 0)
+    decoded = hits_oracle.decode_rows(codec, table._rows, expected, np.zeros((len(keys), 11), np.float32))
+    for _ in range(2):  # one of two reads counts as a use
+        uses = hits_oracle.count_uses(table._uses, expected)
+        vectors, missing = table.read(keys, np.zeros((len(keys), 11), np.float32))
+        np.testing.assert_array_equal(np.zeros(len(keys), bool) if missing is None else missing, expected < 0)
+        np.testing.assert_array_equal(bits(vectors), bits(decoded))
+    np.testing.assert_array_equal(table._uses, uses)
+
+
+def test_uses_count_once_a_read_and_end_at_the_most():
+    uses = np.array([0, 254, 255, 9], np.uint8)
+    hits.count_uses(uses, np.array([0, 1, 0, 2, -1, 1, 0]))
+    assert uses.tolist() == [1, 255, 255, 9]
+
+
+@pytest.mark.parametrize("row_format", FORMATS)
+@pytest.mark.parametrize("kind", ["complete", "hashed", "direct"])
+def test_a_read_while_somebody_writes_gives_the_same_values(row_format, kind):
+    """The slow way, slot by slot, that a read goes when the table's epoch is odd."""
+    codec, keys = RowCodec(row_format, 16), np.arange(40)
+    if kind == "complete":
+        sections = CompleteTable.sections(50, codec)
+        block = PrivateBlock(sections.nbytes)
+        CompleteTable.initialise(block.view, 50, codec)
+        table = CompleteTable(block, sections, codec, block.view)
+        with table.writing():
+            table.insert(keys, some_rows(codec, 40, np.random.default_rng(2)))
+    else:
+        table = cached(codec, 64, 50 if kind == "direct" else 0, keys)
+    asked = np.array([3, 3, 39, 45, 0, -7, 99])
+    vectors, missing = table.read(asked)
+    with table.writing():
+        slow, slow_missing = table.read(asked, np.empty((len(asked), 16), np.float32))
+    np.testing.assert_array_equal(missing, slow_missing)
+    np.testing.assert_array_equal(bits(vectors[~missing]), bits(slow[~missing]))
+    assert missing.tolist()[3:] == [True, False, True, True]
