@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import numpy as np
 from numba import types
-from numba.extending import overload
+from numba.extending import overload, register_jitable
 
 from stages.compiled import compiled
 from stages.embeddings.lanes import LANES, copy_eight, find_in_eight, read_once, scale_eight, scale_eight_halves
 from stages.embeddings.row_formats import SCALE_BYTES
+from stages.read_ahead import prefetch
 
+AHEAD = 16  # rows between the one that is asked of memory and the one that is decoded
 WAYS = LANES  # slots of a set
 NO_KEY = -1  # HPS reserves it, so no row has it
 MOST_USES = 255
@@ -30,6 +32,7 @@ def read_complete(rows, keys, vectors):
     for at in range(len(keys)):
         if np.uint64(keys[at]) >= np.uint64(len(rows)):  # negative ones are huge
             return False
+        _ask(rows, keys[min(at + AHEAD, len(keys) - 1)])
         decode_row(rows, keys[at], vectors, at)
     return True
 
@@ -92,8 +95,15 @@ def count_uses(uses, slots):
 def decode_rows(rows, slots, vectors):
     """Row `slots[n]` -> vectors[n]; nothing where the slot is -1. slots: int64 [N]; vectors: float32 [N, D], written"""
     for at in range(len(slots)):
+        _ask(rows, slots[min(at + AHEAD, len(slots) - 1)])
         if slots[at] >= 0:
             decode_row(rows, slots[at], vectors, at)
+
+
+@register_jitable(inline="always")
+def _ask(rows, row):
+    """For the first line of a row. Of one that is not there it does nothing: asking for any address is harmless."""
+    prefetch(rows, row * rows.shape[1] * rows.itemsize)
 
 
 def decode_row(rows, row, vectors, at):

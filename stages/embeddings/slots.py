@@ -69,10 +69,6 @@ class SlotTable:
         """-> (slots [N], anything where missing; bool [N] missing or None). True only while nobody writes."""
         raise NotImplementedError
 
-    def _find_and_decode(self, keys: np.ndarray, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """`_find`, and the rows into `vectors`."""
-        raise NotImplementedError
-
     def _owned(self, slots: np.ndarray, keys: np.ndarray) -> np.ndarray:
         """bool [N]: the slot belongs to the key (or did a moment ago)."""
         raise NotImplementedError
@@ -81,20 +77,10 @@ class SlotTable:
         """Forget what lay in the emptied slots."""
         raise NotImplementedError
 
-    def _count_use(self, slots: np.ndarray) -> None:
-        """Remember that these rows were read, for evictions. slots: -1 where a row is missing."""
-
     # --- readers ------------------------------------------------------------------------------------------------------------
     def read(self, keys: np.ndarray, out: np.ndarray | None = None) -> Rows:
         """Decoded rows, into `out` (float32 [N, D], C-contiguous) when given. Rows reported missing hold anything."""
-        epoch = self.header[EPOCH]
-        if not epoch & 1:
-            vectors = np.empty((len(keys), self.codec.width), np.float32) if out is None else out
-            slots, missing = self._find_and_decode(keys, vectors)
-            if self.header[EPOCH] == epoch:
-                self._count_use(slots)
-                return vectors, missing
-        return self._read_checked(keys, out)
+        raise NotImplementedError
 
     def _read_checked(self, keys: np.ndarray, out: np.ndarray | None) -> Rows:
         for _ in range(READ_ATTEMPTS):
@@ -201,23 +187,19 @@ class CompleteTable(SlotTable):
     def read(self, keys: np.ndarray, out: np.ndarray | None = None) -> Rows:
         header = self.header
         epoch = header[EPOCH]
-        if epoch & 1 or header[HOLES]:
-            return super().read(keys, out)
-        vectors = np.empty((len(keys), self.codec.width), np.float32) if out is None else out
-        if not hits.read_complete(self._plain, keys, vectors):
-            return super().read(keys, out)
-        return (vectors, None) if header[EPOCH] == epoch else self._read_checked(keys, out)
+        if epoch & 1:
+            return self._read_checked(keys, out)
+        vectors, missing = np.empty((len(keys), self.codec.width), np.float32) if out is None else out, None
+        if header[HOLES] or not hits.read_complete(self._plain, keys, vectors):
+            slots, missing = self._find(keys)
+            hits.decode_rows(self._plain, slots, vectors)
+        return (vectors, missing) if header[EPOCH] == epoch else self._read_checked(keys, out)
 
     def _find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         outside = keys.view(np.uint64) >= self.capacity
         slots = np.where(outside, -1, keys)
         missing = outside | (self._sequence.take(slots, mode="clip") & UNREADABLE != 0)
         return slots, missing if missing.any() else None
-
-    def _find_and_decode(self, keys: np.ndarray, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        slots, missing = self._find(keys)
-        hits.decode_rows(self._plain, slots, vectors)
-        return slots, missing
 
     def _owned(self, slots: np.ndarray, keys: np.ndarray) -> np.ndarray:
         return slots == keys
@@ -253,6 +235,10 @@ class CachedTable(SlotTable):
         self._uses = sections.array(base, "uses")
         self._n_sets = np.uint64(self.capacity // WAYS)
         self._slot_of_key = sections.array(base, "slot_of_key") if "slot_of_key" in sections.specs else None
+        if self._slot_of_key is None:
+            self._places, self._read_slots, self._find_slots = self._owner, hits.read_hashed, hits.find_hashed
+        else:
+            self._places, self._read_slots, self._find_slots = self._slot_of_key, hits.read_indexed, hits.find_indexed
         self._reads = self._insertions = 0
 
     @staticmethod
@@ -280,25 +266,24 @@ class CachedTable(SlotTable):
             sections.array(base, "slot_of_key")[:] = -1
         base[: HEADER_WORDS * 8].cast("q")[HOLES] = len(sequence)
 
-    def _count_use(self, slots: np.ndarray) -> None:
+    def read(self, keys: np.ndarray, out: np.ndarray | None = None) -> Rows:
+        header = self.header
+        epoch = header[EPOCH]
+        if epoch & 1:
+            return self._read_checked(keys, out)
+        vectors = np.empty((len(keys), self.codec.width), np.float32) if out is None else out
+        slots = np.empty(len(keys), np.int64)
+        n_missing = self._read_slots(self._places, self._plain, keys, slots, vectors)
+        if header[EPOCH] != epoch:
+            return self._read_checked(keys, out)
         self._reads += 1
         if self._reads % TOUCH_EVERY == 0:
             hits.count_uses(self._uses, slots)
+        return vectors, slots < 0 if n_missing else None
 
     def _find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         slots = np.empty(len(keys), np.int64)
-        if self._slot_of_key is None:
-            n_missing = hits.find_hashed(self._owner, keys, slots)
-        else:
-            n_missing = hits.find_indexed(self._slot_of_key, keys, slots)
-        return slots, slots < 0 if n_missing else None
-
-    def _find_and_decode(self, keys: np.ndarray, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        slots = np.empty(len(keys), np.int64)
-        if self._slot_of_key is None:
-            n_missing = hits.read_hashed(self._owner, self._plain, keys, slots, vectors)
-        else:
-            n_missing = hits.read_indexed(self._slot_of_key, self._plain, keys, slots, vectors)
+        n_missing = self._find_slots(self._places, keys, slots)
         return slots, slots < 0 if n_missing else None
 
     def _sets_of(self, keys: np.ndarray) -> np.ndarray:
