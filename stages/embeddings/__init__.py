@@ -7,6 +7,7 @@ config.py       which rows each level holds, and where the levels live (tiers.js
 tiers.py        Tiers.lookup: L1 or L2, the hit-rate threshold, metrics
   table.py        one table in memory: L1 of the process, L2 and update ring of the machine
     slots.py        rows in slots, readable without a lock while others write or die
+    hits.py         the compiled pass of a look-up: places of keys, rows, their values (lanes.py: eight at once)
     side_by_side.py one read for several tables that are wholly in L2
     memory.py       private memory, and files in shared memory with the locks of their users
     ring.py         the latest updates, by which every L1 learns of them

@@ -1,6 +1,6 @@
 """Complete tables of one width and row format, their rows one behind the other: one read for all features of a request.
 
-    keys [..., S] + where each table starts ─▶ one take ─▶ [..., S, D]
+    keys [..., S] + where each table starts ─▶ one pass ─▶ [..., S, D]
 
 Every table keeps its own lock, sequence numbers and update ring: only the rows lie together. A read is believed when no table
 was written meanwhile (slots.py); otherwise, and for rows that are not there, the caller asks table by table.
@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from stages.compiled import compiled
+from stages.embeddings import hits
 from stages.embeddings.memory import SharedBlock
 from stages.embeddings.row_formats import RowCodec
 from stages.embeddings.slots import EPOCH, HOLES, CompleteTable
@@ -46,7 +47,8 @@ class SideBySide:
     """Reads S of those tables at once."""
 
     def __init__(self, rows: SharedRows, names: Sequence[str], tables: Sequence[CompleteTable]) -> None:
-        self._rows, self._headers = rows, [table.header for table in tables]
+        self._stored, self._width = rows.codec.plain(rows.rows), rows.codec.width
+        self._headers = [table.header for table in tables]
         self._starts = rows.starts(names)
         self._n_rows = np.array([table.capacity for table in tables], np.uint64)
         self.reads = 0  # rows of each table that `read` gave
@@ -60,14 +62,12 @@ class SideBySide:
         places = np.empty(keys.shape, np.int64)
         if not write_places(keys.reshape(-1, len(epochs)), self._starts, self._n_rows, places.reshape(-1, len(epochs))):
             return None
-        stored = self._rows.rows.take(places, axis=0, mode="clip")
+        vectors = np.empty((keys.size, self._width), np.float32)
+        hits.decode_rows(self._stored, places.reshape(-1), vectors)
         if [header[EPOCH] for header in self._headers] != epochs:
             return None
         self.reads += keys.size // len(epochs)
-        if self._rows.codec.row_format == "fp32":
-            return stored
-        vectors = self._rows.codec.decode(stored.reshape(-1, stored.shape[-1]))
-        return vectors.reshape(*keys.shape, -1)
+        return vectors.reshape(*keys.shape, self._width)
 
 
 @compiled

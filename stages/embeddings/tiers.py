@@ -70,9 +70,9 @@ class Tiers:
 
     # --- looking up ---------------------------------------------------------------------------------------------------------
     def lookup(self, name: str, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """int [...] keys -> float32 [..., D], into `out` when given. `degraded` tells whether a level was down.
+        """int [...] keys -> float32 [..., D], into `out` (C-contiguous) when given. `degraded` tells whether a level was down.
 
-        Raises RequestError for a table that the settings do not name.
+        Raises RequestError for a table that the settings do not name, and for an `out` of another shape or type.
         """
         self.degraded = False
         vectors, miss = self._read_top(name, rows, out)
@@ -95,7 +95,7 @@ class Tiers:
     def gather(self, *wanted: tuple[tuple[str, ...], np.ndarray]) -> list[np.ndarray]:
         """For each (S table names of one width, int [..., S] a key of each): float32 [..., S, D].
 
-        Tables that are wholly in L2 are read by one `take`. Misses of all tables, which are named once, are read in one wave.
+        Tables that are wholly in L2 are read in one pass. Misses of all tables, which are named once, are read in one wave.
         """
         self.degraded = False
         answers = [self._read_side_by_side(names, keys) for names, keys in wanted]
@@ -124,6 +124,8 @@ class Tiers:
         """-> (float32 [..., D], what is still to be filled in)."""
         table = self._tables.get(name) or self._table(name)
         keys = np.ascontiguousarray(rows, np.int64)
+        if out is not None:
+            self._check_out(out, (*rows.shape, table.config.width))
         if keys.ndim != 1:
             keys = keys.reshape(-1)
             out = None if out is None else out.reshape(len(keys), table.config.width)
@@ -133,6 +135,14 @@ class Tiers:
             table.count_top(len(keys), 0)
             return answer, None
         return answer, self._miss(table, keys, vectors, missing)
+
+    @staticmethod
+    def _check_out(out: np.ndarray, shape: tuple[int, ...]) -> None:
+        if out.shape != shape or out.dtype != np.float32 or not out.flags.c_contiguous:  # compiled loops check nothing
+            raise RequestError(
+                f"out is {out.dtype} {list(out.shape)}{'' if out.flags.c_contiguous else ', not contiguous'}. "
+                f"Expected C-contiguous float32 {list(shape)}: one row a key. Pass np.empty of that shape, or none."
+            )
 
     def _table(self, name: str) -> TieredTable:
         try:

@@ -189,6 +189,17 @@ def test_metrics_add_up(open_tiers, source):
     assert metrics.down == {}
 
 
+@pytest.mark.parametrize(
+    "out",
+    [np.empty((4, WIDTH), np.float32), np.empty((3, WIDTH)), np.empty((3, 2 * WIDTH), np.float32)[:, ::2]],
+    ids=["too many rows", "float64", "not contiguous"],
+)
+def test_an_answer_of_another_shape_or_type_is_refused(out, open_tiers, source):
+    tiers = open_tiers(TableConfig("items", ROWS, WIDTH, l2_rows=ROWS), source=source(items=random_rows(ROWS, WIDTH)))
+    with pytest.raises(RequestError, match=rf"Expected C-contiguous float32 \[3, {WIDTH}\]"):
+        tiers.lookup("items", np.arange(3), out)
+
+
 def test_an_unknown_table_is_refused(open_tiers, source):
     tiers = open_tiers(TableConfig("items", ROWS, WIDTH, l2_rows=ROWS), source=source(items=random_rows(ROWS, WIDTH)))
     with pytest.raises(RequestError, match="'users'"):
@@ -215,8 +226,9 @@ def test_load_reads_the_folder(tmp_path: Path, source):
 
 
 def _proportional_bytes(config: TiersConfig, ready, done) -> None:
-    width = config.tables[0].width  # the first compiled loop of a process brings numba's 20 MB, whatever stage it belongs to
-    hits.read_complete(np.zeros((1, width), np.float32), np.zeros(1, np.int64), np.empty((1, width), np.float32))
+    stored, vectors = np.zeros((2, 1, config.tables[0].width), np.float32)
+    hits.read_complete(stored, np.zeros(1, np.int64), vectors)  # the machine code, and 20 MB of numba: any stage brings them
+    hits.decode_rows(stored, np.zeros(1, np.int64), vectors)
     before = psutil.Process().memory_full_info().pss
     tiers = Tiers(config)
     tiers.lookup("items", np.arange(config.tables[0].rows))
