@@ -136,6 +136,7 @@ class Search:
         self.servable = np.append(available, False)  # the padding row is never served
         self._catalogue = Catalogue(*(read_only(array) for array in (item_vectors, neighbours.positions, neighbours.weights)))
         self._scratch = Scratch.of(self.servable)
+        self._everything = np.arange(self.n_items)[None]  # as if an index had named it: the loop is compiled once
 
     def __call__(
         self, user_vectors: np.ndarray, history: np.ndarray, blocked: Blocked, count: int
@@ -161,15 +162,14 @@ class Search:
         self, user_vectors: np.ndarray, history: np.ndarray, blocked: Blocked, count: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """Every item of the catalogue is scored. Shapes as in a call."""
-        everything = np.broadcast_to(np.arange(self.n_items), (len(user_vectors), self.n_items))
-        return self._best(user_vectors, history, blocked, everything, count)[:2]
+        return self._best(user_vectors, history, blocked, self._everything, count)[:2]
 
     def _best(
         self, user_vectors: np.ndarray, history: np.ndarray, blocked: Blocked, near: np.ndarray, count: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """As a call, of what the history's neighbours and `near` name -> (positions, scores, int64 [B] near ones to serve).
 
-        near: int64 [B, A] positions, negative = none
+        near: int64 [B, A] positions, negative = none; [1, A] for all
         """
         batch = len(user_vectors)
         positions, scores = np.empty((batch, count), np.int64), np.empty((batch, count), np.float32)

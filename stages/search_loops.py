@@ -68,7 +68,7 @@ def search_requests(
             history[row],
             recency[row],
             blocked[starts[row] : starts[row + 1]],
-            near[row],
+            near[min(row, len(near) - 1)],
             catalogue,
             scratch,
             positions[row],
