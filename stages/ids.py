@@ -1,4 +1,4 @@
-"""Item ids and item positions, both ways, vectorised.
+"""Item ids and item positions, both ways, for any number of them at once.
 
 A position is the row of every per-item array: items sorted by id, 0 … n_items-1. Row n_items is the padding row; it stands for
 PAD_ID and for every id the catalogue does not hold. Dense ids are looked up in a direct table, others by binary search.

@@ -81,7 +81,9 @@ class Pipeline:
         exclude: Sequence[Sequence[int]] | None = None,
         context: Mapping[str, Sequence[Any]] | None = None,
     ) -> Arrays:
-        """Recommendations for plain Python values; see `ensemble_spec` for the meaning of each argument."""
+        """Recommendations for plain Python values; `ensemble_spec` says what each argument means. Raises RequestError."""
+        if not len(user_ids):
+            raise RequestError("There are no user_ids. Expected one at least; a user nobody knows is served as a cold start.")
         inputs: Arrays = {"user_id": np.asarray(user_ids, np.int64).reshape(-1, 1)}
         optional = {t.name: t for t in ensemble_spec(self.specs).inputs if t.optional}
         for name, rows in (("history", history), ("exclude", exclude)):

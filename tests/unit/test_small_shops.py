@@ -8,7 +8,7 @@ from export.repository.config import WARMUP_ROWS, warmup_file
 from server.generations import pin
 from stages.artifacts import read_json
 from stages.contract import ENSEMBLE, PAD_ID, Degraded
-from stages.errors import ConfigError
+from stages.errors import ConfigError, RequestError
 from stages.pipeline import Pipeline
 from tests.unit.small_shops import CONTEXT, PRICE, export, shop
 
@@ -53,6 +53,8 @@ def test_a_single_user(tmp_path):
     dataset = shop(tmp_path / "data", users=1, items=60, events=40)
     pipeline = Pipeline.load(export(tmp_path, dataset))
     answer = pipeline.recommend([1, STRANGER])
+    with pytest.raises(RequestError, match="There are no user_ids"):
+        pipeline.recommend([])
     assert [len(listed(row)) for row in answer["item_ids"]] == [20, 20]
     assert not seen_by(dataset, 1) & set(listed(answer["item_ids"][0]))
     assert answer["degraded"].ravel().tolist() == [0, 0]
