@@ -90,6 +90,30 @@ def open_array(folder: Path, name: str) -> np.ndarray:
         raise ArtifactError(f"{path} cannot be opened as an array: {error}. {REMEDY}") from error
 
 
+def open_form(folder: Path, name: str, dtype: str, *shape: int | None) -> np.ndarray:
+    """`open_array` of what compiled loops read: they check no bounds. None in `shape`: of any length.
+
+    -> the mapped pages, without the cost of np.memmap's own indexing. Raises ArtifactError when the array is of another form.
+    """
+    array = open_array(folder, name).view(np.ndarray)
+    fits = len(shape) == array.ndim and all(wanted in (None, found) for wanted, found in zip(shape, array.shape, strict=True))
+    if array.dtype != dtype or not fits or not array.flags.c_contiguous:
+        order = "" if array.flags.c_contiguous else ", not row by row"
+        wanted = ", ".join("any" if length is None else str(length) for length in shape)
+        raise ArtifactError(
+            f"{folder / name}.npy holds {array.dtype} {list(array.shape)}{order}; expected {dtype} [{wanted}]. {REMEDY}"
+        )
+    return array
+
+
+def check_positions(path: Path, positions: np.ndarray, last: int) -> None:
+    """Raises ArtifactError when an integer array holds anything outside of 0 … last: compiled loops look nowhere else."""
+    if positions.size and not 0 <= positions.min() <= positions.max() <= last:
+        raise ArtifactError(
+            f"{path} holds positions from {positions.min()} to {positions.max()}; expected 0 to {last}. {REMEDY}"
+        )
+
+
 def open_network(folder: Path, name: str, threads: int = 1):
     """-> an ONNX Runtime session of `<name>.onnx` on the CPU. Raises ArtifactError."""
     import onnxruntime as ort

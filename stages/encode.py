@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stages.artifacts import REMEDY, open_array, read_json
+from stages.artifacts import REMEDY, open_array, open_form, read_json
 from stages.compiled import compiled
 from stages.contract import MISSING_INT, NULL_ROW, OOV_ROW
 from stages.errors import ArtifactError
@@ -98,7 +98,11 @@ class IntegerVocabulary:
 
     @classmethod
     def load(cls, folder: Path, name: str) -> IntegerVocabulary:
-        return cls(*(np.asarray(open_array(folder, f"{name}.{part}")) for part in ("keys", "rows")))
+        """Raises ArtifactError when a file is missing or broken, or they do not fit together."""
+        keys = open_form(folder, f"{name}.keys", "int64", None)
+        if (keys[1:] <= keys[:-1]).any():
+            raise ArtifactError(f"{folder / name}.keys.npy does not rise; expected keys in ascending order. {REMEDY}")
+        return cls(keys, open_form(folder, f"{name}.rows", "int64", len(keys)))
 
 
 class StringVocabulary:
@@ -121,7 +125,8 @@ class StringVocabulary:
 
     @classmethod
     def load(cls, folder: Path, name: str) -> StringVocabulary:
-        return cls(load_strings(folder, name), open_array(folder, f"{name}.rows"))
+        values = load_strings(folder, name)
+        return cls(values, open_form(folder, f"{name}.rows", "int64", len(values)))
 
 
 VOCABULARIES = {"integers": IntegerVocabulary, "strings": StringVocabulary}

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
-from stages.artifacts import REMEDY, open_array, read_json
+from stages.artifacts import REMEDY, check_positions, open_form, read_json
 from stages.compiled import compiled
 from stages.contract import FROM_STORE, MISSING_INT, PAD_ID
 from stages.encode import load_strings
@@ -206,22 +206,35 @@ class UserStore:
     profile.<n>.npy         [U + 1] values, or codes of the texts beside them; the last row is the unknown user's
     """
 
-    TOTALS = ("event_count", "sum_weight", "sum_label", "first_time", "last_time")
+    TOTALS: ClassVar = {
+        **{"event_count": "int64", "sum_weight": "float64", "sum_label": "float64"},
+        **{"first_time": "int64", "last_time": "int64"},
+    }
 
     def __init__(self, folder: Path):
-        """Opens the files. Raises ArtifactError when one is missing."""
+        """Opens the files. Raises ArtifactError when one is missing or broken, or they do not fit together."""
         settings = read_json(folder, STORE_FILE)
         self.history_length: int = settings["history_length"]
         self.as_of_s: int = settings["as_of_s"]
-        self._offsets = _open(folder, "event_offsets")
-        ids, times, categories = (_open(folder, f"event_{name}") for name in ("ids", "times", "categories"))
+        user_ids = open_form(folder, "user_ids", "int64", None)
+        _check_rising(folder / "user_ids.npy", user_ids)
+        n_rows = len(user_ids) + 1
+        self._offsets = open_form(folder, "event_offsets", "int64", n_rows)
+        ids = open_form(folder, "event_ids", "int64", None)
+        times = open_form(folder, "event_times", "int64", len(ids))
+        categories = open_form(folder, "event_categories", "int32", len(ids))
+        if (np.diff(self._offsets) < 0).any() or not 0 <= self._offsets[0] <= self._offsets[-1] < len(ids):
+            raise ArtifactError(
+                f"{folder / 'event_offsets.npy'} does not say whose the {len(ids) - 1} events of {len(user_ids)} users are; "
+                f"expected int64 [users + 1], rising, from 0 to at most {len(ids) - 1}. {REMEDY}"
+            )
         self._events = Events(ids, times, categories if settings["has_categories"] else None)
-        self._totals = [_open(folder, name) for name in self.TOTALS]
+        self._totals = [open_form(folder, name, kind, n_rows) for name, kind in self.TOTALS.items()]
         profile = {
-            column["name"]: _open_profile(folder, f"profile.{number}", column["kind"])
+            column["name"]: _open_profile(folder, f"profile.{number}", column["kind"], n_rows)
             for number, column in enumerate(settings["profile"])
         }
-        self._profiles = Profiles(_open(folder, "user_ids"), profile)
+        self._profiles = Profiles(user_ids, profile)
 
     @property
     def user_ids(self) -> np.ndarray:
@@ -252,13 +265,19 @@ def _rows_of(users, offsets, event_count, sum_weight, sum_label, first_time, las
     )
 
 
-def _open_profile(folder: Path, name: str, kind: str) -> ProfileColumn:
-    texts = np.array([None, *load_strings(folder, f"{name}.texts")], object) if kind == "string" else None
-    return ProfileColumn(_open(folder, name), texts)
+def _open_profile(folder: Path, name: str, kind: str, n_rows: int) -> ProfileColumn:
+    values = open_form(folder, name, "float64" if kind == "continuous" else "int64", n_rows)
+    if kind != "string":
+        return ProfileColumn(values)
+    texts = np.array([None, *load_strings(folder, f"{name}.texts")], object)
+    check_positions(folder / f"{name}.npy", values, len(texts) - 1)
+    return ProfileColumn(values, texts)
 
 
-def _open(folder: Path, name: str) -> np.ndarray:
-    return np.asarray(open_array(folder, name))  # still the mapped pages, without the cost of np.memmap's own indexing
+def _check_rising(path: Path, ids: np.ndarray) -> None:
+    """int64 [U]. Raises ArtifactError when they are not ascending: they are looked up by halves."""
+    if (ids[1:] <= ids[:-1]).any():
+        raise ArtifactError(f"{path} does not rise; expected ids in ascending order, each once. {REMEDY}")
 
 
 class Events(NamedTuple):
@@ -357,7 +376,8 @@ class SeenItems:
     @classmethod
     def load(cls, folder: Path) -> SeenItems:
         """Opens `seen.*.npy` by mmap. Raises ArtifactError when one is missing or they do not fit together."""
-        seen = cls(*(_open(folder, f"seen.{name}") for name in ("user_ids", "offsets", "item_ids")))
+        seen = cls(*(open_form(folder, f"seen.{name}", "int64", None) for name in ("user_ids", "offsets", "item_ids")))
+        _check_rising(folder / "seen.user_ids.npy", seen.user_ids)
         rises = len(seen.offsets) == len(seen.user_ids) + 1 and (np.diff(seen.offsets) >= 0).all()
         if not rises or seen.offsets[0] != 0 or seen.offsets[-1] != len(seen.item_ids):
             raise ArtifactError(

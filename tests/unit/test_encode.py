@@ -212,3 +212,25 @@ def test_a_plan_without_its_vocabulary_is_refused(tmp_path):
     (tmp_path / "vocabulary.0.keys.npy").unlink()
     with pytest.raises(ArtifactError, match=r"vocabulary\.0\.keys"):
         Plan.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("part", "values", "said"),
+    [
+        ("keys", [MISSING_INT, 9, 4], "does not rise; expected keys in ascending order"),
+        ("keys", [0.0, 4.0, 9.0], r"keys\.npy holds float64 \[3\]; expected int64"),
+        ("rows", [1, 3], r"rows\.npy holds int64 \[2\]; expected int64 \[3\]"),
+    ],
+)
+def test_a_broken_vocabulary_is_refused(tmp_path, part, values, said):
+    IntegerVocabulary.of(np.array([4, 9]), np.array([3, 4])).save(tmp_path, "v")
+    np.save(tmp_path / f"v.{part}.npy", np.array(values))
+    with pytest.raises(ArtifactError, match=said):
+        IntegerVocabulary.load(tmp_path, "v")
+
+
+def test_texts_without_their_rows_are_refused(tmp_path):
+    StringVocabulary(["a", "b"], np.array([3, 4])).save(tmp_path, "v")
+    np.save(tmp_path / "v.rows.npy", np.array([3]))
+    with pytest.raises(ArtifactError, match=r"rows\.npy holds int64 \[1\]; expected int64 \[2\]"):
+        StringVocabulary.load(tmp_path, "v")

@@ -154,6 +154,32 @@ def test_a_missing_file_is_refused(exported, tmp_path, lost):
         Preprocess.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("event_offsets", lambda array: array + 10**12, "does not say whose"),
+        ("event_offsets", lambda array: array + 1, "does not say whose"),  # the last event is nobody's
+        ("event_offsets", lambda array: array - 1, "does not say whose"),
+        ("event_offsets", lambda array: array[::-1], "does not say whose"),
+        ("event_offsets", lambda array: array[:-1], r"holds int64 .*; expected int64 \[\d+\]"),
+        ("event_ids", lambda array: array[:5], r"event_times\.npy holds int64 .*; expected int64 \[5\]"),
+        ("event_categories", lambda array: array[:5], r"event_categories\.npy holds int32 \[5\]"),
+        ("event_times", lambda array: array.astype(np.float64), "holds float64 .*; expected int64"),
+        ("event_count", lambda array: array[:5], r"event_count\.npy holds int64 \[5\]"),
+        ("sum_weight", lambda array: array.astype(np.float32), "holds float32 .*; expected float64"),
+        ("user_ids", lambda array: array[::-1], "does not rise; expected ids in ascending order"),
+        ("profile.0", lambda array: array[:5], r"profile\.0\.npy holds .* \[5\]"),
+        ("profile.0", lambda array: array + 1_000, r"profile\.0\.npy holds positions from 1000"),
+    ],
+)
+def test_a_broken_store_is_refused(exported, tmp_path, name, change, said):
+    exported[0].save_preprocess(tmp_path)
+    path = tmp_path / "store" / f"{name}.npy"
+    np.save(path, change(np.load(path)))
+    with pytest.raises(ArtifactError, match=said):
+        UserStore(tmp_path / "store")
+
+
 def test_store_arrays_are_mapped_not_copied(exported):
     store = UserStore(exported[1] / "store")
     assert isinstance(store._events.ids.base, np.memmap)
