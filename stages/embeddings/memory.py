@@ -13,6 +13,7 @@ import shutil
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -47,7 +48,8 @@ class PrivateBlock:
 
     def __init__(self, nbytes: int) -> None:
         block = mmap.mmap(-1, max(nbytes, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # page-aligned: a row is one cache line
-        block.madvise(mmap.MADV_HUGEPAGE)  # rows are read here and there: of 4 KiB each, every one would be on another page
+        with suppress(OSError):  # a kernel built without large pages refuses the advice, and nothing is lost but speed
+            block.madvise(mmap.MADV_HUGEPAGE)  # rows are read here and there: almost each on another page, were these of 4 KiB
         self.view = memoryview(block)
         self.lock = threading.Lock()
 
