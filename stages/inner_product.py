@@ -29,7 +29,12 @@ def inner_product(a, b):
 
 @intrinsic
 def sum_in_lanes(typing_context, a, b, n_blocks):
-    """float32 arrays, int64 -> float32 over the first n_blocks * LANES numbers. Numba has no vectors of its own."""
+    """float32 arrays, int64 -> float32 over the first n_blocks * LANES numbers. Numba has no vectors of its own.
+
+    None, which numba refuses, where the arrays are not contiguous or of another type: they would be read as what they are not.
+    """
+    if any(kind.dtype != types.float32 or kind.layout != "C" for kind in (a, b)):
+        return None
     vector, index = ir.VectorType(ir.FloatType(), LANES), ir.IntType(32)
 
     def generate(context, builder, signature, arguments):

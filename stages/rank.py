@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from stages.artifacts import REMEDY, StageInfo, open_array, open_network, read_stage, stage_settings
+from stages.artifacts import REMEDY, StageInfo, open_form, open_network, read_stage, stage_settings
 from stages.compiled import compiled
 from stages.contract import PAD_ID, PAD_SCORE, Degraded, fallen_back, generation_faults
 from stages.embeddings.measurements import Measurement, measurements
@@ -73,12 +73,7 @@ class Rank:
     def load_from(cls, folder: Path, info: StageInfo, network: Any) -> Rank:
         """`load` with a network at hand; None where the network is a model of its own (stages/steps)."""
         settings = stage_settings(folder, info, RankSettings)
-        items = ItemIndex.load(folder / "item_ids.npy")
-        rows, numbers = (open_array(folder, name).view(np.ndarray) for name in ("item_rows", "item_numbers"))
-        statistics = ItemStatistics.load(folder)
-        lengths = {"item_rows": len(rows), "item_numbers": len(numbers), "statistics": statistics.n_items + 1}
-        if set(lengths.values()) != {items.n_items + 1}:
-            raise ArtifactError(f"{folder}: {items.n_items} items need {items.n_items + 1} rows, found {lengths}. {REMEDY}")
+        items, rows, numbers, statistics = load_items(folder)
         widths = MixedWidths.load(folder, settings.first_cold)
         names = (*settings.user_tables, *settings.item_tables, *widths.cold_tables)
         tables = open_tables(folder / TABLES_FOLDER, info.stage, names)
@@ -139,6 +134,17 @@ class Rank:
     def retrieval_part(self, pair_numbers: np.ndarray) -> np.ndarray:
         """-> float32 [B, C]: the standardised retrieval score, one of the cross features."""
         return pair_numbers[..., self.item_numbers.shape[1] + SCORE]
+
+
+def load_items(folder: Path) -> tuple[ItemIndex, np.ndarray, np.ndarray, ItemStatistics]:
+    """-> items, item_rows, item_numbers and statistics, as in Rank. Raises ArtifactError when they disagree."""
+    items, statistics = ItemIndex.load(folder / "item_ids.npy"), ItemStatistics.load(folder)
+    rows = open_form(folder, "item_rows", "int32", None, None)
+    numbers = open_form(folder, "item_numbers", "float32", None, None)
+    lengths = {"item_rows": len(rows), "item_numbers": len(numbers), "statistics": statistics.n_items + 1}
+    if set(lengths.values()) != {items.n_items + 1}:
+        raise ArtifactError(f"{folder}: {items.n_items} items need {items.n_items + 1} rows, found {lengths}. {REMEDY}")
+    return items, rows, numbers, statistics
 
 
 def ranked(inputs: Arrays, logits: np.ndarray, retrieval_part: np.ndarray, blend: float) -> Arrays:

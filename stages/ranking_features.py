@@ -16,14 +16,15 @@ n_items the padding row (stages/ids.py).
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+import threading
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from numba import literal_unroll
 
-from stages.artifacts import open_array, read_json
+from stages.artifacts import check_positions, open_array, read_json
 from stages.compiled import compiled
 from stages.errors import ArtifactError
 from stages.read_ahead import read_ahead
@@ -66,6 +67,7 @@ class ItemStatistics:
     sold_days: np.ndarray
     groups: np.ndarray
     clock: Clock
+    lock: threading.Lock = field(default_factory=threading.Lock, init=False, compare=False, repr=False)  # of the scratch
 
     @cached_property
     def of_loops(self) -> tuple:
@@ -89,7 +91,7 @@ class ItemStatistics:
 
     @classmethod
     def load(cls, folder: Path) -> ItemStatistics:
-        """Raises ArtifactError when an array is missing or they do not speak of the same catalogue."""
+        """Raises ArtifactError when a file is missing or broken, or they do not speak of the same catalogue."""
         arrays = {name: open_array(folder, name) for name in ARRAYS}
         rows = {name: len(array) for name, array in arrays.items()}
         if len(set(rows.values())) != 1:
@@ -101,10 +103,19 @@ class ItemStatistics:
                     f"{folder / name}.npy holds {found.dtype} rows of shape {list(found.shape[1:])}; "
                     f"expected {kind} {list(shape)}. Export the repository again."
                 )
+        if not arrays["popularity_then"].size:
+            raise ArtifactError(f"{folder / 'popularity_then'}.npy holds no bucket; expected one. Export the repository again.")
+        check_positions(folder / "neighbours.npy", arrays["neighbours"], rows["neighbours"] - 1)
         try:
             clock = Clock(**read_json(folder, CLOCK_FILE))
-        except TypeError as error:
+            usable = np.isfinite(np.float32(clock.log_days)) and 0 < np.float32(clock.bucket_days) < np.inf
+        except (TypeError, ValueError) as error:
             raise ArtifactError(f"{folder / CLOCK_FILE} is not a clock: {error}. Export the repository again.") from error
+        if not usable:
+            raise ArtifactError(
+                f"{folder / CLOCK_FILE} holds {clock}; expected finite days and a bucket longer than 0. "
+                "Export the repository again."
+            )
         return cls(**{name: array.view(np.ndarray) for name, array in arrays.items()}, clock=clock)
 
 
@@ -175,15 +186,16 @@ def pair_numbers(
     ->            float32 [B, C, G + len(feature_names())]
     """
     pairs = np.empty((*candidates.shape, item_numbers.shape[1] + N_FEATURES), np.float32)
-    write_pairs(
-        *statistics.of_loops,
-        item_numbers,
-        np.ascontiguousarray(history, np.int64),
-        np.ascontiguousarray(history_age_days, np.float32),
-        np.ascontiguousarray(candidates, np.int64),
-        np.ascontiguousarray(retrieval_scores, np.float32),
-        pairs,
-    )
+    with statistics.lock:
+        write_pairs(
+            *statistics.of_loops,
+            item_numbers,
+            np.ascontiguousarray(history, np.int64),
+            np.ascontiguousarray(history_age_days, np.float32),
+            np.ascontiguousarray(candidates, np.int64),
+            np.ascontiguousarray(retrieval_scores, np.float32),
+            pairs,
+        )
     return pairs
 
 

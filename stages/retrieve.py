@@ -6,6 +6,7 @@ seen items, exclude, unavailable items ─────────────�
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import faiss
 import numpy as np
 
-from stages.artifacts import REMEDY, StageInfo, open_array, open_network, read_stage, stage_settings
+from stages.artifacts import REMEDY, StageInfo, check_positions, open_form, open_network, read_stage, stage_settings
 from stages.compiled import compiled
 from stages.contract import PAD_SCORE, Degraded, fallen_back, generation_faults
 from stages.embeddings.tables import EmbeddingTables
@@ -66,13 +67,7 @@ class Retrieve:
                 f"{folder} names {len(settings.user_tables)} user tables; expected {info.axes.user_categorical}, one per "
                 f"categorical column. {REMEDY}"
             )
-        lengths = {
-            "item_vectors": search.n_items,
-            "neighbours": len(search.neighbours.positions) - 1,
-            "history table": len(tables.tables[HISTORY_TABLE]) - 1,
-        }
-        if set(lengths.values()) != {items.n_items}:
-            raise ArtifactError(f"{folder}: item_ids.npy holds {items.n_items} items, but found {lengths}. {REMEDY}")
+        check_lengths(folder, items, search, {"history table": len(tables.tables[HISTORY_TABLE]) - 1})
         network = open_network(folder, NETWORK, settings.threads)
         return cls(info, settings, items, SeenItems.load(folder), search, tables, network)
 
@@ -87,6 +82,8 @@ class Retrieve:
 
     def found(self, inputs: Arrays, history: np.ndarray, vectors: np.ndarray) -> Arrays:
         """int64 [B, H] positions, float32 [B, D] user vectors -> the outputs of `retrieve`."""
+        if vectors.shape[1] != (width := self.search.item_vectors.shape[1]):
+            raise ArtifactError(f"user vectors are {vectors.shape[1]} wide; expected {width}, as the items' are. {REMEDY}")
         broken = np.empty(len(vectors), np.bool_)
         find_broken(vectors, broken)
         if broken.any():
@@ -185,8 +182,8 @@ def put_answers(positions, padded_ids, candidate_ids, scores, n_found):
 
 def load_search(folder: Path, settings: RetrieveSettings) -> Search:
     """The searcher of a version folder. Raises ArtifactError."""
-    available = open_array(folder, "available").view(np.ndarray)
-    vectors = open_array(folder, "item_vectors").view(np.ndarray)
+    vectors = open_form(folder, "item_vectors", "float32", None, None)
+    available = open_form(folder, "available", "bool", len(vectors))
     index = None
     if settings.index != "exact":
         path = folder / INDEX_FILE
@@ -200,4 +197,23 @@ def load_search(folder: Path, settings: RetrieveSettings) -> Search:
                 f"{path} holds {index.ntotal} vectors of width {index.d}; expected {available.sum()} of width "
                 f"{vectors.shape[1] + 1}. {REMEDY}"
             )
+        for positions in listed_positions(index):
+            check_positions(path, positions, len(vectors) - 1)
     return Search(vectors, Neighbours.load(folder), available, index)
+
+
+def listed_positions(index: Any) -> Iterator[np.ndarray]:
+    """The item positions that a Faiss index answers with, list by list: int64 views of its memory."""
+    if isinstance(index, faiss.IndexIDMap):
+        yield faiss.vector_to_array(index.id_map)
+    elif lists := faiss.try_extract_index_ivf(index):
+        for number in range(lists.nlist):
+            if size := lists.invlists.list_size(number):
+                yield faiss.rev_swig_ptr(lists.invlists.get_ids(number), size)
+
+
+def check_lengths(folder: Path, items: ItemIndex, search: Search, others: dict[str, int] | None = None) -> None:
+    """Raises ArtifactError unless the searcher and what else has a row per item, name -> how many, know as many items."""
+    lengths = {"item_vectors": search.n_items, "neighbours": len(search.neighbours.positions) - 1, **(others or {})}
+    if set(lengths.values()) != {items.n_items}:
+        raise ArtifactError(f"{folder}: item_ids.npy holds {items.n_items} items, but found {lengths}. {REMEDY}")

@@ -11,6 +11,7 @@ and a pin must not bring it back. Equal scores go to the lower item position, wh
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from stages.rules_config import CONFIG_FILE, ITEM_RULES, ITEMS_FILE, RulesConfig
 
 
 class Rules:
-    """The rules of one generation; they answer one call at a time, as passes count in memory that is kept."""
+    """The rules of one generation; they answer one call at a time, a second one waits: passes count in memory that is kept."""
 
     def __init__(self, config: RulesConfig, items: np.ndarray, generation: int = 0) -> None:
         """items: ITEM_RULES [n_items + 1], the padding row last; generation: part of the exploration's seed."""
@@ -37,6 +38,7 @@ class Rules:
             floor_share=float(floor.share) if floor else 0.0,
         )
         self._in_group = np.zeros((2, max(items["group"].max() + 1, 1)), np.int32)
+        self._lock = threading.Lock()
 
     @classmethod
     def load(cls, folder: Path, generation: int = 0) -> Rules:
@@ -69,7 +71,8 @@ class Rules:
         ->             i8 [B, k] columns of the candidates, best first, -1 after the last
         """
         columns = np.empty((len(item_position), k), np.int64)
-        serve(self._passes, self._items, item_position, scores, user_id, self._in_group, columns)
+        with self._lock:
+            serve(self._passes, self._items, item_position, scores, user_id, self._in_group, columns)
         return columns
 
 

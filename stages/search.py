@@ -10,13 +10,14 @@ Letters: B requests, H history, N neighbours, D vector width, C candidates. Posi
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from stages.artifacts import REMEDY, open_array
+from stages.artifacts import REMEDY, check_positions, open_form
 from stages.compiled import compiled
 from stages.errors import ArtifactError
 from stages.inner_product import inner_product
@@ -46,19 +47,15 @@ class Neighbours:
 
     @classmethod
     def load(cls, folder: Path) -> Neighbours:
-        positions, weights = (open_array(folder, name).view(np.ndarray) for name in ("neighbours", "neighbour_weights"))
-        neighbours = cls(positions, weights)
+        """Raises ArtifactError when a file is missing or broken, or they do not fit together."""
+        positions = open_form(folder, "neighbours", "int32", None, None)
+        neighbours = cls(positions, open_form(folder, "neighbour_weights", "float32", None, None))
         if neighbours.positions.shape != neighbours.weights.shape:
             raise ArtifactError(
                 f"{folder}: neighbours.npy is {neighbours.positions.shape}, neighbour_weights.npy {neighbours.weights.shape}; "
                 f"expected equal shapes. {REMEDY}"
             )
-        last = len(positions) - 1  # compiled loops do not look where they write
-        if positions.size and not 0 <= positions.min() <= positions.max() <= last:
-            raise ArtifactError(
-                f"{folder / 'neighbours.npy'} holds positions from {positions.min()} to {positions.max()}; "
-                f"expected 0 to {last}. {REMEDY}"
-            )
+        check_positions(folder / "neighbours.npy", positions, len(positions) - 1)
         return neighbours
 
     def save(self, folder: Path) -> None:
@@ -118,7 +115,7 @@ def to_one_length(vectors, queries):
 
 
 class Search:
-    """The searcher of one generation, for one call at a time.
+    """The searcher of one generation. It answers one call at a time: a second one waits.
 
     index: of Faiss; None for a catalogue small enough to score whole
 
@@ -135,7 +132,7 @@ class Search:
         self.n_items = len(item_vectors)
         self.servable = np.append(available, False)  # the padding row is never served
         self._catalogue = Catalogue(*(read_only(array) for array in (item_vectors, neighbours.positions, neighbours.weights)))
-        self._scratch = Scratch.of(self.servable)
+        self._scratch, self._lock = Scratch.of(self.servable), threading.Lock()
         self._everything = np.arange(self.n_items)[None]  # as if an index had named it: the loop is compiled once
 
     def __call__(
@@ -148,7 +145,8 @@ class Search:
         if self.index is None:
             return self.exact(user_vectors, history, blocked, count)
         wanted = np.empty(len(user_vectors), np.int64)
-        count_blocked(*blocked, self._scratch.place, wanted)
+        with self._lock:
+            count_blocked(*blocked, self._scratch.place, wanted)
         wanted = np.minimum(wanted + count, min(MOST_ANN_RESULTS, self.index.ntotal))
         near = self._nearest(index_queries(user_vectors), wanted)
         positions, scores, n_near = self._best(user_vectors, history, blocked, near, count)
@@ -176,7 +174,8 @@ class Search:
         n_near = np.empty(batch, np.int64)
         weights = recency_weights(history, self.n_items)
         requests = (np.ascontiguousarray(user_vectors), history, weights, *blocked, near)
-        search_requests(*requests, *self._catalogue, *self._scratch, positions, scores, n_near)
+        with self._lock:
+            search_requests(*requests, *self._catalogue, *self._scratch, positions, scores, n_near)
         return positions, scores, n_near
 
     def _nearest(self, queries: np.ndarray, wanted: np.ndarray) -> np.ndarray:

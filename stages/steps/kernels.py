@@ -16,10 +16,9 @@ from stages.embeddings.tables import EmbeddingTables
 from stages.errors import DependencyError
 from stages.features import SeenItems
 from stages.ids import ItemIndex
-from stages.rank import Rank, RankSettings, ranked
-from stages.ranking_features import ItemStatistics
+from stages.rank import Rank, RankSettings, load_items, ranked
 from stages.rerank import Rerank, RerankSettings
-from stages.retrieve import TABLES_FOLDER, Retrieve, RetrieveSettings, load_search
+from stages.retrieve import TABLES_FOLDER, Retrieve, RetrieveSettings, check_lengths, load_search
 from stages.rules import Rules
 from stages.steps.gpu_index import on_gpu
 from stages.steps.preprocess import PreprocessFeatures, PreprocessTensors
@@ -97,6 +96,7 @@ class RetrieveSearch(Step):
         settings = stage_settings(folder, info, RetrieveSettings)
         search = load_search(folder, settings)
         items, seen = ItemIndex.load(folder / "item_ids.npy"), SeenItems.load(folder)
+        check_lengths(folder, items, search)
         return cls(info, own, Retrieve(info, settings, items, seen, search, EmbeddingTables({}), None))
 
     def to_gpu(self, gpu: int | None) -> None:
@@ -119,9 +119,7 @@ class RankFeatures(Step):
     def load(cls, folder: Path) -> RankFeatures:
         info, own = opened(folder)
         settings = stage_settings(folder, info, RankSettings)
-        rows, numbers = (open_array(folder, name).view(np.ndarray) for name in ("item_rows", "item_numbers"))
-        items, statistics = ItemIndex.load(folder / "item_ids.npy"), ItemStatistics.load(folder)
-        return cls(info, own, Rank(info, settings, items, rows, numbers, statistics, None, None))
+        return cls(info, own, Rank(info, settings, *load_items(folder), None, None))
 
     def __call__(self, inputs: Arrays) -> Arrays:
         candidates = self.rank.items.positions(inputs["candidate_ids"])

@@ -1,5 +1,8 @@
 """Cross features of the ranker against loops over history and neighbours, and against numpy."""
 
+import json
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -161,6 +164,9 @@ def test_statistics_of_two_catalogues_are_refused(tmp_path):
         ("popularity", lambda array: array[:, :2], r"holds float32 rows of shape \[2\]; expected float32 \[4\]"),
         ("neighbour_weights", lambda array: array.astype(np.float32), "holds float32 rows of shape .* expected float16"),
         ("neighbours", lambda array: array[:, :-1], r"neighbour_weights\.npy holds float16 rows of shape"),
+        ("neighbours", lambda array: array + 1, r"neighbours\.npy holds positions from \d+ to 41; expected 0 to 40"),
+        ("neighbours", lambda array: array - 1, r"neighbours\.npy holds positions from -1 to 39; expected 0 to 40"),
+        ("popularity_then", lambda array: array[:, :0], r"popularity_then\.npy holds no bucket; expected one"),
     ],
 )
 def test_arrays_of_another_form_are_refused(tmp_path, name, change, message):
@@ -183,6 +189,26 @@ def test_a_clock_of_another_version_is_refused(tmp_path):
     (tmp_path / "item_statistics.json").write_text('{"hours": 1}')
     with pytest.raises(ArtifactError, match="not a clock"):
         ItemStatistics.load(tmp_path)
+
+
+@pytest.mark.parametrize("days", [{"log_days": np.nan}, {"log_days": np.inf}, {"bucket_days": 0.0}, {"bucket_days": np.nan}])
+def test_a_clock_that_does_not_count_is_refused(tmp_path, days):
+    random_statistics().save(tmp_path)
+    (tmp_path / "item_statistics.json").write_text(json.dumps({"log_days": 90.0, "bucket_days": 7.0} | days))
+    with pytest.raises(ArtifactError, match="expected finite days and a bucket longer than 0"):
+        ItemStatistics.load(tmp_path)
+
+
+def test_threads_that_share_statistics_are_answered_as_one_is():
+    statistics = random_statistics()
+    requests = [tuple(np.tile(array, (500, 1)) for array in random_requests(seed)) for seed in range(4)]
+    expected = [cross_features(statistics, *request) for request in requests]
+    with ThreadPoolExecutor(len(requests)) as threads:
+        for _ in range(10):
+            for got, wanted in zip(
+                threads.map(lambda asked: cross_features(statistics, *asked), requests), expected, strict=True
+            ):
+                np.testing.assert_array_equal(got, wanted)
 
 
 def test_views_count_customers_visits_and_what_came_next():

@@ -206,6 +206,24 @@ def broken_index(folder):
     (folder / "items.faiss").write_bytes(b"not an index")
 
 
+def index_beyond(folder, kind):
+    import faiss
+
+    wants_index(folder)
+    n_available, width = N_ITEMS - len(UNAVAILABLE), TASTE + 2
+    flat = faiss.IndexFlatL2(width)
+    index = faiss.IndexIDMap(flat) if kind == "flat" else faiss.IndexIVFFlat(flat, width, 4)
+    vectors = np.random.default_rng(0).normal(size=(n_available, width)).astype(np.float32)
+    index.train(vectors)
+    index.add_with_ids(vectors, np.arange(n_available) + 10**9)
+    faiss.write_index(index, str(folder / "items.faiss"))
+
+
+def changed(name, change):
+    """-> what damages the array `name` of a folder."""
+    return lambda folder: np.save(folder / f"{name}.npy", change(np.load(folder / f"{name}.npy")))
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
@@ -218,6 +236,13 @@ def broken_index(folder):
         (wants_index, "items.faiss cannot be read by Faiss"),
         (broken_index, "items.faiss cannot be read by Faiss"),
         (wrong_index, "holds 0 vectors of width 7; expected 58 of width 9"),
+        (lambda folder: index_beyond(folder, "flat"), "holds positions from 1000000000 to .*; expected 0 to 59"),
+        (lambda folder: index_beyond(folder, "lists"), "holds positions from 1000000.* to .*; expected 0 to 59"),
+        (changed("available", lambda array: array[:10]), r"holds bool \[10\]; expected bool \[60\]"),
+        (changed("item_vectors", lambda array: array.astype(np.float64)), r"holds float64 \[60, 8\]; expected float32"),
+        (changed("item_vectors", np.asfortranarray), "holds float32 .*, not row by row"),
+        (changed("seen.item_ids", lambda array: array.astype(np.float64)), r"item_ids\.npy holds float64 .*; expected int64"),
+        (changed("seen.user_ids", lambda array: array[::-1]), r"user_ids\.npy does not rise; expected ids in ascending order"),
     ],
 )
 def test_a_damaged_folder_is_refused(tmp_path, damage, said):
@@ -225,3 +250,12 @@ def test_a_damaged_folder_is_refused(tmp_path, damage, said):
     damage(tmp_path)
     with pytest.raises(ArtifactError, match=said):
         Retrieve.load(tmp_path)
+
+
+@pytest.mark.parametrize("width", [TASTE, TASTE + 2])
+def test_user_vectors_of_another_width_are_refused(tmp_path, width):
+    write_folder(tmp_path)
+    stage, inputs = Retrieve.load(tmp_path), requests()
+    history = stage.items.positions(inputs["history_ids"])
+    with pytest.raises(ArtifactError, match=f"user vectors are {width} wide; expected {TASTE + 1}"):
+        stage.found(inputs, history, np.ones((len(history), width), np.float32))

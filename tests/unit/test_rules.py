@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -242,6 +244,16 @@ def test_exploration_draws_in_proportion_to_its_weights(tmp_path):
     expected = weight / weight.sum()
     share = np.bincount(first, minlength=4) / len(users)
     np.testing.assert_array_less(np.abs(share - expected), 4 * np.sqrt(expected * (1 - expected) / len(users)))
+
+
+def test_threads_that_share_rules_are_answered_as_one_is(tmp_path, catalogue):
+    rules = compiled(tmp_path, catalogue, RulesConfig(diversity=0.3, max_per_category=2, max_per_provider=3))
+    asked = [requests(np.random.default_rng(seed), 500, 40) for seed in range(4)]
+    expected = [rules.apply(*request, K) for request in asked]
+    with ThreadPoolExecutor(len(asked)) as threads:
+        for _ in range(10):
+            for got, wanted in zip(threads.map(lambda request: rules.apply(*request, K), asked), expected, strict=True):
+                np.testing.assert_array_equal(got, wanted)
 
 
 def test_draws_are_even_and_inside_the_open_interval():

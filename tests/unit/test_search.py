@@ -1,8 +1,11 @@
 """The search against a slow exact twin, whole or by index, with everything that may be blocked."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import faiss
 import numpy as np
 import pytest
+from numba import TypingError
 
 from export.retrieval.index import index_vectors
 from stages.errors import ArtifactError
@@ -203,6 +206,41 @@ def test_the_numpy_twin_and_the_loops_find_the_same_of_many_equal_scores(whole, 
         if whole or count == N_ITEMS:  # an index may leave out some of many items that are equally near
             np.testing.assert_array_equal(search(users, history, forbidden, count)[0], expected[0])
         np.testing.assert_array_equal(search(users, history, forbidden, count)[1], expected[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("neighbours", lambda array: array.astype(np.int64), r"holds int64 \[301, 5\]; expected int32 \[any, any\]"),
+        ("neighbour_weights", lambda array: array.astype(np.float16), "holds float16 .*; expected float32"),
+        ("neighbour_weights", np.asfortranarray, "holds float32 .*, not row by row; expected float32"),
+    ],
+)
+def test_neighbours_of_another_form_are_refused(tmp_path, name, change, said):
+    random_catalogue()[1].save(tmp_path)
+    np.save(tmp_path / f"{name}.npy", change(np.load(tmp_path / f"{name}.npy")))
+    with pytest.raises(ArtifactError, match=said):
+        Neighbours.load(tmp_path)
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["whole catalogue", "by index"])
+def test_threads_that_share_a_search_are_answered_as_one_is(whole):
+    catalogue = random_catalogue()
+    search = Search(*catalogue, index=None if whole else flat_index(catalogue[0], catalogue[2]))
+    asked = [random_requests(seed) for seed in range(4)]
+    expected = [search(*requests, 20) for requests in asked]
+    with ThreadPoolExecutor(len(asked)) as threads:
+        for _ in range(50):
+            for got, wanted in zip(threads.map(lambda requests: search(*requests, 20), asked), expected, strict=True):
+                np.testing.assert_array_equal(got[0], wanted[0])
+                np.testing.assert_array_equal(got[1], wanted[1])
+
+
+@pytest.mark.parametrize("change", [lambda array: array.astype(np.float64), np.asfortranarray], ids=["float64", "strided"])
+def test_vectors_that_lanes_cannot_read_are_refused(change):
+    vectors = change(np.ones((3, 32), np.float32))
+    with pytest.raises(TypingError):
+        inner_product(vectors[0], vectors[1])
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["whole catalogue", "by index"])
