@@ -66,6 +66,20 @@ class TestAnswers:
 
 
 class TestSteps:
+    @pytest.mark.parametrize(
+        ("part", "kind", "name", "said"),
+        [
+            ("retrieve_search", RetrieveSearch, "item_ids", "items, but found"),
+            ("rank_features", RankFeatures, "item_ids", "rows, found"),
+            ("rank_features", RankFeatures, "item_numbers", "rows, found"),
+        ],
+    )
+    def test_a_part_whose_arrays_are_of_another_catalogue_is_refused(self, repository, part, kind, name, said):
+        path = repository / part / "1" / f"{name}.npy"
+        np.save(path, np.load(path)[:-1])
+        with pytest.raises(ArtifactError, match=said):
+            kind.load(path.parent)
+
     def test_keys_are_first_keys_plus_rows_users_first(self, exported, recorded):
         folder = exported["24.03"] / "rank_features" / "1"
         step, trace = RankFeatures.load(folder), MerlinPipeline(exported["24.03"], 1, "/models").trace(recorded.inputs)
