@@ -10,6 +10,7 @@ from __future__ import annotations
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
 from stages.compiled import compiled
@@ -31,10 +32,10 @@ def inner_product(a, b):
 def sum_in_lanes(typing_context, a, b, n_blocks):
     """float32 arrays, int64 -> float32 over the first n_blocks * LANES numbers. Numba has no vectors of its own.
 
-    None, which numba refuses, where the arrays are not contiguous or of another type: they would be read as what they are not.
+    Raises TypingError where they are of another type or not contiguous: they would be read as what they are not.
     """
     if any(kind.dtype != types.float32 or kind.layout != "C" for kind in (a, b)):
-        return None
+        raise TypingError(f"lanes cannot read {a} and {b}; expected contiguous arrays of float32")
     vector, index = ir.VectorType(ir.FloatType(), LANES), ir.IntType(32)
 
     def generate(context, builder, signature, arguments):

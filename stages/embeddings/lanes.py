@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 from numba import types
+from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
 LANES = 8
@@ -23,7 +24,7 @@ def copy_eight(typing_context, source, place, target, at):
         _store(builder, values, _pointer(context, builder, signature, arguments, 2))
         return context.get_dummy_value()
 
-    return _of_arrays(types.void, source, place, target, at), generate
+    return _of_arrays(types.void, (types.float32, types.float32), source, place, target, at), generate
 
 
 @intrinsic
@@ -35,7 +36,7 @@ def scale_eight(typing_context, codes, place, target, at, scale, offset):
         _scale(context, builder, signature, arguments, codes)
         return context.get_dummy_value()
 
-    return _of_arrays(types.void, codes, place, target, at, scale, offset), generate
+    return _of_arrays(types.void, (types.uint8, types.float32), codes, place, target, at, scale, offset), generate
 
 
 @intrinsic
@@ -51,7 +52,7 @@ def scale_eight_halves(typing_context, codes, place, target, at, scale, offset):
         _scale(context, builder, signature, arguments, builder.shuffle_vector(low, high, order))
         return context.get_dummy_value()
 
-    return _of_arrays(types.void, codes, place, target, at, scale, offset), generate
+    return _of_arrays(types.void, (types.uint8, types.float32), codes, place, target, at, scale, offset), generate
 
 
 @intrinsic
@@ -65,7 +66,7 @@ def find_in_eight(typing_context, values, place, wanted):
         beyond = builder.or_(bits, ir.Constant(_LONG, 1 << LANES))
         return builder.cttz(beyond, ir.Constant(ir.IntType(1), 1))
 
-    return _of_arrays(types.int64, values, place, wanted), generate
+    return _of_arrays(types.int64, (types.int64,), values, place, wanted), generate
 
 
 @intrinsic
@@ -75,13 +76,14 @@ def read_once(typing_context, values, place):
     def generate(context, builder, signature, arguments):
         return builder.load_atomic(_pointer(context, builder, signature, arguments, 0), "monotonic", 4)
 
-    return _of_arrays(types.int32, values, place), generate
+    return _of_arrays(types.int32, (types.int32,), values, place), generate
 
 
-def _of_arrays(result, *arguments):
-    """The signature, with places as int64; None, which numba refuses, where an array is not contiguous."""
-    if any(isinstance(kind, types.Array) and kind.layout != "C" for kind in arguments):
-        return None
+def _of_arrays(result, elements, *arguments):
+    """The signature, with places as int64. elements: of each array. Raises TypingError when one is another or strided."""
+    arrays = [kind for kind in arguments if isinstance(kind, types.Array)]
+    if tuple(kind.dtype for kind in arrays) != elements or any(kind.layout != "C" for kind in arrays):
+        raise TypingError(f"lanes cannot read {arrays}; expected contiguous arrays of {elements}")
     return result(*(types.int64 if isinstance(kind, types.Integer) else kind for kind in arguments))
 
 

@@ -239,7 +239,7 @@ def test_threads_that_share_a_search_are_answered_as_one_is(whole):
 @pytest.mark.parametrize("change", [lambda array: array.astype(np.float64), np.asfortranarray], ids=["float64", "strided"])
 def test_vectors_that_lanes_cannot_read_are_refused(change):
     vectors = change(np.ones((3, 32), np.float32))
-    with pytest.raises(TypingError):
+    with pytest.raises(TypingError, match="lanes cannot read"):
         inner_product(vectors[0], vectors[1])
 
 

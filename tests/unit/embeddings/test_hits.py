@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba import TypingError
 
 from stages.embeddings import hits
 from stages.embeddings.memory import PrivateBlock
@@ -124,3 +125,21 @@ def test_a_read_while_somebody_writes_gives_the_same_values(row_format, kind):
     np.testing.assert_array_equal(missing, slow_missing)
     np.testing.assert_array_equal(bits(vectors[~missing]), bits(slow[~missing]))
     assert missing.tolist()[3:] == [True, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("read", "array"),
+    [
+        (lambda array: hits.find_hashed(array, np.array([1]), np.empty(1, np.int64)), np.arange(8, dtype=np.int32)),
+        (lambda array: hits.find_indexed(array, np.array([1]), np.empty(1, np.int64)), np.arange(8)),
+        (lambda array: hits.decode_rows(np.ones((1, 8), np.float32), np.array([0]), array), np.empty((1, 8))),
+        (
+            lambda array: hits.decode_rows(array, np.array([0]), np.empty((1, 8), np.float32)),
+            np.ones((8, 8), np.float32, order="F"),
+        ),
+    ],
+    ids=["owners of int32", "slots of int64", "vectors of float64", "rows by column"],
+)
+def test_arrays_that_lanes_cannot_read_are_refused(read, array):
+    with pytest.raises(TypingError, match="lanes cannot read"):
+        read(array)
