@@ -112,15 +112,22 @@ def test_sparse_folders_of_a_ps_json_are_served(tmp_path):
 
 def private_bytes_of_a_full_table(config, folder):
     """Fill L1 and L2 of a table -> what this process needed for it alone."""
+    full_table(replace(config, name="small", rows=10_000, l1_rows=1_000, l2_rows=1_000), folder)  # loads the machine code
+    before = psutil.Process().memory_info()
+    table = full_table(config, folder)
+    after = psutil.Process().memory_info()
+    assert table.config == config  # it lives until here
+    return (after.rss - after.shared) - (before.rss - before.shared)
+
+
+def full_table(config, folder):
     table = TieredTable(config)
     keys = np.random.default_rng(0).permutation(config.rows)
     vectors = np.ones((5_000, config.width), np.float32)
-    before = psutil.Process().memory_info()
-    table.attach(open_shared(folder, [table.config])["item"])
+    table.attach(open_shared(folder, [table.config])[config.name])
     for start in range(0, len(keys), len(vectors)):  # small pieces, so that temporary arrays do not count
         table.l1.insert(keys[start : start + len(vectors)], vectors, 0)
-    after = psutil.Process().memory_info()
-    return (after.rss - after.shared) - (before.rss - before.shared)
+    return table
 
 
 @pytest.mark.parametrize(("width", "row_format"), [(16, "int8"), (4, "fp32")], ids=["hot", "cold"])
