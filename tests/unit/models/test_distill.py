@@ -16,7 +16,7 @@ from export.models.ranking import RankingSettings, moments
 from export.models.ranking_data import Requests
 from export.models.train_ranker import RankerSettings, predict, rank_scores_of, train_ranker
 from export.settings import Settings
-from tests.unit.test_rank import popularity_retrieve
+from tests.unit.ranking.conftest import popularity_retrieve
 
 QUIET = {"report": lambda _: None}
 

@@ -1,0 +1,51 @@
+"""Folders of rank and rerank that disagree with themselves are refused when they are loaded."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from stages.errors import ArtifactError
+from stages.rank import Rank
+from stages.rerank import Rerank
+
+
+def rewritten(folder, name, tmp_path, **changes):
+    """A copy of a stage folder with settings of stage.json replaced."""
+    copy = tmp_path / name
+    shutil.copytree(folder / name, copy)
+    stage = json.loads((copy / "stage.json").read_text())
+    stage["settings"].update(changes)
+    stage["settings"] = {key: value for key, value in stage["settings"].items() if value is not None}
+    (copy / "stage.json").write_text(json.dumps(stage))
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"blend": None}, "lacks a setting of rank"),
+        ({"user_tables": ["user_0", "user_99"]}, r"lacks the tables \['user_99'\]"),
+        ({"user_tables": ["user_0"]}, "names 1 user and"),
+        ({"first_cold": {"user_0": 20}}, r"projections\.npz does not widen the cold rows of user_0"),
+    ],
+)
+def test_a_rank_folder_that_disagrees_with_itself_is_refused(trained, tmp_path, changes, message):
+    with pytest.raises(ArtifactError, match=message):
+        Rank.load(rewritten(trained.folder, "rank", tmp_path, **changes))
+
+
+def test_item_arrays_of_another_catalogue_are_refused(trained, tmp_path):
+    rank, rerank = (rewritten(trained.folder, name, tmp_path) for name in ("rank", "rerank"))
+    np.save(rank / "item_numbers.npy", np.zeros((3, 2), np.float32))
+    with pytest.raises(ArtifactError, match=r"items need .* rows, found"):
+        Rank.load(rank)
+    np.save(rerank / "item_vectors.npy", np.zeros((3, 2), np.float32))
+    with pytest.raises(ArtifactError, match=r"item_vectors\.npy 2"):
+        Rerank.load(rerank)
+
+
+def test_a_rerank_folder_without_its_settings_is_refused(trained, tmp_path):
+    with pytest.raises(ArtifactError, match="lacks a setting of rerank"):
+        Rerank.load(rewritten(trained.folder, "rerank", tmp_path, list_length=None))
