@@ -13,7 +13,7 @@ import numpy as np
 
 from stages.artifacts import REMEDY, open_array
 from stages.compiled import compiled
-from stages.errors import ArtifactError
+from stages.errors import ArtifactError, RequestError
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,15 @@ class EmbeddingTables:
         return self.tables[name].take(rows, axis=0)
 
     def side_by_side(self, names: Sequence[str], rows: np.ndarray) -> np.ndarray:
-        """int64 [B, S], a row of each of `names` -> float32 [B, sum of D]. Raises IndexError for a row that is not there."""
+        """int64 [B, S], a row of each of `names` -> float32 [B, sum of D]. Raises RequestError for a row that is not there."""
         tables = [self.tables[name] for name in names]
         vectors, start = np.empty((len(rows), sum(table.shape[1] for table in tables)), np.float32), 0
-        for slot, table in enumerate(tables):  # not all at once: numba takes a tuple apart anew at every call, in 60 us
-            put_rows(table, rows, slot, vectors, start)
-            start += table.shape[1]
+        try:
+            for slot, table in enumerate(tables):  # not all at once: numba takes a tuple apart anew at every call, in 60 us
+                put_rows(table, rows, slot, vectors, start)
+                start += table.shape[1]
+        except IndexError:
+            raise no_such_row(names[slot], rows[:, slot], len(table)) from None
         return vectors
 
     def gather(self, *wanted: tuple[tuple[str, ...], np.ndarray]) -> list[np.ndarray]:
@@ -56,6 +59,15 @@ class EmbeddingTables:
         return [
             np.stack([self.lookup(name, rows[..., slot]) for slot, name in enumerate(names)], axis=-2) for names, rows in wanted
         ]
+
+
+def no_such_row(name: str, rows: np.ndarray, n_rows: int) -> RequestError:
+    """What to say of a caller who asks for rows, int [B], that are not all among the n_rows of table `name`."""
+    wrong = rows[(rows < 0) | (rows >= n_rows)][0]
+    return RequestError(
+        f"row {wrong} of the embedding table {name!r} was asked for; it has the rows 0 to {n_rows - 1}. "
+        "Send the user_categorical that `preprocess` of this generation gives, or call `recommend`."
+    )
 
 
 @compiled
