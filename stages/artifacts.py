@@ -106,11 +106,11 @@ def open_form(folder: Path, name: str, dtype: str, *shape: int | None) -> np.nda
     return array
 
 
-def check_positions(path: Path, positions: np.ndarray, last: int) -> None:
-    """Raises ArtifactError when an integer array holds anything outside of 0 … last: compiled loops look nowhere else."""
-    if positions.size and not 0 <= positions.min() <= positions.max() <= last:
+def check_positions(where: Path | str, positions: np.ndarray, last: int, first: int = 0) -> None:
+    """Raises ArtifactError when an integer array holds anything outside of first … last: compiled loops look nowhere else."""
+    if positions.size and not first <= positions.min() <= positions.max() <= last:
         raise ArtifactError(
-            f"{path} holds positions from {positions.min()} to {positions.max()}; expected 0 to {last}. {REMEDY}"
+            f"{where} holds positions from {positions.min()} to {positions.max()}; expected {first} to {last}. {REMEDY}"
         )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from stages.artifacts import REMEDY, StageInfo, open_form, open_network, read_stage, stage_settings
+from stages.artifacts import REMEDY, StageInfo, check_positions, open_form, open_network, read_stage, stage_settings
 from stages.compiled import compiled
 from stages.contract import PAD_ID, PAD_SCORE, Degraded, fallen_back, generation_faults
 from stages.embeddings.measurements import Measurement, measurements
@@ -77,12 +77,18 @@ class Rank:
         widths = MixedWidths.load(folder, settings.first_cold)
         names = (*settings.user_tables, *settings.item_tables, *widths.cold_tables)
         tables = open_tables(folder / TABLES_FOLDER, info.stage, names)
-        if len(settings.user_tables) != info.axes.user_categorical or len(settings.item_tables) != rows.shape[1]:
+        try:
+            if len(settings.user_tables) != info.axes.user_categorical or len(settings.item_tables) != rows.shape[1]:
+                raise ArtifactError(
+                    f"{folder} names {len(settings.user_tables)} user and {len(settings.item_tables)} item tables; expected "
+                    f"{info.axes.user_categorical} and {rows.shape[1]}, one per categorical column. {REMEDY}"
+                )
+            n_rows = widths.n_rows({table.name: table.rows for table in tables.config.tables})
+            for name, column in zip(settings.item_tables, rows.T, strict=True):
+                check_positions(f"{folder / 'item_rows.npy'}, of table {name},", column, n_rows[name] - 1)
+        except ArtifactError:
             tables.close()
-            raise ArtifactError(
-                f"{folder} names {len(settings.user_tables)} user and {len(settings.item_tables)} item tables; expected "
-                f"{info.axes.user_categorical} and {rows.shape[1]}, one per categorical column. {REMEDY}"
-            )
+            raise
         return cls(info, settings, items, rows, numbers, statistics, tables, network, widths)
 
     def close(self) -> None:

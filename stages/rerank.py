@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stages.artifacts import REMEDY, StageInfo, open_array, open_network, read_stage, stage_settings
+from stages.artifacts import REMEDY, StageInfo, open_form, open_network, read_stage, stage_settings
 from stages.compiled import compiled
 from stages.contract import PAD_ID, Degraded, fallen_back, generation_faults
 from stages.errors import ArtifactError
@@ -61,13 +61,8 @@ class Rerank:
         """Version folder -> stage. Raises ArtifactError when a file is missing or disagrees with the others."""
         info = read_stage(folder)
         settings = stage_settings(folder, info, RerankSettings)
-        items, rules = ItemIndex.load(folder / "item_ids.npy"), Rules.load(folder, info.generation)
-        vectors = open_array(folder, "item_vectors").view(np.ndarray)
-        if len(vectors) != items.n_items + 1 or rules.n_items != items.n_items:
-            raise ArtifactError(
-                f"{folder}: item_ids.npy has {items.n_items} items, item_vectors.npy {len(vectors) - 1}, the rules "
-                f"{rules.n_items}. {REMEDY}"
-            )
+        items = ItemIndex.load(folder / "item_ids.npy")
+        vectors, rules = load_vectors(folder, items), load_rules(folder, items, info.generation)
         return cls(info, settings, items, vectors, rules, open_network(folder, NETWORK, settings.threads))
 
     def faults(self, inputs: Arrays) -> dict[int, str]:
@@ -109,6 +104,19 @@ class Rerank:
             "degraded": lineage[:, 1:].astype(np.int32),
             "generation": lineage[:, :1],
         }
+
+
+def load_vectors(folder: Path, items: ItemIndex) -> np.ndarray:
+    """-> item_vectors, as in Rerank. Raises ArtifactError when they are of another catalogue."""
+    return open_form(folder, "item_vectors", "float32", items.n_items + 1, None)
+
+
+def load_rules(folder: Path, items: ItemIndex, generation: int) -> Rules:
+    """Raises ArtifactError when the rules are broken, or of another catalogue."""
+    rules = Rules.load(folder, generation)
+    if rules.n_items != items.n_items:
+        raise ArtifactError(f"{folder}: item_ids.npy has {items.n_items} items, the rules {rules.n_items}. {REMEDY}")
+    return rules
 
 
 @compiled

@@ -59,15 +59,8 @@ class Retrieve:
         settings = stage_settings(folder, info, RetrieveSettings)
         items = ItemIndex.load(folder / "item_ids.npy")
         search = load_search(folder, settings)
-        tables = EmbeddingTables.load(folder / TABLES_FOLDER)
-        if missing := {HISTORY_TABLE, *settings.user_tables} - tables.tables.keys():
-            raise ArtifactError(f"{folder / TABLES_FOLDER} lacks the tables {sorted(missing)}. {REMEDY}")
-        if len(settings.user_tables) != info.axes.user_categorical:
-            raise ArtifactError(
-                f"{folder} names {len(settings.user_tables)} user tables; expected {info.axes.user_categorical}, one per "
-                f"categorical column. {REMEDY}"
-            )
-        check_lengths(folder, items, search, {"history table": len(tables.tables[HISTORY_TABLE]) - 1})
+        check_lengths(folder, items, search)
+        tables = load_tables(folder, info, settings, items)
         network = open_network(folder, NETWORK, settings.threads)
         return cls(info, settings, items, SeenItems.load(folder), search, tables, network)
 
@@ -180,6 +173,24 @@ def put_answers(positions, padded_ids, candidate_ids, scores, n_found):
             scores[row, rank] = max(scores[row, rank], LOWEST)
 
 
+def load_tables(folder: Path, info: StageInfo, settings: RetrieveSettings, items: ItemIndex) -> EmbeddingTables:
+    """Those of the user's columns and of the history. Raises ArtifactError when one is missing, or of another catalogue."""
+    tables = EmbeddingTables.load(folder / TABLES_FOLDER)
+    if missing := {HISTORY_TABLE, *settings.user_tables} - tables.tables.keys():
+        raise ArtifactError(f"{folder / TABLES_FOLDER} lacks the tables {sorted(missing)}. {REMEDY}")
+    if len(settings.user_tables) != info.axes.user_categorical:
+        raise ArtifactError(
+            f"{folder} names {len(settings.user_tables)} user tables; expected {info.axes.user_categorical}, one per "
+            f"categorical column. {REMEDY}"
+        )
+    if (found := len(tables.tables[HISTORY_TABLE])) != items.n_items + 1:
+        raise ArtifactError(
+            f"{folder / TABLES_FOLDER} has {found} rows in {HISTORY_TABLE}.npy; expected {items.n_items + 1}, one per item "
+            f"and one of padding. {REMEDY}"
+        )
+    return tables
+
+
 def load_search(folder: Path, settings: RetrieveSettings) -> Search:
     """The searcher of a version folder. Raises ArtifactError."""
     vectors = open_form(folder, "item_vectors", "float32", None, None)
@@ -212,8 +223,8 @@ def listed_positions(index: Any) -> Iterator[np.ndarray]:
                 yield faiss.rev_swig_ptr(lists.invlists.get_ids(number), size)
 
 
-def check_lengths(folder: Path, items: ItemIndex, search: Search, others: dict[str, int] | None = None) -> None:
-    """Raises ArtifactError unless the searcher and what else has a row per item, name -> how many, know as many items."""
-    lengths = {"item_vectors": search.n_items, "neighbours": len(search.neighbours.positions) - 1, **(others or {})}
+def check_lengths(folder: Path, items: ItemIndex, search: Search) -> None:
+    """Raises ArtifactError unless the searcher knows as many items."""
+    lengths = {"item_vectors": search.n_items, "neighbours": len(search.neighbours.positions) - 1}
     if set(lengths.values()) != {items.n_items}:
         raise ArtifactError(f"{folder}: item_ids.npy holds {items.n_items} items, but found {lengths}. {REMEDY}")

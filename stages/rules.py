@@ -16,9 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
+from stages.artifacts import check_positions
 from stages.errors import ArtifactError, ConfigError
 from stages.rule_passes import Passes, mixed, serve
-from stages.rules_config import CONFIG_FILE, ITEM_RULES, ITEMS_FILE, RulesConfig
+from stages.rules_config import CONFIG_FILE, ITEM_RULES, ITEMS_FILE, OVER_CAP, TOO_DEAR, RulesConfig
 
 
 class Rules:
@@ -54,7 +55,10 @@ class Rules:
                 f"{folder / ITEMS_FILE} holds {items.dtype} {items.shape}; expected one ITEM_RULES record per item. "
                 "It comes from another version of this project: export the repository again."
             )
-        return cls(config, items.view(np.ndarray), generation)
+        items = items.view(np.ndarray)
+        behind = items["behind"][~items["blocked"]]  # an item that says anything else, `cap` would lose from its list
+        check_positions(f"{folder / ITEMS_FILE}, field behind,", behind, TOO_DEAR, first=OVER_CAP)
+        return cls(config, items, generation)
 
     @property
     def n_items(self) -> int:

@@ -58,6 +58,10 @@ class MixedWidths:
     def cold_tables(self) -> tuple[str, ...]:
         return tuple(map(cold_table, self.first_cold))
 
+    def n_rows(self, stored: Mapping[str, int]) -> dict[str, int]:
+        """Table -> how many keys it has, from how many rows are stored under each name."""
+        return {**stored, **{name: first + stored[cold_table(name)] for name, first in self.first_cold.items()}}
+
     def whole(self, tables: EmbeddingTables, names: Sequence[str]) -> dict[str, np.ndarray]:
         """Those tables with all their rows, float32 [rows, D]."""
         rows = {name: tables.tables[name] for name in names}

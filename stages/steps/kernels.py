@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stages.artifacts import StageInfo, open_array, read_stage, stage_settings
+from stages.artifacts import StageInfo, read_stage, stage_settings
 from stages.contract import Degraded, ModelSpec, fallen_back, generation_faults
 from stages.embeddings.measurements import Measurement
 from stages.embeddings.tables import EmbeddingTables
@@ -17,9 +17,8 @@ from stages.errors import DependencyError
 from stages.features import SeenItems
 from stages.ids import ItemIndex
 from stages.rank import Rank, RankSettings, load_items, ranked
-from stages.rerank import Rerank, RerankSettings
-from stages.retrieve import TABLES_FOLDER, Retrieve, RetrieveSettings, check_lengths, load_search
-from stages.rules import Rules
+from stages.rerank import Rerank, RerankSettings, load_rules, load_vectors
+from stages.retrieve import Retrieve, RetrieveSettings, check_lengths, load_search, load_tables
 from stages.steps.gpu_index import on_gpu
 from stages.steps.preprocess import PreprocessFeatures, PreprocessTensors
 from stages.steps.specs import (
@@ -75,8 +74,8 @@ class RetrieveFeatures(Step):
     def load(cls, folder: Path) -> RetrieveFeatures:
         info, own = opened(folder)
         settings = stage_settings(folder, info, RetrieveSettings)
-        tables = EmbeddingTables.load(folder / TABLES_FOLDER)
         items = ItemIndex.load(folder / "item_ids.npy")
+        tables = load_tables(folder, info, settings, items)
         return cls(info, own, Retrieve(info, settings, items, None, None, tables, None))
 
     def __call__(self, inputs: Arrays) -> Arrays:
@@ -212,8 +211,8 @@ class RerankList(Step):
     def load(cls, folder: Path) -> RerankList:
         info, own = opened(folder)
         settings = stage_settings(folder, info, RerankSettings)
-        items, vectors = ItemIndex.load(folder / "item_ids.npy"), open_array(folder, "item_vectors").view(np.ndarray)
-        return cls(info, own, Rerank(info, settings, items, vectors, None, None))
+        items = ItemIndex.load(folder / "item_ids.npy")
+        return cls(info, own, Rerank(info, settings, items, load_vectors(folder, items), None, None))
 
     def __call__(self, inputs: Arrays) -> Arrays:
         return self.rerank.feeds(self.rerank.best(inputs))
@@ -229,8 +228,8 @@ class RerankRules(Step):
     def load(cls, folder: Path) -> RerankRules:
         info, own = opened(folder)
         settings = stage_settings(folder, info, RerankSettings)
-        items, rules = ItemIndex.load(folder / "item_ids.npy"), Rules.load(folder, info.generation)
-        return cls(info, own, Rerank(info, settings, items, None, rules, None))
+        items = ItemIndex.load(folder / "item_ids.npy")
+        return cls(info, own, Rerank(info, settings, items, None, load_rules(folder, items, info.generation), None))
 
     def __call__(self, inputs: Arrays) -> Arrays:
         return self.rerank.served(inputs, self.rerank.best(inputs), inputs["correction"])

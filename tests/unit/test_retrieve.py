@@ -12,7 +12,7 @@ from export.models.two_tower import UserTower
 from export.retrieval.save import DYNAMIC
 from stages.artifacts import StageInfo
 from stages.contract import PAD_ID, Axes, Degraded, new_lineage, stage_specs
-from stages.errors import ArtifactError
+from stages.errors import ArtifactError, RequestError
 from stages.features import SeenItems
 from stages.ids import ItemIndex
 from stages.retrieve import Retrieve
@@ -175,6 +175,16 @@ def test_another_generation_is_a_fault_of_that_row(tmp_path):
     }
 
 
+@pytest.mark.parametrize("row", [-1, N_USER_ROWS, 2**62])
+def test_a_row_that_no_table_has_is_the_callers_fault(tmp_path, row):
+    write_folder(tmp_path)
+    inputs = requests()
+    inputs["user_categorical"][2, 1] = row
+    said = f"row {row} of the embedding table 'user_1' was asked for; it has the rows 0 to {N_USER_ROWS - 1}.*`recommend`"
+    with pytest.raises(RequestError, match=said):
+        Retrieve.load(tmp_path)(inputs)
+
+
 def lose_setting(folder):
     raw = json.loads((folder / "stage.json").read_text())
     del raw["settings"]["index"]
@@ -235,6 +245,7 @@ def changed(name, change):
         (lambda folder: (folder / "user_tower.onnx").write_bytes(b""), "cannot be loaded by ONNX Runtime"),
         (wants_index, "items.faiss cannot be read by Faiss"),
         (broken_index, "items.faiss cannot be read by Faiss"),
+        (lambda folder: np.save(folder / "tables" / "history.npy", np.zeros((60, TASTE), "f4")), "has 60 rows in history.npy"),
         (wrong_index, "holds 0 vectors of width 7; expected 58 of width 9"),
         (lambda folder: index_beyond(folder, "flat"), "holds positions from 1000000000 to .*; expected 0 to 59"),
         (lambda folder: index_beyond(folder, "lists"), "holds positions from 1000000.* to .*; expected 0 to 59"),

@@ -13,6 +13,9 @@ from stages.rules import Rules, hashed_seed
 from stages.rules_config import (
     CONFIG_FILE,
     ITEMS_FILE,
+    KEPT,
+    NEVER,
+    OVER_CAP,
     Exploration,
     Pin,
     ProviderFloor,
@@ -361,4 +364,16 @@ def test_unreadable_or_foreign_artifacts_are_refused(tmp_path, catalogue):
     compiled(tmp_path, catalogue, RulesConfig())
     np.save(tmp_path / ITEMS_FILE, np.zeros(5, np.int64))
     with pytest.raises(ArtifactError, match="holds int64"):
+        Rules.load(tmp_path)
+
+
+@pytest.mark.parametrize("behind", [-1, KEPT, NEVER, 4])
+def test_items_that_caps_would_lose_are_refused(tmp_path, catalogue, behind):
+    """Nothing counts their places, so that a list would end in what happened to lie in memory."""
+    compiled(tmp_path, catalogue, RulesConfig(blocked_items=[10]))
+    items = np.load(tmp_path / ITEMS_FILE)
+    assert items["behind"][0] == NEVER
+    items["behind"][3] = behind
+    np.save(tmp_path / ITEMS_FILE, items)
+    with pytest.raises(ArtifactError, match=rf"rules_items\.npy, field behind, holds .*{behind}.*; expected {OVER_CAP} to"):
         Rules.load(tmp_path)

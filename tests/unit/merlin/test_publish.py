@@ -29,7 +29,7 @@ from stages.errors import ArtifactError, ConfigError, DependencyError, ExportErr
 from stages.pipeline import Pipeline
 from stages.ranking_features import SCALE
 from stages.steps.gpu_index import on_gpu
-from stages.steps.kernels import RankFeatures, RankRows, RankScores, RetrieveSearch
+from stages.steps.kernels import RankFeatures, RankRows, RankScores, RerankList, RerankRules, RetrieveFeatures, RetrieveSearch
 from tests.contract import fake_backend
 from tests.unit.merlin.conftest import source_of
 
@@ -72,13 +72,16 @@ class TestSteps:
             ("retrieve_search", RetrieveSearch, "item_ids", "items, but found"),
             ("rank_features", RankFeatures, "item_ids", "rows, found"),
             ("rank_features", RankFeatures, "item_numbers", "rows, found"),
+            ("retrieve_features", RetrieveFeatures, "tables/history", r"rows in history\.npy; expected 31"),
+            ("rerank_list", RerankList, "item_vectors", r"expected float32 \[31, any\]"),
+            ("rerank_rules", RerankRules, "rules_items", "items, the rules"),
         ],
     )
     def test_a_part_whose_arrays_are_of_another_catalogue_is_refused(self, repository, part, kind, name, said):
         path = repository / part / "1" / f"{name}.npy"
         np.save(path, np.load(path)[:-1])
         with pytest.raises(ArtifactError, match=said):
-            kind.load(path.parent)
+            kind.load(repository / part / "1")
 
     def test_keys_are_first_keys_plus_rows_users_first(self, exported, recorded):
         folder = exported["24.03"] / "rank_features" / "1"

@@ -6,9 +6,12 @@ import shutil
 import numpy as np
 import pytest
 
+from stages.embeddings.mixed_widths import cold_table
+from stages.embeddings.tables import EmbeddingTables
 from stages.errors import ArtifactError
 from stages.rank import Rank
 from stages.rerank import Rerank
+from stages.rules_config import ITEMS_FILE
 
 
 def rewritten(folder, name, tmp_path, **changes):
@@ -42,8 +45,35 @@ def test_item_arrays_of_another_catalogue_are_refused(trained, tmp_path):
     with pytest.raises(ArtifactError, match=r"items need .* rows, found"):
         Rank.load(rank)
     np.save(rerank / "item_vectors.npy", np.zeros((3, 2), np.float32))
-    with pytest.raises(ArtifactError, match=r"item_vectors\.npy 2"):
+    with pytest.raises(ArtifactError, match=r"item_vectors\.npy holds float32 \[3, 2\]; expected float32 \[81, any\]"):
         Rerank.load(rerank)
+
+
+def test_rules_of_another_catalogue_are_refused(trained, tmp_path):
+    rerank = rewritten(trained.folder, "rerank", tmp_path)
+    np.save(rerank / ITEMS_FILE, np.load(rerank / ITEMS_FILE)[1:])
+    with pytest.raises(ArtifactError, match="has 80 items, the rules 79"):
+        Rerank.load(rerank)
+
+
+@pytest.mark.parametrize("beyond", [-1, 10**6])
+@pytest.mark.parametrize("shop", ["trained", "mixed"])
+def test_rows_that_no_table_has_are_refused(request, tmp_path, shop, beyond):
+    """Of a table of two widths all rows count, and one more is one too many."""
+    folder = request.getfixturevalue(shop).folder
+    rank = rewritten(folder, "rank", tmp_path)
+    rows = np.load(rank / "item_rows.npy")
+    shape, tables = request.getfixturevalue(shop).rank, EmbeddingTables.load(rank / "tables").tables
+    name = shape.settings.item_tables[-1]
+    n_rows = len(tables[name]) + len(tables.get(cold_table(name), ()))
+    rows[-2, -1] = n_rows - 1
+    np.save(rank / "item_rows.npy", rows)
+    Rank.load(rank).close()
+    rows[-2, -1] = min(beyond, n_rows)
+    np.save(rank / "item_rows.npy", rows)
+    said = rf"item_rows\.npy, of table {name}, holds positions from .* to .*; expected 0 to {n_rows - 1}\."
+    with pytest.raises(ArtifactError, match=said):
+        Rank.load(rank)
 
 
 def test_a_rerank_folder_without_its_settings_is_refused(trained, tmp_path):
