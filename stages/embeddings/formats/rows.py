@@ -19,17 +19,6 @@ def encode_keys(keys: np.ndarray) -> list[bytes]:
     return np.ascontiguousarray(keys, "<i8").view(f"V{KEY_BYTES}").tolist()
 
 
-def decode_keys(fields: Sequence[bytes]) -> np.ndarray:
-    """N byte strings of 8 -> int64 [N]."""
-    wrong = next((field for field in fields if len(field) != KEY_BYTES), None)
-    if wrong is not None:
-        raise DataError(
-            f"a stored key has {len(wrong)} bytes ({wrong[:16].hex()}). Expected 8, an int64. "
-            "The table was written by a deployment with 32-bit keys: write it again with supportlonglong true."
-        )
-    return np.frombuffer(b"".join(fields), "<i8").astype(np.int64, copy=False)
-
-
 def encode_vectors(vectors: np.ndarray) -> list[bytes]:
     """float32 [N, D] -> N byte strings of 4·D."""
     return np.ascontiguousarray(vectors, "<f4").view(f"V{4 * vectors.shape[1]}").ravel().tolist()
