@@ -5,8 +5,9 @@
 
 numba compiles a function for the types of its first call and keeps the result. Every published repository carries a copy of
 this code, so results are kept by the code's content, not by its place: a new generation finds what an older one compiled.
-They lie in NUMBA_CACHE_DIR, or else in the user's cache folder. Where neither can be written or read, or what lies there is
-damaged, a process compiles for itself: that costs seconds at its start, and nothing else.
+They lie in NUMBA_CACHE_DIR, or else in the user's cache folder, in a folder per content, of which the KEPT_FOLDERS used last
+are kept. Where neither can be written or read, or what lies there is damaged or was removed, a process compiles for itself:
+that costs seconds at its start, and nothing else.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import shutil
 import warnings
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,8 @@ from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLoca
 from numba.misc.appdirs import AppDirs
 
 CODE = Path(__file__).resolve().parent  # all of it: a compiled function holds what it calls and every constant it names
+PREFIX = "stages_"  # of the folders of machine code, one per content
+KEPT_FOLDERS = 8  # 2 MB each
 
 
 def compiled(function: Callable) -> Any:
@@ -44,8 +48,7 @@ class ByContent(_CacheLocator):
         self._function = f"{source.relative_to(CODE).with_suffix('').as_posix().replace('/', '.')}-{line}"
 
     def get_cache_path(self) -> str:
-        folder = config.CACHE_DIR or AppDirs("numba", appauthor=False).user_cache_dir
-        return os.path.join(folder, f"stages_{content()}{'_checked' if config.BOUNDSCHECK else ''}")
+        return os.path.join(root(), f"{PREFIX}{content()}{'_checked' if config.BOUNDSCHECK else ''}")
 
     def get_source_stamp(self) -> str:
         return content()
@@ -56,11 +59,7 @@ class ByContent(_CacheLocator):
     @classmethod
     def from_function(cls, py_func: Callable, py_file: str) -> ByContent | None:
         locator = cls(Path(py_file).resolve(), py_func.__code__.co_firstlineno)
-        try:
-            os.makedirs(locator.get_cache_path(), exist_ok=True)
-        except OSError:
-            return None
-        return locator
+        return locator if usable(locator.get_cache_path()) else None
 
 
 class Place(CompileResultCacheImpl):
@@ -78,25 +77,58 @@ class Kept(FunctionCache):
         try:
             return super().load_overload(sig, target_context)
         except Exception as error:  # a file that was cut short raises whatever unpickling met
-            with self._alone():
-                self.flush()
+            self._write(self.flush)
             warnings.warn(f"Compiled code in {self.cache_path} is damaged ({error!r}): compiled again.", stacklevel=2)
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        with self._alone():
-            super().save_overload(sig, data)
+        self._write(partial(super().save_overload, sig, data))
 
-    @contextlib.contextmanager
-    def _alone(self) -> Any:
+    def _write(self, write: Callable[[], None]) -> None:
         """Nobody else writes meanwhile: numba numbers its files without a lock. What cannot be written is not kept."""
         try:
-            with open(os.path.join(self.cache_path, "lock"), "w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                yield
+            with alone():
+                os.makedirs(self.cache_path, exist_ok=True)  # another process may have removed it since this one started
+                write()
         except OSError as error:
             reason = error.strerror or error
             warnings.warn(f"Compiled code is not kept in {self.cache_path} ({reason}): every start compiles it.", stacklevel=2)
+
+
+def root() -> str:
+    """Where the folders of all contents lie."""
+    return config.CACHE_DIR or AppDirs("numba", appauthor=False).user_cache_dir
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """No other process writes or removes machine code meanwhile. Beside the folders: a lock must outlive what it guards."""
+    with open(os.path.join(root(), "stages.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@cache
+def usable(folder: str) -> bool:
+    """Is there such a folder? It is marked as used, or made, and then room is made for it."""
+    known = os.path.isdir(folder)
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError:
+        return False
+    with contextlib.suppress(OSError):  # what is another's can neither be marked as used nor removed
+        os.utime(folder)
+        if not known:
+            remove_oldest()
+    return True
+
+
+def remove_oldest() -> None:
+    """Keeps the folders that were used last. A process that is starting with another one compiles for itself."""
+    with alone():
+        folders = sorted(Path(root()).glob(f"{PREFIX}*"), key=lambda path: path.stat().st_mtime_ns)
+        for folder in folders[:-KEPT_FOLDERS]:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @cache

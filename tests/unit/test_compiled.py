@@ -8,11 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from stages.compiled import KEPT_FOLDERS
+
 STAGES = Path(__file__).parents[2] / "stages"
 PROGRAM = """
 import numpy as np
 from stages.hashing import _mixed_all as loop
 print(loop(np.arange(3, dtype=np.uint64))[1], sum(loop.stats.cache_hits.values()))
+"""
+LOSING = """
+import shutil
+from stages.hashing import _mixed_all
+shutil.rmtree(_mixed_all._cache.cache_path)
 """
 COMPILED, FOUND = "0", "1"
 
@@ -24,10 +31,10 @@ def copies(tmp_path):
     return tmp_path
 
 
-def run(folder: Path, cache: Path, **env: str) -> tuple[list[str], str]:
+def run(folder: Path, cache: Path, program: str = PROGRAM, **env: str) -> tuple[list[str], str]:
     """-> (a hash, and how many loops were found compiled), what went to stderr"""
     environment = os.environ | {"NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": str(folder)} | env
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, cwd=folder, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", program], env=environment, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.split(), done.stderr
 
@@ -71,3 +78,45 @@ def test_checked_code_is_kept_apart(copies):
     cache = copies / "cache"
     run(copies / "one", cache)
     assert run(copies / "one", cache, NUMBA_BOUNDSCHECK="1")[0][1] == COMPILED
+
+
+def older_folders(cache: Path, count: int) -> list[Path]:
+    """Of other code, the one that was used last first."""
+    folders = [cache / f"stages_{number}" for number in range(count)]
+    for age, folder in enumerate(folders):
+        folder.mkdir(parents=True)
+        (folder / "loop.nbc").write_bytes(b"machine code")
+        os.utime(folder, (10**9 - age, 10**9 - age))
+    return folders
+
+
+def test_new_code_takes_the_place_of_what_was_not_used_for_longest(copies):
+    cache = copies / "cache"
+    older = older_folders(cache, 12)
+    (cache / "another program").mkdir()
+    assert run(copies / "one", cache)[1] == ""
+    (own,) = set(cache.glob("stages_*")) - set(older)
+    assert [folder.exists() for folder in older] == [True] * (KEPT_FOLDERS - 1) + [False] * (12 - KEPT_FOLDERS + 1)
+    assert list(own.glob("*.nbc"))
+    assert (cache / "another program").exists()
+
+
+def test_code_that_is_used_is_kept(copies):
+    cache = copies / "cache"
+    run(copies / "one", cache)
+    (own,) = cache.glob("stages_*")
+    older_folders(cache, 12)
+    os.utime(own, (0, 0))
+    run(copies / "one", cache)
+    with (copies / "another" / "stages" / "ids.py").open("a") as file:
+        file.write("\n")
+    run(copies / "another", cache)
+    assert len(list(cache.glob("stages_*"))) == KEPT_FOLDERS
+    assert run(copies / "one", cache)[0][1] == FOUND
+
+
+def test_a_start_whose_folder_is_removed_meanwhile_compiles_and_keeps_it(copies):
+    cache = copies / "cache"
+    (value, _), _ = run(copies / "one", cache)
+    assert run(copies / "one", cache, LOSING + PROGRAM) == ([value, COMPILED], "")
+    assert run(copies / "one", cache) == ([value, FOUND], "")
