@@ -1,0 +1,68 @@
+"""The command line over a run that was kept: gate, report, comparison, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from perf import cli
+from stages.contract import STAGES
+from stages.errors import ConfigError
+
+
+@pytest.fixture
+def invoke(run, tmp_path, monkeypatch):
+    folder = tmp_path / "results" / "20260101-000000"
+    run.save(folder)
+    for raw in tmp_path.glob("*.npz"):
+        (folder / raw.name).write_bytes(raw.read_bytes())
+    monkeypatch.setattr(cli, "latest_run", lambda: folder)
+    return lambda *arguments, **options: CliRunner().invoke(cli.app, [str(argument) for argument in arguments], **options)
+
+
+def slo_file(folder: Path, text: str) -> Path:
+    (folder / "slo.toml").write_text(text)
+    return folder / "slo.toml"
+
+
+@pytest.mark.parametrize(("at_most", "exit_code", "word"), [(1_000, 0, "kept"), (0.001, 1, "broken")])
+def test_the_gate_answers_with_its_exit_code_and_a_last_line(invoke, tmp_path, at_most, exit_code, word):
+    answer = invoke("gate", "--slo", slo_file(tmp_path, f"[p99_ms]\nat_most = {at_most}\n"))
+    assert answer.exit_code == exit_code
+    document = json.loads(answer.stdout.splitlines()[-1])
+    assert document["slo"] == word
+    assert document["broken"] == ([] if exit_code == 0 else ["p99_ms"])
+
+
+def test_the_gate_reads_the_last_line_of_a_log(invoke, tmp_path):
+    bounds = slo_file(tmp_path, "[p99_ms]\nat_most = 5\n")
+    (tmp_path / "log").write_text('a table\n{"p99_ms": 4.0}\n')
+    assert invoke("gate", tmp_path / "log", "--slo", bounds).exit_code == 0
+    assert invoke("gate", "-", "--slo", bounds, input='{"p99_ms": 6.0}').exit_code == 1
+    (tmp_path / "log").write_text("a table\n")
+    assert isinstance(invoke("gate", tmp_path / "log", "--slo", bounds).exception, ConfigError)
+
+
+def test_report_and_compare_end_in_one_line_of_json(invoke, tmp_path):
+    folder = tmp_path / "results" / "20260101-000000"
+    for arguments in (("report", "--run", folder), ("compare", folder, folder)):
+        answer = invoke(*arguments)
+        assert answer.exit_code == 0, answer.exception
+        assert isinstance(json.loads(answer.stdout.splitlines()[-1]), dict)
+    assert (folder / "report.html").exists()
+    assert (folder / "comparison.html").exists()
+
+
+@pytest.mark.parametrize("text", ["", "a,b", "0", "1,-2"])
+def test_levels_must_be_positive_numbers(invoke, text):
+    assert isinstance(invoke("sweep", "--clients", text).exception, ConfigError)
+
+
+@pytest.mark.parametrize(
+    ("model", "stages", "message"),
+    [("rank", (), "fused layout has no model 'rank' of its own"), ("renk", STAGES, "these are: recommend, preprocess")],
+)
+def test_a_model_that_is_not_served_is_refused(model, stages, message):
+    with pytest.raises(ConfigError, match=message):
+        cli._require_model(model, stages)

@@ -1,0 +1,72 @@
+"""What people read of a run: its report with every picture, its notes and tables."""
+
+import re
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pytest
+
+from perf import plots, report, slo, tables
+from perf.results import summary
+from tests.unit.perf.conftest import stage_times
+
+
+def test_the_report_is_one_file_with_every_picture(run, tmp_path):
+    verdicts = slo.judge(slo.read_slo(), summary(run))
+    page = report.write_report(run, tmp_path, verdicts).read_text()
+    pictures = {path.stem for path in tmp_path.glob("*.png")}
+    assert pictures == {
+        "latency_throughput",
+        "stage_breakdown",
+        "histogram",
+        "bursts",
+        "yardstick",
+        "stage_curves",
+        "batch_sizes",
+        "memory",
+    }
+    assert page.count("data:image/png;base64,") == len(pictures)
+    assert not re.search(r'(src|href)="(?!data:)', page)
+    assert "a &lt;label&gt;" in page
+    assert "The machine was busy" in page
+    for verdict in verdicts:
+        assert verdict.key in page
+
+
+def test_a_report_shows_what_there_is(run, tmp_path):
+    bare = run.model_copy(update={"closed": [], "open": [], "yardstick": None, "memory": [], "hit_rates": {}})
+    page = report.write_report(bare, tmp_path, []).read_text()
+    assert "data:image/png" not in page
+    assert not list(tmp_path.glob("*.png"))
+
+
+def test_a_fused_model_is_shown_as_what_it_is(run):
+    closed = [level.model_copy(update={"stages": {"recommend": stage_times(1.0)}}) for level in run.closed[:2]]
+    fused = run.model_copy(update={"closed": closed})
+    assert [row.cells[0] for row in tables.stage_table(fused).rows] == ["1 clients, recommend", "8 clients, recommend"]
+    with plt.rc_context(plots.STYLE):
+        bars = {c.get_label(): [bar.get_width() for bar in c] for c in plots.stage_breakdown(fused, Path()).axes[0].containers}
+        assert len(plots.batch_sizes(fused, Path()).axes) == 1
+    assert bars["recommend: queue"] == pytest.approx([0.1, 0.1])
+    assert bars["recommend: work"] == pytest.approx([0.45, 0.45])
+    plt.close("all")
+
+
+@pytest.mark.parametrize("change", [{"transport": "http"}, {"mode": "request_rate"}])
+def test_a_sweep_of_one_kind_has_its_curve(run, tmp_path, change):
+    levels = [level.model_copy(update=change) for level in run.closed[:2]]
+    report.write_report(run.model_copy(update={"closed": levels, "open": []}), tmp_path, [])
+    assert {"latency_throughput.png", "stage_breakdown.png"} <= {path.name for path in tmp_path.glob("*.png")}
+
+
+def test_a_single_load_has_its_pictures(run, tmp_path):
+    one = run.open[-1].model_copy(update={"name": "bursts 40/s"})
+    report.write_report(run.model_copy(update={"closed": [], "open": [one]}), tmp_path, [])
+    assert {"histogram.png", "bursts.png"} <= {path.name for path in tmp_path.glob("*.png")}
+
+
+@pytest.mark.parametrize(("levels", "told"), [(0, True), (2, False)])
+def test_priorities_that_nobody_tells_apart_are_no_result(run, levels, told):
+    bulk = run.open[0].model_copy(update={"by_class": {"bulk": run.open[0].latency}})
+    mixed = run.model_copy(update={"open": [bulk], "priority_levels": levels})
+    assert any("tells priorities apart" in note for note in report.notes(mixed)) is told
