@@ -18,6 +18,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 from export.repository.config import CONFIG_FILE, DTYPE, layout_of, models_of
 from export.repository.recorded import RECORDED_FILE, compare_answers, read_recorded
 from export.repository.replay import replay
+from export.settings import PROFILES
 from export.tables import PS_FILE, faults_of
 from server.environment import RUN_DIR
 from server.repository import read_config, refuse_unservable_path
@@ -29,6 +30,7 @@ from stages.generations import pinned_generation
 from stages.rank import TABLES_FOLDER
 from stages.steps.specs import RANK_DENSE
 
+CPU, MERLIN = PROFILES
 SERVING_LIBRARIES = ("numpy", "onnxruntime", "faiss-cpu")
 
 
@@ -58,7 +60,7 @@ def check_repository(repository: Path) -> list[Finding]:
 
 def checks_of(repository: Path) -> tuple[Sequence[Check], Sequence[Check]]:
     """-> the checks of the repository's profile, and those after whose errors no other runs."""
-    if profile_of(repository) == "merlin":
+    if profile_of(repository) == MERLIN:
         from export.merlin import check as merlin  # which takes its findings from here
 
         return merlin.CHECKS, merlin.LAST_WORD
@@ -68,14 +70,14 @@ def checks_of(repository: Path) -> tuple[Sequence[Check], Sequence[Check]]:
 def profile_of(repository: Path) -> str:
     """-> the profile that a repository was exported for, by its manifest, or by its models where that is gone."""
     try:
-        return read_json(repository / ENSEMBLE / str(pinned_generation(repository)), MANIFEST_FILE).get("profile", "cpu")
+        return read_json(repository / ENSEMBLE / str(pinned_generation(repository)), MANIFEST_FILE).get("profile", CPU)
     except RecommenderError:
-        return "merlin" if (repository / RANK_DENSE).is_dir() else "cpu"
+        return MERLIN if (repository / RANK_DENSE).is_dir() else CPU
 
 
 def checked_by_format(repository: Path) -> tuple[str, ...]:
     """-> what the checks could only hold against a documented format, because what reads it is not here."""
-    if profile_of(repository) == "merlin":
+    if profile_of(repository) == MERLIN:
         from export.merlin.check import by_format_only
 
         return by_format_only(repository)
