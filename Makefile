@@ -19,8 +19,8 @@ METRICS_PORT ?= 8002
 
 URL = localhost:$(GRPC_PORT)
 RECOMMEND = $(PYTHON) -m clients recommend --url $(URL) --repo $(REPO)
-# users `make run` shows: three of Online Retail's, and one nobody knows (served as a cold start)
-USERS ?= 17850 12583 14911 999999999
+# users `make run` shows; empty: some that the repository knows. The last one nobody knows (served as a cold start)
+USERS ?= $(if $(filter online-retail,$(DATA)),17850 12583 14911 999999999)
 # a port set by the caller narrows `make stop` to that server; without one it stops all that were started here
 ONE_SERVER = $(if $(filter-out file,$(origin GRPC_PORT)),--grpc-port $(GRPC_PORT))
 # written by a finished export; `make run` exports again when the data set, the profile or the code is newer, or the repository is gone
@@ -38,9 +38,12 @@ setup: ## on a fresh machine: apt packages and .venv
 
 run: setup ## from a bare machine to served recommendations: setup, training, export, tritonserver, answers with titles
 	@$(MAKE) --no-print-directory $(EXPORTED) serve
-	@for user_id in $(USERS); do $(RECOMMEND) --user-id $$user_id -k 5; done
-	@echo
-	@echo "Call it:  $(RECOMMEND) --user-id $(firstword $(USERS)) -k 10    (add --json for machines)"
+	@users=($(USERS)); \
+	if [ $${#users[@]} = 0 ]; then \
+		known="$$($(PYTHON) -m clients users --repo $(REPO))"; mapfile -t users <<< "$$known"; users+=(999999999); \
+	fi; \
+	for user_id in "$${users[@]}"; do $(RECOMMEND) --user-id "$$user_id" -k 5; done; \
+	printf '\nCall it:  %s --user-id %q -k 10    (add --json for machines)\n' "$(RECOMMEND)" "$${users[0]}"
 	@echo "Stop it:  make stop$(if $(ONE_SERVER), GRPC_PORT=$(GRPC_PORT))"
 
 export: setup ## data set (folder or bundled name) to repository: DATA=… PROFILE=cpu|merlin LAYOUT=ensemble|fused TRITON=24.03|modern REPO=… CONFIG=…

@@ -4,6 +4,8 @@
 <REPO>/recommend/<generation>/item_titles.json  n_items titles in that order
 <REPO>/recommend/<generation>/item_names.json   {name: id}, where the shop's item ids are text
 <REPO>/recommend/<generation>/user_names.json   {name: id}, where its user ids are text
+
+`known_users` reads the feature store instead, which knows all of them.
 """
 
 from __future__ import annotations
@@ -18,9 +20,11 @@ import numpy as np
 
 from clients.models import Query
 from clients.wire import ANONYMOUS
+from stages.artifacts import open_array, stage_folder
 from stages.contract import ENSEMBLE
 from stages.errors import ArtifactError
 from stages.generations import pinned_generation
+from stages.steps.specs import PREPROCESS_FEATURES
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,22 @@ class Catalogue:
     def _items(self, items: Sequence[int | str]) -> list[int | str]:
         found = [_id(item, self.item_names) for item in items]
         return [item for item in found if not (isinstance(item, str) and self.item_names)]
+
+
+def known_users(repo: Path, count: int) -> list[str]:
+    """-> at most `count` users of the generation that answers, as the shop writes them, from the most to the least active.
+
+    Raises ArtifactError where no repository, or no store of users, lies there.
+    """
+    generation = pinned_generation(repo)
+    store = stage_folder(repo, "preprocess", generation) / "store"
+    if not store.is_dir():  # that stage is served in parts
+        store = repo / PREPROCESS_FEATURES / str(generation) / "store"
+    user_ids, events = open_array(store, "user_ids"), open_array(store, "event_count")
+    by_activity = np.argsort(-events[: len(user_ids)], kind="stable")
+    places = np.linspace(0, len(user_ids) - 1, min(count, len(user_ids))).astype(np.int64)
+    names = {user_id: name for name, user_id in (_read(repo / ENSEMBLE / str(generation) / "user_names.json") or {}).items()}
+    return [str(names.get(user_id, user_id)) for user_id in user_ids[by_activity[places]].tolist()]
 
 
 def _id(value: int | str | None, names: Mapping[str, int]) -> int | str | None:

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from clients.cache.commands import follow, forget, warm
-from clients.catalogue import Catalogue
+from clients.catalogue import Catalogue, known_users
 from clients.errors import InvalidRequest
 from clients.models import Health, Query, Recommendations, Timeout
 from clients.recommender import DEFAULT_URL, Recommender
@@ -25,6 +25,8 @@ from stages.errors import RecommenderError
 app = typer.Typer(help="Ask a served repository for recommendations.", no_args_is_help=True, add_completion=False)
 out = Console()
 err = Console(stderr=True, highlight=False)
+
+N_USERS = 3  # that `users` names
 
 Url = Annotated[str, typer.Option("--url", help="host:port of the server's gRPC endpoint")]
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON object on stdout instead of a table")]
@@ -78,6 +80,13 @@ def health(url: Url = DEFAULT_URL, timeout: Seconds = 5.0, as_json: AsJson = Fal
             _print_health(url, state)
     if not state.ready:
         raise typer.Exit(1)
+
+
+@app.command()
+def users(repo: Annotated[Path, typer.Option(help="the repository that knows them")] = Path("model_repository")) -> None:
+    """Name some users to ask for: the most active one, one in the middle and the least active one."""
+    with _friendly():
+        typer.echo("\n".join(known_users(repo, N_USERS)))
 
 
 @contextmanager

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
+import pytest
+
 from clients import Catalogue
+from clients.catalogue import known_users
+from stages.errors import ArtifactError
 
 
 def test_a_generation_or_the_one_that_answers(repo):
@@ -28,3 +35,24 @@ def test_what_is_not_published_is_not_known(repo, tmp_path):
     assert Catalogue.load(tmp_path / "nowhere") is None
     (repo / "recommend" / "10" / "item_titles.json").unlink()
     assert Catalogue.load(repo).title(10) is None
+
+
+def write_store(folder: Path, user_ids: list[int], events: list[int]) -> None:
+    (folder / "store").mkdir(parents=True)
+    np.save(folder / "store" / "user_ids.npy", np.array(user_ids, np.int64))
+    np.save(folder / "store" / "event_count.npy", np.array([*events, 0]))  # the last row is the unknown user's
+
+
+@pytest.mark.parametrize("place", ["preprocess/10", "recommend/10/preprocess", "preprocess_features/10"])
+def test_known_users_go_from_the_most_to_the_least_active(repo, place):
+    """In every layout; one by its name, the others have none."""
+    write_store(repo / place, [3, 5, 7, 8, 9], [10, 2, 50, 1, 4])
+    assert known_users(repo, 3) == ["ann", "9", "8"]
+    assert known_users(repo, 99) == ["ann", "3", "9", "5", "8"]
+
+
+def test_users_of_no_repository_are_refused(repo, tmp_path):
+    with pytest.raises(ArtifactError, match=r"user_ids\.npy cannot be opened"):
+        known_users(repo, 3)
+    with pytest.raises(ArtifactError):
+        known_users(tmp_path / "nowhere", 3)

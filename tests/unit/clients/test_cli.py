@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from clients.cli import app
 from server.ports import free_ports
+from tests.unit.clients.test_catalogue import write_store
 
 
 def run(*arguments: str):
@@ -103,6 +104,14 @@ def test_a_wrong_call_ends_with_2(server, tmp_path, arguments, message):
     assert result.exit_code == 2
     assert message in result.stderr
     assert result.stdout == ""
+
+
+def test_users_are_named_one_a_line(repo, tmp_path):
+    write_store(repo / "preprocess" / "10", [3, 5, 7, 8, 9], [10, 2, 50, 1, 4])
+    assert run("users", "--repo", repo).stdout == "ann\n9\n8\n"
+    nowhere = run("users", "--repo", tmp_path / "nowhere")
+    assert (nowhere.exit_code, nowhere.stdout) == (1, "")
+    assert "error: " in nowhere.stderr
 
 
 def test_no_server_ends_with_1_and_says_how_to_start_one():

@@ -1,8 +1,9 @@
-"""What make says about the server it started, without running any of it."""
+"""What make says about the server it started, without running any of it, and whom it asks."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 
 import pytest
@@ -16,3 +17,38 @@ def test_run_ends_with_how_to_stop_the_server_it_started_and_no_other(given, tol
     dry = ["make", "--dry-run", "run", *given]
     printed = subprocess.run(dry, cwd=PROJECT, env=clean, capture_output=True, text=True, check=True).stdout
     assert f'echo "Stop it:  {told}"' in printed.splitlines()
+
+
+@pytest.fixture
+def asked(tmp_path):
+    """make variables -> which users `make run` asks, of a repository that knows three."""
+    python, asked = tmp_path / "python", tmp_path / "asked"
+    python.write_text(
+        f'#!/bin/bash\n[ "$3" != users ] || printf "%s\\n" 7 "anna b" 9\n'
+        f'[ "$3" != recommend ] || printf "%s\\n" "${{*: -3:1}}" >> {asked}\n'
+    )
+    python.chmod(0o755)
+    (tmp_path / "setup.sh").write_text("#!/bin/sh\n")
+    (tmp_path / "setup.sh").chmod(0o755)
+    shutil.copy(PROJECT / "Makefile", tmp_path)
+
+    def run(*variables: str) -> list[str]:
+        command = ["make", "run", f"PYTHON={python}", f"REPO={tmp_path / 'repository'}", *variables]
+        ours = ("MAKEFLAGS", "MAKEOVERRIDES", "DATA", "USERS")
+        clean = {name: value for name, value in os.environ.items() if name not in ours}
+        subprocess.run(command, cwd=tmp_path, env=clean, capture_output=True, check=True)
+        return asked.read_text().splitlines()
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("variables", "users"),
+    [
+        ([], ["17850", "12583", "14911", "999999999"]),
+        (["DATA=another"], ["7", "anna b", "9", "999999999"]),
+        (["DATA=another", "USERS=1 'anna c'"], ["1", "anna c"]),
+    ],
+)
+def test_run_asks_users_that_the_data_set_knows_or_those_that_are_named(asked, variables, users):
+    assert asked(*variables) == users
