@@ -2,9 +2,10 @@
 
     python -m perf overhead --repo model_repository [--candidates 1000]
 
-The repository is laid out twice with the code as it is now (no training), and each once more without dynamic batching. The
-four servers and the in-process workers live side by side; every round asks each of them, in another order. The median over the
-rounds is the figure, the spread says how far to trust it. Figures count only for equal answers: those are compared first.
+The repository is laid out twice with the code as it is now (no training), and each once more without dynamic batching, and once
+more with kernels that compute nothing: what the server costs by itself on this machine. The six servers and the in-process
+workers live side by side; every round asks each of them, in another order. The median over the rounds is the figure, the spread
+says how far to trust it. Figures count only for equal answers: those are compared first.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from export.repository.config import CONFIG_FILE, LAYOUTS
 from perf import schedule
 from perf.answers import differing_answers
 from perf.breakdown import Breakdown, breakdown
+from perf.empty import empty_kernels
 from perf.full import new_bench
 from perf.in_process import InProcess
 from perf.measure import Bench, Scenario, add_open
@@ -75,10 +77,11 @@ class Overhead(BaseModel):
 
 @dataclass(frozen=True)
 class Sides:
-    """What is compared. benches: by layout, batched and not; peak_clients: by layout."""
+    """What is compared. benches: by layout, as it is, without batching, with empty kernels; peak_clients: by layout."""
 
     benches: dict[str, Bench]
     unbatched: dict[str, Bench]
+    empty: dict[str, Bench]
     workers: InProcess
     batch: int
     peak_clients: dict[str, int]
@@ -87,11 +90,12 @@ class Sides:
 def measure_overhead(
     repo: Path, folder: Path, scratch: Path, candidates: int | None, rounds: int, window_s: float, step: Step
 ) -> Overhead:
-    """folder: raw results; scratch: room for four copies of the repository."""
+    """folder: raw results; scratch: room for four copies of the repository, and two without artifacts."""
     step("laying the repository out")
     for layout in LAYOUTS:
         relayout(repo, scratch / layout, layout, candidates)
         without_batching(scratch / layout, scratch / f"{layout}-unbatched")
+        empty_kernels(scratch / layout, scratch / f"{layout}-empty")
     memory, peak_clients = {}, {}
     for layout in LAYOUTS:
         step(f"{layout}: peak and memory")
@@ -142,19 +146,21 @@ def peak_alone(repo: Path, folder: Path, window_s: float) -> tuple[int, list[Pro
 def sides(scratch: Path, folder: Path, peak_clients: dict[str, int], window_s: float, step: Step) -> Iterator[Sides]:
     with contextlib.ExitStack() as running:
 
-        def bench(name: str) -> Bench:
-            step(f"serving {name}")
-            server = running.enter_context(own_server(scratch / name))
-            return new_bench(site_of(server.state), name, folder / name)
+        def bench(layout: str, kind: str = "") -> Bench:
+            """Its requests are the layout's: a repository of empty kernels has none."""
+            step(f"serving {layout}{kind}")
+            server = running.enter_context(own_server(scratch / f"{layout}{kind}"))
+            return new_bench(replace(site_of(server.state), repo=scratch / layout), layout + kind, folder / f"{layout}{kind}")
 
         benches = {layout: bench(layout) for layout in LAYOUTS}
-        unbatched = {layout: bench(f"{layout}-unbatched") for layout in LAYOUTS}
+        unbatched = {layout: bench(layout, "-unbatched") for layout in LAYOUTS}
+        empty = {layout: bench(layout, "-empty") for layout in LAYOUTS}
         one = benches["ensemble"]
         rows = draw(one.requests, ROWS, np.random.default_rng(0))
         cores = len(os.sched_getaffinity(0))
         workers = running.enter_context(InProcess(one.site.repo, one.site.generation, rows, workers=cores))
-        yield Sides(benches, unbatched, workers, workers.best_batch(window_s), peak_clients)
-        for each in (*benches.values(), *unbatched.values()):
+        yield Sides(benches, unbatched, empty, workers, workers.best_batch(window_s), peak_clients)
+        for each in (*benches.values(), *unbatched.values(), *empty.values()):
             each.clear_inputs()
 
 
@@ -163,6 +169,7 @@ def _round(both: Sides, number: int, window_s: float, step: Step) -> dict[str, f
     tasks: list[tuple[str, Callable[[], dict[str, float]]]] = [("in process", lambda: _in_process(both, window_s))]
     tasks += [(name, lambda n=name, b=bench: _served(n, b, both, window_s)) for name, bench in both.benches.items()]
     tasks += [(f"{name}, unbatched", lambda n=name, b=b: _unbatched(n, b, window_s)) for name, b in both.unbatched.items()]
+    tasks += [(f"{name}, empty", lambda n=name, b=b: _empty(n, b, both, window_s)) for name, b in both.empty.items()]
     first = number % len(tasks)
     taken: dict[str, float] = {}
     for name, task in tasks[first:] + tasks[:first]:
@@ -180,18 +187,29 @@ def _in_process(both: Sides, window_s: float) -> dict[str, float]:
 
 
 def _served(name: str, bench: Bench, both: Sides, window_s: float) -> dict[str, float]:
-    one = bench.closed(ENSEMBLE, "grpc", "concurrency", 1, window_s)
-    many = peak = bench.closed(ENSEMBLE, "grpc", "concurrency", MANY_CLIENTS, window_s).achieved_rate
-    if both.peak_clients[name] != MANY_CLIENTS:
-        peak = max(many, bench.closed(ENSEMBLE, "grpc", "concurrency", both.peak_clients[name], window_s).achieved_rate)
+    one, many, peak = _closed(bench, both.peak_clients[name], window_s)
     half = add_open(bench, Scenario("poisson 50 %", lambda rng: schedule.poisson(peak / 2, OPEN_S, rng), OPEN_S))
     return {
-        f"{name} p50": one.latency.p50_ms,
+        f"{name} p50": one,
         f"{name} rate": peak,
         f"{name} rate, many": many,
         f"{name} tail": half.latency.p99_ms / half.latency.p50_ms,
         f"{name} errors": half.error_share,
     }
+
+
+def _closed(bench: Bench, peak_clients: int, window_s: float) -> tuple[float, float, float]:
+    """-> (p50 of one client in ms, answers/s of MANY_CLIENTS, answers/s at the peak)"""
+    one = bench.closed(ENSEMBLE, "grpc", "concurrency", 1, window_s)
+    many = peak = bench.closed(ENSEMBLE, "grpc", "concurrency", MANY_CLIENTS, window_s).achieved_rate
+    if peak_clients != MANY_CLIENTS:
+        peak = max(many, bench.closed(ENSEMBLE, "grpc", "concurrency", peak_clients, window_s).achieved_rate)
+    return one.latency.p50_ms, many, peak
+
+
+def _empty(name: str, bench: Bench, both: Sides, window_s: float) -> dict[str, float]:
+    one, _, peak = _closed(bench, both.peak_clients[name], window_s)
+    return {f"{name} empty p50": one, f"{name} empty rate": peak}
 
 
 def _unbatched(name: str, bench: Bench, window_s: float) -> dict[str, float]:
@@ -220,9 +238,18 @@ def figures_of(taken: dict[str, list[float]], candidates: int) -> list[Figure]:
             ("share of errors at half of the peak", taken[f"{name} errors"], 0.0, True),
             ("batching on/off: answers/s of 32 clients", ratio(f"{name} rate, many", f"{name} unbatched rate"), 1.5, False),
             ("batching on/off: p50 of one client", ratio(f"{name} p50", f"{name} unbatched p50"), SLOWER, True),
+            ("empty kernels: p50 of one client, ms", taken[f"{name} empty p50"], None, True),
+            ("empty kernels: answers/s at the peak", taken[f"{name} empty rate"], None, True),
+            ("share of in-process answers/s that empty kernels leave", left_share(taken, name), None, False),
         )
         figures += [Figure(name=f"{name}: {what}", values=v, bound=bound, at_most=most) for what, v, bound, most in rows]
     return figures
+
+
+def left_share(taken: dict[str, list[float]], name: str) -> list[float]:
+    """By round: the share of the in-process rate that is left where every answer costs its kernels and the server's own work."""
+    empty, kernels = np.array(taken[f"{name} empty rate"]), np.array(taken["in process rate"])
+    return (empty / (empty + kernels)).tolist()
 
 
 IN_PROCESS = (
@@ -238,4 +265,4 @@ def mb(memory: list[ProcessMemory]) -> float:
 
 def steps(rounds: int) -> int:
     """How often `measure_overhead` calls `step`."""
-    return 1 + 4 * len(LAYOUTS) + rounds * (1 + 2 * len(LAYOUTS))
+    return 1 + 5 * len(LAYOUTS) + rounds * (1 + 3 * len(LAYOUTS))

@@ -1,17 +1,20 @@
 """The measuring instruments against the real server: what they send is answered, and what they report adds up. No timings."""
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from perf import ab, full, measure, schedule
+from perf.answers import asked
+from perf.empty import empty_kernels
 from perf.hit_rates import hit_rates, read_samples
 from perf.in_process import InProcess
 from perf.memory import read_memory
 from perf.open_loop import floor_ns
 from perf.results import load_run
-from perf.target import running_site, serve, site_of
+from perf.target import own_server, running_site, serve, site_of
 from perf.workload import read_requests, stage_inputs
 from stages.contract import ENSEMBLE, STAGES
 from stages.errors import ConfigError, ServerError
@@ -123,6 +126,23 @@ def test_hit_rates_of_the_tables_are_on_the_servers_page(bench):
 
 def test_the_floor_is_a_call_that_does_nothing(bench):
     assert (floor_ns(bench.site.grpc_url) > 0).all()
+
+
+def test_empty_kernels_answer_zeros_through_the_same_models_and_tensors(repository, server, tmp_path):
+    (tmp_path / "empty").mkdir()
+    empty_kernels(repository, tmp_path / "empty")
+    with own_server(tmp_path / "empty") as idle:
+        site = replace(site_of(idle.state), repo=repository)
+        bench = full.new_bench(site, "empty", tmp_path / "run")
+        level = bench.closed(ENSEMBLE, "grpc", "concurrency", 2, WINDOW_S)
+        assert level.latency.count > 0
+        assert level.stages.keys() == set(STAGES) | {ENSEMBLE}
+        rows = {name: array[:2] for name, array in read_requests(repository, site.generation).items()}
+        answer = asked(site, bench.specs[ENSEMBLE], rows)
+    for tensor in bench.specs[ENSEMBLE].outputs:
+        assert answer[tensor.name].shape == (2, *tensor.dims)
+        assert answer[tensor.name].dtype == tensor.numpy_dtype
+        assert not answer[tensor.name].any()
 
 
 def test_a_running_server_is_measured_as_it_is(server, repository):

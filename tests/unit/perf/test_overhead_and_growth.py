@@ -16,13 +16,14 @@ from perf.server_stats import StageTimes
 from stages.errors import ServerError
 
 PER_LAYOUT = {"p50": 3.0, "rate": 500.0, "rate, many": 400.0, "tail": 2.0, "errors": 0.0, "unbatched p50": 3.0}
+EMPTY = {"empty p50": 1.0, "empty rate": 3_000.0}
 
 
 def taken(rounds=3, **changes):
     """What `rounds` rounds measured, all alike but for `changes`."""
     once = {"in process p50": 2.0, "in process p50, paused": 2.5, "in process rate": 1_000.0}
     for layout in ("ensemble", "fused"):
-        once |= {f"{layout} {key}": value for key, value in (PER_LAYOUT | {"unbatched rate": 200.0}).items()}
+        once |= {f"{layout} {key}": value for key, value in (PER_LAYOUT | EMPTY | {"unbatched rate": 200.0}).items()}
     return {name: [changes.get(name, value)] * rounds for name, value in once.items()}
 
 
@@ -42,6 +43,8 @@ def test_figures_are_computed_within_their_round_and_judged_by_the_median():
     batching = figures["ensemble: batching on/off: answers/s of 32 clients"]
     assert (batching.median, batching.met) == (2.0, True)
     assert figures["in process: requests/s on all cores"].met is None
+    left = figures["fused: share of in-process answers/s that empty kernels leave"]
+    assert (left.values, left.met) == ([0.75] * 3, None)  # 3,000 of 3,000 + 1,000
 
 
 def test_longer_lists_have_tighter_bounds():
