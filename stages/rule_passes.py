@@ -44,13 +44,19 @@ class Desk(NamedTuple):
 
 
 @compiled
-def serve(passes, items, positions, scores, user_ids, in_group, columns):
+def serve(
+    diversity, explored_slots, pool, seed, capped, floor_share,  # Passes
+    items, positions, scores, user_ids, in_group, columns,
+):  # fmt: skip
     """Fills `columns`, int64 [B, k]: what is served, best first, -1 after the last.
 
-    passes: Passes; items: ITEM_RULES [n_items + 1]; in_group: int32 [2, n_groups] zeros
+    items: ITEM_RULES [n_items + 1]; in_group: int32 [2, n_groups] zeros
     positions: int64 [B, M]; scores: float32 [B, M]; user_ids: int64 [B]
     Raises IndexError for a position beyond the items.
+
+    Settings one by one: numba works out the type of a named tuple in Python at every call, dearer than all passes of a request.
     """
+    passes = Passes(diversity, explored_slots, pool, seed, capped, floor_share)
     k, width = columns.shape[1], positions.shape[1]
     integers, numbers = np.empty((4, width), np.int64), np.empty((2, width))
     for row in range(len(positions)):

@@ -76,7 +76,7 @@ class Rules:
         """
         columns = np.empty((len(item_position), k), np.int64)
         with self._lock:
-            serve(self._passes, self._items, item_position, scores, user_id, self._in_group, columns)
+            serve(*self._passes, self._items, item_position, scores, user_id, self._in_group, columns)
         return columns
 
 
