@@ -247,7 +247,7 @@ def figures_of(taken: dict[str, list[float]], candidates: int) -> list[Figure]:
 
 
 def left_share(taken: dict[str, list[float]], name: str) -> list[float]:
-    """By round: the share of the in-process rate that is left where every answer costs its kernels and the server's own work."""
+    """By round: the share of the in-process rate that is left where an answer costs its kernels and the server's own work."""
     empty, kernels = np.array(taken[f"{name} empty rate"]), np.array(taken["in process rate"])
     return (empty / (empty + kernels)).tolist()
 
