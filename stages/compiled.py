@@ -6,8 +6,8 @@
 numba compiles a function for the types of its first call and keeps the result. Every published repository carries a copy of
 this code, so results are kept by the code's content, not by its place: a new generation finds what an older one compiled.
 They lie in NUMBA_CACHE_DIR, or else in the user's cache folder, in a folder per content, of which the KEPT_FOLDERS used last
-are kept. Where neither can be written or read, or what lies there is damaged or was removed, a process compiles for itself:
-that costs seconds at its start, and nothing else.
+are kept, among the `<folder>_<SHA-1>` of numba's other programs. Where neither can be written or read, or what lies there is
+damaged or was removed, a process compiles for itself: that costs seconds at its start, and nothing else.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
@@ -29,7 +30,8 @@ from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLoca
 from numba.misc.appdirs import AppDirs
 
 CODE = Path(__file__).resolve().parent  # all of it: a compiled function holds what it calls and every constant it names
-PREFIX = "stages_"  # of the folders of machine code, one per content
+NAME = "recommender-stages"  # begins what lies in the root: folders of machine code, one per content, and a lock per user
+OURS = re.compile(rf"{NAME}_[0-9a-f]{{16}}(_checked)?")  # another program's ends in 40 digits
 KEPT_FOLDERS = 8  # 2 MB each
 
 
@@ -48,7 +50,7 @@ class ByContent(_CacheLocator):
         self._function = f"{source.relative_to(CODE).with_suffix('').as_posix().replace('/', '.')}-{line}"
 
     def get_cache_path(self) -> str:
-        return os.path.join(root(), f"{PREFIX}{content()}{'_checked' if config.BOUNDSCHECK else ''}")
+        return os.path.join(root(), f"{NAME}_{content()}{'_checked' if config.BOUNDSCHECK else ''}")
 
     def get_source_stamp(self) -> str:
         return content()
@@ -76,10 +78,13 @@ class Kept(FunctionCache):
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:
             return super().load_overload(sig, target_context)
+        except OSError as error:
+            reason = error.strerror or error
+            warnings.warn(f"Compiled code in {self.cache_path} cannot be read ({reason}): compiled again.", stacklevel=2)
         except Exception as error:  # a file that was cut short raises whatever unpickling met
             self._write(self.flush)
             warnings.warn(f"Compiled code in {self.cache_path} is damaged ({error!r}): compiled again.", stacklevel=2)
-            return None
+        return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
         self._write(partial(super().save_overload, sig, data))
@@ -102,8 +107,12 @@ def root() -> str:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """No other process writes or removes machine code meanwhile. Beside the folders: a lock must outlive what it guards."""
-    with open(os.path.join(root(), "stages.lock"), "w") as lock:
+    """No other process of this user writes or removes machine code meanwhile: users of one root cannot open each other's lock.
+
+    It lies beside the folders, as a lock must outlive what it guards.
+    """
+    os.makedirs(root(), exist_ok=True)
+    with open(os.path.join(root(), f"{NAME}-{os.getuid()}.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -126,8 +135,8 @@ def usable(folder: str) -> bool:
 def remove_oldest() -> None:
     """Keeps the folders that were used last. A process that is starting with another one compiles for itself."""
     with alone():
-        folders = sorted(Path(root()).glob(f"{PREFIX}*"), key=lambda path: path.stat().st_mtime_ns)
-        for folder in folders[:-KEPT_FOLDERS]:
+        ours = (path for path in Path(root()).iterdir() if OURS.fullmatch(path.name))
+        for folder in sorted(ours, key=lambda path: path.stat().st_mtime_ns)[:-KEPT_FOLDERS]:
             shutil.rmtree(folder, ignore_errors=True)
 
 

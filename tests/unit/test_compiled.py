@@ -1,5 +1,6 @@
 """Machine code is found again wherever a copy of the code lies, and nothing that happens to it stops a process."""
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.compiled import KEPT_FOLDERS
+from stages.compiled import KEPT_FOLDERS, NAME
 
 STAGES = Path(__file__).parents[2] / "stages"
 PROGRAM = """
@@ -20,6 +21,11 @@ LOSING = """
 import shutil
 from stages.hashing import _mixed_all
 shutil.rmtree(_mixed_all._cache.cache_path)
+"""
+LOSING_ALL = LOSING.replace("cache_path)", "cache_path.rsplit('/', 1)[0])")
+SOMEBODY_ELSE = """
+import os
+os.getuid = lambda: 4242
 """
 COMPILED, FOUND = "0", "1"
 
@@ -67,6 +73,29 @@ def test_damaged_files_are_compiled_again_once(copies, suffix):
     assert run(copies / "one", cache) == ([value, FOUND], "")
 
 
+def test_files_that_cannot_be_read_are_not_called_damaged(copies):
+    cache = copies / "cache"
+    (value, _), _ = run(copies / "one", cache)
+    indices = list(cache.rglob("*.nbi"))
+    for path in indices:
+        path.unlink()
+        path.mkdir()  # what nobody can read, not even root
+    again, said = run(copies / "one", cache)
+    assert again == [value, COMPILED]
+    assert "cannot be read (Is a directory): compiled again." in said
+    assert "damaged" not in said
+    assert all(path.is_dir() for path in indices)
+
+
+def test_another_users_lock_is_in_nobodys_way(copies):
+    cache = copies / "cache"
+    (cache / f"{NAME}-{os.getuid()}.lock").mkdir(parents=True)  # what cannot be opened
+    (value, _), said = run(copies / "one", cache)
+    assert "is not kept" in said
+    assert run(copies / "one", cache, SOMEBODY_ELSE + PROGRAM) == ([value, COMPILED], "")
+    assert run(copies / "one", cache, SOMEBODY_ELSE + PROGRAM) == ([value, FOUND], "")
+
+
 def test_where_nothing_can_be_written_it_works(copies):
     (copies / "file").touch()
     (value, first), said = run(copies / "one", copies / "file")
@@ -82,7 +111,7 @@ def test_checked_code_is_kept_apart(copies):
 
 def older_folders(cache: Path, count: int) -> list[Path]:
     """Of other code, the one that was used last first."""
-    folders = [cache / f"stages_{number}" for number in range(count)]
+    folders = [cache / f"{NAME}_{number:016x}{'_checked' * (number % 2)}" for number in range(count)]
     for age, folder in enumerate(folders):
         folder.mkdir(parents=True)
         (folder / "loop.nbc").write_bytes(b"machine code")
@@ -93,30 +122,34 @@ def older_folders(cache: Path, count: int) -> list[Path]:
 def test_new_code_takes_the_place_of_what_was_not_used_for_longest(copies):
     cache = copies / "cache"
     older = older_folders(cache, 12)
-    (cache / "another program").mkdir()
+    strangers = [cache / f"{name}_{hashlib.sha1(b'/there').hexdigest()}" for name in ("stages", NAME)]  # numba's names
+    for folder in strangers:
+        folder.mkdir()
+        os.utime(folder, (0, 0))
     assert run(copies / "one", cache)[1] == ""
-    (own,) = set(cache.glob("stages_*")) - set(older)
+    (own,) = set(cache.glob(f"{NAME}_*")) - {*older, *strangers}
     assert [folder.exists() for folder in older] == [True] * (KEPT_FOLDERS - 1) + [False] * (12 - KEPT_FOLDERS + 1)
     assert list(own.glob("*.nbc"))
-    assert (cache / "another program").exists()
+    assert all(folder.exists() for folder in strangers)
 
 
 def test_code_that_is_used_is_kept(copies):
     cache = copies / "cache"
     run(copies / "one", cache)
-    (own,) = cache.glob("stages_*")
+    (own,) = cache.glob(f"{NAME}_*")
     older_folders(cache, 12)
     os.utime(own, (0, 0))
     run(copies / "one", cache)
     with (copies / "another" / "stages" / "ids.py").open("a") as file:
         file.write("\n")
     run(copies / "another", cache)
-    assert len(list(cache.glob("stages_*"))) == KEPT_FOLDERS
+    assert len(list(cache.glob(f"{NAME}_*"))) == KEPT_FOLDERS
     assert run(copies / "one", cache)[0][1] == FOUND
 
 
-def test_a_start_whose_folder_is_removed_meanwhile_compiles_and_keeps_it(copies):
+@pytest.mark.parametrize("losing", [LOSING, LOSING_ALL])
+def test_a_start_whose_folder_is_removed_meanwhile_compiles_and_keeps_it(copies, losing):
     cache = copies / "cache"
     (value, _), _ = run(copies / "one", cache)
-    assert run(copies / "one", cache, LOSING + PROGRAM) == ([value, COMPILED], "")
+    assert run(copies / "one", cache, losing + PROGRAM) == ([value, COMPILED], "")
     assert run(copies / "one", cache) == ([value, FOUND], "")
