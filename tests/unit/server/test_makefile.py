@@ -22,9 +22,10 @@ def test_run_ends_with_how_to_stop_the_server_it_started_and_no_other(given, tol
 @pytest.fixture
 def asked(tmp_path):
     """make variables -> which users `make run` asks, of a repository that knows three."""
-    python, asked = tmp_path / "python", tmp_path / "asked"
+    python, known, asked = (tmp_path / name for name in ("python", "known", "asked"))
+    known.write_text("7\nanna b\n9\n")
     python.write_text(
-        f'#!/bin/bash\n[ "$3" != users ] || printf "%s\\n" 7 "anna b" 9\n'
+        f'#!/bin/bash\n[ "$3" != users ] || cat {known} || exit 1\n'
         f'[ "$3" != recommend ] || printf "%s\\n" "${{*: -3:1}}" >> {asked}\n'
     )
     python.chmod(0o755)
@@ -52,3 +53,11 @@ def asked(tmp_path):
 )
 def test_run_asks_users_that_the_data_set_knows_or_those_that_are_named(asked, variables, users):
     assert asked(*variables) == users
+
+
+def test_run_fails_and_asks_nobody_when_the_users_cannot_be_read(asked, tmp_path):
+    (tmp_path / "known").unlink()
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        asked("DATA=another")
+    assert f"{tmp_path / 'known'}: No such file" in failed.value.stderr.decode()
+    assert not (tmp_path / "asked").exists()
