@@ -76,7 +76,7 @@ def stage_settings(folder: Path, info: StageInfo, kind: type) -> Any:
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:
     try:
-        return json.loads((folder / name).read_text())
+        return json.loads((folder / name).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ArtifactError(f"{folder / name} cannot be read: {error}. {REMEDY}") from error
 
@@ -106,12 +106,10 @@ def open_form(folder: Path, name: str, dtype: str, *shape: int | None) -> np.nda
     return array
 
 
-def check_positions(where: Path | str, positions: np.ndarray, last: int, first: int = 0) -> None:
+def check_range(where: Path | str, values: np.ndarray, last: int, first: int = 0) -> None:
     """Raises ArtifactError when an integer array holds anything outside of first … last: compiled loops look nowhere else."""
-    if positions.size and not first <= positions.min() <= positions.max() <= last:
-        raise ArtifactError(
-            f"{where} holds positions from {positions.min()} to {positions.max()}; expected {first} to {last}. {REMEDY}"
-        )
+    if values.size and not first <= values.min() <= values.max() <= last:
+        raise ArtifactError(f"{where} holds values from {values.min()} to {values.max()}; expected {first} to {last}. {REMEDY}")
 
 
 def open_network(folder: Path, name: str, threads: int = 1):

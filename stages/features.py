@@ -16,7 +16,7 @@ from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
-from stages.artifacts import REMEDY, check_positions, open_form, read_json
+from stages.artifacts import REMEDY, check_range, open_form, read_json
 from stages.compiled import compiled
 from stages.contract import FROM_STORE, MISSING_INT, PAD_ID
 from stages.encode import load_strings
@@ -270,7 +270,7 @@ def _open_profile(folder: Path, name: str, kind: str, n_rows: int) -> ProfileCol
     if kind != "string":
         return ProfileColumn(values)
     texts = np.array([None, *load_strings(folder, f"{name}.texts")], object)
-    check_positions(folder / f"{name}.npy", values, len(texts) - 1)
+    check_range(folder / f"{name}.npy", values, len(texts) - 1)
     return ProfileColumn(values, texts)
 
 

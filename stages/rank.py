@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from stages.artifacts import REMEDY, StageInfo, check_positions, open_form, open_network, read_stage, stage_settings
+from stages.artifacts import REMEDY, StageInfo, check_range, open_form, open_network, read_stage, stage_settings
 from stages.compiled import compiled
 from stages.contract import PAD_ID, PAD_SCORE, Degraded, fallen_back, generation_faults
 from stages.embeddings.measurements import Measurement, measurements
@@ -85,11 +85,11 @@ class Rank:
                 )
             n_rows = widths.n_rows({table.name: table.rows for table in tables.config.tables})
             for name, column in zip(settings.item_tables, rows.T, strict=True):
-                check_positions(f"{folder / 'item_rows.npy'}, of table {name},", column, n_rows[name] - 1)
-        except ArtifactError:
+                check_range(f"{folder / 'item_rows.npy'}, of table {name},", column, n_rows[name] - 1)
+            return cls(info, settings, items, rows, numbers, statistics, tables, network, widths)
+        except BaseException:  # whatever it is: nobody else knows of the tables
             tables.close()
             raise
-        return cls(info, settings, items, rows, numbers, statistics, tables, network, widths)
 
     def close(self) -> None:
         """Leave the tables, which other instances share. Nothing is answered afterwards."""

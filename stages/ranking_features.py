@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from numba import literal_unroll
 
-from stages.artifacts import check_positions, open_array, read_json
+from stages.artifacts import check_range, open_array, read_json
 from stages.compiled import compiled
 from stages.errors import ArtifactError
 from stages.read_ahead import read_ahead
@@ -105,7 +105,7 @@ class ItemStatistics:
                 )
         if not arrays["popularity_then"].size:
             raise ArtifactError(f"{folder / 'popularity_then'}.npy holds no bucket; expected one. Export the repository again.")
-        check_positions(folder / "neighbours.npy", arrays["neighbours"], rows["neighbours"] - 1)
+        check_range(folder / "neighbours.npy", arrays["neighbours"], rows["neighbours"] - 1)
         try:
             clock = Clock(**read_json(folder, CLOCK_FILE))
             usable = np.isfinite(np.float32(clock.log_days)) and 0 < np.float32(clock.bucket_days) < np.inf

@@ -14,7 +14,7 @@ from typing import Any
 import faiss
 import numpy as np
 
-from stages.artifacts import REMEDY, StageInfo, check_positions, open_form, open_network, read_stage, stage_settings
+from stages.artifacts import REMEDY, StageInfo, check_range, open_form, open_network, read_stage, stage_settings
 from stages.compiled import compiled
 from stages.contract import PAD_SCORE, Degraded, fallen_back, generation_faults
 from stages.embeddings.tables import EmbeddingTables
@@ -209,7 +209,7 @@ def load_search(folder: Path, settings: RetrieveSettings) -> Search:
                 f"{vectors.shape[1] + 1}. {REMEDY}"
             )
         for positions in listed_positions(index):
-            check_positions(path, positions, len(vectors) - 1)
+            check_range(path, positions, len(vectors) - 1)
     return Search(vectors, Neighbours.load(folder), available, index)
 
 

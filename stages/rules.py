@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stages.artifacts import check_positions
+from stages.artifacts import check_range
 from stages.errors import ArtifactError, ConfigError
 from stages.rule_passes import Passes, mixed, serve
 from stages.rules_config import CONFIG_FILE, ITEM_RULES, ITEMS_FILE, OVER_CAP, TOO_DEAR, RulesConfig
@@ -57,7 +57,7 @@ class Rules:
             )
         items = items.view(np.ndarray)
         behind = items["behind"][~items["blocked"]]  # an item that says anything else, `cap` would lose from its list
-        check_positions(f"{folder / ITEMS_FILE}, field behind,", behind, TOO_DEAR, first=OVER_CAP)
+        check_range(f"{folder / ITEMS_FILE}, field behind,", behind, TOO_DEAR, first=OVER_CAP)
         return cls(config, items, generation)
 
     @property

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stages.artifacts import REMEDY, check_positions, open_form
+from stages.artifacts import REMEDY, check_range, open_form
 from stages.compiled import compiled
 from stages.errors import ArtifactError
 from stages.inner_product import inner_product
@@ -55,7 +55,7 @@ class Neighbours:
                 f"{folder}: neighbours.npy is {neighbours.positions.shape}, neighbour_weights.npy {neighbours.weights.shape}; "
                 f"expected equal shapes. {REMEDY}"
             )
-        check_positions(folder / "neighbours.npy", positions, len(positions) - 1)
+        check_range(folder / "neighbours.npy", positions, len(positions) - 1)
         return neighbours
 
     def save(self, folder: Path) -> None:

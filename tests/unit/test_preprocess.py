@@ -169,7 +169,7 @@ def test_a_missing_file_is_refused(exported, tmp_path, lost):
         ("sum_weight", lambda array: array.astype(np.float32), "holds float32 .*; expected float64"),
         ("user_ids", lambda array: array[::-1], "does not rise; expected ids in ascending order"),
         ("profile.0", lambda array: array[:5], r"profile\.0\.npy holds .* \[5\]"),
-        ("profile.0", lambda array: array + 1_000, r"profile\.0\.npy holds positions from 1000"),
+        ("profile.0", lambda array: array + 1_000, r"profile\.0\.npy holds values from 1000"),
     ],
 )
 def test_a_broken_store_is_refused(exported, tmp_path, name, change, said):

@@ -164,8 +164,8 @@ def test_statistics_of_two_catalogues_are_refused(tmp_path):
         ("popularity", lambda array: array[:, :2], r"holds float32 rows of shape \[2\]; expected float32 \[4\]"),
         ("neighbour_weights", lambda array: array.astype(np.float32), "holds float32 rows of shape .* expected float16"),
         ("neighbours", lambda array: array[:, :-1], r"neighbour_weights\.npy holds float16 rows of shape"),
-        ("neighbours", lambda array: array + 1, r"neighbours\.npy holds positions from \d+ to 41; expected 0 to 40"),
-        ("neighbours", lambda array: array - 1, r"neighbours\.npy holds positions from -1 to 39; expected 0 to 40"),
+        ("neighbours", lambda array: array + 1, r"neighbours\.npy holds values from \d+ to 41; expected 0 to 40"),
+        ("neighbours", lambda array: array - 1, r"neighbours\.npy holds values from -1 to 39; expected 0 to 40"),
         ("popularity_then", lambda array: array[:, :0], r"popularity_then\.npy holds no bucket; expected one"),
     ],
 )

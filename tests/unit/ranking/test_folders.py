@@ -2,11 +2,13 @@
 
 import json
 import shutil
+import threading
 
 import numpy as np
 import pytest
 
-from stages.embeddings.mixed_widths import cold_table
+from stages.embeddings import table as table_module
+from stages.embeddings.mixed_widths import MixedWidths, cold_table
 from stages.embeddings.tables import EmbeddingTables
 from stages.errors import ArtifactError
 from stages.rank import Rank
@@ -71,9 +73,23 @@ def test_rows_that_no_table_has_are_refused(request, tmp_path, shop, beyond):
     Rank.load(rank).close()
     rows[-2, -1] = min(beyond, n_rows)
     np.save(rank / "item_rows.npy", rows)
-    said = rf"item_rows\.npy, of table {name}, holds positions from .* to .*; expected 0 to {n_rows - 1}\."
+    said = rf"item_rows\.npy, of table {name}, holds values from .* to .*; expected 0 to {n_rows - 1}\."
     with pytest.raises(ArtifactError, match=said):
         Rank.load(rank)
+
+
+def test_whatever_stops_a_load_the_tables_are_closed(trained, tmp_path, monkeypatch):
+    def fail(*_):
+        raise MemoryError
+
+    (tmp_path / "shared").mkdir()
+    monkeypatch.setattr(table_module, "SHARED_MEMORY", str(tmp_path / "shared"))
+    monkeypatch.setattr(MixedWidths, "n_rows", fail)
+    folder, before = rewritten(trained.folder, "rank", tmp_path), set(threading.enumerate())
+    with pytest.raises(MemoryError):
+        Rank.load(folder)
+    assert set(threading.enumerate()) <= before
+    assert list((tmp_path / "shared").iterdir()) == []
 
 
 def test_a_rerank_folder_without_its_settings_is_refused(trained, tmp_path):
