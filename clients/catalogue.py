@@ -10,17 +10,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from clients.models import Query
 from clients.wire import ANONYMOUS
-from stages.artifacts import open_array, stage_folder
+from stages.artifacts import REMEDY, open_array, open_form, read_json, stage_folder
 from stages.contract import ENSEMBLE
 from stages.errors import ArtifactError
 from stages.generations import pinned_generation
@@ -39,20 +39,23 @@ class Catalogue:
 
     @classmethod
     def load(cls, repo: str | Path, generation: int | None = None) -> Catalogue | None:
-        """Of one generation, or of the one that a server answers with; None when nothing is published there (or not here)."""
+        """Of one generation, or of the one that a server answers with; None when nothing is published there (or not here).
+
+        Raises ArtifactError when what is published for people cannot be read.
+        """
         try:
             folder = Path(repo, ENSEMBLE, str(generation or pinned_generation(Path(repo))))
         except ArtifactError:
             return None
         if not (folder / "item_ids.npy").is_file():
             return None
-        item_ids = np.load(folder / "item_ids.npy", allow_pickle=False).tolist()
+        item_ids = open_array(folder, "item_ids").tolist()
         titles = _read(folder / "item_titles.json") or []
         return cls(
             int(folder.name),
             dict(zip(item_ids, titles, strict=False)),
-            _read(folder / "item_names.json") or {},
-            _read(folder / "user_names.json") or {},
+            _read_names(folder / "item_names.json"),
+            _read_names(folder / "user_names.json"),
             frozenset(item_ids),
         )
 
@@ -91,16 +94,20 @@ class Catalogue:
 def known_users(repo: Path, count: int) -> list[str]:
     """-> at most `count` users of the generation that answers, as the shop writes them, from the most to the least active.
 
-    Raises ArtifactError where no repository, or no store of users, lies there.
+    Raises ArtifactError where no repository, or no store of users, lies there, and when the store or its names are broken.
     """
     generation = pinned_generation(repo)
     store = stage_folder(repo, "preprocess", generation) / "store"
     if not store.is_dir():  # that stage is served in parts
         store = repo / PREPROCESS_FEATURES / str(generation) / "store"
-    user_ids, events = open_array(store, "user_ids"), open_array(store, "event_count")
-    by_activity = np.argsort(-events[: len(user_ids)], kind="stable")
+    user_ids = open_form(store, "user_ids", "int64", None)
+    if not len(user_ids):
+        raise ArtifactError(f"{store} holds no user; expected one or more. {REMEDY}")
+    events = open_form(store, "event_count", "int64", len(user_ids) + 1)[:-1]  # the last row is that of unknown users
+    by_activity = np.argsort(-events, kind="stable")
     places = np.linspace(0, len(user_ids) - 1, min(count, len(user_ids))).astype(np.int64)
-    names = {user_id: name for name, user_id in (_read(repo / ENSEMBLE / str(generation) / "user_names.json") or {}).items()}
+    by_name = _read_names(repo / ENSEMBLE / str(generation) / "user_names.json")
+    names = {user_id: name for name, user_id in by_name.items()}
     return [str(names.get(user_id, user_id)) for user_id in user_ids[by_activity[places]].tolist()]
 
 
@@ -118,6 +125,16 @@ def _id(value: int | str | None, names: Mapping[str, int]) -> int | str | None:
     return number if not names or number in names.values() else value
 
 
-def _read(path: Path):
+def _read_names(path: Path) -> dict[str, int]:
+    """Name -> id; empty when they are not published."""
+    names = _read(path)
+    if names is None:
+        return {}
+    if not isinstance(names, dict) or not all(isinstance(found, int) for found in names.values()):
+        raise ArtifactError(f"{path} does not say which id each name has; expected {{name: id}}. {REMEDY}")
+    return names
+
+
+def _read(path: Path) -> Any:
     """The JSON in `path`; None when it is not published."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    return read_json(path.parent, path.name) if path.is_file() else None

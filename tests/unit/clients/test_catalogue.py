@@ -40,7 +40,7 @@ def test_what_is_not_published_is_not_known(repo, tmp_path):
 def write_store(folder: Path, user_ids: list[int], events: list[int]) -> None:
     (folder / "store").mkdir(parents=True)
     np.save(folder / "store" / "user_ids.npy", np.array(user_ids, np.int64))
-    np.save(folder / "store" / "event_count.npy", np.array([*events, 0]))  # the last row is the unknown user's
+    np.save(folder / "store" / "event_count.npy", np.array([*events, 0], np.int64))  # the last row is the unknown user's
 
 
 @pytest.mark.parametrize("place", ["preprocess/10", "recommend/10/preprocess", "preprocess_features/10"])
@@ -56,3 +56,33 @@ def test_users_of_no_repository_are_refused(repo, tmp_path):
         known_users(repo, 3)
     with pytest.raises(ArtifactError):
         known_users(tmp_path / "nowhere", 3)
+
+
+@pytest.mark.parametrize(
+    ("user_ids", "events", "message"),
+    [
+        ([], [], r"store holds no user; expected one or more\. Export the repository again"),
+        ([3, 5], [10], r"event_count\.npy holds int64 \[2\]; expected int64 \[3\]\. Export the repository again"),
+    ],
+)
+def test_a_store_that_is_empty_or_cut_short_is_refused(repo, user_ids, events, message):
+    write_store(repo / "preprocess" / "10", user_ids, events)
+    with pytest.raises(ArtifactError, match=message):
+        known_users(repo, 3)
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        (b'{"ann": 7', "cannot be read: .*delimiter"),
+        (b'{"\xe9": 7}', "cannot be read: .*utf-8"),
+        (b'["ann"]', r"does not say which id each name has; expected \{name: id\}\."),
+        (b'{"ann": [7]}', r"does not say which id each name has; expected \{name: id\}\."),
+    ],
+)
+def test_broken_names_are_refused(repo, written, message):
+    write_store(repo / "preprocess" / "10", [3, 7], [10, 2])
+    (repo / "recommend" / "10" / "user_names.json").write_bytes(written)
+    for read in (lambda: known_users(repo, 3), lambda: Catalogue.load(repo)):
+        with pytest.raises(ArtifactError, match=rf"user_names\.json {message}.*Export the repository again"):
+            read()
