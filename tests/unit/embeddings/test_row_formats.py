@@ -55,7 +55,9 @@ def test_the_promise_is_worth_something(row_format):
     assert relative.max() < {"fp32": 1e-12, "fp16": 1e-3, "int8": 0.6 / 255, "int4": 0.52 / 15}[row_format]
 
 
-@pytest.mark.parametrize(("row_format", "width", "share"), [("int8", 16, 0.32), ("int4", 16, 0.20), ("int8", 128, 0.27)])
+@pytest.mark.parametrize(
+    ("row_format", "width", "share"), [("int8", 16, 0.32), ("int4", 16, 0.20), ("int8", 128, 0.27), ("int4", 128, 0.14)]
+)
 def test_bytes_per_row(row_format, width, share):
     codec = RowCodec(row_format, width)
     assert codec.encode(np.zeros((3, width), np.float32)).nbytes == 3 * codec.row_bytes
