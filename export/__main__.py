@@ -37,7 +37,7 @@ def build(
 ) -> None:
     """Train on a data set and publish a new generation into a repository."""
     from export.dataset import load_dataset
-    from export.settings import PROFILES, read_settings, with_triton
+    from export.settings import MERLIN, PROFILES, read_settings, with_triton
 
     refuse_unknown(layout)
 
@@ -45,7 +45,7 @@ def build(
         raise ConfigError(
             f"There is no profile {profile!r} here. Available: {', '.join(PROFILES)}; the README lists what is planned."
         )
-    if profile == "merlin" and layout != "ensemble":
+    if profile == MERLIN and layout != "ensemble":
         raise ConfigError(f"The merlin profile has no {layout} layout: its networks are models of their own. Leave LAYOUT out.")
     settings, dataset = with_triton(read_settings(config), triton), load_dataset(data)
     from export.build import build_repository  # only now: what trains takes seconds to import

@@ -34,7 +34,7 @@ from export.models.train_ranker import RankerSettings, train_ranker
 from export.rehearsal import rehearse, warmup_tensors
 from export.repository.publish import Staging
 from export.retrieval.save import save_retriever
-from export.settings import PipelineSettings, Settings
+from export.settings import CPU, MERLIN, PipelineSettings, Settings
 from export.tables import plan_tables, shapes_of, write_tables
 from stages.artifacts import StageInfo
 from stages.contract import ENSEMBLE, STAGES, Axes, stage_specs
@@ -53,11 +53,11 @@ def build_repository(
     settings: Settings,
     console: Console,
     layout: str = "ensemble",
-    profile: str = "cpu",
+    profile: str = CPU,
 ) -> int:
     """Train on all of a data set's log and publish -> the generation. Raises ConfigError or ExportError."""
     with tempfile.TemporaryDirectory() as folder:
-        nvtabular = profile == "merlin" and settings.merlin.preprocess == "nvtabular"
+        nvtabular = profile == MERLIN and settings.merlin.preprocess == "nvtabular"
         workflow = Path(folder, "workflow") if nvtabular else None
         return _build(dataset, repository, settings, progress(console), layout, profile, workflow)
 
@@ -75,7 +75,7 @@ def _build(
     axes = axes_of(features, pipeline)
     specs = stage_specs(axes, features.context)
     with Staging(repository, layout) as staging:
-        if profile == "merlin":
+        if profile == MERLIN:
             refuse_places(repository, settings)
         else:
             staging.check_contract(specs)  # before the minutes of training, as the rules
@@ -101,7 +101,7 @@ def _build(
                 "reports": reports,
             }
         )
-        if profile == "merlin":
+        if profile == MERLIN:
             staged = {name: staging.folder(name) for name in (*STAGES, ENSEMBLE)}
             generation = publish_merlin(Source.open(staged, workflow), repository, settings, say)
         else:

@@ -29,7 +29,7 @@ from hps_config.toml_faults import toml_faults
 from stages.contract import ENSEMBLE, STAGES
 from stages.errors import ConfigError
 
-PROFILES = ("cpu", "merlin")  # see the README's table for the profile to come
+CPU, MERLIN = PROFILES = ("cpu", "merlin")  # see the README's table for the profile to come
 FUSED_INSTANCES = 2  # of `recommend` in the fused layout: it runs all kernels, where the ensemble has a process per stage
 
 PositiveInt = Annotated[int, Field(gt=0)]

@@ -17,12 +17,12 @@ import numpy as np
 import pandas as pd
 import torch
 
-from export.merlin.publish import PROFILE as MERLIN
 from export.merlin.streaming import HpsPublisher, HpsRows, MerlinStream
 from export.models.dlrm import Network, Shape
 from export.models.save_ranker import LAYERS_FILE
 from export.models.train_ranker import listwise_loss
 from export.repository.check import profile_of
+from export.settings import MERLIN
 from stages.artifacts import stage_folder
 from stages.contract import PAD_ID
 from stages.embeddings.config import UpdateConfig

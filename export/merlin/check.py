@@ -15,11 +15,11 @@ from export.merlin.hps import PS_FILE
 from export.merlin.parts import HPS, NVTABULAR, PYTHON, TENSORRT, WORKFLOW, models_of, parts_of
 from export.merlin.publish import answer
 from export.merlin.settings import MerlinSettings
-from export.merlin.write import PROFILE
 from export.precision.agreement import disagreement
 from export.repository.check import Finding
 from export.repository.config import CONFIG_FILE
 from export.repository.recorded import RECORDED_FILE, read_recorded
+from export.settings import MERLIN
 from export.tensorrt.checks import check_tensorrt_model
 from hps_config.reader import check_ps_json, read_ps_json
 from server.repository import read_config
@@ -224,7 +224,7 @@ def check_answers(repository: Path) -> Iterator[Finding]:
 def merlin_of(repository: Path) -> MerlinSettings:
     """The settings it was exported with."""
     facts = read_json(repository / ENSEMBLE / str(pinned_generation(repository)), MANIFEST_FILE)
-    return MerlinSettings(**facts[PROFILE])
+    return MerlinSettings(**facts[MERLIN])
 
 
 def error(where: str, fact: str) -> Finding:

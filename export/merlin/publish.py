@@ -15,12 +15,12 @@ import numpy as np
 from export.merlin.hugectr_backend import refuse_foreign, write_hugectr_repository
 from export.merlin.pipeline import MerlinPipeline
 from export.merlin.source import Source
-from export.merlin.write import PROFILE, Writer
+from export.merlin.write import Writer
 from export.precision.agreement import disagreement
 from export.repository.check import profile_of
 from export.repository.config import CONFIG_FILE
 from export.repository.recorded import RECORDED_FILE, read_recorded
-from export.settings import Settings
+from export.settings import MERLIN, Settings
 from stages.contract import ENSEMBLE
 from stages.errors import ConfigError, ExportError
 from stages.steps.gpu_index import MOST_GPU_RESULTS
@@ -64,7 +64,7 @@ def hugectr_place(repository: Path) -> Path:
 def refuse_other_profile(repository: Path) -> None:
     """Raises ExportError when another profile lives in `repository`, which would be replaced with all its generations."""
     path = repository / ENSEMBLE / CONFIG_FILE
-    if path.is_file() and profile_of(repository) != PROFILE:
+    if path.is_file() and profile_of(repository) != MERLIN:
         raise ExportError(
             f"{repository} holds another profile. A merlin export replaces the whole repository: export into another REPO, or "
             "remove this one first."

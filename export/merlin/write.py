@@ -22,7 +22,7 @@ from export.precision.lower import Lowered, lower_networks
 from export.repository.config import CONFIG_FILE, WARMUP_ROWS, add_warmup, stage_config
 from export.repository.publish import CODE, forbid_caches, write_warmup
 from export.repository.recorded import RECORDED_FILE, read_recorded
-from export.settings import Settings
+from export.settings import MERLIN, Settings
 from export.tensorrt.config import tensorrt_config
 from export.tensorrt.model import Engine, write_configs, write_version
 from hps_config.reader import read_ps_json
@@ -44,7 +44,6 @@ from stages.steps.specs import (
     preprocess_specs,
 )
 
-PROFILE = "merlin"
 MODEL_PY = '''"""Written by the exporter: serves the code that lies beside it."""
 
 import os
@@ -214,8 +213,8 @@ class Writer:
         with_manifest = [name for name in models_of(self.merlin) if (self.version(name) / MANIFEST_FILE).exists()]
         digests = {name: sha256_of(self.version(name) / MANIFEST_FILE) for name in with_manifest}
         facts |= {
-            "profile": PROFILE,
-            PROFILE: self.merlin.model_dump(mode="json"),
+            "profile": MERLIN,
+            MERLIN: self.merlin.model_dump(mode="json"),
             "stages": digests,
             "gpu_memory_bytes": self._gpu_memory(),
         }

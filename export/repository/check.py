@@ -18,7 +18,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 from export.repository.config import CONFIG_FILE, DTYPE, layout_of, models_of
 from export.repository.recorded import RECORDED_FILE, compare_answers, read_recorded
 from export.repository.replay import replay
-from export.settings import PROFILES
+from export.settings import CPU, MERLIN
 from export.tables import PS_FILE, faults_of
 from server.environment import RUN_DIR
 from server.repository import read_config, refuse_unservable_path
@@ -30,7 +30,6 @@ from stages.generations import pinned_generation
 from stages.rank import TABLES_FOLDER
 from stages.steps.specs import RANK_DENSE
 
-CPU, MERLIN = PROFILES
 SERVING_LIBRARIES = ("numpy", "onnxruntime", "faiss-cpu")
 
 
