@@ -161,7 +161,7 @@ def overhead(
     rounds: Annotated[int, typer.Option(min=1)] = 5,
     window_s: WindowS = 1.0,
 ) -> None:
-    """Ensemble, fused and in-process in turns, beside their bounds. Exit code 1 when one is missed or answers differ."""
+    """Both layouts, both with empty kernels, and in-process in turns. Exit code 1: a bound is missed or answers differ."""
     folder, machine = new_folder(), circumstances()
     with tempfile.TemporaryDirectory(prefix="perf-overhead-") as scratch, full.progress(overhead_mode.steps(rounds)) as step:
         result = overhead_mode.measure_overhead(repo, folder, Path(scratch), candidates, rounds, window_s, step)

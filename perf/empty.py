@@ -1,9 +1,9 @@
-"""What tritonserver costs by itself: a repository's models, tensors and settings with kernels that compute nothing.
+"""What tritonserver costs by itself: the models, tensors and settings of a `cpu` repository, with kernels that compute nothing.
 
     empty_kernels(Path("model_repository"), Path("scratch/empty"))
 
-No code of ours runs in it. What it takes is the least that this server, its Python backend and the load generator take on this
-machine, whatever the stages do.
+None of the stages' code runs in it, the adapter's neither. What it takes is the least that this server, its Python backend and
+the load generator take on this machine, whatever the stages do.
 """
 
 from __future__ import annotations

@@ -32,9 +32,11 @@ from perf.measure import Bench, Scenario, add_open
 from perf.memory import PeakMemory, ProcessMemory, total_mib
 from perf.target import own_server, site_of
 from perf.workload import draw
+from server.launcher import TritonServer
 from server.repository import read_config, write_config
 from stages.contract import ENSEMBLE
 
+UNBATCHED, EMPTY = "-unbatched", "-empty"  # kinds of a layout's copies
 MANY_CLIENTS = 32
 PEAK_CLIENTS = (8, 16, 32, 64, 128)  # the peak is the best of these
 OPEN_S = 5.0
@@ -68,7 +70,7 @@ class Overhead(BaseModel):
     repo: str
     candidates: int
     in_process_batch: int
-    peak_clients: dict[str, int]  # by layout
+    peak_clients: dict[str, int]  # by name of a copy: a layout, or its empty kernels
     differing_answers: str  # "" when all answer alike
     figures: list[Figure]
     memory: dict[str, list[ProcessMemory]]  # by layout, at the peak of the sum
@@ -77,7 +79,7 @@ class Overhead(BaseModel):
 
 @dataclass(frozen=True)
 class Sides:
-    """What is compared. benches: by layout, as it is, without batching, with empty kernels; peak_clients: by layout."""
+    """What is compared. benches: by layout, as it is, without batching, with empty kernels; peak_clients: by name of a copy."""
 
     benches: dict[str, Bench]
     unbatched: dict[str, Bench]
@@ -94,12 +96,12 @@ def measure_overhead(
     step("laying the repository out")
     for layout in LAYOUTS:
         relayout(repo, scratch / layout, layout, candidates)
-        without_batching(scratch / layout, scratch / f"{layout}-unbatched")
-        empty_kernels(scratch / layout, scratch / f"{layout}-empty")
+        without_batching(scratch / layout, scratch / (layout + UNBATCHED))
+        empty_kernels(scratch / layout, scratch / (layout + EMPTY))
     memory, peak_clients = {}, {}
-    for layout in LAYOUTS:
-        step(f"{layout}: peak and memory")
-        peak_clients[layout], memory[layout] = peak_alone(scratch / layout, folder, window_s)
+    for name in (layout + kind for layout in LAYOUTS for kind in ("", EMPTY)):
+        step(f"{name}: peak and memory")
+        peak_clients[name], memory[name] = peak_alone(scratch, name, folder, window_s)
     with sides(scratch, folder, peak_clients, window_s, step) as both:
         benches = (*both.benches.values(), *both.unbatched.values())
         differing = "; ".join(filter(None, (differing_answers(bench.site, bench.specs[ENSEMBLE]) for bench in benches)))
@@ -120,7 +122,7 @@ def measure_overhead(
         peak_clients=peak_clients,
         differing_answers=differing,
         figures=figures + peak,
-        memory=memory,
+        memory={layout: memory[layout] for layout in LAYOUTS},
         breakdowns=parts,
     )
 
@@ -134,10 +136,17 @@ def without_batching(repo: Path, copy: Path) -> None:
         write_config(path, config)
 
 
-def peak_alone(repo: Path, folder: Path, window_s: float) -> tuple[int, list[ProcessMemory]]:
+def bench_of(server: TritonServer, folder: Path) -> Bench:
+    """Empty kernels get the requests of their layout: their own repository holds none."""
+    site = site_of(server.state)
+    name = site.repo.name
+    return new_bench(replace(site, repo=site.repo.with_name(name.removesuffix(EMPTY))), name, folder / name)
+
+
+def peak_alone(scratch: Path, name: str, folder: Path, window_s: float) -> tuple[int, list[ProcessMemory]]:
     """-> (clients at the highest rate, memory at its peak), on a server that nothing else runs beside."""
-    with own_server(repo) as server, PeakMemory(server.state.tag) as watched:
-        bench = new_bench(site_of(server.state), repo.name, folder / repo.name)
+    with own_server(scratch / name) as server, PeakMemory(server.state.tag) as watched:
+        bench = bench_of(server, folder)
         rates = {n: bench.closed(ENSEMBLE, "grpc", "concurrency", n, window_s).achieved_rate for n in PEAK_CLIENTS}
     return max(rates, key=rates.__getitem__), watched.peak
 
@@ -146,15 +155,13 @@ def peak_alone(repo: Path, folder: Path, window_s: float) -> tuple[int, list[Pro
 def sides(scratch: Path, folder: Path, peak_clients: dict[str, int], window_s: float, step: Step) -> Iterator[Sides]:
     with contextlib.ExitStack() as running:
 
-        def bench(layout: str, kind: str = "") -> Bench:
-            """Its requests are the layout's: a repository of empty kernels has none."""
-            step(f"serving {layout}{kind}")
-            server = running.enter_context(own_server(scratch / f"{layout}{kind}"))
-            return new_bench(replace(site_of(server.state), repo=scratch / layout), layout + kind, folder / f"{layout}{kind}")
+        def bench(name: str) -> Bench:
+            step(f"serving {name}")
+            return bench_of(running.enter_context(own_server(scratch / name)), folder)
 
         benches = {layout: bench(layout) for layout in LAYOUTS}
-        unbatched = {layout: bench(layout, "-unbatched") for layout in LAYOUTS}
-        empty = {layout: bench(layout, "-empty") for layout in LAYOUTS}
+        unbatched = {layout: bench(layout + UNBATCHED) for layout in LAYOUTS}
+        empty = {layout: bench(layout + EMPTY) for layout in LAYOUTS}
         one = benches["ensemble"]
         rows = draw(one.requests, ROWS, np.random.default_rng(0))
         cores = len(os.sched_getaffinity(0))
@@ -208,7 +215,7 @@ def _closed(bench: Bench, peak_clients: int, window_s: float) -> tuple[float, fl
 
 
 def _empty(name: str, bench: Bench, both: Sides, window_s: float) -> dict[str, float]:
-    one, _, peak = _closed(bench, both.peak_clients[name], window_s)
+    one, _, peak = _closed(bench, both.peak_clients[name + EMPTY], window_s)
     return {f"{name} empty p50": one, f"{name} empty rate": peak}
 
 
@@ -265,4 +272,4 @@ def mb(memory: list[ProcessMemory]) -> float:
 
 def steps(rounds: int) -> int:
     """How often `measure_overhead` calls `step`."""
-    return 1 + 5 * len(LAYOUTS) + rounds * (1 + 3 * len(LAYOUTS))
+    return 1 + 6 * len(LAYOUTS) + rounds * (1 + 3 * len(LAYOUTS))
