@@ -66,11 +66,12 @@ def run_updater(config: TiersConfig) -> None:
 def run_instance(config: TiersConfig, number: int, wrong, lookups, finish, expected) -> None:
     """Look up and check until `finish`; then wait until every key has its expected version, and count those that never do.
 
-    wrong, lookups: one counter per instance, without a lock that could die with it.
+    wrong, lookups: one counter per instance. These and `finish` have no lock, as an Event has: one held by a process that is
+    killed would stop all others for good.
     """
     tiers, rng, rows = Tiers(config), np.random.default_rng(os.getpid()), config.tables[0].rows
     versions = np.frombuffer(expected, np.int32)
-    while not finish.is_set():
+    while not finish.value:
         keys = np.minimum(rng.zipf(1.2, 300), rows) - 1
         wrong[number] += wrong_rows(keys, tiers.lookup("items", keys), versions)
         lookups[number] += 1
@@ -117,7 +118,7 @@ def soak(folder: Path, seconds: float, n_instances: int, n_rows: int, rng: np.ra
     context = multiprocessing.get_context("spawn")
     np.save(folder / "items.npy", rows_of(np.arange(n_rows), np.zeros(n_rows)))
     ours, theirs = context.Pipe()
-    stop, finish = context.Event(), context.Event()
+    stop, finish = context.Event(), context.Value("b", 0, lock=False)
     wrong, lookups = (context.Array("q", n_instances, lock=False) for _ in range(2))
     expected = context.Array("i", n_rows, lock=False)
     broker = context.Process(target=run_broker, args=(theirs, stop), daemon=True)
@@ -146,7 +147,7 @@ def soak(folder: Path, seconds: float, n_instances: int, n_rows: int, rng: np.ra
             processes.kill(str(rng.choice([*instances, "updater"])))
             kill_at_s = time.monotonic() + rng.uniform(1.0, 5.0)
         time.sleep(0.01)
-    finish.set()
+    finish.value = 1
     failed = processes.wait(instances)
     processes.end("updater")
     remove_unused(Path(config.shared_folder) / f"{ARENA_PREFIX}{config.arena}")
