@@ -34,7 +34,8 @@ from perf.target import own_server, site_of
 from perf.workload import draw
 from server.launcher import TritonServer
 from server.repository import read_config, write_config
-from stages.contract import ENSEMBLE
+from stages.artifacts import read_stage, stage_folder
+from stages.contract import ENSEMBLE, STAGES
 
 UNBATCHED, EMPTY = "-unbatched", "-empty"  # kinds of a layout's copies
 MANY_CLIENTS = 32
@@ -111,7 +112,7 @@ def measure_overhead(
             step(f"{layout}: where the time goes")
             parts[layout] = breakdown(bench, window_s)
         batch = both.batch
-        c = both.benches["fused"].specs["retrieve"].outputs[0].dims[0]
+        c = read_stage(stage_folder(scratch / "fused", STAGES[0], both.benches["fused"].site.generation)).axes.candidates
     figures = figures_of({name: [once[name] for once in taken] for name in taken[0]}, c)
     peak = [Figure(name="ensemble: peak memory of all processes, MB", values=[mb(memory["ensemble"])], bound=1200)]
     peak.append(Figure(name="fused: peak memory of all processes, MB", values=[mb(memory["fused"])]))

@@ -2,12 +2,20 @@
 
 Axes: B requests in a batch (never written in a spec: Triton adds it), C candidates, H history, E exclusions, K items returned,
 Fu / Gu categorical and continuous columns of the user. Ids are the shop's own int64 ids.
+
+    recommend's inputs ─▶ preprocess ─[user]─▶ retrieve ─[candidates]─▶ rank ─[ranked]─▶ rerank ─▶ recommend's outputs
+
+What passes between two stages is one tensor, a record: its fields side by side, row by row. Kernels see the fields; records are
+packed and unpacked where Triton begins (stages/triton.py), because a tensor costs a stage more than the bytes in it do.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntFlag
+from functools import cached_property
+from itertools import chain
 
 import numpy as np
 
@@ -21,6 +29,8 @@ PAD_ROW, NULL_ROW, OOV_ROW = 0, 1, 2  # reserved rows of every category, as NVTa
 
 ANY_GENERATION = 0  # as the generation of a request's lineage: not checked (warm-up, profiling of a single stage)
 
+RECORD = "record_"  # before a record's name: the parameter of config.pbtxt that states its fields
+
 STAGES = ("preprocess", "retrieve", "rank", "rerank")
 ENSEMBLE = "recommend"
 
@@ -30,6 +40,7 @@ NUMPY_DTYPES = {  # by Triton's name
     "INT32": np.dtype(np.int32),
     "FP32": np.dtype(np.float32),
     "FP64": np.dtype(np.float64),
+    "UINT8": np.dtype(np.uint8),
     "BYTES": np.dtype(np.object_),
 }
 
@@ -61,7 +72,7 @@ class TensorSpec:
     """One tensor without its batch axis. `fill` stands in for an optional tensor the caller left out."""
 
     name: str
-    dtype: str  # Triton's name: INT64, INT32, FP32, FP64, BYTES
+    dtype: str  # Triton's name: a key of NUMPY_DTYPES
     dims: tuple[int, ...]
     optional: bool = False
     fill: int | float | bytes | None = None
@@ -70,18 +81,104 @@ class TensorSpec:
     def numpy_dtype(self) -> np.dtype:
         return NUMPY_DTYPES[self.dtype]
 
+    @property
+    def text(self) -> str:
+        """As people read it."""
+        return f"{self.name} {self.dtype} {list(self.dims)}"
+
     def filled(self, batch: int) -> np.ndarray:
         """[batch, *dims] of the fill value."""
         return np.full((batch, *self.dims), self.fill, self.numpy_dtype)
 
 
 @dataclass(frozen=True)
+class RecordSpec(TensorSpec):
+    """Several tensors that travel as one of bytes: UINT8 [n]. Each field begins where its type wants it to.
+
+    config.pbtxt states the fields as the parameter `record_<name>`, for people and to be compared with stage.json.
+    """
+
+    fields: tuple[TensorSpec, ...] = ()
+
+    @property
+    def text(self) -> str:
+        return f"{super().text} ({self.stated_fields})"
+
+    @property
+    def parameter(self) -> str:
+        return f"{RECORD}{self.name}"
+
+    @property
+    def stated_fields(self) -> str:
+        return "; ".join(field.text for field in self.fields)
+
+    @cached_property
+    def layout(self) -> np.dtype:
+        """One row, as a numpy structure."""
+        return row_layout(self.fields)
+
+    def pack(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Tensors by name, each [B, *dims] -> uint8 [B, n]."""
+        batch = len(tensors[self.fields[0].name])
+        rows = np.zeros(batch, self.layout)  # zeros: what lies between fields is the same in every run
+        for field in self.fields:
+            rows[field.name] = tensors[field.name]
+        return rows.view(np.uint8).reshape(batch, -1)
+
+    def unpack(self, packed: np.ndarray) -> dict[str, np.ndarray]:
+        """uint8 [B, n] -> its fields by name, each [B, *dims]."""
+        rows = packed.view(self.layout)[:, 0]
+        if not rows.flags.aligned:  # compiled loops would be compiled once more for such arrays
+            rows = rows.copy()
+        return {field.name: np.ascontiguousarray(rows[field.name]) for field in self.fields}
+
+
+def row_layout(fields: tuple[TensorSpec, ...]) -> np.dtype:
+    """-> the structure that holds one row of each field; 8 bytes and their multiples, so that rows in a batch stay aligned."""
+    return np.dtype([(field.name, field.numpy_dtype, field.dims) for field in fields], align=True)
+
+
+def record(name: str, *fields: TensorSpec) -> RecordSpec:
+    return RecordSpec(name, "UINT8", (row_layout(fields).itemsize,), fields=fields)
+
+
+def fields_of(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """-> every tensor once by name, records as their fields."""
+    parts = chain.from_iterable(t.fields if isinstance(t, RecordSpec) else (t,) for t in tensors)
+    return tuple({part.name: part for part in parts}.values())
+
+
+@dataclass(frozen=True)
 class ModelSpec:
-    """One model: name, inputs, outputs. Serving settings (batching, instances) live with the exporter."""
+    """One model: name, inputs, outputs. Serving settings (batching, instances) live with the exporter.
+
+    inputs, outputs: the tensors on the wire; `taken` and `given`: the same as a kernel sees them, records as their fields.
+    """
 
     name: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+
+    @cached_property
+    def taken(self) -> tuple[TensorSpec, ...]:
+        return fields_of(self.inputs)
+
+    @cached_property
+    def given(self) -> tuple[TensorSpec, ...]:
+        return fields_of(self.outputs)
+
+
+def packed(specs: tuple[TensorSpec, ...], tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Fields by name -> the tensors that carry them."""
+    return {t.name: t.pack(tensors) if isinstance(t, RecordSpec) else tensors[t.name] for t in specs}
+
+
+def unpacked(specs: tuple[TensorSpec, ...], tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The tensors of `specs` by name -> their fields, a field of two records from the later one."""
+    fields: dict[str, np.ndarray] = {}
+    for tensor in specs:
+        fields |= tensor.unpack(tensors[tensor.name]) if isinstance(tensor, RecordSpec) else {tensor.name: tensors[tensor.name]}
+    return fields
 
 
 @dataclass(frozen=True)
@@ -108,26 +205,32 @@ def stage_specs(axes: Axes, context: tuple[ContextColumn, ...] = ()) -> dict[str
     """The four stages of the pipeline, in order, keyed by name."""
     exclude = TensorSpec("exclude", "INT64", (axes.exclusions,), optional=True, fill=PAD_ID)
     history = TensorSpec("history", "INT64", (axes.history,), optional=True, fill=FROM_STORE)
-    user = (
+    user = record(
+        "user",
+        USER_ID,
         TensorSpec("user_categorical", "INT64", (axes.user_categorical,)),
         TensorSpec("user_continuous", "FP32", (axes.user_continuous,)),
         TensorSpec("history_ids", "INT64", (axes.history,)),
+        TensorSpec("history_age_days", "FP32", (axes.history,)),
+        LINEAGE,
     )
-    ages = TensorSpec("history_age_days", "FP32", (axes.history,))
-    candidates = (
-        TensorSpec("candidate_ids", "INT64", (axes.candidates,)),
-        TensorSpec("retrieval_scores", "FP32", (axes.candidates,)),
+    ids, scores, rank_scores = (
+        TensorSpec(name, dtype, (axes.candidates,))
+        for name, dtype in (("candidate_ids", "INT64"), ("retrieval_scores", "FP32"), ("rank_scores", "FP32"))
     )
-    rank_scores = TensorSpec("rank_scores", "FP32", (axes.candidates,))
+    candidates = record("candidates", ids, scores, LINEAGE)
+    ranked = record("ranked", USER_ID, ids, scores, rank_scores, LINEAGE)
     answer = (
         TensorSpec("item_ids", "INT64", (axes.items_returned,)),
         TensorSpec("scores", "FP32", (axes.items_returned,)),
+        DEGRADED,
+        GENERATION,
     )
     specs = (
-        ModelSpec("preprocess", (USER_ID, *(c.tensor() for c in context), history), (*user, ages, LINEAGE)),
-        ModelSpec("retrieve", (USER_ID, *user, exclude, LINEAGE), (*candidates, LINEAGE)),
-        ModelSpec("rank", (*user, ages, *candidates, LINEAGE), (rank_scores, LINEAGE)),
-        ModelSpec("rerank", (USER_ID, *candidates, rank_scores, LINEAGE), (*answer, DEGRADED, GENERATION)),
+        ModelSpec("preprocess", (USER_ID, *(c.tensor() for c in context), history), (user,)),
+        ModelSpec("retrieve", (user, exclude), (candidates,)),
+        ModelSpec("rank", (user, candidates), (ranked,)),
+        ModelSpec("rerank", (ranked,), answer),
     )
     return {spec.name: spec for spec in specs}
 

@@ -68,7 +68,7 @@ class Pipeline:
         batch = len(tensors["user_id"])
         for name in STAGES:
             spec = self.specs[name]
-            given = {t.name: tensors[t.name] if t.name in tensors else t.filled(batch) for t in spec.inputs}
+            given = {t.name: tensors[t.name] if t.name in tensors else t.filled(batch) for t in spec.taken}
             if faults := self.stages[name].faults(given):
                 raise RequestError(faults[min(faults)])
             tensors.update(self.stages[name](given))

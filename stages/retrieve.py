@@ -94,17 +94,18 @@ class Retrieve:
 
     def user_vectors(self, inputs: Arrays, history: np.ndarray) -> np.ndarray:
         """float32 [B, D]. history: int64 [B, H] positions"""
-        feeds = self.feeds(inputs, history) | {"user_continuous": inputs["user_continuous"]}
+        feeds = self.feeds(inputs, history)
         if len(history) == 1:  # products of one row are summed in another order than those of several: see inner_product.py
             feeds = {name: np.concatenate([values, values]) for name, values in feeds.items()}
         return self.network.run(["user_vectors"], feeds)[0][: len(history)]
 
     def feeds(self, inputs: Arrays, history: np.ndarray) -> Arrays:
-        """What the user tower takes of the tables and of the history, by name. history: int64 [B, H] positions"""
+        """What the user tower takes, by name. history: int64 [B, H] positions"""
         return {
             "history_vectors": self.tables.lookup(HISTORY_TABLE, history),
             "history_weights": recency_weights(history, self.items.n_items),
             "user_embeddings": self.tables.side_by_side(self.settings.user_tables, inputs["user_categorical"]),
+            "user_continuous": inputs["user_continuous"],
         }
 
     def blocked(self, inputs: Arrays, history: np.ndarray) -> Blocked:

@@ -1,6 +1,6 @@
 """The one adapter between Triton's Python backend and the kernels.
 
-    requests ─▶ join (one array per tensor) ─▶ faults? ─▶ one kernel call ─▶ split ─▶ responses
+    requests ─▶ join (one array per tensor) ─▶ unpack ─▶ faults? ─▶ one kernel call ─▶ pack ─▶ split ─▶ responses
 
 A published `model.py` is `TritonPythonModel = triton_model(Rank)`. In the fused layout it is
 `triton_model(Preprocess, Retrieve, Rank, Rerank)`: one kernel after another on the same arrays, without a server in between.
@@ -24,7 +24,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from stages.artifacts import StageInfo, read_stage, verify_manifest
-from stages.contract import ENSEMBLE, STAGES, ModelSpec
+from stages.contract import ENSEMBLE, STAGES, ModelSpec, RecordSpec, packed, unpacked
 from stages.embeddings.measurements import COUNTER, Measurement
 from stages.errors import ArtifactError, RecommenderError
 
@@ -94,7 +94,8 @@ class StageModel:
         return [Link(own.spec, kernel, Metrics(own.stage)) for own, kernel in zip(infos, kernels, strict=True)]
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        inputs, rows = join(self.spec, requests)
+        tensors, rows = join(self.spec, requests)
+        inputs = unpacked(self.spec.inputs, tensors)
         errors: dict[int, pb_utils.TritonError] = {}
         if faults := self.first.kernel.faults(inputs):  # what the first kernel hands on is sound
             errors = {request: invalid(message) for request, message in by_request(faults, rows).items()}
@@ -112,7 +113,7 @@ class StageModel:
     def _answer(self, inputs: Arrays, rows: list[int], healthy: list[int], errors: dict[int, Any]) -> dict[int, Arrays]:
         """-> outputs by request: one kernel call for all, or, if that fails, one each, so that only the culprit fails."""
         try:
-            outputs = self._call(take(inputs, rows, healthy))
+            outputs = packed(self.spec.outputs, self._call(take(inputs, rows, healthy)))
         except Exception as error:
             if len(healthy) > 1:
                 alone = (self._answer(inputs, rows, [i], errors) for i in healthy)
@@ -122,14 +123,15 @@ class StageModel:
         return dict(zip(healthy, split(outputs, [rows[i] for i in healthy]), strict=True))
 
     def _call(self, inputs: Arrays) -> Arrays:
+        """-> what the kernels were given and gave, by name."""
         tensors, batch = dict(inputs), len(next(iter(inputs.values())))
         for link in self.chain:
             started_s = time.perf_counter()
-            outputs = link.kernel({tensor.name: tensors[tensor.name] for tensor in link.spec.inputs})
-            check_outputs(link.spec, outputs, batch)
-            link.metrics.count(degraded_of(outputs), time.perf_counter() - started_s)
+            outputs = link.kernel({tensor.name: tensors[tensor.name] for tensor in link.spec.taken})
             tensors.update(outputs)
-        return {tensor.name: tensors[tensor.name] for tensor in self.spec.outputs}
+            check_outputs(link.spec, tensors, batch)
+            link.metrics.count(degraded_of(outputs), time.perf_counter() - started_s)
+        return tensors
 
 
 def degraded_of(outputs: Arrays) -> np.ndarray:
@@ -227,6 +229,9 @@ def check_config(spec: ModelSpec, config: dict[str, Any]) -> None:
     for side, tensors in (("input", spec.inputs), ("output", spec.outputs)):
         stated = {t["name"]: (t["data_type"], tuple(int(d) for d in t["dims"])) for t in config[side]}
         needed = {t.name: (f"TYPE_{'STRING' if t.dtype == 'BYTES' else t.dtype}", t.dims) for t in tensors}
+        for record in (t for t in tensors if isinstance(t, RecordSpec)):
+            stated[record.parameter] = config["parameters"].get(record.parameter, {}).get("string_value")
+            needed[record.parameter] = record.stated_fields
         if stated != needed:
             differing = sorted(name for name in stated.keys() | needed.keys() if stated.get(name) != needed.get(name))
             facts = "; ".join(
@@ -283,7 +288,7 @@ def respond(spec: ModelSpec, outputs: Arrays) -> Any:
 
 def check_outputs(spec: ModelSpec, outputs: Arrays, batch: int) -> None:
     """Raises RecommenderError when a kernel's answer breaks the contract: a caller must never see a misshapen tensor."""
-    for tensor in spec.outputs:
+    for tensor in spec.given:
         array, shape = outputs[tensor.name], (batch, *tensor.dims)
         if array.dtype != tensor.numpy_dtype or array.shape != shape:
             raise RecommenderError(

@@ -24,8 +24,8 @@ ITEM_ROLES = ("title", "category", "provider", "available")
 
 def _tensor_names() -> set[str]:
     stages = stage_specs(Axes())
-    tensors = [t for spec in (*stages.values(), ensemble_spec(stages)) for t in (*spec.inputs, *spec.outputs)]
-    return {t.name for t in tensors} | set(STAGES)
+    specs = (*stages.values(), ensemble_spec(stages))
+    return {t.name for s in specs for t in (*s.inputs, *s.outputs, *s.taken, *s.given)} | set(STAGES)
 
 
 def _refuse_repeats(names: list[str]) -> None:

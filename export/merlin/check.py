@@ -24,7 +24,7 @@ from export.tensorrt.checks import check_tensorrt_model
 from hps_config.reader import check_ps_json, read_ps_json
 from server.repository import read_config
 from stages.artifacts import MANIFEST_FILE, read_json, read_stage, sha256_of
-from stages.contract import ENSEMBLE
+from stages.contract import ENSEMBLE, RECORD
 from stages.generations import pinned_generation
 from stages.steps.gpu_index import MOST_GPU_RESULTS
 from stages.steps.specs import RANK_EMBEDDINGS, RANK_FEATURES, RETRIEVE_SEARCH, Sizes, StepSettings, keys_per_request
@@ -87,7 +87,7 @@ def check_ensembles(repository: Path) -> Iterator[Finding]:
 
 def ensemble_faults(config: pb.ModelConfig, configs: dict[str, pb.ModelConfig], generation: int) -> Iterator[str]:
     """What is wrong with one ensemble; nothing with a plain model."""
-    known = {tensor.name: (tensor.data_type, full_dims(config, tensor)) for tensor in config.input}
+    known = {tensor.name: meaning(config, tensor) for tensor in config.input}
     if both := sorted(known.keys() & {tensor.name for tensor in config.output} if known and is_ensemble(config) else ()):
         yield f"{', '.join(both)} comes in and goes out under one name: callers would get back what they sent"
     for step in config.ensemble_scheduling.step:
@@ -98,8 +98,7 @@ def ensemble_faults(config: pb.ModelConfig, configs: dict[str, pb.ModelConfig], 
             yield f"Step {step.model_name} is pinned to {step.model_version}, expected {generation}"
         if config.max_batch_size > model.max_batch_size:
             yield f"It allows batches of {config.max_batch_size}, and its step {model.name} of {model.max_batch_size}"
-        inputs = {tensor.name: (tensor.data_type, full_dims(model, tensor)) for tensor in model.input}
-        outputs = {tensor.name: (tensor.data_type, full_dims(model, tensor)) for tensor in model.output}
+        inputs, outputs = ({tensor.name: meaning(model, tensor) for tensor in side} for side in (model.input, model.output))
         for tensor, source in step.input_map.items():
             if not agree(known.get(source), inputs.get(tensor)):
                 yield f"Edge {source} -> {model.name}.{tensor}: {known.get(source)} meets {inputs.get(tensor)}"
@@ -110,14 +109,21 @@ def is_ensemble(config: pb.ModelConfig) -> bool:
     return config.platform == "ensemble"
 
 
+def meaning(config: pb.ModelConfig, tensor: pb.ModelInput | pb.ModelOutput) -> tuple[int, tuple[int, ...], str]:
+    """-> type, dims with the batch axis, and of a record its fields."""
+    parameter = f"{RECORD}{tensor.name}"
+    fields = config.parameters[parameter].string_value if parameter in config.parameters else ""
+    return tensor.data_type, full_dims(config, tensor), fields
+
+
 def full_dims(config: pb.ModelConfig, tensor: pb.ModelInput | pb.ModelOutput) -> tuple[int, ...]:
     """Dims with the batch axis, which Triton adds where max_batch_size is above 0."""
     return (*((-1,) if config.max_batch_size else ()), *tensor.dims)
 
 
 def agree(one: tuple | None, other: tuple | None) -> bool:
-    """Types equal, and dims where both say a number; a flat tensor of unknown length meets its like."""
-    if one is None or other is None or one[0] != other[0]:
+    """Types and fields equal, and dims where both say a number; a flat tensor of unknown length meets its like."""
+    if one is None or other is None or (one[0], one[2]) != (other[0], other[2]):
         return False
     return len(one[1]) == len(other[1]) and all(a == b or -1 in (a, b) for a, b in zip(one[1], other[1], strict=True))
 

@@ -12,9 +12,9 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from export.merlin.graph import FLAT
 from export.merlin.settings import MerlinSettings
-from export.repository.config import TRITON_TYPE, Serving, chained
+from export.repository.config import TRITON_TYPE, Serving, state_records
 from export.tensorrt.profiles import Profile, profiles_for
-from stages.contract import STAGES, ModelSpec, TensorSpec, ensemble_spec
+from stages.contract import ModelSpec
 from stages.steps.specs import (
     HPS_OUTPUT,
     KEYS,
@@ -40,56 +40,23 @@ def hps_config(settings: MerlinSettings, generation: int, instances: int) -> pb.
     return config
 
 
-def nested_config(stage: ModelSpec, steps: Sequence[ModelSpec], generation: int, max_batch_size: int) -> pb.ModelConfig:
-    """-> a stage as an ensemble of `steps`, all pinned to `generation`.
-
-    Only the last step hands the lineage on, as `<stage>_lineage`: an ensemble whose input and output share a name silently
-    answers with the input.
-    """
-    outputs = tuple(TensorSpec(outside(stage.name, t.name), t.dtype, t.dims) for t in stage.outputs)
-    config = ensemble(ModelSpec(stage.name, stage.inputs, outputs), generation, max_batch_size)
-    produced = {tensor.name for step in steps[:-1] for tensor in step.outputs}
+def nested_config(spec: ModelSpec, steps: Sequence[ModelSpec], generation: int, max_batch_size: int) -> pb.ModelConfig:
+    """-> a stage, or `recommend`, as an ensemble of `steps`, all pinned to `generation`."""
+    config = ensemble(spec, generation, max_batch_size)
     for step in steps:
         entry = config.ensemble_scheduling.step.add(model_name=step.name, model_version=generation)
         for tensor in step.inputs:
-            entry.input_map[tensor.name] = _source(step.name, tensor.name, step is steps[-1], produced)
+            entry.input_map[tensor.name] = raw_tensor(tensor.name) if step.name == PREPROCESS_WORKFLOW else tensor.name
         for tensor in step.outputs:
-            last = step is steps[-1]
-            entry.output_map[tensor.name] = outside(stage.name, tensor.name) if last else _edge(step.name, tensor.name)
+            entry.output_map[tensor.name] = _edge(step.name, tensor.name)
     return config
-
-
-def _source(step: str, tensor: str, last: bool, produced: set[str]) -> str:
-    """-> the ensemble's tensor that feeds a step's input."""
-    if step == PREPROCESS_WORKFLOW:
-        return raw_tensor(tensor)
-    if last and tensor == "lineage" and "tables_lineage" in produced:
-        return "tables_lineage"
-    return {"user_numbers": "user_continuous"}.get(tensor, tensor)
 
 
 def _edge(step: str, tensor: str) -> str:
     """-> the ensemble's tensor that a step's output becomes."""
-    if step == PREPROCESS_WORKFLOW:
+    if step == PREPROCESS_WORKFLOW:  # which calls what it takes and what it gives alike
         return encoded_tensor(tensor)
     return {HPS_OUTPUT: FLAT}.get(tensor, tensor)
-
-
-def outside(stage: str, tensor: str) -> str:
-    """-> what a stage calls its output: the lineage begins in the first one, which has no input of that name."""
-    return tensor if stage == STAGES[0] else chained(stage, tensor)
-
-
-def recommend_config(stages: dict[str, ModelSpec], generation: int, max_batch_size: int) -> pb.ModelConfig:
-    """-> `recommend` over stages whose lineage is named after them."""
-    config = ensemble(ensemble_spec(stages), generation, max_batch_size)
-    for position, name in enumerate(STAGES):
-        step = config.ensemble_scheduling.step.add(model_name=name, model_version=generation)
-        for tensor in stages[name].inputs:
-            step.input_map[tensor.name] = chained(STAGES[position - 1], tensor.name)
-        for tensor in stages[name].outputs:
-            step.output_map[outside(name, tensor.name)] = chained(name, tensor.name)
-    return config
 
 
 def ensemble(spec: ModelSpec, generation: int, max_batch_size: int) -> pb.ModelConfig:
@@ -101,6 +68,7 @@ def ensemble(spec: ModelSpec, generation: int, max_batch_size: int) -> pb.ModelC
         config.input.add(name=tensor.name, data_type=TRITON_TYPE[tensor.dtype], dims=dims, optional=tensor.optional)
     for tensor in spec.outputs:
         config.output.add(name=tensor.name, data_type=TRITON_TYPE[tensor.dtype], dims=(*rows, *tensor.dims))
+    state_records(config, spec)
     config.version_policy.specific.versions.append(generation)
     return config
 

@@ -18,12 +18,12 @@ import onnx
 
 from export.merlin.hps import PS_FILE
 from export.precision.faithful import faithful_session
-from export.repository.config import CONFIG_FILE
+from export.repository.config import CONFIG_FILE, spec_of
 from export.tensorrt.build_engines import ENGINE_FILE
 from hps_config.reader import read_ps_json
 from server.repository import read_config
 from stages.artifacts import open_network, read_json, verify_manifest
-from stages.contract import ENSEMBLE, ModelSpec
+from stages.contract import ENSEMBLE, ModelSpec, packed, unpacked
 from stages.embeddings.formats.sparse_folder import read_sparse_folder
 from stages.errors import ArtifactError, RequestError
 from stages.preprocess import Preprocess
@@ -49,10 +49,10 @@ class MerlinPipeline:
         return self._runs[ENSEMBLE](dict(inputs))
 
     def trace(self, inputs: Mapping[str, np.ndarray]) -> dict[str, Arrays]:
-        """-> model -> what it was given, for every model but the ensembles."""
+        """-> model -> what it was given, records as their fields, for every model but the ensembles."""
         given: dict[str, Arrays] = {}
         plain = {name: run for name, run in self._runs.items() if not self.configs[name].HasField("ensemble_scheduling")}
-        recording = {name: _recording(name, run, given) for name, run in plain.items()}
+        recording = {name: _recording(spec_of(self.configs[name]), run, given) for name, run in plain.items()}
         self._runs |= recording
         try:
             self(inputs)
@@ -131,18 +131,19 @@ def under(repository: Path, mount: str, path: str) -> Path:
 def _kernel_run(kernel: Any, spec: ModelSpec) -> Run:
     def run(tensors: Arrays) -> Arrays:
         batch = len(next(iter(tensors.values())))
-        inputs = {t.name: tensors[t.name] if t.name in tensors else t.filled(batch) for t in spec.inputs}
+        given = {t.name: tensors[t.name] if t.name in tensors else t.filled(batch) for t in spec.inputs}
+        inputs = unpacked(spec.inputs, given)
         if faults := kernel.faults(inputs):
             raise RequestError(faults[min(faults)])
-        outputs = kernel(inputs)
+        outputs = packed(spec.outputs, inputs | kernel(inputs))
         return RankFeatures.for_one_request(outputs) if isinstance(kernel, RankFeatures) else outputs
 
     return run
 
 
-def _recording(name: str, run: Run, given: dict[str, Arrays]) -> Run:
+def _recording(spec: ModelSpec, run: Run, given: dict[str, Arrays]) -> Run:
     def recorded(tensors: Arrays) -> Arrays:
-        given[name] = tensors
+        given[spec.name] = unpacked(tuple(t for t in spec.inputs if t.name in tensors), tensors)
         return run(tensors)
 
     return recorded

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from export.merlin.config import hps_config, nested_config, preferred_sizes, recommend_config, tensorrt_profiles
+from export.merlin.config import hps_config, nested_config, preferred_sizes, tensorrt_profiles
 from export.merlin.graph import FLAT, fix_candidates, with_flat_rows
 from export.merlin.hps import PS_FILE, estimated_uses, write_ps, write_table
 from export.merlin.index import index_bytes, write_gpu_index
@@ -28,7 +28,7 @@ from export.tensorrt.model import Engine, write_configs, write_version
 from hps_config.reader import read_ps_json
 from server.repository import write_config
 from stages.artifacts import MANIFEST_FILE, open_array, read_json, sha256_of, write_manifest
-from stages.contract import ANY_GENERATION, ENSEMBLE, ModelSpec, new_lineage
+from stages.contract import ANY_GENERATION, ENSEMBLE, ModelSpec, ensemble_spec, new_lineage
 from stages.encode import Plan
 from stages.steps.gpu_index import SCRATCH_BYTES
 from stages.steps.kernels import STEP_TYPES
@@ -202,7 +202,8 @@ class Writer:
             steps = [self.specs[part.name] for part in self.parts if part.stage == stage]
             config = nested_config(self.source.specs[stage], steps, self.source.generation, self.batch(stage))
             write_config(self.target / stage / CONFIG_FILE, config)
-        config = recommend_config(self.source.specs, self.source.generation, self.batch(ENSEMBLE))
+        stages = self.source.specs
+        config = nested_config(ensemble_spec(stages), list(stages.values()), self.source.generation, self.batch(ENSEMBLE))
         write_config(self.target / ENSEMBLE / CONFIG_FILE, config)
 
     def _recommend(self) -> None:
@@ -240,8 +241,6 @@ class Writer:
         specs = self.source.specs | self.specs
         workflows = [part.name for part in self.parts if part.kind == NVTABULAR]
         for spec in (specs[name] for name in (*python_models(self.merlin), *workflows)):
-            tensors = {t.name: given[spec.name].get(t.name, t.filled(WARMUP_ROWS)) for t in spec.inputs if t.optional}
-            tensors = given[spec.name] | tensors
-            if "lineage" in tensors:
-                tensors["lineage"] = new_lineage(len(tensors["lineage"]), ANY_GENERATION)
+            fills = {t.name: t.filled(WARMUP_ROWS) for t in spec.inputs if t.optional}
+            tensors = fills | given[spec.name] | {"lineage": new_lineage(WARMUP_ROWS, ANY_GENERATION)}
             write_warmup(self.target / spec.name / "warmup", spec, tensors, WARMUP_ROWS)

@@ -199,7 +199,7 @@ def check_warmup(repository: Path) -> Iterator[Finding]:
 
 def warmup_bytes_of(entry: pb.ModelWarmup.Input) -> int:
     """-> bytes of one row; of strings at least their lengths."""
-    width = {pb.TYPE_STRING: 4, pb.TYPE_FP32: 4, pb.TYPE_INT32: 4}.get(entry.data_type, 8)
+    width = {pb.TYPE_STRING: 4, pb.TYPE_FP32: 4, pb.TYPE_INT32: 4, pb.TYPE_UINT8: 1}.get(entry.data_type, 8)
     return width * math.prod(entry.dims)
 
 

@@ -5,12 +5,13 @@ Triton's schema: `model_config.proto` of the 2.51 client (`tritonclient.grpc.mod
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 import numpy as np
 from tritonclient.grpc import model_config_pb2 as pb
 
-from stages.contract import ENSEMBLE, LINEAGE, STAGES, ModelSpec, TensorSpec, ensemble_spec
+from stages.contract import ENSEMBLE, STAGES, ModelSpec, RecordSpec, TensorSpec, ensemble_spec
 from stages.errors import ExportError
 
 CONFIG_FILE = "config.pbtxt"
@@ -22,6 +23,7 @@ TRITON_TYPE = {
     "INT32": pb.TYPE_INT32,
     "FP32": pb.TYPE_FP32,
     "FP64": pb.TYPE_FP64,
+    "UINT8": pb.TYPE_UINT8,
     "BYTES": pb.TYPE_STRING,
 }
 DTYPE = {value: key for key, value in TRITON_TYPE.items()}
@@ -86,18 +88,13 @@ def ensemble_config(stages: dict[str, ModelSpec], generation: int, serving: Serv
     _add_tensors(config, spec)
     config.version_policy.specific.versions.append(generation)
     config.response_cache.enable = serving.response_cache
-    for position, name in enumerate(STAGES):
+    for name in STAGES:
         step = config.ensemble_scheduling.step.add(model_name=name, model_version=generation)
         for tensor in stages[name].inputs:
-            step.input_map[tensor.name] = chained(STAGES[position - 1], tensor.name)
+            step.input_map[tensor.name] = tensor.name
         for tensor in stages[name].outputs:
-            step.output_map[tensor.name] = chained(name, tensor.name)
+            step.output_map[tensor.name] = tensor.name
     return config
-
-
-def chained(stage: str, tensor: str) -> str:
-    """-> what a stage's output is called in `recommend`: each stage hands on a lineage of its own."""
-    return f"{stage}_{tensor}" if tensor == LINEAGE.name else tensor
 
 
 def _add_tensors(config: pb.ModelConfig, spec: ModelSpec) -> None:
@@ -105,6 +102,14 @@ def _add_tensors(config: pb.ModelConfig, spec: ModelSpec) -> None:
         config.input.add(name=tensor.name, data_type=TRITON_TYPE[tensor.dtype], dims=tensor.dims, optional=tensor.optional)
     for tensor in spec.outputs:
         config.output.add(name=tensor.name, data_type=TRITON_TYPE[tensor.dtype], dims=tensor.dims)
+    state_records(config, spec)
+
+
+def state_records(config: pb.ModelConfig, spec: ModelSpec) -> None:
+    """The fields of every record, as a parameter: nothing else in a config says what its bytes are."""
+    for tensor in (*spec.inputs, *spec.outputs):
+        if isinstance(tensor, RecordSpec):
+            config.parameters[tensor.parameter].string_value = tensor.stated_fields
 
 
 def _add_batching(batching: pb.ModelDynamicBatching, serving: Serving) -> None:
@@ -129,11 +134,11 @@ def add_warmup(config: pb.ModelConfig, spec: ModelSpec, rows: int) -> None:
             entry = warmup.inputs[tensor.name]
             entry.data_type = TRITON_TYPE[tensor.dtype]
             entry.dims.extend(tensor.dims)
-            entry.input_data_file = warmup_file(tensor, row)
+            entry.input_data_file = warmup_file(tensor.name, row)
 
 
-def warmup_file(tensor: TensorSpec, row: int) -> str:
-    return f"{tensor.name}_{row}"
+def warmup_file(tensor: str, row: int) -> str:
+    return f"{tensor}_{row}"
 
 
 def warmup_bytes(array: np.ndarray) -> bytes:
@@ -148,11 +153,11 @@ def check_edges(stages: dict[str, ModelSpec]) -> None:
     produced: dict[str, TensorSpec] = {}
     for name in STAGES:
         for tensor in stages[name].inputs:
-            source = produced.get(tensor.name)
-            if source and (source.dtype, source.dims) != (tensor.dtype, tensor.dims):
+            source = produced.get(tensor.name, tensor)
+            if source.text != tensor.text:
                 raise ExportError(
-                    f"Tensor {tensor.name!r} leaves its stage as {source.dtype} {source.dims} "
-                    f"and {name} expects {tensor.dtype} {tensor.dims}. Make stages/contract.py say one thing."
+                    f"A tensor leaves its stage as {source.text} and {name} expects {tensor.text}. "
+                    "Make stages/contract.py say one thing."
                 )
         produced.update({tensor.name: tensor for tensor in stages[name].outputs})
     used = {t.name for spec in stages.values() for t in spec.inputs} | {t.name for t in stages[STAGES[-1]].outputs}
@@ -161,7 +166,17 @@ def check_edges(stages: dict[str, ModelSpec]) -> None:
 
 
 def spec_of(config: pb.ModelConfig) -> ModelSpec:
-    """-> names, types and dims as a config states them (fills are not part of a config)."""
-    inputs = tuple(TensorSpec(t.name, DTYPE[t.data_type], tuple(t.dims), t.optional) for t in config.input)
-    outputs = tuple(TensorSpec(t.name, DTYPE[t.data_type], tuple(t.dims)) for t in config.output)
+    """-> names, types, dims and the fields of records as a config states them (fills are not part of a config)."""
+    inputs = tuple(tensor_of(config, TensorSpec(t.name, DTYPE[t.data_type], tuple(t.dims), t.optional)) for t in config.input)
+    outputs = tuple(tensor_of(config, TensorSpec(t.name, DTYPE[t.data_type], tuple(t.dims))) for t in config.output)
     return ModelSpec(config.name, inputs, outputs)
+
+
+def tensor_of(config: pb.ModelConfig, tensor: TensorSpec) -> TensorSpec:
+    """-> the record that the config says it is, or the tensor itself."""
+    record = RecordSpec(**vars(tensor))
+    if record.parameter not in config.parameters:
+        return tensor
+    fields = re.findall(r"(\S+) (\S+) \[([\d, ]*)\]", config.parameters[record.parameter].string_value)
+    specs = (TensorSpec(name, dtype, tuple(int(n) for n in dims.split(",") if n)) for name, dtype, dims in fields)
+    return replace(record, fields=tuple(specs))

@@ -42,7 +42,7 @@ from server.launcher import held_generations
 from server.lock import publication_lock
 from server.repository import read_config, refuse_unservable_path, write_config
 from stages.artifacts import MANIFEST_FILE, read_stage, sha256_of, verify_manifest, write_manifest
-from stages.contract import ENSEMBLE, STAGES, ModelSpec, ensemble_spec
+from stages.contract import ENSEMBLE, STAGES, ModelSpec, ensemble_spec, packed
 from stages.errors import ArtifactError, ConfigError, ExportError
 from stages.generations import pinned_generation
 
@@ -192,11 +192,10 @@ def refuse_other_contract(repository: Path, layout: str, specs: dict[str, ModelS
     for name in models_of(layout):
         spec = specs[name]
         before = spec_of(read_config(repository / name / CONFIG_FILE))
-        stated = {(t.name, t.dtype, t.dims) for t in (*before.inputs, *before.outputs)}
-        wanted = {(t.name, t.dtype, t.dims) for t in (*spec.inputs, *spec.outputs)}
+        stated, wanted = ({t.text for t in (*both.inputs, *both.outputs)} for both in (before, spec))
         if stated != wanted:
             raise ExportError(
-                f"{repository} serves another contract: tensors {sorted(stated ^ wanted)} of {name} differ. "
+                f"{repository} serves another contract: {', '.join(sorted(stated ^ wanted))} of {name} differ. "
                 "Generations of one repository share their tensors: export into another REPO, or remove this one first."
             )
 
@@ -226,9 +225,9 @@ def write_warmup(folder: Path, spec: ModelSpec, recorded: dict[str, np.ndarray],
     if folder.exists():
         return
     folder.mkdir()
-    for tensor in spec.inputs:
+    for name, values in packed(spec.inputs, recorded).items():
         for row in range(rows):
-            (folder / warmup_file(tensor, row)).write_bytes(warmup_bytes(recorded[tensor.name][row]))
+            (folder / warmup_file(name, row)).write_bytes(warmup_bytes(values[row]))
 
 
 def prune(repository: Path, kept: set[int]) -> None:

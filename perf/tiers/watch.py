@@ -15,7 +15,7 @@ import tritonclient.grpc as grpcclient
 
 from perf.tiers.feed import spawn
 from perf.workload import Arrays, ask, draw, stage_inputs
-from stages.contract import ModelSpec
+from stages.contract import ModelSpec, unpacked
 from stages.embeddings.publisher import Publisher
 from stages.ids import ItemIndex
 
@@ -48,7 +48,8 @@ def watched(bench, tables: Path, table: str, brokers: str, model: str) -> Watche
     """bench: of the server to ask; tables: its rank model's tables."""
     request = draw(bench.requests, 1, bench.rng)
     inputs = stage_inputs(bench.site.grpc_url, bench.specs, bench.site.generation, request)["rank"]
-    positions = ItemIndex.load(tables.parent / "item_ids.npy").positions(inputs["candidate_ids"])[0]
+    candidate_ids = unpacked(bench.specs["rank"].inputs, inputs)["candidate_ids"]
+    positions = ItemIndex.load(tables.parent / "item_ids.npy").positions(candidate_ids)[0]
     keys = np.load(tables.parent / "item_rows.npy")[positions, 0].astype(np.int64)
     alone, columns, counts = np.unique(keys, return_index=True, return_counts=True)
     chosen = np.flatnonzero(counts == 1)[-WATCHED:]
@@ -85,7 +86,7 @@ def until_visible(watched: Watched, at: int, client: Any, sender: Publisher, rng
 
     def score() -> float:
         answer = ask(client, watched.spec, str(watched.generation), watched.inputs)
-        return float(answer["rank_scores"][0, watched.columns[at]])
+        return float(unpacked(watched.spec.outputs, answer)["rank_scores"][0, watched.columns[at]])
 
     before = score()
     row = watched.rows[at] + rng.standard_normal(watched.rows.shape[1], dtype=np.float32)

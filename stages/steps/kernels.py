@@ -127,8 +127,10 @@ class RankFeatures(Step):
         return {
             KEYS: keys,
             NUMKEYS: np.full((len(keys), 1), keys.shape[1], np.int32),
+            "user_numbers": inputs["user_continuous"],
             "pair_numbers": pairs,
             "retrieval_part": self.rank.retrieval_part(pairs),
+            "lineage": inputs["lineage"],
         }
 
     def keys(self, user_categorical: np.ndarray, candidates: np.ndarray) -> np.ndarray:
@@ -180,9 +182,10 @@ class RankRows(Step):
             lineage = fallen_back(lineage, np.ones(len(lineage), bool), Degraded.RANK)
         return {
             **rows,
+            "user_numbers": inputs["user_continuous"],
             "pair_numbers": pairs,
             "retrieval_part": self.rank.retrieval_part(pairs),
-            "tables_lineage": lineage,
+            "lineage": lineage,
         }
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.artifacts import StageInfo, stage_settings
-from stages.contract import ModelSpec, TensorSpec, stage_specs
+from stages.contract import USER_ID, ModelSpec, TensorSpec, stage_specs
 
 PREPROCESS_FEATURES, PREPROCESS_WORKFLOW, PREPROCESS_TENSORS = (
     "preprocess_features",
@@ -83,33 +83,26 @@ class StepSettings:
 
 def step_specs(info: StageInfo, sizes: Sizes) -> dict[str, ModelSpec]:
     """All parts but `rank_embeddings`, by name; `rank_dense` as it is over our own tiers. See `behind_hps`."""
-    known = {t.name: t for spec in stage_specs(info.axes, info.context).values() for t in (*spec.inputs, *spec.outputs)}
+    stages = stage_specs(info.axes, info.context)
+    known = {t.name: t for spec in stages.values() for t in (*spec.taken, *spec.given, *spec.inputs, *spec.outputs)}
     for tensor in _between(info, sizes):
         known[tensor.name] = tensor
 
     def spec(name: str, inputs: str, outputs: str) -> ModelSpec:
         return ModelSpec(name, *(tuple(known[tensor] for tensor in side.split()) for side in (inputs, outputs)))
 
-    pair_inputs = "user_categorical history_ids history_age_days candidate_ids retrieval_scores"
+    of_pairs = "user_numbers pair_numbers retrieval_part lineage"
     specs = (
-        spec(RETRIEVE_FEATURES, "user_categorical history_ids", "history_vectors history_weights user_embeddings"),
+        spec(RETRIEVE_FEATURES, "user", "history_vectors history_weights user_embeddings user_continuous"),
         spec(TOWERS_USER, "history_vectors history_weights user_embeddings user_continuous", "user_vectors"),
-        spec(
-            RETRIEVE_SEARCH,
-            "user_id history_ids exclude user_vectors lineage",
-            "candidate_ids retrieval_scores lineage",
-        ),
-        spec(RANK_FEATURES, pair_inputs, f"{KEYS} {NUMKEYS} pair_numbers retrieval_part"),
-        spec(RANK_ROWS, f"{pair_inputs} lineage", "user_rows item_rows pair_numbers retrieval_part tables_lineage"),
+        spec(RETRIEVE_SEARCH, "user exclude user_vectors", "candidates"),
+        spec(RANK_FEATURES, "user candidates", f"{KEYS} {NUMKEYS} {of_pairs}"),
+        spec(RANK_ROWS, "user candidates", f"user_rows item_rows {of_pairs}"),
         spec(RANK_DENSE, "user_numbers user_rows pair_numbers item_rows", "logits"),
-        spec(RANK_SCORES, "logits retrieval_part candidate_ids retrieval_scores lineage", "rank_scores lineage"),
-        spec(RERANK_LIST, "candidate_ids retrieval_scores rank_scores", "features vectors valid"),
+        spec(RANK_SCORES, "user candidates logits retrieval_part lineage", "ranked"),
+        spec(RERANK_LIST, "ranked", "features vectors valid"),
         spec(RERANK_NETWORK, "features vectors valid", "correction"),
-        spec(
-            RERANK_RULES,
-            "user_id candidate_ids retrieval_scores rank_scores correction lineage",
-            "item_ids scores degraded generation",
-        ),
+        spec(RERANK_RULES, "ranked correction", "item_ids scores degraded generation"),
     )
     return {spec.name: spec for spec in specs}
 
@@ -130,7 +123,6 @@ def _between(info: StageInfo, sizes: Sizes) -> tuple[TensorSpec, ...]:
         TensorSpec("item_rows", "FP32", (candidates, sizes.item_tables, sizes.row_width)),
         TensorSpec("pair_numbers", "FP32", (candidates, sizes.pair_numbers)),
         TensorSpec("retrieval_part", "FP32", (candidates,)),
-        TensorSpec("tables_lineage", "INT64", (2,)),  # `lineage`, and whether the tables could not be read whole
         TensorSpec("logits", "FP32", (candidates,)),
         TensorSpec("features", "FP32", (listed, sizes.list_features)),
         TensorSpec("vectors", "FP32", (listed, sizes.item_vector)),
@@ -167,7 +159,7 @@ def behind_hps(dense: ModelSpec) -> ModelSpec:
 def preprocess_specs(info: StageInfo, columns: WorkflowColumns) -> dict[str, ModelSpec]:
     """The parts of preprocess where NVTabular itself encodes. Its model calls the raw and the encoded columns alike."""
     stage = stage_specs(info.axes, info.context)["preprocess"]
-    known = {tensor.name: tensor for tensor in stage.outputs}
+    known = {tensor.name: tensor for tensor in stage.given}
     raw, encoded = (
         {name: TensorSpec(side(name), dtype, (1,)) for name, dtype in types.items()}
         for side, types in ((raw_tensor, columns.raw), (encoded_tensor, columns.encoded))
@@ -175,11 +167,10 @@ def preprocess_specs(info: StageInfo, columns: WorkflowColumns) -> dict[str, Mod
     bare = (tuple(TensorSpec(name, t.dtype, t.dims) for name, t in types.items()) for types in (raw, encoded))
     degraded = TensorSpec("store_degraded", "INT32", (1,))
     history = (known["history_ids"], known["history_age_days"])
-    given = tuple(known[name] for name in ("user_categorical", "user_continuous", "lineage"))
     specs = (
         ModelSpec(PREPROCESS_FEATURES, stage.inputs, (*raw.values(), *history, degraded)),
         ModelSpec(PREPROCESS_WORKFLOW, *bare),
-        ModelSpec(PREPROCESS_TENSORS, (*encoded.values(), degraded), given),
+        ModelSpec(PREPROCESS_TENSORS, (USER_ID, *encoded.values(), *history, degraded), stage.outputs),
     )
     return {spec.name: spec for spec in specs}
 

@@ -35,14 +35,15 @@ class StepModel(StageModel):
         kernel = self.kernel_types[0].load(folder)
         if isinstance(kernel, RetrieveSearch):
             kernel.to_gpu(self.gpu)
+        self.is_last = kernel.spec.outputs == info.spec.outputs
         return [Link(kernel.spec, kernel, Metrics(info.stage))]
 
     def _call(self, inputs: Arrays) -> Arrays:
         started_s = time.perf_counter()
         outputs = self.first.kernel(inputs)
-        if "lineage" in outputs or "degraded" in outputs:
+        if self.is_last:
             self.first.metrics.count(degraded_of(outputs), time.perf_counter() - started_s)
-        return outputs
+        return inputs | outputs
 
     def _respond(self, outputs: Arrays) -> Any:
         if self.kernel_types == (RankFeatures,):

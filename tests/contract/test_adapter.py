@@ -8,7 +8,18 @@ import numpy as np
 import pytest
 
 from stages.artifacts import StageInfo, read_stage, write_manifest
-from stages.contract import ENSEMBLE, FROM_STORE, MISSING_INT, STAGES, Axes, ContextColumn, new_lineage, stage_specs
+from stages.contract import (
+    ENSEMBLE,
+    FROM_STORE,
+    MISSING_INT,
+    STAGES,
+    Axes,
+    ContextColumn,
+    RecordSpec,
+    new_lineage,
+    stage_specs,
+    unpacked,
+)
 from stages.errors import DependencyError
 from tests.contract import fake_backend as pb
 
@@ -54,7 +65,12 @@ def pbtxt_as_json(info: StageInfo) -> str:
             {"name": t.name, "data_type": kind.get(t.dtype, f"TYPE_{t.dtype}"), "dims": [str(d) for d in t.dims]} for t in specs
         ]
 
-    return json.dumps({"input": tensors(info.spec.inputs), "output": tensors(info.spec.outputs)})
+    parameters = {
+        t.parameter: {"string_value": t.stated_fields}
+        for t in (*info.spec.inputs, *info.spec.outputs)
+        if isinstance(t, RecordSpec)
+    }
+    return json.dumps({"input": tensors(info.spec.inputs), "output": tensors(info.spec.outputs), "parameters": parameters})
 
 
 @pytest.fixture
@@ -90,8 +106,10 @@ def request(*user_ids: int, **tensors: np.ndarray) -> pb.InferenceRequest:
 
 
 def users_of(response: pb.InferenceResponse) -> list[int]:
-    [categorical] = [t.as_numpy() for t in response.output_tensors() if t.name() == "user_categorical"]
-    return categorical[:, 0].tolist()
+    answered = {t.name(): t.as_numpy() for t in response.output_tensors()}
+    fields = unpacked(INFO.spec.outputs, answered)
+    np.testing.assert_array_equal(fields["user_id"], fields["user_categorical"][:, :1])  # handed on, and answered
+    return fields["user_categorical"][:, 0].tolist()
 
 
 def test_one_kernel_call_answers_the_whole_batch(model):
@@ -160,6 +178,16 @@ def test_config_that_disagrees_with_the_stage_refuses_to_load(arguments):
         triton_model(Echo)().initialize({**arguments, "model_config": pbtxt_as_json(other)})
 
 
+def test_a_record_of_other_fields_refuses_to_load(arguments):
+    """As many bytes, but two more numbers in place of a category."""
+    from stages.triton import triton_model
+
+    other = replace(INFO, axes=replace(AXES, user_categorical=1, user_continuous=3))
+    assert other.spec.outputs[0].dims == INFO.spec.outputs[0].dims
+    with pytest.raises(pb.TritonModelException, match=r"disagree about outputs \(record_user: .*user_categorical INT64 \[1\]"):
+        triton_model(Echo)().initialize({**arguments, "model_config": pbtxt_as_json(other)})
+
+
 def test_a_changed_file_refuses_to_load(arguments):
     from stages.triton import triton_model
 
@@ -184,7 +212,7 @@ class Next:
 
     def __call__(self, inputs):
         self.seen.append(inputs)
-        zeros = {t.name: np.zeros((len(inputs["lineage"]), *t.dims), t.numpy_dtype) for t in self.spec.outputs}
+        zeros = {t.name: np.zeros((len(inputs["lineage"]), *t.dims), t.numpy_dtype) for t in self.spec.given}
         return zeros | ({"lineage": inputs["lineage"]} if "lineage" in zeros else {})
 
 
@@ -227,7 +255,7 @@ def test_all_kernels_in_one_model_answer_with_the_ensembles_tensors(fused):
     assert all(values[f"recommender_kernel_seconds/{name}"] > 0 for name in STAGES)
     specs = stage_specs(AXES, CONTEXT)
     for name, link in zip(STAGES, fused.chain, strict=True):
-        assert link.kernel.seen[0].keys() == {t.name for t in specs[name].inputs}
+        assert link.kernel.seen[0].keys() == {t.name for t in specs[name].taken}
 
 
 def test_a_failure_in_any_kernel_stays_with_its_request(fused):

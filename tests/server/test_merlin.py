@@ -20,7 +20,7 @@ from export.repository.recorded import RECORDED_FILE, compare_answers, read_reco
 from export.settings import Settings
 from server.launcher import TritonServer
 from stages.artifacts import read_stage
-from stages.contract import ENSEMBLE, STAGES, new_lineage
+from stages.contract import ENSEMBLE, STAGES, new_lineage, packed, stage_specs, unpacked
 from tests.server.conftest import DATA
 from tests.server.merlin_doubles import stand_in
 from tests.server.requests import ask_each, infer, tensor
@@ -142,21 +142,18 @@ def test_a_caller_may_send_the_user_alone(served):
 
 
 def test_the_stages_answer_alone_too(served, recorded, info):
-    """A nested stage takes what the cpu profile's stage takes; its lineage comes back under the stage's name."""
+    """A nested stage takes and gives the records of the cpu profile's stage."""
     _, client = served
-    spec_inputs = {"user_id": recorded.inputs["user_id"][:1]}
-    first = client.infer("preprocess", [tensor(name, array) for name, array in spec_inputs.items()])
-    lineage = {"lineage": new_lineage(1, info.generation)}
-    names = ("user_categorical", "user_continuous", "history_ids")
-    user = {name: first.as_numpy(name) for name in names}
-    ages = {"history_age_days": first.as_numpy("history_age_days")}
-    found = client.infer("retrieve", [tensor(n, a) for n, a in (spec_inputs | user | lineage).items()])
-    candidates = {name: found.as_numpy(name) for name in ("candidate_ids", "retrieval_scores")}
-    assert found.as_numpy("retrieve_lineage").tolist() == [[info.generation, 0]]
-    scores = client.infer("rank", [tensor(n, a) for n, a in (user | ages | candidates | lineage).items()])
-    assert scores.as_numpy("rank_scores").shape == candidates["candidate_ids"].shape
-    assert np.isfinite(scores.as_numpy("rank_scores")).all()
-    assert scores.as_numpy("rank_lineage").tolist() == [[info.generation, 0]]
+    specs, user_id = stage_specs(info.axes, info.context), recorded.inputs["user_id"][:1]
+    user = client.infer("preprocess", [tensor("user_id", user_id)]).as_numpy("user")
+    candidates = client.infer("retrieve", [tensor("user", user)]).as_numpy("candidates")
+    found = unpacked(specs["retrieve"].outputs, {"candidates": candidates})
+    ranked = client.infer("rank", [tensor("user", user), tensor("candidates", candidates)]).as_numpy("ranked")
+    scored = unpacked(specs["rank"].outputs, {"ranked": ranked})
+    assert scored["user_id"].tolist() == user_id.tolist()
+    np.testing.assert_array_equal(scored["candidate_ids"], found["candidate_ids"])
+    assert np.isfinite(scored["rank_scores"]).all()
+    assert found["lineage"].tolist() == scored["lineage"].tolist() == [[info.generation, 0]]
 
 
 def test_another_generation_is_refused_by_every_stage(served, recorded, info):
@@ -165,6 +162,7 @@ def test_another_generation_is_refused_by_every_stage(served, recorded, info):
     ids = np.full((1, info.axes.candidates), -1, np.int64)
     foreign = {"lineage": new_lineage(1, info.generation + 5)}
     given = {"user_id": np.array([[1]]), "candidate_ids": ids, "retrieval_scores": scores, "rank_scores": scores} | foreign
+    given = packed(stage_specs(info.axes, info.context)["rerank"].inputs, given)
     with pytest.raises(InferenceServerException, match=f"generation is {info.generation + 5}, this stage serves"):
         client.infer("rerank", [tensor(name, array) for name, array in given.items()])
 

@@ -16,7 +16,7 @@ from perf.open_loop import floor_ns
 from perf.results import load_run
 from perf.target import own_server, running_site, serve, site_of
 from perf.workload import read_requests, stage_inputs
-from stages.contract import ENSEMBLE, STAGES
+from stages.contract import ENSEMBLE, STAGES, unpacked
 from stages.errors import ConfigError, ServerError
 from stages.pipeline import Pipeline
 
@@ -82,7 +82,7 @@ def test_stage_inputs_are_the_in_process_tensors(bench):
     requests = {name: rows[:40] for name, rows in read_requests(bench.site.repo, bench.site.generation).items()}
     trace = Pipeline.load(bench.site.repo).trace(requests)
     for stage, tensors in stage_inputs(bench.site.grpc_url, bench.specs, bench.site.generation, requests).items():
-        for name, served in tensors.items():
+        for name, served in unpacked(bench.specs[stage].inputs, tensors).items():
             if name in requests or name == "lineage":  # the trace keeps that of the last stage that has one
                 continue
             np.testing.assert_allclose(served, trace[name], rtol=1e-5, atol=1e-5, err_msg=f"{stage}: {name}")

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +26,7 @@ SERVING = dict.fromkeys((*STAGES, ENSEMBLE), Serving())
 
 
 def recorded(specs, rows=4):
-    tensors = {t.name: t for spec in specs.values() for t in (*spec.inputs, *spec.outputs)}
+    tensors = {t.name: t for spec in specs.values() for t in (*spec.taken, *spec.given)}
     return {name: np.zeros((rows, *t.dims), t.numpy_dtype) for name, t in tensors.items()}
 
 
@@ -198,6 +199,14 @@ def test_another_contract_is_refused(tmp_path):
         publish_once(
             tmp_path, Axes(candidates=9, history=3, exclusions=2, items_returned=2, user_categorical=2, user_continuous=1)
         )
+
+
+def test_records_of_as_many_bytes_with_other_fields_are_another_contract(tmp_path):
+    publish_once(tmp_path)
+    other = replace(AXES, user_categorical=1, user_continuous=3)
+    assert [stage_specs(axes)["retrieve"].inputs[0].dims for axes in (AXES, other)] == [(88,), (88,)]
+    with pytest.raises(ExportError, match=r"user UINT8 \[88\] .*user_categorical INT64 \[1\].* of preprocess differ"):
+        publish_once(tmp_path, other)
     assert served_by(tmp_path) == 1
 
 

@@ -9,7 +9,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from export.repository import config as c
 from server.repository import read_config, write_config
-from stages.contract import STAGES, Axes, ContextColumn, ModelSpec, TensorSpec, ensemble_spec, stage_specs
+from stages.contract import STAGES, Axes, ContextColumn, ModelSpec, TensorSpec, ensemble_spec, record, stage_specs
 from stages.errors import ExportError
 
 SPECS = stage_specs(
@@ -72,10 +72,10 @@ def test_preferred_batch_sizes_stay_within_the_maximum():
 
 
 def test_edges_that_disagree_are_refused():
-    rank = replace(
-        SPECS["rank"], inputs=tuple(replace(t, dtype="INT32") if t.name == "candidate_ids" else t for t in SPECS["rank"].inputs)
-    )
-    with pytest.raises(ExportError, match=r"'candidate_ids' leaves its stage as INT64 \(256,\) and rank expects INT32"):
+    user, candidates = SPECS["rank"].inputs
+    other = record("candidates", *(replace(t, dtype="INT32") if t.name == "candidate_ids" else t for t in candidates.fields))
+    rank = replace(SPECS["rank"], inputs=(user, other))
+    with pytest.raises(ExportError, match=r"candidate_ids INT64 \[256\].* and rank expects .*candidate_ids INT32 \[256\]"):
         c.check_edges({**SPECS, "rank": rank})
 
 
@@ -87,8 +87,8 @@ def test_an_output_nobody_uses_is_refused():
 
 def test_the_contract_itself_has_sound_edges():
     kinds: dict[str, set] = {}
-    for tensor in (t for spec in SPECS.values() for t in (*spec.inputs, *spec.outputs)):
-        kinds.setdefault(tensor.name, set()).add((tensor.dtype, tensor.dims))
+    for tensor in (t for spec in SPECS.values() for t in (*spec.inputs, *spec.outputs, *spec.taken, *spec.given)):
+        kinds.setdefault(tensor.name, set()).add(tensor.text)
     assert {name: len(found) for name, found in kinds.items()} == dict.fromkeys(kinds, 1)  # one meaning at both ends
     assert c.check_edges(SPECS) is None  # and the check finds so, too
 

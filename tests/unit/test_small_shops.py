@@ -7,7 +7,7 @@ from export.repository.check import check_repository
 from export.repository.config import WARMUP_ROWS, warmup_file
 from server.generations import pin
 from stages.artifacts import read_json
-from stages.contract import ENSEMBLE, PAD_ID, Degraded
+from stages.contract import ENSEMBLE, PAD_ID, Degraded, unpacked
 from stages.errors import ConfigError, RequestError
 from stages.pipeline import Pipeline
 from tests.unit.small_shops import CONTEXT, PRICE, export, shop
@@ -98,10 +98,11 @@ def test_a_later_generation_with_fewer_users_loads_with_the_first_ones_warm_up(t
 
     def recorded(stage, tensor):
         folder = repository / stage / "warmup"
-        rows = [np.fromfile(folder / warmup_file(tensor, row), tensor.numpy_dtype) for row in range(WARMUP_ROWS)]
+        rows = [np.fromfile(folder / warmup_file(tensor.name, row), tensor.numpy_dtype) for row in range(WARMUP_ROWS)]
         return np.stack(rows).reshape(WARMUP_ROWS, *tensor.dims)
 
     assert pipeline.info.generation == 2
     for stage, output in (("retrieve", "retrieval_scores"), ("rank", "rank_scores"), ("rerank", "scores")):
-        inputs = {tensor.name: recorded(stage, tensor) for tensor in pipeline.specs[stage].inputs}
+        tensors = pipeline.specs[stage].inputs
+        inputs = unpacked(tensors, {tensor.name: recorded(stage, tensor) for tensor in tensors})
         assert np.isfinite(pipeline.stages[stage](inputs)[output]).all()

@@ -78,9 +78,10 @@ class TestFiles:
         assert f"rank_features/config.pbtxt: warmup/{path.name}: The file is missing" in errors(repository)
 
     def test_a_cut_warm_up_file(self, repository):
-        path = repository / "rank_features" / "warmup" / "history_ids_0"
-        path.write_bytes(path.read_bytes()[:-1])
-        assert "warmup/history_ids_0 holds 511 bytes, a row of its tensor takes 512" in errors(repository)
+        path = repository / "rank_features" / "warmup" / "user_0"
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1])
+        assert f"warmup/user_0 holds {len(whole) - 1} bytes, a row of its tensor takes {len(whole)}" in errors(repository)
 
 
 def of_warmup(name: str):
@@ -116,24 +117,24 @@ class TestConfigs:
             ),
             (
                 "rank_features",
-                lambda c: setattr(of_warmup("history_ids")(c), "data_type", pb.TYPE_INT32),
-                "sends history_ids as TYPE_INT32, the model takes TYPE_INT64",
+                lambda c: setattr(of_warmup("user")(c), "data_type", pb.TYPE_INT32),
+                "sends user as TYPE_INT32, the model takes TYPE_UINT8",
             ),
             (
                 "rank_features",
-                lambda c: of_warmup("history_ids")(c).dims.__setitem__(0, 3),
-                "sends history_ids with the dims [3], the model takes [64]",
+                lambda c: of_warmup("user")(c).dims.__setitem__(0, 3),
+                "sends user with the dims [3], the model takes [",
             ),
             (
                 "rank_features",
-                lambda c: of_warmup("history_ids")(c).dims.append(1),
-                "with the dims [64, 1], the model takes [64]",
+                lambda c: of_warmup("user")(c).dims.append(1),
+                ", 1], the model takes [",
             ),
             ("rank_features", lambda c: of_warmup("more")(c).dims.append(1), "sends more, which the model does not take"),
             (
                 "rank_features",
-                lambda c: c.model_warmup[0].inputs.pop("history_ids"),
-                "lacks history_ids, which the model must be sent",
+                lambda c: c.model_warmup[0].inputs.pop("user"),
+                "lacks user, which the model must be sent",
             ),
             (
                 "rank_features",
@@ -208,11 +209,15 @@ class TestWiring:
 class TestEnsembles:
     def test_an_edge_between_two_types(self, repository):
         edit(repository, "rank_scores", lambda c: setattr(c.input[0], "data_type", pb.TYPE_INT64))
-        assert "rank/config.pbtxt: Edge logits -> rank_scores.logits" in errors(repository)
+        assert "rank/config.pbtxt: Edge user -> rank_scores.user" in errors(repository)
+
+    def test_an_edge_between_records_of_other_fields(self, repository):
+        edit(repository, "rank_features", lambda c: setattr(c.parameters["record_user"], "string_value", "user_id INT64 [1]"))
+        assert "rank/config.pbtxt: Edge user -> rank_features.user" in errors(repository)
 
     def test_an_edge_from_nowhere(self, repository):
-        edit(repository, "rank", lambda c: c.ensemble_scheduling.step[0].input_map.__setitem__("candidate_ids", "gone"))
-        assert "Edge gone -> rank_features.candidate_ids: None meets" in errors(repository)
+        edit(repository, "rank", lambda c: c.ensemble_scheduling.step[0].input_map.__setitem__("candidates", "gone"))
+        assert "Edge gone -> rank_features.candidates: None meets" in errors(repository)
 
     def test_batches_around_a_model_that_has_none(self, repository):
         edit(repository, "rank", lambda c: setattr(c, "max_batch_size", 8))
@@ -228,7 +233,7 @@ class TestEnsembles:
 
     def test_one_name_for_what_comes_in_and_what_goes_out(self, repository):
         config = read_config(repository / "rerank" / "config.pbtxt")
-        config.output.add(name="lineage", data_type=pb.TYPE_INT64, dims=[2])
+        config.output.add(name="ranked", data_type=pb.TYPE_UINT8, dims=[1])
         configs = {path.parent.name: read_config(path) for path in repository.glob("*/config.pbtxt")}
         assert any("callers would get back what they sent" in fact for fact in ensemble_faults(config, configs, 1))
 

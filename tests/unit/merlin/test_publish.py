@@ -114,9 +114,8 @@ class TestSteps:
         rows = step(given)
         assert np.isnan(rows["user_rows"]).all()
         assert np.isnan(rows["item_rows"]).all()
-        lineage = {"lineage": rows["tables_lineage"]}
         logits = np.full(given["retrieval_scores"].shape, np.nan, np.float32)
-        scores = RankScores.load(exported["modern"] / "rank_scores" / "1")(given | rows | lineage | {"logits": logits})
+        scores = RankScores.load(exported["modern"] / "rank_scores" / "1")(given | rows | {"logits": logits})
         with_items = (given["candidate_ids"] >= 0).any(axis=1)
         assert (scores["lineage"][with_items, 1] & Degraded.RANK).all()
         np.testing.assert_array_equal(scores["rank_scores"][with_items, 0], given["retrieval_scores"][with_items, 0])

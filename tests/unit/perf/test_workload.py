@@ -7,7 +7,17 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from perf.workload import draw, read_requests, serialised, write_analyzer_json
-from stages.contract import FROM_STORE, MISSING_INT, PAD_ID, Axes, ContextColumn, ensemble_spec, stage_specs
+from stages.contract import (
+    FROM_STORE,
+    MISSING_INT,
+    PAD_ID,
+    Axes,
+    ContextColumn,
+    ModelSpec,
+    TensorSpec,
+    ensemble_spec,
+    stage_specs,
+)
 from stages.errors import ArtifactError, ConfigError
 
 AXES = Axes(candidates=8, history=4, exclusions=3, items_returned=2, user_categorical=1, user_continuous=1)
@@ -75,9 +85,8 @@ def test_every_tensor_is_written_in_numbers_json_has(requests, tmp_path):
 
 
 def test_infinite_scores_of_padding_are_written_as_numbers(tmp_path):
-    spec = STAGES["rerank"]
-    rows = {t.name: np.zeros((1, *t.dims), t.numpy_dtype) for t in spec.inputs}
-    rows["rank_scores"][0, 3:] = -np.inf
+    spec = ModelSpec("part", (TensorSpec("rank_scores", "FP32", (5,)),), ())
+    rows = {"rank_scores": np.array([[1, 0.5, 0.2, -np.inf, -np.inf]], np.float32)}
     write_analyzer_json(tmp_path / "in.json", spec, rows)
     assert "Infinity" not in (tmp_path / "in.json").read_text()
 
