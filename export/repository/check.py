@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from tritonclient.grpc import model_config_pb2 as pb
 
-from export.repository.config import CONFIG_FILE, DTYPE, layout_of, models_of
+from export.repository.config import CONFIG_FILE, layout_of, models_of, spec_of
 from export.repository.recorded import RECORDED_FILE, compare_answers, read_recorded
 from export.repository.replay import replay
 from export.settings import CPU, MERLIN
@@ -134,12 +134,13 @@ def check_run_folder(repository: Path) -> Iterator[Finding]:
 
 
 def check_edges(repository: Path) -> Iterator[Finding]:
-    """Both ends of each ensemble edge agree, as tritonserver will demand."""
+    """Both ends of each ensemble edge agree: in type and dims, as tritonserver will demand, and in the fields of records."""
     configs = {name: read_config(repository / name / CONFIG_FILE) for name in models_in(repository)}
-    known = {t.name: (DTYPE[t.data_type], tuple(t.dims)) for t in configs[ENSEMBLE].input}
+    specs = {name: spec_of(config) for name, config in configs.items()}
+    known = {t.name: t.text for t in specs[ENSEMBLE].inputs}
     for step in configs[ENSEMBLE].ensemble_scheduling.step:
-        inputs = {t.name: (DTYPE[t.data_type], tuple(t.dims)) for t in configs[step.model_name].input}
-        outputs = {t.name: (DTYPE[t.data_type], tuple(t.dims)) for t in configs[step.model_name].output}
+        spec = specs[step.model_name]
+        inputs, outputs = ({t.name: t.text for t in side} for side in (spec.inputs, spec.outputs))
         for tensor, source in step.input_map.items():
             if known.get(source) != inputs.get(tensor):
                 fact = f"Edge {source} -> {step.model_name}.{tensor}: {known.get(source)} meets {inputs.get(tensor)}"

@@ -114,11 +114,15 @@ def test_a_file_that_is_not_the_published_one_stops_the_checks_behind_it(reposit
     [
         (lambda r: (r / "rank" / "config.pbtxt").unlink(), "rank/config.pbtxt: The file is missing"),
         (lambda r: (r / "notes").mkdir(), "notes: It is no model, and tritonserver takes it for one"),
-        (lambda r: (r / "rank" / "warmup" / "candidate_ids_0").unlink(), "candidate_ids_0: The file is missing"),
+        (lambda r: (r / "rank" / "warmup" / "candidates_0").unlink(), "candidates_0: The file is missing"),
         (lambda r: replace_in(r / "rank" / "config.pbtxt", 'name: "rank"', 'name: "rung"'), "It names the model 'rung'"),
-        (lambda r: replace_in(r / "retrieve" / "config.pbtxt", "dims: 256", "dims: 255"), "(255,)) meets ('INT64', (256,))"),
+        (lambda r: replace_in(r / "retrieve" / "config.pbtxt", "dims: 64", "dims: 63"), "[64] meets exclude INT64 [63]"),
+        (
+            lambda r: replace_in(r / "rank" / "config.pbtxt", "rank_scores FP", "rank_scores INT"),
+            "-> rerank.ranked: ranked UINT8 [",
+        ),
     ],
-    ids=["config", "stranger", "warm-up", "name", "edge"],
+    ids=["config", "stranger", "warm-up", "name", "edge", "record"],
 )
 def test_what_tritonserver_would_refuse(repository, broken, told):
     broken(repository)
