@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import tritonclient.grpc as grpc
 
-TRITON_DTYPE = {"int64": "INT64", "float32": "FP32", "object": "BYTES", "int32": "INT32"}
+TRITON_DTYPE = {"int64": "INT64", "float32": "FP32", "object": "BYTES", "int32": "INT32", "uint8": "UINT8"}
 
 
 def tensor(name: str, array: np.ndarray, dtype: str | None = None) -> grpc.InferInput:
