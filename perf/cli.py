@@ -47,12 +47,21 @@ def main_run(
 ) -> None:
     """Without a command: everything, in about five minutes. Exit code 1 when an SLO is broken."""
     if context.invoked_subcommand:
+        _refuse_options_before(context)
         return
     bounds = slo.read_slo(slo_file)
     with serve(url, repo) as site:
         bench = full.new_bench(site, label)
         full.measure_all(bench, window_s=window_s, rounds=rounds)
     _finish(bench.run, bench.folder, bounds)
+
+
+def _refuse_options_before(context: typer.Context) -> None:
+    """Raises ConfigError for options that stand before a command: it has its own, and would run for minutes without these."""
+    given = [p.opts[-1] for p in context.command.params if context.get_parameter_source(p.name).name == "COMMANDLINE"]
+    if given:
+        command = context.invoked_subcommand
+        raise ConfigError(f"{', '.join(given)} stands before {command}, which does not see it. Put it behind {command}.")
 
 
 @app.command()

@@ -17,10 +17,12 @@ import numpy as np
 import tritonclient.grpc as grpcclient
 from tritonclient.grpc import service_pb2 as pb
 
+from export.repository.config import CONFIG_FILE, differing_tensors
 from export.repository.recorded import RECORDED_FILE, read_recorded
+from server.repository import read_config
 from stages.artifacts import read_stage, stage_folder
 from stages.contract import ENSEMBLE, STAGES, ModelSpec, ensemble_spec, stage_specs
-from stages.errors import ConfigError
+from stages.errors import ArtifactError, ConfigError
 
 Arrays = dict[str, np.ndarray]
 ZIPF_EXPONENT = 1.0
@@ -28,10 +30,20 @@ STAGE_BATCH = 32  # rows per call while stage inputs are collected
 
 
 def read_specs(repo: Path, generation: int) -> dict[str, ModelSpec]:
-    """-> the five models of a published generation, by name."""
+    """-> the five models of a published generation, by name. ArtifactError when this code knows other tensors of them."""
     info = read_stage(stage_folder(repo, STAGES[0], generation))
     stages = stage_specs(info.axes, info.context)
-    return {**stages, ENSEMBLE: ensemble_spec(stages)}
+    specs = {**stages, ENSEMBLE: ensemble_spec(stages)}
+    for name in (name for name in specs if (repo / name).is_dir()):
+        config = read_config(repo / name / CONFIG_FILE)
+        if config.max_batch_size and (
+            differing := differing_tensors(config, specs[name])
+        ):  # behind hps, dims begin with the batch
+            raise ArtifactError(
+                f"{repo / name / CONFIG_FILE} and the code of this checkout know different tensors: {differing}. "
+                "Measure with the checkout that exported the repository, or export again."
+            )
+    return specs
 
 
 def read_requests(repo: Path, generation: int) -> Arrays:
@@ -68,11 +80,7 @@ def write_analyzer_json(path: Path, spec: ModelSpec, rows: Arrays) -> None:
 def _plain(row: np.ndarray) -> list:
     if row.dtype == np.object_:
         return [value.decode() for value in row.ravel()]
-    return (
-        np.nan_to_num(row.ravel(), nan=0.0, posinf=0.0, neginf=-1e30).tolist()
-        if row.dtype.kind == "f"
-        else row.ravel().tolist()
-    )
+    return np.nan_to_num(row.ravel(), nan=0.0).tolist() if row.dtype.kind == "f" else row.ravel().tolist()
 
 
 def serialised(spec: ModelSpec, rows: Arrays, priority: np.ndarray | None = None) -> list[bytes]:

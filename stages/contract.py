@@ -19,11 +19,13 @@ from itertools import chain
 
 import numpy as np
 
+from stages.errors import RecommenderError
+
 PAD_ID = -1  # no item here; real item ids are >= 0, which the export checks
 FROM_STORE = -2  # whole `history` row: the caller sent none, use the feature store's
 MISSING_INT = np.iinfo(np.int64).min  # an integer context value that was not sent
 
-PAD_SCORE = float(np.finfo(np.float32).min)  # beside PAD_ID between stages: below any score, and finite, as JSON knows no other
+PAD_SCORE = float(np.finfo(np.float32).min)  # beside PAD_ID between stages: below any score, and finite: inf - inf is no number
 
 PAD_ROW, NULL_ROW, OOV_ROW = 0, 1, 2  # reserved rows of every category, as NVTabular 23.8 numbers them
 
@@ -118,11 +120,20 @@ class RecordSpec(TensorSpec):
         return row_layout(self.fields)
 
     def pack(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Tensors by name, each [B, *dims] -> uint8 [B, n]."""
+        """Tensors by name, each [B, *dims] -> uint8 [B, n]. Raises RecommenderError when one is of another form.
+
+        numpy would spread a single row over all, and change types, without a word.
+        """
         batch = len(tensors[self.fields[0].name])
         rows = np.zeros(batch, self.layout)  # zeros: what lies between fields is the same in every run
         for field in self.fields:
-            rows[field.name] = tensors[field.name]
+            values, shape = tensors[field.name], (batch, *field.dims)
+            if (values.dtype, values.shape) != (field.numpy_dtype, shape):
+                raise RecommenderError(
+                    f"{field.name} of the record {self.name} is {values.dtype} {values.shape}; the contract says {field.dtype} "
+                    f"{shape}."
+                )
+            rows[field.name] = values
         return rows.view(np.uint8).reshape(batch, -1)
 
     def unpack(self, packed: np.ndarray) -> dict[str, np.ndarray]:

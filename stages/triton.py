@@ -230,8 +230,9 @@ def check_config(spec: ModelSpec, config: dict[str, Any]) -> None:
         stated = {t["name"]: (t["data_type"], tuple(int(d) for d in t["dims"])) for t in config[side]}
         needed = {t.name: (f"TYPE_{'STRING' if t.dtype == 'BYTES' else t.dtype}", t.dims) for t in tensors}
         for record in (t for t in tensors if isinstance(t, RecordSpec)):
-            stated[record.parameter] = config["parameters"].get(record.parameter, {}).get("string_value")
             needed[record.parameter] = record.stated_fields
+            if record.parameter in config["parameters"]:
+                stated[record.parameter] = config["parameters"][record.parameter]["string_value"]
         if stated != needed:
             differing = sorted(name for name in stated.keys() | needed.keys() if stated.get(name) != needed.get(name))
             facts = "; ".join(

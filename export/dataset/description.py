@@ -138,7 +138,9 @@ class Context(_Section):
         _refuse_repeats(self.columns)
         taken = sorted(set(self.columns) & (_tensor_names() | set(LOG_COLUMNS)))
         if taken:
-            raise ValueError(f"the context column {taken[0]!r} has the name of a request tensor; rename it in the file")
+            raise ValueError(
+                f"the context column {taken[0]!r} has a name that the served models use themselves; rename it in the file"
+            )
         return self
 
 

@@ -101,7 +101,8 @@ def ensemble_faults(config: pb.ModelConfig, configs: dict[str, pb.ModelConfig], 
         inputs, outputs = ({tensor.name: meaning(model, tensor) for tensor in side} for side in (model.input, model.output))
         for tensor, source in step.input_map.items():
             if not agree(known.get(source), inputs.get(tensor)):
-                yield f"Edge {source} -> {model.name}.{tensor}: {known.get(source)} meets {inputs.get(tensor)}"
+                both = " meets ".join(in_words(side) for side in (known.get(source), inputs.get(tensor)))
+                yield f"Edge {source} -> {model.name}.{tensor}: {both}"
         known |= {target: outputs.get(tensor) for tensor, target in step.output_map.items()}
 
 
@@ -114,6 +115,13 @@ def meaning(config: pb.ModelConfig, tensor: pb.ModelInput | pb.ModelOutput) -> t
     parameter = f"{RECORD}{tensor.name}"
     fields = config.parameters[parameter].string_value if parameter in config.parameters else ""
     return tensor.data_type, full_dims(config, tensor), fields
+
+
+def in_words(meant: tuple[int, tuple[int, ...], str] | None) -> str:
+    if meant is None:
+        return "nothing"
+    kind, dims, fields = meant
+    return f"{pb.DataType.Name(kind)} {list(dims)}" + (f" ({fields})" if fields else "")
 
 
 def full_dims(config: pb.ModelConfig, tensor: pb.ModelInput | pb.ModelOutput) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ import onnx
 
 from export.merlin.hps import PS_FILE
 from export.precision.faithful import faithful_session
-from export.repository.config import CONFIG_FILE, spec_of
+from export.repository.config import CONFIG_FILE, differing_tensors, spec_of
 from export.tensorrt.build_engines import ENGINE_FILE
 from hps_config.reader import read_ps_json
 from server.repository import read_config
@@ -73,14 +73,14 @@ class MerlinPipeline:
         verify_manifest(folder)
         if name in STEP_TYPES:
             kernel = STEP_TYPES[name].load(folder)
-            return _kernel_run(kernel, kernel.spec)
+            return _kernel_run(kernel, same_tensors(kernel.spec, config))
         if name == PREPROCESS_WORKFLOW:
             from export.merlin.workflow import workflow_run  # only now: NVTabular takes seconds to import
 
             return workflow_run(folder)
         if name == "preprocess":
             kernel = Preprocess.load(folder)
-            return _kernel_run(kernel, kernel.info.spec)
+            return _kernel_run(kernel, same_tensors(kernel.info.spec, config))
         raise ArtifactError(f"{self.repository} has the model {name}, which no export writes. Move it out of the repository.")
 
     def _ensemble(self, config: Any, tensors: Arrays) -> Arrays:
@@ -128,11 +128,21 @@ def under(repository: Path, mount: str, path: str) -> Path:
     return repository / inside.relative_to(mount)
 
 
+def same_tensors(spec: ModelSpec, config: Any) -> ModelSpec:
+    """-> spec. Raises ArtifactError when config.pbtxt, which the other models go by, states other tensors."""
+    if differing := differing_tensors(config, spec):
+        raise ArtifactError(
+            f"{spec.name}/{CONFIG_FILE} and the code of this checkout know different tensors: {differing}. "
+            "Use the checkout that exported the repository, or export again."
+        )
+    return spec
+
+
 def _kernel_run(kernel: Any, spec: ModelSpec) -> Run:
     def run(tensors: Arrays) -> Arrays:
         batch = len(next(iter(tensors.values())))
-        given = {t.name: tensors[t.name] if t.name in tensors else t.filled(batch) for t in spec.inputs}
-        inputs = unpacked(spec.inputs, given)
+        fills = {t.name: t.filled(batch) for t in spec.inputs if t.optional}
+        inputs = unpacked(spec.inputs, fills | tensors)
         if faults := kernel.faults(inputs):
             raise RequestError(faults[min(faults)])
         outputs = packed(spec.outputs, inputs | kernel(inputs))

@@ -24,7 +24,7 @@ from stages.preprocess import Preprocess
 from stages.rank import Rank
 from stages.steps.kernels import RankFeatures, RankRows
 from stages.steps.preprocess import PreprocessFeatures
-from stages.steps.specs import PREPROCESS_FEATURES, RANK_EMBEDDINGS, RANK_FEATURES, RANK_ROWS, TOWERS_USER
+from stages.steps.specs import PREPROCESS_FEATURES, RANK_EMBEDDINGS, RANK_FEATURES, RANK_ROWS
 
 Arrays = dict[str, np.ndarray]
 
@@ -98,8 +98,7 @@ class MerlinStream:
 
     def trace(self, inputs: Arrays) -> Arrays:
         """-> the tensors that the ranker reads, by name."""
-        given = self._pipeline.trace(inputs)
-        return given[self._ranks] | {"user_continuous": given[TOWERS_USER]["user_continuous"]}
+        return self._pipeline.trace(inputs)[self._ranks]
 
     def close(self) -> None:
         self.stages["rank"].close()

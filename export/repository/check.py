@@ -24,7 +24,7 @@ from server.environment import RUN_DIR
 from server.repository import read_config, refuse_unservable_path
 from server.updaters import has_update_source
 from stages.artifacts import MANIFEST_FILE, read_json, read_stage, sha256_of, stage_folder, verify_manifest
-from stages.contract import ENSEMBLE, STAGES
+from stages.contract import ENSEMBLE, STAGES, ModelSpec, RecordSpec
 from stages.errors import RecommenderError
 from stages.generations import pinned_generation
 from stages.rank import TABLES_FOLDER
@@ -205,12 +205,27 @@ def warmup_bytes_of(entry: pb.ModelWarmup.Input) -> int:
 
 
 def check_stages(repository: Path) -> Iterator[Finding]:
-    """Every stage's settings are of the generation whose folder they lie in."""
+    """Every stage's settings are of the generation whose folder they lie in, and its records hold what config.pbtxt says."""
     generation = pinned_generation(repository)
     for name in STAGES:
         folder = stage_folder(repository, name, generation)
-        if read_stage(folder).generation != generation:
+        info = read_stage(folder)
+        if info.generation != generation:
             yield Finding("error", f"{name}/{generation}", "stage.json states another generation", "Export again.")
+        if (repository / name).is_dir():
+            config = read_config(repository / name / CONFIG_FILE)
+            for fact in record_faults(config, info.spec):
+                yield Finding("error", f"{name}/{CONFIG_FILE}", fact, "Export again.")
+
+
+def record_faults(config: pb.ModelConfig, spec: ModelSpec) -> Iterator[str]:
+    """Records whose fields config.pbtxt does not state as the stage knows them: it would refuse to load."""
+    named = {tensor.name for tensor in (*config.input, *config.output)}
+    for record in (*spec.inputs, *spec.outputs):
+        if isinstance(record, RecordSpec) and record.name in named:
+            stated = config.parameters[record.parameter].string_value if record.parameter in config.parameters else "nothing"
+            if stated != record.stated_fields:
+                yield f"The record {record.name} is stated as {stated}, stage.json says {record.stated_fields}"
 
 
 def check_tables(repository: Path) -> Iterator[Finding]:

@@ -172,6 +172,12 @@ def spec_of(config: pb.ModelConfig) -> ModelSpec:
     return ModelSpec(config.name, inputs, outputs)
 
 
+def differing_tensors(config: pb.ModelConfig, spec: ModelSpec) -> str:
+    """-> "" when a config states the tensors of `spec`, else those that only one of them has."""
+    stated, known = ({t.text for t in (*both.inputs, *both.outputs)} for both in (spec_of(config), spec))
+    return ", ".join(sorted(stated ^ known))
+
+
 def tensor_of(config: pb.ModelConfig, tensor: TensorSpec) -> TensorSpec:
     """-> the record that the config says it is, or the tensor itself."""
     record = RecordSpec(**vars(tensor))

@@ -28,10 +28,10 @@ from export.repository.config import (
     CONFIG_FILE,
     Serving,
     check_edges,
+    differing_tensors,
     ensemble_config,
     layout_of,
     models_of,
-    spec_of,
     stage_config,
     warmup_bytes,
     warmup_file,
@@ -190,12 +190,9 @@ def refuse_other_contract(repository: Path, layout: str, specs: dict[str, ModelS
         )
     specs = {**specs, ENSEMBLE: ensemble_spec(specs)}
     for name in models_of(layout):
-        spec = specs[name]
-        before = spec_of(read_config(repository / name / CONFIG_FILE))
-        stated, wanted = ({t.text for t in (*both.inputs, *both.outputs)} for both in (before, spec))
-        if stated != wanted:
+        if differing := differing_tensors(read_config(repository / name / CONFIG_FILE), specs[name]):
             raise ExportError(
-                f"{repository} serves another contract: {', '.join(sorted(stated ^ wanted))} of {name} differ. "
+                f"{repository} serves another contract: {differing} of {name} differ. "
                 "Generations of one repository share their tensors: export into another REPO, or remove this one first."
             )
 
@@ -221,13 +218,15 @@ def place_version(staged: Path, model_folder: Path) -> None:
 
 
 def write_warmup(folder: Path, spec: ModelSpec, recorded: dict[str, np.ndarray], rows: int) -> None:
-    """Once per repository: tritonserver loads the served version again when anything beside it changes."""
-    if folder.exists():
-        return
-    folder.mkdir()
+    """Once per repository: tritonserver loads the served version again when anything beside it changes.
+
+    Files that are missing are written: without them the model does not load at all.
+    """
+    folder.mkdir(exist_ok=True)
     for name, values in packed(spec.inputs, recorded).items():
         for row in range(rows):
-            (folder / warmup_file(name, row)).write_bytes(warmup_bytes(values[row]))
+            if not (path := folder / warmup_file(name, row)).exists():
+                path.write_bytes(warmup_bytes(values[row]))
 
 
 def prune(repository: Path, kept: set[int]) -> None:

@@ -53,8 +53,8 @@ class Step:
         return step_specs(self.info, Sizes(**self.own.sizes))[self.own.step]
 
     def faults(self, inputs: Arrays) -> dict[int, str]:
-        """Row -> message for requests of another generation, where the part is told which one it is."""
-        return generation_faults(inputs["lineage"], self.info.generation) if "lineage" in inputs else {}
+        """Row -> message for requests of another generation."""
+        return generation_faults(inputs["lineage"], self.info.generation)
 
 
 def opened(folder: Path) -> tuple[StageInfo, StepSettings]:

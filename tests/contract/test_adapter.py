@@ -16,7 +16,9 @@ from stages.contract import (
     Axes,
     ContextColumn,
     RecordSpec,
+    generation_faults,
     new_lineage,
+    packed,
     stage_specs,
     unpacked,
 )
@@ -256,6 +258,48 @@ def test_all_kernels_in_one_model_answer_with_the_ensembles_tensors(fused):
     specs = stage_specs(AXES, CONTEXT)
     for name, link in zip(STAGES, fused.chain, strict=True):
         assert link.kernel.seen[0].keys() == {t.name for t in specs[name].taken}
+
+
+class Half(Next):
+    """A rank kernel whose scores are half of retrieval's."""
+
+    def faults(self, inputs):
+        return generation_faults(inputs["lineage"], 7)
+
+    def __call__(self, inputs):
+        self.seen.append(inputs)
+        return {"rank_scores": inputs["retrieval_scores"] / np.float32(2), "lineage": inputs["lineage"] | (0, 2)}
+
+
+def records(spec, *user_ids: int, generation: int = 7) -> pb.InferenceRequest:
+    """A request of `rank` for some users, each candidate scored with its user's id."""
+    fields = {t.name: np.zeros((len(user_ids), *t.dims), t.numpy_dtype) for t in spec.taken}
+    fields["user_id"][:, 0], fields["retrieval_scores"][:] = user_ids, np.array(user_ids)[:, None]
+    fields["lineage"] = new_lineage(len(user_ids), generation)
+    return pb.InferenceRequest(**packed(spec.inputs, fields))
+
+
+def test_a_stage_between_two_records_takes_fields_and_gives_a_record(tmp_path, monkeypatch):
+    """Three requests, one of them of two rows and one of another generation."""
+    from stages import triton
+
+    monkeypatch.setattr(triton, "REPORT_EVERY_S", 3_600)
+    folder, info = tmp_path / "rank" / "7", replace(INFO, stage="rank")
+    folder.mkdir(parents=True)
+    info.write(folder)
+    write_manifest(folder)
+    model = triton.triton_model(Half)()
+    names = {"model_name": "rank", "model_instance_name": "rank_0_0", "model_version": "7"}
+    model.initialize({**names, "model_repository": str(folder.parent), "model_config": pbtxt_as_json(info)})
+    good, bad, mates = model.execute([records(info.spec, 4), records(info.spec, 5, generation=6), records(info.spec, 6, 8)])
+    model.finalize()
+    assert "generation is 6, this stage serves 7" in bad.error().message()
+    assert [len(seen["user_id"]) for seen in model.first.kernel.seen] == [3]
+    for response, user_ids in ((good, [4]), (mates, [6, 8])):
+        fields = unpacked(info.spec.outputs, {t.name(): t.as_numpy() for t in response.output_tensors()})
+        assert fields["user_id"][:, 0].tolist() == user_ids
+        np.testing.assert_array_equal(fields["rank_scores"], np.repeat(np.array(user_ids)[:, None] / 2, 4, axis=1))
+        assert fields["lineage"].tolist() == [[7, 2]] * len(user_ids)
 
 
 def test_a_failure_in_any_kernel_stays_with_its_request(fused):

@@ -20,7 +20,7 @@ from export.repository.recorded import RECORDED_FILE, compare_answers, read_reco
 from export.settings import Settings
 from server.launcher import TritonServer
 from stages.artifacts import read_stage
-from stages.contract import ENSEMBLE, STAGES, new_lineage, packed, stage_specs, unpacked
+from stages.contract import ENSEMBLE, STAGES, RecordSpec, new_lineage, packed, stage_specs, unpacked
 from tests.server.conftest import DATA
 from tests.server.merlin_doubles import stand_in
 from tests.server.requests import ask_each, infer, tensor
@@ -162,9 +162,13 @@ def test_another_generation_is_refused_by_every_stage(served, recorded, info):
     ids = np.full((1, info.axes.candidates), -1, np.int64)
     foreign = {"lineage": new_lineage(1, info.generation + 5)}
     given = {"user_id": np.array([[1]]), "candidate_ids": ids, "retrieval_scores": scores, "rank_scores": scores} | foreign
-    given = packed(stage_specs(info.axes, info.context)["rerank"].inputs, given)
-    with pytest.raises(InferenceServerException, match=f"generation is {info.generation + 5}, this stage serves"):
-        client.infer("rerank", [tensor(name, array) for name, array in given.items()])
+    specs = stage_specs(info.axes, info.context)
+    user = {t.name: np.zeros((1, *t.dims), t.numpy_dtype) for t in specs["preprocess"].given}
+    for stage in ("retrieve", "rank", "rerank"):
+        records = [t for t in specs[stage].inputs if isinstance(t, RecordSpec)]
+        sent = packed(records, user | given)
+        with pytest.raises(InferenceServerException, match=f"generation is {info.generation + 5}, this stage serves"):
+            client.infer(stage, [tensor(name, array) for name, array in sent.items()])
 
 
 def test_more_rows_than_the_exported_limit_are_refused(served):

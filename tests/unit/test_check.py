@@ -121,8 +121,12 @@ def test_a_file_that_is_not_the_published_one_stops_the_checks_behind_it(reposit
             lambda r: replace_in(r / "rank" / "config.pbtxt", "rank_scores FP", "rank_scores INT"),
             "-> rerank.ranked: ranked UINT8 [",
         ),
+        (
+            lambda r: replace_in(r / "rank" / "config.pbtxt", "rank_scores FP", "rank_scores INT"),
+            "The record ranked is stated as user_id",
+        ),
     ],
-    ids=["config", "stranger", "warm-up", "name", "edge", "record"],
+    ids=["config", "stranger", "warm-up", "name", "edge", "record", "stage"],
 )
 def test_what_tritonserver_would_refuse(repository, broken, told):
     broken(repository)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from stages.contract import Axes, RecordSpec, TensorSpec, packed, record, stage_specs, unpacked
+from stages.errors import RecommenderError
 
 # Widths that leave gaps: an odd number of 4-byte values before 8-byte ones, and nothing at all.
 ODD = Axes(candidates=5, history=3, user_categorical=2, user_continuous=1)
@@ -65,6 +66,15 @@ def test_a_field_of_two_records_comes_from_the_later_one_and_others_are_handed_o
     np.testing.assert_array_equal(taken["lineage"], candidates["lineage"])
     ranked = taken | {"rank_scores": np.ones((2, 5), np.float32)}
     np.testing.assert_array_equal(spec.outputs[0].unpack(packed(spec.outputs, ranked)["ranked"])["user_id"], user["user_id"])
+
+
+@pytest.mark.parametrize(
+    "wrong", [np.zeros((1, 3), np.int64), np.zeros((2, 1), np.int64), np.zeros((2, 3), np.int32)], ids=["rows", "width", "type"]
+)
+def test_a_field_of_another_form_is_refused_not_spread_or_cast(wrong):
+    spec = stage_specs(ODD)["preprocess"].outputs[0]
+    with pytest.raises(RecommenderError, match=r"history_ids of the record user is int.*the contract says INT64 \(2, 3\)"):
+        spec.pack(random_fields(spec, 2) | {"history_ids": wrong})
 
 
 def test_a_record_says_what_it_holds():

@@ -199,6 +199,7 @@ def test_another_contract_is_refused(tmp_path):
         publish_once(
             tmp_path, Axes(candidates=9, history=3, exclusions=2, items_returned=2, user_categorical=2, user_continuous=1)
         )
+    assert served_by(tmp_path) == 1
 
 
 def test_records_of_as_many_bytes_with_other_fields_are_another_contract(tmp_path):

@@ -213,11 +213,13 @@ class TestEnsembles:
 
     def test_an_edge_between_records_of_other_fields(self, repository):
         edit(repository, "rank_features", lambda c: setattr(c.parameters["record_user"], "string_value", "user_id INT64 [1]"))
-        assert "rank/config.pbtxt: Edge user -> rank_features.user" in errors(repository)
+        told = errors(repository)
+        assert "rank/config.pbtxt: Edge user -> rank_features.user" in told
+        assert "rank_features/config.pbtxt and the code of this checkout know different tensors: user UINT8" in told
 
     def test_an_edge_from_nowhere(self, repository):
         edit(repository, "rank", lambda c: c.ensemble_scheduling.step[0].input_map.__setitem__("candidates", "gone"))
-        assert "Edge gone -> rank_features.candidates: None meets" in errors(repository)
+        assert "Edge gone -> rank_features.candidates: nothing meets TYPE_UINT8 [" in errors(repository)
 
     def test_batches_around_a_model_that_has_none(self, repository):
         edit(repository, "rank", lambda c: setattr(c, "max_batch_size", 8))

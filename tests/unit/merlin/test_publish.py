@@ -16,20 +16,32 @@ from export.merlin import workflow
 from export.merlin.graph import with_flat_rows
 from export.merlin.hps import estimated_uses, table_name, write_table
 from export.merlin.index import write_gpu_index
+from export.merlin.parts import PYTHON, parts_of
 from export.merlin.pipeline import MerlinPipeline, under
 from export.merlin.publish import publish_merlin, refuse_long_lists, rehearse
+from export.merlin.settings import MerlinSettings
 from export.repository.recorded import RECORDED_FILE, compare_answers, read_recorded
 from export.settings import Settings, with_triton
 from hps_config.reader import read_ps_json
 from server.repository import read_config
 from stages.artifacts import MANIFEST_FILE, open_network, read_json, read_stage
-from stages.contract import Degraded
+from stages.contract import Degraded, packed
 from stages.embeddings.formats.sparse_folder import read_sparse_folder
 from stages.errors import ArtifactError, ConfigError, DependencyError, ExportError, RequestError
 from stages.pipeline import Pipeline
 from stages.ranking_features import SCALE
 from stages.steps.gpu_index import on_gpu
-from stages.steps.kernels import RankFeatures, RankRows, RankScores, RerankList, RerankRules, RetrieveFeatures, RetrieveSearch
+from stages.steps.kernels import (
+    STEP_TYPES,
+    RankFeatures,
+    RankRows,
+    RankScores,
+    RerankList,
+    RerankRules,
+    RetrieveFeatures,
+    RetrieveSearch,
+)
+from stages.steps.specs import RANK_SCORES, RERANK_RULES, RETRIEVE_SEARCH
 from tests.contract import fake_backend
 from tests.unit.merlin.conftest import source_of
 
@@ -63,6 +75,40 @@ class TestAnswers:
         shutil.copytree(repository / "rank_scores", repository / "mine")
         with pytest.raises(ArtifactError, match="has the model mine, which no export writes"):
             MerlinPipeline(repository, 1, "/models")
+
+
+@pytest.mark.parametrize("triton", ["24.03", "modern"])
+def test_of_the_parts_of_a_stage_the_last_one_counts(exported, recorded, triton, monkeypatch):
+    """Otherwise a stage in four parts would have answered four times as many requests."""
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", fake_backend)
+    from stages.steps.triton import step_model
+
+    trace = MerlinPipeline(exported[triton], 1, "/models").trace({name: values[:3] for name, values in recorded.inputs.items()})
+    counted = {}
+    for part in parts_of(MerlinSettings(triton=triton)):
+        if part.kind != PYTHON:
+            continue
+        folder = exported[triton] / part.name
+        config = read_config(folder / "config.pbtxt")
+        model = step_model(STEP_TYPES[part.name])()
+        model.initialize(
+            {
+                "model_name": part.name,
+                "model_instance_name": f"{part.name}_0_0",
+                "model_instance_kind": "CPU",
+                "model_instance_device_id": "0",
+                "model_repository": str(folder),
+                "model_version": "1",
+                "model_config": MessageToJson(config, preserving_proto_field_name=True),
+            }
+        )
+        [response] = model.execute([fake_backend.InferenceRequest(**packed(model.spec.inputs, trace[part.name]))])
+        assert not response.has_error(), response.error().message()
+        counted[part.name] = (model.first.metrics.calls, model.first.metrics.rows)
+        model.finalize()
+    last = {RETRIEVE_SEARCH, RANK_SCORES, RERANK_RULES}
+    assert counted == {name: (1, 3) if name in last else (0, 0) for name in counted}
+    assert last < counted.keys()
 
 
 class TestSteps:

@@ -54,6 +54,12 @@ def test_report_and_compare_end_in_one_line_of_json(invoke, tmp_path):
     assert (folder / "comparison.html").exists()
 
 
+def test_options_before_a_command_that_would_not_see_them_are_refused(invoke):
+    error = invoke("--rounds", "2", "overhead", "--repo", "nowhere").exception
+    assert isinstance(error, ConfigError)
+    assert str(error) == "--rounds stands before overhead, which does not see it. Put it behind overhead."
+
+
 @pytest.mark.parametrize("text", ["", "a,b", "0", "1,-2"])
 def test_levels_must_be_positive_numbers(invoke, text):
     assert isinstance(invoke("sweep", "--clients", text).exception, ConfigError)

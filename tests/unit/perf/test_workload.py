@@ -13,9 +13,8 @@ from stages.contract import (
     PAD_ID,
     Axes,
     ContextColumn,
-    ModelSpec,
-    TensorSpec,
     ensemble_spec,
+    packed,
     stage_specs,
 )
 from stages.errors import ArtifactError, ConfigError
@@ -84,11 +83,13 @@ def test_every_tensor_is_written_in_numbers_json_has(requests, tmp_path):
     assert steps[1]["store"]["content"] == [MISSING_INT]
 
 
-def test_infinite_scores_of_padding_are_written_as_numbers(tmp_path):
-    spec = ModelSpec("part", (TensorSpec("rank_scores", "FP32", (5,)),), ())
-    rows = {"rank_scores": np.array([[1, 0.5, 0.2, -np.inf, -np.inf]], np.float32)}
+def test_records_are_sent_as_their_bytes(tmp_path):
+    spec = STAGES["retrieve"]
+    fields = {t.name: np.arange(np.prod(t.dims)).reshape(1, *t.dims).astype(t.numpy_dtype) for t in spec.taken}
+    rows = packed(spec.inputs, fields)
     write_analyzer_json(tmp_path / "in.json", spec, rows)
-    assert "Infinity" not in (tmp_path / "in.json").read_text()
+    [step] = json.loads((tmp_path / "in.json").read_text())["data"]
+    assert (bytes(step["user"]["content"]), step["user"]["shape"]) == (rows["user"].tobytes(), list(spec.inputs[0].dims))
 
 
 def test_users_are_drawn_by_zipf(requests):
