@@ -23,7 +23,7 @@ from export.merlin.settings import MerlinSettings
 from export.repository.recorded import RECORDED_FILE, compare_answers, read_recorded
 from export.settings import Settings, with_triton
 from hps_config.reader import read_ps_json
-from server.repository import read_config
+from server.repository import read_config, write_config
 from stages.artifacts import MANIFEST_FILE, open_network, read_json, read_stage
 from stages.contract import Degraded, packed
 from stages.embeddings.formats.sparse_folder import read_sparse_folder
@@ -70,6 +70,14 @@ class TestAnswers:
         inputs = {name: values[:1] for name, values in recorded.inputs.items()}
         with pytest.raises(RequestError, match="temperature is infinite"):
             MerlinPipeline(exported["24.03"], 1, "/models")(inputs | {"temperature": np.full((1, 1), np.inf, np.float32)})
+
+    def test_a_repository_that_other_code_exported(self, repository):
+        """Its wiring is for other tensors: that is said, and not a KeyError in the middle of a request."""
+        config = read_config(repository / "rank_features" / "config.pbtxt")
+        config.parameters["record_user"].string_value = "user_id INT64 [1]"
+        write_config(repository / "rank_features" / "config.pbtxt", config)
+        with pytest.raises(ArtifactError, match="the code of this checkout know different tensors: user UINT8"):
+            MerlinPipeline(repository, 1, "/models")
 
     def test_a_model_that_no_export_writes(self, repository):
         shutil.copytree(repository / "rank_scores", repository / "mine")
