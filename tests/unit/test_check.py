@@ -122,7 +122,7 @@ def test_a_file_that_is_not_the_published_one_stops_the_checks_behind_it(reposit
             "-> rerank.ranked: ranked UINT8 [",
         ),
         (
-            lambda r: replace_in(r / "rank" / "config.pbtxt", "rank_scores FP", "rank_scores INT"),
+            lambda r: [replace_in(r / m / "config.pbtxt", "rank_scores FP", "rank_scores INT") for m in ("rank", "rerank")],
             "The record ranked is stated as user_id",
         ),
     ],

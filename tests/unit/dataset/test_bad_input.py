@@ -57,8 +57,15 @@ BAD_DESCRIPTIONS = {
     ),
     "feature named item_id": (TOML + ITEMS.replace('["brand"]', '["item_id"]'), ["'item_id' has the name of a role"]),
     "feature named user_id": (TOML + USERS.replace('["country"]', '["user_id"]'), ["[users]", "user_id is always a feature"]),
-    "context named as a tensor": (TOML + '[context]\ncategorical = ["history"]\n', ["[context]", "'history' has the name"]),
-    "context named as a log column": (TOML + '[context]\ncategorical = ["weight"]\n', ["[context]", "'weight' has the name"]),
+    "context named as a tensor": (TOML + '[context]\ncategorical = ["history"]\n', ["[context]", "'history' has a name that"]),
+    "context named as a record": (
+        TOML + '[context]\ncategorical = ["candidates"]\n',
+        ["[context]", "'candidates' has a name that"],
+    ),
+    "context named as a log column": (
+        TOML + '[context]\ncategorical = ["weight"]\n',
+        ["[context]", "'weight' has a name that"],
+    ),
 }
 
 
