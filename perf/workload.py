@@ -36,9 +36,9 @@ def read_specs(repo: Path, generation: int) -> dict[str, ModelSpec]:
     specs = {**stages, ENSEMBLE: ensemble_spec(stages)}
     for name in (name for name in specs if (repo / name).is_dir()):
         config = read_config(repo / name / CONFIG_FILE)
-        if config.max_batch_size and (
-            differing := differing_tensors(config, specs[name])
-        ):  # behind hps, dims begin with the batch
+        if not config.max_batch_size:  # behind hps, where dims begin with the batch
+            continue
+        if differing := differing_tensors(config, specs[name]):
             raise ArtifactError(
                 f"{repo / name / CONFIG_FILE} and the code of this checkout know different tensors: {differing}. "
                 "Measure with the checkout that exported the repository, or export again."

@@ -88,6 +88,10 @@ class TensorSpec:
         """As people read it."""
         return f"{self.name} {self.dtype} {list(self.dims)}"
 
+    def fits(self, values: np.ndarray, batch: int) -> bool:
+        """Is it an array of this type, [batch, *dims]?"""
+        return values.dtype == self.numpy_dtype and values.shape == (batch, *self.dims)
+
     def filled(self, batch: int) -> np.ndarray:
         """[batch, *dims] of the fill value."""
         return np.full((batch, *self.dims), self.fill, self.numpy_dtype)
@@ -127,11 +131,11 @@ class RecordSpec(TensorSpec):
         batch = len(tensors[self.fields[0].name])
         rows = np.zeros(batch, self.layout)  # zeros: what lies between fields is the same in every run
         for field in self.fields:
-            values, shape = tensors[field.name], (batch, *field.dims)
-            if (values.dtype, values.shape) != (field.numpy_dtype, shape):
+            values = tensors[field.name]
+            if not field.fits(values, batch):
                 raise RecommenderError(
                     f"{field.name} of the record {self.name} is {values.dtype} {values.shape}; the contract says {field.dtype} "
-                    f"{shape}."
+                    f"{(batch, *field.dims)}."
                 )
             rows[field.name] = values
         return rows.view(np.uint8).reshape(batch, -1)
@@ -177,6 +181,10 @@ class ModelSpec:
     @cached_property
     def given(self) -> tuple[TensorSpec, ...]:
         return fields_of(self.outputs)
+
+    @property
+    def records(self) -> tuple[RecordSpec, ...]:
+        return tuple(tensor for tensor in (*self.inputs, *self.outputs) if isinstance(tensor, RecordSpec))
 
 
 def packed(specs: tuple[TensorSpec, ...], tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

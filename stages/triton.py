@@ -290,11 +290,11 @@ def respond(spec: ModelSpec, outputs: Arrays) -> Any:
 def check_outputs(spec: ModelSpec, outputs: Arrays, batch: int) -> None:
     """Raises RecommenderError when a kernel's answer breaks the contract: a caller must never see a misshapen tensor."""
     for tensor in spec.given:
-        array, shape = outputs[tensor.name], (batch, *tensor.dims)
-        if array.dtype != tensor.numpy_dtype or array.shape != shape:
+        array = outputs[tensor.name]
+        if not tensor.fits(array, batch):
             raise RecommenderError(
                 f"The kernel of {spec.name} gave {tensor.name} as {array.dtype} {array.shape}; "
-                f"the contract says {tensor.dtype} {shape}."
+                f"the contract says {tensor.dtype} {(batch, *tensor.dims)}."
             )
 
 

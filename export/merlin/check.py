@@ -17,14 +17,14 @@ from export.merlin.publish import answer
 from export.merlin.settings import MerlinSettings
 from export.precision.agreement import disagreement
 from export.repository.check import Finding
-from export.repository.config import CONFIG_FILE
+from export.repository.config import CONFIG_FILE, fields_stated
 from export.repository.recorded import RECORDED_FILE, read_recorded
 from export.settings import MERLIN
 from export.tensorrt.checks import check_tensorrt_model
 from hps_config.reader import check_ps_json, read_ps_json
 from server.repository import read_config
 from stages.artifacts import MANIFEST_FILE, read_json, read_stage, sha256_of
-from stages.contract import ENSEMBLE, RECORD
+from stages.contract import ENSEMBLE
 from stages.generations import pinned_generation
 from stages.steps.gpu_index import MOST_GPU_RESULTS
 from stages.steps.specs import RANK_EMBEDDINGS, RANK_FEATURES, RETRIEVE_SEARCH, Sizes, StepSettings, keys_per_request
@@ -112,9 +112,7 @@ def is_ensemble(config: pb.ModelConfig) -> bool:
 
 def meaning(config: pb.ModelConfig, tensor: pb.ModelInput | pb.ModelOutput) -> tuple[int, tuple[int, ...], str]:
     """-> type, dims with the batch axis, and of a record its fields."""
-    parameter = f"{RECORD}{tensor.name}"
-    fields = config.parameters[parameter].string_value if parameter in config.parameters else ""
-    return tensor.data_type, full_dims(config, tensor), fields
+    return tensor.data_type, full_dims(config, tensor), fields_stated(config, tensor.name)
 
 
 def in_words(meant: tuple[int, tuple[int, ...], str] | None) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from tritonclient.grpc import model_config_pb2 as pb
 
-from export.repository.config import CONFIG_FILE, layout_of, models_of, spec_of
+from export.repository.config import CONFIG_FILE, fields_stated, layout_of, models_of, spec_of
 from export.repository.recorded import RECORDED_FILE, compare_answers, read_recorded
 from export.repository.replay import replay
 from export.settings import CPU, MERLIN
@@ -24,7 +24,7 @@ from server.environment import RUN_DIR
 from server.repository import read_config, refuse_unservable_path
 from server.updaters import has_update_source
 from stages.artifacts import MANIFEST_FILE, read_json, read_stage, sha256_of, stage_folder, verify_manifest
-from stages.contract import ENSEMBLE, STAGES, ModelSpec, RecordSpec
+from stages.contract import ENSEMBLE, STAGES, ModelSpec
 from stages.errors import RecommenderError
 from stages.generations import pinned_generation
 from stages.rank import TABLES_FOLDER
@@ -221,9 +221,9 @@ def check_stages(repository: Path) -> Iterator[Finding]:
 def record_faults(config: pb.ModelConfig, spec: ModelSpec) -> Iterator[str]:
     """Records whose fields config.pbtxt does not state as the stage knows them: it would refuse to load."""
     named = {tensor.name for tensor in (*config.input, *config.output)}
-    for record in (*spec.inputs, *spec.outputs):
-        if isinstance(record, RecordSpec) and record.name in named:
-            stated = config.parameters[record.parameter].string_value if record.parameter in config.parameters else "nothing"
+    for record in spec.records:
+        if record.name in named:
+            stated = fields_stated(config, record.name) or "nothing"
             if stated != record.stated_fields:
                 yield f"The record {record.name} is stated as {stated}, stage.json says {record.stated_fields}"
 

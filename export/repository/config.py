@@ -6,12 +6,12 @@ Triton's schema: `model_config.proto` of the 2.51 client (`tritonclient.grpc.mod
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from tritonclient.grpc import model_config_pb2 as pb
 
-from stages.contract import ENSEMBLE, STAGES, ModelSpec, RecordSpec, TensorSpec, ensemble_spec
+from stages.contract import ENSEMBLE, RECORD, STAGES, ModelSpec, RecordSpec, TensorSpec, ensemble_spec
 from stages.errors import ExportError
 
 CONFIG_FILE = "config.pbtxt"
@@ -107,9 +107,14 @@ def _add_tensors(config: pb.ModelConfig, spec: ModelSpec) -> None:
 
 def state_records(config: pb.ModelConfig, spec: ModelSpec) -> None:
     """The fields of every record, as a parameter: nothing else in a config says what its bytes are."""
-    for tensor in (*spec.inputs, *spec.outputs):
-        if isinstance(tensor, RecordSpec):
-            config.parameters[tensor.parameter].string_value = tensor.stated_fields
+    for record in spec.records:
+        config.parameters[record.parameter].string_value = record.stated_fields
+
+
+def fields_stated(config: pb.ModelConfig, tensor: str) -> str:
+    """-> the fields that a config states of one of its tensors; "" where it is no record."""
+    parameter = f"{RECORD}{tensor}"
+    return config.parameters[parameter].string_value if parameter in config.parameters else ""
 
 
 def _add_batching(batching: pb.ModelDynamicBatching, serving: Serving) -> None:
@@ -180,9 +185,9 @@ def differing_tensors(config: pb.ModelConfig, spec: ModelSpec) -> str:
 
 def tensor_of(config: pb.ModelConfig, tensor: TensorSpec) -> TensorSpec:
     """-> the record that the config says it is, or the tensor itself."""
-    record = RecordSpec(**vars(tensor))
-    if record.parameter not in config.parameters:
+    stated = fields_stated(config, tensor.name)
+    if not stated:
         return tensor
-    fields = re.findall(r"(\S+) (\S+) \[([\d, ]*)\]", config.parameters[record.parameter].string_value)
+    fields = re.findall(r"(\S+) (\S+) \[([\d, ]*)\]", stated)
     specs = (TensorSpec(name, dtype, tuple(int(n) for n in dims.split(",") if n)) for name, dtype, dims in fields)
-    return replace(record, fields=tuple(specs))
+    return RecordSpec(**vars(tensor), fields=tuple(specs))
