@@ -21,6 +21,7 @@ AHEAD = 16  # rows between the one that is asked of memory and the one that is d
 WAYS = LANES  # slots of a set
 NO_KEY = -1  # HPS reserves it, so no row has it
 MOST_USES = 255
+NOT_COUNTED = -1
 MIX = np.uint64(0x9E3779B97F4A7C15)
 THIRTY_TWO = np.uint64(32)
 FP16_TO_FP32 = np.float32(2.0**112)  # the exponents count from 127 - 15 further down
@@ -38,18 +39,28 @@ def read_complete(rows, keys, vectors):
 
 
 @compiled
-def read_hashed(owner, rows, keys, slots, vectors):
-    """`find_hashed` and the rows. vectors: float32 [N, D], written where there is a row."""
-    missing = find_hashed(owner, keys, slots)
+def read_hashed(memory, owner_at, n_owners, uses_at, rows, keys, vectors):
+    """`find_hashed`, the rows, and unless `uses_at` is NOT_COUNTED `count_uses`: -> how many are missing.
+
+    What lies in the table's `memory` (uint8 [bytes]) is named by its first byte: an array costs 0.1 us a call.
+    vectors: float32 [N, D], written where there is a row.
+    """
+    slots = np.empty(len(keys), np.int64)
+    missing = find_hashed(memory[owner_at : owner_at + 8 * n_owners].view(np.int64), keys, slots)
     decode_rows(rows, slots, vectors)
+    if uses_at != NOT_COUNTED:
+        count_uses(memory[uses_at : uses_at + len(rows)], slots)
     return missing
 
 
 @compiled
-def read_indexed(slot_of_key, rows, keys, slots, vectors):
-    """`find_indexed` and the rows. vectors: float32 [N, D], written where there is a row."""
-    missing = find_indexed(slot_of_key, keys, slots)
+def read_indexed(memory, slots_at, n_keys, uses_at, rows, keys, vectors):
+    """The same with `find_indexed`. slots_at: where the slots of the keys 0 … n_keys - 1 lie."""
+    slots = np.empty(len(keys), np.int64)
+    missing = find_indexed(memory[slots_at : slots_at + 4 * n_keys].view(np.int32), keys, slots)
     decode_rows(rows, slots, vectors)
+    if uses_at != NOT_COUNTED:
+        count_uses(memory[uses_at : uses_at + len(rows)], slots)
     return missing
 
 

@@ -236,9 +236,12 @@ class CachedTable(SlotTable):
         self._n_sets = np.uint64(self.capacity // WAYS)
         self._slot_of_key = sections.array(base, "slot_of_key") if "slot_of_key" in sections.specs else None
         if self._slot_of_key is None:
-            self._places, self._read_slots, self._find_slots = self._owner, hits.read_hashed, hits.find_hashed
+            places, self._places, self._read_hits, self._find_slots = "owner", self._owner, hits.read_hashed, hits.find_hashed
         else:
-            self._places, self._read_slots, self._find_slots = self._slot_of_key, hits.read_indexed, hits.find_indexed
+            places, self._places = "slot_of_key", self._slot_of_key
+            self._read_hits, self._find_slots = hits.read_indexed, hits.find_indexed
+        self._memory = np.frombuffer(base, np.uint8)
+        self._places_at, self._uses_at = sections.offsets[places], sections.offsets["uses"]
         self._reads = self._insertions = 0
 
     @staticmethod
@@ -272,14 +275,11 @@ class CachedTable(SlotTable):
         if epoch & 1:
             return self._read_checked(keys, out)
         vectors = np.empty((len(keys), self.codec.width), np.float32) if out is None else out
-        slots = np.empty(len(keys), np.int64)
-        n_missing = self._read_slots(self._places, self._plain, keys, slots, vectors)
-        if header[EPOCH] != epoch:
-            return self._read_checked(keys, out)
         self._reads += 1
-        if self._reads % TOUCH_EVERY == 0:
-            hits.count_uses(self._uses, slots)
-        return vectors, slots < 0 if n_missing else None
+        uses_at = hits.NOT_COUNTED if self._reads % TOUCH_EVERY else self._uses_at
+        n_missing = self._read_hits(self._memory, self._places_at, len(self._places), uses_at, self._plain, keys, vectors)
+        missing = self._find(keys)[1] if n_missing else None
+        return (vectors, missing) if header[EPOCH] == epoch else self._read_checked(keys, out)
 
     def _find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         slots = np.empty(len(keys), np.int64)
