@@ -1,6 +1,8 @@
 """What lies below the first level: L2 (shared memory or Redis), then L3, then the default vector.
 
 While RocksDB is down the exported tables answer in its place: rows without the updates since then, given but kept nowhere.
+While a store lacks updates that were published, they are taken from the update ring; where that is too short for them, rows of
+the store may be old: given, but kept nowhere.
 """
 
 from __future__ import annotations
@@ -10,13 +12,14 @@ from pathlib import Path
 
 import numpy as np
 
+from stages.embeddings.batch import nothing_reached
 from stages.embeddings.config import TiersConfig
 from stages.embeddings.level import Level, Store
 from stages.embeddings.memory import SharedFolder
 from stages.embeddings.table import TieredTable, open_shared, shared_root
 from stages.errors import DependencyError
 
-NOWHERE, IN_L2, IN_L3, AS_EXPORTED = 0, 2, 3, 4  # `Fetched.level`
+NOWHERE, IN_L2, IN_L3, PERHAPS_OLD = 0, 2, 3, 4  # `Fetched.level`
 
 
 @dataclass
@@ -29,6 +32,7 @@ class Fetched:
     level: np.ndarray  # int8 [U] which level had the row
     lacking: np.ndarray  # positions in `keys` that no level asked so far had
     position: int  # of the update ring before the first read: what was updated later is not to be cached from here
+    trusted: bool = True  # the stores below have all updates up to then, or those that they lack are known
 
 
 class LowerLevels:
@@ -69,7 +73,7 @@ class LowerLevels:
     def _open_rocksdb(self) -> Store:
         from stages.embeddings.loading import open_l3
 
-        self._caught_up = {name: table.ring_head for name, table in self.tables.items()}
+        self._caught_up = self._stored()
         return open_l3(self.config)
 
     def _open_source(self) -> Store:
@@ -81,7 +85,9 @@ class LowerLevels:
     def fetch(self, wanted: dict[str, np.ndarray]) -> tuple[dict[str, Fetched], bool]:
         """{table: int64 [U] distinct keys} -> ({table: rows}, intact). Not intact: a level that was needed is down."""
         fetched = {name: self._nothing_yet(name, keys) for name, keys in wanted.items()}
-        intact = self._from_l2(fetched)
+        intact = self._from_memory(fetched)
+        if self.redis is not None:
+            intact = self._from_store(self.redis, fetched, IN_L2)
         return fetched, self._from_l3(fetched) and intact
 
     def first_keys(self, name: str, start: int, stop: int) -> np.ndarray:
@@ -99,6 +105,7 @@ class LowerLevels:
         if self.config.rocksdb is None or not self.l3.use(lambda _: (None, True))[1] or not as_exported(self.config):
             return self.fetch({name: keys})[0]
         fetched = {name: self._nothing_yet(name, keys)}
+        self._from_memory(fetched)
         self._from_store(self.source, fetched, IN_L3)
         return fetched
 
@@ -108,7 +115,8 @@ class LowerLevels:
         exact = vectors if table.codec.row_format == "fp32" else np.empty_like(vectors)
         return Fetched(keys, vectors, exact, np.zeros(len(keys), np.int8), np.arange(len(keys)), table.ring_head)
 
-    def _from_l2(self, fetched: dict[str, Fetched]) -> bool:
+    def _from_memory(self, fetched: dict[str, Fetched]) -> bool:
+        """What shared memory has: L2, and updates that a store below lacks."""
         for name, rows in fetched.items():
             table = self.tables[name]
             if table.l1 is not None and table.shared.slots is not None:  # without L1, L2 was asked first
@@ -116,9 +124,22 @@ class LowerLevels:
                 found = slice(None) if missing is None else ~missing
                 rows.vectors[found], rows.level[found] = vectors[found], IN_L2
                 rows.lacking = rows.lacking[:0] if missing is None else np.flatnonzero(missing)
-        if self.redis is None:
-            return self.shared.store is not None
-        return self._from_store(self.redis, fetched, IN_L2)
+            if table.shared is not None and table.shared.ring.stored != table.shared.ring.head:
+                self._from_ring(table, rows)
+        return self.shared.store is not None
+
+    def _from_ring(self, table: TieredTable, rows: Fetched) -> None:
+        ring = table.shared.ring
+        recent = ring.since(ring.stored)
+        if recent is None:
+            rows.trusted = False
+            return
+        keys, stored, _ = recent  # in rising order of key
+        asked = rows.keys[rows.lacking]
+        at = np.minimum(np.searchsorted(keys, asked), max(len(keys) - 1, 0))
+        there = keys[at] == asked if len(keys) else np.zeros(len(asked), bool)
+        found, rows.lacking = rows.lacking[there], rows.lacking[~there]
+        rows.vectors[found], rows.level[found] = table.codec.decode(stored[at[there]]), IN_L2
 
     def _from_l3(self, fetched: dict[str, Fetched]) -> bool:
         if self.l3 is None or not any(len(rows.lacking) for rows in fetched.values()):
@@ -127,7 +148,7 @@ class LowerLevels:
         if caught_up and self._from_store(self.l3, fetched, IN_L3):
             return True
         if self.source is not None and self.source is not self.l3:
-            self._from_store(self.source, fetched, AS_EXPORTED)
+            self._from_store(self.source, fetched, PERHAPS_OLD)
         return False
 
     def _from_store(self, level: Level, fetched: dict[str, Fetched], mark: int) -> bool:
@@ -140,7 +161,8 @@ class LowerLevels:
             at, rows.lacking = rows.lacking[there], rows.lacking[~there]
             rows.exact[at] = vectors
             rows.vectors[at] = self.tables[name].codec.roundtrip(vectors)
-            rows.level[at] = mark
+            rows.level[at] = mark if rows.trusted else PERHAPS_OLD
+            intact = intact and (rows.trusted or not len(at))
         return intact
 
     def _behind(self, fetched: dict[str, Fetched]) -> bool:
@@ -152,27 +174,34 @@ class LowerLevels:
         )
 
     def catch_up(self) -> bool:
-        """Let L3 reads include all updates up to now."""
-        heads = {name: table.ring_head for name, table in self.tables.items()}
-        if self.shared.store is not None and heads == self._caught_up:
+        """Let L3 reads include all updates that it has by now."""
+        stored = self._stored()
+        if self.shared.store is not None and stored == self._caught_up:
             return True
         _, caught_up = self.l3.use(lambda store: (store.catch_up(), True))
         if caught_up:
-            self._caught_up = heads
+            self._caught_up = stored
         return caught_up
 
+    def _stored(self) -> dict[str, int]:
+        """Positions of the update rings up to which all stores have the rows."""
+        return {name: 0 if table.shared is None else table.shared.ring.stored for name, table in self.tables.items()}
+
     # --- filling ------------------------------------------------------------------------------------------------------------
-    def promote(self, name: str, rows: Fetched) -> None:
-        """Rows that L3 had, into L2."""
+    def promote(self, name: str, rows: Fetched) -> bool:
+        """Rows that L3 had, into L2; False when there is no room for them."""
         at = np.flatnonzero(rows.level == IN_L3)
-        table = self.tables[name]
+        shared = self.tables[name].shared
         if not len(at):
-            return
-        if self.redis is not None:
-            fresh = at[~table.shared.ring.changed(rows.keys[at], rows.position)] if table.shared else at
-            self.redis.use(lambda store: (store.write(name, rows.keys[fresh], rows.exact[fresh], only_absent=True), True))
-        elif table.shared is not None and table.shared.slots is not None:
-            table.shared.promote(rows.keys[at], rows.exact[at], rows.position)
+            return True
+        if self.redis is None:
+            if shared is not None and shared.slots is not None:
+                shared.promote(rows.keys[at], rows.exact[at], rows.position)
+            return True
+        reached = nothing_reached() if shared is None else shared.ring.reached.copy()  # before the look at what is fresh
+        fresh = at if shared is None else at[~shared.ring.changed(rows.keys[at], rows.position)]
+        filled, _ = self.redis.use(lambda store: (store.fill(name, rows.keys[fresh], rows.exact[fresh], reached), True))
+        return filled is not False
 
     def close(self) -> None:
         for table in self.tables.values():

@@ -37,7 +37,7 @@ def measurements(metrics: Metrics) -> Iterator[Measurement]:
             "miss_latency_us", "The same, quantiles, µs (upper bounds)", misses.quantile_us(share), quantile=str(share)
         )
     yield _counter("degraded_lookups", "Lookups that needed a level which was down", misses.degraded_lookups)
-    yield _counter("insertions_dropped", "Background insertions that found no room in the queue", misses.insertions_dropped)
+    yield _counter("insertions_dropped", "Insertions that found no room in the queue or in Redis", misses.insertions_dropped)
     for level, failures in metrics.failures.items():
         yield _counter("level_failures", "Calls to a level that failed", failures, level=level)
         yield _gauge("level_down", "1 while a level is left alone after a failure", level in metrics.down, level=level)
@@ -46,7 +46,7 @@ def measurements(metrics: Metrics) -> Iterator[Measurement]:
 def _of_lookups(name: str, table: TableMetrics) -> Iterator[Measurement]:
     counts = table.counts
     rows = {"l1": counts.l1_hits, "l2": counts.l2_hits, "l3": counts.l3_hits}
-    others = {"as_exported": counts.as_exported, "default_late": counts.late, "default_unknown": counts.unknown}
+    others = {"perhaps_old": counts.perhaps_old, "default_late": counts.late, "default_unknown": counts.unknown}
     for answer, value in {**rows, **others}.items():
         yield _counter("rows", "Rows asked for, by what answered", value, table=name, answer=answer)
     rates = {"l1": counts.l1_hit_rate, "l2": counts.l2_hit_rate, "l3": counts.l3_hit_rate, "all": counts.hit_rate}
@@ -67,6 +67,9 @@ def _of_updates(name: str, table: TableMetrics) -> Iterator[Measurement]:
         "updates_applied", "Rows updated on this machine since its tables were opened", updater.rows_applied, table=name
     )
     yield _gauge("updates_rejected", "Update messages refused as malformed", updater.messages_rejected, table=name)
+    yield _gauge(
+        "updates_lost", "Update messages that brokers removed before they were read", updater.messages_lost, table=name
+    )
     yield _gauge("update_lag_seconds", "From the producer's time stamp to visible", updater.lag_ms / 1e3, table=name)
     yield _gauge("updater_seen", "The updater's last sign of life, unix seconds", updater.heartbeat_unix_ms / 1e3, table=name)
     yield _gauge("broker_down", "1 while the updater reaches no broker", updater.broker_down, table=name)

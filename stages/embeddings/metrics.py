@@ -17,7 +17,7 @@ class TableCounts:
     l1_hits: int = 0
     l2_hits: int = 0
     l3_hits: int = 0
-    as_exported: int = 0  # answered by the exported row, without later updates, because L3 is down
+    perhaps_old: int = 0  # a row that may lack updates: the exported one because L3 is down, or of a store that is behind
     late: int = 0  # answered by the default vector because the request did not wait for a miss (asynchronous insertion)
     unknown: int = 0  # answered by the default vector because no level that was up has the key
 
@@ -73,7 +73,7 @@ class MissCounts:
     buckets: list[int] = field(default_factory=lambda: [0] * LATENCY_BUCKETS)
     total_us: int = 0
     degraded_lookups: int = 0  # a level that was needed was down
-    insertions_dropped: int = 0  # background work that found no room in the queue
+    insertions_dropped: int = 0  # background work that found no room in the queue, or in Redis
 
     def add(self, duration_us: int) -> None:
         self.buckets[min(duration_us.bit_length(), LATENCY_BUCKETS - 1)] += 1

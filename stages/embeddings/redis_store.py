@@ -5,18 +5,50 @@ from __future__ import annotations
 import numpy as np
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
-from redis.exceptions import RedisClusterException, RedisError
+from redis.exceptions import OutOfMemoryError, RedisClusterException, RedisError
 from redis.retry import Retry
 
+from stages.embeddings.batch import Batch
 from stages.embeddings.config import RedisConfig
 from stages.embeddings.formats.mixer import partition_of
-from stages.embeddings.formats.redis_layout import value_hash
+from stages.embeddings.formats.redis_layout import log_hash, value_hash
 from stages.embeddings.formats.rows import decode_vectors, encode_keys, encode_vectors
 from stages.embeddings.level import Found
 from stages.errors import DataError, DependencyError
 
-# One command for all rows of a partition: a command for each takes a client a quarter of a millisecond
-SET_ABSENT = "for i = 1, #ARGV, 2 do redis.call('HSETNX', KEYS[1], ARGV[i], ARGV[i + 1]) end"
+# Scripts, because they are one step: rows, and how far the log's updates are in. KEYS: the two hashes. Machines share Redis,
+# and each of them writes the whole log: what is older than what is in changes nothing. A command for each row would take a
+# client a quarter of a millisecond.
+#
+# ARGV: for each partition of the log its number, how far this writer had it in before, how far these rows reach, how many they
+# are, and the rows. After a machine that was further back has filled an empty Redis, rows between may be missing: then the log
+# stays where that machine was, and its own updates are taken until it has caught up.
+UPDATE = """
+local filled, at = redis.call('HEXISTS', KEYS[2], 'filled') == 1, 1
+while at <= #ARGV do
+  local since, reached, last = tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), at + 3 + 2 * tonumber(ARGV[at + 3])
+  local log = tonumber(redis.call('HGET', KEYS[2], ARGV[at]) or (filled and 0 or nil))
+  if not log or reached > log then
+    for i = at + 4, last, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
+    if not log or since <= log then redis.call('HSET', KEYS[2], ARGV[at], ARGV[at + 2]) end
+  end
+  at = last + 1
+end"""
+# ARGV: how many partitions of the log this machine has read, each with how far; then the rows. Who is behind another machine
+# writes nothing: it may hold an old row.
+FILL = """
+local own, first, log = {}, 2 + 2 * tonumber(ARGV[1]), redis.call('HGETALL', KEYS[2])
+for i = 2, first - 1, 2 do own[ARGV[i]] = tonumber(ARGV[i + 1]) end
+for i = 1, #log, 2 do if tonumber(log[i + 1]) > (own[log[i]] or 0) then return end end
+if #log == 0 then
+  redis.call('HSET', KEYS[2], 'filled', 0)
+  for i = 2, first - 1, 2 do redis.call('HSET', KEYS[2], ARGV[i], ARGV[i + 1]) end
+end
+for i = first, #ARGV, 2 do redis.call('HSETNX', KEYS[1], ARGV[i], ARGV[i + 1]) end"""
+
+
+class NoRoomError(DependencyError):
+    """Redis is at its maxmemory, and evicts nothing."""
 
 
 class RedisStore:
@@ -30,7 +62,7 @@ class RedisStore:
         """{table: int64 [N] keys} -> ({table: (float32 [N, D], bool [N] found)}, True): one pipeline for all tables."""
         parts = [(table, positions) for table, keys in wanted.items() for positions in self._by_partition(keys)]
         replies = self._run(
-            [("HMGET", self._hash(table, wanted[table][at]), *encode_keys(wanted[table][at])) for table, at in parts]
+            [("HMGET", self._hashes(table, wanted[table][at])[0], *encode_keys(wanted[table][at])) for table, at in parts]
         )
         values: dict[str, list[bytes | None]] = {table: [None] * len(keys) for table, keys in wanted.items()}
         for (table, positions), reply in zip(parts, replies, strict=True):
@@ -41,15 +73,42 @@ class RedisStore:
         except DataError as error:
             raise DependencyError(f"Redis at {self._config.address} holds rows of another shape: {error}") from error
 
-    def write(self, table: str, keys: np.ndarray, vectors: np.ndarray, only_absent: bool = False) -> None:
-        """int64 [N], float32 [N, D]. `only_absent` leaves rows alone that are there."""
-        fields, values = encode_keys(keys), encode_vectors(vectors)
-        commands: list[tuple] = []
-        for positions in self._by_partition(keys):
-            name = self._hash(table, keys[positions])
-            pairs = [part for i in positions.tolist() for part in (fields[i], values[i])]
-            commands.append(("EVAL", SET_ABSENT, 1, name, *pairs) if only_absent else ("HSET", name, *pairs))
+    def update(self, table: str, batch: Batch, since: np.ndarray) -> None:
+        """Rows of the log, except what is older than what is in. since: int64 [PARTITIONS] how far this writer had it in."""
+        rows = batch.latest()
+        fields, values, reached = encode_keys(rows.keys), encode_vectors(rows.vectors), batch.reached
+        commands = []
+        for positions in self._by_partition(rows.keys):
+            arguments: list[bytes | int] = []
+            for partition in np.unique(rows.partitions[positions]):
+                own = positions[rows.partitions[positions] == partition]
+                log = [int(partition), int(since[partition]), int(reached[partition]), len(own)]
+                arguments += [*log, *_alternating(fields, values, own)]
+            commands.append(("EVAL", UPDATE, 2, *self._hashes(table, rows.keys[positions]), *arguments))
         self._run(commands)
+
+    def fill(self, table: str, keys: np.ndarray, vectors: np.ndarray, reached: np.ndarray) -> bool:
+        """Rows that this machine has (int64 [N], float32 [N, D]) and Redis has not; False when Redis has no room for them.
+
+        reached: int64 [PARTITIONS] how far this machine has read the log. When Redis is further, nothing is written.
+        """
+        fields, values, read = encode_keys(keys), encode_vectors(vectors), np.flatnonzero(reached)
+        log = [len(read), *np.column_stack([read, reached[read]]).ravel().tolist()]
+        try:
+            self._run(
+                [
+                    ("EVAL", FILL, 2, *self._hashes(table, keys[at]), *log, *_alternating(fields, values, at))
+                    for at in self._by_partition(keys)
+                ]
+            )
+        except NoRoomError:
+            return False
+        return True
+
+    def forget_log(self, table: str, partition: int) -> None:
+        """The log's partition starts anew: updates from its beginning are new again."""
+        hashes = [log_hash(self._model, table, part) for part in range(self._config.num_partitions)]
+        self._run([("HDEL", name, partition) for name in hashes])
 
     def _by_partition(self, keys: np.ndarray) -> list[np.ndarray]:
         """Positions of the keys of each partition that has any."""
@@ -58,9 +117,10 @@ class RedisStore:
         starts = np.flatnonzero(np.diff(partitions[order], prepend=-1))
         return np.split(order, starts[1:]) if len(keys) else []
 
-    def _hash(self, table: str, keys: np.ndarray) -> str:
-        """The hash that keys of one partition lie in."""
-        return value_hash(self._model, table, int(partition_of(keys[:1], self._config.num_partitions)[0]))
+    def _hashes(self, table: str, keys: np.ndarray) -> tuple[str, str]:
+        """What keys of one partition lie in: their rows, and how far the log is in."""
+        partition = int(partition_of(keys[:1], self._config.num_partitions)[0])
+        return value_hash(self._model, table, partition), log_hash(self._model, table, partition)
 
     def _run(self, commands: list[tuple]) -> list:
         try:
@@ -70,6 +130,11 @@ class RedisStore:
             for command in commands:
                 pipeline.execute_command(*command)
             return pipeline.execute()
+        except OutOfMemoryError as error:
+            raise NoRoomError(
+                f"Redis at {self._config.address} is full. Expected room for the tables' rows below maxmemory. "
+                "Raise maxmemory, or set maxmemory-policy allkeys-lru."
+            ) from error
         except (RedisError, RedisClusterException, OSError) as error:
             self._cluster = None
             raise DependencyError(
@@ -92,3 +157,8 @@ class RedisStore:
     def close(self) -> None:
         """Let the connections go; another thread may be in the middle of a call, and finishes it."""
         self._cluster = None
+
+
+def _alternating(fields: list[bytes], values: list[bytes], at: np.ndarray) -> list[bytes]:
+    """field, value, field, value, … of these positions."""
+    return [part for i in at.tolist() for part in (fields[i], values[i])]

@@ -1,9 +1,12 @@
 """The latest updates of one table, in shared memory: how every instance's L1 learns of them.
 
 One writer at a time (it holds the lock of the table's block) appends rows; readers remember how far they have read. A reader
-that fell behind by more than the ring holds is told so, and must forget what it cached. Beside lie the updater's counters.
+that fell behind by more than the ring holds is told so, and must forget what it cached. Beside lie the updater's counters, and
+how far it has read the log (batch.py).
 
     claimed ─▶ rows and keys ─▶ head          a reader copies up to `head`, then looks whether `claimed` lapped it
+
+Rows that a store below lacks, because it is down, are those from `stored` on: readers take them from here before they ask it.
 """
 
 from __future__ import annotations
@@ -12,11 +15,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stages.embeddings.batch import PARTITIONS, last_of_each
 from stages.embeddings.memory import Sections
 from stages.embeddings.row_formats import RowCodec
 
-CLAIMED, HEAD, APPLIED, REJECTED, LAG_US, HEARTBEAT_MS, BROKER_DOWN, STORE_DOWN = range(8)
+CLAIMED, HEAD, APPLIED, REJECTED, LAG_US, HEARTBEAT_MS, BROKER_DOWN, STORE_DOWN, STORED, LOST = range(10)
+N_WORDS = 16
 MAX_ROWS = 16_384
+UNKNOWN = -(1 << 62)  # of `stored`: a store lost rows, nobody knows which; further back than any ring holds
 
 
 @dataclass(frozen=True)
@@ -25,6 +31,7 @@ class UpdaterState:
 
     rows_applied: int
     messages_rejected: int
+    messages_lost: int  # the brokers had removed them before they were read
     lag_ms: float  # of the latest batch: from the producer's time stamp to visible
     heartbeat_unix_ms: int  # 0: no updater has run
     broker_down: bool
@@ -32,10 +39,14 @@ class UpdaterState:
 
 
 class UpdateRing:
-    """Positions count all rows ever published; the row at position p lies at p modulo the ring's size."""
+    """Positions count all rows ever published; the row at position p lies at p modulo the ring's size.
+
+    begun, reached: int64 [PARTITIONS] how far the log was read by what the updater began to publish, and by what it published.
+    """
 
     def __init__(self, sections: Sections, base: memoryview) -> None:
-        self._words = base[: 8 * 8].cast("q")
+        self._words = base[: 8 * N_WORDS].cast("q")
+        self.begun, self.reached = sections.array(base, "log")
         self._keys = sections.array(base, "keys")
         self._rows = sections.array(base, "rows")
         self.size = len(self._keys)
@@ -44,12 +55,24 @@ class UpdateRing:
     def sections(n_rows: int, codec: RowCodec) -> Sections:
         """For a table of `n_rows` rows."""
         size = min(MAX_ROWS, max(n_rows, 64))
-        return Sections({"words": (np.int64, (8,)), "keys": (np.int64, (size,)), "rows": (codec.dtype, (size, codec.columns))})
+        return Sections(
+            {
+                "words": (np.int64, (N_WORDS,)),
+                "log": (np.int64, (2, PARTITIONS)),
+                "keys": (np.int64, (size,)),
+                "rows": (codec.dtype, (size, codec.columns)),
+            }
+        )
 
     @property
     def head(self) -> int:
         """Position after the latest row."""
         return self._words[HEAD]
+
+    @property
+    def stored(self) -> int:
+        """Every store below has the rows before this position."""
+        return self._words[STORED]
 
     def publish(self, keys: np.ndarray, stored: np.ndarray) -> None:
         """Append rows (int64 [N], stored [N, columns]). The caller holds the block's lock."""
@@ -100,14 +123,9 @@ class UpdateRing:
         return UpdaterState(
             words[APPLIED],
             words[REJECTED],
+            words[LOST],
             words[LAG_US] / 1e3,
             words[HEARTBEAT_MS],
             bool(words[BROKER_DOWN]),
             bool(words[STORE_DOWN]),
         )
-
-
-def last_of_each(keys: np.ndarray) -> np.ndarray:
-    """Positions of the last occurrence of every key, in rising order of key."""
-    _, first_from_the_end = np.unique(keys[::-1], return_index=True)
-    return len(keys) - 1 - first_from_the_end

@@ -15,9 +15,10 @@ from typing import IO
 import numpy as np
 from rocksdict import AccessType, BlockBasedOptions, Cache, MemtableFactory, Options, Rdict, SstFileWriter, WriteBatch
 
+from stages.embeddings.batch import Batch, nothing_reached
 from stages.embeddings.config import RocksConfig
 from stages.embeddings.formats.names import check_keys
-from stages.embeddings.formats.rocksdb_layout import DEFAULT_COLUMN_FAMILY, column_family
+from stages.embeddings.formats.rocksdb_layout import DEFAULT_COLUMN_FAMILY, column_family, log_key
 from stages.embeddings.formats.rows import decode_vectors, encode_keys, encode_vectors
 from stages.embeddings.level import Found
 from stages.embeddings.wave import Wave
@@ -142,14 +143,30 @@ class RocksStore:
             return family is not None and next(iter(family.keys()), None) is not None
 
     # --- writing ------------------------------------------------------------------------------------------------------------
-    def write(self, table: str, keys: np.ndarray, vectors: np.ndarray) -> None:
-        """int64 [N], float32 [N, D]: all of them or, after a crash, none."""
+    def update(self, table: str, batch: Batch, since: np.ndarray) -> None:
+        """Those rows of the log that are not in yet, and how far that is now: all of it or, after a crash, nothing.
+
+        since: int64 [PARTITIONS] how far it is in, `reached`.
+        """
+        rows = batch.beyond(since).latest()
+        if not len(rows):
+            return
         with self._failures("write"):
-            batch = WriteBatch(raw_mode=True)
+            changes = WriteBatch(raw_mode=True)
             handle = self._db.get_column_family_handle(self._families[table])
-            for key, value in zip(encode_keys(keys), encode_vectors(vectors), strict=True):
-                batch.put(key, value, handle)
-            self._db.write(batch)
+            for key, value in zip(encode_keys(rows.keys), encode_vectors(rows.vectors), strict=True):
+                changes.put(key, value, handle)
+            reached = np.trim_zeros(np.maximum(since, rows.reached), "b")
+            changes.put(log_key(self._families[table]), reached.astype("<i8").tobytes())
+            self._db.write(changes)
+
+    def reached(self, table: str) -> np.ndarray:
+        """int64 [PARTITIONS]: how far the log is in."""
+        with self._failures("read"):
+            stored = np.frombuffer(self._db.get(log_key(self._families[table])) or b"", "<i8")
+        reached = nothing_reached()
+        reached[: len(stored)] = stored
+        return reached
 
     def sync(self) -> None:
         """Everything written is on disk after this, also for a power failure."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from stages.embeddings.batch import Batch
 from stages.embeddings.config import TableConfig, TiersConfig
 from stages.embeddings.memory import ARENA_PREFIX, PrivateBlock, Sections, SharedBlock
 from stages.embeddings.metrics import TableCounts
@@ -113,22 +114,24 @@ class SharedTable:
             fresh = ~self.ring.changed(keys, position)
             self.slots.insert(keys[fresh], self.codec.encode(vectors[fresh]))
 
-    def update(self, keys: np.ndarray, vectors: np.ndarray) -> None:
-        """New rows, unique keys: into L2 and, by the ring, to every L1. L3 has them already."""
-        stored = self.codec.encode(vectors)
+    def update(self, batch: Batch) -> None:
+        """Those rows of the log that were not published yet: into L2 and, by the ring, to every L1."""
+        rows = batch.beyond(self.ring.reached).latest()
+        stored = self.codec.encode(rows.vectors)
         if self.slots is None:
             with self.lock:
-                self._publish(keys, stored)
+                self._publish(rows, stored)
             return
         with self.slots.writing():  # together: who inserts an old row meanwhile must find either the new one or its notice
-            missing = self.slots.overwrite(keys, stored)
+            missing = self.slots.overwrite(rows.keys, stored)
             if missing is not None:
-                self.slots.insert(keys[missing], stored[missing])
-            self._publish(keys, stored)
+                self.slots.insert(rows.keys[missing], stored[missing])
+            self._publish(rows, stored)
 
-    def _publish(self, keys: np.ndarray, stored: np.ndarray) -> None:
-        self.ring.publish(keys, stored)
-        self.ring.add(APPLIED, len(keys))
+    def _publish(self, rows: Batch, stored: np.ndarray) -> None:
+        self.ring.publish(rows.keys, stored)
+        np.maximum(self.ring.reached, rows.reached, out=self.ring.reached)
+        self.ring.add(APPLIED, len(rows))
 
 
 class HotRows:

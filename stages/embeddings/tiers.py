@@ -18,7 +18,7 @@ import numpy as np
 
 from stages.embeddings.background import Background
 from stages.embeddings.config import TableConfig, TiersConfig, read_config
-from stages.embeddings.lower import AS_EXPORTED, IN_L2, IN_L3, NOWHERE, Fetched, LowerLevels
+from stages.embeddings.lower import IN_L2, IN_L3, NOWHERE, PERHAPS_OLD, Fetched, LowerLevels
 from stages.embeddings.metrics import Metrics, MissCounts, TableMetrics
 from stages.embeddings.ring import UpdaterState
 from stages.embeddings.side_by_side import SideBySide
@@ -28,7 +28,7 @@ from stages.errors import RequestError
 CONFIG_FILE = "tiers.json"
 WARM_ROWS = 4096  # at a time: writers of the table wait for one such part only
 UPKEEP_EVERY_S = 0.05  # catching up holds the interpreter: 3 ms for 500 updated rows, 30 ms for 2,500
-NO_UPDATER = UpdaterState(0, 0, 0.0, 0, False, False)
+NO_UPDATER = UpdaterState(0, 0, 0, 0.0, 0, False, False)
 
 
 @dataclass
@@ -202,10 +202,10 @@ class Tiers:
         if not len(rows.lacking) and np.count_nonzero(rows.level == IN_L3) == len(rows.level):
             counts.l3_hits += len(miss.inverse)
             return
-        by_level = np.bincount(rows.level, weights=miss.counts, minlength=AS_EXPORTED + 1).astype(np.int64)
+        by_level = np.bincount(rows.level, weights=miss.counts, minlength=PERHAPS_OLD + 1).astype(np.int64)
         counts.l2_hits += int(by_level[IN_L2])
         counts.l3_hits += int(by_level[IN_L3])
-        counts.as_exported += int(by_level[AS_EXPORTED])
+        counts.perhaps_old += int(by_level[PERHAPS_OLD])
         counts.unknown += int(by_level[NOWHERE])
 
     # --- behind the answer --------------------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ class Tiers:
     def _keep(self, fetched: dict[str, Fetched]) -> None:
         """Rows that a lower level had, into the levels above it."""
         for name, rows in fetched.items():
-            self._lower.promote(name, rows)
+            self._misses.insertions_dropped += not self._lower.promote(name, rows)
             l1, found = self._tables[name].l1, np.isin(rows.level, (IN_L2, IN_L3))
             if l1 is not None and found.any():
                 l1.insert(rows.keys[found], rows.vectors[found], rows.position)

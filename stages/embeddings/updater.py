@@ -1,10 +1,8 @@
-"""Live updates: HPS's Kafka messages into L3, L2 and, by the update ring, the L1 of every instance. One process per machine.
+"""Live updates: HPS's Kafka messages to every level of the machine (applier.py). One process per machine.
 
-    messages ─▶ rows, last of each key ─▶ L3 ─▶ L2 + ring (at once) ─▶ offsets, after L3 is on disk
+    messages ─▶ rows ─▶ L3, L2, L1 ─▶ offsets, after L3 is on disk
 
-Offsets are committed last: a consumer that dies gets its messages again, and ends with the same rows, because a later row of a
-key always comes later in its partition. A store that is down does not stop the others: its rows wait in a backlog, and no
-offset is committed before they are in.
+Offsets are committed last: a consumer that dies gets its messages again. Every level knows which of them it has had.
 """
 
 from __future__ import annotations
@@ -17,18 +15,14 @@ import threading
 import time
 
 import numpy as np
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from stages.embeddings.applier import Applier
+from stages.embeddings.batch import PARTITIONS, Batch, nothing_reached
 from stages.embeddings.config import TiersConfig
 from stages.embeddings.formats.kafka import consumer_group, decode_messages, subscribed, topic
-from stages.embeddings.level import Level
-from stages.embeddings.loading import mark_updated, never_updated, open_l3
-from stages.embeddings.memory import SharedFolder
-from stages.embeddings.redis_store import RedisStore
-from stages.embeddings.ring import BROKER_DOWN, HEARTBEAT_MS, LAG_US, REJECTED, STORE_DOWN, last_of_each
-from stages.embeddings.rocks_store import RocksStore
-from stages.embeddings.table import open_shared, shared_root
-from stages.errors import DataError
+from stages.embeddings.ring import BROKER_DOWN, HEARTBEAT_MS, LAG_US, LOST, REJECTED, STORE_DOWN
+from stages.errors import ConfigError, DataError
 
 BACKLOG_ROWS = 500_000  # of one store that is down; beyond it, messages wait in Kafka
 RECONNECT_MS = 1_000
@@ -46,95 +40,6 @@ def yield_to_requests() -> None:
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
-class Backlog:
-    """One store's writes: through it when it is up, kept in order when it is down."""
-
-    def __init__(self, level: Level) -> None:
-        self.level = level
-        self._waiting: dict[str, dict[int, np.ndarray]] = {}
-
-    def write(self, table: str, keys: np.ndarray, vectors: np.ndarray) -> bool:
-        """int64 [N] unique, float32 [N, D] -> whether the store has them now; else they wait, the last row of each key."""
-        if not self._waiting and self._store(table, keys, vectors):
-            return True
-        self._waiting.setdefault(table, {}).update(zip(keys.tolist(), vectors.copy(), strict=True))
-        return False
-
-    def drain(self) -> list[tuple[str, np.ndarray, np.ndarray]]:
-        """Write what waits, as far as the store takes it -> (table, keys, rows) of what it took."""
-        written = []
-        for table, rows in list(self._waiting.items()):
-            keys, vectors = np.fromiter(rows, np.int64, len(rows)), np.array(list(rows.values()))
-            if not self._store(table, keys, vectors):
-                break
-            written.append((table, keys, vectors))
-            del self._waiting[table]
-        return written
-
-    def _store(self, table: str, keys: np.ndarray, vectors: np.ndarray) -> bool:
-        return self.level.use(lambda store: (store.write(table, keys, vectors), True))[1]
-
-    @property
-    def rows(self) -> int:
-        return sum(map(len, self._waiting.values()))
-
-
-class Applier:
-    """Writes rows to every level of the machine. Holds RocksDB as its one writer."""
-
-    def __init__(self, config: TiersConfig) -> None:
-        self._widths = {table.name: table.width for table in config.tables}
-        self._folder = SharedFolder(shared_root(config), config.arena)
-        self.path = self._folder.path
-        self.shared = open_shared(self.path, config.tables)
-        self._rocksdb = self._redis = None
-        if config.rocksdb and not config.rocksdb.read_only:
-            self._rocksdb = Backlog(Level("rocksdb", lambda: self._open_rocksdb(config)))
-        if config.redis:
-            self._redis = Backlog(Level("redis", lambda: RedisStore(config.redis, config.model, self._widths)))
-        self._stores = [store for store in (self._rocksdb, self._redis) if store is not None]
-
-    def _open_rocksdb(self, config: TiersConfig) -> RocksStore:
-        store = open_l3(config, writable=True)
-        mark_updated(config)
-        return store
-
-    def apply(self, table: str, keys: np.ndarray, vectors: np.ndarray) -> None:
-        """int64 [N] in the order of their updates, float32 [N, D]. Visible to lookups on this machine when it returns.
-
-        Raises DataError, and changes nothing, when the table's row format cannot hold a value.
-        """
-        latest = last_of_each(keys)
-        keys, vectors = keys[latest], vectors[latest]
-        self.shared[table].codec.encode(vectors)
-        for store in self._stores:
-            store.write(table, keys, vectors)
-        self.shared[table].update(keys, vectors)
-
-    def drain(self) -> None:
-        """Bring stores that are back up to date."""
-        for store in self._stores:
-            for table, keys, vectors in store.drain():
-                # While L3 was behind, an instance may have taken an old row from it: say the new ones again.
-                self.shared[table].update(keys, vectors)
-
-    @property
-    def behind(self) -> int:
-        """Rows that some store still lacks."""
-        return max((store.rows for store in self._stores), default=0)
-
-    def durable(self) -> bool:
-        """Everything applied is on disk, and may be forgotten by the brokers."""
-        if self.behind or not self._stores:  # without a store, rows live in shared memory only: always replay
-            return False
-        return self._rocksdb is None or self._rocksdb.level.use(lambda store: (store.sync(), True))[1]
-
-    def close(self) -> None:
-        for store in self._stores:
-            store.level.close()
-        self._folder.close()
-
-
 class Updater:
     """Consumes update messages of one model and applies them. `run` waits until no other updater of the machine is left."""
 
@@ -147,7 +52,8 @@ class Updater:
         self._collected_at_s = 0.0
         self._uncommitted = 0  # batches
         self._tables = {topic(config.model, table): table for table in self._applier.shared}
-        self._from_the_beginning = config.rocksdb is not None and never_updated(config)
+        self._held: list[Message] = []  # the first part of what must be applied at once
+        self._seen: dict[tuple[str, int], int] = {}  # the last offset of each partition since it was assigned
 
     def run(self, stop: threading.Event) -> None:
         """Until `stop` is set. Brokers may come and go."""
@@ -175,6 +81,7 @@ class Updater:
                 "group.id": consumer_group("persistent", False, socket.gethostname()),
                 "enable.auto.commit": False,
                 "enable.partition.eof": False,
+                "auto.offset.reset": "earliest",  # the broker removed what was committed: what it still has is new
                 "fetch.wait.max.ms": FETCH_WAIT_MS,
                 "reconnect.backoff.max.ms": RECONNECT_MS,
                 "error_cb": self._on_error,
@@ -184,31 +91,63 @@ class Updater:
         )
 
     def _assign(self) -> None:
-        """Take the partitions of our tables' topics, from where this machine committed; from the beginning for a new database.
+        """Take the partitions of our tables' topics, from where this machine committed; from further back for a new database.
 
         The group has one member: taking partitions by hand spares a restarted updater the wait for its predecessor's session.
         """
         self._assigned_at_s = time.monotonic()
         try:
-            topics = self._consumer.list_topics(timeout=METADATA_TIMEOUT_S).topics
-            there = {
-                TopicPartition(name, partition)
-                for name, table in self._tables.items()
-                if name in topics and subscribed(list(self._updates.update_filters), self._config.model, table)
-                for partition in topics[name].partitions
-            }
-            if there == self._assigned:
-                return
-            committed = self._consumer.committed(list(there), timeout=METADATA_TIMEOUT_S)
+            there = self._partitions()
+            if there != self._assigned or self._applier.lost_rows:
+                committed = self._consumer.committed(list(there), timeout=METADATA_TIMEOUT_S)
+                self._consumer.assign(self._starts(committed))
+                self._assigned, self._held, self._seen = there, [], {}
         except KafkaException as error:
             log.warning("update source: %s", error)
             self._tell(BROKER_DOWN, 1)
             return
-        for partition in committed:
-            if partition.offset < 0 or (self._from_the_beginning and partition not in self._assigned):
-                partition.offset = OFFSET_BEGINNING
-        self._consumer.assign(committed)
-        self._assigned = there
+        self._tell(BROKER_DOWN, 0)
+
+    def _partitions(self) -> set[TopicPartition]:
+        topics = self._consumer.list_topics(timeout=METADATA_TIMEOUT_S).topics
+        there = {
+            TopicPartition(name, partition)
+            for name, table in self._tables.items()
+            if name in topics and subscribed(list(self._updates.update_filters), self._config.model, table)
+            for partition in topics[name].partitions
+        }
+        if beyond := [partition for partition in there if partition.partition >= PARTITIONS]:
+            raise ConfigError(
+                f"topic {beyond[0].topic} has partition {beyond[0].partition}. Expected {PARTITIONS} partitions at most. "
+                "Make the topic with fewer."
+            )
+        return there
+
+    def _starts(self, committed: list[TopicPartition]) -> list[TopicPartition]:
+        """The same partitions, with the offsets to read them from."""
+        known, lows = {table: nothing_reached() for table in self._tables.values()}, []
+        for place in committed:
+            low_and_high = self._consumer.get_watermark_offsets(place, METADATA_TIMEOUT_S)
+            if low_and_high is None:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+            lows.append(low_and_high[0])
+            known[self._tables[place.topic]][place.partition] = self._read_so_far(place, *low_and_high)
+        starts = self._applier.start(known)
+        for place, low in zip(committed, lows, strict=True):
+            place.offset = max(low, int(starts[self._tables[place.topic]][place.partition]))
+        return committed
+
+    def _read_so_far(self, place: TopicPartition, low: int, high: int) -> int:
+        """What is committed of a partition of which the broker has the messages `low` … `high` - 1."""
+        table = self._tables[place.topic]
+        if max(place.offset, self._applier.begun(table, place.partition)) > high:
+            log.warning("%s [%d] ends at %d: it was made again", place.topic, place.partition, high)
+            self._applier.forget_log(table, place.partition)
+            return 0
+        if 0 <= place.offset < low:
+            log.warning("%s [%d]: messages %d to %d are gone", place.topic, place.partition, place.offset, low)
+            self._applier.shared[table].ring.add(LOST, low - place.offset)
+        return max(place.offset, 0)
 
     def _on_error(self, error: KafkaError) -> None:
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
@@ -227,15 +166,40 @@ class Updater:
         if self._applier.behind > BACKLOG_ROWS:
             time.sleep(self._updates.poll_timeout_ms / 1e3)
             return
-        if time.monotonic() - self._assigned_at_s >= (TOPICS_EVERY_S if self._assigned else FIRST_TOPICS_EVERY_S):
+        pause_s = TOPICS_EVERY_S if self._assigned else FIRST_TOPICS_EVERY_S
+        if self._applier.lost_rows or time.monotonic() - self._assigned_at_s >= pause_s:
             self._assign()
-        messages = [message for message in self._collect() if message.error() is None]
+        messages = self._whole(self._collect())
         if messages:
-            self._tell(BROKER_DOWN, 0)
             self._apply(messages)
             self._uncommitted += 1
         if self._uncommitted and (not messages or self._uncommitted >= self._updates.max_commit_interval):
             self._commit()
+
+    def _whole(self, messages: list[Message]) -> list[Message]:
+        """Those to be applied now. What another updater was publishing when it died is applied at once, not in new pieces: a
+        key's first row of it must not follow its last."""
+        for message in messages:
+            if message.error() is not None:
+                log.warning("update source: %s", message.error())
+            else:
+                self._see(message)
+                self._held.append(message)
+        last = {(message.topic(), message.partition()): message.offset() for message in self._held}
+        for (name, partition), offset in last.items():
+            ring = self._applier.shared[self._tables[name]].ring
+            if ring.reached[partition] <= offset < ring.begun[partition] - 1:
+                return []
+        held, self._held = self._held, []
+        return held
+
+    def _see(self, message: Message) -> None:
+        """Offsets rise, unless the topic was made again."""
+        place = message.topic(), message.partition()
+        if message.offset() < self._seen.get(place, 0):
+            log.warning("%s [%d] starts anew: it was made again", *place)
+            self._applier.forget_log(self._tables[place[0]], place[1])
+        self._seen[place] = message.offset()
 
     def _collect(self) -> list[Message]:
         """The messages that came since the last batch, and until COLLECT_S after it; none after the poll's time-out."""
@@ -247,26 +211,27 @@ class Updater:
         return first + self._consumer.consume(self._updates.max_batch_size - 1, 0.0)
 
     def _apply(self, messages: list[Message]) -> None:
-        payloads: dict[str, list[bytes | None]] = {}
-        sent_ms: dict[str, int] = {}
+        of_table: dict[str, list[Message]] = {}
         for message in messages:
-            table = self._tables[message.topic()]
-            payloads.setdefault(table, []).append(message.value())
-            sent_ms[table] = min(sent_ms.get(table, message.timestamp()[1]), message.timestamp()[1])
-        for table, parts in payloads.items():
+            of_table.setdefault(self._tables[message.topic()], []).append(message)
+        for table, parts in of_table.items():
             self._apply_table(table, parts)
-            self._applier.shared[table].ring.set(LAG_US, max(int(time.time() * 1e6) - sent_ms[table] * 1000, 0))
+            sent_ms = min(message.timestamp()[1] for message in parts)
+            self._applier.shared[table].ring.set(LAG_US, max(int(time.time() * 1e6) - sent_ms * 1000, 0))
 
-    def _apply_table(self, table: str, payloads: list[bytes | None]) -> None:
+    def _apply_table(self, table: str, messages: list[Message]) -> None:
         try:
-            keys, vectors = decode_messages(payloads, self._applier.shared[table].codec.width)
-            self._applier.apply(table, keys, vectors)
+            width = self._applier.shared[table].codec.width
+            keys, vectors, counts = decode_messages([message.value() for message in messages], width)
+            partitions = np.repeat([message.partition() for message in messages], counts)
+            offsets = np.repeat([message.offset() for message in messages], counts)
+            self._applier.apply(table, Batch(keys, vectors, partitions, offsets))
         except DataError as error:
-            if len(payloads) == 1:
+            if len(messages) == 1:
                 self._reject(table, error)
                 return
-            for payload in payloads:  # only the message at fault is refused
-                self._apply_table(table, [payload])
+            for message in messages:  # only the message at fault is refused
+                self._apply_table(table, [message])
 
     def _reject(self, table: str, error: DataError) -> None:
         self._applier.shared[table].ring.add(REJECTED, 1)
@@ -274,7 +239,7 @@ class Updater:
 
     def _commit(self, wait: bool = False) -> None:
         """Tell the brokers what is on disk by now. Unless told to `wait`, go on at once: rows are on their way."""
-        if self._uncommitted and self._applier.durable():
+        if self._uncommitted and not self._held and self._applier.durable():
             try:
                 # What has been applied, not what will have been consumed when the request leaves.
                 applied = [partition for partition in self._consumer.position(list(self._assigned)) if partition.offset >= 0]

@@ -135,11 +135,15 @@ def decode_message(payload: bytes | None, width: int) -> tuple[np.ndarray, np.nd
     return check_keys(rows["key"], "update").copy(), rows["vector"].astype(np.float32)
 
 
-def decode_messages(payloads: Sequence[bytes | None], width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Payloads -> all their rows in order: (int64 [N] keys, float32 [N, D] vectors). Raises as `decode_message` does."""
+def decode_messages(payloads: Sequence[bytes | None], width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Payloads -> all their rows in order: (int64 [N] keys, float32 [N, D] vectors, int64 [M] rows of each payload).
+
+    Raises as `decode_message` does.
+    """
     header, row = _header(width), _row_dtype(width)
     if not all(body and body[:HEADER_BYTES] == header and len(body) % row.itemsize == HEADER_BYTES for body in payloads):
         keys, vectors = zip(*(decode_message(payload, width) for payload in payloads), strict=True)
-        return np.concatenate(keys), np.concatenate(vectors)
+        return np.concatenate(keys), np.concatenate(vectors), np.array([len(part) for part in keys])
     rows = np.frombuffer(b"".join([body[HEADER_BYTES:] for body in payloads]), row)
-    return check_keys(rows["key"].copy(), "update"), rows["vector"].astype(np.float32)
+    counts = (np.array([len(body) for body in payloads]) - HEADER_BYTES) // row.itemsize
+    return check_keys(rows["key"].copy(), "update"), rows["vector"].astype(np.float32), counts

@@ -22,6 +22,11 @@ def metadata_hash(model: str, table: str, partition: int) -> str:
     return f"hps_et{{{tag_name(model, table)}/p{partition}}}t"
 
 
+def log_hash(model: str, table: str, partition: int) -> str:
+    """Name of the hash partition of the log -> how far its updates are in. Ours, not HPS's, which leaves it alone."""
+    return f"hps_et{{{tag_name(model, table)}/p{partition}}}log"
+
+
 def encode_time(unix_s: int) -> bytes:
     """Metadata of `evict_oldest`: a raw 8-byte time_t. (`evict_least_used` keeps a decimal counter, HINCRBY's own form.)"""
     return struct.pack("<q", unix_s)

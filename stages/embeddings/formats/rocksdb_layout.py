@@ -1,4 +1,5 @@
-"""How HPS lays tables out in RocksDB: one column family per table, named by its tag; the default column family stays empty.
+"""How HPS lays tables out in RocksDB: one column family per table, named by its tag. In the default one, which HPS leaves
+empty, lies how far the log's updates are in.
 
 Keys and values are the bytes of `rows.py`. One process writes; others open read-only or as secondaries.
 """
@@ -13,6 +14,11 @@ DEFAULT_COLUMN_FAMILY = "default"
 def column_family(model: str, table: str) -> str:
     """Name of the column family of one table: its tag."""
     return tag_name(model, table)
+
+
+def log_key(column_family: str) -> bytes:
+    """Of a table, in the default column family -> int64 [partitions of the log], the offset of the first message not in yet."""
+    return f"log/{column_family}".encode()
 
 
 def tables_of(column_families: list[str], model: str) -> list[str]:

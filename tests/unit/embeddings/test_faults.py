@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 
 from stages.embeddings import memory
+from stages.embeddings.applier import Applier
+from stages.embeddings.batch import nothing_reached
 from stages.embeddings.breaker import FIRST_PAUSE_S, LONGEST_PAUSE_S, Breaker
 from stages.embeddings.config import RocksConfig, TableConfig, TiersConfig, UpdateConfig, read_config
 from stages.embeddings.loading import load_l3
@@ -23,9 +25,9 @@ from stages.embeddings.memory import SharedFolder
 from stages.embeddings.rocks_store import RocksStore
 from stages.embeddings.source import Source
 from stages.embeddings.tiers import Tiers
-from stages.embeddings.updater import Applier
 from stages.errors import ArtifactError, ConfigError, DependencyError
 from tests.unit.embeddings.conftest import random_rows
+from tests.unit.embeddings.updating import Log
 
 ROWS, WIDTH = 5000, 16
 RESIDENT = 1000
@@ -102,7 +104,7 @@ def test_exported_rows_stand_in_for_a_database_that_is_down(open_tiers, settings
     assert tiers.degraded
     tiers.settle()
     table = tiers.metrics().tables["items"]
-    assert (table.counts.as_exported, table.counts.unknown, table.l2_rows) == (ROWS, 0, 0)
+    assert (table.counts.perhaps_old, table.counts.unknown, table.l2_rows) == (ROWS, 0, 0)
     assert tiers.metrics().hit_rate == 0
 
     (tmp_path / "db").unlink()
@@ -115,8 +117,8 @@ def test_read_only_l3_serves_and_is_not_updated(open_tiers, settings):
     settings["rocksdb"] = RocksConfig(settings["rocksdb"].path, read_only=True)
     complete = TableConfig("items", ROWS, WIDTH, l2_rows=ROWS, default=-1.0)
     tiers = open_tiers(complete, **settings)
-    applier = Applier(tiers.config)
-    applier.apply("items", np.array([3]), np.full((1, WIDTH), 9, np.float32))
+    applier, log = Applier(tiers.config), Log()
+    applier.apply("items", log.batch(np.array([3]), np.full((1, WIDTH), 9, np.float32)))
     assert (tiers.lookup("items", np.array([3])) == 9).all()
     assert applier.behind == 0
     applier.close()
@@ -130,10 +132,10 @@ def _fill_disk(config: TiersConfig, path: str) -> None:
     import resource
 
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    applier = Applier(config)
-    applier.apply("items", np.array([1]), np.full((1, WIDTH), 1, np.float32))
+    applier, log = Applier(config), Log()
+    applier.apply("items", log.batch(np.array([1]), np.full((1, WIDTH), 1, np.float32)))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-    applier.apply("items", np.array([2]), np.full((1, WIDTH), 2, np.float32))
+    applier.apply("items", log.batch(np.array([2]), np.full((1, WIDTH), 2, np.float32)))
     waiting, durable = applier.behind, applier.durable()
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
@@ -168,7 +170,7 @@ def test_errors_of_rocksdb_name_the_place_and_the_remedy(tmp_path):
 def test_rows_of_another_width_in_rocksdb(tmp_path):
     config = RocksConfig(str(tmp_path / "db"))
     store = RocksStore(config, "rank", {"items": 3}, writable=True)
-    store.write("items", np.array([1]), np.ones((1, 3), np.float32))
+    store.update("items", Log().batch(np.array([1]), np.ones((1, 3), np.float32)), nothing_reached())
     store.close()
     store = RocksStore(config, "rank", {"items": 4})
     with pytest.raises(DependencyError, match="12 bytes"):
@@ -233,10 +235,11 @@ def _serve_for_ever(config: TiersConfig) -> None:
 
 
 def _update_for_ever(config: TiersConfig) -> None:
-    applier, rng = Applier(config), np.random.default_rng(os.getpid())
+    applier, log, rng = Applier(config), Log(), np.random.default_rng(os.getpid())
+    log.length = int(applier.shared["items"].ring.reached[log.partition])  # it goes on where the one before it was killed
     while True:
         keys = rng.integers(0, ROWS, 100)
-        applier.apply("items", keys, random_rows(ROWS, WIDTH)[keys])
+        applier.apply("items", log.batch(keys, random_rows(ROWS, WIDTH)[keys]))
 
 
 def test_instances_and_updater_killed_in_the_middle(open_tiers, settings):

@@ -5,17 +5,20 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from stages.embeddings.applier import Applier
+from stages.embeddings.batch import Batch, nothing_reached
 from stages.embeddings.config import RedisConfig, RocksConfig, TableConfig, TiersConfig
 from stages.embeddings.redis_store import RedisStore
 from stages.embeddings.tiers import Tiers
-from stages.embeddings.updater import Applier
 from stages.errors import DependencyError
 from tests.unit.embeddings.conftest import random_rows
 from tests.unit.embeddings.redis_server import RedisServer
+from tests.unit.embeddings.updating import Log
 
 if shutil.which("redis-server") is None:
     pytest.skip("redis-server is not installed (Debian: apt-get install redis-server)", allow_module_level=True)
@@ -73,7 +76,7 @@ def test_layout_as_an_independent_reader_sees_it(server):
     store = RedisStore(RedisConfig(server.address, num_partitions=8, timeout_ms=PATIENT_MS), "rank", {"items": 2})
     keys = np.array([0, 1, 2, 42, 1_000_000_007])
     vectors = np.arange(10, dtype=np.float32).reshape(5, 2)
-    store.write("items", keys, vectors)
+    store.update("items", Log().batch(keys, vectors), nothing_reached())
     for key, partition, vector in zip(keys, (0, 3, 6, 5, 5), vectors, strict=True):
         name = f"hps_et{{hps_et.rank.items/p{partition}}}v"
         assert server.client.hget(name, int(key).to_bytes(8, "little")) == vector.astype("<f4").tobytes()
@@ -81,14 +84,16 @@ def test_layout_as_an_independent_reader_sees_it(server):
     assert intact
     assert found["items"][1].tolist() == [True, False, True]
     np.testing.assert_array_equal(found["items"][0][[0, 2]], vectors[[3, 0]])
-    store.write("items", keys[:1], vectors[1:2], only_absent=True)
+    assert store.fill("items", keys[:1], vectors[1:2], np.array([1]))
     np.testing.assert_array_equal(store.read({"items": keys[:1]})[0]["items"][0], vectors[:1])
     store.close()
 
 
 def test_rows_of_another_width_are_refused(server):
     config = RedisConfig(server.address, timeout_ms=PATIENT_MS)
-    RedisStore(config, "rank", {"items": 3}).write("items", np.array([1]), np.ones((1, 3), np.float32))
+    RedisStore(config, "rank", {"items": 3}).update(
+        "items", Log().batch(np.array([1]), np.ones((1, 3), np.float32)), nothing_reached()
+    )
     with pytest.raises(DependencyError, match="another shape"):
         RedisStore(config, "rank", {"items": 2}).read({"items": np.array([1])})
 
@@ -138,13 +143,13 @@ def test_flushed(tiers, server):
 
 
 def test_updates_go_to_redis_and_wait_for_it_when_it_is_gone(config, tiers, server):
-    applier, rows = Applier(config), random_rows(ROWS, WIDTH)
+    applier, log, rows = Applier(config), Log(), random_rows(ROWS, WIDTH)
     rows[:50] = 7
-    applier.apply("items", np.arange(50), rows[:50])
+    applier.apply("items", log.batch(np.arange(50), rows[:50]))
     until(lambda: right(tiers, rows))
     server.stop()
     rows[:20] = 8
-    applier.apply("items", np.arange(20), rows[:20])
+    applier.apply("items", log.batch(np.arange(20), rows[:20]))
     assert applier.behind == 20
     assert not applier.durable()
     assert right(tiers, rows)  # from RocksDB
@@ -157,4 +162,129 @@ def test_updates_go_to_redis_and_wait_for_it_when_it_is_gone(config, tiers, serv
     until(drained)
     assert applier.durable()
     until(lambda: right(tiers, rows) and not tiers.degraded)
+    applier.close()
+
+
+# --- several machines ---------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def machine(config, tmp_path) -> Iterator[Callable[[str], tuple[Tiers, Applier]]]:
+    """Each with a memory and a RocksDB of its own, all with one Redis."""
+    opened: list[Tiers | Applier] = []
+
+    def start(name: str) -> tuple[Tiers, Applier]:
+        own = replace(config, arena=name, rocksdb=RocksConfig(str(tmp_path / f"db-{name}")))
+        opened.extend((Tiers(own), Applier(own)))
+        return opened[-2], opened[-1]
+
+    yield start
+    for one in opened:
+        one.close()
+
+
+def version(number: int) -> np.ndarray:
+    return np.full((ROWS, WIDTH), number, np.float32)
+
+
+def redis_rows(applier: Applier) -> np.ndarray:
+    """All of them, from Redis itself."""
+    rows, there = applier._redis.level.store.read({"items": np.arange(ROWS)})[0]["items"]
+    assert there.all()
+    return rows
+
+
+def test_a_machine_that_lags_brings_back_no_older_row(machine):
+    log, keys = Log(), np.arange(ROWS)
+    batches = [log.batch(keys, version(number)) for number in range(4)]
+    (tiers, first), (_, second) = machine("first"), machine("second")
+    for batch in batches[:3]:
+        first.apply("items", batch)
+    for batch in batches:
+        second.apply("items", batch)
+        newest = max(2, int(batch.offsets[0]))
+        np.testing.assert_array_equal(redis_rows(second), version(newest))
+        assert right(tiers, version(newest))
+    for batch in (batches[2], batches[3]):  # the first one starts again
+        first.apply("items", batch)
+        np.testing.assert_array_equal(redis_rows(first), version(3))
+
+
+def test_a_machine_that_lags_fills_nothing_in(machine, server):
+    """Redis threw rows out. Who has not read the log so far may have old ones of them."""
+    log, keys = Log(), np.arange(ROWS)
+    (ahead, first), (behind, second) = machine("first"), machine("second")
+    batches = [log.batch(keys, version(number)) for number in range(2)]
+    for batch in batches:
+        first.apply("items", batch)
+    second.apply("items", batches[0])
+    for partition in range(8):
+        server.client.delete(f"hps_et{{hps_et.rank.items/p{partition}}}v")
+    assert right(behind, version(0))
+    behind.settle()
+    assert right(ahead, version(1))
+    ahead.settle()
+    np.testing.assert_array_equal(redis_rows(first), version(1))
+    second.apply("items", batches[1])
+    assert right(behind, version(1))
+
+
+def test_an_empty_redis_that_a_lagging_machine_filled_gets_all_updates_in_the_end(machine, server):
+    log, keys = Log(), np.arange(ROWS)
+    (_, first), (behind, second) = machine("first"), machine("second")
+    batches = [log.batch(keys[number::2], version(number + 1)[number::2]) for number in range(2)]
+    first.apply("items", batches[0])
+    first.apply("items", batches[1])
+    server.client.flushall()
+    assert right(behind)  # as exported
+    behind.settle()
+    first.apply("items", log.batch(keys[:1], version(9)[:1]))  # the rows of its first batches are not among these
+    for batch in (*batches, Batch(keys[:1], version(9)[:1], np.zeros(1, int), np.full(1, 2))):
+        second.apply("items", batch)
+    expected = np.where(keys[:, None] % 2 == 0, version(1), version(2))
+    expected[0] = 9
+    np.testing.assert_array_equal(redis_rows(second), expected)
+
+
+def test_a_log_that_starts_anew_is_read_anew(machine):
+    (_, applier), keys = machine("first"), np.arange(ROWS)
+    log = Log()
+    for number in range(3):
+        applier.apply("items", log.batch(keys, version(number)))
+    applier.forget_log("items", 0)
+    applier.apply("items", Log().batch(keys, version(7)))
+    np.testing.assert_array_equal(redis_rows(applier), version(7))
+    rows, _ = applier._rocksdb.level.store.read({"items": keys})[0]["items"]
+    np.testing.assert_array_equal(rows, version(7))
+
+
+def test_a_full_redis_takes_no_more_rows_and_goes_on_answering(tiers, server):
+    """Nothing is evicted (noeviction): rows that do not fit come from L3 every time, and Redis counts as up."""
+    server.client.config_set("maxmemory", 1)
+    assert right(tiers)
+    tiers.settle()
+    assert tiers.metrics().misses.insertions_dropped > 0
+    assert right(tiers)
+    assert not tiers.degraded
+    assert tiers.metrics().down == {}
+    server.client.config_set("maxmemory", 0)
+    assert right(tiers)
+    tiers.settle()
+    assert server.client.dbsize() > 0
+
+
+def test_updates_that_a_full_redis_refuses_are_answered_all_the_same(config, tiers, server):
+    """It goes on holding the rows of before them."""
+    rows = random_rows(ROWS, WIDTH)
+    right(tiers)
+    tiers.settle()
+    applier, log = Applier(config), Log()
+    server.client.config_set("maxmemory", 1)
+    rows[:20] = 8
+    applier.apply("items", log.batch(np.arange(20), rows[:20]))
+    assert applier.behind == 20
+    assert right(tiers, rows)
+    assert not tiers.degraded
+    server.client.config_set("maxmemory", 0)
+    until(lambda: applier.drain() or applier.behind == 0)
+    assert right(tiers, rows)
+    np.testing.assert_array_equal(redis_rows(applier), rows)
     applier.close()

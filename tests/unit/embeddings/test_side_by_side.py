@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from stages.embeddings.applier import Applier
 from stages.embeddings.config import RocksConfig, TableConfig
 from stages.embeddings.tables import EmbeddingTables
 from stages.embeddings.tiers import Tiers
-from stages.embeddings.updater import Applier
 from tests.unit.embeddings.conftest import random_rows
+from tests.unit.embeddings.updating import Log
 
 ROWS = {"a": 50, "b": 7, "c": 300}
 WIDTH = 6
@@ -107,17 +108,17 @@ def test_what_is_read_at_once_is_counted_per_table(open_with):
 def test_rows_are_whole_while_they_are_updated(open_with):
     """Versions of a row never run backwards, and no row is half old and half new."""
     tiers = open_with()
-    applier, stop = Applier(tiers.config), threading.Event()
+    applier, log, stop = Applier(tiers.config), Log(), threading.Event()
 
     def update():
         version = 0
         while not stop.is_set():
             version += 1
             for name, rows in ROWS.items():
-                applier.apply(name, np.arange(rows), np.full((rows, WIDTH), version, np.float32))
+                applier.apply(name, log.batch(np.arange(rows), np.full((rows, WIDTH), version, np.float32)))
 
     for name, rows in ROWS.items():
-        applier.apply(name, np.arange(rows), np.zeros((rows, WIDTH), np.float32))
+        applier.apply(name, log.batch(np.arange(rows), np.zeros((rows, WIDTH), np.float32)))
     thread = threading.Thread(target=update)
     thread.start()
     try:

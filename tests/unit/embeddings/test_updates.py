@@ -10,24 +10,28 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 
+from stages.embeddings import memory
+from stages.embeddings.applier import Applier
+from stages.embeddings.batch import PARTITIONS
 from stages.embeddings.config import RocksConfig, TableConfig, TiersConfig, UpdateConfig
 from stages.embeddings.formats.kafka import consumer_group, encode_message
 from stages.embeddings.publisher import Publisher
 from stages.embeddings.rocks_store import RocksStore
 from stages.embeddings.tiers import Tiers
-from stages.embeddings.updater import Applier, Updater
+from stages.embeddings.updater import Updater
 from stages.errors import DataError, DependencyError
 from tests.unit.embeddings.conftest import random_rows
 from tests.unit.embeddings.kafka_broker import MockBroker
-from tests.unit.embeddings.updating import updating
+from tests.unit.embeddings.updating import Log, updating
 
 ROWS, WIDTH = 300, 4
+GROUP = consumer_group("persistent", False, socket.gethostname())
 TABLE = TableConfig("items", ROWS, WIDTH, l1_rows=64, l2_rows=128)
 
 
@@ -86,8 +90,8 @@ def test_an_update_reaches_every_level_and_every_instance(config, instances):
     for tiers in (first, second):
         tiers.lookup("items", np.arange(ROWS))
         tiers.settle()
-    applier = Applier(config)
-    applier.apply("items", keys, versions(keys, 1))
+    applier, log = Applier(config), Log()
+    applier.apply("items", log.batch(keys, versions(keys, 1)))
     expected = random_rows(ROWS, WIDTH)
     expected[keys] = versions(keys, 1)
     for tiers in (first, second):
@@ -103,19 +107,44 @@ def test_an_update_reaches_every_level_and_every_instance(config, instances):
 
 def test_the_last_row_of_a_key_wins_within_one_batch(config, instances):
     tiers = instances()
-    applier = Applier(config)
-    applier.apply("items", np.array([7, 8, 7]), np.concatenate([versions([7], 1), versions([8], 1), versions([7], 2)]))
+    applier, log = Applier(config), Log()
+    applier.apply(
+        "items", log.batch(np.array([7, 8, 7]), np.concatenate([versions([7], 1), versions([8], 1), versions([7], 2)]))
+    )
     np.testing.assert_array_equal(tiers.lookup("items", np.array([7, 8])), [versions([7], 2)[0], versions([8], 1)[0]])
     applier.close()
 
 
-def test_replays_are_harmless(config, instances):
-    tiers = instances()
+def test_replays_change_nothing_on_any_level(config, instances):
+    """Not even for a moment: a consumer that starts again from further back must not bring back older rows."""
+    tiers, applier, log, keys = instances(), Applier(config), Log(), np.arange(0, ROWS, 2)
+    batches = [log.batch(keys, versions(keys, version)) for version in range(3)]
+    for batch in batches:
+        applier.apply("items", batch)
+    for batch in batches:
+        applier.apply("items", batch)
+        np.testing.assert_array_equal(tiers.lookup("items", keys), versions(keys, 2))
+        found, _ = applier._rocksdb.level.store.read({"items": keys})
+        np.testing.assert_array_equal(found["items"][0], versions(keys, 2))
+    assert applied(tiers) == 3 * len(keys)
+    applier.close()
+
+
+def test_rocksdb_knows_what_it_has_of_the_log_when_all_processes_are_gone(config, instances):
+    """A restarted machine reads again what was not committed, and the memory that was filled from RocksDB stays as new."""
+    log, keys = Log(partition=3), np.arange(100)
+    batches = [log.batch(keys, versions(keys, version)) for version in range(3)]
     applier = Applier(config)
-    for _ in range(2):
-        for version in range(3):
-            applier.apply("items", np.arange(50), versions(np.arange(50), version))
-    np.testing.assert_array_equal(tiers.lookup("items", np.arange(50)), versions(np.arange(50), 2))
+    for batch in batches:
+        applier.apply("items", batch)
+    applier.close()
+    tiers, applier = instances(), Applier(config)
+    start = applier.start({"items": np.where(np.arange(PARTITIONS) == 3, 1, 0)})  # only the first was committed
+    assert start["items"][3] == 1
+    for batch in batches[1:]:
+        applier.apply("items", batch)
+        np.testing.assert_array_equal(tiers.lookup("items", keys), versions(keys, 2))
+    assert applied(tiers) == 0
     applier.close()
 
 
@@ -123,10 +152,10 @@ def test_an_instance_that_slept_through_the_whole_ring_forgets_its_cache(config,
     tiers = instances()
     tiers.lookup("items", np.arange(ROWS))
     tiers.settle()
-    applier = Applier(config)
+    applier, log = Applier(config), Log()
     ring = applier.shared["items"].ring
     for version in range(2 * ring.size // ROWS + 2):
-        applier.apply("items", np.arange(ROWS), versions(np.arange(ROWS), version))
+        applier.apply("items", log.batch(np.arange(ROWS), versions(np.arange(ROWS), version)))
     np.testing.assert_array_equal(tiers.lookup("items", np.arange(ROWS)), versions(np.arange(ROWS), version))
     applier.close()
 
@@ -136,8 +165,8 @@ def test_a_row_read_before_its_update_is_not_cached_after_it(config, instances):
     tiers = instances(replace(config, tables=(replace(TABLE, l2_rows=128),)))
     keys = np.array([200, 201])
     old, _ = tiers._lower.fetch({"items": keys})  # read from L3 …
-    applier = Applier(config)
-    applier.apply("items", keys[:1], versions(keys[:1], 5))  # … updated …
+    applier, log = Applier(config), Log()
+    applier.apply("items", log.batch(keys[:1], versions(keys[:1], 5)))  # … updated …
     tiers._keep(old)  # … and only now brought to L2 and L1
     expected = [versions([200], 5)[0], random_rows(ROWS, WIDTH)[201]]
     for _ in range(2):
@@ -150,8 +179,8 @@ def test_a_new_arena_is_filled_with_updated_rows_not_with_exported_ones(config, 
     """As after a restart of the machine: shared memory is empty, RocksDB has the updates."""
     keys, before = np.arange(ROWS), instances(replace(config, arena="first"))
     np.testing.assert_array_equal(before.lookup("items", keys), random_rows(ROWS, WIDTH))
-    applier = Applier(replace(config, arena="first"))
-    applier.apply("items", keys[:200], versions(keys[:200], 3))
+    applier, log = Applier(replace(config, arena="first")), Log()
+    applier.apply("items", log.batch(keys[:200], versions(keys[:200], 3)))
     applier.close()
     after = instances(replace(config, arena="second"))
     assert after.metrics().tables["items"].l2_rows > 0.9 * TABLE.l2_rows  # before any lookup; a few of its sets are short
@@ -162,17 +191,17 @@ def test_a_new_arena_is_filled_with_updated_rows_not_with_exported_ones(config, 
 def test_int8_rows_are_the_same_whether_updated_or_loaded(config, instances):
     config = replace(config, tables=(replace(TABLE, row_format="int8"),))
     tiers, rows = instances(config), random_rows(ROWS, WIDTH, seed=9)
-    applier = Applier(config)
-    applier.apply("items", np.arange(ROWS), rows)
+    applier, log = Applier(config), Log()
+    applier.apply("items", log.batch(np.arange(ROWS), rows))
     codec = applier.shared["items"].codec
     np.testing.assert_array_equal(tiers.lookup("items", np.arange(ROWS)), codec.roundtrip(rows))
     applier.close()
 
 
 def test_values_that_the_row_format_cannot_hold_change_nothing(config):
-    applier = Applier(replace(config, tables=(replace(TABLE, row_format="int8"),)))
+    applier, log = Applier(replace(config, tables=(replace(TABLE, row_format="int8"),))), Log()
     with pytest.raises(DataError, match="finite"):
-        applier.apply("items", np.array([1, 2]), np.array([[0] * WIDTH, [np.nan] * WIDTH], np.float32))
+        applier.apply("items", log.batch(np.array([1, 2]), np.array([[0] * WIDTH, [np.nan] * WIDTH], np.float32)))
     assert applier.shared["items"].ring.head == 0
     applier.close()
 
@@ -180,11 +209,11 @@ def test_values_that_the_row_format_cannot_hold_change_nothing(config):
 def test_updates_wait_for_a_store_that_is_down(config, instances):
     """Memory is served at once; RocksDB gets each key's last row when it is back. Nothing counts as durable before."""
     tiers = instances()
-    applier = Applier(config)
+    applier, log = Applier(config), Log()
     level = applier._rocksdb.level
-    level._open_store, opening = (lambda: (_ for _ in ()).throw(DependencyError("disk full"))), level._open_store
+    level._open_store, opening = full, level._open_store
     for version in (1, 2):
-        applier.apply("items", np.arange(10), versions(np.arange(10), version))
+        applier.apply("items", log.batch(np.arange(10), versions(np.arange(10), version)))
     assert applier.behind == 10
     assert not applier.durable()
     np.testing.assert_array_equal(tiers.lookup("items", np.arange(10)), versions(np.arange(10), 2))
@@ -198,14 +227,146 @@ def test_updates_wait_for_a_store_that_is_down(config, instances):
     applier.close()
 
 
+def full(_store=None) -> None:
+    raise DependencyError("disk full")
+
+
+def evict(tiers: Tiers, key: int) -> None:
+    """Look up others until L1 and L2 have thrown the key out."""
+    others, table = np.setdiff1d(np.arange(ROWS), [key]), tiers._tables["items"]
+    for start in range(0, 20 * ROWS, 40):
+        tiers.lookup("items", np.take(others, np.arange(start, start + 40), mode="wrap"))
+        tiers.settle()
+        if all(slots._find(np.array([key]))[1] is not None for slots in (table.shared.slots, table.l1.slots)):
+            return
+    raise AssertionError("the key stays")
+
+
+def test_an_updated_row_that_left_memory_is_not_followed_by_an_older_one(config, instances):
+    """RocksDB is down and has the row of before: the update ring answers."""
+    tiers, applier, log, key = instances(), Applier(config), Log(), 250
+    level = applier._rocksdb.level
+    level._open_store, opening = full, level._open_store
+    applier.apply("items", log.batch(np.array([key, 3]), versions([key, 3], 7)))
+    evict(tiers, key)
+    for _ in range(2):
+        np.testing.assert_array_equal(tiers.lookup("items", np.array([key])), versions([key], 7))
+        assert not tiers.degraded
+        tiers.settle()
+    level._open_store = opening
+    level.breaker.succeeded()
+    applier.drain()
+    ring = applier.shared["items"].ring
+    assert ring.stored == ring.head
+    evict(tiers, key)
+    np.testing.assert_array_equal(tiers.lookup("items", np.array([key])), versions([key], 7))
+    applier.close()
+
+
+def test_where_the_ring_is_too_short_rows_that_may_be_old_are_marked_and_kept_nowhere(config, instances):
+    tiers, applier, log, key = instances(), Applier(config), Log(), 250
+    level = applier._rocksdb.level
+    level._open_store, opening = full, level._open_store
+    ring, others = applier.shared["items"].ring, np.arange(100)
+    applier.apply("items", log.batch(np.array([key]), versions([key], 7)))
+    for version in range(ring.size // len(others) + 1):
+        applier.apply("items", log.batch(others, versions(others, version)))
+    evict(tiers, key)
+    for _ in range(2):
+        tiers.lookup("items", np.array([key]))
+        assert tiers.degraded
+        tiers.settle()
+    level._open_store = opening
+    level.breaker.succeeded()
+    applier.drain()
+    np.testing.assert_array_equal(tiers.lookup("items", np.array([key])), versions([key], 7))
+    assert not tiers.degraded
+    applier.close()
+
+
+def test_a_database_that_lost_rows_takes_nothing_before_they_come_again(config, instances):
+    """As when it was deleted beneath a running updater, and loaded again from the exported tables."""
+    applier, log, keys = Applier(config), Log(), np.arange(ROWS)
+    batches = [log.batch(keys, versions(keys, version)) for version in range(3)]
+    for batch in batches[:2]:
+        applier.apply("items", batch)
+    applier._rocksdb.level.close()
+    shutil.rmtree(config.rocksdb.path)
+    applier.apply("items", batches[2])
+    assert applier.lost_rows
+    assert applier.behind == ROWS
+    assert applier.start({"items": np.full(PARTITIONS, 2)})["items"][0] == 0  # committed was 2
+    for batch in batches:
+        applier.apply("items", batch)
+    found, _ = applier._rocksdb.level.store.read({"items": keys})
+    np.testing.assert_array_equal(found["items"][0], versions(keys, 2))
+    assert (applier.lost_rows, applier.behind) == (False, 0)
+    applier.close()
+
+
+@dataclass(frozen=True)
+class SentMessage:
+    """As the consumer gives them."""
+
+    body: bytes
+    at: int
+    group: int = 0
+    failure: str | None = None
+
+    def value(self) -> bytes:
+        return self.body
+
+    def offset(self) -> int:
+        return self.at
+
+    def partition(self) -> int:
+        return self.group
+
+    def topic(self) -> str:
+        return "hps_et.rank.items"
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, 0
+
+    def error(self) -> str | None:
+        return self.failure
+
+
 def test_a_message_at_fault_is_refused_alone(config, instances):
     """Those before and after it in the batch are applied, in their order."""
     tiers = instances()
     updater = Updater(replace(config, updates=UpdateConfig()))
     good = [encode_message(np.array([7, 8]), versions([7, 8], version)) for version in (1, 2)]
-    updater._apply_table("items", [good[0], b"not a message", good[1], encode_message(np.array([9]), np.ones((1, WIDTH + 1)))])
+    bodies = [good[0], b"not a message", good[1], encode_message(np.array([9]), np.ones((1, WIDTH + 1)))]
+    updater._apply_table("items", [SentMessage(body, offset) for offset, body in enumerate(bodies)])
     np.testing.assert_array_equal(tiers.lookup("items", np.array([7, 8])), versions([7, 8], 2))
     assert tiers.metrics().tables["items"].updater.messages_rejected == 2
+    updater.close()
+
+
+def test_what_a_killed_updater_was_publishing_is_applied_at_once(config, instances, caplog):
+    """It had begun with messages 0 to 2. In pieces, a key's first row among them would follow its last."""
+    instances()
+    updater = Updater(replace(config, updates=UpdateConfig()))
+    updater._applier.shared["items"].ring.begun[0] = 3
+    sent = [SentMessage(encode_message(np.array([7]), versions([7], offset)), offset) for offset in range(5)]
+    other = SentMessage(sent[0].body, 0, group=1)
+    assert updater._whole([other]) == [other]
+    assert updater._whole(sent[:2]) == []
+    assert updater._whole([]) == []
+    assert updater._whole([SentMessage(b"", 0, failure="broker: gone"), *sent[2:4]]) == sent[:4]
+    assert "broker: gone" in caplog.text
+    assert updater._whole(sent[4:]) == sent[4:]
+    updater.close()
+
+
+def test_a_topic_that_is_made_again_is_read_from_its_new_beginning(config, instances):
+    tiers, updater = instances(), Updater(replace(config, updates=UpdateConfig()))
+    for offsets in ((0, 1, 2), (0, 1)):
+        for offset in offsets:
+            sent = SentMessage(encode_message(np.array([7]), versions([7], 10 * len(offsets) + offset)), offset)
+            updater._apply(updater._whole([sent]))
+    np.testing.assert_array_equal(tiers.lookup("items", np.array([7])), versions([7], 21))
     updater.close()
 
 
@@ -247,11 +408,53 @@ def test_a_database_that_is_gone_gets_its_updates_again(broker, config, instance
 
 def committed(config: TiersConfig) -> list[int]:
     """Messages of each partition that the updater of this machine need not be sent again."""
-    group = {"bootstrap.servers": config.updates.brokers, "group.id": consumer_group("persistent", False, socket.gethostname())}
-    consumer = Consumer(group)
+    consumer = Consumer({"bootstrap.servers": config.updates.brokers, "group.id": GROUP})
     offsets = consumer.committed([TopicPartition("hps_et.rank.items", partition) for partition in range(4)], timeout=10)
     consumer.close()
     return [max(partition.offset, 0) for partition in offsets]
+
+
+def test_updates_wait_in_the_log_while_shared_memory_has_no_room(broker, config, instances, monkeypatch):
+    """The updater ends, and is started again until there is room (server/supervisor.py): L3 answers as it is, degraded."""
+    config, keys = replace(config, updates=UpdateConfig(broker.address)), np.arange(ROWS)
+    publisher = Publisher(broker.address, "rank", {"items": WIDTH})
+    publisher.publish("items", keys, versions(keys, 1))
+    publisher.flush()
+    with monkeypatch.context() as patch:
+        patch.setattr(memory.os, "posix_fallocate", no_room)
+        tiers = instances(config)
+        with pytest.raises(DependencyError, match="no room for"):
+            Updater(config)
+        np.testing.assert_array_equal(tiers.lookup("items", keys), random_rows(ROWS, WIDTH))
+        assert tiers.degraded
+    with updating(config):
+        until(lambda: (tiers.lookup("items", keys) == versions(keys, 1)).all() and not tiers.degraded)
+
+
+def no_room(*_) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_offsets_that_the_broker_no_longer_knows_lose_nothing(broker, config, instances, caplog):
+    """The topic was deleted and made again: what is committed of the old one lies beyond the end of the new one."""
+    config, tiers, keys = replace(config, updates=UpdateConfig(broker.address)), instances(), np.arange(ROWS)
+    consumer = Consumer({"bootstrap.servers": broker.address, "group.id": GROUP})
+    consumer.commit(offsets=[TopicPartition("hps_et.rank.items", partition, 100) for partition in range(4)], asynchronous=False)
+    consumer.close()
+    publisher = Publisher(broker.address, "rank", {"items": WIDTH})
+    publisher.publish("items", keys, versions(keys, 1))
+    publisher.flush()
+    with updating(config):
+        until(lambda: (tiers.lookup("items", keys) == versions(keys, 1)).all())
+    assert "it was made again" in caplog.text
+
+
+def test_a_broker_that_is_back_counts_as_such_without_any_message(broker, config, instances):
+    tiers = instances()
+    with updating(replace(config, updates=UpdateConfig(broker.address))) as updater:
+        updater._on_error(KafkaError(KafkaError._ALL_BROKERS_DOWN))
+        assert tiers.metrics().tables["items"].updater.broker_down
+        until(lambda: not tiers.metrics().tables["items"].updater.broker_down)
 
 
 def test_what_was_applied_is_committed_while_it_runs(broker, config, instances):

@@ -1,4 +1,4 @@
-"""An updater at work beside a test."""
+"""An updater at work beside a test, and batches as it makes them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+import numpy as np
+
+from stages.embeddings.batch import Batch
 from stages.embeddings.config import TiersConfig
 from stages.embeddings.updater import Updater
 
@@ -22,3 +25,15 @@ def updating(config: TiersConfig) -> Iterator[Updater]:
             stop.set()
             running.result()  # whatever it raised
             updater.close()
+
+
+class Log:
+    """One partition of a log: every batch is its next message."""
+
+    def __init__(self, partition: int = 0) -> None:
+        self.partition, self.length = partition, 0
+
+    def batch(self, keys: np.ndarray, vectors: np.ndarray) -> Batch:
+        self.length += 1
+        n = len(keys)
+        return Batch(keys, vectors, np.full(n, self.partition), np.full(n, self.length - 1))

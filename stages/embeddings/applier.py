@@ -1,0 +1,183 @@
+"""Brings updated rows to every level of the machine: each takes from the log what it has not had.
+
+    batch ─▶ RocksDB, Redis ─▶ L2 + ring (at once) ─▶ `stored`, when all stores below have it
+
+A store that is down does not stop the others: its rows wait in a backlog, and until they are in, readers find them in the ring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from stages.embeddings.batch import Batch, nothing_reached
+from stages.embeddings.config import TiersConfig
+from stages.embeddings.level import Level
+from stages.embeddings.loading import mark_updated, open_l3
+from stages.embeddings.memory import SharedFolder
+from stages.embeddings.redis_store import RedisStore
+from stages.embeddings.ring import STORED, UNKNOWN
+from stages.embeddings.rocks_store import RocksStore
+from stages.embeddings.table import open_shared, shared_root
+
+
+class Backlog:
+    """One store's writes: through it when it is up, kept in order when it is down.
+
+    reached: by table, int64 [PARTITIONS] how far of the log the store has everything.
+    lost_rows: it has less than it had, and takes nothing before `restart`.
+    """
+
+    def __init__(self, level: Level, tables: Iterable[str]) -> None:
+        self.level = level
+        self.restart({table: nothing_reached() for table in tables})
+
+    def restart(self, reached: dict[str, np.ndarray]) -> None:
+        """The store has the log up to there, and all rows from there on come again."""
+        self.reached = {table: positions.copy() for table, positions in reached.items()}
+        self.lost_rows = False
+        self._waiting: dict[str, dict[int, tuple[np.ndarray, int, int]]] = {}  # by key: row, partition, offset
+
+    def write(self, table: str, batch: Batch) -> None:
+        """Rows wait behind those that wait already: the last row of each key."""
+        if self._waiting or not self._store(table, batch):
+            rows = zip(batch.vectors.copy(), batch.partitions.tolist(), batch.offsets.tolist(), strict=True)
+            self._waiting.setdefault(table, {}).update(zip(batch.keys.tolist(), rows, strict=True))
+
+    def drain(self) -> None:
+        """Write what waits, as far as the store takes it."""
+        for table, rows in list(self._waiting.items()):
+            vectors, partitions, offsets = zip(*rows.values(), strict=True)
+            keys = np.fromiter(rows, np.int64, len(rows))
+            if not self._store(table, Batch(keys, np.array(vectors), np.array(partitions), np.array(offsets))):
+                return
+            del self._waiting[table]
+
+    def _store(self, table: str, batch: Batch) -> bool:
+        if not self.level.use(lambda store: self._update(store, table, batch))[1]:
+            return False
+        np.maximum(self.reached[table], batch.reached, out=self.reached[table])
+        return True
+
+    def _update(self, store: RocksStore | RedisStore, table: str, batch: Batch) -> tuple[None, bool]:
+        """With the store open, it is known how far the log is in."""
+        if not self.lost_rows:
+            store.update(table, batch, self.reached[table])
+        return None, not self.lost_rows
+
+    def has(self, table: str, reached: np.ndarray) -> bool:
+        """Whether the store has all of the log up to there."""
+        return table not in self._waiting and not self.lost_rows and bool((self.reached[table] >= reached).all())
+
+    @property
+    def rows(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+
+class Applier:
+    """Writes rows to every level of the machine. Holds RocksDB as its one writer."""
+
+    def __init__(self, config: TiersConfig) -> None:
+        self._config = config
+        self._widths = {table.name: table.width for table in config.tables}
+        self._folder = SharedFolder(shared_root(config), config.arena)
+        self.path = self._folder.path
+        self.shared = open_shared(self.path, config.tables)
+        self._rocksdb = self._redis = None
+        if config.rocksdb and not config.rocksdb.read_only:
+            self._rocksdb = Backlog(Level("rocksdb", self._open_rocksdb), self.shared)
+        if config.redis:
+            redis = Level("redis", lambda: RedisStore(config.redis, config.model, self._widths))
+            self._redis = Backlog(redis, self.shared)
+        self._stores = [store for store in (self._rocksdb, self._redis) if store is not None]
+
+    def _open_rocksdb(self) -> RocksStore:
+        store = open_l3(self._config, writable=True)
+        mark_updated(self._config)
+        for table, shared in self.shared.items():
+            ring, theirs = shared.ring, store.reached(table)
+            if not ring.begun.any():  # nothing was published since this memory is there: it was filled from RocksDB
+                np.copyto(ring.begun, theirs)
+                np.copyto(ring.reached, theirs)
+            if (theirs < self._rocksdb.reached[table]).any():
+                ring.set(STORED, UNKNOWN)
+                self._rocksdb.lost_rows = True
+            self._rocksdb.reached[table] = theirs
+        return store
+
+    @property
+    def lost_rows(self) -> bool:
+        """RocksDB is not the one it was (deleted, filled again): the log must be read again from where it ends. See `start`."""
+        return self._rocksdb is not None and self._rocksdb.lost_rows
+
+    def begun(self, table: str, partition: int) -> int:
+        """How far any level may have read this partition of the log."""
+        if self._rocksdb is not None:  # a new memory takes what RocksDB has had for its own
+            self._rocksdb.level.use(lambda _: (None, True))
+        return int(self.shared[table].ring.begun[partition])
+
+    def start(self, committed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Where to read the log from, by table int64 [PARTITIONS]: what is committed all stores had, but RocksDB may be new."""
+        start = committed
+        if self._rocksdb is not None:
+            _, is_open = self._rocksdb.level.use(lambda _: (None, True))
+            if is_open:
+                reached = self._rocksdb.reached
+                start = {table: np.minimum(positions, reached[table]) for table, positions in committed.items()}
+            self._rocksdb.restart(reached if is_open else committed)
+        if self._redis is not None:
+            self._redis.restart(start)
+        return start
+
+    def apply(self, table: str, batch: Batch) -> None:
+        """Visible to lookups on this machine when it returns.
+
+        Raises DataError, and changes nothing, when the table's row format cannot hold a value.
+        """
+        shared = self.shared[table]
+        shared.codec.encode(batch.vectors)
+        np.maximum(shared.ring.begun, batch.reached, out=shared.ring.begun)
+        for store in self._stores:
+            store.write(table, batch)
+        shared.update(batch)
+        self._tell_stored(table)
+
+    def drain(self) -> None:
+        """Bring stores that are back up to date."""
+        waiting = [store for store in self._stores if store.rows]
+        for store in waiting:
+            store.drain()
+        if waiting:
+            for table in self.shared:
+                self._tell_stored(table)
+
+    def _tell_stored(self, table: str) -> None:
+        ring = self.shared[table].ring
+        if self._stores and all(store.has(table, ring.reached) for store in self._stores):
+            ring.set(STORED, ring.head)
+
+    def forget_log(self, table: str, partition: int) -> None:
+        """The log's partition starts anew (its topic was made again): its updates count from 0."""
+        for place in (self.shared[table].ring.begun, self.shared[table].ring.reached):
+            place[partition] = 0
+        for store in self._stores:
+            store.reached[table][partition] = 0
+        if self._redis is not None:
+            self._redis.level.use(lambda store: (store.forget_log(table, partition), True))
+
+    @property
+    def behind(self) -> int:
+        """Rows that some store still lacks."""
+        return max((store.rows for store in self._stores), default=0)
+
+    def durable(self) -> bool:
+        """Everything applied is on disk, and may be forgotten by the brokers."""
+        if self.behind or not self._stores:  # without a store, rows live in shared memory only: always replay
+            return False
+        return self._rocksdb is None or self._rocksdb.level.use(lambda store: (store.sync(), True))[1]
+
+    def close(self) -> None:
+        for store in self._stores:
+            store.level.close()
+        self._folder.close()

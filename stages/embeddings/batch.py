@@ -1,0 +1,55 @@
+"""Updated rows of one table, and where in the log (Kafka) each was: what a level has had already, it does not take again.
+
+Every level keeps how far it has read each partition of the log (`reached`, int64 [PARTITIONS]: offset of the first message that
+it lacks). A consumer that starts again, reads from further back or lags behind another one changes no row back to an older one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+PARTITIONS = 1024  # of a topic, at most: its place in shared memory has this length
+
+
+def nothing_reached() -> np.ndarray:
+    return np.zeros(PARTITIONS, np.int64)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows in the order of their updates."""
+
+    keys: np.ndarray  # int64 [N]
+    vectors: np.ndarray  # float32 [N, D]
+    partitions: np.ndarray  # int64 [N], of the log
+    offsets: np.ndarray  # int64 [N], of the message that a row came in
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @property
+    def reached(self) -> np.ndarray:
+        """int64 [PARTITIONS]: how far who has these rows, and all before them, has read; 0 for partitions of no row."""
+        reached = nothing_reached()
+        np.maximum.at(reached, self.partitions, self.offsets + 1)
+        return reached
+
+    def beyond(self, reached: np.ndarray) -> Batch:
+        """The rows that are new to a level which has read so far."""
+        new = self.offsets >= reached[self.partitions]
+        return self if new.all() else self._only(np.flatnonzero(new))
+
+    def latest(self) -> Batch:
+        """The last row of every key, in rising order of key."""
+        return self._only(last_of_each(self.keys))
+
+    def _only(self, at: np.ndarray) -> Batch:
+        return Batch(self.keys[at], self.vectors[at], self.partitions[at], self.offsets[at])
+
+
+def last_of_each(keys: np.ndarray) -> np.ndarray:
+    """Positions of the last occurrence of every key, in rising order of key."""
+    _, first_from_the_end = np.unique(keys[::-1], return_index=True)
+    return len(keys) - 1 - first_from_the_end
