@@ -1,7 +1,8 @@
 """A against B, interleaved: what a change does, on a machine whose speed drifts by more than the change.
 
-Both repositories are served at the same time and asked in turns (A B, B A, A B, …). Each round gives one ratio per metric; the
-median is the answer, the spread says how far to trust it. A ratio counts only for equal answers: both are compared first.
+Both repositories are served side by side and asked in turns (A B, B A, A B, …), one stopped while the other is asked. Each
+round gives one ratio per metric; the median is the answer, the spread says how far to trust it. A ratio counts only for equal
+answers: both are compared first.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,7 @@ from perf.answers import asked, first_rows
 from perf.full import new_bench
 from perf.measure import Bench
 from perf.target import own_server, site_of
+from perf.turns import Turns, taking_turns
 from perf.workload import read_requests
 from server.environment import PROJECT
 from server.repository import read_repository
@@ -80,14 +83,20 @@ def interleave(
 def compare(repo_a: Path, repo_b: Path, folder: Path, rounds: int, clients: int, window_s: float, step) -> Comparison:
     """Serve both, compare their answers to A's recorded requests, then measure in turns."""
     with own_server(repo_a) as server_a, own_server(repo_b) as server_b:
-        benches = [
-            new_bench(site_of(server.state), label, folder / label) for server, label in ((server_a, "A"), (server_b, "B"))
-        ]
-        ratios = interleave(*(lambda bench=bench: _measure(bench, clients, window_s) for bench in benches), rounds, step)
-        return Comparison(a=str(repo_a), b=str(repo_b), answers=differing_answers(*benches), ratios=ratios)
+        servers = (server_a, server_b)
+        benches = [new_bench(site_of(server.state), label, folder / label) for server, label in zip(servers, "AB", strict=True)]
+        answers = differing_answers(*benches)
+        with taking_turns(server_a.state.tag) as a, taking_turns(server_b.state.tag) as b:
+            calls = [partial(_measure, *side, clients, window_s) for side in zip(benches, (a, b), strict=True)]
+            return Comparison(a=str(repo_a), b=str(repo_b), answers=answers, ratios=interleave(*calls, rounds, step))
 
 
-def _measure(bench: Bench, clients: int, window_s: float) -> dict[str, float]:
+def _measure(bench: Bench, turns: Turns, clients: int, window_s: float) -> dict[str, float]:
+    with turns.turn():
+        return _figures(bench, clients, window_s)
+
+
+def _figures(bench: Bench, clients: int, window_s: float) -> dict[str, float]:
     one = bench.closed(ENSEMBLE, "grpc", "concurrency", 1, window_s)
     many = bench.closed(ENSEMBLE, "grpc", "concurrency", clients, window_s)
     return {

@@ -4,13 +4,15 @@
 
 The repository is laid out twice with the code as it is now (no training), and each once more without dynamic batching, and once
 more with kernels that compute nothing: what the server costs by itself on this machine. The six servers and the in-process
-workers live side by side; every round asks each of them, in another order. The median over the rounds is the figure, the spread
-says how far to trust it. Figures count only for equal answers: those are compared first.
+workers live side by side, stopped but for their turns (turns.py); every round asks each of them, in another order. The median
+over the rounds is the figure, the spread says how far to trust it. Figures count only for equal answers: those are compared
+first.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -31,6 +33,7 @@ from perf.in_process import InProcess
 from perf.measure import Bench, Scenario, add_open
 from perf.memory import PeakMemory, ProcessMemory, total_mib
 from perf.target import own_server, site_of
+from perf.turns import Turns, taking_turns
 from perf.workload import draw
 from server.launcher import TritonServer
 from server.repository import read_config, write_config
@@ -80,7 +83,10 @@ class Overhead(BaseModel):
 
 @dataclass(frozen=True)
 class Sides:
-    """What is compared. benches: by layout, as it is, without batching, with empty kernels; peak_clients: by name of a copy."""
+    """What is compared. benches: by layout, as it is, without batching, with empty kernels.
+
+    peak_clients, turns: by name of a copy; a server runs when it is its turn.
+    """
 
     benches: dict[str, Bench]
     unbatched: dict[str, Bench]
@@ -88,12 +94,16 @@ class Sides:
     workers: InProcess
     batch: int
     peak_clients: dict[str, int]
+    turns: dict[str, Turns]
 
 
 def measure_overhead(
     repo: Path, folder: Path, scratch: Path, candidates: int | None, rounds: int, window_s: float, step: Step
 ) -> Overhead:
-    """folder: raw results; scratch: room for four copies of the repository, and two without artifacts."""
+    """folder: raw results; scratch: room for four copies of the repository, and two without artifacts.
+
+    Each round is written to `<folder>/rounds.jsonl` when it is done: a run that is cut off has not been for nothing.
+    """
     step("laying the repository out")
     for layout in LAYOUTS:
         relayout(repo, scratch / layout, layout, candidates)
@@ -104,13 +114,17 @@ def measure_overhead(
         step(f"{name}: peak and memory")
         peak_clients[name], memory[name] = peak_alone(scratch, name, folder, window_s)
     with sides(scratch, folder, peak_clients, window_s, step) as both:
-        benches = (*both.benches.values(), *both.unbatched.values())
-        differing = "; ".join(filter(None, (differing_answers(bench.site, bench.specs[ENSEMBLE]) for bench in benches)))
-        taken = [_round(both, number, window_s, step) for number in range(rounds)]
+        differing = _differing(both)
+        taken = []
+        for number in range(rounds):
+            taken.append(_round(both, number, window_s, step))
+            with (folder / "rounds.jsonl").open("a") as file:
+                file.write(json.dumps(taken[-1]) + "\n")
         parts = {}
         for layout, bench in both.benches.items():
             step(f"{layout}: where the time goes")
-            parts[layout] = breakdown(bench, window_s)
+            with both.turns[layout].turn():
+                parts[layout] = breakdown(bench, window_s)
         batch = both.batch
         c = read_stage(stage_folder(scratch / "fused", STAGES[0], both.benches["fused"].site.generation)).axes.candidates
     figures = figures_of({name: [once[name] for once in taken] for name in taken[0]}, c)
@@ -154,11 +168,15 @@ def peak_alone(scratch: Path, name: str, folder: Path, window_s: float) -> tuple
 
 @contextlib.contextmanager
 def sides(scratch: Path, folder: Path, peak_clients: dict[str, int], window_s: float, step: Step) -> Iterator[Sides]:
+    turns: dict[str, Turns] = {}
     with contextlib.ExitStack() as running:
 
         def bench(name: str) -> Bench:
             step(f"serving {name}")
-            return bench_of(running.enter_context(own_server(scratch / name)), folder)
+            server = running.enter_context(own_server(scratch / name))
+            made = bench_of(server, folder)
+            turns[name] = running.enter_context(taking_turns(server.state.tag))
+            return made
 
         benches = {layout: bench(layout) for layout in LAYOUTS}
         unbatched = {layout: bench(layout + UNBATCHED) for layout in LAYOUTS}
@@ -167,22 +185,33 @@ def sides(scratch: Path, folder: Path, peak_clients: dict[str, int], window_s: f
         rows = draw(one.requests, ROWS, np.random.default_rng(0))
         cores = len(os.sched_getaffinity(0))
         workers = running.enter_context(InProcess(one.site.repo, one.site.generation, rows, workers=cores))
-        yield Sides(benches, unbatched, empty, workers, workers.best_batch(window_s), peak_clients)
+        yield Sides(benches, unbatched, empty, workers, workers.best_batch(window_s), peak_clients, turns)
         for each in (*benches.values(), *unbatched.values(), *empty.values()):
             each.clear_inputs()
+
+
+def _differing(both: Sides) -> str:
+    """-> "" when all servers answer as the pipeline in this process does."""
+    found = []
+    for kind, benches in (("", both.benches), (UNBATCHED, both.unbatched)):
+        for layout, bench in benches.items():
+            with both.turns[layout + kind].turn():
+                found.append(differing_answers(bench.site, bench.specs[ENSEMBLE]))
+    return "; ".join(filter(None, found))
 
 
 def _round(both: Sides, number: int, window_s: float, step: Step) -> dict[str, float]:
     """Every side once, in an order that moves on by one each round."""
     tasks: list[tuple[str, Callable[[], dict[str, float]]]] = [("in process", lambda: _in_process(both, window_s))]
     tasks += [(name, lambda n=name, b=bench: _served(n, b, both, window_s)) for name, bench in both.benches.items()]
-    tasks += [(f"{name}, unbatched", lambda n=name, b=b: _unbatched(n, b, window_s)) for name, b in both.unbatched.items()]
-    tasks += [(f"{name}, empty", lambda n=name, b=b: _empty(n, b, both, window_s)) for name, b in both.empty.items()]
+    tasks += [(name + UNBATCHED, lambda n=name, b=b: _unbatched(n, b, window_s)) for name, b in both.unbatched.items()]
+    tasks += [(name + EMPTY, lambda n=name, b=b: _empty(n, b, both, window_s)) for name, b in both.empty.items()]
     first = number % len(tasks)
     taken: dict[str, float] = {}
     for name, task in tasks[first:] + tasks[:first]:
         step(f"round {number + 1}: {name}")
-        taken |= task()
+        with both.turns[name].turn() if name in both.turns else contextlib.nullcontext():
+            taken |= task()
     return taken
 
 

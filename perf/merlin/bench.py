@@ -1,4 +1,4 @@
-"""Every variant of the baseline and both layouts of ours, served at the same time and asked in turns.
+"""Every variant of the baseline and both layouts of ours, served side by side and asked in turns: the others are stopped.
 
 The machine's speed drifts, so a ratio is taken within a round, and the median over the rounds counts.
 """
@@ -21,6 +21,7 @@ from perf.ab import Ratio
 from perf.memory import read_memory, total_mib
 from perf.merlin.export import MODEL, VARIANTS
 from perf.target import own_server
+from perf.turns import Turns, taking_turns
 from perf.workload import Arrays, ask, write_analyzer_json
 from server.state import ServerState
 from stages.contract import ENSEMBLE, ModelSpec, TensorSpec
@@ -42,6 +43,7 @@ class Contender:
 
     name: str
     state: ServerState
+    turns: Turns
     spec: ModelSpec
     input_data: Path  # of perf_analyzer: the same users for all
     levels: tuple[int, ...]
@@ -51,7 +53,8 @@ class Contender:
         """-> (p50 ms, answers/s) with that many clients."""
         http = f"localhost:{self.state.ports.http}"
         target = analyzer.Target(self.spec.name, self.state.grpc_url, http, self.input_data)
-        level = analyzer.measure(target, "concurrency", clients, self.window_s, self.input_data.with_name("raw.npz"))
+        with self.turns.turn():
+            level = analyzer.measure(target, "concurrency", clients, self.window_s, self.input_data.with_name("raw.npz"))
         return level.latency.p50_ms, level.achieved_rate
 
 
@@ -109,7 +112,8 @@ def contenders(
             input_data = folder / f"{spec.name}.json"
             write_analyzer_json(input_data, spec, requests_of(spec, user_ids))
             window = max(window_s, SLOW_WINDOW_S) if name in SLOW else window_s
-            served.append(Contender(name, state, spec, input_data, LEVELS[name], window))
+            turns = stack.enter_context(taking_turns(state.tag))
+            served.append(Contender(name, state, turns, spec, input_data, LEVELS[name], window))
         yield served
 
 
@@ -171,7 +175,7 @@ def differing_answers(served: list[Contender], user_ids: np.ndarray) -> str:
 
 def _answers(contender: Contender, user_ids: np.ndarray) -> Arrays:
     """-> the contender's outputs to these users, [N, …]."""
-    with grpcclient.InferenceServerClient(contender.state.grpc_url) as client:
+    with contender.turns.turn(), grpcclient.InferenceServerClient(contender.state.grpc_url) as client:
         if contender.spec.name == ENSEMBLE:
             return ask(client, contender.spec, "", requests_of(contender.spec, user_ids))
         one_by_one = [ask(client, contender.spec, "", {"user_id": user_id}) for user_id in user_ids]

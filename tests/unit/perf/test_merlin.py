@@ -223,7 +223,7 @@ def test_different_answers_are_named(monkeypatch):
     ids = {name: np.arange(3)[None] for name in (*bench.OURS, *(variant.name for variant in VARIANTS))}
     ids[bench.HARDENED] = np.array([[0, 2, 1]])
     monkeypatch.setattr(bench, "_answers", lambda c, users: {"item_ids": ids[c.name], "scores": np.zeros((1, 3))})
-    served = [bench.Contender(name, None, bench.baseline_spec(), None, (1,), 1.0) for name in ids]
+    served = [bench.Contender(name, None, None, bench.baseline_spec(), None, (1,), 1.0) for name in ids]
     assert bench.differing_answers(served, np.array([[1]])).startswith("hardened against as exported: 1 of 1 id lists")
     ids[bench.HARDENED] = ids[bench.BEST]
     assert bench.differing_answers(served, np.array([[1]])) == ""
@@ -259,7 +259,10 @@ def test_every_round_is_saved_and_the_levels_are_tried_once(monkeypatch):
 
     monkeypatch.setattr(bench.Contender, "measure", measure)
     state, spec = SimpleNamespace(tag=""), bench.baseline_spec()
-    served = [bench.Contender("a", state, spec, None, (2, 4), 1.0), bench.Contender("b", state, spec, None, (4,), 1.0)]
+    served = [
+        bench.Contender("a", state, None, spec, None, (2, 4), 1.0),
+        bench.Contender("b", state, None, spec, None, (4,), 1.0),
+    ]
     lengths = []
     result = bench.measure_all(
         served, np.array([[1]]), 2, lambda what: None, lambda result: lengths.append(len(result.rounds["a"].rate))
