@@ -1,13 +1,15 @@
 """Brings updated rows to every level of the machine: each takes from the log what it has not had.
 
-    batch ─▶ RocksDB, Redis ─▶ L2 + ring (at once) ─▶ `stored`, when all stores below have it
+    batch ─▶ L2 + ring (at once) ─▶ RocksDB, Redis ─▶ `stored`, when all of them have it
 
-A store that is down does not stop the others: its rows wait in a backlog, and until they are in, readers find them in the ring.
+Until then readers that ask the stores take these rows from the ring: nobody sees a new row before all others may. A store that
+is down does not stop the others: its rows wait in a backlog.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 
@@ -25,25 +27,38 @@ from stages.embeddings.table import open_shared, shared_root
 class Backlog:
     """One store's writes: through it when it is up, kept in order when it is down.
 
+    adopt: is called with each store that `level` opened, before it is used
     reached: by table, int64 [PARTITIONS] how far of the log the store has everything.
     lost_rows: it has less than it had, and takes nothing before `restart`.
     """
 
-    def __init__(self, level: Level, tables: Iterable[str]) -> None:
-        self.level = level
+    def __init__(self, level: Level, tables: Iterable[str], adopt: Callable[[Any], None]) -> None:
+        self.level, self._adopt, self._adopted = level, adopt, None
         self.restart({table: nothing_reached() for table in tables})
+
+    def open(self) -> bool:
+        """Whether the store is there to be used."""
+        return self.level.use(lambda store: (self._take(store), True))[1]
+
+    def _take(self, store: RocksStore | RedisStore) -> None:
+        if store is not self._adopted:
+            self._adopt(store)
+            self._adopted = store
 
     def restart(self, reached: dict[str, np.ndarray]) -> None:
         """The store has the log up to there, and all rows from there on come again."""
         self.reached = {table: positions.copy() for table, positions in reached.items()}
         self.lost_rows = False
         self._waiting: dict[str, dict[int, tuple[np.ndarray, int, int]]] = {}  # by key: row, partition, offset
+        self._waits_for: dict[str, np.ndarray] = {}  # how far the log is in with these rows
 
     def write(self, table: str, batch: Batch) -> None:
         """Rows wait behind those that wait already: the last row of each key."""
         if self._waiting or not self._store(table, batch):
             rows = zip(batch.vectors.copy(), batch.partitions.tolist(), batch.offsets.tolist(), strict=True)
             self._waiting.setdefault(table, {}).update(zip(batch.keys.tolist(), rows, strict=True))
+            waits_for = self._waits_for.setdefault(table, nothing_reached())
+            np.maximum(waits_for, batch.reached, out=waits_for)
 
     def drain(self) -> None:
         """Write what waits, as far as the store takes it."""
@@ -53,6 +68,7 @@ class Backlog:
             if not self._store(table, Batch(keys, np.array(vectors), np.array(partitions), np.array(offsets))):
                 return
             del self._waiting[table]
+            np.maximum(self.reached[table], self._waits_for.pop(table), out=self.reached[table])
 
     def _store(self, table: str, batch: Batch) -> bool:
         if not self.level.use(lambda store: self._update(store, table, batch))[1]:
@@ -61,7 +77,7 @@ class Backlog:
         return True
 
     def _update(self, store: RocksStore | RedisStore, table: str, batch: Batch) -> tuple[None, bool]:
-        """With the store open, it is known how far the log is in."""
+        self._take(store)
         if not self.lost_rows:
             store.update(table, batch, self.reached[table])
         return None, not self.lost_rows
@@ -86,14 +102,15 @@ class Applier:
         self.shared = open_shared(self.path, config.tables)
         self._rocksdb = self._redis = None
         if config.rocksdb and not config.rocksdb.read_only:
-            self._rocksdb = Backlog(Level("rocksdb", self._open_rocksdb), self.shared)
+            rocksdb = Level("rocksdb", lambda: open_l3(config, writable=True))
+            self._rocksdb = Backlog(rocksdb, self.shared, self._adopt_rocksdb)
         if config.redis:
             redis = Level("redis", lambda: RedisStore(config.redis, config.model, self._widths))
-            self._redis = Backlog(redis, self.shared)
+            self._redis = Backlog(redis, self.shared, lambda _: None)
         self._stores = [store for store in (self._rocksdb, self._redis) if store is not None]
 
-    def _open_rocksdb(self) -> RocksStore:
-        store = open_l3(self._config, writable=True)
+    def _adopt_rocksdb(self, store: RocksStore) -> None:
+        """Compare how far it has the log with what it had, and with what was published."""
         mark_updated(self._config)
         for table, shared in self.shared.items():
             ring, theirs = shared.ring, store.reached(table)
@@ -104,7 +121,6 @@ class Applier:
                 ring.set(STORED, UNKNOWN)
                 self._rocksdb.lost_rows = True
             self._rocksdb.reached[table] = theirs
-        return store
 
     @property
     def lost_rows(self) -> bool:
@@ -114,18 +130,19 @@ class Applier:
     def begun(self, table: str, partition: int) -> int:
         """How far any level may have read this partition of the log."""
         if self._rocksdb is not None:  # a new memory takes what RocksDB has had for its own
-            self._rocksdb.level.use(lambda _: (None, True))
+            self._rocksdb.open()
         return int(self.shared[table].ring.begun[partition])
 
     def start(self, committed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Where to read the log from, by table int64 [PARTITIONS]: what is committed all stores had, but RocksDB may be new."""
         start = committed
         if self._rocksdb is not None:
-            _, is_open = self._rocksdb.level.use(lambda _: (None, True))
-            if is_open:
+            if self._rocksdb.open():
                 reached = self._rocksdb.reached
                 start = {table: np.minimum(positions, reached[table]) for table, positions in committed.items()}
-            self._rocksdb.restart(reached if is_open else committed)
+                self._rocksdb.restart(reached)
+            else:
+                self._rocksdb.restart(committed)
         if self._redis is not None:
             self._redis.restart(start)
         return start
@@ -135,12 +152,18 @@ class Applier:
 
         Raises DataError, and changes nothing, when the table's row format cannot hold a value.
         """
-        shared = self.shared[table]
-        shared.codec.encode(batch.vectors)
-        np.maximum(shared.ring.begun, batch.reached, out=shared.ring.begun)
+        ring = self.shared[table].ring
+        self.shared[table].codec.encode(batch.vectors)
+        begun = batch.offsets < ring.begun[batch.partitions]  # by an updater that died: at once, as there
+        for part in (batch.only(begun), *batch.only(~begun).parts(ring.size // 2)):  # more would lap readers of the ring
+            self._apply(table, part)
+
+    def _apply(self, table: str, batch: Batch) -> None:
+        ring = self.shared[table].ring
+        np.maximum(ring.begun, batch.reached, out=ring.begun)
+        self.shared[table].update(batch)
         for store in self._stores:
             store.write(table, batch)
-        shared.update(batch)
         self._tell_stored(table)
 
     def drain(self) -> None:

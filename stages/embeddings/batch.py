@@ -6,6 +6,7 @@ it lacks). A consumer that starts again, reads from further back or lags behind 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,13 +40,24 @@ class Batch:
     def beyond(self, reached: np.ndarray) -> Batch:
         """The rows that are new to a level which has read so far."""
         new = self.offsets >= reached[self.partitions]
-        return self if new.all() else self._only(np.flatnonzero(new))
+        return self if new.all() else self.only(new)
 
     def latest(self) -> Batch:
         """The last row of every key, in rising order of key."""
-        return self._only(last_of_each(self.keys))
+        return self.only(last_of_each(self.keys))
 
-    def _only(self, at: np.ndarray) -> Batch:
+    def parts(self, most_rows: int) -> Iterator[Batch]:
+        """In order, cut between messages; a part holds more rows only where a single message does."""
+        start, length = 0, len(self)
+        ends = np.append(np.flatnonzero((np.diff(self.offsets) != 0) | (np.diff(self.partitions) != 0)) + 1, length)
+        while start < length:
+            fits = ends[(ends > start) & (ends <= start + most_rows)]
+            stop = int(fits[-1]) if len(fits) else int(ends[np.searchsorted(ends, start, "right")])
+            yield self.only(slice(start, stop))
+            start = stop
+
+    def only(self, at: np.ndarray | slice) -> Batch:
+        """The rows at these positions, or of this mask."""
         return Batch(self.keys[at], self.vectors[at], self.partitions[at], self.offsets[at])
 
 

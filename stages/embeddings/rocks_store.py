@@ -148,15 +148,15 @@ class RocksStore:
 
         since: int64 [PARTITIONS] how far it is in, `reached`.
         """
-        rows = batch.beyond(since).latest()
-        if not len(rows):
+        new = batch.beyond(since)
+        if not len(new):
             return
+        rows, reached = new.latest(), np.trim_zeros(np.maximum(since, new.reached), "b")
         with self._failures("write"):
             changes = WriteBatch(raw_mode=True)
             handle = self._db.get_column_family_handle(self._families[table])
             for key, value in zip(encode_keys(rows.keys), encode_vectors(rows.vectors), strict=True):
                 changes.put(key, value, handle)
-            reached = np.trim_zeros(np.maximum(since, rows.reached), "b")
             changes.put(log_key(self._families[table]), reached.astype("<i8").tobytes())
             self._db.write(changes)
 

@@ -116,21 +116,22 @@ class SharedTable:
 
     def update(self, batch: Batch) -> None:
         """Those rows of the log that were not published yet: into L2 and, by the ring, to every L1."""
-        rows = batch.beyond(self.ring.reached).latest()
+        new = batch.beyond(self.ring.reached)
+        rows, reached = new.latest(), new.reached
         stored = self.codec.encode(rows.vectors)
         if self.slots is None:
             with self.lock:
-                self._publish(rows, stored)
+                self._publish(rows, stored, reached)
             return
         with self.slots.writing():  # together: who inserts an old row meanwhile must find either the new one or its notice
             missing = self.slots.overwrite(rows.keys, stored)
             if missing is not None:
                 self.slots.insert(rows.keys[missing], stored[missing])
-            self._publish(rows, stored)
+            self._publish(rows, stored, reached)
 
-    def _publish(self, rows: Batch, stored: np.ndarray) -> None:
+    def _publish(self, rows: Batch, stored: np.ndarray, reached: np.ndarray) -> None:
         self.ring.publish(rows.keys, stored)
-        np.maximum(self.ring.reached, rows.reached, out=self.ring.reached)
+        np.maximum(self.ring.reached, reached, out=self.ring.reached)
         self.ring.add(APPLIED, len(rows))
 
 
