@@ -2,9 +2,22 @@
 
     .venv/bin/python -m perf.soak_tiers [--seconds 600] [--instances 3] [--rows 20000]
 
-Instances look rows up and check each answer: a row's first column is its key, all others its version, no version is newer than
-what was published. Every few seconds an instance or the updater is killed and started again. In the end every instance must
-give, for every key, the version acknowledged last. Ends with one line of JSON; exit status 1 when anything was wrong.
+Every few seconds an instance or the updater is killed and started again. Instances look rows up and check each answer: a row's
+first column is its key, all others its version. A row is wrong when it is
+
+    foreign   of another key, or a default: every key has a row
+    torn      of two versions
+    early     newer than what is being published
+    stale     older than what the updater had applied last when the look-up began: the update ring tells
+    late      older than what was acknowledged VISIBLE_WITHIN_S before, the updater up since RESTARTED_WITHIN_S
+    lost      in the end, when all is quiet, not the version acknowledged last
+
+A process may give an older version of a row than it gave before, and not be wrong; these falls are counted apart:
+
+    replayed  an updater that was killed gets its messages again from what it had committed, and applies old rows once more
+    ahead     the newer version was not yet applied: RocksDB has a row before L2 and the ring do
+
+Ends with one line of JSON; exit status 1 when anything was wrong, the first cases on stderr.
 """
 
 from __future__ import annotations
@@ -17,7 +30,11 @@ import signal
 import sys
 import tempfile
 import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,11 +43,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from stages.embeddings.config import RocksConfig, TableConfig, TiersConfig, UpdateConfig
 from stages.embeddings.memory import ARENA_PREFIX, remove_unused
 from stages.embeddings.publisher import Publisher
+from stages.embeddings.ring import UpdateRing
+from stages.embeddings.row_formats import RowCodec
+from stages.embeddings.table import shared_root
 from stages.embeddings.tiers import Tiers
 
 WIDTH = 8
 TOPIC = "hps_et.soak.items"
+UPDATER = "updater"
 SETTLE_S = 60.0
+VISIBLE_WITHIN_S, RESTARTED_WITHIN_S = 5.0, 10.0  # generous: milliseconds, and 3 to 4 s from a kill until it has caught up
+REPLAY_TOLD_S = 1.0  # an old row that is applied again is in L2 some milliseconds before the ring tells of it
+FAULTS = ("foreign", "torn", "early", "stale", "late", "lost")
+FALLS = ("replayed", "ahead")
+COUNTED = FAULTS + FALLS
+SHOWN = 5  # wrong rows of a process that are described
 
 
 def rows_of(keys: np.ndarray, versions: np.ndarray) -> np.ndarray:
@@ -40,10 +67,92 @@ def rows_of(keys: np.ndarray, versions: np.ndarray) -> np.ndarray:
     return rows
 
 
-def wrong_rows(keys: np.ndarray, rows: np.ndarray, versions: np.ndarray) -> int:
-    """Rows of another key, torn rows, defaults (every key has a row), and versions beyond the one being published now."""
-    torn = (rows[:, 1:] != rows[:, 1:2]).any(axis=1)
-    return int(((rows[:, 0] != keys) | torn | (rows[:, 1] > versions[keys] + 1)).sum())
+class Applied:
+    """The versions that the updater applied, int32 [rows] by key: the last ones, and the highest. 0 where this saw none."""
+
+    def __init__(self, ring: UpdateRing, codec: RowCodec, n_rows: int) -> None:
+        self._ring, self._codec = ring, codec
+        self._position = max(0, ring.head - ring.size // 2)
+        self.last, self.highest = np.zeros(n_rows, np.int32), np.zeros(n_rows, np.int32)
+
+    def follow(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """-> (int64 [N] keys, int32 [N] versions) since the last time, every one of them; None: they were too many to know."""
+        ring, head = self._ring, self._ring.head
+        places = ring._places(self._position, head)  # `since` gives the last row of each key only
+        keys, versions = ring._keys[places], self._codec.decode(ring._rows[places])[:, 1].astype(np.int32)
+        lapped, self._position = ring._lapped(self._position), head
+        if lapped:
+            self.last[:] = 0
+            return None
+        self.last[keys] = versions  # of a key that is there twice, the later one stays
+        np.maximum.at(self.highest, keys, versions)
+        return keys, versions
+
+
+class Checker:
+    """What one process was given, held against what it may be given. Versions are int32 [rows], by key.
+
+    published: the last ones acknowledged; due: those that must be visible. Others write both while this reads.
+    """
+
+    def __init__(self, published: np.ndarray, due: np.ndarray, applied: Applied) -> None:
+        self._published, self._due, self._applied = published, due, applied
+        self._given = np.zeros(len(published), np.int32)
+        self._doubtful: list[tuple[int, int, float]] = []  # key, version, until: stale unless the ring tells of a replay
+
+    def look_up(self, lookup: Callable[[np.ndarray], np.ndarray], keys: np.ndarray, now_s: float) -> dict[str, np.ndarray]:
+        """int64 [N] -> of each fault and kind of fall that there is, the keys of its rows."""
+        replayed, stale = self.resolve(now_s)
+        due, applied, highest = self._due[keys], self._applied.last[keys], self._applied.highest[keys]
+        rows = lookup(keys)
+        newest = self._published[keys] + 1  # one more is on its way before it counts as acknowledged
+        given, version = self._given[keys], rows[:, 1]
+        foreign, torn = rows[:, 0] != keys, (rows[:, 1:] != rows[:, 1:2]).any(axis=1)
+        known = ~foreign & ~torn & (version <= newest)
+        older = known & (version < applied)
+        self._doubtful += [(int(keys[at]), int(version[at]), now_s + REPLAY_TOLD_S) for at in np.flatnonzero(older)]
+        fallen = known & ~older & (version < given)
+        np.maximum.at(self._given, keys[known], version[known].astype(np.int32))
+        rows_of_kind = {"foreign": foreign, "torn": torn & ~foreign, "early": ~foreign & ~torn & ~known}
+        rows_of_kind |= {"late": known & (version < due), "ahead": fallen & (given > highest)}
+        found = {kind: keys[there] for kind, there in rows_of_kind.items()}
+        found |= {"stale": stale, "replayed": np.concatenate([replayed, keys[fallen & (given <= highest)]])}
+        return {kind: its for kind, its in found.items() if len(its)}
+
+    def resolve(self, now_s: float) -> tuple[np.ndarray, np.ndarray]:
+        """-> keys of the doubtful rows: replayed, and stale, of which the ring did not tell in time."""
+        told = self._applied.follow()
+        replayed, stale, doubtful = [], [], []
+        for key, version, until_s in self._doubtful:
+            if told is None or ((told[0] == key) & (told[1] == version)).any():
+                replayed.append(key)
+            elif now_s >= until_s:
+                stale.append(key)
+            else:
+                doubtful.append((key, version, until_s))
+        self._doubtful = doubtful
+        return np.array(replayed, np.int64), np.array(stale, np.int64)
+
+
+class Due:
+    """Moves versions into `due` (int32 [rows]) when they must be visible: so long after them and after the updater's start."""
+
+    def __init__(self, due: np.ndarray, now_s: float) -> None:
+        self._due, self._updater_since_s = due, now_s
+        self._waiting: deque[tuple[float, np.ndarray, np.ndarray]] = deque()
+
+    def acknowledged(self, keys: np.ndarray, versions: np.ndarray, now_s: float) -> None:
+        self._waiting.append((now_s, keys, versions))
+
+    def updater_killed(self, now_s: float) -> None:
+        self._updater_since_s = now_s
+
+    def advance(self, now_s: float) -> None:
+        if now_s < self._updater_since_s + RESTARTED_WITHIN_S:
+            return
+        while self._waiting and now_s >= self._waiting[0][0] + VISIBLE_WITHIN_S:
+            _, keys, versions = self._waiting.popleft()
+            self._due[keys] = versions
 
 
 def run_broker(address, stop) -> None:
@@ -63,23 +172,56 @@ def run_updater(config: TiersConfig) -> None:
     Updater(config).run(threading.Event())
 
 
-def run_instance(config: TiersConfig, number: int, wrong, lookups, finish, expected) -> None:
-    """Look up and check until `finish`; then wait until every key has its expected version, and count those that never do.
+@dataclass(frozen=True)
+class Shared:
+    """What the processes tell each other. Nothing has a lock, as an Event has: one held by a process that is killed would stop
+    all others for good. found: int64 [instances, COUNTED]; lookups: int64 [instances]; published, due: int32 [rows]."""
 
-    wrong, lookups: one counter per instance. These and `finish` have no lock, as an Event has: one held by a process that is
-    killed would stop all others for good.
-    """
+    found: Any
+    lookups: Any
+    published: Any
+    due: Any
+    finish: Any
+
+    @classmethod
+    def of(cls, n_instances: int, n_rows: int, context) -> Shared:
+        kinds = (("q", n_instances * len(COUNTED)), ("q", n_instances), ("i", n_rows), ("i", n_rows))
+        return cls(*(context.Array(*kind, lock=False) for kind in kinds), context.Value("b", 0, lock=False))
+
+    def versions(self) -> tuple[np.ndarray, np.ndarray]:
+        """-> (published, due)"""
+        return np.frombuffer(self.published, np.int32), np.frombuffer(self.due, np.int32)
+
+    def count(self, instance: int, kind: str, keys: np.ndarray) -> None:
+        at = instance * len(COUNTED) + COUNTED.index(kind)
+        if kind in FAULTS and len(keys) and self.found[at] < SHOWN:
+            told = f"instance {instance} at {time.monotonic():.3f} s: {kind}, keys {keys[:SHOWN].tolist()}"
+            print(told, file=sys.stderr, flush=True)
+        self.found[at] += len(keys)
+
+    def counts(self) -> dict[str, int]:
+        """By kind, of all instances."""
+        by_instance = np.frombuffer(self.found, np.int64).reshape(-1, len(COUNTED))
+        return dict(zip(COUNTED, by_instance.sum(axis=0).tolist(), strict=True))
+
+
+def run_instance(config: TiersConfig, number: int, shared: Shared) -> None:
+    """Look up and check until `finish`; then wait until every key has its last version, and count those that never do."""
     tiers, rng, rows = Tiers(config), np.random.default_rng(os.getpid()), config.tables[0].rows
-    versions = np.frombuffer(expected, np.int32)
-    while not finish.value:
+    published, due = shared.versions()
+    table = tiers._tables["items"]
+    checker = Checker(published, due, Applied(table.shared.ring, table.codec, rows))
+    while not shared.finish.value:
         keys = np.minimum(rng.zipf(1.2, 300), rows) - 1
-        wrong[number] += wrong_rows(keys, tiers.lookup("items", keys), versions)
-        lookups[number] += 1
+        for kind, found in checker.look_up(lambda asked: tiers.lookup("items", asked), keys, time.monotonic()).items():
+            shared.count(number, kind, found)
+        shared.lookups[number] += 1
     keys = np.arange(rows)
     deadline = time.monotonic() + SETTLE_S
-    while (tiers.lookup("items", keys)[:, 1] != versions).any() and time.monotonic() < deadline:
+    while (tiers.lookup("items", keys)[:, 1] != published).any() and time.monotonic() < deadline:
         time.sleep(0.05)
-    wrong[number] += int((tiers.lookup("items", keys)[:, 1] != versions).sum())
+    shared.count(number, "lost", np.flatnonzero(tiers.lookup("items", keys)[:, 1] != published))
+    shared.count(number, "stale", checker.resolve(np.inf)[1])
     tiers.close()
 
 
@@ -88,7 +230,7 @@ class Processes:
 
     def __init__(self, starts: dict) -> None:
         self._context = multiprocessing.get_context("spawn")
-        self._starts, self.kills = starts, 0
+        self._starts, self.names, self.kills = starts, list(starts), 0
         self._running = {name: self._start(name) for name in starts}
 
     def _start(self, name: str):
@@ -118,9 +260,7 @@ def soak(folder: Path, seconds: float, n_instances: int, n_rows: int, rng: np.ra
     context = multiprocessing.get_context("spawn")
     np.save(folder / "items.npy", rows_of(np.arange(n_rows), np.zeros(n_rows)))
     ours, theirs = context.Pipe()
-    stop, finish = context.Event(), context.Value("b", 0, lock=False)
-    wrong, lookups = (context.Array("q", n_instances, lock=False) for _ in range(2))
-    expected = context.Array("i", n_rows, lock=False)
+    stop, shared = context.Event(), Shared.of(n_instances, n_rows, context)
     broker = context.Process(target=run_broker, args=(theirs, stop), daemon=True)
     broker.start()
     config = TiersConfig(
@@ -132,34 +272,49 @@ def soak(folder: Path, seconds: float, n_instances: int, n_rows: int, rng: np.ra
         updates=UpdateConfig(ours.recv()),
     )
     instances = [f"instance {i}" for i in range(n_instances)]
-    starts = {name: (run_instance, (config, i, wrong, lookups, finish, expected)) for i, name in enumerate(instances)}
-    processes = Processes({**starts, "updater": (run_updater, (config,))})
-    publisher = Publisher(config.updates.brokers, "soak", {"items": WIDTH})
-    versions = np.frombuffer(expected, np.int32)
-    until_s, kill_at_s, published = time.monotonic() + seconds, time.monotonic() + 5, 0
+    starts = {name: (run_instance, (config, i, shared)) for i, name in enumerate(instances)}
+    processes = Processes({**starts, UPDATER: (run_updater, (config,))})
+    rows_published = publish(config, shared, processes, seconds, rng)
+    shared.finish.value = 1
+    failed = processes.wait(instances)
+    processes.end(UPDATER)
+    remove_unused(shared_root(config) / f"{ARENA_PREFIX}{config.arena}")
+    stop.set()
+    counts = shared.counts()
+    return {
+        "seconds": seconds,
+        "lookups": sum(shared.lookups),
+        "rows_published": rows_published,
+        "rows_due": int(shared.versions()[1].sum()),
+        "kills": processes.kills,
+        "wrong_rows": sum(counts[fault] for fault in FAULTS),
+        "by_kind": counts,
+        "failed_instances": failed,
+    }
+
+
+def publish(config: TiersConfig, shared: Shared, processes: Processes, seconds: float, rng: np.random.Generator) -> int:
+    """New versions of random rows, and kills, for `seconds` -> rows that were acknowledged."""
+    publisher = Publisher(config.updates.brokers, config.model, {"items": WIDTH})
+    (versions, due_versions), n_published = shared.versions(), 0
+    until_s, kill_at_s = time.monotonic() + seconds, time.monotonic() + 5
+    due = Due(due_versions, time.monotonic())
     while time.monotonic() < until_s:
-        keys = rng.choice(n_rows, 100, replace=False)
+        keys = rng.choice(len(versions), 100, replace=False)
         publisher.publish("items", keys, rows_of(keys, versions[keys] + 1))
         publisher.flush()
         versions[keys] += 1
-        published += len(keys)
+        due.acknowledged(keys, versions[keys], time.monotonic())
+        n_published += len(keys)
         if time.monotonic() >= kill_at_s:
-            processes.kill(str(rng.choice([*instances, "updater"])))
+            name = str(rng.choice(processes.names))
+            processes.kill(name)
+            if name == UPDATER:
+                due.updater_killed(time.monotonic())
             kill_at_s = time.monotonic() + rng.uniform(1.0, 5.0)
+        due.advance(time.monotonic())
         time.sleep(0.01)
-    finish.value = 1
-    failed = processes.wait(instances)
-    processes.end("updater")
-    remove_unused(Path(config.shared_folder) / f"{ARENA_PREFIX}{config.arena}")
-    stop.set()
-    return {
-        "seconds": seconds,
-        "lookups": sum(lookups),
-        "rows_published": published,
-        "kills": processes.kills,
-        "wrong_rows": sum(wrong),
-        "failed_instances": failed,
-    }
+    return n_published
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import struct
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -87,6 +88,24 @@ def test_layout_as_an_independent_reader_sees_it(server):
     assert store.fill("items", keys[:1], vectors[1:2], np.array([1]))
     np.testing.assert_array_equal(store.read({"items": keys[:1]})[0]["items"][0], vectors[:1])
     store.close()
+
+
+def test_rows_that_an_independent_writer_put_there_are_read(server):
+    """In HPS's layout as its description spells it out: the hash's name, the mixer's published partitions, struct."""
+    partitions = {0: 0, 1: 3, 2: 6, 42: 5, 1_000_000_007: 5}
+    rows = {key: (float(at), -0.0, 2.0**-149) for at, key in enumerate(partitions)}
+    for key, partition in partitions.items():
+        name = f"hps_et{{hps_et.rank.items/p{partition}}}v"
+        server.client.hset(name, struct.pack("<q", key), struct.pack("<3f", *rows[key]))
+    elsewhere = "hps_et{hps_et.rank.items/p4}v"  # than where 7 belongs
+    server.client.hset(elsewhere, struct.pack("<q", 7), struct.pack("<3f", 1, 1, 1))
+    store = RedisStore(RedisConfig(server.address, num_partitions=8, timeout_ms=PATIENT_MS), "rank", {"items": 3})
+    found, intact = store.read({"items": np.array([7, *partitions])})
+    store.close()
+    vectors, there = found["items"]
+    assert intact
+    assert there.tolist() == [False] + [True] * len(rows)
+    assert vectors[1:].tobytes() == np.array(list(rows.values()), "<f4").tobytes()
 
 
 def test_rows_of_another_width_are_refused(server):
