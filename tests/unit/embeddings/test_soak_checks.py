@@ -1,0 +1,142 @@
+"""What perf.soak_tiers counts as wrong, and what as a fall that is nobody's fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from perf.soak_tiers import (
+    REPLAY_TOLD_S,
+    RESTARTED_WITHIN_S,
+    VISIBLE_WITHIN_S,
+    WIDTH,
+    Applied,
+    Checker,
+    Due,
+    rows_of,
+)
+from stages.embeddings.ring import UpdateRing
+from stages.embeddings.row_formats import RowCodec
+
+ROWS, KEY = 100, 7
+CODEC = RowCodec("fp32", WIDTH)
+
+
+class Soak:
+    """A ring, and one process that looks up what it is told to be given."""
+
+    def __init__(self) -> None:
+        sections = UpdateRing.sections(ROWS, CODEC)
+        self.ring = UpdateRing(sections, memoryview(bytearray(sections.nbytes)))
+        self.published, self.due = np.full(ROWS, 10, np.int32), np.zeros(ROWS, np.int32)
+        self.checker = Checker(self.published, self.due, Applied(self.ring, CODEC, ROWS))
+
+    def apply(self, version: int, key: int = KEY) -> None:
+        keys = np.array([key])
+        self.ring.publish(keys, CODEC.encode(rows_of(keys, np.array([version]))))
+
+    def given(self, version: float, now_s: float = 0.0, spoil: Callable[[np.ndarray], None] | None = None) -> dict:
+        """-> {kind: keys} of a look-up of KEY and another key, whose row is always right."""
+
+        def lookup(keys: np.ndarray) -> np.ndarray:
+            rows = rows_of(keys, np.array([version, 10]))
+            if spoil is not None:
+                spoil(rows)
+            return rows
+
+        found = self.checker.look_up(lookup, np.array([KEY, 3]), now_s)
+        return {kind: keys.tolist() for kind, keys in found.items()}
+
+
+@pytest.fixture
+def soak() -> Soak:
+    return Soak()
+
+
+def test_newer_and_newer_versions_are_right(soak):
+    for version in (0, 1, 1, 5, 10, 11):  # 11 is being published
+        assert soak.given(version) == {}
+        soak.apply(version)
+
+
+def test_rows_of_other_keys_torn_rows_and_rows_from_the_future(soak):
+    assert soak.given(5, spoil=lambda rows: rows[:, 0].__setitem__(0, 8)) == {"foreign": [KEY]}
+    assert soak.given(0, spoil=lambda rows: rows.__setitem__(0, 0)) == {"foreign": [KEY]}  # the default vector
+    assert soak.given(5, spoil=lambda rows: rows[0].__setitem__(4, 4)) == {"torn": [KEY]}
+    assert soak.given(12) == {"early": [KEY]}
+    assert soak.given(5) == {}  # what was wrong is no measure
+
+
+def test_an_older_row_than_the_one_applied_is_stale_unless_it_was_replayed(soak):
+    soak.apply(5)
+    assert soak.given(4, now_s=0.0) == {}  # in doubt
+    assert soak.given(5, now_s=0.9 * REPLAY_TOLD_S) == {}
+    assert soak.given(5, now_s=REPLAY_TOLD_S) == {"stale": [KEY]}
+    assert soak.given(5, now_s=2 * REPLAY_TOLD_S) == {}  # counted once
+    assert soak.given(4, now_s=3 * REPLAY_TOLD_S) == {}
+    soak.apply(4)
+    soak.apply(5)
+    assert soak.given(5, now_s=4 * REPLAY_TOLD_S) == {"replayed": [KEY]}
+
+
+def test_doubts_at_the_end_are_stale(soak):
+    soak.apply(5)
+    soak.given(4)
+    replayed, stale = soak.checker.resolve(np.inf)
+    assert (replayed.tolist(), stale.tolist()) == ([], [KEY])
+
+
+def test_a_process_that_starts_later_knows_what_the_ring_holds():
+    soak = Soak()
+    soak.apply(5)
+    soak.checker = Checker(soak.published, soak.due, Applied(soak.ring, CODEC, ROWS))
+    soak.given(4)
+    assert soak.given(5, now_s=REPLAY_TOLD_S) == {"stale": [KEY]}
+
+
+def test_falls_are_replays_or_were_ahead_of_the_updater(soak):
+    soak.apply(5)
+    assert soak.given(5) == {}
+    soak.apply(4)
+    assert soak.given(4) == {"replayed": [KEY]}
+    assert soak.given(6) == {}
+    assert soak.given(4) == {"ahead": [KEY]}
+
+
+def test_a_ring_that_was_lapped_tells_nothing_and_is_followed_from_there_on(soak):
+    soak.apply(5)
+    assert soak.given(5) == {}
+    for _ in range(soak.ring.size + 1):
+        soak.apply(9, key=50)
+    assert soak.given(4) == {"replayed": [KEY]}
+    soak.apply(5)
+    soak.given(4)
+    assert soak.given(5, now_s=REPLAY_TOLD_S) == {"stale": [KEY]}
+
+
+def test_what_is_due_must_be_there(soak):
+    soak.due[KEY] = 3
+    assert soak.given(3) == {}
+    soak.due[KEY] = 4
+    assert soak.given(3) == {"late": [KEY]}
+
+
+def test_versions_are_due_some_time_after_them_and_after_the_updaters_start():
+    versions = np.zeros(ROWS, np.int32)
+    due, started_s = Due(versions, now_s=100.0), 100.0
+    due.acknowledged(np.array([1]), np.array([1]), started_s)
+    due.advance(started_s + RESTARTED_WITHIN_S - 0.1)
+    assert not versions.any()
+    due.advance(started_s + RESTARTED_WITHIN_S)
+    assert versions[1] == 1
+    due.acknowledged(np.array([1]), np.array([2]), 200.0)
+    due.acknowledged(np.array([2]), np.array([1]), 201.0)
+    due.advance(200.0 + VISIBLE_WITHIN_S)
+    assert versions[[1, 2]].tolist() == [2, 0]
+    due.updater_killed(205.5)
+    due.advance(205.5 + RESTARTED_WITHIN_S - 0.1)
+    assert versions[2] == 0
+    due.advance(205.5 + RESTARTED_WITHIN_S)
+    assert versions[2] == 1
