@@ -28,6 +28,7 @@ from perf import schedule
 from perf.answers import differing_answers
 from perf.breakdown import Breakdown, breakdown
 from perf.empty import empty_kernels
+from perf.figure import Figure
 from perf.full import new_bench
 from perf.in_process import InProcess
 from perf.measure import Bench, Scenario, add_open
@@ -49,25 +50,6 @@ ROWS = 1_000
 SLOWER = 1.05  # a p50 within it is "no slower": two runs of one server differ as much
 
 Step = Callable[[str], None]
-
-
-class Figure(BaseModel, frozen=True):
-    """One figure, by round. bound: None where none was set; "at most" it, or "at least"."""
-
-    name: str
-    values: list[float]
-    bound: float | None = None
-    at_most: bool = True
-
-    @property
-    def median(self) -> float:
-        return float(np.median(self.values))
-
-    @property
-    def met(self) -> bool | None:
-        if self.bound is None:
-            return None
-        return self.median <= self.bound if self.at_most else self.median >= self.bound
 
 
 class Overhead(BaseModel):
