@@ -1,15 +1,16 @@
 """What narrow rows do to the ranker: `python -m perf.row_formats --repo REPO --data DATA`.
 
 REPO must be exported from the training part of DATA (`make eval` leaves such a repository under .run/eval/DATA). Its tables are
-opened in shared memory in each row format in turn, and the evaluation split is answered in process. Bytes are of the rows as
-stored, with their scales and offsets. The last line is one line of JSON; the exit code is 1 when a bound is missed.
+opened in shared memory in each row format in turn, and the evaluation split is answered in process. Bounds are of the bytes of
+a row as stored, with scale and offset; beside them stands what a table in memory takes, with its sequence numbers and, where
+it is hashed, keys and counts of use. The last line is one line of JSON; the exit code is 1 when a bound is missed.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,12 +27,14 @@ from stages.artifacts import stage_folder
 from stages.embeddings.config import TableConfig, TiersConfig
 from stages.embeddings.opening import in_memory
 from stages.embeddings.row_formats import RowCodec
+from stages.embeddings.table import l2_sections
 from stages.embeddings.tiers import Tiers
 from stages.pipeline import Pipeline
 from stages.rank import TABLES_FOLDER
 
 LINE_WIDTH = 150
 EXACT = "fp32"
+SIZED_ROWS = 1_000_000  # of the tables whose bytes are compared by width
 MOST_AUC_DROP = {"fp32": 0.0, "fp16": 0.0005, "int8": 0.0005, "int4": 0.001}
 MOST_BYTES = {16: {"int8": 0.32, "int4": 0.20}, 128: {"int8": 0.27, "int4": 0.14}}  # of fp32's, by width
 
@@ -51,7 +54,11 @@ class Verdict:
     row_format: str
     row_bytes: int  # of all tables
     bytes_share: float  # of fp32's
+    memory_bytes: int  # of all tables, as they lie in memory
+    memory_share: float
     share_by_width: dict[int, float]  # of a row of that width, for the bounds
+    whole_share_by_width: dict[int, float]  # of a table of that width that is in memory as a whole
+    hashed_share_by_width: dict[int, float]  # of one whose slots hold any keys, as all have that are there in part
     auc_rank: float
     auc_pipeline: float
     ndcg_at_10: float
@@ -84,6 +91,11 @@ def row_bytes(tables: tuple[TableConfig, ...], row_format: str) -> int:
     return sum(table.rows * RowCodec(row_format, table.width).row_bytes for table in tables)
 
 
+def memory_bytes(tables: tuple[TableConfig, ...], row_format: str) -> int:
+    """Of the tables with room for all their rows in memory."""
+    return sum(l2_sections(replace(table, row_format=row_format, l2_rows=table.rows)).nbytes for table in tables)
+
+
 def evaluate(repository: Path, data: str, console: Console) -> list[Verdict]:
     from export.dataset import load_dataset
     from export.evaluation.evaluate import quality_of, refuse_nothing_to_find, stage_lists  # imports the training libraries
@@ -108,39 +120,58 @@ def evaluate(repository: Path, data: str, console: Console) -> list[Verdict]:
 
 def verdict_of(tables: tuple[TableConfig, ...], row_format: str, aucs: Aucs, ndcg: float, exact: Aucs) -> Verdict:
     """exact: fp32's."""
-    stored = row_bytes(tables, row_format)
-    shares = {width: RowCodec(row_format, width).row_bytes / (4 * width) for width in MOST_BYTES}
+
+    def by_width(nbytes: Callable[[tuple[TableConfig, ...], str], int], dense: bool = True) -> dict[int, float]:
+        each = {width: (TableConfig("sized", SIZED_ROWS, width, dense=dense),) for width in MOST_BYTES}
+        return {width: nbytes(sized, row_format) / nbytes(sized, EXACT) for width, sized in each.items()}
+
+    stored, in_memory = row_bytes(tables, row_format), memory_bytes(tables, row_format)
+    bytes_of = (stored, stored / row_bytes(tables, EXACT), in_memory, in_memory / memory_bytes(tables, EXACT))
+    shares = (by_width(row_bytes), by_width(memory_bytes), by_width(memory_bytes, dense=False))
     pairs = ((aucs.rank, exact.rank), (aucs.pipeline, exact.pipeline))
     drop = max((drop_of(own[None], reference[None]) for own, reference in pairs), key=lambda each: each.mean)
     means = (float(np.nanmean(own)) for own, _ in pairs)
-    return Verdict(row_format, stored, stored / row_bytes(tables, EXACT), shares, *means, ndcg, drop)
+    return Verdict(row_format, *bytes_of, *shares, *means, ndcg, drop)
 
 
-def table_of(verdicts: list[Verdict], data: str) -> Table:
+def quality_table(verdicts: list[Verdict], data: str) -> Table:
     table = Table(title=f"Row formats of the ranker's tables, evaluation split of {data}")
     table.caption = (
-        f"bounds: AUC drop at most {MOST_AUC_DROP['int8']} (int8), {MOST_AUC_DROP['int4']} (int4); bytes of a row of width 16 "
-        "at most 32 % and 20 % of fp32's, of width 128 at most 27 % and 14 %; drops with 95 % intervals over users"
+        f"AUC drop at most {MOST_AUC_DROP['int8']} (int8), {MOST_AUC_DROP['int4']} (int4), with 95 % intervals over users; "
+        "bounds: those of a row's bytes too"
     )
     headings = (
         "format",
-        "bytes",
+        "rows, bytes",
         "of fp32",
-        "row of 16",
-        "row of 128",
+        "in memory, bytes",
+        "of fp32",
         "AUC rank",
         "AUC pipeline",
         "NDCG@10",
         "AUC drop",
-        "bounds",
     )
-    for heading in headings:
+    for heading in (*headings, "bounds"):
         table.add_column(heading, justify="left" if heading == "format" else "right")
     for v in verdicts:
-        shares = (v.bytes_share, v.share_by_width[16], v.share_by_width[128])
+        sizes = (f"{v.row_bytes:,}", f"{v.bytes_share:.1%}", f"{v.memory_bytes:,}", f"{v.memory_share:.1%}")
         quality = (f"{v.auc_rank:.5f}", f"{v.auc_pipeline:.5f}", f"{v.ndcg_at_10:.4f}", str(v.auc_drop))
-        met = "met" if v.met else "missed"
-        table.add_row(v.row_format, f"{v.row_bytes:,}", *(f"{share:.1%}" for share in shares), *quality, met)
+        table.add_row(v.row_format, *sizes, *quality, "met" if v.met else "missed")
+    return table
+
+
+def size_table(verdicts: list[Verdict]) -> Table:
+    """Shares of fp32's bytes, by width: of a row, which has a bound, and of the memory that tables of such rows take."""
+    table = Table(title="Bytes, of fp32's")
+    for heading in ("format", "width", "a row", "bound", "a whole table in memory", "a hashed one, with keys"):
+        table.add_column(heading, justify="left" if heading == "format" else "right")
+    for v in verdicts:
+        for width, bounds in MOST_BYTES.items():
+            bound = f"at most {bounds[v.row_format]:.0%}" if v.row_format in bounds else ""
+            memory = (v.whole_share_by_width[width], v.hashed_share_by_width[width])
+            table.add_row(
+                v.row_format, str(width), f"{v.share_by_width[width]:.1%}", bound, *(f"{share:.1%}" for share in memory)
+            )
     return table
 
 
@@ -151,7 +182,8 @@ def main(
     """Sizes and AUC of fp32, fp16, int8 and int4 rows. Exit code 1 when a bound is missed."""
     console = Console(width=LINE_WIDTH, soft_wrap=True)
     verdicts = evaluate(repo, data, console)
-    console.print(table_of(verdicts, data))
+    console.print(quality_table(verdicts, data))
+    console.print(size_table(verdicts))
     print(json.dumps({"perf": "row_formats", "data": data, "verdicts": [asdict(v) | {"met": v.met} for v in verdicts]}))
     if not all(verdict.met for verdict in verdicts):
         raise typer.Exit(1)

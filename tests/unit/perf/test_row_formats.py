@@ -4,9 +4,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from perf.drops import Drop
-from perf.row_formats import Aucs, in_format, row_bytes, verdict_of, with_rows
+from perf.row_formats import Aucs, in_format, memory_bytes, row_bytes, size_table, verdict_of, with_rows
 from stages.embeddings.config import TableConfig
 from stages.embeddings.opening import in_memory
 from stages.embeddings.row_formats import RowCodec
@@ -30,6 +31,24 @@ def verdict(row_format, *means):
 def test_bytes_are_those_of_the_stored_rows():
     assert [row_bytes(TABLES, row_format) for row_format in ("fp32", "fp16", "int8", "int4")] == [9600, 4800, 3000, 1800]
     assert verdict("int8", 0.8, 0.8).bytes_share == 0.3125
+
+
+def test_a_table_in_memory_takes_more_than_its_rows():
+    found = verdict("int8", 0.8, 0.8)
+    assert found.memory_bytes == memory_bytes(TABLES, "int8") > found.row_bytes
+    assert found.memory_share == memory_bytes(TABLES, "int8") / memory_bytes(TABLES, "fp32") > found.bytes_share
+    per_row = {"whole": 4, "hashed": 4 + 8 + 1}  # a sequence number; the key and a count of use
+    for width, row in {16: 20, 128: 132}.items():
+        shares = {"whole": found.whole_share_by_width[width], "hashed": found.hashed_share_by_width[width]}
+        for kind, beside in per_row.items():
+            assert shares[kind] == pytest.approx((row + beside) / (4 * width + beside), rel=1e-4)
+
+
+def test_both_kinds_of_bytes_are_shown_and_the_bound_is_of_the_row(capsys):
+    Console(width=150).print(size_table([verdict("int8", 0.8, 0.8)]))
+    shown = capsys.readouterr().out
+    for share in ("31.2%", "at most 32%", "35.3%", "42.9%", "25.8%", "at most 27%"):
+        assert share in shown
 
 
 @pytest.mark.parametrize(
