@@ -27,10 +27,10 @@ ONE_SERVER = $(if $(filter-out file,$(origin GRPC_PORT)),--grpc-port $(GRPC_PORT
 EXPORTED = .run/exported/$(subst :,_,$(subst /,_,$(REPO)-$(PROFILE)-$(LAYOUT)-$(DATA)))
 SOURCES = requirements.txt $(CONFIG) $(shell find export stages hps_config $(wildcard $(DATA) data/$(DATA)) -type f -not -path '*/__pycache__/*' 2>/dev/null)
 
-.PHONY: help setup run test stop export serve check perf baseline bounds tune eval lint
+.PHONY: help setup run test stop export serve check perf baseline bounds bounds-tiers tune eval lint
 
 help: ## list the commands
-	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo "  variables: DATA=$(DATA) PROFILE=$(PROFILE) LAYOUT=$(LAYOUT) REPO=$(REPO) GRPC_PORT=$(GRPC_PORT) HTTP_PORT=$(HTTP_PORT) METRICS_PORT=$(METRICS_PORT)"
 
 setup: ## on a fresh machine: apt packages and .venv
@@ -85,6 +85,15 @@ bounds: setup ## every speed that has a bound, on synthetic:reference: make base
 	$(PYTHON) -m perf overhead --repo $(REFERENCE) --candidates 1000 || status=1; \
 	$(PYTHON) -m perf growth --repo $(REFERENCE) || status=1; \
 	exit $$status
+
+# of the table that is larger than its RAM (50,000,000: 12 GB of disk, and shared memory of 4 GB for the comparison)
+ROWS ?= 50000000
+# exponent of the keys' popularity at which a tenth of these rows is hit by 95 % of the keys
+ZIPF ?= 1.16
+
+bounds-tiers: setup ## every speed of the embedding tiers that has a bound: REPO=… (exported when it is not there) ROWS=…
+	@$(MAKE) --no-print-directory $(EXPORTED)
+	@$(PYTHON) -m perf.tiers hits misses growth updates big kernel served --rows $(ROWS) --zipf $(ZIPF) --repo $(REPO)
 
 tune: setup ## search batching, instances, threads and the index's effort under the SLO; writes tuned.toml for CONFIG=…: REPO=…
 	@$(PYTHON) -m perf.tune --repo $(REPO)

@@ -8,12 +8,16 @@ from typing import Annotated
 
 import numpy as np
 import typer
+from rich.console import Console
 
-from perf.command import run
-from perf.results import last_line
+from perf.command import BROKEN, run
+from perf.figure import Figure
+from perf.results import circumstances, last_line
+from perf.tiers.bounds import figures_of, table_of
 from stages.errors import ConfigError
 
 SMALL_ROWS, UPDATED_ROWS = 1_000_000, 200_000
+LINE_WIDTH = 150
 PARTS = ("hits", "misses", "growth", "big", "updates", "kernel", "served")
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -29,15 +33,24 @@ def tiers(
     seconds: Annotated[float, typer.Option(help="of a turn with and without updates")] = 5.0,
     rounds: Annotated[int, typer.Option(help="of such turns", min=1)] = 5,
 ) -> None:
-    """Measure the embedding tiers; parts that are not named are left out, without names all run but kernel and served."""
+    """Measure the embedding tiers; parts that are not named are left out, without names all run but kernel and served.
+
+    Exit code 1 when a bound is missed.
+    """
     chosen = parts or PARTS[:5]
     if unknown := set(chosen) - set(PARTS):
         raise ConfigError(f"There is no part {', '.join(sorted(unknown))}; these are: {', '.join(PARTS)}.")
-    report: dict[str, object] = {"perf": "tiers", "rows": rows, "zipf": zipf}
+    report: dict[str, object] = {"perf": "tiers", "rows": rows, "zipf": zipf} | circumstances()
+    figures: list[Figure] = []
     for part in chosen:
-        print(f"\n{part}")
+        print(f"\n{part}", flush=True)
         report[part] = measure(part, rows, folder, repo, zipf, seconds, rounds)
-    print(last_line(report))
+        figures += figures_of(part, report[part])
+    Console(width=LINE_WIDTH).print(table_of(figures).to_rich())
+    missed = [figure.name for figure in figures if figure.met is False]
+    print(last_line(report | {"missed": missed}))
+    if missed:
+        raise typer.Exit(BROKEN)
 
 
 def measure(part: str, rows: int, folder: Path, repo: Path, zipf: float, seconds: float, rounds: int) -> object:

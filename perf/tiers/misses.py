@@ -1,4 +1,7 @@
-"""What 1, 13 and 64 missing rows add to a look-up of 256 keys, against as many raw reads of the device."""
+"""What 1, 13 and 64 missing rows add to a look-up of 256 keys, against as many raw reads of the device.
+
+The device is read by Python's threads, as RocksDB is here, and by native ones, which is all that it can do.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from perf.tiers.device import RawDevice
+from perf.tiers.native_device import NativeDevice
 from perf.tiers.traffic import KEYS_PER_REQUEST, TABLE, latencies_us, resident_keys, tiers_over, write_table
 
 MISSES = (1, 13, 64)
@@ -14,7 +18,8 @@ MISSES = (1, 13, 64)
 
 def bench_misses(folder: Path, rows: int, rng: np.random.Generator, n_requests: int = 300) -> list[dict]:
     source, results = write_table(folder, rows, rng), []
-    device = RawDevice(f"{source}/{TABLE}.npy")
+    device, native = (kind(f"{source}/{TABLE}.npy") for kind in (RawDevice, NativeDevice))
+    native.read(np.arange(MISSES[-1]))  # compiles
     with tiers_over(rows, source, l2_rows=rows // 10) as tiers:
         resident = resident_keys(tiers, rows // 10)
 
@@ -23,25 +28,29 @@ def bench_misses(folder: Path, rows: int, rng: np.random.Generator, n_requests: 
 
         for n_misses in MISSES:
             absent = rng.integers(rows // 5, rows, (n_requests, n_misses))  # beyond what was filled in
-            elapsed_us: dict[str, list[float]] = {"device": [], "hits": [], "mixed": []}
+            elapsed_us: dict[str, list[float]] = {"device": [], "native": [], "hits": [], "mixed": []}
             for missing in absent:
                 hits = rng.choice(resident, KEYS_PER_REQUEST)
                 mixed = np.concatenate([missing, hits[n_misses:]])
                 elapsed_us["device"] += latencies_us(device.read, missing[None]).tolist()
+                elapsed_us["native"] += latencies_us(native.read, missing[None]).tolist()
                 elapsed_us["hits"] += latencies_us(lookup, hits[None]).tolist()
                 elapsed_us["mixed"] += latencies_us(lookup, mixed[None]).tolist()
                 tiers.settle()
             results.append({"misses": n_misses, **_added(elapsed_us)})
             print(
-                "{misses:3} misses add {added_us:8.1f} us; the device alone takes {device_us:8.1f} us: {ratio:.2f}".format(
-                    **results[-1]
-                )
+                "{misses:3} misses add {added_us:8.1f} us; the device alone takes {device_us:8.1f} us: {ratio:.2f}, "
+                "read by native threads {native_us:8.1f} us: {native_ratio:.2f}".format(**results[-1])
             )
     device.close()
+    native.close()
     return results
 
 
 def _added(elapsed_us: dict[str, list[float]]) -> dict[str, float]:
     medians_us = {name: float(np.median(us)) for name, us in elapsed_us.items()}
-    added_us, device_us = medians_us["mixed"] - medians_us["hits"], medians_us["device"]
-    return {"added_us": round(added_us, 1), "device_us": round(device_us, 1), "ratio": round(added_us / device_us, 2)}
+    added_us = medians_us["mixed"] - medians_us["hits"]
+    result = {"added_us": round(added_us, 1)}
+    for device, ratio in (("device", "ratio"), ("native", "native_ratio")):
+        result |= {f"{device}_us": round(medians_us[device], 1), ratio: round(added_us / medians_us[device], 2)}
+    return result

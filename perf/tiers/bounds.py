@@ -1,0 +1,120 @@
+"""What each part's figures are held against.
+
+A report of `python -m perf.tiers` goes in, one `Figure` per line comes out: with its bound, where one is set for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from perf.figure import Figure
+from perf.tables import Row, Table
+from perf.tiers.big import RAM_SHARE, WAITS
+
+LEAST_OF_TAKE = 0.5
+MOST_OF_DEVICE = {1: 2.0, 64: 4.0}  # by misses of a look-up
+MOST_OF_ALL_IN_RAM = 2.0
+MOST_GROWTH = 1.3
+MOST_VISIBLE_MS = 100.0
+MOST_P99_UNDER_UPDATES = 1.2
+
+Results = list[dict[str, Any]]
+
+
+def figures_of(part: str, result: Any) -> list[Figure]:
+    """Of one part's result, as `measure` gives it."""
+    return OF_PART[part](result)
+
+
+def of_hits(results: Results) -> list[Figure]:
+    ways = (("of_take", "numpy.take"), ("of_take_into", "numpy.take into an array that is there"))
+    return [
+        Figure(name=f"hits: {r['kind']}, {r['batch']:,} keys, of {way}", values=[r[key]], bound=LEAST_OF_TAKE, at_most=False)
+        for key, way in ways
+        for r in results
+    ]
+
+
+def of_misses(results: Results) -> list[Figure]:
+    ways = (("ratio", "by Python threads"), ("native_ratio", "by native threads"))
+    return [
+        Figure(
+            name=f"misses: time that {r['misses']} of the SSD add, over raw reads {way}",
+            values=[r[key]],
+            bound=MOST_OF_DEVICE.get(r["misses"]),
+        )
+        for key, way in ways
+        for r in results
+    ]
+
+
+def of_growth(results: Results) -> list[Figure]:
+    smallest, figures = results[0]["rows"], []
+    for r in results[1:]:
+        sizes = f"{r['rows']:,} rows over {smallest:,}, 95 % hits"
+        figures.append(Figure(name=f"growth: look-up, {sizes}", values=[r["ratio"]], bound=MOST_GROWTH))
+        figures.append(Figure(name=f"growth: raw reads of the missing rows, {sizes}", values=[r["device_ratio"]]))
+    return figures
+
+
+def of_big(results: Results) -> list[Figure]:
+    return _of_cases("big", results, {"p99_ratio": "p99 of a bare look-up"})
+
+
+def of_kernel(results: Results) -> list[Figure]:
+    return _of_cases("kernel", results, {"request_p99_ratio": "p99 of a request", "rank_p99_ratio": "p99 of the rank stage"})
+
+
+def _of_cases(part: str, results: Results, ratios: dict[str, str]) -> list[Figure]:
+    """Bounds are of the case whose answers are exact; one that lets rows come late stands beside it."""
+    figures = []
+    for r in results[1:]:
+        exact, case = r["case"] == WAITS, f"{part}: {r['case']}"
+        figures.append(Figure(name=f"{case}: RAM, of the rows' bytes", values=[r["ram_share"]], bound=RAM_SHARE))
+        figures.append(Figure(name=f"{case}: rows from memory", values=[r["memory_hit_rate"]]))
+        for key, what in ratios.items():
+            bound = MOST_OF_ALL_IN_RAM if exact else None
+            figures.append(Figure(name=f"{case}: {what} over all in RAM", values=[r[key]], bound=bound))
+    return figures
+
+
+def of_updates(result: dict[str, Any]) -> list[Figure]:
+    by_round = result["p99_ratio_by_round"]
+    return [
+        Figure(name="updates: visible in a look-up, p99 ms", values=[result["visible_p99_ms"]], bound=MOST_VISIBLE_MS),
+        Figure(name="updates: p99 of a look-up over that without", values=by_round, bound=MOST_P99_UNDER_UPDATES),
+    ]
+
+
+def of_served(result: dict[str, Any]) -> list[Figure]:
+    by_round = result["p99_ratio_by_round"]
+    ratios = ("updated / unread", "unread / quiet")
+    return [
+        Figure(name="served: visible in an answer of rank, p99 ms", values=[result["visible_p99_ms"]], bound=MOST_VISIBLE_MS),
+        Figure(
+            name="served: p99 of recommend, updated / quiet", values=by_round["updated / quiet"], bound=MOST_P99_UNDER_UPDATES
+        ),
+        *(Figure(name=f"served: p99 of recommend, {ratio}", values=by_round[ratio]) for ratio in ratios),
+        Figure(name="served: failed requests", values=[sum(result["errors"].values())], bound=0.0),
+    ]
+
+
+OF_PART = {
+    "hits": of_hits,
+    "misses": of_misses,
+    "growth": of_growth,
+    "big": of_big,
+    "updates": of_updates,
+    "kernel": of_kernel,
+    "served": of_served,
+}
+
+
+def table_of(figures: list[Figure]) -> Table:
+    rows = []
+    for figure in figures:
+        bound = "" if figure.bound is None else f"{'at most' if figure.at_most else 'at least'} {figure.bound:g}"
+        spread = f"{min(figure.values):,.3g} … {max(figure.values):,.3g}" if len(figure.values) > 1 else ""
+        verdict = {None: "", True: "met", False: "MISSED"}[figure.met]
+        rows.append(Row((figure.name, f"{figure.median:,.4g}", spread, bound, verdict), figure.met))
+    return Table("Embedding tiers", ("figure", "median", "of the rounds", "bound", ""), tuple(rows))

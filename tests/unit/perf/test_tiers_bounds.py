@@ -1,0 +1,130 @@
+"""What python -m perf.tiers says of its figures: met, missed, and its exit code. No timings."""
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from perf.tiers import __main__ as command
+from perf.tiers.bounds import OF_PART, figures_of, table_of
+from perf.tiers.native_device import BLOCK_BYTES, NativeDevice
+
+GROWN = [{"rows": rows, "ratio": ratio, "device_ratio": ratio} for rows, ratio in ((1_000, 1.0), (5_000, 1.1), (50_000, 1.4))]
+CASES = [
+    {"case": case, "ram_share": share, "memory_hit_rate": 0.95, "p99_ratio": ratio}
+    for case, share, ratio in (
+        ("all in RAM", 1.06, 1.0),
+        ("10 % in RAM, waits for misses", 0.099, 2.1),
+        ("10 % in RAM, threshold 0.7", 0.08, 9.0),
+    )
+]
+BY_ROUND = {"updated / unread": [1.0, 1.1, 3.0], "updated / quiet": [1.1, 1.3, 1.2], "unread / quiet": [5.0, 5.0, 5.0]}
+RESULTS = {
+    "hits": [{"kind": "L1", "batch": batch, "of_take": of, "of_take_into": 0.5} for batch, of in ((256, 0.49), (1_024, 0.6))],
+    "misses": [{"misses": n, "ratio": ratio, "native_ratio": ratio + 0.5} for n, ratio in ((1, 1.9), (13, 9.0), (64, 3.4))],
+    "growth": GROWN,
+    "big": CASES,
+    "updates": {"visible_p99_ms": 99.0, "p99_ratio_by_round": [1.0, 1.3, 1.1]},
+    "kernel": [case | {"request_p99_ratio": case["p99_ratio"] - 0.5, "rank_p99_ratio": case["p99_ratio"]} for case in CASES],
+    "served": {"visible_p99_ms": 101.0, "p99_ratio_by_round": BY_ROUND, "errors": {"quiet": 0, "updated": 2}},
+}
+NAMES = {  # of each part: the figures that are missed, and those that have no bound
+    "hits": (["hits: L1, 256 keys, of numpy.take"], []),
+    "misses": (
+        ["misses: time that 1 of the SSD add, over raw reads by native threads"],
+        [f"misses: time that 13 of the SSD add, over raw reads by {kind} threads" for kind in ("Python", "native")],
+    ),
+    "growth": (
+        ["growth: look-up, 50,000 rows over 1,000, 95 % hits"],
+        [f"growth: raw reads of the missing rows, {rows} rows over 1,000, 95 % hits" for rows in ("5,000", "50,000")],
+    ),
+    "big": (
+        ["big: 10 % in RAM, waits for misses: p99 of a bare look-up over all in RAM"],
+        [
+            "big: 10 % in RAM, waits for misses: rows from memory",
+            "big: 10 % in RAM, threshold 0.7: rows from memory",
+            "big: 10 % in RAM, threshold 0.7: p99 of a bare look-up over all in RAM",
+        ],
+    ),
+    "updates": ([], []),
+    "kernel": (
+        ["kernel: 10 % in RAM, waits for misses: p99 of the rank stage over all in RAM"],
+        [
+            "kernel: 10 % in RAM, waits for misses: rows from memory",
+            "kernel: 10 % in RAM, threshold 0.7: rows from memory",
+            "kernel: 10 % in RAM, threshold 0.7: p99 of a request over all in RAM",
+            "kernel: 10 % in RAM, threshold 0.7: p99 of the rank stage over all in RAM",
+        ],
+    ),
+    "served": (
+        ["served: visible in an answer of rank, p99 ms", "served: failed requests"],
+        ["served: p99 of recommend, updated / unread", "served: p99 of recommend, unread / quiet"],
+    ),
+}
+
+
+@pytest.mark.parametrize("part", command.PARTS)
+def test_every_part_has_its_bounds(part):
+    figures = figures_of(part, RESULTS[part])
+    missed, unbound = ([figure.name for figure in figures if figure.met is met] for met in (False, None))
+    assert (missed, unbound) == NAMES[part]
+    assert any(figure.met for figure in figures)
+
+
+def test_every_part_that_can_be_asked_for_is_judged():
+    assert set(OF_PART) == set(command.PARTS)
+
+
+def test_rounds_are_judged_by_their_median():
+    ratio = {figure.name: figure for figure in figures_of("served", RESULTS["served"])}[
+        "served: p99 of recommend, updated / quiet"
+    ]
+    assert (ratio.values, ratio.median, ratio.met) == ([1.1, 1.3, 1.2], 1.2, True)
+
+
+def test_the_table_has_the_bound_beside_the_figure():
+    rows = {
+        row.cells[0]: row
+        for row in table_of(figures_of("hits", RESULTS["hits"]) + figures_of("updates", RESULTS["updates"])).rows
+    }
+    missed = rows["hits: L1, 256 keys, of numpy.take"]
+    assert (missed.cells[1:], missed.kept) == (("0.49", "", "at least 0.5", "MISSED"), False)
+    met = rows["updates: p99 of a look-up over that without"]
+    assert (met.cells[1:], met.kept) == (("1.1", "1 … 1.3", "at most 1.2", "met"), True)
+
+
+@pytest.mark.parametrize(("parts", "missed"), [(["updates"], []), (["updates", "hits"], NAMES["hits"][0])])
+def test_a_missed_bound_is_the_exit_code(monkeypatch, parts, missed):
+    monkeypatch.setattr(command, "measure", lambda part, *_: RESULTS[part])
+    done = CliRunner().invoke(command.app, parts)
+    assert done.exit_code == bool(missed), done.output
+    document = json.loads(done.stdout.splitlines()[-1])
+    assert document["missed"] == missed
+    assert [document[part] for part in parts] == [RESULTS[part] for part in parts]
+    assert ("MISSED" in done.stdout) == bool(missed)
+
+
+def test_native_threads_read_the_blocks_they_are_told_to(tmp_path):
+    """Each thread keeps the last block that it read."""
+    blocks = np.random.default_rng(0).integers(0, 256, (40, BLOCK_BYTES), np.uint8)
+    blocks.tofile(tmp_path / "file")
+    device = NativeDevice(str(tmp_path / "file"))
+    buffers = device._buffers.reshape(-1, BLOCK_BYTES)
+    wanted = np.arange(40)[::-1].copy()
+    device.read(wanted)
+    n_threads = len(buffers)
+    last = [share[-1] for share in (wanted[thread::n_threads] for thread in range(n_threads))]
+    np.testing.assert_array_equal(buffers, blocks[last])
+    device.read(np.array([47]))  # of a file of 40
+    np.testing.assert_array_equal(buffers[0], blocks[7])
+    device.close()
+
+
+def test_blocks_that_cannot_be_read_are_an_error(tmp_path):
+    (tmp_path / "file").write_bytes(bytes(2 * BLOCK_BYTES))
+    device = NativeDevice(str(tmp_path / "file"))
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(OSError, match="1 of the raw reads failed"):
+        device.read(np.array([1]))
+    device.close()
