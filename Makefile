@@ -91,8 +91,7 @@ ROWS ?= 50000000
 # exponent of the keys' popularity at which a tenth of these rows is hit by 95 % of the keys
 ZIPF ?= 1.16
 
-bounds-tiers: setup ## every speed of the embedding tiers that has a bound: REPO=… (exported when it is not there) ROWS=…
-	@$(MAKE) --no-print-directory $(EXPORTED)
+bounds-tiers: setup $(EXPORTED) ## every speed of the embedding tiers that has a bound: REPO=… (exported when it is not there) ROWS=…
 	@$(PYTHON) -m perf.tiers hits misses growth updates big kernel served --rows $(ROWS) --zipf $(ZIPF) --repo $(REPO)
 
 tune: setup ## search batching, instances, threads and the index's effort under the SLO; writes tuned.toml for CONFIG=…: REPO=…

@@ -15,6 +15,7 @@ from perf.figure import Figure
 from perf.results import circumstances, last_line
 from perf.tiers.bounds import figures_of, table_of
 from stages.errors import ConfigError
+from stages.generations import pinned_generation
 
 SMALL_ROWS, UPDATED_ROWS = 1_000_000, 200_000
 LINE_WIDTH = 150
@@ -40,6 +41,8 @@ def tiers(
     chosen = parts or PARTS[:5]
     if unknown := set(chosen) - set(PARTS):
         raise ConfigError(f"There is no part {', '.join(sorted(unknown))}; these are: {', '.join(PARTS)}.")
+    if {"kernel", "served"} & set(chosen):
+        pinned_generation(repo)  # now: what comes before them may take an hour
     report: dict[str, object] = {"perf": "tiers", "rows": rows, "zipf": zipf} | circumstances()
     figures: list[Figure] = []
     for part in chosen:

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from perf.tiers import __main__ as command
 from perf.tiers.bounds import OF_PART, figures_of, table_of
 from perf.tiers.native_device import BLOCK_BYTES, NativeDevice
+from stages.errors import ArtifactError
 
 GROWN = [{"rows": rows, "ratio": ratio, "device_ratio": ratio} for rows, ratio in ((1_000, 1.0), (5_000, 1.1), (50_000, 1.4))]
 CASES = [
@@ -103,6 +104,14 @@ def test_a_missed_bound_is_the_exit_code(monkeypatch, parts, missed):
     assert document["missed"] == missed
     assert [document[part] for part in parts] == [RESULTS[part] for part in parts]
     assert ("MISSED" in done.stdout) == bool(missed)
+
+
+def test_a_repository_that_is_not_there_is_refused_before_anything_is_measured(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(command, "measure", lambda part, *_: asked.append(part))
+    done = CliRunner().invoke(command.app, ["hits", "kernel", "--repo", str(tmp_path)])
+    assert isinstance(done.exception, ArtifactError)
+    assert asked == []
 
 
 def test_native_threads_read_the_blocks_they_are_told_to(tmp_path):
