@@ -40,9 +40,9 @@ class ItemRows:
         """rows: int [n_items + 1, S] of the repository; keys: int64 [R, C]."""
         self.shape, self._rows, self._keys, self._next = rows.shape, rows, keys, 0
 
-    def __getitem__(self, candidates: np.ndarray) -> np.ndarray:
+    def take(self, candidates: np.ndarray, axis: int) -> np.ndarray:
         """int [1, C] -> int64 [1, C, S]"""
-        rows = self._rows[candidates].astype(np.int64)
+        rows = self._rows.take(candidates, axis=axis).astype(np.int64)
         rows[..., 0] = self._keys[self._next % len(self._keys)]
         self._next += 1
         return rows

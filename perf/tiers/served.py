@@ -50,6 +50,7 @@ WATCHED_TABLE, OTHER_TABLE = "item_0", "user_0"  # the largest
 
 def bench_served(repo: Path, scratch: Path, seconds: float, rounds: int) -> dict:
     outcomes: dict[str, list[Outcome]] = {turn: [] for turn in TURNS}
+    rows_per_s: dict[str, list[float]] = {turn: [] for turn in TURNS}
     with ExitStack() as running:
         address, broker_pid = running.enter_context(feed.broker())
         generation = live_repository(repo, scratch / "live", address, scratch / "state")
@@ -70,10 +71,14 @@ def bench_served(repo: Path, scratch: Path, seconds: float, rounds: int) -> dict
             for turn in TURNS if number % 2 == 0 else TURNS[::-1]:
                 publish(published, turn)
                 time.sleep(SETTLED_S)
+                begun_s, rows_before = time.monotonic(), published.count.value
                 with cores.counted(turn), watched_while(watching, turn == "watched"):
                     outcomes[turn].append(load(bench, requests))
+                rows_per_s[turn].append((published.count.value - rows_before) / (time.monotonic() - begun_s))
         visible_ms = [watching.visible_ms.get() for _ in range(watching.visible_ms.qsize())]
-    return described(rate, outcomes, visible_ms, cores)
+    return described(rate, outcomes, visible_ms, cores) | {
+        "rows_per_s_by_round": {turn: np.round(by_round).tolist() for turn, by_round in rows_per_s.items()}
+    }
 
 
 def live_repository(repo: Path, live: Path, brokers: str, state: Path) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from stages.embeddings.formats.kafka import KEY_GROUPS, decode_message
 from stages.embeddings.formats.mixer import partition_of
 from stages.embeddings.metrics import TableCounts
 from stages.embeddings.table import l1_sections, l2_sections
+from stages.rank import Rank
 
 
 def test_keys_follow_zipfs_law():
@@ -58,9 +60,14 @@ def test_the_tables_rows_are_served_and_those_in_memory_known(tmp_path):
 
 def test_every_request_of_the_larger_catalogue_has_its_own_keys():
     rows, keys = np.arange(12).reshape(4, 3), np.array([[900, 901], [902, 903]])
-    item_rows, candidates = ItemRows(rows, keys), np.array([[3, 1]])
+    asked = []
+    widths = SimpleNamespace(gather=lambda tables, *wanted: asked.append(wanted[1][1]) or (None, None))
+    rank = SimpleNamespace(
+        item_rows=ItemRows(rows, keys), widths=widths, tables=None, settings=SimpleNamespace(user_tables=(), item_tables=())
+    )
     for expected in itertools.islice(itertools.cycle(keys), 3):
-        np.testing.assert_array_equal(item_rows[candidates], [[[expected[0], 10, 11], [expected[1], 4, 5]]])
+        Rank.rows(rank, {"user_categorical": None}, np.array([[3, 1]]))
+        np.testing.assert_array_equal(asked.pop(), [[[expected[0], 10, 11], [expected[1], 4, 5]]])
 
 
 def test_ways_are_called_with_every_request():

@@ -28,7 +28,12 @@ RESULTS = {
     "big": CASES,
     "updates": {"visible_p99_ms": 99.0, "p99_ratio_by_round": [1.0, 1.3, 1.1]},
     "kernel": [case | {"request_p99_ratio": case["p99_ratio"] - 0.5, "rank_p99_ratio": case["p99_ratio"]} for case in CASES],
-    "served": {"visible_p99_ms": 101.0, "p99_ratio_by_round": BY_ROUND, "errors": {"quiet": 0, "updated": 2}},
+    "served": {
+        "visible_p99_ms": 101.0,
+        "p99_ratio_by_round": BY_ROUND,
+        "errors": {"quiet": 0, "updated": 2},
+        "rows_per_s_by_round": {"updated": [9_900.0, 0.0, 0.0]},
+    },
 }
 NAMES = {  # of each part: the figures that are missed, and those that have no bound
     "hits": (["hits: L1, 256 keys, of numpy.take"], []),
@@ -59,7 +64,7 @@ NAMES = {  # of each part: the figures that are missed, and those that have no b
         ],
     ),
     "served": (
-        ["served: visible in an answer of rank, p99 ms", "served: failed requests"],
+        ["served: rows updated a second", "served: visible in an answer of rank, p99 ms", "served: failed requests"],
         ["served: p99 of recommend, updated / unread", "served: p99 of recommend, unread / quiet"],
     ),
 }
