@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from stages.embeddings.breaker import Breaker
-from stages.errors import DependencyError
+from stages.errors import DependencyError, RecommenderError
 
 Found = dict[str, tuple[np.ndarray, np.ndarray]]  # table -> (float32 [N, D], bool [N] found)
 
@@ -21,35 +21,72 @@ class Store(Protocol):
 
 
 class Level:
-    """One store behind a breaker. A store that fails is closed, and opened again when the breaker lets a call through."""
+    """One store behind a breaker. A store that fails is closed, and opened again when the breaker lets a call through.
+
+    The first call waits while the store is opened. Later ones never do, as that may mean to fill a database again.
+    """
 
     def __init__(self, name: str, open_store: Callable[[], Store]) -> None:
         self.name, self._open_store = name, open_store
         self.store: Store | None = None
         self.breaker = Breaker()
-        self._opening = threading.Lock()
+        self._changing = threading.Lock()
+        self._tried = self._reopening = False
+        self._closings = 0
 
     def use(self, action: Callable[[Any], tuple[Any, bool]]) -> tuple[Any, bool]:
         """-> what `action` gives: a result, and whether it is whole; (None, False) when the level is down or fails now."""
         if not self.breaker.closed:
             return None, False
+        store = None
         try:
-            result = action(self._opened())
+            store = self._opened()
+            if store is None:
+                return None, False
+            result = action(store)
         except (DependencyError, OSError) as error:
             self.breaker.failed(error)
-            self.close()
+            self._drop(store)
             return None, False
         self.breaker.succeeded()
         return result
 
-    def _opened(self) -> Store:
-        with self._opening:
-            if self.store is None:
+    def _opened(self) -> Store | None:
+        """None while it is being opened again."""
+        with self._changing:
+            if self.store is None and not self._tried:
+                self._tried = True
                 self.store = self._open_store()
+            elif self.store is None and not self._reopening:
+                self._reopening = True
+                threading.Thread(target=self._reopen, args=(self._closings,), name=f"open-{self.name}", daemon=True).start()
             return self.store
 
+    def _reopen(self, closings: int) -> None:
+        store = None
+        try:
+            store = self._open_store()
+        except (RecommenderError, OSError) as error:
+            self.breaker.failed(error)
+        finally:
+            with self._changing:
+                self._reopening = False
+                if closings == self._closings:
+                    self.store, store = store, None
+        if store is not None:  # nobody wants it any more
+            store.close()
+
+    def _drop(self, store: Store | None) -> None:
+        """Close the store that failed, if no other thread has."""
+        with self._changing:
+            if store is None or self.store is not store:
+                return
+            self.store = None
+        store.close()
+
     def close(self) -> None:
-        with self._opening:
+        with self._changing:
+            self._closings += 1
             store, self.store = self.store, None
         if store is not None:
             store.close()

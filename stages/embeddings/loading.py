@@ -1,24 +1,39 @@
 """The first filling of L3, by whichever process comes first; and the end of databases that nobody will open again.
 
 Databases of one machine lie side by side, one for each generation of tables. Beside the rows lie a few small files: which
-tables are in, whether they were updated, where they came from (a generation's folder), and a lock that every user holds.
+tables are in, whether they were updated, where they came from (a generation's folder), and locks: of the one that loads, of the
+one that writes, and one that every user shares.
+
+A database that is damaged is put aside, as `<its name>.corrupt-<unix seconds>`, and filled again, by the first that opens it
+while nobody writes it: where we made it, and the exported tables have every table. Its marks go with it: the updater reads its
+topics from the beginning. Disks that are full or read-only are no damage, and nothing is moved for them.
 """
 
 from __future__ import annotations
 
 import fcntl
+import glob
+import logging
 import os
 import shutil
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
 from stages.embeddings.config import TiersConfig
-from stages.embeddings.rocks_store import RocksStore
+from stages.embeddings.rocks_store import DAMAGED_MARK, LOADING_PREFIX, DamagedError, RocksStore
 from stages.embeddings.source import Source, names_in
+from stages.errors import ArtifactError, DependencyError
 
 LOADED_MARK = "tables.loaded"  # in the database's folder: names of the tables that are in
 UPDATED_MARK = "tables.updated"  # there once an updater has opened the database
-SOURCE_FILE, USERS_FILE = "tables.source", "tables.users"
+FOLLOWED_MARK = "tables.followed"  # there once what is committed to the brokers speaks of this database
+CREATED_MARK = "tables.created"  # it was made here: all its rows came from the exported tables, and from updates
+SOURCE_FILE, USERS_FILE, WRITER_FILE = "tables.source", "tables.users", "tables.writer"
+
+log = logging.getLogger(__name__)
 
 
 def load_l3(config: TiersConfig) -> None:
@@ -31,14 +46,15 @@ def load_l3(config: TiersConfig) -> None:
     mark = path / f"{config.model}-{LOADED_MARK}"
     if config.source is None or (wanted := names_in(Path(config.source), config.tables)) <= _names_in(mark):
         return
-    path.mkdir(parents=True, exist_ok=True)
     remove_forsaken(path.parent)
-    with open(path / f"{config.model}-loading.lock", "wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _locked(path, f"{config.model}-loading.lock"):
         if wanted <= _names_in(mark):
             return
-        source = Source(Path(config.source), config.tables)
-        store = RocksStore(config.rocksdb, config.model, {table.name: table.width for table in config.tables}, writable=True)
+        for left in path.glob(f"{LOADING_PREFIX}*"):  # by one that was killed
+            shutil.rmtree(left)
+        if not (path / "CURRENT").exists():
+            (path / f"{config.model}-{CREATED_MARK}").touch()
+        source, store = Source(Path(config.source), config.tables), _store(config, writable=True)
         try:
             for name in source.names:
                 if not store.loaded(name):
@@ -50,16 +66,49 @@ def load_l3(config: TiersConfig) -> None:
 
 
 def open_l3(config: TiersConfig, writable: bool = False) -> RocksStore:
-    """The database, filled, and kept from being removed until it is closed. Raises as `load_l3`; OSError."""
-    users = enter(config)
+    """The database, filled, and kept from being removed until it is closed; a new one in place of one that is damaged.
+
+    Raises as `load_l3`.
+    """
     try:
-        load_l3(config)
-        widths = {table.name: table.width for table in config.tables}
-        return RocksStore(config.rocksdb, config.model, widths, writable, users)
-    except BaseException:
+        if _refillable(config) and _marked_damaged(config):
+            _put_aside(config)
+        try:
+            return _open(config, writable)
+        except DamagedError:
+            if not _refillable(config) or not _put_aside(config):
+                raise
+        return _open(config, writable)
+    except OSError as error:
+        raise DependencyError(
+            f"RocksDB at {config.rocksdb.path} cannot be used: {error}. Expected a folder that can be read and, to load it or "
+            "to update its rows, written, by one process at a time. Check the disk, its free room and the permissions."
+        ) from error
+
+
+def _open(config: TiersConfig, writable: bool) -> RocksStore:
+    path, held = Path(config.rocksdb.path), ExitStack()
+    try:
+        users = enter(config)
         if users is not None:
-            users.close()
+            held.enter_context(users)
+        load_l3(config)
+        if writable:
+            held.enter_context(_lock(path, WRITER_FILE, fcntl.LOCK_EX | fcntl.LOCK_NB))
+        store = _store(config, writable, held)
+        if users is None or _is_here(users, path / USERS_FILE):
+            return store
+        store.close()
+        raise DependencyError(f"RocksDB at {path} was replaced while it was opened. The new one is opened next.")
+    except BaseException:
+        held.close()
         raise
+
+
+def _store(config: TiersConfig, writable: bool, held: ExitStack | None = None) -> RocksStore:
+    complete = {table.name: table.rows for table in config.tables if table.dense} if _refillable(config) else None
+    widths = {table.name: table.width for table in config.tables}
+    return RocksStore(config.rocksdb, config.model, widths, writable, held, complete)
 
 
 def enter(config: TiersConfig) -> IO[bytes] | None:
@@ -69,16 +118,78 @@ def enter(config: TiersConfig) -> IO[bytes] | None:
     """
     path = Path(config.rocksdb.path)
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        users = open(path / USERS_FILE, "ab")  # noqa: SIM115 - its lock says that we are here
+        users = _lock(path, USERS_FILE, fcntl.LOCK_SH)
     except OSError:
         return None
-    fcntl.flock(users, fcntl.LOCK_SH)
     if config.source is not None:
         draft = path / f"{SOURCE_FILE}-{os.getpid()}"
         draft.write_text(str(Path(config.source).absolute()))
         draft.rename(path / SOURCE_FILE)
     return users
+
+
+def _lock(path: Path, name: str, kind: int) -> IO[bytes]:
+    """Wait for the lock `name` of the database that lies at `path` when it is granted: another may lie there by then."""
+    while True:
+        path.mkdir(parents=True, exist_ok=True)
+        file = open(path / name, "ab")  # noqa: SIM115 - its lock is what is asked for
+        try:
+            fcntl.flock(file, kind)
+            if _is_here(file, path / name):
+                return file
+        except OSError:
+            file.close()
+            raise
+        file.close()
+
+
+def _is_here(file: IO[bytes], path: Path) -> bool:
+    return path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())
+
+
+@contextmanager
+def _locked(path: Path, name: str) -> Iterator[None]:
+    with _lock(path, name, fcntl.LOCK_EX):
+        yield
+
+
+# --- damage -----------------------------------------------------------------------------------------------------------------
+def _refillable(config: TiersConfig) -> bool:
+    """Everything in the database came from the exported tables, and no other model's rows are there."""
+    path, own = Path(config.rocksdb.path), f"{config.model}-{LOADED_MARK}"
+    if config.source is None or not (path / f"{config.model}-{CREATED_MARK}").exists():
+        return False
+    others = {mark.name for mark in path.glob(f"*-{LOADED_MARK}")} - {own}
+    return not others and names_in(Path(config.source), config.tables) == {table.name for table in config.tables}
+
+
+def _marked_damaged(config: TiersConfig) -> bool:
+    return (Path(config.rocksdb.path) / DAMAGED_MARK).exists()
+
+
+def _put_aside(config: TiersConfig) -> bool:
+    """Let a new database begin where a damaged one lies. False when a live process writes it, or no tables can fill it."""
+    path = Path(config.rocksdb.path)
+    try:
+        Source(Path(config.source), config.tables).close()
+    except (ArtifactError, FileNotFoundError):
+        return False
+    with _locked(path, f"{config.model}-loading.lock"), open(path / WRITER_FILE, "ab") as writer:
+        try:
+            fcntl.flock(writer, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        if not _marked_damaged(config):  # somebody else was first
+            return True
+        for older in path.parent.glob(f"{glob.escape(path.name)}.corrupt-*"):
+            shutil.rmtree(older)
+        aside = path.with_name(f"{path.name}.corrupt-{int(time.time())}")
+        taken = sum(file.stat().st_size for file in path.iterdir())
+        path.rename(aside)
+        log.warning("RocksDB at %s is damaged: moved to %s, and filled again from %s", path, aside, config.source)
+        if shutil.disk_usage(path.parent).free < taken:  # no room for both
+            shutil.rmtree(aside)
+    return True
 
 
 def remove_forsaken(root: Path) -> None:
@@ -101,6 +212,16 @@ def mark_updated(config: TiersConfig) -> None:
 def never_updated(config: TiersConfig) -> bool:
     """RocksDB is not there yet, or as it was loaded: what was committed to the brokers speaks of another one."""
     return not (Path(config.rocksdb.path) / f"{config.model}-{UPDATED_MARK}").exists()
+
+
+def mark_followed(config: TiersConfig) -> None:
+    """From now on the brokers keep no offset that speaks of another database."""
+    (Path(config.rocksdb.path) / f"{config.model}-{FOLLOWED_MARK}").touch()
+
+
+def never_followed(config: TiersConfig) -> bool:
+    """What was committed to the brokers, if anything, speaks of another database: they are to be read from the beginning."""
+    return not (Path(config.rocksdb.path) / f"{config.model}-{FOLLOWED_MARK}").exists()
 
 
 def as_exported(config: TiersConfig) -> bool:

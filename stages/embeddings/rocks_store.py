@@ -1,16 +1,18 @@
 """L3: every row of every table in RocksDB, in HPS's own layout. One process writes (the updater); instances are secondaries.
 
-A secondary sees what the primary had written when it last caught up.
+A secondary sees what the primary had written when it last caught up. It names files by the folder itself, not by its path: a
+database that is put aside (loading.py) stays what it was for those who have it open, and they are told to open the new one.
 """
 
 from __future__ import annotations
 
 import logging
-import shutil
+import os
 import tempfile
 import threading
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 from rocksdict import AccessType, BlockBasedOptions, Cache, MemtableFactory, Options, Rdict, SstFileWriter, WriteBatch
@@ -24,21 +26,30 @@ from stages.embeddings.level import Found
 from stages.embeddings.wave import Wave
 from stages.errors import DataError, DependencyError
 
-BLOCK_CACHE_BYTES = 8 << 20  # index and filters live outside it; hot rows are in L1 and L2, not here
+BLOCK_CACHE_BYTES = 8 << 20  # of one store, all tables; index and filters live outside it; hot rows are in L1 and L2, not here
 BLOOM_BITS_PER_KEY = 10  # 1 % of unknown keys cost a read
 KEYS_PER_READ = 2  # of one thread: fewer are not worth waking it
 MEMTABLE_BYTES = 4 << 20  # what a secondary replays at most when it catches up, holding the interpreter: 10 us per row
 MERGED_BYTES_PER_S = 160 << 20  # at most; it starts from a twentieth, enough for 80,000 updated rows a second
 REFILL_US, PIECE_BYTES = 10_000, 128 << 10
 SST_ROWS = 1_000_000  # of one file: bounds the memory of loading
+LOADING_PREFIX = "loading-files-"  # folders of such files, in the database's; what is left of them has died
+DAMAGED_MARK = "tables.damaged"  # in the database's folder: it is not what was written; who opens it next puts it aside
+SYNCED_FILE = "tables.synced"  # the number of a write that was on disk: RocksDB takes a log that was cut short for complete
 
 log = logging.getLogger(__name__)
+
+
+class DamagedError(DependencyError):
+    """What lies on disk is not what was written. Waiting does not mend it."""
 
 
 class RocksStore:
     """Rows of one model's tables, `widths` values each. Every failure of RocksDB is a DependencyError.
 
-    writable: opened as the one writer, and created when there is none; else as a secondary. users: closed with the store.
+    writable: opened as the one writer, and created when there is none; else as a secondary. held: closed with the store.
+    complete: {table: N}, whose keys 0 … N - 1 must be there; None where a damaged database cannot be filled again. Where it
+    can, damage is marked in its folder and soon raises DamagedError; where not, it costs the rows of the damaged blocks.
     """
 
     def __init__(
@@ -47,28 +58,47 @@ class RocksStore:
         model: str,
         widths: dict[str, int],
         writable: bool = False,
-        users: IO[bytes] | None = None,
+        held: ExitStack | None = None,
+        complete: dict[str, int] | None = None,
     ) -> None:
-        self._config, self._widths, self.writable, self._users = config, widths, writable, users
+        self._config, self._widths, self.writable, self._complete = config, widths, writable, complete
         self._families = {table: column_family(model, table) for table in widths}
-        self._secondary = None if writable else tempfile.mkdtemp(prefix="rocksdb-secondary-")
-        self._wave = Wave(config.read_threads - 1)  # the thread that asks reads as well
+        self._path, self._folder, self._damage = Path(config.path), -1, ""
+        self._cache = Cache(BLOCK_CACHE_BYTES)
         self._catching_up = threading.Lock()
-        with self._failures("open"):
-            self._open()
+        with ExitStack() as on_failure, self._failures("open"):
+            self._access = AccessType.read_write() if writable else self._as_secondary(on_failure)
+            try:
+                self._open()
+            except Exception as error:
+                if writable or not _is_damage(error):
+                    raise
+                self._open()  # the writer may have been in the middle of a change
+            self._held = on_failure.pop_all()
+        if held is not None:
+            self._held.push(held)
+        self._wave = Wave(config.read_threads - 1)  # the thread that asks reads as well
+
+    def _as_secondary(self, undo: ExitStack) -> AccessType:
+        self._folder = os.open(self._path, os.O_PATH | os.O_DIRECTORY)
+        undo.callback(os.close, self._folder)
+        self._path = Path(f"/proc/self/fd/{self._folder}")
+        return AccessType.secondary(undo.enter_context(tempfile.TemporaryDirectory(prefix="rocksdb-secondary-")))
 
     def _open(self) -> None:
-        path = self._config.path
+        path, synced = str(self._path), self._synced()
         if self.writable:
-            Path(path).mkdir(parents=True, exist_ok=True)
-            access = AccessType.read_write()
-        else:
-            access = AccessType.secondary(self._secondary)
+            self._path.mkdir(parents=True, exist_ok=True)
         there = Rdict.list_cf(path) if Path(path, "CURRENT").exists() else [DEFAULT_COLUMN_FAMILY]
         names = {*there, *self._families.values()} if self.writable else there
         families = {name: self._options() for name in names}
-        self._db = Rdict(path, self._options(), column_families=families, access_type=access)
+        self._db = Rdict(path, self._options(), column_families=families, access_type=self._access)
         self._tables = {table: self._db.get_column_family(name) for table, name in self._families.items() if name in families}
+        try:
+            self._check_log(synced)
+        except DamagedError:
+            self._close_database()
+            raise
 
     def _options(self) -> Options:
         options = Options(raw_mode=True)
@@ -86,12 +116,50 @@ class RocksStore:
             options.set_writable_file_max_buffer_size(PIECE_BYTES)
         blocks = BlockBasedOptions()
         blocks.set_bloom_filter(BLOOM_BITS_PER_KEY, False)
-        blocks.set_block_cache(Cache(BLOCK_CACHE_BYTES))
+        blocks.set_block_cache(self._cache)
         options.set_block_based_table_factory(blocks)
         return options
 
     def _failures(self, doing: str) -> _Failures:
-        return _Failures(f"RocksDB at {self._config.path} failed to {doing}")
+        return _Failures(f"RocksDB at {self._config.path} failed to {doing}", self.damaged)
+
+    # --- damage -------------------------------------------------------------------------------------------------------------
+    def damaged(self, what: str) -> DamagedError:
+        """Mark the database as damaged, when it can be filled again -> the error that says so."""
+        remedy = "Delete the folder: it is loaded again from the exported tables (updates since the export are lost)."
+        if self._complete is not None:
+            self._damage = what
+            remedy = "It is put aside and filled again by the next process that opens it while nobody else writes."
+            with suppress(OSError):  # a disk that takes no mark takes no new database either
+                (self._path / DAMAGED_MARK).touch()
+        return DamagedError(f"RocksDB at {self._config.path} is damaged: {what}. Expected what was written there. {remedy}")
+
+    def check(self) -> None:
+        """Raises DamagedError when this or another process met damage, DependencyError when another database lies here now."""
+        with self._failures("read"):
+            if self._damage:
+                raise self.damaged(self._damage)
+            if self.writable:
+                if self._complete is not None and (self._path / DAMAGED_MARK).exists():
+                    raise self.damaged("an instance could not read it")
+            elif not os.path.samestat(os.fstat(self._folder), os.stat(self._config.path)):
+                raise DependencyError(f"RocksDB at {self._config.path} was replaced by a new one, which is opened next.")
+
+    def _synced(self) -> int:
+        """The number of the last write that was certainly on disk."""
+        try:
+            return int((self._path / SYNCED_FILE).read_text())
+        except (FileNotFoundError, ValueError):  # never written, or cut short by a power failure: nothing is known
+            return 0
+
+    def _check_log(self, synced: int) -> None:
+        """Raises DamagedError when the log ends before the write `synced`."""
+        if self._complete is None or self._db.latest_sequence_number() >= synced:
+            return
+        if not self.writable:  # it may have missed a file that the writer had just replaced
+            self._db.try_catch_up_with_primary()
+        if (last := self._db.latest_sequence_number()) < synced:
+            raise self.damaged(f"its log ends at write {last}, and {synced} was on disk")
 
     # --- reading ------------------------------------------------------------------------------------------------------------
     def read(self, wanted: dict[str, np.ndarray]) -> tuple[Found, bool]:
@@ -99,14 +167,36 @@ class RocksStore:
 
         Not intact: some rows could not be read (a damaged block) and count as not found.
         """
+        self.check()
         with self._failures("read"):
-            parts = [(table, chunk) for table, keys in wanted.items() for chunk in self._chunks(encode_keys(keys))]
-            replies = self._wave.run(self._get, parts)
-            values: dict[str, list[bytes | None]] = {table: [] for table in wanted}
-            for (table, _), (reply, _) in zip(parts, replies, strict=True):
-                values[table] += reply
-            found = {table: decode_vectors(rows, self._widths[table]) for table, rows in values.items()}
-            return found, all(intact for _, intact in replies)
+            found, intact = self._read(wanted)
+            if intact and self._lacks(wanted, found):  # perhaps it missed a file that the writer had just replaced
+                with self._catching_up:
+                    self._db.try_catch_up_with_primary()
+                found, intact = self._read(wanted)
+                if intact and self._lacks(wanted, found):
+                    raise self.damaged("rows that were loaded are not there")
+            return found, intact
+
+    def _lacks(self, wanted: dict[str, np.ndarray], found: Found) -> bool:
+        """Whether a row is missing that must be there."""
+        if not self._complete or self.writable:
+            return False
+        return any(
+            not there.all()
+            and table in self._complete
+            and (wanted[table][~there].view(np.uint64) < self._complete[table]).any()
+            for table, (_, there) in found.items()
+        )
+
+    def _read(self, wanted: dict[str, np.ndarray]) -> tuple[Found, bool]:
+        parts = [(table, chunk) for table, keys in wanted.items() for chunk in self._chunks(encode_keys(keys))]
+        replies = self._wave.run(self._get, parts)
+        values: dict[str, list[bytes | None]] = {table: [] for table in wanted}
+        for (table, _), (reply, _) in zip(parts, replies, strict=True):
+            values[table] += reply
+        found = {table: decode_vectors(rows, self._widths[table]) for table, rows in values.items()}
+        return found, all(intact for _, intact in replies)
 
     def _chunks(self, keys: list[bytes]) -> list[list[bytes]]:
         """What each thread reads of one table."""
@@ -128,13 +218,18 @@ class RocksStore:
                     last_error = error
             if last_error is not None and not any(values):
                 raise last_error from None
+            if last_error is not None and _is_damage(last_error):
+                log.warning("%s", self.damaged(str(last_error)))
             return values, last_error is None
 
     def catch_up(self) -> None:
         """Let a secondary see all that was written up to now. The writer sees it anyway."""
         if not self.writable:
+            self.check()
             with self._failures("catch up"), self._catching_up:
+                synced = self._synced()
                 self._db.try_catch_up_with_primary()
+                self._check_log(synced)
 
     def loaded(self, table: str) -> bool:
         """Whether the table has rows."""
@@ -172,11 +267,14 @@ class RocksStore:
         """Everything written is on disk after this, also for a power failure."""
         with self._failures("write"):
             self._db.flush_wal(True)
+            draft = self._path / f"{SYNCED_FILE}-draft"
+            draft.write_text(str(self._db.latest_sequence_number()))
+            draft.replace(self._path / SYNCED_FILE)
 
     def bulk_load(self, table: str, keys: np.ndarray, vectors: np.ndarray) -> None:
         """Fill an empty table by sorted files, at once. keys int64 [N] unique, vectors float32 [N, D] (or a memmap)."""
         order = np.argsort(check_keys(keys, table).astype("<i8").view(">u8"), kind="stable")  # RocksDB orders keys as bytes
-        with self._failures("bulk load"), tempfile.TemporaryDirectory(dir=self._config.path) as folder:
+        with self._failures("bulk load"), tempfile.TemporaryDirectory(prefix=LOADING_PREFIX, dir=self._path) as folder:
             files = []
             for start in range(0, len(order), SST_ROWS):
                 rows = order[start : start + SST_ROWS]
@@ -190,32 +288,42 @@ class RocksStore:
 
     def close(self) -> None:
         self._wave.close()
+        self._close_database()
+        self._path, self._folder = Path(os.devnull), -1  # a read that is still under way must not mark what is opened next
+        self._held.close()
+
+    def _close_database(self) -> None:
         self._tables.clear()
         try:
             self._db.close()
         except Exception as error:  # it failed before: what was acknowledged is in its log, and the next opening reads that
             log.warning("RocksDB at %s closed with an error: %s", self._config.path, error)
-        if self._secondary:
-            shutil.rmtree(self._secondary, ignore_errors=True)
-        if self._users is not None:
-            self._users.close()
+
+
+def _is_damage(error: Exception) -> bool:
+    """Whether RocksDB (bare Exceptions, mostly) speaks of what was written, not of a disk that is full or not to be used."""
+    text = str(error)
+    lacks = "No such file or directory" in text and ("/MANIFEST" in text or "/CURRENT" in text)  # every other file names itself
+    return text.startswith("Corruption") or lacks
 
 
 class _Failures:
-    """Turns whatever RocksDB raises (bare Exceptions, mostly) into a DependencyError."""
+    """Turns whatever RocksDB raises into a DependencyError."""
 
-    def __init__(self, doing: str) -> None:
-        self._doing = doing
+    def __init__(self, doing: str, damaged: Callable[[str], DamagedError]) -> None:
+        self._doing, self._damaged = doing, damaged
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, DependencyError):
-            remedy = (
-                str(error)
-                if isinstance(error, DataError)
-                else "Expected an intact database with room to write. Check the disk and the permissions, or delete the "
-                "folder: it is loaded again from the exported tables (updates since the export are lost)."
-            )
-            raise DependencyError(f"{self._doing}: {error!r}. {remedy}") from error
+        if not isinstance(error, Exception) or isinstance(error, DependencyError):
+            return
+        if _is_damage(error):
+            raise self._damaged(str(error)) from error
+        remedy = (
+            str(error)
+            if isinstance(error, DataError)
+            else "Expected a database that can be read, with room to write. Check the disk and the permissions."
+        )
+        raise DependencyError(f"{self._doing}: {error!r}. {remedy}") from error
