@@ -2,7 +2,7 @@
 
 L1  per process:  decoded rows in slots, with what finds and evicts them
 L2  per machine:  encoded rows in shared memory, one copy for all processes; beside it a ring of recent updates
-L3  on disk:      RocksDB's sorted files of key and fp32 row
+L3  on disk:      RocksDB's sorted files of key and fp32 row; and per process what finds rows in them, with a block cache
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from math import ceil
 
 from hps_config.tables import TableSpec
 from stages.embeddings.config import TableConfig
+from stages.embeddings.rocks_store import BLOCK_CACHE_BYTES, reader_bytes
 from stages.embeddings.table import l1_sections, l2_sections, ring_sections
 
 L1_SET_ROWS = 64  # HPS's cache granularity: 2 slabs of 32 keys, at least one set per table
@@ -47,6 +48,12 @@ def ring_bytes(table: TableSpec) -> int:
 def l3_bytes(table: TableSpec, rows: int) -> int:
     """Bytes of `rows` rows on disk, compacted; compaction itself may need as much again for a while."""
     return rows * (table.fp32_row_bytes + L3_ROW_BYTES)
+
+
+def l3_memory_bytes(tables: tuple[TableSpec, ...]) -> int:
+    """Bytes that RocksDB takes of every process that has it open: index and filters of all rows, and cached blocks."""
+    readers = sum(reader_bytes(table.rows, table.width) for table in tables)
+    return readers + min(BLOCK_CACHE_BYTES, sum(l3_bytes(table, table.rows) for table in tables))
 
 
 def buffer_bytes(tables: tuple[TableSpec, ...], max_batch_size: int) -> int:

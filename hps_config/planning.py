@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hps_config.hit_rate import HitRates, predict_hit_rates
-from hps_config.memory import L1_SET_ROWS, buffer_bytes, l1_bytes, l1_rows, l2_bytes, l3_bytes, ring_bytes
+from hps_config.memory import L1_SET_ROWS, buffer_bytes, l1_bytes, l1_rows, l2_bytes, l3_bytes, l3_memory_bytes, ring_bytes
 from hps_config.ps_config import NO_MARGIN
 from hps_config.tables import ROW_FORMATS, TableSpec
 from stages.errors import ConfigError
@@ -23,7 +23,10 @@ SHARE_STEPS = 1_000_000  # gpucacheper is written with six digits
 
 @dataclass(frozen=True)
 class Budgets:
-    """Bytes each tier may take. L1 is per process, L2 per machine, L3 on disk; 0 leaves L2 or L3 out."""
+    """Bytes each tier may take. L1 is per process, L2 per machine, L3 on disk; 0 leaves L2 or L3 out.
+
+    Where L2 does not hold every row, what RocksDB takes of a process's memory comes out of `l1_bytes`.
+    """
 
     l1_bytes: int
     l2_bytes: int
@@ -80,6 +83,11 @@ class Plan:
         return sum(planned.l3_bytes for planned in self.tables)
 
     @property
+    def l3_memory_bytes(self) -> int:
+        """Of one process: RocksDB's index, filters and block cache."""
+        return l3_memory_bytes(tuple(planned.table for planned in self.tables)) if self.budgets.l3_bytes else 0
+
+    @property
     def ring_bytes(self) -> int:
         """Of the machine: recent updates, which every L1 follows."""
         return sum(ring_bytes(planned.table) for planned in self.tables)
@@ -92,7 +100,7 @@ class Plan:
     @property
     def process_bytes(self) -> int:
         """Private memory of one process."""
-        return self.l1_bytes + self.buffer_bytes
+        return self.l1_bytes + self.buffer_bytes + self.l3_memory_bytes
 
     @property
     def machine_bytes(self) -> int:
@@ -109,8 +117,8 @@ def plan_tiers(tables: tuple[TableSpec, ...], budgets: Budgets) -> Plan:
     """Fill the tiers as far as the budgets allow. Raises ConfigError, with what would fit, when a tier's least does not."""
     _check(tables, budgets)
     _check_l3(tables, budgets)
-    share = _largest_share(tables, budgets)
     margin = _largest_margin(tables, budgets)
+    share = _largest_share(tables, budgets, _beside_l1(tables, budgets, margin))
     planned = tuple(
         TablePlan(
             table,
@@ -164,16 +172,23 @@ def _check_l3(tables: tuple[TableSpec, ...], budgets: Budgets) -> None:
         )
 
 
-def _largest_share(tables: tuple[TableSpec, ...], budgets: Budgets) -> float:
-    """The largest share of every table whose caches fit one process."""
+def _beside_l1(tables: tuple[TableSpec, ...], budgets: Budgets, margin: int) -> int:
+    """Bytes that RocksDB takes of L1's budget. Nothing where L2 holds every row: RocksDB may then be left out."""
+    complete = all(_l2_rows(table, margin, budgets) == table.rows for table in tables)
+    return l3_memory_bytes(tables) if budgets.l3_bytes and not complete else 0
+
+
+def _largest_share(tables: tuple[TableSpec, ...], budgets: Budgets, beside: int) -> float:
+    """The largest share of every table whose caches fit one process, which needs `beside` bytes for RocksDB."""
 
     def needed(steps: int) -> int:
-        return sum(l1_bytes(table, l1_rows(table.rows, steps / SHARE_STEPS)) for table in tables)
+        return beside + sum(l1_bytes(table, l1_rows(table.rows, steps / SHARE_STEPS)) for table in tables)
 
     if needed(1) > budgets.l1_bytes:
         raise ConfigError(
             f"L1 needs {needed(1)} bytes per process for the least it can hold ({L1_SET_ROWS} rows or a millionth of each of "
-            f"{len(tables)} tables). The budget is {budgets.l1_bytes}. Raise l1 to {needed(1)} bytes, or serve fewer tables."
+            f"{len(tables)} tables) and {beside} bytes of it for RocksDB's index, filters and block cache. The budget is "
+            f"{budgets.l1_bytes}. Raise l1 to {needed(1)} bytes, or serve fewer tables."
         )
     return _largest(SHARE_STEPS, lambda steps: needed(steps) <= budgets.l1_bytes) / SHARE_STEPS
 

@@ -8,6 +8,13 @@ from rich.table import Table
 from hps_config import memory
 from hps_config.hit_rate import WARM_UP_SHARE, HitRates
 from hps_config.planning import Plan
+from stages.embeddings.rocks_store import (
+    BLOCK_BYTES,
+    BLOCK_CACHE_BYTES,
+    BLOOM_BITS_PER_KEY,
+    INDEX_BYTES_PER_BLOCK,
+    MEMTABLE_BYTES,
+)
 
 
 def human_bytes(count: int) -> str:
@@ -38,7 +45,11 @@ def assumptions(plan: Plan, traced: bool) -> list[str]:
         "L2: one copy for all processes in shared memory, rows in the table's row format "
         "(a Redis cluster keeps fp32 rows and its own overhead instead).",
         f"L3: fp32 rows, {memory.L3_ROW_BYTES} bytes beside each, uncompressed; compaction may need as much again for a while.",
-        f"Per process: L1 and the buffers of a request of {plan.budgets.max_batch_size} samples, not the interpreter.",
+        f"RocksDB's memory: {BLOOM_BITS_PER_KEY} bits of filter a row, {INDEX_BYTES_PER_BLOCK} bytes of index a block of "
+        f"{BLOCK_BYTES}, a cache of {human_bytes(BLOCK_CACHE_BYTES)}, out of L1's budget unless L2 holds every row; "
+        f"live updates add up to {human_bytes(2 * MEMTABLE_BYTES)} a table, and the updater is one more such process.",
+        f"Per process: L1, RocksDB's memory and the buffers of a request of {plan.budgets.max_batch_size} samples, not the "
+        "interpreter.",
         "NVIDIA's hps backend keeps fp32 rows in GPU memory, one full cache per GPU.",
     ]
     if traced:
@@ -68,6 +79,7 @@ def _totals(plan: Plan) -> Table:
     for name in ("what", "planned", "budget"):
         table.add_column(name, justify="left" if name == "what" else "right")
     table.add_row("L1 of one process", human_bytes(plan.l1_bytes), human_bytes(budgets.l1_bytes))
+    table.add_row("RocksDB's memory of one process", human_bytes(plan.l3_memory_bytes), "")
     table.add_row("request buffers of one process", human_bytes(plan.buffer_bytes), "")
     table.add_row("private memory of one process", human_bytes(plan.process_bytes), "")
     table.add_row("L2 of the machine", human_bytes(plan.l2_bytes), human_bytes(budgets.l2_bytes))

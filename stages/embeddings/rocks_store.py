@@ -12,6 +12,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,10 @@ from stages.errors import DataError, DependencyError
 
 BLOCK_CACHE_BYTES = 8 << 20  # of one store, all tables; index and filters live outside it; hot rows are in L1 and L2, not here
 BLOOM_BITS_PER_KEY = 10  # 1 % of unknown keys cost a read
+BLOCK_BYTES = 4096
+INDEX_BYTES_PER_BLOCK, READER_BYTES = 15, 2048  # measured; of one file: its properties, and rounding
+BLOCK_ROW_BYTES = 16  # beside a row in a block: key, sequence number, lengths
+FULL_SHARE = 0.9  # of a block: what does not fit what is left goes to the next one
 KEYS_PER_READ = 2  # of one thread: fewer are not worth waking it
 MEMTABLE_BYTES = 4 << 20  # what a secondary replays at most when it catches up, holding the interpreter: 10 us per row
 MERGED_BYTES_PER_S = 160 << 20  # at most; it starts from a twentieth, enough for 80,000 updated rows a second
@@ -38,6 +43,13 @@ DAMAGED_MARK = "tables.damaged"  # in the database's folder: it is not what was 
 SYNCED_FILE = "tables.synced"  # the number of a write that was on disk: RocksDB takes a log that was cut short for complete
 
 log = logging.getLogger(__name__)
+
+
+def reader_bytes(rows: int, width: int) -> int:
+    """Bytes that every process with the database open keeps for a table, whatever it reads: filters, and an index of blocks."""
+    rows_per_block = ceil(FULL_SHARE * BLOCK_BYTES / (BLOCK_ROW_BYTES + 4 * width))
+    index_bytes = INDEX_BYTES_PER_BLOCK * ceil(rows / rows_per_block)
+    return ceil(rows * BLOOM_BITS_PER_KEY / 8) + index_bytes + READER_BYTES * ceil(rows / SST_ROWS)
 
 
 class DamagedError(DependencyError):
@@ -115,6 +127,7 @@ class RocksStore:
             options.set_auto_tuned_ratelimiter(MERGED_BYTES_PER_S, REFILL_US, fairness=10)
             options.set_writable_file_max_buffer_size(PIECE_BYTES)
         blocks = BlockBasedOptions()
+        blocks.set_block_size(BLOCK_BYTES)
         blocks.set_bloom_filter(BLOOM_BITS_PER_KEY, False)
         blocks.set_block_cache(self._cache)
         options.set_block_based_table_factory(blocks)

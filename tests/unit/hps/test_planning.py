@@ -4,10 +4,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hps_config.memory import l1_bytes, l1_rows, l2_bytes, l3_bytes
+from hps_config.memory import l1_bytes, l1_rows, l2_bytes, l3_bytes, l3_memory_bytes
 from hps_config.planning import SHARE_STEPS, Budgets, plan_tiers, predict
 from hps_config.ps_config import NO_MARGIN
 from hps_config.tables import ROW_FORMATS, TableSpec
+from stages.embeddings.config import RocksConfig
+from stages.embeddings.rocks_store import BLOCK_CACHE_BYTES, RocksStore, reader_bytes
 from stages.embeddings.row_formats import RowCodec
 from stages.errors import ConfigError
 from tests.unit.hps.oracle import simulate
@@ -47,14 +49,16 @@ def test_everything_fits():
     assert [planned.l2_rows for planned in plan.tables] == [planned.l3_rows for planned in plan.tables] == [100_000, 1_000_000]
     assert [planned.l1_rows for planned in plan.tables] == [100_032, 1_000_000]  # whole sets of 64
     assert plan.buffer_bytes == 1000 * (1 * (8 + 64) + 2 * (8 + 64))
-    assert plan.process_bytes == plan.l1_bytes + plan.buffer_bytes
+    assert plan.l3_memory_bytes == l3_memory_bytes((ITEM, USER))
+    assert plan.process_bytes == plan.l1_bytes + plan.buffer_bytes + plan.l3_memory_bytes
     assert plan.machine_bytes == 2 * plan.process_bytes + plan.l2_bytes + plan.ring_bytes
 
 
 @pytest.mark.parametrize("l1", [1, 3, 17])
 @pytest.mark.parametrize("l2", [5, 20])
 def test_dials_stand_as_far_up_as_the_budgets_allow(l1, l2):
-    plan = plan_tiers((ITEM, USER), replace(AMPLE, l1_bytes=l1 * MIB, l2_bytes=l2 * MIB))
+    beside = l3_memory_bytes((ITEM, USER))
+    plan = plan_tiers((ITEM, USER), replace(AMPLE, l1_bytes=l1 * MIB + beside, l2_bytes=l2 * MIB))
     assert plan.l1_bytes <= l1 * MIB
     assert plan.l2_bytes <= l2 * MIB
     share = plan.gpucacheper + 1 / SHARE_STEPS
@@ -99,6 +103,18 @@ def test_l1_refusal_says_what_fits():
     assert [planned.l1_rows for planned in plan.tables] == [64, 64]
 
 
+def test_l1_shares_its_budget_with_rocksdb_unless_l2_holds_every_row():
+    budgets, beside = replace(AMPLE, l1_bytes=MIB, l2_bytes=5 * MIB), l3_memory_bytes((ITEM,))
+    message = refusal((ITEM,), budgets)
+    assert f"{beside} bytes of it for RocksDB's index, filters and block cache" in message
+    needed = number(r"Raise l1 to (\d+)", message)
+    assert plan_tiers((ITEM,), replace(budgets, l1_bytes=needed)).tables[0].l1_rows == 64
+    assert number(r"Raise l1 to (\d+)", refusal((ITEM,), replace(budgets, l1_bytes=needed - 1))) == needed
+    assert plan_tiers((ITEM,), replace(budgets, l2_bytes=AMPLE.l2_bytes)).process_bytes > budgets.l1_bytes
+    without = plan_tiers((ITEM,), replace(AMPLE, l3_bytes=0))
+    assert (without.l3_memory_bytes, without.process_bytes) == (0, without.l1_bytes + without.buffer_bytes)
+
+
 def test_l2_refusal_says_what_fits():
     budgets = replace(AMPLE, l2_bytes=100)
     message = refusal((ITEM, USER), budgets)
@@ -133,7 +149,8 @@ def test_plans_that_make_no_sense(tables, change, message):
 
 
 def test_predictions_against_simulated_tiers():
-    plan = plan_tiers((replace(ITEM, rows=5_000),), replace(AMPLE, l1_bytes=20_000, l2_bytes=100_000))
+    table = replace(ITEM, rows=5_000)
+    plan = plan_tiers((table,), replace(AMPLE, l1_bytes=20_000 + l3_memory_bytes((table,)), l2_bytes=100_000))
     planned = plan.tables[0]
     assert 64 <= planned.l1_rows < planned.l2_rows < 5_000
     keys = np.random.default_rng(2).zipf(1.1, 8_000) % 5_000
@@ -174,3 +191,23 @@ def test_disk_bytes_of_a_real_rocksdb(tmp_path):
     database.close()
     measured = sum(path.stat().st_size for path in tmp_path.glob("*.sst"))
     assert 0.85 <= measured / l3_bytes(table, table.rows) <= 1.0
+
+
+@pytest.mark.parametrize("width", [4, 16, 64, 128])
+@pytest.mark.parametrize("step", [1, 9_876_543_210])
+def test_rocksdbs_memory_is_what_it_says_itself(tmp_path, width, step):
+    """Index and filters of a loaded table, as an instance has it open: keys one behind the other, or anywhere."""
+    rows = 100_000
+    store = RocksStore(RocksConfig(str(tmp_path)), "rank", {"item": width, "user": width}, writable=True)
+    vectors = np.random.default_rng(0).standard_normal((rows, width), dtype=np.float32)
+    store.bulk_load("item", np.arange(rows) * step, vectors)
+    store.close()
+    store = RocksStore(RocksConfig(str(tmp_path)), "rank", {"item": width, "user": width})
+    assert store.read({"item": np.array([step])})[1]
+    said = int(store._tables["item"].property_value("rocksdb.estimate-table-readers-mem"))
+    of_both = [store._tables[table].property_value("rocksdb.block-cache-usage") for table in ("item", "user")]
+    cache = int(store._tables["item"].property_value("rocksdb.block-cache-capacity"))
+    store.close()
+    assert reader_bytes(rows, width) == pytest.approx(said, rel=0.15)
+    assert cache == BLOCK_CACHE_BYTES
+    assert of_both[0] == of_both[1] > "0"  # one cache
