@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+
+log = logging.getLogger(__name__)
 
 
 class Breaker:
@@ -28,6 +31,8 @@ class Breaker:
 
     def failed(self, error: Exception) -> None:
         self.failures += 1
+        if self.last_error is None:  # once, not at every try
+            log.warning("%s", error)
         self.last_error = error
         self._open_until_s = self._clock_s() + self._pause_s
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)

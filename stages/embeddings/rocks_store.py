@@ -95,7 +95,9 @@ class RocksStore:
         self._folder = os.open(self._path, os.O_PATH | os.O_DIRECTORY)
         undo.callback(os.close, self._folder)
         self._path = Path(f"/proc/self/fd/{self._folder}")
-        return AccessType.secondary(undo.enter_context(tempfile.TemporaryDirectory(prefix="rocksdb-secondary-")))
+        return AccessType.secondary(
+            undo.enter_context(tempfile.TemporaryDirectory(prefix="rocksdb-secondary-", ignore_cleanup_errors=True))
+        )
 
     def _open(self) -> None:
         path, synced = str(self._path), self._synced()
@@ -231,8 +233,8 @@ class RocksStore:
                     last_error = error
             if last_error is not None and not any(values):
                 raise last_error from None
-            if last_error is not None and _is_damage(last_error):
-                log.warning("%s", self.damaged(str(last_error)))
+            if last_error is not None and self._complete is not None and not self._damage and _is_damage(last_error):
+                log.warning("%s", self.damaged(str(last_error)))  # and `check` raises from the next call on
             return values, last_error is None
 
     def catch_up(self) -> None:
@@ -241,7 +243,10 @@ class RocksStore:
             self.check()
             with self._failures("catch up"), self._catching_up:
                 synced = self._synced()
-                self._db.try_catch_up_with_primary()
+                try:
+                    self._db.try_catch_up_with_primary()
+                except Exception as error:  # damage, or a file that the writer had just replaced: opening it again will tell
+                    raise DependencyError(f"RocksDB at {self._config.path} failed to catch up: {error!r}.") from error
                 self._check_log(synced)
 
     def loaded(self, table: str) -> bool:

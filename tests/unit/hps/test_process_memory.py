@@ -1,0 +1,105 @@
+"""Whole processes over one table, L1, a part of L2 and an open RocksDB: they take the memory that the planner says."""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hps_config.memory import table_config
+from hps_config.planning import Budgets, plan_tiers
+from hps_config.tables import TableSpec
+from stages.embeddings.config import RocksConfig, TiersConfig
+from stages.embeddings.loading import load_l3
+from stages.embeddings.tiers import Tiers
+
+MIB = 2**20
+SPEC = TableSpec("item", rows=600_000, width=16)
+SMALL_ROWS = 2_000
+BATCH = 4096  # keys of a request
+WAIT_S = 100
+
+
+def memory_bytes() -> dict[str, int]:
+    """This process's share of the machine's memory, by kind: `Pss` all of it, `Pss_Anon` what it has for itself."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
+    return {name: 1024 * int(size.split()[0]) for name, size in (line.split(":") for line in lines)}
+
+
+def look_all_up(tiers: Tiers, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Fill L1 and L2 -> keys and rows of the last request, which a process holds while it serves."""
+    for start in range(0, rows, BATCH):
+        keys = np.arange(start, min(start + BATCH, rows))
+        vectors = tiers.lookup("item", keys)
+        tiers.settle()
+    return keys, vectors
+
+
+def serve(config: TiersConfig, small: TiersConfig, together, report) -> None:
+    """What opening and filling the tiers cost this process, while the others have them open as well."""
+    warm = Tiers(small, warm=False)  # libraries, machine code and threads of every kind
+    look_all_up(warm, SMALL_ROWS)
+    together.wait(WAIT_S)
+    before = memory_bytes()
+    tiers = Tiers(config, warm=False)
+    for _ in range(2):  # rows come to L1 when they are used again
+        held = look_all_up(tiers, SPEC.rows)
+    together.wait(WAIT_S)
+    report.put({name: size - before[name] for name, size in memory_bytes().items()})
+    together.wait(WAIT_S)
+    assert len(held[0]) == len(held[1])  # they live until here
+    for each in (tiers, warm):
+        each.close()
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory) -> dict[int, RocksConfig]:
+    """rows -> RocksDB that holds them."""
+    databases = {}
+    for rows in (SMALL_ROWS, SPEC.rows):
+        folder = tmp_path_factory.mktemp(f"rows-{rows}")
+        np.save(folder / "item.npy", np.random.default_rng(0).standard_normal((rows, SPEC.width), dtype=np.float32))
+        databases[rows] = RocksConfig(str(folder / "db"))
+        table = table_config(replace(SPEC, rows=rows), 0, 0)
+        load_l3(TiersConfig("rank", (table,), "load", source=str(folder), rocksdb=databases[rows]))
+    return databases
+
+
+@pytest.fixture
+def shared():
+    """Shared memory, where the machine has it: a file's pages count for nobody until they are mapped."""
+    folder = tempfile.mkdtemp(prefix="planned-", dir="/dev/shm")
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.parametrize("instances", [1, 4])
+def test_processes_take_the_memory_that_was_planned(loaded, shared, monkeypatch, instances):
+    """The C library gives each reading thread a heap of its own, and what RocksDB lets go in one serves no other: 8 to 43 MiB
+    a process, by how it is asked. The plan says that it leaves them out; with one heap for all there are none."""
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
+    budgets = Budgets(l1_bytes=64 * MIB, l2_bytes=20 * MIB, l3_bytes=1024 * MIB, instances=instances, max_batch_size=BATCH)
+    plan = plan_tiers((SPEC,), budgets)
+    planned = plan.tables[0]
+    assert 0 < planned.l2_rows < SPEC.rows
+
+    table = table_config(SPEC, min(planned.l1_rows, SPEC.rows), planned.l2_rows)
+    config = TiersConfig("rank", (table,), "planned", shared, rocksdb=loaded[SPEC.rows])
+    few = replace(table, rows=SMALL_ROWS, l1_rows=64, l2_rows=128)
+    small = replace(config, tables=(few,), arena="small", rocksdb=loaded[SMALL_ROWS])
+    context = multiprocessing.get_context("spawn")
+    together, report = context.Barrier(instances), context.Queue()
+    processes = [context.Process(target=serve, args=(config, small, together, report)) for _ in range(instances)]
+    for process in processes:
+        process.start()
+    measured = [report.get(timeout=WAIT_S) for _ in processes]
+    for process in processes:
+        process.join(WAIT_S)
+    assert sum(grown["Pss"] for grown in measured) == pytest.approx(plan.machine_bytes, rel=0.15)
+    for grown in measured:
+        assert grown["Pss_Anon"] == pytest.approx(plan.process_bytes, rel=0.15)
