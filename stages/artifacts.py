@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from stages.errors import ArtifactError
 STAGE_FILE = "stage.json"
 MANIFEST_FILE = "manifest.json"
 HASH_BLOCK_BYTES = 1 << 20
+_PARSING = threading.Lock()  # numpy reads a header by `ast`, which two threads at once break (CPython 3.11, gh-106905)
 REMEDY = "Export the repository again (`make export`), or move the server back to an older generation."
 
 
@@ -85,7 +87,8 @@ def open_array(folder: Path, name: str) -> np.ndarray:
     """-> `<name>.npy`, memory-mapped read-only. Raises ArtifactError when it is missing, truncated or pickled."""
     path = folder / f"{name}.npy"
     try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
+        with _PARSING:
+            return np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
         raise ArtifactError(f"{path} cannot be opened as an array: {error}. {REMEDY}") from error
 

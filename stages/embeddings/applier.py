@@ -167,7 +167,10 @@ class Applier:
         self._tell_stored(table)
 
     def drain(self) -> None:
-        """Bring stores that are back up to date."""
+        """Bring stores that are back up to date; learn that an instance found RocksDB damaged."""
+        if self._rocksdb is not None:
+            self._rocksdb.level.use(lambda store: (store.check(), True))
+            self._rocksdb.open()
         waiting = [store for store in self._stores if store.rows]
         for store in waiting:
             store.drain()
@@ -188,6 +191,11 @@ class Applier:
             store.reached[table][partition] = 0
         if self._redis is not None:
             self._redis.level.use(lambda store: (store.forget_log(table, partition), True))
+
+    @property
+    def l3_open(self) -> bool:
+        """RocksDB is there, where there is to be one, and takes rows."""
+        return self._rocksdb is None or (self._rocksdb.level.store is not None and not self.lost_rows)
 
     @property
     def behind(self) -> int:

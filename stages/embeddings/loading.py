@@ -29,7 +29,6 @@ from stages.errors import ArtifactError, DependencyError
 
 LOADED_MARK = "tables.loaded"  # in the database's folder: names of the tables that are in
 UPDATED_MARK = "tables.updated"  # there once an updater has opened the database
-FOLLOWED_MARK = "tables.followed"  # there once what is committed to the brokers speaks of this database
 CREATED_MARK = "tables.created"  # it was made here: all its rows came from the exported tables, and from updates
 SOURCE_FILE, USERS_FILE, WRITER_FILE = "tables.source", "tables.users", "tables.writer"
 
@@ -210,18 +209,8 @@ def mark_updated(config: TiersConfig) -> None:
 
 
 def never_updated(config: TiersConfig) -> bool:
-    """RocksDB is not there yet, or as it was loaded: what was committed to the brokers speaks of another one."""
+    """RocksDB is not there yet, or as it was loaded."""
     return not (Path(config.rocksdb.path) / f"{config.model}-{UPDATED_MARK}").exists()
-
-
-def mark_followed(config: TiersConfig) -> None:
-    """From now on the brokers keep no offset that speaks of another database."""
-    (Path(config.rocksdb.path) / f"{config.model}-{FOLLOWED_MARK}").touch()
-
-
-def never_followed(config: TiersConfig) -> bool:
-    """What was committed to the brokers, if anything, speaks of another database: they are to be read from the beginning."""
-    return not (Path(config.rocksdb.path) / f"{config.model}-{FOLLOWED_MARK}").exists()
 
 
 def as_exported(config: TiersConfig) -> bool:

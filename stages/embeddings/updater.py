@@ -162,7 +162,7 @@ class Updater:
         """One batch of messages."""
         self._applier.drain()
         self._tell(HEARTBEAT_MS, int(time.time() * 1e3))
-        self._tell(STORE_DOWN, int(self._applier.behind > 0))
+        self._tell(STORE_DOWN, int(self._applier.behind > 0 or not self._applier.l3_open))
         if self._applier.behind > BACKLOG_ROWS:
             time.sleep(self._updates.poll_timeout_ms / 1e3)
             return

@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 
 from stages.embeddings import rocks_store
+from stages.embeddings.batch import nothing_reached
 from stages.embeddings.config import RocksConfig, TableConfig, TiersConfig, UpdateConfig
+from stages.embeddings.level import Level
 from stages.embeddings.loading import load_l3, mark_updated, never_updated, open_l3
 from stages.embeddings.publisher import Publisher
 from stages.embeddings.rocks_store import DAMAGED_MARK, LOADING_PREFIX, DamagedError, RocksStore
@@ -24,7 +26,7 @@ from stages.errors import DependencyError
 from tests.unit.embeddings.conftest import random_rows
 from tests.unit.embeddings.test_faults import until
 from tests.unit.embeddings.test_updates import committed
-from tests.unit.embeddings.updating import updating
+from tests.unit.embeddings.updating import Log, updating
 
 ROWS, WIDTH = 5000, 16
 TABLE = TableConfig("items", ROWS, WIDTH, l2_rows=64, default=-1.0)  # nearly every key is asked of RocksDB
@@ -143,7 +145,7 @@ def as_killed(config: TiersConfig) -> None:
     path, copy = Path(config.rocksdb.path), Path(f"{config.rocksdb.path}-copy")
     store = open_l3(config, writable=True)
     mark_updated(config)
-    store.write("items", UPDATED, newest()[UPDATED])
+    store.update("items", Log().batch(UPDATED, newest()[UPDATED]), nothing_reached())
     store.sync()
     shutil.copytree(path, copy)
     store.close()
@@ -245,10 +247,19 @@ def test_nothing_is_put_aside_that_cannot_be_filled_again(config):
 
 
 def _open_and_check(config: TiersConfig, report: str) -> None:
-    store = open_l3(config)
-    vectors, found = store.read({"items": KEYS})[0]["items"]
+    level = Level("rocksdb", lambda: open_l3(config))  # which asks again when another one moved the folder meanwhile
+    replies = []
+
+    def read() -> bool:
+        reply, intact = level.use(lambda store: store.read({"items": KEYS}))
+        if intact:
+            replies.append(reply["items"])
+        return intact
+
+    until(read)
+    vectors, found = replies[0]
     Path(report).write_text(str(found.all() and (vectors == random_rows(ROWS, WIDTH)).all()))
-    store.close()
+    level.close()
 
 
 def test_several_processes_meet_the_damage_at_once(config, tmp_path):

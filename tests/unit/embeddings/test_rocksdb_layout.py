@@ -1,7 +1,7 @@
 """RocksDB as others see it: HPS's layout written and read with struct and plain rocksdict, nothing of ours but RocksStore.
 
 One column family per table, named hps_et.<model>.<table>; key: 8 little-endian bytes of an int64; value: the row's float32,
-little-endian; the default column family is empty.
+little-endian. HPS leaves the default column family empty; there ours keeps how far the updates' log is in.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import pytest
 from rocksdict import Options, Rdict
 
 from stages.embeddings import rocks_store
+from stages.embeddings.batch import nothing_reached
 from stages.embeddings.config import RocksConfig
 from stages.embeddings.rocks_store import RocksStore
 from stages.errors import DependencyError
+from tests.unit.embeddings.updating import Log
 
 LEAST, MOST = -(2**63), 2**63 - 2  # of keys: the largest int64 stands for nothing in HPS
 KEYS = [0, 1, 255, 256, 65_536, 1_000_000_007, 2**62, -2, LEAST, MOST]  # zero bytes at either end, signs
@@ -68,10 +70,12 @@ def test_what_is_written_is_hps_layout_byte_for_byte(tmp_path, monkeypatch):
     monkeypatch.setattr(rocks_store, "SST_ROWS", 4)  # three files
     store = RocksStore(RocksConfig(str(tmp_path)), "rank", WIDTHS, writable=True)
     store.bulk_load("items", *arrays(ITEMS))
-    store.write("users", *arrays(USERS))
+    log = Log(partition=2)
+    log.batch(*arrays(USERS))
+    store.update("users", log.batch(*arrays(USERS)), nothing_reached())
     store.close()
     assert read_plainly(tmp_path) == {
-        "default": {},
+        "default": {b"log/hps_et.rank.users": struct.pack("<3q", 0, 0, 2)},
         "hps_et.rank.items": packed(ITEMS),
         "hps_et.rank.users": packed(USERS),
     }
@@ -81,7 +85,7 @@ def test_updates_replace_rows_that_were_loaded_and_add_new_ones(tmp_path):
     store = RocksStore(RocksConfig(str(tmp_path)), "rank", {"items": 3}, writable=True)
     store.bulk_load("items", *arrays(ITEMS))
     updates = {256: (9.0, 8.0, 7.0), 77: (6.0, 5.0, 4.0)}
-    store.write("items", *arrays(updates))
+    store.update("items", Log().batch(*arrays(updates)), nothing_reached())
     store.sync()
     store.close()
     assert read_plainly(tmp_path)["hps_et.rank.items"] == packed(ITEMS | updates)
@@ -107,7 +111,7 @@ def test_rows_of_others_stay_when_ours_are_written(tmp_path):
     theirs = packed({1: (5.0, 5.0, 5.0)})
     write_plainly(tmp_path, {"hps_et.other.items": theirs, "hps_et.rank.items": packed(ITEMS)})
     store = RocksStore(RocksConfig(str(tmp_path)), "rank", {"items": 3}, writable=True)
-    store.write("items", np.array([1]), np.array([[1.0, 2.0, 3.0]], np.float32))
+    store.update("items", Log().batch(np.array([1]), np.array([[1.0, 2.0, 3.0]], np.float32)), nothing_reached())
     store.close()
     found = read_plainly(tmp_path)
     assert found["hps_et.other.items"] == theirs
