@@ -9,13 +9,9 @@ first column is its key, all others its version. A row is wrong when it is
     torn      of two versions
     early     newer than what is being published
     stale     older than what the updater had applied last when the look-up began: the update ring tells
+    fallen    older than what the same process was given before
     late      older than what was acknowledged VISIBLE_WITHIN_S before, the updater up since RESTARTED_WITHIN_S
     lost      in the end, when all is quiet, not the version acknowledged last
-
-A process may give an older version of a row than it gave before, and not be wrong; these falls are counted apart:
-
-    replayed  an updater that was killed gets its messages again from what it had committed, and applies old rows once more
-    ahead     the newer version was not yet applied: RocksDB has a row before L2 and the ring do
 
 Ends with one line of JSON; exit status 1 when anything was wrong, the first cases on stderr.
 """
@@ -53,10 +49,7 @@ TOPIC = "hps_et.soak.items"
 UPDATER = "updater"
 SETTLE_S = 60.0
 VISIBLE_WITHIN_S, RESTARTED_WITHIN_S = 5.0, 10.0  # generous: milliseconds, and 3 to 4 s from a kill until it has caught up
-REPLAY_TOLD_S = 1.0  # an old row that is applied again is in L2 some milliseconds before the ring tells of it
-FAULTS = ("foreign", "torn", "early", "stale", "late", "lost")
-FALLS = ("replayed", "ahead")
-COUNTED = FAULTS + FALLS
+FAULTS = ("foreign", "torn", "early", "stale", "fallen", "late", "lost")
 SHOWN = 5  # wrong rows of a process that are described
 
 
@@ -68,25 +61,22 @@ def rows_of(keys: np.ndarray, versions: np.ndarray) -> np.ndarray:
 
 
 class Applied:
-    """The versions that the updater applied, int32 [rows] by key: the last ones, and the highest. 0 where this saw none."""
+    """The versions that the updater applied last, int32 [rows] by key; 0 where this saw none."""
 
     def __init__(self, ring: UpdateRing, codec: RowCodec, n_rows: int) -> None:
         self._ring, self._codec = ring, codec
         self._position = max(0, ring.head - ring.size // 2)
-        self.last, self.highest = np.zeros(n_rows, np.int32), np.zeros(n_rows, np.int32)
+        self.versions = np.zeros(n_rows, np.int32)
 
-    def follow(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """-> (int64 [N] keys, int32 [N] versions) since the last time, every one of them; None: they were too many to know."""
-        ring, head = self._ring, self._ring.head
-        places = ring._places(self._position, head)  # `since` gives the last row of each key only
-        keys, versions = ring._keys[places], self._codec.decode(ring._rows[places])[:, 1].astype(np.int32)
-        lapped, self._position = ring._lapped(self._position), head
-        if lapped:
-            self.last[:] = 0
-            return None
-        self.last[keys] = versions  # of a key that is there twice, the later one stays
-        np.maximum.at(self.highest, keys, versions)
-        return keys, versions
+    def follow(self) -> None:
+        """What the ring tells since the last time; nothing is known when that was too much for it."""
+        recent = self._ring.since(self._position)
+        if recent is None:
+            self._position = self._ring.head
+            self.versions[:] = 0
+            return
+        keys, stored, self._position = recent
+        self.versions[keys] = self._codec.decode(stored)[:, 1].astype(np.int32)
 
 
 class Checker:
@@ -98,40 +88,20 @@ class Checker:
     def __init__(self, published: np.ndarray, due: np.ndarray, applied: Applied) -> None:
         self._published, self._due, self._applied = published, due, applied
         self._given = np.zeros(len(published), np.int32)
-        self._doubtful: list[tuple[int, int, float]] = []  # key, version, until: stale unless the ring tells of a replay
 
-    def look_up(self, lookup: Callable[[np.ndarray], np.ndarray], keys: np.ndarray, now_s: float) -> dict[str, np.ndarray]:
-        """int64 [N] -> of each fault and kind of fall that there is, the keys of its rows."""
-        replayed, stale = self.resolve(now_s)
-        due, applied, highest = self._due[keys], self._applied.last[keys], self._applied.highest[keys]
+    def look_up(self, lookup: Callable[[np.ndarray], np.ndarray], keys: np.ndarray) -> dict[str, np.ndarray]:
+        """int64 [N] -> of each fault that there is, the keys of its rows."""
+        self._applied.follow()
+        due, applied = self._due[keys], self._applied.versions[keys]
         rows = lookup(keys)
         newest = self._published[keys] + 1  # one more is on its way before it counts as acknowledged
         given, version = self._given[keys], rows[:, 1]
         foreign, torn = rows[:, 0] != keys, (rows[:, 1:] != rows[:, 1:2]).any(axis=1)
         known = ~foreign & ~torn & (version <= newest)
-        older = known & (version < applied)
-        self._doubtful += [(int(keys[at]), int(version[at]), now_s + REPLAY_TOLD_S) for at in np.flatnonzero(older)]
-        fallen = known & ~older & (version < given)
         np.maximum.at(self._given, keys[known], version[known].astype(np.int32))
-        rows_of_kind = {"foreign": foreign, "torn": torn & ~foreign, "early": ~foreign & ~torn & ~known}
-        rows_of_kind |= {"late": known & (version < due), "ahead": fallen & (given > highest)}
-        found = {kind: keys[there] for kind, there in rows_of_kind.items()}
-        found |= {"stale": stale, "replayed": np.concatenate([replayed, keys[fallen & (given <= highest)]])}
-        return {kind: its for kind, its in found.items() if len(its)}
-
-    def resolve(self, now_s: float) -> tuple[np.ndarray, np.ndarray]:
-        """-> keys of the doubtful rows: replayed, and stale, of which the ring did not tell in time."""
-        told = self._applied.follow()
-        replayed, stale, doubtful = [], [], []
-        for key, version, until_s in self._doubtful:
-            if told is None or ((told[0] == key) & (told[1] == version)).any():
-                replayed.append(key)
-            elif now_s >= until_s:
-                stale.append(key)
-            else:
-                doubtful.append((key, version, until_s))
-        self._doubtful = doubtful
-        return np.array(replayed, np.int64), np.array(stale, np.int64)
+        of_kind = {"foreign": foreign, "torn": torn & ~foreign, "early": ~foreign & ~torn & ~known}
+        of_kind |= {"stale": known & (version < applied), "fallen": known & (version < given), "late": known & (version < due)}
+        return {kind: keys[there] for kind, there in of_kind.items() if there.any()}
 
 
 class Due:
@@ -175,7 +145,7 @@ def run_updater(config: TiersConfig) -> None:
 @dataclass(frozen=True)
 class Shared:
     """What the processes tell each other. Nothing has a lock, as an Event has: one held by a process that is killed would stop
-    all others for good. found: int64 [instances, COUNTED]; lookups: int64 [instances]; published, due: int32 [rows]."""
+    all others for good. found: int64 [instances, FAULTS]; lookups: int64 [instances]; published, due: int32 [rows]."""
 
     found: Any
     lookups: Any
@@ -185,7 +155,7 @@ class Shared:
 
     @classmethod
     def of(cls, n_instances: int, n_rows: int, context) -> Shared:
-        kinds = (("q", n_instances * len(COUNTED)), ("q", n_instances), ("i", n_rows), ("i", n_rows))
+        kinds = (("q", n_instances * len(FAULTS)), ("q", n_instances), ("i", n_rows), ("i", n_rows))
         return cls(*(context.Array(*kind, lock=False) for kind in kinds), context.Value("b", 0, lock=False))
 
     def versions(self) -> tuple[np.ndarray, np.ndarray]:
@@ -193,16 +163,16 @@ class Shared:
         return np.frombuffer(self.published, np.int32), np.frombuffer(self.due, np.int32)
 
     def count(self, instance: int, kind: str, keys: np.ndarray) -> None:
-        at = instance * len(COUNTED) + COUNTED.index(kind)
-        if kind in FAULTS and len(keys) and self.found[at] < SHOWN:
+        at = instance * len(FAULTS) + FAULTS.index(kind)
+        if len(keys) and self.found[at] < SHOWN:
             told = f"instance {instance} at {time.monotonic():.3f} s: {kind}, keys {keys[:SHOWN].tolist()}"
             print(told, file=sys.stderr, flush=True)
         self.found[at] += len(keys)
 
     def counts(self) -> dict[str, int]:
         """By kind, of all instances."""
-        by_instance = np.frombuffer(self.found, np.int64).reshape(-1, len(COUNTED))
-        return dict(zip(COUNTED, by_instance.sum(axis=0).tolist(), strict=True))
+        by_instance = np.frombuffer(self.found, np.int64).reshape(-1, len(FAULTS))
+        return dict(zip(FAULTS, by_instance.sum(axis=0).tolist(), strict=True))
 
 
 def run_instance(config: TiersConfig, number: int, shared: Shared) -> None:
@@ -213,7 +183,7 @@ def run_instance(config: TiersConfig, number: int, shared: Shared) -> None:
     checker = Checker(published, due, Applied(table.shared.ring, table.codec, rows))
     while not shared.finish.value:
         keys = np.minimum(rng.zipf(1.2, 300), rows) - 1
-        for kind, found in checker.look_up(lambda asked: tiers.lookup("items", asked), keys, time.monotonic()).items():
+        for kind, found in checker.look_up(lambda asked: tiers.lookup("items", asked), keys).items():
             shared.count(number, kind, found)
         shared.lookups[number] += 1
     keys = np.arange(rows)
@@ -221,7 +191,6 @@ def run_instance(config: TiersConfig, number: int, shared: Shared) -> None:
     while (tiers.lookup("items", keys)[:, 1] != published).any() and time.monotonic() < deadline:
         time.sleep(0.05)
     shared.count(number, "lost", np.flatnonzero(tiers.lookup("items", keys)[:, 1] != published))
-    shared.count(number, "stale", checker.resolve(np.inf)[1])
     tiers.close()
 
 
@@ -287,7 +256,7 @@ def soak(folder: Path, seconds: float, n_instances: int, n_rows: int, rng: np.ra
         "rows_published": rows_published,
         "rows_due": int(shared.versions()[1].sum()),
         "kills": processes.kills,
-        "wrong_rows": sum(counts[fault] for fault in FAULTS),
+        "wrong_rows": sum(counts.values()),
         "by_kind": counts,
         "failed_instances": failed,
     }

@@ -22,6 +22,7 @@ from stages.embeddings.batch import Batch, nothing_reached
 from stages.embeddings.config import RocksConfig
 from stages.embeddings.formats.names import check_keys
 from stages.embeddings.formats.rocksdb_layout import DEFAULT_COLUMN_FAMILY, column_family, log_key
+from stages.embeddings.formats.rocksdb_log import first_damage
 from stages.embeddings.formats.rows import decode_vectors, encode_keys, encode_vectors
 from stages.embeddings.level import Found
 from stages.embeddings.wave import Wave
@@ -103,6 +104,8 @@ class RocksStore:
         path, synced = str(self._path), self._synced()
         if self.writable:
             self._path.mkdir(parents=True, exist_ok=True)
+        else:
+            self._check_log_files()
         there = Rdict.list_cf(path) if Path(path, "CURRENT").exists() else [DEFAULT_COLUMN_FAMILY]
         names = {*there, *self._families.values()} if self.writable else there
         families = {name: self._options() for name in names}
@@ -166,6 +169,16 @@ class RocksStore:
             return int((self._path / SYNCED_FILE).read_text())
         except (FileNotFoundError, ValueError):  # never written, or cut short by a power failure: nothing is known
             return 0
+
+    def _check_log_files(self) -> None:
+        """Raises DamagedError for a log that a secondary may never come back from."""
+        for file in self._path.glob("*.log"):
+            try:
+                at = first_damage(file)
+            except FileNotFoundError:  # the writer is done with it
+                continue
+            if at >= 0:
+                raise self.damaged(f"its log {file.name} is not what was written, from byte {at} on")
 
     def _check_log(self, synced: int) -> None:
         """Raises DamagedError when the log ends before the write `synced`."""

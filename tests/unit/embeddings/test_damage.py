@@ -8,6 +8,7 @@ import resource
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -89,8 +90,7 @@ def overwrite(file: Path, start: float = 0.25, length: float = 0.5) -> None:
     size = file.stat().st_size
     with open(file, "r+b") as stream:
         stream.seek(int(size * start))
-        # always the same bytes: on some, opening a secondary over such a log never returns (RocksDB reads on and on)
-        stream.write(np.random.default_rng(0).bytes(max(int(size * length), 1)))
+        stream.write(os.urandom(max(int(size * length), 1)))
 
 
 def each(pattern: str, action: Callable[[Path], None]) -> Callable[[Path], None]:
@@ -168,6 +168,31 @@ def test_a_log_that_lost_rows_is_noticed(config, damage, writable):
     store.close()
     assert never_updated(config)
     assert len(aside(config)) == 1
+
+
+def _open_over_garbage(config: TiersConfig, report: str) -> None:
+    path = Path(config.rocksdb.path)
+    [log] = [file for file in path.glob("*.log") if file.stat().st_size]
+    written = log.read_bytes()
+    for seed in range(60):
+        rng, garbage = np.random.default_rng(seed), bytearray(written)
+        start = int(rng.integers(0, len(written)))
+        garbage[start:] = rng.bytes(int(rng.integers(1, len(written) - start + 1))) + written[start:][: len(written) - start]
+        log.write_bytes(bytes(garbage[: len(written)]))
+        with suppress(DependencyError):
+            RocksStore(config.rocksdb, "rank", {"items": WIDTH}).close()
+    Path(report).write_text("done")
+
+
+def test_opening_over_garbage_in_the_log_comes_back(config, tmp_path):
+    """Over some such logs (one in forty) RocksDB's secondary does not."""
+    as_killed(config)
+    arguments = (config, str(tmp_path / "report"))
+    process = multiprocessing.get_context("spawn").Process(target=_open_over_garbage, args=arguments, daemon=True)
+    process.start()
+    process.join(60)
+    process.kill()
+    assert (tmp_path / "report").exists()
 
 
 # --- with an updater ----------------------------------------------------------------------------------------------------------

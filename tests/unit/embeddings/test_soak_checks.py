@@ -1,4 +1,4 @@
-"""What perf.soak_tiers counts as wrong, and what as a fall that is nobody's fault."""
+"""What perf.soak_tiers counts as wrong."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from perf.soak_tiers import (
-    REPLAY_TOLD_S,
     RESTARTED_WITHIN_S,
     VISIBLE_WITHIN_S,
     WIDTH,
@@ -37,7 +36,7 @@ class Soak:
         keys = np.array([key])
         self.ring.publish(keys, CODEC.encode(rows_of(keys, np.array([version]))))
 
-    def given(self, version: float, now_s: float = 0.0, spoil: Callable[[np.ndarray], None] | None = None) -> dict:
+    def given(self, version: float, spoil: Callable[[np.ndarray], None] | None = None) -> dict:
         """-> {kind: keys} of a look-up of KEY and another key, whose row is always right."""
 
         def lookup(keys: np.ndarray) -> np.ndarray:
@@ -46,7 +45,7 @@ class Soak:
                 spoil(rows)
             return rows
 
-        found = self.checker.look_up(lookup, np.array([KEY, 3]), now_s)
+        found = self.checker.look_up(lookup, np.array([KEY, 3]))
         return {kind: keys.tolist() for kind, keys in found.items()}
 
 
@@ -69,51 +68,33 @@ def test_rows_of_other_keys_torn_rows_and_rows_from_the_future(soak):
     assert soak.given(5) == {}  # what was wrong is no measure
 
 
-def test_an_older_row_than_the_one_applied_is_stale_unless_it_was_replayed(soak):
+def test_an_older_row_than_the_one_applied_is_stale(soak):
     soak.apply(5)
-    assert soak.given(4, now_s=0.0) == {}  # in doubt
-    assert soak.given(5, now_s=0.9 * REPLAY_TOLD_S) == {}
-    assert soak.given(5, now_s=REPLAY_TOLD_S) == {"stale": [KEY]}
-    assert soak.given(5, now_s=2 * REPLAY_TOLD_S) == {}  # counted once
-    assert soak.given(4, now_s=3 * REPLAY_TOLD_S) == {}
-    soak.apply(4)
-    soak.apply(5)
-    assert soak.given(5, now_s=4 * REPLAY_TOLD_S) == {"replayed": [KEY]}
-
-
-def test_doubts_at_the_end_are_stale(soak):
-    soak.apply(5)
-    soak.given(4)
-    replayed, stale = soak.checker.resolve(np.inf)
-    assert (replayed.tolist(), stale.tolist()) == ([], [KEY])
+    assert soak.given(4) == {"stale": [KEY]}
+    assert soak.given(5) == {}
 
 
 def test_a_process_that_starts_later_knows_what_the_ring_holds():
     soak = Soak()
     soak.apply(5)
     soak.checker = Checker(soak.published, soak.due, Applied(soak.ring, CODEC, ROWS))
-    soak.given(4)
-    assert soak.given(5, now_s=REPLAY_TOLD_S) == {"stale": [KEY]}
+    assert soak.given(4) == {"stale": [KEY]}
 
 
-def test_falls_are_replays_or_were_ahead_of_the_updater(soak):
+def test_a_row_that_falls_is_wrong_whatever_the_ring_says(soak):
     soak.apply(5)
     assert soak.given(5) == {}
     soak.apply(4)
-    assert soak.given(4) == {"replayed": [KEY]}
-    assert soak.given(6) == {}
-    assert soak.given(4) == {"ahead": [KEY]}
+    assert soak.given(4) == {"fallen": [KEY]}
 
 
 def test_a_ring_that_was_lapped_tells_nothing_and_is_followed_from_there_on(soak):
     soak.apply(5)
-    assert soak.given(5) == {}
     for _ in range(soak.ring.size + 1):
         soak.apply(9, key=50)
-    assert soak.given(4) == {"replayed": [KEY]}
+    assert soak.given(4) == {}
     soak.apply(5)
-    soak.given(4)
-    assert soak.given(5, now_s=REPLAY_TOLD_S) == {"stale": [KEY]}
+    assert soak.given(4) == {"stale": [KEY]}
 
 
 def test_what_is_due_must_be_there(soak):
