@@ -36,7 +36,10 @@ RESULTS = {
     },
 }
 NAMES = {  # of each part: the figures that are missed, and those that have no bound
-    "hits": (["hits: L1, 256 keys, of numpy.take"], []),
+    "hits": (
+        ["hits: L1, 256 keys, of numpy.take"],
+        [f"hits: L1, {keys} keys, of numpy.take into an array that is there" for keys in ("256", "1,024")],
+    ),
     "misses": (
         ["misses: time that 1 of the SSD add, over raw reads by native threads"],
         [f"misses: time that 13 of the SSD add, over raw reads by {kind} threads" for kind in ("Python", "native")],
@@ -46,9 +49,10 @@ NAMES = {  # of each part: the figures that are missed, and those that have no b
         [f"growth: raw reads of the missing rows, {rows} rows over 1,000, 95 % hits" for rows in ("5,000", "50,000")],
     ),
     "big": (
-        ["big: 10 % in RAM, waits for misses: p99 of a bare look-up over all in RAM"],
+        [],
         [
             "big: 10 % in RAM, waits for misses: rows from memory",
+            "big: 10 % in RAM, waits for misses: p99 of a bare look-up over all in RAM",
             "big: 10 % in RAM, threshold 0.7: rows from memory",
             "big: 10 % in RAM, threshold 0.7: p99 of a bare look-up over all in RAM",
         ],
