@@ -172,7 +172,7 @@ class Tiers:
             else:
                 miss.vectors[miss.missing] = miss.table.default
                 miss.table.counts.late += len(miss.inverse)
-                self._later(lambda name=name, keys=miss.keys: self._fetch_and_keep({name: keys}))
+                self._later(lambda name=name, keys=miss.keys: self._fetch_and_keep({name: keys}), soon=True)
         if waiting:
             started_s = time.perf_counter()
             fetched = self._fetch({name: miss.keys for name, miss in waiting.items()})
@@ -209,8 +209,8 @@ class Tiers:
         counts.unknown += int(by_level[NOWHERE])
 
     # --- behind the answer --------------------------------------------------------------------------------------------------
-    def _later(self, job) -> None:
-        self._misses.insertions_dropped += not self._background.submit(job)
+    def _later(self, job, soon: bool = False) -> None:
+        self._misses.insertions_dropped += not self._background.submit(job, soon)
 
     def _fetch_and_keep(self, wanted: dict[str, np.ndarray]) -> None:
         self._keep(self._lower.fetch(wanted)[0])

@@ -44,7 +44,7 @@ def keys(shape: tuple[int, ...]) -> np.ndarray:
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"l2": SOME}, {"l2": 0}, {"l2": SOME, "hit_rate_threshold": 0.0}, {"l1": "20 KiB", "l2": SOME}],
+    [{}, {"l2": SOME}, {"l2": 0}, {"l2": SOME, "hit_rate_threshold": 0.0}, {"l1": "270 KiB", "l2": SOME}],
     ids=["default", "part in memory", "no memory", "late rows", "little of each"],
 )
 def test_what_is_written_serves_the_published_rows_bit_for_bit(folder, tmp_path, settings):

@@ -90,7 +90,7 @@ def test_processes_take_the_memory_that_was_planned(loaded, shared, monkeypatch,
 
     table = table_config(SPEC, min(planned.l1_rows, SPEC.rows), planned.l2_rows)
     config = TiersConfig("rank", (table,), "planned", shared, rocksdb=loaded[SPEC.rows])
-    few = replace(table, rows=SMALL_ROWS, l1_rows=64, l2_rows=128)
+    few = replace(table, rows=SMALL_ROWS, l1_rows=256, l2_rows=512)  # in the same kinds of cache: with an array of all slots
     small = replace(config, tables=(few,), arena="small", rocksdb=loaded[SMALL_ROWS])
     context = multiprocessing.get_context("spawn")
     together, report = context.Barrier(instances), context.Queue()
