@@ -156,7 +156,8 @@ class Applier:
         self.shared[table].codec.encode(batch.vectors)
         begun = batch.offsets < ring.begun[batch.partitions]  # by an updater that died: at once, as there
         for part in (batch.only(begun), *batch.only(~begun).parts(ring.size // 2)):  # more would lap readers of the ring
-            self._apply(table, part)
+            if len(part):
+                self._apply(table, part)
 
     def _apply(self, table: str, batch: Batch) -> None:
         ring = self.shared[table].ring

@@ -15,7 +15,7 @@ This rests on x86-64: stores become visible in program order, and aligned 8-byte
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -139,12 +139,16 @@ class SlotTable:
     def _end(self, slots: np.ndarray, sequence: np.ndarray) -> None:
         self._sequence[slots] = sequence
 
-    def overwrite(self, keys: np.ndarray, stored: np.ndarray) -> np.ndarray | None:
-        """Replace the rows of those keys that are here -> bool [N] missing, None when none is. Needs `writing()`."""
+    def overwrite(self, keys: np.ndarray, stored: np.ndarray, between: Callable[[], None] = lambda: None) -> np.ndarray | None:
+        """Replace the rows of those keys that are here -> bool [N] missing, None when none is. Needs `writing()`.
+
+        between: called when the old rows cannot be read any more, and the new ones not yet
+        """
         slots, missing = self._find(keys)
         if missing is not None:
             slots, stored = slots[~missing], stored[~missing]
         sequence = self._begin(slots)
+        between()
         self._rows[slots] = stored
         self._end(slots, sequence)
         return missing

@@ -124,10 +124,11 @@ class SharedTable:
                 self._publish(rows, stored, reached)
             return
         with self.slots.writing():  # together: who inserts an old row meanwhile must find either the new one or its notice
-            missing = self.slots.overwrite(rows.keys, stored)
+            # The ring tells of rows before L2 shows them, and while it shows no older ones: an updater that dies in the middle
+            # leaves places in L2 empty, and what was there for a moment is in the ring.
+            missing = self.slots.overwrite(rows.keys, stored, between=lambda: self._publish(rows, stored, reached))
             if missing is not None:
                 self.slots.insert(rows.keys[missing], stored[missing])
-            self._publish(rows, stored, reached)
 
     def _publish(self, rows: Batch, stored: np.ndarray, reached: np.ndarray) -> None:
         self.ring.publish(rows.keys, stored)

@@ -262,6 +262,24 @@ def test_an_updated_row_that_left_memory_is_not_followed_by_an_older_one(config,
     applier.close()
 
 
+@pytest.mark.parametrize("last_step", ["_begin", "_end"])
+def test_what_an_updater_showed_before_it_died_stays(config, instances, monkeypatch, last_step):
+    """Rows half written are emptied: they come from the ring, if it had told of them, and not from a RocksDB without them."""
+    tiers, applier, log, keys = instances(), Applier(config), Log(), np.arange(40)
+    monkeypatch.setattr(applier.shared["items"].slots, last_step, died)
+    with pytest.raises(InterruptedError):
+        applier.apply("items", log.batch(keys, versions(keys, 7)))
+    for _ in range(2):
+        expected = random_rows(ROWS, WIDTH)[keys] if last_step == "_begin" else versions(keys, 7)
+        np.testing.assert_array_equal(tiers.lookup("items", keys), expected)
+        tiers.settle()
+    applier.close()
+
+
+def died(*_) -> None:
+    raise InterruptedError
+
+
 def test_where_the_ring_is_too_short_rows_that_may_be_old_are_marked_and_kept_nowhere(config, instances):
     tiers, applier, log, key = instances(), Applier(config), Log(), 250
     level = applier._rocksdb.level
