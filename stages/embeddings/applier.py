@@ -155,7 +155,7 @@ class Applier:
         ring = self.shared[table].ring
         self.shared[table].codec.encode(batch.vectors)
         begun = batch.offsets < ring.begun[batch.partitions]  # by an updater that died: at once, as there
-        for part in (batch.only(begun), *batch.only(~begun).parts(ring.size // 2)):  # more would lap readers of the ring
+        for part in (batch.only(begun), *batch.only(~begun).parts(ring.most_staged)):  # more would lap readers of the ring
             if len(part):
                 self._apply(table, part)
 

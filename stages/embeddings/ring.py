@@ -76,14 +76,26 @@ class UpdateRing:
 
     def publish(self, keys: np.ndarray, stored: np.ndarray) -> None:
         """Append rows (int64 [N], stored [N, columns]). The caller holds the block's lock."""
-        for start in range(0, len(keys), self.size // 2):
-            part = keys[start : start + self.size // 2]
-            head = self._words[HEAD]
-            places = np.arange(head, head + len(part)) % self.size
-            self._words[CLAIMED] = head + len(part)
-            self._keys[places] = part
-            self._rows[places] = stored[start : start + len(part)]
-            self._words[HEAD] = head + len(part)
+        most = self.most_staged
+        for start in range(0, len(keys), most):
+            self.stage(keys[start : start + most], stored[start : start + most])
+            self.show()
+
+    @property
+    def most_staged(self) -> int:
+        """Rows that `stage` may be given: more would lap every reader at once."""
+        return self.size // 2
+
+    def stage(self, keys: np.ndarray, stored: np.ndarray) -> None:
+        """Rows as for `publish`, which nobody sees before `show`."""
+        head = self._words[HEAD]
+        places = np.arange(head, head + len(keys)) % self.size
+        self._words[CLAIMED] = head + len(keys)
+        self._keys[places] = keys
+        self._rows[places] = stored
+
+    def show(self) -> None:
+        self._words[HEAD] = self._words[CLAIMED]
 
     def since(self, position: int) -> tuple[np.ndarray, np.ndarray, int] | None:
         """-> (keys, stored rows, position to go on from), the last row of each key; None when the ring lapped the reader."""

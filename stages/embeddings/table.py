@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -121,17 +122,22 @@ class SharedTable:
         stored = self.codec.encode(rows.vectors)
         if self.slots is None:
             with self.lock:
-                self._publish(rows, stored, reached)
+                self.ring.publish(rows.keys, stored)
+                self._count(rows, reached)
             return
         with self.slots.writing():  # together: who inserts an old row meanwhile must find either the new one or its notice
             # The ring tells of rows before L2 shows them, and while it shows no older ones: an updater that dies in the middle
-            # leaves places in L2 empty, and what was there for a moment is in the ring.
-            missing = self.slots.overwrite(rows.keys, stored, between=lambda: self._publish(rows, stored, reached))
+            # leaves places in L2 empty, and what was there for a moment is in the ring. Readers wait for these places.
+            tell = partial(self.ring.publish, rows.keys, stored)
+            if len(rows) <= self.ring.most_staged:
+                self.ring.stage(rows.keys, stored)
+                tell = self.ring.show
+            missing = self.slots.overwrite(rows.keys, stored, between=tell)
             if missing is not None:
                 self.slots.insert(rows.keys[missing], stored[missing])
+            self._count(rows, reached)
 
-    def _publish(self, rows: Batch, stored: np.ndarray, reached: np.ndarray) -> None:
-        self.ring.publish(rows.keys, stored)
+    def _count(self, rows: Batch, reached: np.ndarray) -> None:
         np.maximum(self.ring.reached, reached, out=self.ring.reached)
         self.ring.add(APPLIED, len(rows))
 
