@@ -9,7 +9,7 @@ is down does not stop the others: its rows wait in a backlog.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,9 +23,11 @@ from stages.embeddings.ring import STORED, UNKNOWN
 from stages.embeddings.rocks_store import RocksStore
 from stages.embeddings.table import open_shared, shared_root
 
+DRAINED_ROWS = 8_192  # of a backlog, at a time
+
 
 class Backlog:
-    """One store's writes: through it when it is up, kept in order when it is down.
+    """One store's writes: through it when it is up, the last row of each key for later when it is down.
 
     adopt: is called with each store that `level` opened, before it is used
     reached: by table, int64 [PARTITIONS] how far of the log the store has everything.
@@ -34,16 +36,8 @@ class Backlog:
 
     def __init__(self, level: Level, tables: Iterable[str], adopt: Callable[[Any], None]) -> None:
         self.level, self._adopt, self._adopted = level, adopt, None
+        self._to_set: dict[tuple[str, int], int] = {}  # by table and partition of the log
         self.restart({table: nothing_reached() for table in tables})
-
-    def open(self) -> bool:
-        """Whether the store is there to be used."""
-        return self.level.use(lambda store: (self._take(store), True))[1]
-
-    def _take(self, store: RocksStore | RedisStore) -> None:
-        if store is not self._adopted:
-            self._adopt(store)
-            self._adopted = store
 
     def restart(self, reached: dict[str, np.ndarray]) -> None:
         """The store has the log up to there, and all rows from there on come again."""
@@ -52,9 +46,33 @@ class Backlog:
         self._waiting: dict[str, dict[int, tuple[np.ndarray, int, int]]] = {}  # by key: row, partition, offset
         self._waits_for: dict[str, np.ndarray] = {}  # how far the log is in with these rows
 
+    def lose(self) -> None:
+        """What waits comes again with all else."""
+        self.restart(self.reached)
+        self.lost_rows = True
+
+    def set_log(self, table: str, partition: int, reached: int) -> None:
+        """From now on, so much of this partition counts as being in: the store is told before it is written again."""
+        self._to_set[table, partition] = reached
+        self.reached[table][partition] = reached
+
+    def open(self) -> bool:
+        """Whether the store is there to be used."""
+        return self.level.use(lambda store: (self._take(store), True))[1]
+
+    def _take(self, store: RocksStore | RedisStore) -> None:
+        for (table, partition), reached in list(self._to_set.items()):
+            store.set_log(table, partition, reached)
+            del self._to_set[table, partition]
+        if store is not self._adopted:
+            self._adopt(store)
+            self._adopted = store
+
     def write(self, table: str, batch: Batch) -> None:
-        """Rows wait behind those that wait already: the last row of each key."""
+        """Rows wait behind those that wait already."""
         if self._waiting or not self._store(table, batch):
+            if self.lost_rows:
+                return
             rows = zip(batch.vectors.copy(), batch.partitions.tolist(), batch.offsets.tolist(), strict=True)
             self._waiting.setdefault(table, {}).update(zip(batch.keys.tolist(), rows, strict=True))
             waits_for = self._waits_for.setdefault(table, nothing_reached())
@@ -63,9 +81,10 @@ class Backlog:
     def drain(self) -> None:
         """Write what waits, as far as the store takes it."""
         for table, rows in list(self._waiting.items()):
-            vectors, partitions, offsets = zip(*rows.values(), strict=True)
-            keys = np.fromiter(rows, np.int64, len(rows))
-            if not self._store(table, Batch(keys, np.array(vectors), np.array(partitions), np.array(offsets))):
+            vectors, partitions, offsets = map(np.array, zip(*rows.values(), strict=True))
+            in_order = np.lexsort((offsets, partitions))
+            batch = Batch(np.fromiter(rows, np.int64, len(rows)), vectors, partitions, offsets).only(in_order)
+            if not all(self._store(table, part) for part in batch.parts(DRAINED_ROWS)):
                 return
             del self._waiting[table]
             np.maximum(self.reached[table], self._waits_for.pop(table), out=self.reached[table])
@@ -78,9 +97,14 @@ class Backlog:
 
     def _update(self, store: RocksStore | RedisStore, table: str, batch: Batch) -> tuple[None, bool]:
         self._take(store)
-        if not self.lost_rows:
-            store.update(table, batch, self.reached[table])
-        return None, not self.lost_rows
+        if self.lost_rows:
+            return None, False
+        lacking = store.update(table, batch, self.reached[table])
+        if lacking:
+            for partition, reached in lacking.items():
+                self.reached[table][partition] = reached
+            self.lose()
+        return None, not lacking
 
     def has(self, table: str, reached: np.ndarray) -> bool:
         """Whether the store has all of the log up to there."""
@@ -89,6 +113,16 @@ class Backlog:
     @property
     def rows(self) -> int:
         return sum(map(len, self._waiting.values()))
+
+
+class Start(NamedTuple):
+    """Of the log, by table, int64 [PARTITIONS].
+
+    wanted: from where on some store lacks it; offsets: the same, or where what is left of it begins
+    """
+
+    wanted: dict[str, np.ndarray]
+    offsets: dict[str, np.ndarray]
 
 
 class Applier:
@@ -106,26 +140,35 @@ class Applier:
             self._rocksdb = Backlog(rocksdb, self.shared, self._adopt_rocksdb)
         if config.redis:
             redis = Level("redis", lambda: RedisStore(config.redis, config.model, self._widths))
-            self._redis = Backlog(redis, self.shared, lambda _: None)
+            self._redis = Backlog(redis, self.shared, self._adopt_redis)
         self._stores = [store for store in (self._rocksdb, self._redis) if store is not None]
 
     def _adopt_rocksdb(self, store: RocksStore) -> None:
-        """Compare how far it has the log with what it had, and with what was published."""
+        """Compare how far it has the log with what it had, in this process and before."""
         mark_updated(self._config)
         for table, shared in self.shared.items():
             ring, theirs = shared.ring, store.reached(table)
-            if not ring.begun.any():  # nothing was published since this memory is there: it was filled from RocksDB
-                np.copyto(ring.begun, theirs)
-                np.copyto(ring.reached, theirs)
-            if (theirs < self._rocksdb.reached[table]).any():
+            new = ring.begun == 0  # nothing was published since this memory is there: it was filled from RocksDB
+            ring.begun[new], ring.reached[new] = theirs[new], theirs[new]
+            if (theirs < np.maximum(self._rocksdb.reached[table], ring.stored_reached)).any():
                 ring.set(STORED, UNKNOWN)
-                self._rocksdb.lost_rows = True
+            if (theirs < self._rocksdb.reached[table]).any():
+                self._rocksdb.lose()
             self._rocksdb.reached[table] = theirs
+
+    def _adopt_redis(self, store: RedisStore) -> None:
+        for table, reached in self._redis.reached.items():
+            store.begin(table, reached)
+
+    def begin_redis(self) -> None:
+        """Where Redis was emptied: say how far the log is in, or no instance may fill it again before the next update."""
+        if self._redis is not None and not self._redis.lost_rows:
+            self._redis.level.use(lambda store: (self._adopt_redis(store), True))
 
     @property
     def lost_rows(self) -> bool:
-        """RocksDB is not the one it was (deleted, filled again): the log must be read again from where it ends. See `start`."""
-        return self._rocksdb is not None and self._rocksdb.lost_rows
+        """A store is not what it was (filled again, an older snapshot): the log must be read again. See `start`."""
+        return any(store.lost_rows for store in self._stores)
 
     def begun(self, table: str, partition: int) -> int:
         """How far any level may have read this partition of the log."""
@@ -133,19 +176,23 @@ class Applier:
             self._rocksdb.open()
         return int(self.shared[table].ring.begun[partition])
 
-    def start(self, committed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Where to read the log from, by table int64 [PARTITIONS]: what is committed all stores had, but RocksDB may be new."""
-        start = committed
-        if self._rocksdb is not None:
-            if self._rocksdb.open():
-                reached = self._rocksdb.reached
-                start = {table: np.minimum(positions, reached[table]) for table, positions in committed.items()}
-                self._rocksdb.restart(reached)
-            else:
-                self._rocksdb.restart(committed)
-        if self._redis is not None:
-            self._redis.restart(start)
-        return start
+    def start(self, committed: dict[str, np.ndarray], lows: dict[str, np.ndarray]) -> Start:
+        """Where to read the log from: what is committed all stores had, unless they lost it.
+
+        By table, int64 [PARTITIONS]. lows: what lies before is gone from the log; a store that lacks some of that goes without
+        """
+        start = {table: positions.copy() for table, positions in committed.items()}
+        for store in self._stores:
+            exact = store.lost_rows or (store is self._rocksdb and store.open())
+            for table, reached in store.reached.items():
+                if not exact:
+                    np.maximum(reached, committed[table], out=reached)
+                np.minimum(start[table], reached, out=start[table])
+            store.restart(store.reached)
+            for table, low in lows.items():
+                for partition in np.flatnonzero(store.reached[table] < low):
+                    store.set_log(table, int(partition), int(low[partition]))
+        return Start(start, {table: np.maximum(positions, lows[table]) for table, positions in start.items()})
 
     def apply(self, table: str, batch: Batch) -> None:
         """Visible to lookups on this machine when it returns.
@@ -172,26 +219,26 @@ class Applier:
         if self._rocksdb is not None:
             self._rocksdb.level.use(lambda store: (store.check(), True))
             self._rocksdb.open()
-        waiting = [store for store in self._stores if store.rows]
-        for store in waiting:
-            store.drain()
-        if waiting:
-            for table in self.shared:
+        for store in self._stores:
+            if store.rows:
+                store.drain()
+        for table, shared in self.shared.items():
+            if shared.ring.stored != shared.ring.head:
                 self._tell_stored(table)
 
     def _tell_stored(self, table: str) -> None:
         ring = self.shared[table].ring
         if self._stores and all(store.has(table, ring.reached) for store in self._stores):
-            ring.set(STORED, ring.head)
+            ring.all_stored()
 
     def forget_log(self, table: str, partition: int) -> None:
         """The log's partition starts anew (its topic was made again): its updates count from 0."""
-        for place in (self.shared[table].ring.begun, self.shared[table].ring.reached):
+        ring = self.shared[table].ring
+        for place in (ring.begun, ring.reached, ring.stored_reached):
             place[partition] = 0
         for store in self._stores:
-            store.reached[table][partition] = 0
-        if self._redis is not None:
-            self._redis.level.use(lambda store: (store.forget_log(table, partition), True))
+            store.set_log(table, partition, 0)
+            store.lose()
 
     @property
     def l3_open(self) -> bool:

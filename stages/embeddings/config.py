@@ -115,10 +115,10 @@ class TiersConfig:
                 "Add `rocksdb`, or raise l2_rows to the tables' rows."
             )
 
-        if lacking and self.updates and not self.rocksdb:
+        if lacking and self.updates and (not self.rocksdb or self.rocksdb.read_only):
             raise ConfigError(
-                f"model {self.model}: updates of {', '.join(lacking)} would be lost on leaving L2. Expected RocksDB below. "
-                "Add `rocksdb`, or raise l2_rows to the tables' rows."
+                f"model {self.model}: updates of {', '.join(lacking)} would be lost on leaving L2. Expected RocksDB below, "
+                "to be written. Add `rocksdb` without read_only, or raise l2_rows to the tables' rows."
             )
 
     def write(self, path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from stages.embeddings.breaker import Breaker
-from stages.errors import DependencyError, RecommenderError
+from stages.errors import DependencyError
 
 Found = dict[str, tuple[np.ndarray, np.ndarray]]  # table -> (float32 [N, D], bool [N] found)
 
@@ -66,7 +66,7 @@ class Level:
         store = None
         try:
             store = self._open_store()
-        except (RecommenderError, OSError) as error:
+        except Exception as error:  # nobody else would hear of it
             self.breaker.failed(error)
         finally:
             with self._changing:

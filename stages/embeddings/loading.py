@@ -159,7 +159,8 @@ def _refillable(config: TiersConfig) -> bool:
     if config.source is None or not (path / f"{config.model}-{CREATED_MARK}").exists():
         return False
     others = {mark.name for mark in path.glob(f"*-{LOADED_MARK}")} - {own}
-    return not others and names_in(Path(config.source), config.tables) == {table.name for table in config.tables}
+    there = all(Path(config.source, f"{table.name}.npy").exists() for table in config.tables if table.dense)
+    return there and not others and names_in(Path(config.source), config.tables) == {table.name for table in config.tables}
 
 
 def _marked_damaged(config: TiersConfig) -> bool:

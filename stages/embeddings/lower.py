@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from stages.embeddings.batch import nothing_reached
 from stages.embeddings.config import TiersConfig
 from stages.embeddings.level import Level, Store
 from stages.embeddings.memory import SharedFolder
+from stages.embeddings.ring import STORED, UNKNOWN
 from stages.embeddings.table import TieredTable, open_shared, shared_root
 from stages.errors import DependencyError
 
@@ -74,7 +74,13 @@ class LowerLevels:
         from stages.embeddings.loading import open_l3
 
         self._caught_up = self._stored()
-        return open_l3(self.config)
+        rings = {name: table.shared.ring for name, table in self.tables.items() if table.shared is not None}
+        had = {name: ring.stored_reached.copy() for name, ring in rings.items()}
+        store = open_l3(self.config)
+        for name, ring in rings.items():
+            if (store.reached(name) < had[name]).any():  # another database, without the updates: the updater brings them again
+                ring.set(STORED, UNKNOWN)
+        return store
 
     def _open_source(self) -> Store:
         from stages.embeddings.source import Source
@@ -198,8 +204,10 @@ class LowerLevels:
             if shared is not None and shared.slots is not None:
                 shared.promote(rows.keys[at], rows.exact[at], rows.position)
             return True
-        reached = nothing_reached() if shared is None else shared.ring.reached.copy()  # before the look at what is fresh
         fresh = at if shared is None else at[~shared.ring.changed(rows.keys[at], rows.position)]
+        reached, known = self.l3.use(lambda store: (store.reached(name), True))
+        if not known:
+            return False
         filled, _ = self.redis.use(lambda store: (store.fill(name, rows.keys[fresh], rows.exact[fresh], reached), True))
         return filled is not False
 

@@ -16,34 +16,39 @@ from stages.embeddings.formats.rows import decode_vectors, encode_keys, encode_v
 from stages.embeddings.level import Found
 from stages.errors import DataError, DependencyError
 
-# Scripts, because they are one step: rows, and how far the log's updates are in. KEYS: the two hashes. Machines share Redis,
-# and each of them writes the whole log: what is older than what is in changes nothing. A command for each row would take a
-# client a quarter of a millisecond.
+# Scripts, because they are one step: rows, and how far the log's updates are in. KEYS: the two hashes of a partition. Machines
+# share Redis, and each writes the whole log: what is older than what is in changes nothing.
 #
-# ARGV: for each partition of the log its number, how far this writer had it in before, how far these rows reach, how many they
-# are, and the rows. After a machine that was further back has filled an empty Redis, rows between may be missing: then the log
-# stays where that machine was, and its own updates are taken until it has caught up.
+# BEGIN. ARGV: partitions of the log, each with how far this writer had it in. They are believed where Redis knows nothing.
+BEGIN = """
+redis.call('HSETNX', KEYS[2], 'begun', 0)
+for i = 1, #ARGV, 2 do redis.call('HSETNX', KEYS[2], ARGV[i], ARGV[i + 1]) end"""
+# UPDATE. ARGV: for each partition of the log its number, how far this writer had it in before, how far these rows reach, how
+# many they are, and the rows. -> {partition, how far it is in, …} of those that lack something before these rows: nothing of
+# them is written. So it is after a failover that lost the last writes, or with the contents of an older snapshot.
 UPDATE = """
-local filled, at = redis.call('HEXISTS', KEYS[2], 'filled') == 1, 1
+local lacking, at, begun = {}, 1, redis.call('HEXISTS', KEYS[2], 'begun') == 1
 while at <= #ARGV do
   local since, reached, last = tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), at + 3 + 2 * tonumber(ARGV[at + 3])
-  local log = tonumber(redis.call('HGET', KEYS[2], ARGV[at]) or (filled and 0 or nil))
-  if not log or reached > log then
+  local log = tonumber(redis.call('HGET', KEYS[2], ARGV[at]) or (begun and 0 or since))
+  if since > log then
+    lacking[#lacking + 1], lacking[#lacking + 2] = tonumber(ARGV[at]), log
+  elseif reached > log then
     for i = at + 4, last, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
-    if not log or since <= log then redis.call('HSET', KEYS[2], ARGV[at], ARGV[at + 2]) end
+    redis.call('HSET', KEYS[2], ARGV[at], ARGV[at + 2])
   end
   at = last + 1
-end"""
-# ARGV: how many partitions of the log this machine has read, each with how far; then the rows. Who is behind another machine
-# writes nothing: it may hold an old row.
+end
+return lacking"""
+# FILL. ARGV: how many partitions of the log this machine's L3 has read, each with how far; then the rows. Who is behind another
+# writes nothing: it may hold an old row. Where Redis knows nothing, nobody knows who is: an updater says so first (BEGIN),
+# unless there never was an update.
 FILL = """
 local own, first, log = {}, 2 + 2 * tonumber(ARGV[1]), redis.call('HGETALL', KEYS[2])
 for i = 2, first - 1, 2 do own[ARGV[i]] = tonumber(ARGV[i + 1]) end
+if #log == 0 and first > 2 then return end
 for i = 1, #log, 2 do if tonumber(log[i + 1]) > (own[log[i]] or 0) then return end end
-if #log == 0 then
-  redis.call('HSET', KEYS[2], 'filled', 0)
-  for i = 2, first - 1, 2 do redis.call('HSET', KEYS[2], ARGV[i], ARGV[i + 1]) end
-end
+redis.call('HSETNX', KEYS[2], 'begun', 0)
 for i = first, #ARGV, 2 do redis.call('HSETNX', KEYS[1], ARGV[i], ARGV[i + 1]) end"""
 
 
@@ -73,31 +78,44 @@ class RedisStore:
         except DataError as error:
             raise DependencyError(f"Redis at {self._config.address} holds rows of another shape: {error}") from error
 
-    def update(self, table: str, batch: Batch, since: np.ndarray) -> None:
-        """Rows of the log, except what is older than what is in. since: int64 [PARTITIONS] how far this writer had it in."""
-        rows = batch.latest()
-        fields, values, reached = encode_keys(rows.keys), encode_vectors(rows.vectors), batch.reached
+    def begin(self, table: str, reached: np.ndarray) -> None:
+        """Say how far the log is in, where Redis does not know: it is empty. reached: int64 [PARTITIONS]"""
+        log = _positions(reached)
+        self._run([("EVAL", BEGIN, 2, *names, *log) for names in self._all_hashes(table)])
+
+    def update(self, table: str, batch: Batch, since: np.ndarray) -> dict[int, int]:
+        """Rows of the log, except what is older than what is in. since: int64 [PARTITIONS] how far this writer had it in.
+
+        -> {partition of the log: how far it is in} where rows before these are lacking; nothing is written of those partitions.
+        """
+        rows, reached = batch.latest(), batch.reached
+        fields, values = encode_keys(rows.keys), encode_vectors(rows.vectors)
+        at = {int(partition_of(rows.keys[at[:1]], self._config.num_partitions)[0]): at for at in self._by_partition(rows.keys)}
         commands = []
-        for positions in self._by_partition(rows.keys):
+        for part, names in enumerate(self._all_hashes(table)):  # all of them: each keeps how far the log is in
+            positions = at.get(part, np.empty(0, np.int64))
             arguments: list[bytes | int] = []
-            for partition in np.unique(rows.partitions[positions]):
+            for partition in np.flatnonzero(reached):
                 own = positions[rows.partitions[positions] == partition]
                 log = [int(partition), int(since[partition]), int(reached[partition]), len(own)]
                 arguments += [*log, *_alternating(fields, values, own)]
-            commands.append(("EVAL", UPDATE, 2, *self._hashes(table, rows.keys[positions]), *arguments))
-        self._run(commands)
+            commands.append(("EVAL", UPDATE, 2, *names, *arguments))
+        lacking: dict[int, int] = {}
+        for reply in self._run(commands):
+            for partition, log in zip(reply[::2], reply[1::2], strict=True):
+                lacking[partition] = min(log, lacking.get(partition, log))
+        return lacking
 
     def fill(self, table: str, keys: np.ndarray, vectors: np.ndarray, reached: np.ndarray) -> bool:
         """Rows that this machine has (int64 [N], float32 [N, D]) and Redis has not; False when Redis has no room for them.
 
-        reached: int64 [PARTITIONS] how far this machine has read the log. When Redis is further, nothing is written.
+        reached: int64 [PARTITIONS] how far the log is in where the rows come from. When Redis is further, nothing is written.
         """
-        fields, values, read = encode_keys(keys), encode_vectors(vectors), np.flatnonzero(reached)
-        log = [len(read), *np.column_stack([read, reached[read]]).ravel().tolist()]
+        fields, values, log = encode_keys(keys), encode_vectors(vectors), _positions(reached)
         try:
             self._run(
                 [
-                    ("EVAL", FILL, 2, *self._hashes(table, keys[at]), *log, *_alternating(fields, values, at))
+                    ("EVAL", FILL, 2, *self._hashes(table, keys[at]), len(log) // 2, *log, *_alternating(fields, values, at))
                     for at in self._by_partition(keys)
                 ]
             )
@@ -105,10 +123,9 @@ class RedisStore:
             return False
         return True
 
-    def forget_log(self, table: str, partition: int) -> None:
-        """The log's partition starts anew: updates from its beginning are new again."""
-        hashes = [log_hash(self._model, table, part) for part in range(self._config.num_partitions)]
-        self._run([("HDEL", name, partition) for name in hashes])
+    def set_log(self, table: str, partition: int, reached: int) -> None:
+        """From now on, so much of this partition of the log counts as being in."""
+        self._run([("HSET", log, partition, reached) for _, log in self._all_hashes(table)])
 
     def _by_partition(self, keys: np.ndarray) -> list[np.ndarray]:
         """Positions of the keys of each partition that has any."""
@@ -121,6 +138,11 @@ class RedisStore:
         """What keys of one partition lie in: their rows, and how far the log is in."""
         partition = int(partition_of(keys[:1], self._config.num_partitions)[0])
         return value_hash(self._model, table, partition), log_hash(self._model, table, partition)
+
+    def _all_hashes(self, table: str) -> list[tuple[str, str]]:
+        """Of every partition."""
+        parts = range(self._config.num_partitions)
+        return [(value_hash(self._model, table, part), log_hash(self._model, table, part)) for part in parts]
 
     def _run(self, commands: list[tuple]) -> list:
         try:
@@ -157,6 +179,12 @@ class RedisStore:
     def close(self) -> None:
         """Let the connections go; another thread may be in the middle of a call, and finishes it."""
         self._cluster = None
+
+
+def _positions(reached: np.ndarray) -> list[int]:
+    """partition, how far, partition, how far, … of those of which anything is in."""
+    read = np.flatnonzero(reached)
+    return np.column_stack([read, reached[read]]).ravel().tolist()
 
 
 def _alternating(fields: list[bytes], values: list[bytes], at: np.ndarray) -> list[bytes]:

@@ -35,18 +35,19 @@ class UpdaterState:
     lag_ms: float  # of the latest batch: from the producer's time stamp to visible
     heartbeat_unix_ms: int  # 0: no updater has run
     broker_down: bool
-    store_down: bool  # L3 refuses writes: updates wait
+    store_down: bool  # updates wait for RocksDB or Redis, or RocksDB is being filled
 
 
 class UpdateRing:
     """Positions count all rows ever published; the row at position p lies at p modulo the ring's size.
 
-    begun, reached: int64 [PARTITIONS] how far the log was read by what the updater began to publish, and by what it published.
+    begun, reached, stored_reached: int64 [PARTITIONS] how far the log was read by what the updater began to publish, by what it
+    published, and by what all stores below had when `stored` was last set.
     """
 
     def __init__(self, sections: Sections, base: memoryview) -> None:
         self._words = base[: 8 * N_WORDS].cast("q")
-        self.begun, self.reached = sections.array(base, "log")
+        self.begun, self.reached, self.stored_reached = sections.array(base, "log")
         self._keys = sections.array(base, "keys")
         self._rows = sections.array(base, "rows")
         self.size = len(self._keys)
@@ -58,7 +59,7 @@ class UpdateRing:
         return Sections(
             {
                 "words": (np.int64, (N_WORDS,)),
-                "log": (np.int64, (2, PARTITIONS)),
+                "log": (np.int64, (3, PARTITIONS)),
                 "keys": (np.int64, (size,)),
                 "rows": (codec.dtype, (size, codec.columns)),
             }
@@ -73,6 +74,11 @@ class UpdateRing:
     def stored(self) -> int:
         """Every store below has the rows before this position."""
         return self._words[STORED]
+
+    def all_stored(self) -> None:
+        """Every store below has what is published."""
+        np.copyto(self.stored_reached, self.reached)
+        self._words[STORED] = self._words[HEAD]
 
     def publish(self, keys: np.ndarray, stored: np.ndarray) -> None:
         """Append rows (int64 [N], stored [N, columns]). The caller holds the block's lock."""

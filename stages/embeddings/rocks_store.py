@@ -295,6 +295,13 @@ class RocksStore:
         reached[: len(stored)] = stored
         return reached
 
+    def set_log(self, table: str, partition: int, reached: int) -> None:
+        """From now on, so much of this partition of the log counts as being in."""
+        all_reached = self.reached(table)
+        all_reached[partition] = reached
+        with self._failures("write"):
+            self._db.put(log_key(self._families[table]), all_reached.astype("<i8").tobytes())
+
     def sync(self) -> None:
         """Everything written is on disk after this, also for a power failure."""
         with self._failures("write"):

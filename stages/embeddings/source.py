@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from stages.artifacts import open_array
+from stages.embeddings.batch import nothing_reached
 from stages.embeddings.config import TableConfig
 from stages.embeddings.formats.sparse_folder import read_sparse_folder
 from stages.embeddings.level import Found
@@ -68,6 +69,10 @@ class Source:
         own, order = self._sparse[table].keys, self._order[table]
         at = np.minimum(np.searchsorted(own, keys, sorter=order), len(order) - 1)
         return order[at], own[order[at]] == keys
+
+    def reached(self, _table: str) -> np.ndarray:
+        """int64 [PARTITIONS]: no update of the log is in."""
+        return nothing_reached()
 
     def catch_up(self) -> None:
         """Nobody writes here: reads are always current."""

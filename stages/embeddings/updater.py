@@ -1,6 +1,6 @@
 """Live updates: HPS's Kafka messages to every level of the machine (applier.py). One process per machine.
 
-    messages ─▶ rows ─▶ L3, L2, L1 ─▶ offsets, after L3 is on disk
+    messages ─▶ rows ─▶ L2 and by the ring L1, then L3 ─▶ offsets, after L3 is on disk
 
 Offsets are committed last: a consumer that dies gets its messages again. Every level knows which of them it has had.
 """
@@ -54,6 +54,7 @@ class Updater:
         self._tables = {topic(config.model, table): table for table in self._applier.shared}
         self._held: list[Message] = []  # the first part of what must be applied at once
         self._seen: dict[tuple[str, int], int] = {}  # the last offset of each partition since it was assigned
+        self._lost_up_to: dict[tuple[str, int], int] = {}  # offsets that are counted as lost
 
     def run(self, stop: threading.Event) -> None:
         """Until `stop` is set. Brokers may come and go."""
@@ -98,7 +99,7 @@ class Updater:
         self._assigned_at_s = time.monotonic()
         try:
             there = self._partitions()
-            if there != self._assigned or self._applier.lost_rows:
+            if there and (there != self._assigned or self._applier.lost_rows):
                 committed = self._consumer.committed(list(there), timeout=METADATA_TIMEOUT_S)
                 self._consumer.assign(self._starts(committed))
                 self._assigned, self._held, self._seen = there, [], {}
@@ -107,6 +108,8 @@ class Updater:
             self._tell(BROKER_DOWN, 1)
             return
         self._tell(BROKER_DOWN, 0)
+        if self._assigned:
+            self._applier.begin_redis()
 
     def _partitions(self) -> set[TopicPartition]:
         topics = self._consumer.list_topics(timeout=METADATA_TIMEOUT_S).topics
@@ -125,29 +128,37 @@ class Updater:
 
     def _starts(self, committed: list[TopicPartition]) -> list[TopicPartition]:
         """The same partitions, with the offsets to read them from."""
-        known, lows = {table: nothing_reached() for table in self._tables.values()}, []
+        known, lows = ({table: nothing_reached() for table in self._tables.values()} for _ in range(2))
         for place in committed:
             low_and_high = self._consumer.get_watermark_offsets(place, METADATA_TIMEOUT_S)
             if low_and_high is None:
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-            lows.append(low_and_high[0])
-            known[self._tables[place.topic]][place.partition] = self._read_so_far(place, *low_and_high)
-        starts = self._applier.start(known)
-        for place, low in zip(committed, lows, strict=True):
-            place.offset = max(low, int(starts[self._tables[place.topic]][place.partition]))
+            lows[self._tables[place.topic]][place.partition] = low_and_high[0]
+            known[self._tables[place.topic]][place.partition] = self._read_so_far(place, high=low_and_high[1])
+        starts = self._applier.start(known, lows)
+        for place in committed:
+            table = self._tables[place.topic]
+            place.offset = int(starts.offsets[table][place.partition])
+            self._count_lost(place, int(starts.wanted[table][place.partition]))
         return committed
 
-    def _read_so_far(self, place: TopicPartition, low: int, high: int) -> int:
-        """What is committed of a partition of which the broker has the messages `low` … `high` - 1."""
+    def _read_so_far(self, place: TopicPartition, high: int) -> int:
+        """What is committed of a partition whose next message will have the offset `high`."""
         table = self._tables[place.topic]
         if max(place.offset, self._applier.begun(table, place.partition)) > high:
             log.warning("%s [%d] ends at %d: it was made again", place.topic, place.partition, high)
             self._applier.forget_log(table, place.partition)
             return 0
-        if 0 <= place.offset < low:
-            log.warning("%s [%d]: messages %d to %d are gone", place.topic, place.partition, place.offset, low)
-            self._applier.shared[table].ring.add(LOST, low - place.offset)
         return max(place.offset, 0)
+
+    def _count_lost(self, place: TopicPartition, wanted: int) -> None:
+        """Messages from `wanted` on are needed; what the broker has begins later. Each is counted once."""
+        known = (place.topic, place.partition)
+        first = max(wanted, self._lost_up_to.get(known, 0))
+        if first < place.offset:
+            log.warning("%s [%d]: messages %d to %d are gone", *known, first, place.offset)
+            self._applier.shared[self._tables[place.topic]].ring.add(LOST, place.offset - first)
+            self._lost_up_to[known] = place.offset
 
     def _on_error(self, error: KafkaError) -> None:
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
@@ -163,12 +174,12 @@ class Updater:
         self._applier.drain()
         self._tell(HEARTBEAT_MS, int(time.time() * 1e3))
         self._tell(STORE_DOWN, int(self._applier.behind > 0 or not self._applier.l3_open))
-        if self._applier.behind > BACKLOG_ROWS:
-            time.sleep(self._updates.poll_timeout_ms / 1e3)
-            return
         pause_s = TOPICS_EVERY_S if self._assigned else FIRST_TOPICS_EVERY_S
         if self._applier.lost_rows or time.monotonic() - self._assigned_at_s >= pause_s:
             self._assign()
+        if self._applier.behind > BACKLOG_ROWS:
+            time.sleep(self._updates.poll_timeout_ms / 1e3)
+            return
         messages = self._whole(self._collect())
         if messages:
             self._apply(messages)
@@ -186,12 +197,15 @@ class Updater:
                 self._see(message)
                 self._held.append(message)
         last = {(message.topic(), message.partition()): message.offset() for message in self._held}
-        for (name, partition), offset in last.items():
-            ring = self._applier.shared[self._tables[name]].ring
-            if ring.reached[partition] <= offset < ring.begun[partition] - 1:
-                return []
-        held, self._held = self._held, []
-        return held
+        whole = {place: self._is_whole(*place, offset) for place, offset in last.items()}
+        ready = [message for message in self._held if whole[message.topic(), message.partition()]]
+        self._held = [message for message in self._held if not whole[message.topic(), message.partition()]]
+        return ready
+
+    def _is_whole(self, name: str, partition: int, offset: int) -> bool:
+        """Messages up to `offset` leave nothing out of what was begun, or begin it nowhere."""
+        ring = self._applier.shared[self._tables[name]].ring
+        return not ring.reached[partition] <= offset < ring.begun[partition] - 1
 
     def _see(self, message: Message) -> None:
         """Offsets rise, unless the topic was made again."""

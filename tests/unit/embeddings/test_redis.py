@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from stages.embeddings.applier import Applier
-from stages.embeddings.batch import Batch, nothing_reached
+from stages.embeddings.batch import PARTITIONS, Batch, nothing_reached
 from stages.embeddings.config import RedisConfig, RocksConfig, TableConfig, TiersConfig
 from stages.embeddings.redis_store import RedisStore
 from stages.embeddings.tiers import Tiers
@@ -263,12 +263,51 @@ def test_an_empty_redis_that_a_lagging_machine_filled_gets_all_updates_in_the_en
     np.testing.assert_array_equal(redis_rows(second), expected)
 
 
+def test_batches_of_few_rows_move_the_log_of_every_hash(machine, server):
+    """So each of them knows what is old, though it had no row in most batches."""
+    log, (_, first), (_, second) = Log(), machine("first"), machine("second")
+    batches = [log.batch(np.array([number % 5]), version(number)[:1]) for number in range(12)]
+    for batch in batches:
+        first.apply("items", batch)
+    for partition in range(8):
+        assert server.client.hget(f"hps_et{{hps_et.rank.items/p{partition}}}log", 0) == b"12"
+    for batch in batches:
+        second.apply("items", batch)
+        rows, _ = second._redis.level.store.read({"items": np.arange(5)})[0]["items"]
+        assert rows[:, 0].tolist() == [10, 11, 7, 8, 9]
+    assert [first.lost_rows, second.lost_rows] == [False, False]
+
+
+def test_a_redis_that_lost_its_last_writes_gets_them_again(machine, server):
+    """After a failover, or from an older snapshot: it says how far it has the log, and is sent the rest."""
+    log, keys, (tiers, applier) = Log(), np.arange(ROWS), machine("first")
+    batches = [log.batch(keys, version(number)) for number in range(4)]
+    for batch in batches[:3]:
+        applier.apply("items", batch)
+    other = RedisStore(applier._config.redis, "rank", {"items": WIDTH})
+    other.set_log("items", 0, 0)  # back to where the first batch was
+    other.update("items", batches[0], nothing_reached())
+    applier.apply("items", batches[3])
+    assert applier.lost_rows
+    assert tiers.lookup("items", keys).tolist() == version(3).tolist()  # by the update ring
+    start = applier.start({"items": np.where(np.arange(PARTITIONS) == 0, 3, 0)}, {"items": nothing_reached()})
+    assert start.offsets["items"][0] == 1
+    for batch in batches[1:]:
+        applier.apply("items", batch)
+    np.testing.assert_array_equal(redis_rows(applier), version(3))
+    assert not applier.lost_rows
+    assert right(tiers, version(3))
+
+
 def test_a_log_that_starts_anew_is_read_anew(machine):
     (_, applier), keys = machine("first"), np.arange(ROWS)
     log = Log()
     for number in range(3):
         applier.apply("items", log.batch(keys, version(number)))
     applier.forget_log("items", 0)
+    assert applier.lost_rows
+    start = applier.start({"items": nothing_reached()}, {"items": nothing_reached()})
+    assert not start.offsets["items"].any()
     applier.apply("items", Log().batch(keys, version(7)))
     np.testing.assert_array_equal(redis_rows(applier), version(7))
     rows, _ = applier._rocksdb.level.store.read({"items": keys})[0]["items"]

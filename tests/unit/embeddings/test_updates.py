@@ -17,8 +17,9 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from stages.embeddings import memory
+from stages.embeddings import updater as updater_module
 from stages.embeddings.applier import Applier
-from stages.embeddings.batch import PARTITIONS
+from stages.embeddings.batch import PARTITIONS, nothing_reached
 from stages.embeddings.config import RocksConfig, TableConfig, TiersConfig, UpdateConfig
 from stages.embeddings.formats.kafka import consumer_group, encode_message
 from stages.embeddings.publisher import Publisher
@@ -31,6 +32,7 @@ from tests.unit.embeddings.kafka_broker import MockBroker
 from tests.unit.embeddings.updating import Log, updating
 
 ROWS, WIDTH = 300, 4
+NOTHING_GONE = {"items": nothing_reached()}
 GROUP = consumer_group("persistent", False, socket.gethostname())
 TABLE = TableConfig("items", ROWS, WIDTH, l1_rows=64, l2_rows=128)
 
@@ -139,8 +141,8 @@ def test_rocksdb_knows_what_it_has_of_the_log_when_all_processes_are_gone(config
         applier.apply("items", batch)
     applier.close()
     tiers, applier = instances(), Applier(config)
-    start = applier.start({"items": np.where(np.arange(PARTITIONS) == 3, 1, 0)})  # only the first was committed
-    assert start["items"][3] == 1
+    start = applier.start({"items": np.where(np.arange(PARTITIONS) == 3, 1, 0)}, NOTHING_GONE)  # only the first was committed
+    assert start.offsets["items"][3] == 1
     for batch in batches[1:]:
         applier.apply("items", batch)
         np.testing.assert_array_equal(tiers.lookup("items", keys), versions(keys, 2))
@@ -312,14 +314,57 @@ def test_a_database_that_lost_rows_takes_nothing_before_they_come_again(config, 
     applier.apply("items", batches[2])
     assert applier.behind == ROWS
     until(lambda: applier.drain() or applier.lost_rows)
-    assert applier.behind == ROWS
-    assert applier.start({"items": np.full(PARTITIONS, 2)})["items"][0] == 0  # committed was 2
+    assert applier.start({"items": np.full(PARTITIONS, 2)}, NOTHING_GONE).offsets["items"][0] == 0  # committed was 2
     for batch in batches:
         applier.apply("items", batch)
     found, _ = applier._rocksdb.level.store.read({"items": keys})
     np.testing.assert_array_equal(found["items"][0], versions(keys, 2))
     assert (applier.lost_rows, applier.behind) == (False, 0)
     applier.close()
+
+
+def test_an_instance_knows_that_a_database_lacks_what_was_stored(config, instances):
+    """It was filled again while no updater was there: its rows are the exported ones, and may not stay anywhere."""
+    tiers, applier, log, keys = instances(), Applier(config), Log(), np.arange(ROWS)
+    batches = [log.batch(keys, versions(keys, number)) for number in range(2)]
+    for batch in batches:
+        applier.apply("items", batch)
+    applier.close()
+    tiers._lower.l3.close()
+    shutil.rmtree(config.rocksdb.path)
+    key = 250
+    evict(tiers, key)
+    until(lambda: len(tiers.lookup("items", np.array([key]))) and tiers._lower.l3.store is not None)
+    for _ in range(2):
+        tiers.lookup("items", np.array([key]))
+        assert tiers.degraded
+        tiers.settle()
+    applier = Applier(config)
+    committed = np.where(np.arange(PARTITIONS) == 0, 2, 0)
+    assert applier.start({"items": committed}, NOTHING_GONE).offsets["items"][0] == 0
+    for batch in batches:
+        applier.apply("items", batch)
+    np.testing.assert_array_equal(tiers.lookup("items", np.array([key])), versions([key], 1))
+    assert not tiers.degraded
+    applier.close()
+
+
+def test_what_the_log_no_longer_has_is_done_without(config, instances):
+    """A new database after the broker removed the first messages: the rest is read, and the database counts as complete."""
+    instances()
+    applier, log, keys, gone = Applier(config), Log(), np.arange(ROWS), nothing_reached()
+    gone[0] = 5
+    start = applier.start({"items": nothing_reached()}, {"items": gone})
+    assert (start.wanted["items"][0], start.offsets["items"][0]) == (0, 5)
+    log.length = 5
+    applier.apply("items", log.batch(keys, versions(keys, 5)))
+    ring = applier.shared["items"].ring
+    assert ring.stored == ring.head
+    applier.close()
+    again = Applier(config)
+    assert again.start({"items": nothing_reached()}, {"items": gone}).wanted["items"][0] == 0
+    assert again._rocksdb.reached["items"][0] == 6
+    again.close()
 
 
 @dataclass(frozen=True)
@@ -369,8 +414,7 @@ def test_what_a_killed_updater_was_publishing_is_applied_at_once(config, instanc
     updater._applier.shared["items"].ring.begun[0] = 3
     sent = [SentMessage(encode_message(np.array([7]), versions([7], offset)), offset) for offset in range(5)]
     other = SentMessage(sent[0].body, 0, group=1)
-    assert updater._whole([other]) == [other]
-    assert updater._whole(sent[:2]) == []
+    assert updater._whole([other, *sent[:2]]) == [other]
     assert updater._whole([]) == []
     assert updater._whole([SentMessage(b"", 0, failure="broker: gone"), *sent[2:4]]) == sent[:4]
     assert "broker: gone" in caplog.text
@@ -465,6 +509,26 @@ def test_offsets_that_the_broker_no_longer_knows_lose_nothing(broker, config, in
     with updating(config):
         until(lambda: (tiers.lookup("items", keys) == versions(keys, 1)).all())
     assert "it was made again" in caplog.text
+
+
+def test_a_database_filled_again_beneath_a_long_backlog_is_followed_again(broker, config, instances, monkeypatch):
+    monkeypatch.setattr(updater_module, "BACKLOG_ROWS", 10)
+    config, tiers, keys = replace(config, updates=UpdateConfig(broker.address)), instances(), np.arange(ROWS)
+    publisher = Publisher(broker.address, "rank", {"items": WIDTH})
+    with updating(config) as updater:
+        publisher.publish("items", keys, versions(keys, 1))
+        publisher.flush()
+        until(lambda: committed(config) == [1, 1, 1, 1])
+        level = updater._applier._rocksdb.level
+        level._open_store, opening = full, level._open_store
+        level.close()
+        shutil.rmtree(config.rocksdb.path)
+        publisher.publish("items", keys, versions(keys, 2))
+        publisher.flush()
+        until(lambda: updater._applier.behind > 10)
+        level._open_store = opening
+        until(lambda: (tiers.lookup("items", keys) == versions(keys, 2)).all() and not tiers.degraded)
+        until(lambda: committed(config) == [2, 2, 2, 2])
 
 
 def test_a_broker_that_is_back_counts_as_such_without_any_message(broker, config, instances):
