@@ -15,11 +15,12 @@ tiers.py        Tiers.lookup: L1 or L2, the hit-rate threshold, metrics
   lower.py        what lies below: L2, then one wave of L3, then the default vector
     level.py, breaker.py        a store that fails is left alone for a while
     rocks_store.py, redis_store.py, source.py   RocksDB and Redis in HPS's layouts; the exported tables
-    loading.py      the first filling of RocksDB
+    loading.py      the first filling of RocksDB, and a new one in place of one that is damaged
   background.py   insertions that no request waits for
   metrics.py, measurements.py   what is counted, and under which names it is published
 
-updater.py      Kafka messages into all levels: `python -m stages.embeddings tiers.json`, one process per machine
+updater.py      Kafka messages: `python -m stages.embeddings tiers.json`, one process per machine
+applier.py      their rows into all levels, of which each knows how far it has read the log (batch.py)
 publisher.py    the sending side
 formats/        bytes of keys, rows, messages and folders, as HPS writes them
 """

@@ -201,8 +201,11 @@ class Applier:
         """
         ring = self.shared[table].ring
         self.shared[table].codec.encode(batch.vectors)
-        begun = batch.offsets < ring.begun[batch.partitions]  # by an updater that died: at once, as there
-        for part in (batch.only(begun), *batch.only(~begun).parts(ring.most_staged)):  # more would lap readers of the ring
+        begun = batch.offsets < ring.begun[batch.partitions]
+        if begun.any():  # by an updater that died: at once, as there
+            self._apply(table, batch.only(begun))
+            batch = batch.only(~begun)
+        for part in batch.parts(ring.most_staged):  # more would lap readers of the ring
             if len(part):
                 self._apply(table, part)
 
@@ -252,7 +255,7 @@ class Applier:
 
     def durable(self) -> bool:
         """Everything applied is on disk, and may be forgotten by the brokers."""
-        if self.behind or not self._stores:  # without a store, rows live in shared memory only: always replay
+        if self.behind or self.lost_rows or not self._stores:  # without a store, rows live in shared memory only: always replay
             return False
         return self._rocksdb is None or self._rocksdb.level.use(lambda store: (store.sync(), True))[1]
 

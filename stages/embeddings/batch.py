@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -20,7 +21,7 @@ def nothing_reached() -> np.ndarray:
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows in the order of their updates."""
+    """Rows in the order of their updates. What is made of them is made once for all levels."""
 
     keys: np.ndarray  # int64 [N]
     vectors: np.ndarray  # float32 [N, D]
@@ -30,7 +31,7 @@ class Batch:
     def __len__(self) -> int:
         return len(self.keys)
 
-    @property
+    @cached_property
     def reached(self) -> np.ndarray:
         """int64 [PARTITIONS]: how far who has these rows, and all before them, has read; 0 for partitions of no row."""
         reached = nothing_reached()
@@ -42,12 +43,16 @@ class Batch:
         new = self.offsets >= reached[self.partitions]
         return self if new.all() else self.only(new)
 
+    @cached_property
     def latest(self) -> Batch:
         """The last row of every key, in rising order of key."""
         return self.only(last_of_each(self.keys))
 
     def parts(self, most_rows: int) -> Iterator[Batch]:
         """In order, cut between messages; a part holds more rows only where a single message does."""
+        if len(self) <= most_rows:
+            yield self
+            return
         start, length = 0, len(self)
         ends = np.append(np.flatnonzero((np.diff(self.offsets) != 0) | (np.diff(self.partitions) != 0)) + 1, length)
         while start < length:

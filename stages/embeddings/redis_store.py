@@ -88,7 +88,7 @@ class RedisStore:
 
         -> {partition of the log: how far it is in} where rows before these are lacking; nothing is written of those partitions.
         """
-        rows, reached = batch.latest(), batch.reached
+        rows, reached = batch.latest, batch.reached
         fields, values = encode_keys(rows.keys), encode_vectors(rows.vectors)
         at = {int(partition_of(rows.keys[at[:1]], self._config.num_partitions)[0]): at for at in self._by_partition(rows.keys)}
         commands = []

@@ -277,7 +277,7 @@ class RocksStore:
         new = batch.beyond(since)
         if not len(new):
             return
-        rows, reached = new.latest(), np.maximum(since, new.reached)
+        rows, reached = new.latest, np.maximum(since, new.reached)
         reached = reached[: np.flatnonzero(reached)[-1] + 1]  # trim_zeros takes as long as all else here
         with self._failures("write"):
             changes = WriteBatch(raw_mode=True)

@@ -118,7 +118,7 @@ class SharedTable:
     def update(self, batch: Batch) -> None:
         """Those rows of the log that were not published yet: into L2 and, by the ring, to every L1."""
         new = batch.beyond(self.ring.reached)
-        rows, reached = new.latest(), new.reached
+        rows, reached = new.latest, new.reached
         stored = self.codec.encode(rows.vectors)
         if self.slots is None:
             with self.lock:

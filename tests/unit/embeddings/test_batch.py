@@ -38,7 +38,7 @@ def test_a_level_takes_what_is_beyond_its_place(sent, had):
 @settings(max_examples=200, deadline=None)
 def test_the_last_row_of_each_key_stays(sent):
     batch = batch_of(sent)
-    latest = batch.latest()
+    latest = batch.latest
     last = dict(zip(batch.keys.tolist(), batch.vectors[:, 0].tolist(), strict=True))
     assert dict(zip(latest.keys.tolist(), latest.vectors[:, 0].tolist(), strict=True)) == last
     assert len(latest) == len(last)
