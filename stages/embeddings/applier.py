@@ -29,13 +29,15 @@ DRAINED_ROWS = 8_192  # of a backlog, at a time
 class Backlog:
     """One store's writes: through it when it is up, the last row of each key for later when it is down.
 
-    adopt: is called with each store that `level` opened, before it is used
+    adopt: is called with each store that `level` opened, before it is used; lost: when it turns out to have less than it had
     reached: by table, int64 [PARTITIONS] how far of the log the store has everything.
     lost_rows: it has less than it had, and takes nothing before `restart`.
     """
 
-    def __init__(self, level: Level, tables: Iterable[str], adopt: Callable[[Any], None]) -> None:
-        self.level, self._adopt, self._adopted = level, adopt, None
+    def __init__(
+        self, level: Level, tables: Iterable[str], adopt: Callable[[Any], None], lost: Callable[[], None] = lambda: None
+    ) -> None:
+        self.level, self._adopt, self._adopted, self._lost = level, adopt, None, lost
         self._to_set: dict[tuple[str, int], int] = {}  # by table and partition of the log
         self.restart({table: nothing_reached() for table in tables})
 
@@ -52,7 +54,10 @@ class Backlog:
         self.lost_rows = True
 
     def set_log(self, table: str, partition: int, reached: int) -> None:
-        """From now on, so much of this partition counts as being in: the store is told before it is written again."""
+        """From now on, at least so much of this partition counts as being in; 0: nothing does.
+
+        The store is told before it is written again.
+        """
         self._to_set[table, partition] = reached
         self.reached[table][partition] = reached
 
@@ -104,6 +109,7 @@ class Backlog:
             for partition, reached in lacking.items():
                 self.reached[table][partition] = reached
             self.lose()
+            self._lost()
         return None, not lacking
 
     def has(self, table: str, reached: np.ndarray) -> bool:
@@ -140,7 +146,7 @@ class Applier:
             self._rocksdb = Backlog(rocksdb, self.shared, self._adopt_rocksdb)
         if config.redis:
             redis = Level("redis", lambda: RedisStore(config.redis, config.model, self._widths))
-            self._redis = Backlog(redis, self.shared, self._adopt_redis)
+            self._redis = Backlog(redis, self.shared, self._adopt_redis, self._doubt_stores)
         self._stores = [store for store in (self._rocksdb, self._redis) if store is not None]
 
     def _adopt_rocksdb(self, store: RocksStore) -> None:
@@ -155,6 +161,11 @@ class Applier:
             if (theirs < self._rocksdb.reached[table]).any():
                 self._rocksdb.lose()
             self._rocksdb.reached[table] = theirs
+
+    def _doubt_stores(self) -> None:
+        """What readers find below is not what was stored."""
+        for shared in self.shared.values():
+            shared.ring.set(STORED, UNKNOWN)
 
     def _adopt_redis(self, store: RedisStore) -> None:
         for table, reached in self._redis.reached.items():

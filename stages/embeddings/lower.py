@@ -82,6 +82,7 @@ class LowerLevels:
         for name, ring in rings.items():
             if (store.reached(name) < had[name]).any():  # another database, without the updates: the updater brings them again
                 ring.set(STORED, UNKNOWN)
+                self._caught_up[name] = UNKNOWN  # when it has them all, `stored` may be what it was before
         return store
 
     def _open_source(self) -> Store:
@@ -166,6 +167,8 @@ class LowerLevels:
         found, intact = level.use(lambda store: store.read(wanted))
         for name, (vectors, there) in (found or {}).items():
             rows, vectors = fetched[name], vectors[there]
+            shared = self.tables[name].shared
+            rows.trusted = rows.trusted and (shared is None or shared.ring.stored != UNKNOWN)  # found out while it was read
             at, rows.lacking = rows.lacking[there], rows.lacking[~there]
             rows.exact[at] = vectors
             rows.vectors[at] = self.tables[name].codec.roundtrip(vectors)
@@ -206,10 +209,10 @@ class LowerLevels:
             if shared is not None and shared.slots is not None:
                 shared.promote(rows.keys[at], rows.exact[at], rows.position)
             return True
-        fresh = at if shared is None else at[~shared.ring.changed(rows.keys[at], rows.position)]
-        reached, known = self.l3.use(lambda store: (store.reached(name), True))
+        reached, known = self.l3.use(lambda store: (store.reached(name), True))  # before the look at what is fresh
         if not known:
             return False
+        fresh = at if shared is None else at[~shared.ring.changed(rows.keys[at], rows.position)]
         filled, _ = self.redis.use(lambda store: (store.fill(name, rows.keys[fresh], rows.exact[fresh], reached), True))
         return filled is not False
 

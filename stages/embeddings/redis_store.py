@@ -19,9 +19,10 @@ from stages.errors import DataError, DependencyError
 # Scripts, because they are one step: rows, and how far the log's updates are in. KEYS: the two hashes of a partition. Machines
 # share Redis, and each writes the whole log: what is older than what is in changes nothing.
 #
-# BEGIN. ARGV: partitions of the log, each with how far this writer had it in. They are believed where Redis knows nothing.
+# BEGIN. ARGV: partitions of the log, each with how far this writer had it in. They are believed where Redis knows nothing at
+# all: once it has begun, a partition that is not named counts as not read.
 BEGIN = """
-redis.call('HSETNX', KEYS[2], 'begun', 0)
+if redis.call('HSETNX', KEYS[2], 'begun', 0) == 0 then return end
 for i = 1, #ARGV, 2 do redis.call('HSETNX', KEYS[2], ARGV[i], ARGV[i + 1]) end"""
 # UPDATE. ARGV: for each partition of the log its number, how far this writer had it in before, how far these rows reach, how
 # many they are, and the rows. -> {partition, how far it is in, …} of those that lack something before these rows: nothing of
@@ -40,6 +41,10 @@ while at <= #ARGV do
   at = last + 1
 end
 return lacking"""
+# SET. ARGV: a partition of the log, and how far it is in at least; 0: not at all.
+SET = """
+local log, reached = tonumber(redis.call('HGET', KEYS[2], ARGV[1]) or 0), tonumber(ARGV[2])
+if reached == 0 or reached > log then redis.call('HSET', KEYS[2], ARGV[1], ARGV[2]) end"""
 # FILL. ARGV: how many partitions of the log this machine's L3 has read, each with how far; then the rows. Who is behind another
 # writes nothing: it may hold an old row. Where Redis knows nothing, nobody knows who is: an updater says so first (BEGIN),
 # unless there never was an update.
@@ -124,8 +129,8 @@ class RedisStore:
         return True
 
     def set_log(self, table: str, partition: int, reached: int) -> None:
-        """From now on, so much of this partition of the log counts as being in."""
-        self._run([("HSET", log, partition, reached) for _, log in self._all_hashes(table)])
+        """From now on, at least so much of this partition of the log counts as being in; 0: nothing does."""
+        self._run([("EVAL", SET, 2, *names, partition, reached) for names in self._all_hashes(table)])
 
     def _by_partition(self, keys: np.ndarray) -> list[np.ndarray]:
         """Positions of the keys of each partition that has any."""

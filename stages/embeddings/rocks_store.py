@@ -296,9 +296,9 @@ class RocksStore:
         return reached
 
     def set_log(self, table: str, partition: int, reached: int) -> None:
-        """From now on, so much of this partition of the log counts as being in."""
+        """From now on, at least so much of this partition of the log counts as being in; 0: nothing does."""
         all_reached = self.reached(table)
-        all_reached[partition] = reached
+        all_reached[partition] = max(reached, all_reached[partition]) if reached else 0
         with self._failures("write"):
             self._db.put(log_key(self._families[table]), all_reached.astype("<i8").tobytes())
 

@@ -213,6 +213,7 @@ class Updater:
         if message.offset() < self._seen.get(place, 0):
             log.warning("%s [%d] starts anew: it was made again", *place)
             self._applier.forget_log(self._tables[place[0]], place[1])
+            self._held = [held for held in self._held if (held.topic(), held.partition()) != place]  # they are of the old one
         self._seen[place] = message.offset()
 
     def _collect(self) -> list[Message]:
@@ -257,7 +258,8 @@ class Updater:
             try:
                 # What has been applied, not what will have been consumed when the request leaves.
                 applied = [partition for partition in self._consumer.position(list(self._assigned)) if partition.offset >= 0]
-                self._consumer.commit(offsets=applied, asynchronous=not wait)
+                if applied:
+                    self._consumer.commit(offsets=applied, asynchronous=not wait)
                 self._uncommitted = 0
             except KafkaException as error:
                 self._on_commit(error, [])

@@ -255,6 +255,7 @@ def test_an_empty_redis_that_a_lagging_machine_filled_gets_all_updates_in_the_en
     server.client.flushall()
     assert right(behind)  # as exported
     behind.settle()
+    first.begin_redis()  # believes nothing of what it wrote before
     first.apply("items", log.batch(keys[:1], version(9)[:1]))  # the rows of its first batches are not among these
     for batch in (*batches, Batch(keys[:1], version(9)[:1], np.zeros(1, int), np.full(1, 2))):
         second.apply("items", batch)
@@ -287,9 +288,10 @@ def test_a_redis_that_lost_its_last_writes_gets_them_again(machine, server):
     other = RedisStore(applier._config.redis, "rank", {"items": WIDTH})
     other.set_log("items", 0, 0)  # back to where the first batch was
     other.update("items", batches[0], nothing_reached())
-    applier.apply("items", batches[3])
+    applier.apply("items", batches[3].only(slice(0, 20)))
     assert applier.lost_rows
-    assert tiers.lookup("items", keys).tolist() == version(3).tolist()  # by the update ring
+    tiers.lookup("items", keys)  # most of them as Redis has them
+    assert tiers.degraded
     start = applier.start({"items": np.where(np.arange(PARTITIONS) == 0, 3, 0)}, {"items": nothing_reached()})
     assert start.offsets["items"][0] == 1
     for batch in batches[1:]:

@@ -429,6 +429,10 @@ def test_a_topic_that_is_made_again_is_read_from_its_new_beginning(config, insta
             sent = SentMessage(encode_message(np.array([7]), versions([7], 10 * len(offsets) + offset)), offset)
             updater._apply(updater._whole([sent]))
     np.testing.assert_array_equal(tiers.lookup("items", np.array([7])), versions([7], 21))
+    ends_and_begins = [SentMessage(encode_message(np.array([7]), versions([7], 30 + at)), at) for at in (8, 9, 0, 1)]
+    updater._apply(updater._whole(ends_and_begins))  # in one batch
+    np.testing.assert_array_equal(tiers.lookup("items", np.array([7])), versions([7], 31))
+    assert updater._applier.shared["items"].ring.reached[0] == 2
     updater.close()
 
 
