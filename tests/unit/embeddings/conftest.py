@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stages.embeddings.config import TableConfig, TiersConfig
+from stages.embeddings.config import RocksConfig, TableConfig, TiersConfig
 from stages.embeddings.tiers import Tiers
+from tests.unit.embeddings.updating import TABLE
 
 
 def random_rows(rows: int, width: int, seed: int = 0) -> np.ndarray:
@@ -45,5 +46,37 @@ def open_tiers(tmp_path: Path) -> Iterator[Callable[..., Tiers]]:
         return opened[-1]
 
     yield open_them
+    for tiers in opened:
+        tiers.close()
+
+
+@pytest.fixture
+def over_rocksdb(tmp_path: Path, source: Callable[..., str]) -> Callable[[TableConfig, Path], TiersConfig]:
+    """Settings of one table of random rows, in a folder of shared memory and a RocksDB of its own; no brokers."""
+
+    def settings(table: TableConfig, database: Path) -> TiersConfig:
+        (tmp_path / "shared").mkdir()
+        tables, rows = (table,), random_rows(table.rows, table.width)
+        rocksdb = RocksConfig(str(database))
+        return TiersConfig("rank", tables, "updates", str(tmp_path / "shared"), source=source(items=rows), rocksdb=rocksdb)
+
+    return settings
+
+
+@pytest.fixture
+def config(over_rocksdb: Callable[[TableConfig, Path], TiersConfig], tmp_path: Path) -> TiersConfig:
+    """L1, partial L2 and RocksDB, as the tests of updates use them."""
+    return over_rocksdb(TABLE, tmp_path / "db")
+
+
+@pytest.fixture
+def instances(config: TiersConfig) -> Iterator[Callable[..., Tiers]]:
+    opened = []
+
+    def start(settings: TiersConfig = config) -> Tiers:
+        opened.append(Tiers(settings))
+        return opened[-1]
+
+    yield start
     for tiers in opened:
         tiers.close()

@@ -26,8 +26,7 @@ from stages.embeddings.tiers import Tiers
 from stages.errors import DependencyError
 from tests.unit.embeddings.conftest import random_rows
 from tests.unit.embeddings.test_faults import until
-from tests.unit.embeddings.test_updates import committed
-from tests.unit.embeddings.updating import Log, updating
+from tests.unit.embeddings.updating import Log, committed, updating
 
 ROWS, WIDTH = 5000, 16
 TABLE = TableConfig("items", ROWS, WIDTH, l2_rows=64, default=-1.0)  # nearly every key is asked of RocksDB
@@ -36,16 +35,8 @@ UPDATED = np.arange(0, ROWS, 2)
 
 
 @pytest.fixture
-def config(tmp_path, source) -> TiersConfig:
-    (tmp_path / "shared").mkdir()
-    return TiersConfig(
-        "rank",
-        (TABLE,),
-        "damage",
-        str(tmp_path / "shared"),
-        source=source(items=random_rows(ROWS, WIDTH)),
-        rocksdb=RocksConfig(str(tmp_path / "state" / "db")),
-    )
+def config(over_rocksdb, tmp_path) -> TiersConfig:
+    return over_rocksdb(TABLE, tmp_path / "state" / "db")
 
 
 @pytest.fixture
