@@ -1,9 +1,9 @@
 """What narrow rows do to the ranker: `python -m perf.row_formats --repo REPO --data DATA`.
 
 REPO must be exported from the training part of DATA (`make eval` leaves such a repository under .run/eval/DATA). Its tables are
-opened in shared memory in each row format in turn, and the evaluation split is answered in process. Bounds are of the bytes of
-a row as stored, with scale and offset; beside them stands what a table in memory takes, with its sequence numbers and, where
-it is hashed, keys and counts of use. The last line is one line of JSON; the exit code is 1 when a bound is missed.
+opened in shared memory in each row format in turn, and the evaluation split is answered in process. Bounds are of all that a
+whole table takes in memory: rows with scale and offset, sequence numbers. Beside them stands what a hashed one takes, with keys
+and counts of use. The last line is one line of JSON; the exit code is 1 when a bound is missed.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Verdict:
     bytes_share: float  # of fp32's
     memory_bytes: int  # of all tables, as they lie in memory
     memory_share: float
-    share_by_width: dict[int, float]  # of a row of that width, for the bounds
-    whole_share_by_width: dict[int, float]  # of a table of that width that is in memory as a whole
+    share_by_width: dict[int, float]  # of a row of that width
+    whole_share_by_width: dict[int, float]  # of a table of that width that is in memory as a whole, for the bounds
     hashed_share_by_width: dict[int, float]  # of one whose slots hold any keys, as all have that are there in part
     auc_rank: float
     auc_pipeline: float
@@ -66,7 +66,8 @@ class Verdict:
 
     @property
     def met(self) -> bool:
-        small = all(self.share_by_width[width] <= bounds.get(self.row_format, 1.0) for width, bounds in MOST_BYTES.items())
+        shares = self.whole_share_by_width
+        small = all(shares[width] <= bounds.get(self.row_format, 1.0) for width, bounds in MOST_BYTES.items())
         return small and self.auc_drop.mean <= MOST_AUC_DROP[self.row_format]
 
 
@@ -138,7 +139,7 @@ def quality_table(verdicts: list[Verdict], data: str) -> Table:
     table = Table(title=f"Row formats of the ranker's tables, evaluation split of {data}")
     table.caption = (
         f"AUC drop at most {MOST_AUC_DROP['int8']} (int8), {MOST_AUC_DROP['int4']} (int4), with 95 % intervals over users; "
-        "bounds: those of a row's bytes too"
+        "bounds: those of a whole table's bytes too"
     )
     headings = (
         "format",
@@ -161,17 +162,17 @@ def quality_table(verdicts: list[Verdict], data: str) -> Table:
 
 
 def size_table(verdicts: list[Verdict]) -> Table:
-    """Shares of fp32's bytes, by width: of a row, which has a bound, and of the memory that tables of such rows take."""
+    """Shares of fp32's bytes, by width: of a row, and of the memory that tables of such rows take; a whole one has a bound."""
     table = Table(title="Bytes, of fp32's")
-    for heading in ("format", "width", "a row", "bound", "a whole table in memory", "a hashed one, with keys"):
+    for heading in ("format", "width", "a row", "a whole table in memory", "bound", "a hashed one, with keys"):
         table.add_column(heading, justify="left" if heading == "format" else "right")
     for v in verdicts:
         for width, bounds in MOST_BYTES.items():
             bound = f"at most {bounds[v.row_format]:.0%}" if v.row_format in bounds else ""
-            memory = (v.whole_share_by_width[width], v.hashed_share_by_width[width])
-            table.add_row(
-                v.row_format, str(width), f"{v.share_by_width[width]:.1%}", bound, *(f"{share:.1%}" for share in memory)
+            row, whole, hashed = (
+                f"{shares[width]:.1%}" for shares in (v.share_by_width, v.whole_share_by_width, v.hashed_share_by_width)
             )
+            table.add_row(v.row_format, str(width), row, whole, bound, hashed)
     return table
 
 

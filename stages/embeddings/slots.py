@@ -1,8 +1,8 @@
 """Rows in slots, readable without a lock while others write, in private or shared memory.
 
-Every slot has a sequence number: odd while it is being written, with the top bit set while it is empty. The whole table has one
-as well (`epoch`), odd while anyone writes. A reader takes what it wants and looks at the epoch again: unchanged and even means
-that nothing was written meanwhile. Otherwise it checks slot by slot, and counts a row as missing rather than trust it.
+Slots have sequence numbers, odd while they are written (marks.py). The whole table has one as well (`epoch`), odd while anyone
+writes. A reader takes what it wants and looks at the epoch again: unchanged and even means that nothing was written meanwhile.
+Otherwise it checks slot by slot, and counts a row as missing rather than trust it.
 
     reader   epoch? ─▶ slots of keys ─▶ rows ─▶ epoch unchanged? ─▶ done
                   └─ odd or changed ─▶ sequence, owner, row, sequence again, per slot
@@ -22,11 +22,10 @@ import numpy as np
 
 from stages.embeddings import hits
 from stages.embeddings.hits import MIX, NO_KEY, THIRTY_TWO, WAYS
+from stages.embeddings.marks import Marks
 from stages.embeddings.memory import PrivateBlock, Sections, SharedBlock
 from stages.embeddings.row_formats import RowCodec
 
-EMPTY = np.uint32(1 << 31)  # of a sequence number
-UNREADABLE = np.uint32(EMPTY | 1)
 EPOCH, HOLES = 0, 1  # words of the header
 HEADER_WORDS = 8
 READ_ATTEMPTS = 40  # of rows that are being written just now
@@ -59,10 +58,10 @@ class SlotTable:
         """
         self.lock, self.codec, self.nbytes = block.lock, codec, sections.nbytes
         self.header = base[: HEADER_WORDS * 8].cast("q")
-        self._sequence = sections.array(base, "sequence")
         self._rows = sections.array(base, "rows") if rows is None else rows
         self._plain = codec.plain(self._rows)
-        self.capacity = len(self._sequence)
+        self.capacity = len(self._rows)
+        self._marks = Marks(sections, base, self.capacity)
 
     # --- where keys lie -----------------------------------------------------------------------------------------------------
     def _find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
@@ -85,14 +84,13 @@ class SlotTable:
     def _read_checked(self, keys: np.ndarray, out: np.ndarray | None) -> Rows:
         for _ in range(READ_ATTEMPTS):
             slots, absent = self._find(keys)
-            before = self._sequence.take(slots, mode="clip")
-            stored = self._rows.take(slots, axis=0, mode="clip")
-            trusted = (
-                self._owned(slots, keys) & (self._sequence.take(slots, mode="clip") == before) & (before & UNREADABLE == 0)
-            )
+            before = self._marks.sequence_of(slots)
+            being_written = before & 1 != 0
+            empty, stored = self._marks.is_empty(slots), self._rows.take(slots, axis=0, mode="clip")
+            trusted = self._owned(slots, keys) & ~empty & ~being_written & (self._marks.sequence_of(slots) == before)
             if absent is not None:
                 trusted &= ~absent
-            if not (~trusted & (before & 1 == 1)).any():
+            if not (~trusted & being_written).any():
                 break
             self.heal()
             time.sleep(READ_PAUSE_S)
@@ -123,21 +121,18 @@ class SlotTable:
     def _repair(self) -> None:
         if not self.header[EPOCH] & 1:
             return
-        torn = np.flatnonzero(self._sequence & 1)
+        torn = self._marks.torn()
         self._after_repair(torn)
-        self._sequence[torn] = (self._sequence[torn] + np.uint32(1)) | EMPTY
-        self.header[HOLES] = np.count_nonzero(self._sequence & EMPTY)
+        self._marks.empty_out(torn)
+        self.header[HOLES] = self._marks.count_empty()
         self.header[EPOCH] += 1
 
-    def _begin(self, slots: np.ndarray) -> np.ndarray:
-        """Make slots unreadable; -> the sequence numbers that `_end` gives them back to readers with."""
-        sequence = self._sequence[slots]
-        self._sequence[slots] = sequence | 1
-        self.header[HOLES] -= np.count_nonzero(sequence & EMPTY)
-        return ((sequence | 1) + np.uint32(1)) & ~EMPTY
+    def _begin(self, slots: np.ndarray) -> None:
+        """Make slots unreadable that are about to be filled."""
+        self.header[HOLES] -= self._marks.begin(slots)
 
-    def _end(self, slots: np.ndarray, sequence: np.ndarray) -> None:
-        self._sequence[slots] = sequence
+    def _end(self, slots: np.ndarray) -> None:
+        self._marks.end(slots)
 
     def overwrite(self, keys: np.ndarray, stored: np.ndarray, between: Callable[[], None] = lambda: None) -> np.ndarray | None:
         """Replace the rows of those keys that are here -> bool [N] missing, None when none is. Needs `writing()`.
@@ -147,10 +142,10 @@ class SlotTable:
         slots, missing = self._find(keys)
         if missing is not None:
             slots, stored = slots[~missing], stored[~missing]
-        sequence = self._begin(slots)
+        self._begin(slots)
         between()
         self._rows[slots] = stored
-        self._end(slots, sequence)
+        self._end(slots)
         return missing
 
     @property
@@ -170,7 +165,7 @@ class CompleteTable(SlotTable):
     def sections(n_rows: int, codec: RowCodec, rows_elsewhere: bool = False) -> Sections:
         specs = {
             "header": (np.int64, (HEADER_WORDS,)),
-            "sequence": (np.uint32, (n_rows,)),
+            **Marks.specs(n_rows),
             "rows": (codec.dtype, (n_rows, codec.columns)),
         }
         if rows_elsewhere:
@@ -180,7 +175,7 @@ class CompleteTable(SlotTable):
     @staticmethod
     def initialise(base: memoryview, n_rows: int, codec: RowCodec) -> None:
         """Zeroed memory -> an empty table."""
-        CompleteTable.sections(n_rows, codec, rows_elsewhere=True).array(base, "sequence")[:] = EMPTY
+        Marks(CompleteTable.sections(n_rows, codec, rows_elsewhere=True), base, n_rows).clear()
         base[: HEADER_WORDS * 8].cast("q")[HOLES] = n_rows
 
     @property
@@ -202,7 +197,7 @@ class CompleteTable(SlotTable):
     def _find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         outside = keys.view(np.uint64) >= self.capacity
         slots = np.where(outside, -1, keys)
-        missing = outside | (self._sequence.take(slots, mode="clip") & UNREADABLE != 0)
+        missing = outside | self._marks.is_empty(slots)
         return slots, missing if missing.any() else None
 
     def _owned(self, slots: np.ndarray, keys: np.ndarray) -> np.ndarray:
@@ -218,9 +213,9 @@ class CompleteTable(SlotTable):
             return 0
         wanted = missing & (keys.view(np.uint64) < self.capacity)
         slots = slots[wanted]
-        sequence = self._begin(slots)
+        self._begin(slots)
         self._rows[slots] = stored[wanted]
-        self._end(slots, sequence)
+        self._end(slots)
         return len(slots)
 
 
@@ -254,7 +249,7 @@ class CachedTable(SlotTable):
         capacity = max(capacity // WAYS, 1) * WAYS
         specs = {
             "header": (np.int64, (HEADER_WORDS,)),
-            "sequence": (np.uint32, (capacity,)),
+            **Marks.specs(capacity),
             "rows": (codec.dtype, (capacity, codec.columns)),
             "owner": (np.int64, (capacity,)),
             "uses": (np.uint8, (capacity,)),
@@ -266,12 +261,12 @@ class CachedTable(SlotTable):
     @staticmethod
     def initialise(base: memoryview, sections: Sections) -> None:
         """Zeroed memory -> an empty table."""
-        sequence = sections.array(base, "sequence")
-        sequence[:] = EMPTY
-        sections.array(base, "owner")[:] = NO_KEY
+        owner = sections.array(base, "owner")
+        owner[:] = NO_KEY
+        Marks(sections, base, len(owner)).clear()
         if "slot_of_key" in sections.specs:
             sections.array(base, "slot_of_key")[:] = -1
-        base[: HEADER_WORDS * 8].cast("q")[HOLES] = len(sequence)
+        base[: HEADER_WORDS * 8].cast("q")[HOLES] = len(owner)
 
     def read(self, keys: np.ndarray, out: np.ndarray | None = None) -> Rows:
         header = self.header
@@ -331,7 +326,7 @@ class CachedTable(SlotTable):
         fits = rank < WAYS
         wanted, sets, rank = wanted[fits], sets[fits], rank[fits]
         uses = self._uses.reshape(-1, WAYS)
-        empty = self._sequence.reshape(-1, WAYS)[sets] & EMPTY != 0
+        empty = self._marks.is_empty((sets[:, None] << 3) + np.arange(WAYS))
         ways = np.argsort(np.where(empty, -1, uses[sets].astype(np.int16)), axis=1, kind="stable")
         halved = np.unique(sets[(np.arange(len(sets)) + self._insertions) % HALVE_EVERY == 0])
         uses[halved] >>= 1
@@ -339,7 +334,7 @@ class CachedTable(SlotTable):
         return wanted, (sets << 3) + ways[np.arange(len(sets)), rank]
 
     def _replace(self, slots: np.ndarray, keys: np.ndarray, stored: np.ndarray) -> None:
-        sequence = self._begin(slots)
+        self._begin(slots)
         if self._slot_of_key is not None:
             evicted = self._owner[slots]
             self._slot_of_key[evicted[evicted != NO_KEY]] = -1
@@ -348,4 +343,4 @@ class CachedTable(SlotTable):
         self._rows[slots] = stored
         if self._slot_of_key is not None:
             self._slot_of_key[keys] = slots
-        self._end(slots, sequence)
+        self._end(slots)

@@ -134,7 +134,7 @@ def full_table(config, folder):
 def test_planned_memory_is_what_the_tiers_take(tmp_path, width, row_format):
     """Fill L1 and L2 of a planned table and measure: this process's private memory, and the shared file."""
     spec = TableSpec("item", rows=1_000_000, width=width, row_format=row_format)
-    plan = plan_tiers((spec,), Budgets(l1_bytes=40 * 2**20, l2_bytes=16 * 2**20, l3_bytes=2**30))
+    plan = plan_tiers((spec,), Budgets(l1_bytes=40 * 2**20, l2_bytes=12 * 2**20, l3_bytes=2**30))
     planned = plan.tables[0]
     path = tmp_path / "ps.json"
     of_one_table = {name: values[:1] for name, values in document()["models"][0].items() if isinstance(values, list)}
