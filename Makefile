@@ -91,8 +91,12 @@ ROWS ?= 50000000
 # exponent of the keys' popularity at which a tenth of these rows is hit by 95 % of the keys
 ZIPF ?= 1.16
 
-bounds-tiers: setup $(EXPORTED) ## every speed of the embedding tiers that has a bound: REPO=… (exported when it is not there) ROWS=…
-	@$(PYTHON) -m perf.tiers hits misses growth updates big kernel served --rows $(ROWS) --zipf $(ZIPF) --repo $(REPO)
+# repository whose rows are as wide as those of the large table
+WIDE = .run/perf/wide
+
+bounds-tiers: setup ## every speed of the embedding tiers that has a bound, over a repository of its own: DATA=… ROWS=…
+	@[ -d $(WIDE)/recommend ] || $(PYTHON) -m export build --data $(DATA) --repo $(WIDE) --config perf/tiers/wide.toml
+	@$(PYTHON) -m perf.tiers hits misses growth updates big kernel served --rows $(ROWS) --zipf $(ZIPF) --repo $(WIDE)
 
 tune: setup ## search batching, instances, threads and the index's effort under the SLO; writes tuned.toml for CONFIG=…: REPO=…
 	@$(PYTHON) -m perf.tune --repo $(REPO)

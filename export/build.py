@@ -28,13 +28,14 @@ from export.merlin.publish import publish_merlin, refuse_places
 from export.merlin.source import Source
 from export.models.distill import STUDENT
 from export.models.ranking import FitRanker, FitRetrieve, Ranking, RankingSettings, fit_ranking, save_ranking
+from export.models.ranking_data import Retrieve
 from export.models.reranker import RerankerSettings
 from export.models.retriever import Retriever, RetrieverSettings, fit_retriever, retriever_data
 from export.models.train_ranker import RankerSettings, train_ranker
 from export.rehearsal import rehearse, warmup_tensors
 from export.repository.publish import Staging
 from export.retrieval.save import save_retriever
-from export.settings import CPU, MERLIN, PipelineSettings, Settings
+from export.settings import CPU, MERLIN, TAUGHT_WIDTH, PipelineSettings, Settings
 from export.tables import plan_tables, shapes_of, write_tables
 from stages.artifacts import StageInfo
 from stages.contract import ENSEMBLE, STAGES, Axes, stage_specs
@@ -82,7 +83,7 @@ def _build(
         write_rules(staging.folder("rerank"), rules, dataset, features, pipeline)
         serving = settings.serving_of()["rank"]
         samples = serving.max_batch_size * axes.candidates
-        shapes = shapes_of(features, settings.ranker.width, settings.ranker.cold)
+        shapes = shapes_of(features, settings.table_width, settings.ranker.cold)
         plan_tables(settings.tables, shapes, serving.instances, samples)
         ranking, retriever = fit_models(dataset, features, settings, say)
         reports = write_stages(staging, dataset, features, retriever, ranking, axes, settings)
@@ -134,21 +135,21 @@ def axes_of(features: Features, pipeline: PipelineSettings) -> Axes:
 def fit_models(dataset: Dataset, features: Features, settings: Settings, say: Say) -> tuple[Ranking, Retriever]:
     """The ranking models learn from a retriever that has not seen what they must predict; the one that is served has."""
     log, pipeline = dataset.interactions, settings.pipeline
-    fit_retrieve = retrieve_fitter(dataset, features, pipeline, say)
-    ranking = fit_ranking(
-        dataset, log, features, fit_retrieve, ranking_settings(settings), pipeline.seed, say, ranker_fitter(settings, features)
-    )
-    rows = np.flatnonzero(log["positive"].to_numpy())
     say("retriever, on the whole log")
-    data = retriever_data(features, log, rows, pipeline.filter_seen)
-    return ranking, fit_retriever(data, RetrieverSettings(), pipeline.seed, say)
+    retriever = retriever_of(dataset, features, np.flatnonzero(log["positive"].to_numpy()), pipeline, say)
+    retrievers = retrieve_fitter(dataset, features, pipeline, say), asked(retriever, dataset, log, pipeline)
+    choices = ranking_settings(settings)
+    return fit_ranking(
+        dataset, log, features, *retrievers, choices, pipeline.seed, say, ranker_fitter(settings, features)
+    ), retriever
 
 
 def ranking_settings(settings: Settings) -> RankingSettings:
     pipeline, choice = settings.pipeline, settings.ranker
+    width = settings.table_width
     return RankingSettings(
-        ranker=RankerSettings(width=choice.width, cold=choice.cold),
-        student=replace(STUDENT, width=choice.width) if choice.distilled and not settings.hugectr.model else None,
+        ranker=RankerSettings(width=max(width, TAUGHT_WIDTH) if settings.distilled else width, cold=choice.cold),
+        student=replace(STUDENT, width=width) if settings.distilled else None,
         reranker=RerankerSettings(list_length=max(pipeline.items_returned, min(100, pipeline.candidates))),
     )
 
@@ -162,17 +163,26 @@ def ranker_fitter(settings: Settings, features: Features) -> FitRanker:
 
 def retrieve_fitter(dataset: Dataset, features: Features, pipeline: PipelineSettings, say: Say) -> FitRetrieve:
     """-> what `fit_ranking` asks for: part of the log -> a retriever fitted on that part alone."""
-    user_ids, item_ids = dataset.users["user_id"].to_numpy(), features.items.ids
 
-    def fit(events: pd.DataFrame):
+    def fit(events: pd.DataFrame) -> Retrieve:
         say("retriever, on the earlier part of the log")
         rows = np.sort(events.loc[events["positive"].to_numpy(), "row"].to_numpy())
-        data = retriever_data(features, dataset.interactions, rows, pipeline.filter_seen)
-        retriever = fit_retriever(data, RetrieverSettings(), pipeline.seed, say)
-        seen = matrix_of(events if pipeline.filter_seen else events.iloc[:0], user_ids, item_ids)
-        return lambda users, ids: retriever.retrieve(users, seen[np.searchsorted(user_ids, ids)], pipeline.candidates)
+        return asked(retriever_of(dataset, features, rows, pipeline, say), dataset, events, pipeline)
 
     return fit
+
+
+def retriever_of(dataset: Dataset, features: Features, rows: np.ndarray, pipeline: PipelineSettings, say: Say) -> Retriever:
+    """rows: int64 ascending, the positive events of the log to learn from."""
+    data = retriever_data(features, dataset.interactions, rows, pipeline.filter_seen)
+    return fit_retriever(data, RetrieverSettings(), pipeline.seed, say)
+
+
+def asked(retriever: Retriever, dataset: Dataset, events: pd.DataFrame, pipeline: PipelineSettings) -> Retrieve:
+    """-> candidates for users who have met what is in `events`."""
+    user_ids, item_ids = dataset.users["user_id"].to_numpy(), dataset.items["item_id"].to_numpy()
+    seen = matrix_of(events if pipeline.filter_seen else events.iloc[:0], user_ids, item_ids)
+    return lambda users, ids: retriever.retrieve(users, seen[np.searchsorted(user_ids, ids)], pipeline.candidates)
 
 
 def write_stages(

@@ -76,26 +76,20 @@ class TableSettings(_Section):
     state: str = ""  # folder of RocksDB on the serving machine; empty: in its temporary folder
 
 
-class RankerChoice(_Section):
-    """Which network ranks: the DLRM as taught, or a smaller one distilled from it (`python -m perf.compression` compares).
+TAUGHT_WIDTH, STUDENT_WIDTH = 16, 4  # of embedding tables
 
-    As taught by default: tables of 4 kept NDCG@10 and AUC on Online Retail at a third of the network's time, but logs of a few
-    hundred users lose 1 to 2 % of NDCG@10 to a student.
+
+class RankerChoice(_Section):
+    """Which network ranks: a small one distilled from the DLRM as it was taught, or that DLRM.
+
+    `python -m perf.compression` compares them: the small one keeps what the other knows at a third of the network's time. Where
+    validation requests show that it does not, the export serves the DLRM and says so.
     """
 
-    distilled: bool = False
-    width: PositiveInt = 16  # of the embedding tables, and of the bottom MLP's output
+    distilled: bool = True
+    width: Annotated[int, Field(ge=0)] = 0  # of the embedding tables that are served; 0: 4 of the distilled one, 16 as taught
     cold_width: Annotated[int, Field(ge=0)] = 0  # of the cold rows of large tables, with a learned projection; 0: as the others
     hot_share: Annotated[float, Field(gt=0, lt=1)] = 0.1  # of a table's rows that are not cold, the most frequent values first
-
-    @model_validator(mode="after")
-    def _cold_rows_are_narrow(self) -> RankerChoice:
-        if self.cold_width >= self.width:
-            raise ValueError(
-                f"cold_width is {self.cold_width}, width {self.width}; cold rows that are as wide as hot ones save nothing. "
-                "Lower cold_width, or set it to 0 for rows of one width"
-            )
-        return self
 
     @property
     def cold(self) -> ColdRows | None:
@@ -135,6 +129,25 @@ class Settings(_Section):
                 "Leave cold_width or [hugectr] out"
             )
         return self
+
+    @model_validator(mode="after")
+    def _cold_rows_are_narrow(self) -> Settings:
+        if self.ranker.cold_width >= self.table_width:
+            raise ValueError(
+                f"[ranker] cold_width is {self.ranker.cold_width}, width {self.table_width}; cold rows that are as wide as hot "
+                "ones save nothing. Lower cold_width, set it to 0 for rows of one width, raise width, or set distilled = false"
+            )
+        return self
+
+    @property
+    def distilled(self) -> bool:
+        """A ranker of HugeCTR's is served as it is."""
+        return self.ranker.distilled and not self.hugectr.model
+
+    @property
+    def table_width(self) -> int:
+        """Of the embedding tables that are to be served, as far as that can be said before training."""
+        return self.ranker.width or (STUDENT_WIDTH if self.distilled else TAUGHT_WIDTH)
 
     def serving_of(self) -> dict[str, Serving]:
         """-> the serving settings of every model, by name."""

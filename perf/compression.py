@@ -27,12 +27,12 @@ from export.build import progress, retrieve_fitter
 from export.dataset import Dataset, load_dataset, split_by_time
 from export.evaluation.metrics import auc, ndcg_at, recall_at
 from export.evaluation.problem import TEST_SHARE, problem_of
-from export.features.build import Features, build_features
+from export.features.build import build_features
 from export.features.schema import FeatureSettings
 from export.models.distill import STUDENT, distil, macs, strongest_units_of, student_of
 from export.models.parity import export_network
-from export.models.ranking import RankingSettings, moments
-from export.models.ranking_data import ItemSlots, Requests, in_blocks, statistics_of
+from export.models.ranking import RankingSettings, drawn_users, moments
+from export.models.ranking_data import Requests, served_requests, statistics_of
 from export.models.save_ranker import DYNAMIC, network_inputs
 from export.models.train_ranker import Ranker, RankerSettings, parts, retrieval_z, train_ranker
 from export.precision.graphs import tidy
@@ -47,7 +47,7 @@ BATCHES = (1, 32)
 ROUNDS = 25
 CALIBRATION_BATCHES = 8
 TOLERATED = 0.003  # by a product in int8: root mean square of the change, in standard deviations of the logits
-NARROW = replace(STUDENT, width=4)
+WIDE_STUDENT = replace(STUDENT, width=RankerSettings().width)
 PRUNED = RankerSettings(bottom=(16,), top=(32, 16), epochs=4, learning_rate=1e-3)
 LEAST_NDCG_SHARE, LEAST_AUC_SHARE = 0.99, 0.999  # of the DLRM as taught
 
@@ -57,9 +57,13 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests to learn from, to choose by, and to be measured on. relevant: CSR bool [N, n_items] of the test requests."""
+    """Requests to learn from, to choose by, and to be measured on. relevant: CSR bool [N, n_items] of the test requests.
+
+    served: of users after the training part; nothing is known of what they took, so only students learn from them
+    """
 
     teaching: tuple[Requests, ...]
+    served: Requests
     validation: Requests
     test: Requests
     relevant: sp.csr_matrix
@@ -101,33 +105,29 @@ def workload_of(dataset: Dataset, say: Say, seed: int = 0) -> Workload:
     users = problem.test_users
     users = np.sort(rng.choice(users, min(len(users), MOST_USERS), replace=False))
     retrieve = fit_retrieve(train.assign(row=np.arange(len(train))))
-    test, relevant = test_requests(features, train, retrieve, problem.user_ids[users]), problem.test.relevant[users]
+    statistics = statistics_of(features, train, settings.statistics)
+    test, served = (
+        served_requests(features, user_ids, statistics, retrieve)
+        for user_ids in (problem.user_ids[users], drawn_users(train, settings.most_requests, rng))
+    )
     tables = (dict(features.user_rows), dict(features.item_rows))
-    return Workload((teaching, *older), validation, test, relevant, tables)
-
-
-def test_requests(features: Features, train, retrieve, user_ids: np.ndarray) -> Requests:
-    """The users as the store serves them after the training part. Nothing is known of what they took."""
-    items = ItemSlots.of(features.item_arrays, tuple(features.item_rows))
-    users = features.encode_users(user_ids)
-    candidates, scores = retrieve(users, user_ids)
-    cross = in_blocks(statistics_of(features, train, RankingSettings().statistics), users, candidates, scores)
-    return Requests(users, candidates.astype(np.int32), scores, cross, np.zeros(candidates.shape, bool), items)
+    return Workload((teaching, *older), served, validation, test, problem.test.relevant[users], tables)
 
 
 def variants_of(work: Workload, say: Say, folder: Path, seed: int = 0) -> list[Variant]:
     """The DLRM as taught first: all others are held against it."""
     quiet = {"seed": seed, "report": lambda _: None}
+    lessons = (*work.teaching, work.served)
     say("the DLRM, as taught")
     full = train_ranker(work.teaching, work.validation, work.tables, RankerSettings(), **quiet)
     found = {"as taught": full}
     for name, settings, begin in (
-        ("distilled", STUDENT, student_of),
-        ("distilled, tables of 4", NARROW, student_of),
+        ("distilled, tables of 4", STUDENT, student_of),
+        ("distilled, tables of 16", WIDE_STUDENT, student_of),
         ("pruned", PRUNED, strongest_units_of),
     ):
         say(name)
-        found[name] = distil(full, work.teaching, work.validation, settings, begin=begin, least_kept=0.0, **quiet)
+        found[name] = distil(full, lessons, work.validation, settings, begin=begin, least_kept=0.0, **quiet)
     say("as small as the distilled one, taught without a teacher")
     found["small, without a teacher"] = train_ranker(work.teaching, work.validation, work.tables, STUDENT, **quiet)
     variants = [as_served(name, ranker, work, folder) for name, ranker in found.items()]

@@ -14,7 +14,16 @@ from export.features.build import Features
 from export.models.distill import distil
 from export.models.item_statistics import StatisticsSettings
 from export.models.parity import Parity
-from export.models.ranking_data import ItemSlots, Requests, Retrieve, items_before, requests_of, split_again, statistics_of
+from export.models.ranking_data import (
+    ItemSlots,
+    Requests,
+    Retrieve,
+    items_before,
+    requests_of,
+    served_requests,
+    split_again,
+    statistics_of,
+)
 from export.models.reranker import Lists, Reranker, RerankerSettings, save_reranker, train_reranker
 from export.models.save_ranker import item_vectors_of, save_ranker
 from export.models.train_ranker import Ranker, RankerSettings, parts, rank_scores_of, train_ranker
@@ -71,12 +80,13 @@ def fit_ranking(
     train: pd.DataFrame,
     features: Features,
     fit_retrieve: FitRetrieve,
+    retrieve: Retrieve,
     settings: RankingSettings,
     seed: int = 0,
     say: Callable[[str], None] = print,
     fit_ranker: FitRanker = train_ranker,
 ) -> Ranking:
-    """train: the frame `features` was built from, sorted by time."""
+    """train: the frame `features` was built from, sorted by time; retrieve: fitted on all of it, as it will be served."""
     rng = np.random.default_rng(seed)
     latest, *older = moments(dataset, train, features, fit_retrieve, settings, rng)
     teaching, validation = parts(latest, settings.ranker.validation_share, rng)
@@ -84,15 +94,23 @@ def fit_ranking(
     count = sum(len(part) for part in (teaching, *older))
     say(f"ranker: {count:,} requests of {1 + len(older)} moments to learn from, {len(validation):,} to choose by")
     ranker = fit_ranker((teaching, *older), validation, tables, settings.ranker, seed, say)
+    statistics = statistics_of(features, train, settings.statistics)
     if settings.student:
-        ranker = distil(ranker, (teaching, *older), validation, settings.student, seed, say)
+        served = served_requests(features, drawn_users(train, settings.most_requests, rng), statistics, retrieve)
+        ranker = distil(ranker, (teaching, *older, served), validation, settings.student, seed, say)
 
     length = settings.reranker.list_length
     lists = [Lists.of(part, rank_scores_of(ranker, part), length) for part in (teaching, validation)]
     reranker = train_reranker(*lists, item_vectors_of(ranker.model, latest.items), settings.reranker, seed, say)
     served = ItemSlots.of(features.item_arrays, tuple(features.item_rows))
     sample = replace(validation.take(np.arange(min(len(validation), MOST_SAMPLES))), items=served)
-    return Ranking(ranker, reranker, statistics_of(features, train, settings.statistics), sample)
+    return Ranking(ranker, reranker, statistics, sample)
+
+
+def drawn_users(train: pd.DataFrame, count: int, rng: np.random.Generator) -> np.ndarray:
+    """int64 [at most count] user ids of the log."""
+    user_ids = train["user_id"].unique()
+    return user_ids if len(user_ids) <= count else np.sort(rng.choice(user_ids, count, replace=False))
 
 
 def moments(

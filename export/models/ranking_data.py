@@ -145,6 +145,18 @@ def requests_of(
     return Requests(users, candidates.astype(np.int32), scores, cross, taken_of(features, later, user_ids, candidates), items)
 
 
+def served_requests(features: Features, user_ids: np.ndarray, statistics: ItemStatistics, retrieve: Retrieve) -> Requests:
+    """The users as the store serves them after the training log. Nothing is known of what they took.
+
+    statistics, retrieve: fitted on the whole training log
+    """
+    users = features.encode_users(user_ids)
+    candidates, scores = retrieve(users, user_ids)
+    items = ItemSlots.of(features.item_arrays, tuple(features.item_rows))
+    cross = in_blocks(statistics, users, candidates, scores)
+    return Requests(users, candidates.astype(np.int32), scores, cross, np.zeros(candidates.shape, bool), items)
+
+
 def in_blocks(statistics: ItemStatistics, users: Examples, candidates: np.ndarray, scores: np.ndarray) -> np.ndarray:
     """`cross_features` of many users, a block at a time."""
     blocks = [slice(start, start + USERS_PER_BLOCK) for start in range(0, len(candidates), USERS_PER_BLOCK)]

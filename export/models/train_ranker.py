@@ -17,6 +17,7 @@ from stages.ranking_features import SCORE
 LEAST_DEVIATION = 0.3  # all numbers are scaled to be near one (stages/ranking_features.py, NVTabular's Normalize)
 
 Report = Callable[[str], None]
+Measure = Callable[[np.ndarray, np.ndarray], dict[str, float]]  # float32 [N, C] logits, [N, C] taken -> larger is better
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,13 @@ def fit(
     settings: RankerSettings,
     rng: np.random.Generator,
     report: Report,
+    measure: Measure | None = None,
 ) -> None:
-    """Leaves the weights of the best epoch on the validation requests in `model`."""
+    """Leaves the weights of the best epoch on the validation requests in `model`: the largest sum of what `measure` gives.
+
+    measure: of logits and of what was taken; `ranking_quality` when None
+    """
+    measure = measure or ranking_quality
     groups = [
         {"params": [*model.network.parameters(), *model.projections()], "weight_decay": settings.network_decay},
         {"params": list(model.table_rows()), "weight_decay": settings.table_decay},
@@ -112,7 +118,7 @@ def fit(
     optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate)
     n_steps = sum(-(-len(part) // settings.requests_per_batch) for part in teaching) * settings.epochs
     schedule = rise_and_fall(optimizer, settings.learning_rate, n_steps + 1)
-    best_quality, best_weights = -1.0, None
+    best_quality, best_weights = -np.inf, None
     for epoch in range(1, settings.epochs + 1):
         model.train()
         losses = []
@@ -123,7 +129,7 @@ def fit(
             optimizer.step()
             schedule.step()
             losses.append(loss.item())
-        quality = ranking_quality(predict(model, validation), validation.taken)
+        quality = measure(predict(model, validation), validation.taken)
         told = ", ".join(f"{name} {value:.4f}" for name, value in quality.items())
         report(f"ranker: epoch {epoch} of {settings.epochs}, loss {np.mean(losses):.3f}, validation {told}")
         if sum(quality.values()) > best_quality:
@@ -212,23 +218,22 @@ def predict(model: DLRM, requests: Requests) -> np.ndarray:
 
 
 def ranking_quality(scores: np.ndarray, taken: np.ndarray) -> dict[str, float]:
-    """NDCG@10 and Recall@20 over requests with something taken; what retrieval did not find counts against no order.
+    """Means of `gains` over requests with something taken; 0 without any."""
+    return {name: float(values.mean()) if len(values) else 0.0 for name, values in gains(scores, taken).items()}
+
+
+def gains(scores: np.ndarray, taken: np.ndarray) -> dict[str, np.ndarray]:
+    """NDCG@10 and Recall@20 of each request with something taken; what retrieval did not find counts against no order.
 
     scores: float [N, C]; taken: bool [N, C]
     """
+    scores, taken = scores[found := taken.any(axis=1)], taken[found]
     order = np.argsort(-scores, axis=1, kind="stable")[:, :20]
     hits = np.take_along_axis(taken, order, axis=1)
     count = taken.sum(axis=1)
     discount = 1 / np.log2(np.arange(min(10, hits.shape[1])) + 2)
     ideal = np.append(0.0, np.cumsum(discount))[np.minimum(count, len(discount))]
-    found = count > 0
-    gain = hits[:, : len(discount)] @ discount
-    if not found.any():
-        return {"ndcg_at_10": 0.0, "recall_at_20": 0.0}
-    return {
-        "ndcg_at_10": float((gain[found] / ideal[found]).mean()),
-        "recall_at_20": float((hits.sum(axis=1)[found] / count[found]).mean()),
-    }
+    return {"ndcg_at_10": hits[:, : len(discount)] @ discount / ideal, "recall_at_20": hits.sum(axis=1) / count}
 
 
 def _share_rare_rows(model: DLRM, teaching: Sequence[Requests], at_least: int) -> None:

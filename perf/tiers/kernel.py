@@ -130,7 +130,7 @@ def tiers_of(repo: Path, generation: int) -> TiersConfig:
     widths = {table.name: table.width for table in config.tables}
     if widths.get(LARGE) != WIDTH:
         raise ConfigError(
-            f"{repo} has the tables {widths}. Expected {LARGE} of width {WIDTH}. Export with [ranker] width = {WIDTH}."
+            f"{repo} has the tables {widths}. Expected {LARGE} of width {WIDTH}. Export with --config perf/tiers/wide.toml."
         )
     return config
 

@@ -32,7 +32,7 @@ def test_a_section_per_model_overrides_the_common_one(tmp_path):
 
 def test_cold_rows_are_off_by_default(tmp_path):
     assert read_settings(None).ranker.cold is None
-    settings = read(tmp_path, "[ranker]\ncold_width = 4\nhot_share = 0.2")
+    settings = read(tmp_path, "[ranker]\nwidth = 16\ncold_width = 4\nhot_share = 0.2")
     assert ranking_settings(settings).ranker.cold == ColdRows(4, 0.2)
 
 
@@ -47,7 +47,8 @@ def test_cold_rows_are_off_by_default(tmp_path):
         ("[serving.rank]\ninstances = 0", "at least 1"),
         ("[serving]\npreferred_batch_sizes = [0]", "preferred_batch_sizes"),
         ("[pipeline", "not valid TOML"),
-        ("[ranker]\ncold_width = 16", "cold_width is 16, width 16.*Lower cold_width"),
+        ("[ranker]\ndistilled = false\ncold_width = 16", "cold_width is 16, width 16.*Lower cold_width"),
+        ("[ranker]\ncold_width = 4", "cold_width is 4, width 4.*set distilled = false"),
         ("[ranker]\ncold_width = 4\nhot_share = 1.0", "hot_share"),
         ("[ranker]\ncold_width = 4\n[hugectr]\nmodel = 'dlrm'", "the ranker is HugeCTR's, whose rows have one width"),
     ],

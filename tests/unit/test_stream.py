@@ -35,7 +35,7 @@ def exported(request, tmp_path_factory) -> Iterator[SimpleNamespace]:
     dataset = load_dataset("synthetic:users=120,items=80,events=3000,seed=5")
     train, later = split_by_time(dataset.interactions)
     tables = {"brokers": broker.address, "state": str(folder / "state")}
-    sections = {"ranker": {"cold_width": request.param}, "pipeline": {"candidates": 64, "recorded_requests": 64}}
+    sections = {"ranker": {"width": 16, "cold_width": request.param}, "pipeline": {"candidates": 64, "recorded_requests": 64}}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RankerChoice, "cold", ColdRows(request.param, 0.3, least_rows=50) if request.param else None)
         settings = Settings.model_validate({"tables": tables, **sections})

@@ -10,11 +10,21 @@ from export.build import ranking_settings
 from export.dataset import load_dataset, split_by_time
 from export.features.build import build_features
 from export.features.schema import FeatureSettings
-from export.models.distill import LEAST_KEPT, STUDENT, distil, macs, shares_of, strongest_units_of, student_of
+from export.models.distill import (
+    LEAST_KEPT,
+    STUDENT,
+    agreement,
+    distil,
+    kept_of,
+    macs,
+    shares_of,
+    strongest_units_of,
+    student_of,
+)
 from export.models.dlrm import Shape
 from export.models.ranking import RankingSettings, moments
 from export.models.ranking_data import Requests
-from export.models.train_ranker import RankerSettings, predict, rank_scores_of, train_ranker
+from export.models.train_ranker import RankerSettings, predict, rank_scores_of, ranking_quality, train_ranker
 from export.settings import Settings
 from tests.unit.ranking.conftest import popularity_retrieve
 
@@ -65,7 +75,7 @@ def test_a_student_learns_the_teachers_order(taught):
     wanted = rank_scores_of(teacher, validation)
     assert macs(student.model.shape) * 5 < macs(teacher.model.shape)
     assert order_agreement(rank_scores_of(student, validation), wanted) > max(0.8, order_agreement(untaught, wanted))
-    assert student.validated >= LEAST_KEPT * teacher.validated
+    assert sum(kept_of(student, teacher, validation)) >= LEAST_KEPT
 
 
 def test_pruning_that_keeps_every_unit_changes_nothing(taught):
@@ -81,6 +91,30 @@ def test_pruning_keeps_the_units_that_say_most(taught):
     assert macs(pruned.shape) < 0.6 * macs(teacher.model.shape)
     wanted, random = predict(teacher.model, validation), predict(student_of(teacher.model, settings), validation)
     assert order_agreement(predict(pruned, validation), wanted) > max(0.3, order_agreement(random, wanted))
+
+
+def test_agreement_is_largest_for_the_teachers_own_shares():
+    scores = np.array([[2.0, 1.0, 0.5, -np.inf], [0.0, 3.0, -1.0, 1.0]], np.float32)
+    shares = shares_of(scores)
+    best = agreement(scores, shares)["agreement"]
+    assert best == pytest.approx((shares * np.log(np.maximum(shares, 1e-30))).sum(axis=1).mean(), rel=1e-5)
+    shifted = scores + np.array([0.0, 1.0, 0.0, 0.0], np.float32)
+    for other in (shifted, np.where(np.isfinite(scores), np.float32(0), scores)):
+        assert agreement(other, shares)["agreement"] < best
+
+
+def test_what_is_kept_is_a_share_with_its_interval(taught):
+    teacher, _, validation = taught
+    assert kept_of(teacher, teacher, validation) == (1.0, 0.0)
+    worse = replace(teacher, blend=-50.0)
+    kept, doubt = kept_of(worse, teacher, validation)
+    assert kept == pytest.approx(quality_of(worse, validation) / quality_of(teacher, validation))
+    assert kept < 1.0
+    assert 0.0 < doubt < 1.0
+
+
+def quality_of(ranker, requests: Requests) -> float:
+    return sum(ranking_quality(rank_scores_of(ranker, requests), requests.taken).values())
 
 
 def test_a_student_that_learned_too_little_is_not_served(taught):
@@ -102,8 +136,23 @@ def test_macs_counts_what_happens_per_candidate():
     assert macs(shape) == bottom + products + interaction * 6 + 6
 
 
-def test_the_exports_settings_say_which_network_ranks():
-    as_taught = ranking_settings(Settings())
-    assert as_taught.student is None
-    narrow = ranking_settings(Settings(ranker={"distilled": True, "width": 4}))
-    assert (narrow.ranker.width, narrow.student.width, narrow.student.top) == (4, 4, STUDENT.top)
+@pytest.mark.parametrize(
+    ("chosen", "taught_width", "student_width"),
+    [
+        ({}, 16, 4),
+        ({"width": 8}, 16, 8),
+        ({"width": 32}, 32, 32),
+        ({"distilled": False}, 16, None),
+        ({"distilled": False, "width": 8}, 8, None),
+    ],
+)
+def test_the_exports_settings_say_which_network_ranks(chosen, taught_width, student_width):
+    found = ranking_settings(Settings(ranker=chosen))
+    assert found.ranker.width == taught_width
+    assert found.student == (student_width and replace(STUDENT, width=student_width))
+
+
+def test_a_ranker_of_hugectrs_has_no_student():
+    settings = Settings(hugectr={"model": "somewhere"})
+    assert ranking_settings(settings).student is None
+    assert settings.table_width == 16

@@ -67,7 +67,13 @@ def train(folder, settings):
     train, test = split_by_time(dataset.interactions)
     features = build_features(dataset, train, FeatureSettings(history_length=HISTORY))
     ranking = fit_ranking(
-        dataset, train, features, lambda events: popularity_retrieve(features, events), settings, say=lambda _: None
+        dataset,
+        train,
+        features,
+        lambda events: popularity_retrieve(features, events),
+        popularity_retrieve(features, train),
+        settings,
+        say=lambda _: None,
     )
     saved = save_ranking(folder / "rank", folder / "rerank", ranking, features)
     axes = Axes(C, HISTORY, 4, K, len(features.user_rows), len(features.user_plan.continuous))

@@ -20,6 +20,7 @@ def test_training_twice_gives_the_same_models(trained):
         trained.train,
         trained.features,
         lambda events: popularity_retrieve(trained.features, events),
+        popularity_retrieve(trained.features, trained.train),
         SETTINGS,
         say=lambda _: None,
     )
@@ -95,7 +96,7 @@ def test_a_log_in_which_nobody_comes_back_serves_retrievals_order():
     train = dataset.interactions.drop_duplicates("user_id").reset_index(drop=True)
     features = build_features(dataset, train, FeatureSettings(history_length=HISTORY))
     retrieve = popularity_retrieve(features, train.iloc[:0])
-    ranking = fit_ranking(dataset, train, features, lambda events: retrieve, SETTINGS, say=lambda _: None)
+    ranking = fit_ranking(dataset, train, features, lambda events: retrieve, retrieve, SETTINGS, say=lambda _: None)
     sample = ranking.sample
     scores = rank_scores_of(ranking.ranker, sample)
     places = np.argsort(-scores, axis=1, kind="stable")
