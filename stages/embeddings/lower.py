@@ -120,7 +120,8 @@ class LowerLevels:
 
     def _nothing_yet(self, name: str, keys: np.ndarray) -> Fetched:
         table = self.tables[name]
-        vectors = np.repeat(table.default[None], len(keys), axis=0)
+        vectors = np.empty((len(keys), table.config.width), np.float32)
+        vectors[:] = table.default
         exact = vectors if table.codec.row_format == "fp32" else np.empty_like(vectors)
         return Fetched(keys, vectors, exact, np.zeros(len(keys), np.int8), np.arange(len(keys)), table.ring_head)
 
@@ -166,23 +167,30 @@ class LowerLevels:
             return True
         found, intact = level.use(lambda store: store.read(wanted))
         for name, (vectors, there) in (found or {}).items():
-            rows, vectors = fetched[name], vectors[there]
-            shared = self.tables[name].shared
+            rows, shared = fetched[name], self.tables[name].shared
             rows.trusted = rows.trusted and (shared is None or shared.ring.stored != UNKNOWN)  # found out while it was read
-            at, rows.lacking = rows.lacking[there], rows.lacking[~there]
-            rows.exact[at] = vectors
-            rows.vectors[at] = self.tables[name].codec.roundtrip(vectors)
+            at = rows.lacking
+            rows.lacking = at[:0]
+            if not there.all():
+                at, rows.lacking, vectors = at[there], at[~there], vectors[there]
+            rows.vectors[at] = vectors
+            if rows.exact is not rows.vectors:
+                rows.exact[at], rows.vectors[at] = vectors, self.tables[name].codec.roundtrip(vectors)
             rows.level[at] = mark if rows.trusted else PERHAPS_OLD
             intact = intact and (rows.trusted or not len(at))
         return intact
 
     def _behind(self, fetched: dict[str, Fetched]) -> bool:
         """Some key that L3 is asked for was updated after this process's L3 last caught up."""
-        return any(
-            self.tables[name].shared is not None
-            and self.tables[name].shared.ring.changed(rows.keys[rows.lacking], self._caught_up[name]).any()
-            for name, rows in fetched.items()
-        )
+        for name, rows in fetched.items():
+            shared, caught_up = self.tables[name].shared, self._caught_up[name]
+            if (
+                shared is not None
+                and shared.ring.head != caught_up
+                and shared.ring.changed(rows.keys[rows.lacking], caught_up).any()
+            ):
+                return True
+        return False
 
     def catch_up(self) -> bool:
         """Let L3 reads include all updates that it has by now."""

@@ -79,6 +79,7 @@ class RocksStore:
         self._path, self._folder, self._damage = Path(config.path), -1, ""
         self._cache = Cache(BLOCK_CACHE_BYTES)
         self._catching_up = threading.Lock()
+        self._reading = self._failures("read")
         with ExitStack() as on_failure, self._failures("open"):
             self._access = AccessType.read_write() if writable else self._as_secondary(on_failure)
             try:
@@ -95,6 +96,7 @@ class RocksStore:
     def _as_secondary(self, undo: ExitStack) -> AccessType:
         self._folder = os.open(self._path, os.O_PATH | os.O_DIRECTORY)
         undo.callback(os.close, self._folder)
+        self._identity = os.fstat(self._folder)
         self._path = Path(f"/proc/self/fd/{self._folder}")
         return AccessType.secondary(
             undo.enter_context(tempfile.TemporaryDirectory(prefix="rocksdb-secondary-", ignore_cleanup_errors=True))
@@ -154,14 +156,17 @@ class RocksStore:
 
     def check(self) -> None:
         """Raises DamagedError when this or another process met damage, DependencyError when another database lies here now."""
-        with self._failures("read"):
-            if self._damage:
-                raise self.damaged(self._damage)
-            if self.writable:
-                if self._complete is not None and (self._path / DAMAGED_MARK).exists():
-                    raise self.damaged("an instance could not read it")
-            elif not os.path.samestat(os.fstat(self._folder), os.stat(self._config.path)):
-                raise DependencyError(f"RocksDB at {self._config.path} was replaced by a new one, which is opened next.")
+        with self._reading:
+            self._check()
+
+    def _check(self) -> None:
+        if self._damage:
+            raise self.damaged(self._damage)
+        if self.writable:
+            if self._complete is not None and (self._path / DAMAGED_MARK).exists():
+                raise self.damaged("an instance could not read it")
+        elif not os.path.samestat(self._identity, os.stat(self._config.path)):
+            raise DependencyError(f"RocksDB at {self._config.path} was replaced by a new one, which is opened next.")
 
     def _synced(self) -> int:
         """The number of the last write that was certainly on disk."""
@@ -195,8 +200,8 @@ class RocksStore:
 
         Not intact: some rows could not be read (a damaged block) and count as not found.
         """
-        self.check()
-        with self._failures("read"):
+        with self._reading:
+            self._check()
             found, intact = self._read(wanted)
             if intact and self._lacks(wanted, found):  # perhaps it missed a file that the writer had just replaced
                 with self._catching_up:
@@ -208,16 +213,19 @@ class RocksStore:
 
     def _lacks(self, wanted: dict[str, np.ndarray], found: Found) -> bool:
         """Whether a row is missing that must be there."""
-        if not self._complete or self.writable:
+        if not self._complete or self.writable or all(there.all() for _, there in found.values()):
             return False
         return any(
-            not there.all()
-            and table in self._complete
-            and (wanted[table][~there].view(np.uint64) < self._complete[table]).any()
+            table in self._complete and (wanted[table][~there].view(np.uint64) < self._complete[table]).any()
             for table, (_, there) in found.items()
         )
 
     def _read(self, wanted: dict[str, np.ndarray]) -> tuple[Found, bool]:
+        if len(wanted) == 1:
+            ((table, keys),) = wanted.items()
+            if len(keys) <= KEYS_PER_READ:  # the usual miss: all that follows would take as long as half a read
+                values, intact = self._get(table, encode_keys(keys))
+                return {table: decode_vectors(values, self._widths[table])}, intact
         parts = [(table, chunk) for table, keys in wanted.items() for chunk in self._chunks(encode_keys(keys))]
         replies = self._wave.run(self._get, parts)
         values: dict[str, list[bytes | None]] = {table: [] for table in wanted}

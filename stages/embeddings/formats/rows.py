@@ -26,7 +26,7 @@ def encode_vectors(vectors: np.ndarray) -> list[bytes]:
 
 def decode_vectors(values: Sequence[bytes | None], width: int) -> tuple[np.ndarray, np.ndarray]:
     """N stored values, None where the database has none -> (float32 [N, D], zeros where missing; bool [N] found)."""
-    if {type(value) for value in values} == {bytes} and {len(value) for value in values} == {4 * width}:
+    if set(map(type, values)) == {bytes} and set(map(len, values)) == {4 * width}:
         return np.frombuffer(b"".join(values), "<f4").reshape(-1, width), np.ones(len(values), bool)
     found = np.fromiter((value is not None for value in values), bool, len(values))
     wrong = next((value for value in values if value is not None and len(value) != 4 * width), None)
