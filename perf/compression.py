@@ -30,10 +30,10 @@ from export.evaluation.problem import TEST_SHARE, problem_of
 from export.features.build import build_features
 from export.features.schema import FeatureSettings
 from export.models.distill import STUDENT, distil, macs, strongest_units_of, student_of
-from export.models.parity import export_network
+from export.models.dlrm_graph import export_dlrm
 from export.models.ranking import RankingSettings, drawn_users, moments
 from export.models.ranking_data import Requests, served_requests, statistics_of
-from export.models.save_ranker import DYNAMIC, network_inputs
+from export.models.save_ranker import network_inputs
 from export.models.train_ranker import Ranker, RankerSettings, parts, retrieval_z, train_ranker
 from export.precision.graphs import tidy
 from export.precision.int8 import quantized, weighted_products
@@ -141,7 +141,7 @@ def as_served(name: str, ranker: Ranker, work: Workload, folder: Path) -> Varian
     ranker = copy.deepcopy(ranker)
     ranker.model.network.fold()
     path = folder / f"{len(list(folder.iterdir()))}.onnx"
-    export_network(ranker.model.network, network_inputs(ranker.model, work.test.take(np.arange(8))), "logits", path, DYNAMIC)
+    export_dlrm(ranker.model.network, network_inputs(ranker.model, work.test.take(np.arange(8))), path)
     return Variant(name, ranker, session_of(path))
 
 

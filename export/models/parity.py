@@ -53,9 +53,13 @@ def export_network(
             opset_version=OPSET,
             dynamo=False,
         )
-    with torch.no_grad():
-        expected = network(*tensors).numpy()
-    return compare(path, inputs, expected, limit)
+    return compare(path, inputs, evaluated(network, inputs), limit)
+
+
+@torch.no_grad()
+def evaluated(network: nn.Module, inputs: dict[str, np.ndarray]) -> np.ndarray:
+    """What the trained network says."""
+    return network(*(torch.from_numpy(np.ascontiguousarray(values)) for values in inputs.values())).numpy()
 
 
 def compare(path: Path, inputs: dict[str, np.ndarray], expected: np.ndarray, limit: float) -> Parity:

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from export.models.dlrm import DLRM, MixedTable, Table
-from export.models.parity import Dynamic, Parity, export_network
+from export.models.dlrm_graph import export_dlrm
+from export.models.parity import Parity
 from export.models.ranking_data import ItemSlots, Requests
 from export.models.train_ranker import Ranker
 from stages.embeddings.mixed_widths import PROJECTIONS_FILE, cold_table
@@ -18,14 +19,6 @@ from stages.rank import NETWORK, TABLES_FOLDER, RankSettings
 from stages.ranking_features import ItemStatistics
 
 LAYERS_FILE = "layers.npz"  # the network's weights in the order HugeCTR stores them, for whoever serves the model otherwise
-CANDIDATES = {0: "requests", 1: "candidates"}
-DYNAMIC: Dynamic = {
-    "user_numbers": {0: "requests"},
-    "user_rows": {0: "requests"},
-    "pair_numbers": CANDIDATES,
-    "item_rows": CANDIDATES,
-    "logits": CANDIDATES,
-}
 
 
 def save_ranker(
@@ -56,8 +49,7 @@ def save_ranker(
 
     ranker.model.network.fold()
     np.savez(folder / LAYERS_FILE, **ranker.model.network.layers())
-    inputs = network_inputs(ranker.model, sample)
-    parity = export_network(ranker.model.network, inputs, "logits", folder / f"{NETWORK}.onnx", DYNAMIC)
+    parity = export_dlrm(ranker.model.network, network_inputs(ranker.model, sample), folder / f"{NETWORK}.onnx")
     return asdict(settings), parity
 
 

@@ -20,7 +20,7 @@ from stages.rank import Rank
 from tests.unit.merlin.conftest import source_of
 from tests.unit.small_shops import CONTEXT, export, shop
 
-WIDTH = 16
+WIDTH = 4
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from tests.unit.hps.oracle import read_message
 from tests.unit.merlin.conftest import source_of
 
 STEPS = StreamSettings()
-WIDTH = 16
+WIDTH = 4
 
 
 @pytest.fixture(scope="module")

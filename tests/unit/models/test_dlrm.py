@@ -9,8 +9,8 @@ import torch
 
 from export.models.cold_rows import ColdRows
 from export.models.dlrm import DLRM, MixedTable, Shape, Table
-from export.models.parity import compare, export_network
-from export.models.save_ranker import DYNAMIC
+from export.models.dlrm_graph import export_dlrm
+from export.models.parity import compare
 from stages.contract import OOV_ROW, PAD_ROW
 from stages.errors import ExportError
 
@@ -96,7 +96,8 @@ def test_folding_changes_no_logit():
 
 def test_onnx_agrees_at_any_number_of_requests_and_candidates(tmp_path):
     network, path = random_network(), tmp_path / "rank.onnx"
-    parity = export_network(network, random_inputs(3, 4), "logits", path, DYNAMIC)
+    network.fold()
+    parity = export_dlrm(network, random_inputs(3, 4), path)
     assert (parity.network, parity.values) == ("rank", 12)
     session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     for requests, candidates in ((1, 1), (1, 9), (32, 2)):
@@ -104,9 +105,22 @@ def test_onnx_agrees_at_any_number_of_requests_and_candidates(tmp_path):
         np.testing.assert_allclose(session.run(["logits"], inputs)[0], run(network, inputs), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(("n_user", "n_item"), [(1, 1), (6, 1), (1, 4)])
+@pytest.mark.parametrize("layers", [{"bottom": (), "top": (5,)}, {"bottom": (7, 6), "top": (9, 8, 3)}], ids=["shallow", "deep"])
+def test_the_graph_is_the_network_whatever_its_shape(tmp_path, n_user, n_item, layers):
+    tables = [{f"{side}{n}": 5 for n in range(count)} for side, count in (("u", n_user), ("i", n_item))]
+    shape = Shape(*tables, user_numbers=2, pair_numbers=3, width=4, **layers)
+    network = random_network(shape=shape)
+    network.fold()
+    assert export_dlrm(network, random_inputs(3, 5, shape=shape), tmp_path / "rank.onnx").max_rel < 1e-5
+
+
 def test_a_network_that_onnx_computes_differently_is_refused(tmp_path):
     network, inputs, path = random_network(), random_inputs(2, 3), tmp_path / "rank.onnx"
-    export_network(network, inputs, "logits", path, DYNAMIC)
+    with pytest.raises(ExportError, match="differs"):
+        export_dlrm(network, inputs, path)  # its graph does not standardise the numbers
+    network.fold()
+    export_dlrm(network, inputs, path)
     with pytest.raises(ExportError, match=r"rank\.onnx differs from the trained network by .*expected at most 1e-04"):
         compare(path, inputs, run(network, inputs) + 0.1, limit=1e-4)
     with pytest.raises(ExportError, match="differs"):

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from export.models.dlrm import Network, Shape
+from export.models.dlrm_graph import export_dlrm
 from export.models.parity import export_network
 from export.models.reranker import DYNAMIC as LIST_DYNAMIC
 from export.models.reranker import ListNetwork
-from export.models.save_ranker import DYNAMIC
 from export.precision.calibration import shortened
 
 REQUESTS, CANDIDATES = 4, 10
@@ -46,7 +46,7 @@ def ranker(tmp_path_factory) -> tuple[onnx.ModelProto, list]:
     network.scale /= torch.tensor([1.0, 1.0, 1.0, 30.0, 1.0, 0.01, 1.0])
     network.fold()
     path = tmp_path_factory.mktemp("onnx") / "rank.onnx"
-    export_network(network, feeds[0], "logits", path, DYNAMIC)
+    export_dlrm(network, feeds[0], path)
     return onnx.load(str(path)), feeds
 
 

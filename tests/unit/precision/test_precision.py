@@ -188,7 +188,8 @@ def test_int8_is_written_where_the_first_places_stay():
     assert said("rank", "int8", got) == "rank: 50% of the multiply-adds in int8"
 
 
-def test_the_comparison_of_small_networks_leaves_the_first_layer_alone(ranker):
+def test_the_comparison_of_small_networks_leaves_the_first_layer_alone(ranker, monkeypatch):
+    monkeypatch.setattr("perf.compression.TOLERATED", 0.02)  # untaught logits hardly differ: every change is large beside that
     model, feeds = tidy(ranker[0]), ranker[1]
     int8, kept = in_int8(model, feeds)
     quantised = set(weighted_products(model)) - set(kept)
