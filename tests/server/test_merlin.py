@@ -17,7 +17,7 @@ from export.merlin.settings import MerlinSettings
 from export.merlin.source import Source
 from export.precision.agreement import EXACT, disagreement
 from export.repository.recorded import RECORDED_FILE, compare_answers, read_recorded
-from export.settings import Settings
+from export.settings import STUDENT_WIDTH, Settings
 from server.launcher import TritonServer
 from stages.artifacts import read_stage
 from stages.contract import ENSEMBLE, STAGES, RecordSpec, new_lineage, packed, stage_specs, unpacked
@@ -195,7 +195,7 @@ def embeddings(client, keys, numkeys):
 def test_hps_gives_one_flat_tensor(served, keys_per_sample):
     _, client = served
     answer = embeddings(client, np.zeros((1, keys_per_sample), np.int64), np.array([[keys_per_sample]], np.int32))
-    assert answer.shape == (keys_per_sample * 16,)
+    assert answer.shape == (keys_per_sample * STUDENT_WIDTH,)
 
 
 @behind_hps
