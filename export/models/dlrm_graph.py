@@ -93,19 +93,21 @@ def _of_request(graph: Graph, network: Network, weights: np.ndarray, by_user_row
 
 
 def _among_own(graph: Graph, network: Network, weights: np.ndarray, own_rows: str) -> str:
-    """-> [B, C, H]: the products of a candidate's rows with each other."""
-    shape, n_own = network.shape, 1 + len(network.shape.item_tables)
+    """-> [B, C, H]: the products of a candidate's rows with each other; of all rows that lie equally far apart at once."""
+    width, n_own = network.shape.width, 1 + len(network.shape.item_tables)
     columns = network.own.numpy().reshape(n_own, n_own)
-    pairs = np.nonzero(columns < shape.interaction_width)
-    split = graph.add("Reshape", (own_rows, graph.constant("by_own_row", [0, 0, n_own, shape.width])), "own_rows_split")
-    left, right = (
-        graph.add("Gather", (split, graph.constant(f"{side}_rows", rows)), side, axis=2)
-        for side, rows in zip(("left", "right"), pairs, strict=True)
-    )
-    products = graph.add("Mul", (left, right), "own_parts")
-    flat = graph.constant("by_pair", [0, 0, len(pairs[0]) * shape.width])
-    products = graph.add("Reshape", (products, flat), "own_parts_side_by_side")
-    return graph.add("MatMul", (products, graph.constant("own_weight", weights[columns[pairs]].repeat(shape.width, 0))), "own")
+    axis, products, met = graph.constant("parts_axis", [2]), [], []
+
+    def parts(name: str, first: int, end: int) -> str:
+        places = (graph.constant(f"{name}_{side}", [row * width]) for side, row in (("first", first), ("end", end)))
+        return graph.add("Slice", (own_rows, *places, axis), name)
+
+    for apart in range(1, n_own):
+        pair = parts(f"later_{apart}", apart, n_own), parts(f"earlier_{apart}", 0, n_own - apart)
+        products.append(graph.add("Mul", pair, f"own_parts_{apart}"))
+        met += [columns[row + apart, row] for row in range(n_own - apart)]
+    all_parts = graph.add("Concat", products, "own_parts", axis=2)
+    return graph.add("MatMul", (all_parts, graph.constant("own_weight", weights[met].repeat(width, 0))), "own")
 
 
 def _of_user(graph: Graph, network: Network, weights: np.ndarray, by_user_row: str, bias: np.ndarray) -> str:
