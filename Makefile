@@ -92,10 +92,13 @@ ROWS ?= 50000000
 ZIPF ?= 1.16
 
 # repository whose rows are as wide as those of the large table
-WIDE = .run/perf/wide
+WIDE = .run/perf/wide-$(notdir $(EXPORTED))
 
-bounds-tiers: setup ## every speed of the embedding tiers that has a bound, over a repository of its own: DATA=… ROWS=…
-	@[ -d $(WIDE)/recommend ] || $(PYTHON) -m export build --data $(DATA) --repo $(WIDE) --config perf/tiers/wide.toml
+$(WIDE).exported: perf/tiers/wide.toml $(SOURCES)
+	@$(PYTHON) -m export build --data $(DATA) --repo $(WIDE) --config $<
+	@touch $@
+
+bounds-tiers: setup $(WIDE).exported ## every speed of the embedding tiers that has a bound, over a repository of its own: DATA=… ROWS=…
 	@$(PYTHON) -m perf.tiers hits misses growth updates big kernel served --rows $(ROWS) --zipf $(ZIPF) --repo $(WIDE)
 
 tune: setup ## search batching, instances, threads and the index's effort under the SLO; writes tuned.toml for CONFIG=…: REPO=…

@@ -22,7 +22,7 @@ REST_OF_REQUEST_S = 0.002  # of a request that looks rows up: the network, the o
 
 
 def within_budget(rows: int, width: int, budget_bytes: float, l1_share: float) -> dict[str, int]:
-    """l1_rows and l2_rows that take `budget_bytes` with their keys, tags, sequence numbers and indices, and RocksDB's."""
+    """l1_rows and l2_rows that take `budget_bytes` with their keys, tags, marks and indices, and RocksDB's."""
     budget_bytes -= reader_bytes(rows, width)
     cached = int(budget_bytes / (4 * width))
     while True:

@@ -56,7 +56,7 @@ class TableCounts:
 
 @dataclass(frozen=True)
 class TableMetrics:
-    """One table now. Bytes include keys, tags and sequence numbers, not only rows."""
+    """One table now. Bytes include keys, tags and marks, not only rows."""
 
     counts: TableCounts
     l1_rows: int

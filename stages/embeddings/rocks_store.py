@@ -76,7 +76,7 @@ class RocksStore:
     ) -> None:
         self._config, self._widths, self.writable, self._complete = config, widths, writable, complete
         self._families = {table: column_family(model, table) for table in widths}
-        self._path, self._folder, self._damage = Path(config.path), -1, ""
+        self._path, self._damage = Path(config.path), ""
         self._cache = Cache(BLOCK_CACHE_BYTES)
         self._catching_up = threading.Lock()
         self._reading = self._failures("read")
@@ -94,10 +94,10 @@ class RocksStore:
         self._wave = Wave(config.read_threads - 1)  # the thread that asks reads as well
 
     def _as_secondary(self, undo: ExitStack) -> AccessType:
-        self._folder = os.open(self._path, os.O_PATH | os.O_DIRECTORY)
-        undo.callback(os.close, self._folder)
-        self._identity = os.fstat(self._folder)
-        self._path = Path(f"/proc/self/fd/{self._folder}")
+        folder = os.open(self._path, os.O_PATH | os.O_DIRECTORY)
+        undo.callback(os.close, folder)
+        self._identity = os.fstat(folder)
+        self._path = Path(f"/proc/self/fd/{folder}")
         return AccessType.secondary(
             undo.enter_context(tempfile.TemporaryDirectory(prefix="rocksdb-secondary-", ignore_cleanup_errors=True))
         )
@@ -336,7 +336,7 @@ class RocksStore:
     def close(self) -> None:
         self._wave.close()
         self._close_database()
-        self._path, self._folder = Path(os.devnull), -1  # a read that is still under way must not mark what is opened next
+        self._path = Path(os.devnull)  # a read that is still under way must not mark what is opened next
         self._held.close()
 
     def _close_database(self) -> None:

@@ -2,7 +2,7 @@
 
     keys [..., S] + where each table starts ─▶ one pass ─▶ [..., S, D]
 
-Every table keeps its own lock, sequence numbers and update ring: only the rows lie together. A read is believed when no table
+Every table keeps its own lock, marks and update ring: only the rows lie together. A read is believed when no table
 was written meanwhile (slots.py); otherwise, and for rows that are not there, the caller asks table by table.
 """
 

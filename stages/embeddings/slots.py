@@ -1,14 +1,14 @@
 """Rows in slots, readable without a lock while others write, in private or shared memory.
 
-Slots have sequence numbers, odd while they are written (marks.py). The whole table has one as well (`epoch`), odd while anyone
-writes. A reader takes what it wants and looks at the epoch again: unchanged and even means that nothing was written meanwhile.
-Otherwise it checks slot by slot, and counts a row as missing rather than trust it.
+Slots are marked while they are written (marks.py). The whole table has a number (`epoch`) that is odd while anyone writes. A
+reader takes what it wants and looks at the epoch again: unchanged and even means that nothing was written meanwhile. Otherwise
+it checks slot by slot, and counts a row as missing rather than trust it.
 
     reader   epoch? ─▶ slots of keys ─▶ rows ─▶ epoch unchanged? ─▶ done
-                  └─ odd or changed ─▶ sequence, owner, row, sequence again, per slot
-    writer   lock ─▶ epoch odd ─▶ sequences odd ─▶ rows, owners ─▶ sequences even ─▶ epoch even ─▶ unlock
+                  └─ odd or changed ─▶ marks, owner, row, marks again, per slot
+    writer   lock ─▶ epoch odd ─▶ slots marked ─▶ rows, owners ─▶ marks gone ─▶ epoch even ─▶ unlock
 
-A writer that is killed leaves an odd epoch and odd sequences behind. Its lock died with it; the next writer empties the slots.
+A writer that is killed leaves an odd epoch and marked slots behind. Its lock died with it; the next writer empties the slots.
 This rests on x86-64: stores become visible in program order, and aligned 8-byte stores are whole.
 """
 
@@ -84,10 +84,10 @@ class SlotTable:
     def _read_checked(self, keys: np.ndarray, out: np.ndarray | None) -> Rows:
         for _ in range(READ_ATTEMPTS):
             slots, absent = self._find(keys)
-            before = self._marks.sequence_of(slots)
-            being_written = before & 1 != 0
+            before = self._marks.words_of(slots)
+            being_written = self._marks.being_written(before, slots)
             empty, stored = self._marks.is_empty(slots), self._rows.take(slots, axis=0, mode="clip")
-            trusted = self._owned(slots, keys) & ~empty & ~being_written & (self._marks.sequence_of(slots) == before)
+            trusted = self._owned(slots, keys) & ~empty & ~being_written & (self._marks.words_of(slots) == before)
             if absent is not None:
                 trusted &= ~absent
             if not (~trusted & being_written).any():

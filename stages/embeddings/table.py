@@ -25,6 +25,7 @@ from stages.embeddings.slots import CachedTable, CompleteTable
 INDEX_SHARE = 0.25  # of L2's rows: as much memory a shared array of every key's slot may take
 L1_INDEX_SHARE = 1.0  # L1 exists for speed
 SHARED_MEMORY = "/dev/shm"
+SECTIONS_VERSION = 2  # part of the files' names: what other code laid out otherwise is never mapped
 
 # (int64 [N] keys, out float32 [N, D] or None) -> (float32 [N, D], anything where missing; bool [N] missing or None)
 ReadRows = Callable[[np.ndarray, np.ndarray | None], tuple[np.ndarray, np.ndarray | None]]
@@ -99,7 +100,7 @@ class SharedTable:
             elif has_l2:
                 CachedTable.initialise(view[ring.nbytes :], slots)
 
-        layout = f"{config.rows}x{config.width}-{config.row_format}-{config.l2_rows}"
+        layout = f"{config.rows}x{config.width}-{config.row_format}-{config.l2_rows}-{SECTIONS_VERSION}"
         block = SharedBlock(folder / f"{config.name}-{layout}", ring.nbytes + has_l2 * slots.nbytes, initialise)
         self.lock = block.lock
         self.ring = UpdateRing(ring, block.view)

@@ -1,4 +1,4 @@
-"""One number for eight slots against a list that says of every slot whether it is empty."""
+"""One word for eight slots against a set of the slots that are empty."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.embeddings.marks import GROUP, Marks
+from stages.embeddings.marks import COUNT, GROUP, Marks
 from stages.embeddings.memory import Sections
 
 
@@ -34,24 +34,31 @@ def test_slots_are_filled_and_emptied_as_in_a_list(capacity, writes):
         if ends:
             marks.end(slots)
         else:
-            groups = set((slots // GROUP).tolist())
-            torn = marks.torn()
-            assert torn.tolist() == [slot for slot in range(capacity) if slot // GROUP in groups]
-            marks.empty_out(torn)
-            empty |= set(torn.tolist())
+            assert marks.torn().tolist() == slots.tolist()
+            marks.empty_out(marks.torn())
+            empty |= set(slots.tolist())
         assert empty_slots(marks) == sorted(empty)
         assert marks.count_empty() == len(empty)
         assert not len(marks.torn())
 
 
 @pytest.mark.parametrize("capacity", [8, 21])
-def test_a_write_shows_in_the_numbers_of_its_neighbours_and_of_nobody_else(capacity):
+def test_only_what_is_written_may_not_be_read_and_neighbours_see_that_somebody_wrote(capacity):
     marks, every = marks_of(capacity), np.arange(capacity)
-    before = marks.sequence_of(every)
-    written = np.array([3, capacity - 1])
+    before, written = marks.words_of(every), np.array([3, capacity - 1])
     near = np.isin(every // GROUP, written // GROUP)
     marks.begin(written)
-    np.testing.assert_array_equal(marks.sequence_of(every) % 2 == 1, near)
+    np.testing.assert_array_equal(np.flatnonzero(marks.being_written(marks.words_of(every), every)), written)
     marks.end(written)
-    np.testing.assert_array_equal(marks.sequence_of(every) != before, near)
-    assert not (marks.sequence_of(every) % 2).any()
+    after = marks.words_of(every)
+    assert not marks.being_written(after, every).any()
+    np.testing.assert_array_equal(after != before, near)
+
+
+def test_the_count_of_writes_wraps_without_marking_anything():
+    marks, slot = marks_of(8), np.array([5])
+    marks._words[:] = COUNT
+    marks.begin(slot)
+    assert marks.torn().tolist() == [5]
+    marks.end(slot)
+    assert marks.words_of(slot).tolist() == [0]
