@@ -146,7 +146,7 @@ class Settings(_Section):
 
     @property
     def table_width(self) -> int:
-        """Of the embedding tables that are to be served, as far as that can be said before training."""
+        """Of the tables that are to be served, unless the DLRM (TAUGHT_WIDTH or wider) is, in place of its student."""
         return self.ranker.width or (STUDENT_WIDTH if self.distilled else TAUGHT_WIDTH)
 
     def serving_of(self) -> dict[str, Serving]:

@@ -31,8 +31,8 @@ from export.features.build import build_features
 from export.features.schema import FeatureSettings
 from export.models.distill import STUDENT, distil, macs, strongest_units_of, student_of
 from export.models.dlrm_graph import export_dlrm
-from export.models.ranking import RankingSettings, drawn_users, moments
-from export.models.ranking_data import Requests, served_requests, statistics_of
+from export.models.ranking import RankingSettings, moments
+from export.models.ranking_data import Requests, served_requests, statistics_of, unlabelled_requests
 from export.models.save_ranker import network_inputs
 from export.models.train_ranker import Ranker, RankerSettings, parts, retrieval_z, train_ranker
 from export.precision.graphs import tidy
@@ -59,11 +59,11 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 class Workload:
     """Requests to learn from, to choose by, and to be measured on. relevant: CSR bool [N, n_items] of the test requests.
 
-    served: of users after the training part; nothing is known of what they took, so only students learn from them
+    unlabelled: of other users after the training part; nothing is known of what they took, so only students learn from them
     """
 
     teaching: tuple[Requests, ...]
-    served: Requests
+    unlabelled: Requests
     validation: Requests
     test: Requests
     relevant: sp.csr_matrix
@@ -106,18 +106,17 @@ def workload_of(dataset: Dataset, say: Say, seed: int = 0) -> Workload:
     users = np.sort(rng.choice(users, min(len(users), MOST_USERS), replace=False))
     retrieve = fit_retrieve(train.assign(row=np.arange(len(train))))
     statistics = statistics_of(features, train, settings.statistics)
-    test, served = (
-        served_requests(features, user_ids, statistics, retrieve)
-        for user_ids in (problem.user_ids[users], drawn_users(train, settings.most_requests, rng))
-    )
+    test = served_requests(features, problem.user_ids[users], statistics, retrieve)
+    others = train[~train["user_id"].isin(problem.user_ids[users])]
+    unlabelled = unlabelled_requests(features, others, statistics, retrieve, settings.most_requests, rng)
     tables = (dict(features.user_rows), dict(features.item_rows))
-    return Workload((teaching, *older), served, validation, test, problem.test.relevant[users], tables)
+    return Workload((teaching, *older), unlabelled, validation, test, problem.test.relevant[users], tables)
 
 
 def variants_of(work: Workload, say: Say, folder: Path, seed: int = 0) -> list[Variant]:
     """The DLRM as taught first: all others are held against it."""
     quiet = {"seed": seed, "report": lambda _: None}
-    lessons = (*work.teaching, work.served)
+    lessons = (*work.teaching, work.unlabelled)
     say("the DLRM, as taught")
     full = train_ranker(work.teaching, work.validation, work.tables, RankerSettings(), **quiet)
     found = {"as taught": full}
@@ -129,7 +128,8 @@ def variants_of(work: Workload, say: Say, folder: Path, seed: int = 0) -> list[V
         say(name)
         found[name] = distil(full, lessons, work.validation, settings, begin=begin, least_kept=0.0, **quiet)
     say("as small as the distilled one, taught without a teacher")
-    found["small, without a teacher"] = train_ranker(work.teaching, work.validation, work.tables, STUDENT, **quiet)
+    alone = replace(STUDENT, blends=RankerSettings().blends)
+    found["small, without a teacher"] = train_ranker(work.teaching, work.validation, work.tables, alone, **quiet)
     variants = [as_served(name, ranker, work, folder) for name, ranker in found.items()]
     for variant in variants[:2]:
         say(f"int8: {variant.name}")

@@ -20,9 +20,9 @@ from export.models.ranking_data import (
     Retrieve,
     items_before,
     requests_of,
-    served_requests,
     split_again,
     statistics_of,
+    unlabelled_requests,
 )
 from export.models.reranker import Lists, Reranker, RerankerSettings, save_reranker, train_reranker
 from export.models.save_ranker import item_vectors_of, save_ranker
@@ -96,8 +96,8 @@ def fit_ranking(
     ranker = fit_ranker((teaching, *older), validation, tables, settings.ranker, seed, say)
     statistics = statistics_of(features, train, settings.statistics)
     if settings.student:
-        served = served_requests(features, drawn_users(train, settings.most_requests, rng), statistics, retrieve)
-        ranker = distil(ranker, (teaching, *older, served), validation, settings.student, seed, say)
+        unlabelled = unlabelled_requests(features, train, statistics, retrieve, settings.most_requests, rng)
+        ranker = distil(ranker, (teaching, *older, unlabelled), validation, settings.student, seed, say)
 
     length = settings.reranker.list_length
     lists = [Lists.of(part, rank_scores_of(ranker, part), length) for part in (teaching, validation)]
@@ -105,12 +105,6 @@ def fit_ranking(
     served = ItemSlots.of(features.item_arrays, tuple(features.item_rows))
     sample = replace(validation.take(np.arange(min(len(validation), MOST_SAMPLES))), items=served)
     return Ranking(ranker, reranker, statistics, sample)
-
-
-def drawn_users(train: pd.DataFrame, count: int, rng: np.random.Generator) -> np.ndarray:
-    """int64 [at most count] user ids of the log."""
-    user_ids = train["user_id"].unique()
-    return user_ids if len(user_ids) <= count else np.sort(rng.choice(user_ids, count, replace=False))
 
 
 def moments(

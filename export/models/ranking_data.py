@@ -145,16 +145,38 @@ def requests_of(
     return Requests(users, candidates.astype(np.int32), scores, cross, taken_of(features, later, user_ids, candidates), items)
 
 
-def served_requests(features: Features, user_ids: np.ndarray, statistics: ItemStatistics, retrieve: Retrieve) -> Requests:
-    """The users as the store serves them after the training log. Nothing is known of what they took.
+def served_requests(
+    features: Features,
+    user_ids: np.ndarray,
+    statistics: ItemStatistics,
+    retrieve: Retrieve,
+    context: dict[str, np.ndarray] | None = None,
+) -> Requests:
+    """Requests of int64 [N] users as the store serves them after the training log. Nothing is known of what they took.
 
-    statistics, retrieve: fitted on the whole training log
+    statistics, retrieve: fitted on the whole training log; context: as of `context_of`, none where None
     """
-    users = features.encode_users(user_ids)
+    users = features.encode_users(user_ids, context)
     candidates, scores = retrieve(users, user_ids)
     items = ItemSlots.of(features.item_arrays, tuple(features.item_rows))
     cross = in_blocks(statistics, users, candidates, scores)
     return Requests(users, candidates.astype(np.int32), scores, cross, np.zeros(candidates.shape, bool), items)
+
+
+def unlabelled_requests(
+    features: Features,
+    events: pd.DataFrame,
+    statistics: ItemStatistics,
+    retrieve: Retrieve,
+    max_requests: int,
+    rng: np.random.Generator,
+) -> Requests:
+    """`served_requests` of the users of `events` (at most `max_requests`, drawn at random), in their latest context."""
+    last = events.drop_duplicates("user_id", keep="last")
+    if len(last) > max_requests:
+        last = last.iloc[np.sort(rng.choice(len(last), max_requests, replace=False))]
+    user_ids, context = last["user_id"].to_numpy(), context_of(last, features.context)
+    return served_requests(features, user_ids, statistics, retrieve, context)
 
 
 def in_blocks(statistics: ItemStatistics, users: Examples, candidates: np.ndarray, scores: np.ndarray) -> np.ndarray:

@@ -118,7 +118,7 @@ def fit(
     optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate)
     n_steps = sum(-(-len(part) // settings.requests_per_batch) for part in teaching) * settings.epochs
     schedule = rise_and_fall(optimizer, settings.learning_rate, n_steps + 1)
-    best_quality, best_weights = -np.inf, None
+    best_quality, best_weights = 0.0, None
     for epoch in range(1, settings.epochs + 1):
         model.train()
         losses = []
@@ -132,7 +132,7 @@ def fit(
         quality = measure(predict(model, validation), validation.taken)
         told = ", ".join(f"{name} {value:.4f}" for name, value in quality.items())
         report(f"ranker: epoch {epoch} of {settings.epochs}, loss {np.mean(losses):.3f}, validation {told}")
-        if sum(quality.values()) > best_quality:
+        if best_weights is None or sum(quality.values()) > best_quality:
             best_quality = sum(quality.values())
             best_weights = {name: value.clone() for name, value in model.state_dict().items()}
     model.load_state_dict(best_weights)

@@ -10,8 +10,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
+
+from export.models.onnx_graph import Graph
 
 EMBEDDING_WIDTH = 16
 TOWER_HIDDEN, VECTOR_WIDTH = 128, 64
@@ -21,19 +22,12 @@ CODES, NUMBERS = "codes", "numbers"  # inputs of both: int64 [N, F], float32 [N,
 VECTORS, SCORES = "vectors", "scores"
 
 
-class _Builder:
-    """Nodes and weights of one network."""
+class _Builder(Graph):
+    """With random weights."""
 
     def __init__(self, rng: np.random.Generator) -> None:
-        self.rng, self.nodes, self.weights = rng, [], []
-
-    def constant(self, name: str, values: np.ndarray) -> str:
-        self.weights.append(numpy_helper.from_array(values, name))
-        return name
-
-    def add(self, op: str, inputs: Sequence[str], output: str, **attributes) -> str:
-        self.nodes.append(helper.make_node(op, list(inputs), [output], name=output, **attributes))
-        return output
+        super().__init__()
+        self.rng = rng
 
     def normal(self, name: str, *shape: int) -> str:
         return self.constant(name, (self.rng.normal(size=shape) / shape[0] ** 0.5).astype(np.float32))
@@ -54,16 +48,9 @@ class _Builder:
                 source = self.add("Relu", (source,), f"{layer}_relu")
         return source
 
-    def save(self, path: Path, n_codes: int, n_numbers: int, output: str, width: int) -> None:
-        inputs = [
-            helper.make_tensor_value_info(CODES, TensorProto.INT64, ["N", n_codes]),
-            helper.make_tensor_value_info(NUMBERS, TensorProto.FLOAT, ["N", n_numbers]),
-        ]
-        outputs = [helper.make_tensor_value_info(output, TensorProto.FLOAT, ["N", width])]
-        graph = helper.make_graph(self.nodes, path.stem, inputs, outputs, self.weights)
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-        onnx.checker.check_model(model)
-        onnx.save(model, path)
+    def write(self, path: Path, n_codes: int, n_numbers: int, output: str, width: int) -> None:
+        inputs = {CODES: (TensorProto.INT64, ("N", n_codes)), NUMBERS: (TensorProto.FLOAT, ("N", n_numbers))}
+        self.save(path, inputs, {output: (TensorProto.FLOAT, ("N", width))})
 
 
 def write_tower(path: Path, cardinalities: Sequence[int], n_numbers: int, rng: np.random.Generator) -> None:
@@ -74,7 +61,7 @@ def write_tower(path: Path, cardinalities: Sequence[int], n_numbers: int, rng: n
     widths = (n_codes * EMBEDDING_WIDTH + n_numbers, TOWER_HIDDEN, VECTOR_WIDTH)
     vectors = builder.layers("tower", joined, widths, last_relu=False)
     builder.add("Identity", (vectors,), VECTORS)
-    builder.save(path, n_codes, n_numbers, VECTORS, VECTOR_WIDTH)
+    builder.write(path, n_codes, n_numbers, VECTORS, VECTOR_WIDTH)
 
 
 def write_dlrm(path: Path, cardinalities: Sequence[int], n_numbers: int, rng: np.random.Generator) -> None:
@@ -90,7 +77,7 @@ def write_dlrm(path: Path, cardinalities: Sequence[int], n_numbers: int, rng: np
     joined = builder.add("Concat", (bottom, dots), "top_input", axis=1)
     scores = builder.layers("top", joined, (EMBEDDING_WIDTH + len(pairs), *TOP_HIDDEN, 1), last_relu=False)
     builder.add("Identity", (scores,), SCORES)
-    builder.save(path, n_codes, n_numbers, SCORES, 1)
+    builder.write(path, n_codes, n_numbers, SCORES, 1)
 
 
 def pair_positions(n_vectors: int) -> np.ndarray:

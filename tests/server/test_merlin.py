@@ -17,9 +17,9 @@ from export.merlin.settings import MerlinSettings
 from export.merlin.source import Source
 from export.precision.agreement import EXACT, disagreement
 from export.repository.recorded import RECORDED_FILE, compare_answers, read_recorded
-from export.settings import STUDENT_WIDTH, Settings
+from export.settings import Settings
 from server.launcher import TritonServer
-from stages.artifacts import read_stage
+from stages.artifacts import read_stage, stage_folder
 from stages.contract import ENSEMBLE, STAGES, RecordSpec, new_lineage, packed, stage_specs, unpacked
 from tests.server.conftest import DATA
 from tests.server.merlin_doubles import stand_in
@@ -192,10 +192,11 @@ def embeddings(client, keys, numkeys):
 
 
 @behind_hps
-def test_hps_gives_one_flat_tensor(served, keys_per_sample):
+def test_hps_gives_one_flat_tensor(served, keys_per_sample, repository, info):
     _, client = served
+    (width,) = {np.load(table).shape[1] for table in stage_folder(repository, "rank", info.generation).glob("tables/*.npy")}
     answer = embeddings(client, np.zeros((1, keys_per_sample), np.int64), np.array([[keys_per_sample]], np.int32))
-    assert answer.shape == (keys_per_sample * STUDENT_WIDTH,)
+    assert answer.shape == (keys_per_sample * width,)
 
 
 @behind_hps

@@ -122,6 +122,21 @@ def test_a_student_that_learned_too_little_is_not_served(taught):
     assert distil(teacher, [teaching], validation, replace(STUDENT, epochs=1), least_kept=10.0, **QUIET) is teacher
 
 
+def test_a_student_that_learned_nothing_is_not_served(taught):
+    teacher, teaching, validation = taught
+    said = []
+    kept = distil(teacher, [teaching], validation, replace(STUDENT, epochs=1, learning_rate=0.0), report=said.append)
+    assert kept is teacher
+    assert said[-1] == "distilled ranker: that is too little, the DLRM itself is served"
+
+
+def test_one_request_shows_nothing(taught):
+    teacher, _, validation = taught
+    found = validation.take(np.flatnonzero(validation.taken.any(axis=1))[:1])
+    assert kept_of(replace(teacher, blend=-50.0), teacher, found)[1] == np.inf
+    assert kept_of(teacher, teacher, replace(found, taken=np.zeros_like(found.taken))) == (1.0, np.inf)
+
+
 def test_a_teacher_without_opinion_has_no_student(taught):
     teacher, teaching, validation = taught
     nothing = replace(teaching, taken=np.zeros_like(teaching.taken))

@@ -1,34 +1,61 @@
 """What the ranking learns from: requests that know nothing of what they predict."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from export.dataset import load_dataset
 from export.features.build import build_features
 from export.features.schema import FeatureSettings
+from export.models.distill import STUDENT, distil
 from export.models.ranking import fit_ranking, moments
-from export.models.ranking_data import requests_of, split_again
+from export.models.ranking_data import requests_of, served_requests, split_again, unlabelled_requests
 from export.models.train_ranker import rank_scores_of, train_ranker
 from stages.contract import PAD_ID
 from tests.unit.ranking.conftest import HISTORY, SETTINGS, C, popularity_retrieve
 
 
-def test_training_twice_gives_the_same_models(trained):
-    again = fit_ranking(
+def fitted(trained, settings):
+    return fit_ranking(
         trained.dataset,
         trained.train,
         trained.features,
         lambda events: popularity_retrieve(trained.features, events),
         popularity_retrieve(trained.features, trained.train),
-        SETTINGS,
+        settings,
         say=lambda _: None,
     )
-    np.testing.assert_allclose(
-        rank_scores_of(again.ranker, trained.requests),
-        rank_scores_of(trained.ranking.ranker, trained.requests),
-        atol=1e-5,
-    )
+
+
+def test_training_twice_gives_the_same_models(trained):
+    again, requests = fitted(trained, SETTINGS).ranker, trained.requests
+    expected = rank_scores_of(trained.ranking.ranker, requests)
+    np.testing.assert_allclose(rank_scores_of(again, requests), expected, atol=1e-5)
+
+
+def test_a_student_is_the_same_whenever_it_is_taught(trained, monkeypatch):
+    monkeypatch.setattr("export.models.ranking.distil", partial(distil, least_kept=0.0))  # it is taught for a moment only
+    settings = replace(SETTINGS, student=replace(STUDENT, epochs=2))
+    once, again = (fitted(trained, settings).ranker for _ in range(2))
+    assert once.model.shape.width == STUDENT.width
+    np.testing.assert_allclose(rank_scores_of(again, trained.requests), rank_scores_of(once, trained.requests), atol=1e-5)
+
+
+def test_unlabelled_requests_are_those_that_will_be_served(trained):
+    """Of every user of the log, as the store serves them; of a number of them, where there are more."""
+    features, train, rng = trained.features, trained.train, np.random.default_rng(0)
+    given = trained.ranking.statistics, popularity_retrieve(features, train)
+    found = unlabelled_requests(features, train, *given, 1_000, rng)
+    user_ids = train.drop_duplicates("user_id", keep="last")["user_id"].to_numpy()
+    expected = served_requests(features, user_ids, *given)
+    np.testing.assert_array_equal(found.candidates, expected.candidates)
+    np.testing.assert_array_equal(found.users.history_positions, expected.users.history_positions)
+    assert not found.taken.any()
+    few = unlabelled_requests(features, train, *given, 7, rng)
+    assert len(few) == 7
+    rows = [np.flatnonzero((found.users.history_positions == own).all(axis=1))[0] for own in few.users.history_positions]
+    np.testing.assert_array_equal(few.candidates, found.candidates[rows])
 
 
 def test_training_requests_know_nothing_of_what_they_predict(trained):
