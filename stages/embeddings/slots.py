@@ -85,15 +85,15 @@ class SlotTable:
         for _ in range(READ_ATTEMPTS):
             slots, absent = self._find(keys)
             before = self._marks.words_of(slots)
-            being_written = self._marks.being_written(before, slots)
-            empty, stored = self._marks.is_empty(slots), self._rows.take(slots, axis=0, mode="clip")
-            trusted = self._owned(slots, keys) & ~empty & ~being_written & (self._marks.words_of(slots) == before)
-            if absent is not None:
-                trusted &= ~absent
-            if not (~trusted & being_written).any():
+            there, stored = self._owned(slots, keys) & ~self._marks.is_empty(slots), self._rows.take(slots, axis=0, mode="clip")
+            being_written = self._marks.being_written(before, slots) & (slots >= 0)
+            unsettled = being_written | (self._marks.words_of(slots) != before) & (slots >= 0)  # it, or one of the eight
+            trusted = there & ~unsettled if absent is None else there & ~unsettled & ~absent
+            if not unsettled.any():
                 break
-            self.heal()
-            time.sleep(READ_PAUSE_S)
+            if being_written.any():
+                self.heal()
+                time.sleep(READ_PAUSE_S)
         self.heal()
         vectors = self.codec.decode(stored)
         if out is not None:

@@ -188,6 +188,25 @@ def test_a_row_that_is_being_written_is_waited_for(kind, monkeypatch):
     np.testing.assert_array_equal(rows, rows_of(keys) + (keys < 5)[:, None])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_beside_one_that_was_written_meanwhile_is_read_again(kind, monkeypatch):
+    """It would count as missing, and be asked of RocksDB while a request waits."""
+    table, keys = table_of(kind), np.arange(N_KEYS)
+    put(table, keys)
+    owned, writes = table._owned, iter([1, 2])
+
+    def written_meanwhile(slots, keys):
+        for version in writes:
+            put(table, [5, 6], version)
+            break
+        return owned(slots, keys)
+
+    monkeypatch.setattr(table, "_owned", written_meanwhile)
+    rows, missing = table._read_checked(keys, None)
+    assert missing is None
+    np.testing.assert_array_equal(rows, rows_of(keys) + 2 * np.isin(keys, [5, 6])[:, None])
+
+
 def dying(after: str, table, patch) -> None:
     """Let the next writer of any row die at one place."""
 
