@@ -97,7 +97,11 @@ class LowerLevels:
         intact = self._from_memory(fetched)
         if self.redis is not None:
             intact = self._from_store(self.redis, fetched, IN_L2)
-        return fetched, self._from_l3(fetched) and intact
+        intact = self._from_l3(fetched) and intact
+        for name, rows in fetched.items():
+            if len(rows.lacking):
+                rows.vectors[rows.lacking] = self.tables[name].default
+        return fetched, intact
 
     def first_keys(self, name: str, start: int, stop: int) -> np.ndarray:
         """int64 [at most stop - start]: a part of the hottest keys, as far as these are known."""
@@ -121,7 +125,6 @@ class LowerLevels:
     def _nothing_yet(self, name: str, keys: np.ndarray) -> Fetched:
         table = self.tables[name]
         vectors = np.empty((len(keys), table.config.width), np.float32)
-        vectors[:] = table.default
         exact = vectors if table.codec.row_format == "fp32" else np.empty_like(vectors)
         return Fetched(keys, vectors, exact, np.zeros(len(keys), np.int8), np.arange(len(keys)), table.ring_head)
 

@@ -243,7 +243,7 @@ class RocksStore:
         """Values of the keys, and whether all could be read. One damaged block must not cost the rows of the others."""
         family = self._tables[table]
         try:
-            return family.get(keys), True
+            return [family.get(keys[0])] if len(keys) == 1 else family.get(keys), True
         except Exception:
             values, last_error = [], None
             for key in keys:

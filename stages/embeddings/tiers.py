@@ -28,6 +28,7 @@ from stages.errors import RequestError
 CONFIG_FILE = "tiers.json"
 WARM_ROWS = 4096  # at a time: writers of the table wait for one such part only
 UPKEEP_EVERY_S = 0.05  # catching up holds the interpreter: 3 ms for 500 updated rows, 30 ms for 2,500
+FIRST, ONCE = np.zeros(1, np.int64), np.ones(1, np.int64)
 NO_UPDATER = UpdaterState(0, 0, 0, 0.0, 0, False, False)
 
 
@@ -38,9 +39,9 @@ class _Miss:
     table: TieredTable
     asked: np.ndarray  # int64 [N] all keys of the request
     vectors: np.ndarray  # float32 [N, D] the answer so far
-    missing: np.ndarray  # bool [N]
+    places: np.ndarray  # int64 [M] rows of it that are missing
     keys: np.ndarray  # int64 [U] distinct keys of the missing rows
-    inverse: np.ndarray  # position in `keys` of each missing row
+    inverse: np.ndarray  # int64 [M] position in `keys` of each missing row
     counts: np.ndarray  # int64 [U] missing rows of each key
 
 
@@ -134,7 +135,7 @@ class Tiers:
         if missing is None:
             table.count_top(len(keys), 0)
             return answer, None
-        return answer, self._miss(table, keys, vectors, missing)
+        return answer, self._miss(table, keys, vectors, missing.nonzero()[0])
 
     @staticmethod
     def _check_out(out: np.ndarray, shape: tuple[int, ...]) -> None:
@@ -153,14 +154,14 @@ class Tiers:
             ) from None
 
     @staticmethod
-    def _miss(table: TieredTable, keys: np.ndarray, vectors: np.ndarray, missing: np.ndarray) -> _Miss:
-        lacking = keys[missing]
+    def _miss(table: TieredTable, keys: np.ndarray, vectors: np.ndarray, places: np.ndarray) -> _Miss:
+        lacking = keys[places]
         if len(lacking) == 1:  # where most rows hit, the usual miss; `unique` takes as long as a quarter of a read
-            distinct, inverse, counts = lacking, np.zeros(1, np.int64), np.ones(1, np.int64)
+            distinct, inverse, counts = lacking, FIRST, ONCE
         else:
             distinct, inverse, counts = np.unique(lacking, return_inverse=True, return_counts=True)
-        table.count_top(len(keys), len(inverse))
-        return _Miss(table, keys, vectors, missing, distinct, inverse, counts)
+        table.count_top(len(keys), len(places))
+        return _Miss(table, keys, vectors, places, distinct, inverse, counts)
 
     def _resolve(self, misses: list[_Miss]) -> None:
         """Wait for the rows, or answer by defaults and fetch them for later."""
@@ -170,8 +171,8 @@ class Tiers:
             if self._waits(miss):
                 waiting[name] = miss
             else:
-                miss.vectors[miss.missing] = miss.table.default
-                miss.table.counts.late += len(miss.inverse)
+                miss.vectors[miss.places] = miss.table.default
+                miss.table.counts.late += len(miss.places)
                 self._later(lambda name=name, keys=miss.keys: self._fetch_and_keep({name: keys}), soon=True)
         if waiting:
             started_s = time.perf_counter()
@@ -197,10 +198,10 @@ class Tiers:
 
     @staticmethod
     def _answer(miss: _Miss, rows: Fetched) -> None:
-        miss.vectors[miss.missing] = rows.vectors[miss.inverse]
+        miss.vectors[miss.places] = rows.vectors[miss.inverse] if len(miss.keys) > 1 else rows.vectors
         counts = miss.table.counts
-        if not len(rows.lacking) and np.count_nonzero(rows.level == IN_L3) == len(rows.level):
-            counts.l3_hits += len(miss.inverse)
+        if set(rows.level.tolist()) == {IN_L3}:
+            counts.l3_hits += len(miss.places)
             return
         by_level = np.bincount(rows.level, weights=miss.counts, minlength=PERHAPS_OLD + 1).astype(np.int64)
         counts.l2_hits += int(by_level[IN_L2])
