@@ -7,6 +7,7 @@ the store may be old: given, but kept nowhere.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +34,19 @@ class Fetched:
     lacking: np.ndarray  # positions in `keys` that no level asked so far had
     position: int  # of the update ring before the first read: what was updated later is not to be cached from here
     trusted: bool = True  # the stores below have all updates up to then, or those that they lack are known
+
+    @classmethod
+    def joined(cls, parts: Sequence[Fetched]) -> Fetched:
+        """Rows of one table that were read one after the other, as if at once: of a key that comes again, the latest."""
+        if len(parts) == 1:
+            return parts[0]
+        latest_first = parts[::-1]
+        keys, at = np.unique(np.concatenate([part.keys for part in latest_first]), return_index=True)
+        vectors, exact, level = (
+            np.concatenate([getattr(part, name) for part in latest_first])[at] for name in ("vectors", "exact", "level")
+        )
+        position = min(part.position for part in parts)
+        return cls(keys, vectors, exact, level, np.flatnonzero(level == NOWHERE), position, all(p.trusted for p in parts))
 
 
 class LowerLevels:

@@ -55,7 +55,7 @@ class Tiers:
         self._lower = LowerLevels(config, self._tables)
         self._side_by_side: dict[tuple[str, ...], SideBySide] = {}
         self._misses = MissCounts()
-        self._background = Background(self._upkeep, UPKEEP_EVERY_S)
+        self._background = Background(self._work, self._upkeep, UPKEEP_EVERY_S)
         if warm:
             for table in config.tables:
                 self._warm(table)
@@ -173,14 +173,14 @@ class Tiers:
             else:
                 miss.vectors[miss.places] = miss.table.default
                 miss.table.counts.late += len(miss.places)
-                self._later(lambda name=name, keys=miss.keys: self._fetch_and_keep({name: keys}), soon=True)
+                self._later({name: miss.keys}, soon=True)
         if waiting:
             started_s = time.perf_counter()
             fetched = self._fetch({name: miss.keys for name, miss in waiting.items()})
             for name, miss in waiting.items():
                 self._answer(miss, fetched[name])
             self._misses.add(int((time.perf_counter() - started_s) * 1e6))
-            self._later(lambda: self._keep(fetched))
+            self._later(fetched)
 
     def _waits(self, miss: _Miss) -> bool:
         """HPS's rule: 1 - missing / distinct keys of this request, below the threshold. Without a cache there is no choice."""
@@ -210,11 +210,20 @@ class Tiers:
         counts.unknown += int(by_level[NOWHERE])
 
     # --- behind the answer --------------------------------------------------------------------------------------------------
-    def _later(self, job, soon: bool = False) -> None:
-        self._misses.insertions_dropped += not self._background.submit(job, soon)
+    def _later(self, piece: dict[str, Fetched | np.ndarray], soon: bool = False) -> None:
+        """{table: rows that were waited for, or int64 [U] keys that were not}"""
+        self._misses.insertions_dropped += not self._background.submit(piece, soon)
 
-    def _fetch_and_keep(self, wanted: dict[str, np.ndarray]) -> None:
-        self._keep(self._lower.fetch(wanted)[0])
+    def _work(self, pieces: list[dict[str, Fetched | np.ndarray]]) -> None:
+        rows: dict[str, list[Fetched]] = {}
+        keys: dict[str, list[np.ndarray]] = {}
+        for name, part in (entry for piece in pieces for entry in piece.items()):
+            (rows if isinstance(part, Fetched) else keys).setdefault(name, []).append(part)
+        if keys:
+            late, _ = self._lower.fetch({name: np.unique(np.concatenate(parts)) for name, parts in keys.items()})
+            for name, part in late.items():
+                rows.setdefault(name, []).append(part)
+        self._keep({name: Fetched.joined(parts) for name, parts in rows.items()})
 
     def _keep(self, fetched: dict[str, Fetched]) -> None:
         """Rows that a lower level had, into the levels above it."""
