@@ -99,7 +99,7 @@ $(WIDE).exported: perf/tiers/wide.toml $(SOURCES)
 	@touch $@
 
 bounds-tiers: setup $(WIDE).exported ## every speed of the embedding tiers that has a bound, over a repository of its own: DATA=… ROWS=…
-	@$(PYTHON) -m perf.tiers hits misses growth updates big kernel served --rows $(ROWS) --zipf $(ZIPF) --repo $(WIDE)
+	@$(PYTHON) -m perf.tiers hits misses growth updates big kernel large served --rows $(ROWS) --zipf $(ZIPF) --repo $(WIDE)
 
 tune: setup ## search batching, instances, threads and the index's effort under the SLO; writes tuned.toml for CONFIG=…: REPO=…
 	@$(PYTHON) -m perf.tune --repo $(REPO)

@@ -19,7 +19,7 @@ from stages.generations import pinned_generation
 
 SMALL_ROWS, UPDATED_ROWS = 1_000_000, 200_000
 LINE_WIDTH = 150
-PARTS = ("hits", "misses", "growth", "big", "updates", "kernel", "served")
+PARTS = ("hits", "misses", "growth", "big", "updates", "kernel", "large", "served")
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -29,19 +29,19 @@ def tiers(
     parts: Annotated[list[str] | None, typer.Argument(help=f"some of: {' '.join(PARTS)}")] = None,
     rows: Annotated[int, typer.Option(help="of the table that is larger than its RAM", min=10_000)] = SMALL_ROWS,
     folder: Annotated[Path, typer.Option(help="of the tables, on the SSD to be measured")] = Path("/tmp/bench-tiers"),
-    repo: Annotated[Path, typer.Option(help="an exported repository, for kernel and served")] = Path("model_repository"),
+    repo: Annotated[Path, typer.Option(help="an exported repository, for kernel, large and served")] = Path("model_repository"),
     zipf: Annotated[float, typer.Option(help="exponent of the keys' popularity")] = 1.1,
     seconds: Annotated[float, typer.Option(help="of a turn with and without updates")] = 5.0,
     rounds: Annotated[int, typer.Option(help="of such turns", min=1)] = 5,
 ) -> None:
-    """Measure the embedding tiers; parts that are not named are left out, without names all run but kernel and served.
+    """Measure the embedding tiers; parts that are not named are left out, without names all run but kernel, large and served.
 
     Exit code 1 when a bound is missed.
     """
     chosen = parts or PARTS[:5]
     if unknown := set(chosen) - set(PARTS):
         raise ConfigError(f"There is no part {', '.join(sorted(unknown))}; these are: {', '.join(PARTS)}.")
-    if {"kernel", "served"} & set(chosen):
+    if {"kernel", "large", "served"} & set(chosen):
         pinned_generation(repo)  # now: what comes before them may take an hour
     report: dict[str, object] = {"perf": "tiers", "rows": rows, "zipf": zipf} | circumstances()
     figures: list[Figure] = []
@@ -84,6 +84,11 @@ def measure(part: str, rows: int, folder: Path, repo: Path, zipf: float, seconds
             from perf.tiers.kernel import bench_kernel
 
             return bench_kernel(repo, folder, rows, rng, zipf)
+        case "large":
+            from perf.tiers.large import bench_large
+
+            with tempfile.TemporaryDirectory(prefix="bench-large-") as scratch:
+                return bench_large(repo, folder, Path(scratch), rows, rng, seconds, rounds)
         case _:
             from perf.tiers.served import bench_served
 

@@ -6,12 +6,30 @@ import mmap
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 
 BLOCK_BYTES = 4096  # what RocksDB reads for one row
+READ_BYTES = 8 << 20  # at once, of a whole file
 THREADS = 16
 BLOCKS_PER_TASK = 4  # handing fewer to a thread costs more than it saves
+
+
+def read_through(folder: str) -> None:
+    """Read every file once, past the page cache.
+
+    What lies below a virtual disk keeps what was read, as a rule: a file of 200 MB since it was written, one of 4 GB in parts.
+    Without this, growth of a table showed that: raw reads of its blocks took three times as long, in the first run only.
+    """
+    buffer = mmap.mmap(-1, READ_BYTES)
+    for path in sorted(path for path in Path(folder).rglob("*") if path.is_file()):
+        file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        try:
+            while os.readv(file, [buffer]) == READ_BYTES:
+                pass
+        finally:
+            os.close(file)
 
 
 class RawDevice:

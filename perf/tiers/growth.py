@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from perf.tiers.device import RawDevice
+from perf.tiers.device import RawDevice, read_through
 from perf.tiers.traffic import (
     KEYS_PER_REQUEST,
     TABLE,
@@ -75,6 +75,7 @@ def bench_growth(
 def _opened(folder: Path, rows: int, cached: int, rng: np.random.Generator, open_now: ExitStack) -> Size:
     source = write_table(folder, rows, rng)
     tiers = open_now.enter_context(opened(settings(rows, source, l2_rows=cached), arena=f"bench-growth-{rows}"))
+    read_through(source)
     device = RawDevice(f"{source}/{TABLE}.npy")
     open_now.callback(device.close)
     return Size(rows, tiers, device, cached)

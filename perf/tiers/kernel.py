@@ -18,6 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from perf.tiers.big import cases_of, shares
+from perf.tiers.device import read_through
+from perf.tiers.large_catalogue import over
 from perf.tiers.traffic import ROW_BYTES, TABLE, WIDTH, opened, settings, write_table, zipf_keys
 from perf.workload import Arrays, draw, read_requests
 from stages.artifacts import stage_folder
@@ -31,21 +33,6 @@ from stages.rank import TABLES_FOLDER, Rank
 LARGE = "item_0"  # whose place the large table takes
 WARM_REQUESTS, REQUESTS, ROUNDS, DRAWN = 1_500, 250, 8, 200  # of each case; REQUESTS in every round
 REST_OF_REQUEST_S = 0.002  # the network, a server
-
-
-class ItemRows:
-    """`Rank.item_rows` of a larger catalogue: every request's candidates have the next keys of the large table."""
-
-    def __init__(self, rows: np.ndarray, keys: np.ndarray) -> None:
-        """rows: int [n_items + 1, S] of the repository; keys: int64 [R, C]."""
-        self.shape, self._rows, self._keys, self._next = rows.shape, rows, keys, 0
-
-    def take(self, candidates: np.ndarray, axis: int) -> np.ndarray:
-        """int [1, C] -> int64 [1, C, S]"""
-        rows = self._rows.take(candidates, axis=axis).astype(np.int64)
-        rows[..., 0] = self._keys[self._next % len(self._keys)]
-        self._next += 1
-        return rows
 
 
 @dataclass
@@ -100,6 +87,7 @@ def bench_kernel(repo: Path, folder: Path, rows: int, rng: np.random.Generator, 
         requests = [{name: values[row : row + 1] for name, values in drawn.items()} for row in range(DRAWN)]
         keys = zipf_keys(rows, exponent, (WARM_REQUESTS + REQUESTS * ROUNDS, pipeline.info.axes.candidates), rng)
         cases = open_cases(pipeline, tiers_of(repo, pipeline.info.generation), rows, source, keys, open_now)
+        read_through(source)
         for case in cases:
             case.warm(requests)
         for _ in range(ROUNDS):
@@ -146,12 +134,6 @@ def with_large(own: TiersConfig, large: TiersConfig, folder: Path, arena: str) -
     """The large table's settings for it and the repository's other tables, which are small: those are wholly in memory."""
     others = tuple(replace(table, l1_rows=0, l2_rows=table.rows) for table in own.tables if table.name != LARGE)
     return replace(large, tables=(*large.tables, *others), source=str(folder), arena=arena)
-
-
-def over(rank: Rank, tiers: Tiers, keys: np.ndarray) -> Rank:
-    """The same stage, its first item table the large one."""
-    named = replace(rank.settings, item_tables=(TABLE, *rank.settings.item_tables[1:]))
-    return replace(rank, settings=named, tables=tiers, item_rows=ItemRows(rank.item_rows, keys))
 
 
 def described(case: Case, all_in_ram: Case) -> dict:

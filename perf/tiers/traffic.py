@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
+from perf.tiers.large_catalogue import TABLE
 from stages.embeddings.config import RocksConfig, TableConfig, TiersConfig
 from stages.embeddings.tiers import Tiers
 
-TABLE, WIDTH = "items", 16
+WIDTH = 16
 ROW_BYTES = 4 * WIDTH
 KEYS_PER_REQUEST = 256
 WRITTEN_ROWS = 1 << 20  # at a time

@@ -13,9 +13,9 @@ import pytest
 from perf.open_loop import Outcome
 from perf.tiers import feed
 from perf.tiers.big import RAM_SHARE, cases_of, shares
-from perf.tiers.kernel import ItemRows
+from perf.tiers.large_catalogue import TABLE, ItemRows
 from perf.tiers.served import Cores, described
-from perf.tiers.traffic import TABLE, WIDTH, resident_keys, seconds_per_call, tiers_over, write_table, zipf_keys
+from perf.tiers.traffic import WIDTH, resident_keys, seconds_per_call, tiers_over, write_table, zipf_keys
 from stages.embeddings.config import TableConfig
 from stages.embeddings.formats.kafka import KEY_GROUPS, decode_message
 from stages.embeddings.formats.mixer import partition_of
@@ -68,6 +68,14 @@ def test_every_request_of_the_larger_catalogue_has_its_own_keys():
     for expected in itertools.islice(itertools.cycle(keys), 3):
         Rank.rows(rank, {"user_categorical": None}, np.array([[3, 1]]))
         np.testing.assert_array_equal(asked.pop(), [[[expected[0], 10, 11], [expected[1], 4, 5]]])
+
+
+def test_requests_of_a_batch_have_keys_of_their_own_too():
+    larger = ItemRows(np.arange(12).reshape(4, 3), np.array([[900, 901], [902, 903], [904, 905]]))
+    for first, second in ((900, 902), (904, 900)):
+        rows = larger.take(np.array([[3, 1], [0, 2]]), axis=0)
+        np.testing.assert_array_equal(rows[..., 0], [[first, first + 1], [second, second + 1]])
+        np.testing.assert_array_equal(rows[..., 1:], [[[10, 11], [4, 5]], [[1, 2], [7, 8]]])
 
 
 def test_ways_are_called_with_every_request():

@@ -1,0 +1,147 @@
+"""A real server over a table far larger than its RAM: p99 of `recommend` against a server with all rows in RAM.
+
+The repository three times, its `rank` stage over the large table (large_catalogue.py): the candidates of every request have
+keys drawn by Zipf's law. Everything else is the repository's own. The servers take turns, and get the same requests at the same
+instants: one client that waits for each answer, and Poisson at half of the peak of the one that waits for misses.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from export.relayout import relayout
+from perf.full import new_bench
+from perf.hit_rates import read_samples
+from perf.measure import Bench
+from perf.open_loop import Outcome
+from perf.target import own_server, site_of
+from perf.tiers.big import WAITS, cases_of
+from perf.tiers.device import read_through
+from perf.tiers.kernel import link_tables, tiers_of, with_large
+from perf.tiers.large_catalogue import TABLE
+from perf.tiers.served import LOAD_SHARE, PEAK_CLIENTS, WINDOW_S, drawn, load
+from perf.tiers.traffic import WIDTH, settings, write_table, zipf_keys
+from perf.tune.variant import seal_again
+from perf.turns import Turns, taking_turns
+from stages.artifacts import read_stage, stage_folder
+from stages.contract import ENSEMBLE
+from stages.embeddings.tiers import CONFIG_FILE
+from stages.errors import ServerError
+from stages.generations import pinned_generation
+
+HERE = Path(__file__).parent
+EXPONENT = 1.13  # of the keys' popularity: with caches as warm as these, a tenth of the rows in RAM answers 95 % of the keys
+KEYS = 20_000  # requests before they repeat
+WARM_CLIENTS, WARM_S = 8, 5.0
+REPORTED_AFTER_S = 2.5  # models tell their counts once a second
+LOADS = {"one client": "one", "half of peak": "half"}  # -> its part of a figure's name
+ROWS_ASKED = "recommender_table_rows_total"
+
+
+@dataclass
+class Side:
+    """One server. p99_ms: load -> by round"""
+
+    case: str
+    bench: Bench
+    turns: Turns
+    p99_ms: dict[str, list[float]] = field(default_factory=lambda: {load: [] for load in LOADS})
+
+    def answered(self) -> dict[str, float]:
+        """Rows of the large table so far, by what answered."""
+        found = {}
+        for (name, labels), rows in read_samples(self.bench.site.metrics_url).items():
+            if name == ROWS_ASKED and f"table={TABLE}" in labels:
+                found[dict(label.split("=", 1) for label in labels.split(","))["answer"]] = rows
+        return found
+
+
+def bench_large(
+    repo: Path, folder: Path, scratch: Path, rows: int, rng: np.random.Generator, seconds: float, rounds: int
+) -> list[dict]:
+    source = write_table(folder, rows, rng)
+    keys = zipf_keys(rows, EXPONENT, (KEYS, candidates_of(repo)), rng)
+    with ExitStack() as running:
+        sides = [
+            served(repo, source, scratch / str(i), rows, case, keys, running) for i, case in enumerate(cases_of(rows, WIDTH))
+        ]
+        read_through(source)
+        waits = next(side for side in sides if side.case == WAITS)
+        rate = LOAD_SHARE * peak_of(waits)
+        before = [side.answered() for side in sides]
+        for number in range(rounds):
+            requests = drawn(waits.bench, rate, seconds)
+            for side in sides if number % 2 == 0 else sides[::-1]:
+                with side.turns.turn():
+                    one = side.bench.closed(ENSEMBLE, "grpc", "concurrency", 1, WINDOW_S)
+                    side.p99_ms["one client"].append(one.latency.p99_ms)
+                    side.p99_ms["half of peak"].append(p99_ms(load(side.bench, requests)))
+        return [described(side, then, sides[0], rate) for side, then in zip(sides, before, strict=True)]
+
+
+def candidates_of(repo: Path) -> int:
+    return read_stage(stage_folder(repo, "rank", pinned_generation(repo))).axes.candidates
+
+
+def served(repo: Path, source: str, scratch: Path, rows: int, case: str, keys: np.ndarray, running: ExitStack) -> Side:
+    """A server whose caches are warm, stopped until its turn."""
+    large_repository(repo, scratch, source, rows, case, keys)
+    server = running.enter_context(own_server(scratch / "repository"))
+    bench = new_bench(site_of(server.state), case, scratch / "raw")
+    bench.closed(ENSEMBLE, "grpc", "concurrency", WARM_CLIENTS, WARM_S)
+    return Side(case, bench, running.enter_context(taking_turns(server.state.tag)))
+
+
+def large_repository(repo: Path, scratch: Path, source: str, rows: int, case: str, keys: np.ndarray) -> None:
+    """`scratch`/repository: `repo` with the code as it is now, its rank stage over the large table."""
+    generation = relayout(repo, scratch / "repository", "ensemble")
+    folder = stage_folder(scratch / "repository", "rank", generation)
+    own, links = tiers_of(scratch / "repository", generation), scratch / "tables"
+    links.mkdir()
+    link_tables(own, source, links)
+    threshold, levels = cases_of(rows, WIDTH)[case]
+    config = with_large(own, settings(rows, source, threshold, **levels), links, f"bench-large-{os.getpid()}-{scratch.name}")
+    (folder / "large").mkdir()
+    config.write(folder / "large" / CONFIG_FILE)
+    np.save(folder / "large" / "keys.npy", keys)
+    shutil.copyfile(HERE / "large_catalogue.py", folder / "large_catalogue.py")
+    shutil.copyfile(HERE / "large_model.py", folder / "model.py")
+    seal_again(scratch / "repository", generation, "rank")
+
+
+def peak_of(side: Side) -> float:
+    with side.turns.turn():
+        levels = [side.bench.closed(ENSEMBLE, "grpc", "concurrency", n, WINDOW_S) for n in PEAK_CLIENTS]
+    return max(level.achieved_rate for level in levels)
+
+
+def p99_ms(outcome: Outcome) -> float:
+    if outcome.errors:
+        raise ServerError(
+            f"Requests failed: {dict(outcome.errors)}. Expected none: a p99 of those that were answered says nothing."
+        )
+    return float(np.percentile(outcome.latency_ns, 99, method="inverted_cdf")) / 1e6
+
+
+def described(side: Side, before: dict[str, float], all_in_ram: Side, rate: float) -> dict:
+    with side.turns.turn():
+        time.sleep(REPORTED_AFTER_S)
+        asked = {answer: rows - before.get(answer, 0.0) for answer, rows in side.answered().items()}
+    in_memory = (asked["l1"] + asked["l2"]) / sum(asked.values())
+    result = {"case": side.case, "rate": round(rate), "memory_hit_rate": round(in_memory, 4)}
+    for name, key in LOADS.items():
+        ratios = np.divide(side.p99_ms[name], all_in_ram.p99_ms[name])
+        result |= {f"{key}_p99_ms": np.round(side.p99_ms[name], 1).tolist(), f"{key}_p99_ratio": np.round(ratios, 2).tolist()}
+    print(
+        "{case:30} in memory {memory_hit_rate:.1%}  p99 of one client {one_p99_ms} ms ({one_p99_ratio} of all in RAM), "
+        "at {rate}/s {half_p99_ms} ms ({half_p99_ratio})".format(**result),
+        flush=True,
+    )
+    return result
