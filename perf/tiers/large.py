@@ -1,8 +1,9 @@
 """A real server over a table far larger than its RAM: p99 of `recommend` against a server with all rows in RAM.
 
 The repository three times, its `rank` stage over the large table (large_catalogue.py): the candidates of every request have
-keys drawn by Zipf's law. Everything else is the repository's own. The servers take turns, and get the same requests at the same
-instants: one client that waits for each answer, and Poisson at half of the peak of the one that waits for misses.
+keys drawn by Zipf's law. Everything else is the repository's own. The servers take turns, with one client that waits for each
+answer, and with the same requests at the same instants: Poisson at half of the peak of the one that waits for misses. A request
+has the next keys of one sequence, on every server, so not the same ones in the same turn.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,7 +40,7 @@ from stages.generations import pinned_generation
 
 HERE = Path(__file__).parent
 EXPONENT = 1.13  # of the keys' popularity: with caches as warm as these, a tenth of the rows in RAM answers 95 % of the keys
-KEYS = 20_000  # requests before they repeat
+KEYS = 80_000  # requests with keys of their own
 WARM_CLIENTS, WARM_S = 8, 5.0
 REPORTED_AFTER_S = 2.5  # models tell their counts once a second
 LOADS = {"one client": "one", "half of peak": "half"}  # -> its part of a figure's name
@@ -54,12 +56,17 @@ class Side:
     turns: Turns
     p99_ms: dict[str, list[float]] = field(default_factory=lambda: {load: [] for load in LOADS})
 
-    def answered(self) -> dict[str, float]:
+    def answered(self) -> Counter[str]:
         """Rows of the large table so far, by what answered."""
-        found = {}
-        for (name, labels), rows in read_samples(self.bench.site.metrics_url).items():
+        with self.turns.turn():
+            time.sleep(REPORTED_AFTER_S)
+            samples = read_samples(self.bench.site.metrics_url)
+        found: Counter[str] = Counter()
+        for (name, labels), rows in samples.items():
             if name == ROWS_ASKED and f"table={TABLE}" in labels:
-                found[dict(label.split("=", 1) for label in labels.split(","))["answer"]] = rows
+                found[dict(label.split("=", 1) for label in labels.split(","))["answer"]] += rows
+        if not found:
+            raise ServerError(f"{self.case}: the server's metrics lack {ROWS_ASKED} of {TABLE}. Expected a rank stage over it.")
         return found
 
 
@@ -67,14 +74,15 @@ def bench_large(
     repo: Path, folder: Path, scratch: Path, rows: int, rng: np.random.Generator, seconds: float, rounds: int
 ) -> list[dict]:
     source = write_table(folder, rows, rng)
-    keys = zipf_keys(rows, EXPONENT, (KEYS, candidates_of(repo)), rng)
+    keys = zipf_keys(rows, EXPONENT, (KEYS, candidates_of(repo)), rng).astype(np.int32)
     with ExitStack() as running:
         sides = [
             served(repo, source, scratch / str(i), rows, case, keys, running) for i, case in enumerate(cases_of(rows, WIDTH))
         ]
         read_through(source)
         waits = next(side for side in sides if side.case == WAITS)
-        rate = LOAD_SHARE * peak_of(waits)
+        peaks = {side.case: peak_of(side) for side in sides}  # of all: they are equally warm then
+        rate = LOAD_SHARE * peaks[WAITS]
         before = [side.answered() for side in sides]
         for number in range(rounds):
             requests = drawn(waits.bench, rate, seconds)
@@ -130,17 +138,21 @@ def p99_ms(outcome: Outcome) -> float:
     return float(np.percentile(outcome.latency_ns, 99, method="inverted_cdf")) / 1e6
 
 
-def described(side: Side, before: dict[str, float], all_in_ram: Side, rate: float) -> dict:
-    with side.turns.turn():
-        time.sleep(REPORTED_AFTER_S)
-        asked = {answer: rows - before.get(answer, 0.0) for answer, rows in side.answered().items()}
+def described(side: Side, before: Counter[str], all_in_ram: Side, rate: float) -> dict:
+    after = side.answered()
+    if after.total() > KEYS * candidates_of(side.bench.site.repo):
+        raise ServerError(f"{side.case}: {after.total():,.0f} rows were asked for, more than were drawn. Raise KEYS.")
+    asked = {answer: rows - before[answer] for answer, rows in after.items()}
     in_memory = (asked["l1"] + asked["l2"]) / sum(asked.values())
-    result = {"case": side.case, "rate": round(rate), "memory_hit_rate": round(in_memory, 4)}
+    late = asked["default_late"] / sum(asked.values())
+    result = {"case": side.case, "rate": round(rate), "exponent": EXPONENT}
+    result |= {"memory_hit_rate": round(in_memory, 4), "late": round(late, 4)}
     for name, key in LOADS.items():
         ratios = np.divide(side.p99_ms[name], all_in_ram.p99_ms[name])
         result |= {f"{key}_p99_ms": np.round(side.p99_ms[name], 1).tolist(), f"{key}_p99_ratio": np.round(ratios, 2).tolist()}
     print(
-        "{case:30} in memory {memory_hit_rate:.1%}  p99 of one client {one_p99_ms} ms ({one_p99_ratio} of all in RAM), "
+        "{case:30} in memory {memory_hit_rate:.1%}  late {late:.1%}  p99 of one client {one_p99_ms} ms "
+        "({one_p99_ratio} of all in RAM), "
         "at {rate}/s {half_p99_ms} ms ({half_p99_ratio})".format(**result),
         flush=True,
     )

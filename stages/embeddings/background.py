@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 QUEUE_LENGTH = 256
 WAKE_AT = 16  # pieces; fewer wait for the next upkeep: waking a thread costs the request that does it a tenth of an SSD read
-MOST_AT_ONCE = 2 * WAKE_AT  # who reads a table while it is written takes longer: see slots.py
+MOST_AT_ONCE = 2 * WAKE_AT
 LINGER_S = 0.001  # the request that leaves a piece here should be answered first: both need the interpreter
 SWITCH_S = 0.0002  # what a request may wait for the interpreter while this thread runs; Python's own 5 ms became its p99
 
@@ -27,7 +27,8 @@ Piece = TypeVar("Piece")
 class Background(Generic[Piece]):
     """Hands the pieces of work that were submitted to `work`, several at once, and about every `upkeep_every_s` calls `upkeep`.
 
-    Both are methods of one object: the thread ends with `close`, or when that is no more.
+    Work that failed is tried again piece by piece: to do a piece twice must be harmless. Both are methods of one object: the
+    thread ends with `close`, or when that is no more.
     """
 
     def __init__(self, work: Callable[[list[Piece]], None], upkeep: Callable[[], None], upkeep_every_s: float) -> None:
@@ -71,22 +72,28 @@ class Background(Generic[Piece]):
             if self._woken.wait(self._upkeep_every_s):
                 self._woken.clear()
                 time.sleep(LINGER_S)
+            closing = self._closing  # before the last look at what was submitted
             self._work_off()
-            if self._closing:
+            if closing:
                 return
 
     def _work_off(self) -> None:
         settling = [self._settling.popleft() for _ in range(len(self._settling))]  # what they wait for is in the queue
         while self._pieces and (work := self._do()):
             count = min(len(self._pieces), MOST_AT_ONCE)
-            self._guarded(work, [self._pieces.popleft() for _ in range(count)])
+            pieces = [self._pieces.popleft() for _ in range(count)]
+            if not self._guarded(work, pieces) and count > 1:  # one that cannot be done must not cost the others
+                for piece in pieces:
+                    self._guarded(work, [piece])
         for settled in settling:
             settled.set()
 
     @staticmethod
-    def _guarded(call: Callable[..., None], *arguments: object) -> None:
-        """A failed insertion costs later misses; the thread must live on."""
+    def _guarded(call: Callable[..., None], *arguments: object) -> bool:
+        """False: it failed. That costs later misses; the thread must live on."""
         try:
             call(*arguments)
         except Exception:
             logging.getLogger(__name__).exception("background work of the embedding tiers failed")
+            return False
+        return True

@@ -7,7 +7,7 @@ the store may be old: given, but kept nowhere.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +28,7 @@ class Fetched:
     """Rows of distinct keys of one table."""
 
     keys: np.ndarray  # int64 [U]
-    vectors: np.ndarray  # float32 [U, D] as a lookup gives them; the default vector where no level has the key
+    vectors: np.ndarray  # float32 [U, D] as a lookup gives them; where no level has the key, `fetch` gives the default vector
     exact: np.ndarray  # float32 [U, D] as L3 holds them, where L3 had the row: what L2 encodes
     level: np.ndarray  # int8 [U] which level had the row
     lacking: np.ndarray  # positions in `keys` that no level asked so far had
@@ -47,6 +47,14 @@ class Fetched:
         )
         position = min(part.position for part in parts)
         return cls(keys, vectors, exact, level, np.flatnonzero(level == NOWHERE), position, all(p.trusted for p in parts))
+
+    def cut(self, most: int) -> Iterator[Fetched]:
+        """The same in parts of at most `most` rows."""
+        for start in range(0, len(self.keys), most):
+            of = slice(start, start + most)
+            level = self.level[of]
+            lacking = np.flatnonzero(level == NOWHERE)
+            yield Fetched(self.keys[of], self.vectors[of], self.exact[of], level, lacking, self.position, self.trusted)
 
 
 class LowerLevels:

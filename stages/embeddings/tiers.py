@@ -27,6 +27,7 @@ from stages.errors import RequestError
 
 CONFIG_FILE = "tiers.json"
 WARM_ROWS = 4096  # at a time: writers of the table wait for one such part only
+ROOM_PER_ROW = 32  # rows of a cache for each that is kept together with others: four sets
 UPKEEP_EVERY_S = 0.05  # catching up holds the interpreter: 3 ms for 500 updated rows, 30 ms for 2,500
 FIRST, ONCE = np.zeros(1, np.int64), np.ones(1, np.int64)
 NO_UPDATER = UpdaterState(0, 0, 0, 0.0, 0, False, False)
@@ -216,14 +217,23 @@ class Tiers:
 
     def _work(self, pieces: list[dict[str, Fetched | np.ndarray]]) -> None:
         rows: dict[str, list[Fetched]] = {}
-        keys: dict[str, list[np.ndarray]] = {}
-        for name, part in (entry for piece in pieces for entry in piece.items()):
-            (rows if isinstance(part, Fetched) else keys).setdefault(name, []).append(part)
-        if keys:
-            late, _ = self._lower.fetch({name: np.unique(np.concatenate(parts)) for name, parts in keys.items()})
-            for name, part in late.items():
+        for piece in pieces:
+            late = {name: keys for name, keys in piece.items() if not isinstance(keys, Fetched)}
+            read = self._lower.fetch(late)[0] if late else piece
+            for name, part in read.items():
                 rows.setdefault(name, []).append(part)
-        self._keep({name: Fetched.joined(parts) for name, parts in rows.items()})
+        for name, parts in rows.items():
+            most = max(self._together(name), *(len(part.keys) for part in parts))
+            for part in Fetched.joined(parts).cut(min(most, WARM_ROWS)):
+                self._keep({name: part})
+
+    def _together(self, name: str) -> int:
+        """Rows of several requests to be kept at once: few beside a cache's sets, so that new rows rarely meet in one.
+
+        There each would replace another resident; one after the other, the last replaces the one before.
+        """
+        table = self._tables[name].config
+        return min((rows for rows in (table.l1_rows, table.l2_rows) if rows), default=0) // ROOM_PER_ROW
 
     def _keep(self, fetched: dict[str, Fetched]) -> None:
         """Rows that a lower level had, into the levels above it."""
