@@ -65,9 +65,8 @@ def of_big(results: Results) -> list[Figure]:
 
 
 def of_kernel(results: Results) -> list[Figure]:
-    """Without a bound: those of what is served are held against it (`of_large`)."""
     ratios = {"request_p99_ratio": "p99 of a request", "rank_p99_ratio": "p99 of the rank stage"}
-    return _of_cases("kernel", results, ratios, None)
+    return _of_cases("kernel", results, ratios, MOST_OF_ALL_IN_RAM)
 
 
 def of_large(results: Results) -> list[Figure]:

@@ -63,11 +63,9 @@ NAMES = {  # of each part: the figures that are missed, and those that have no b
     ),
     "updates": ([], []),
     "kernel": (
-        [],
+        ["kernel: 10 % in RAM, waits for misses: p99 of the rank stage over all in RAM"],
         [
             "kernel: 10 % in RAM, waits for misses: rows from memory",
-            "kernel: 10 % in RAM, waits for misses: p99 of a request over all in RAM",
-            "kernel: 10 % in RAM, waits for misses: p99 of the rank stage over all in RAM",
             "kernel: 10 % in RAM, threshold 0.7: rows from memory",
             "kernel: 10 % in RAM, threshold 0.7: p99 of a request over all in RAM",
             "kernel: 10 % in RAM, threshold 0.7: p99 of the rank stage over all in RAM",
