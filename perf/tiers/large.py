@@ -28,7 +28,7 @@ from perf.tiers.big import WAITS, cases_of
 from perf.tiers.device import read_through
 from perf.tiers.kernel import link_tables, tiers_of, with_large
 from perf.tiers.large_catalogue import TABLE
-from perf.tiers.served import LOAD_SHARE, PEAK_CLIENTS, WINDOW_S, drawn, load
+from perf.tiers.served import LOAD_SHARE, PEAK_CLIENTS, WINDOW_S, drawn, load, p99_ms_of
 from perf.tiers.traffic import WIDTH, settings, write_table, zipf_keys
 from perf.tune.variant import seal_again
 from perf.turns import Turns, taking_turns
@@ -90,7 +90,7 @@ def bench_large(
                 with side.turns.turn():
                     one = side.bench.closed(ENSEMBLE, "grpc", "concurrency", 1, WINDOW_S)
                     side.p99_ms["one client"].append(one.latency.p99_ms)
-                    side.p99_ms["half of peak"].append(p99_ms(load(side.bench, requests)))
+                    side.p99_ms["half of peak"].append(sound_p99_ms(load(side.bench, requests)))
         return [described(side, then, sides[0], rate) for side, then in zip(sides, before, strict=True)]
 
 
@@ -130,12 +130,12 @@ def peak_of(side: Side) -> float:
     return max(level.achieved_rate for level in levels)
 
 
-def p99_ms(outcome: Outcome) -> float:
+def sound_p99_ms(outcome: Outcome) -> float:
     if outcome.errors:
         raise ServerError(
             f"Requests failed: {dict(outcome.errors)}. Expected none: a p99 of those that were answered says nothing."
         )
-    return float(np.percentile(outcome.latency_ns, 99, method="inverted_cdf")) / 1e6
+    return p99_ms_of(outcome)
 
 
 def described(side: Side, before: Counter[str], all_in_ram: Side, rate: float) -> dict:

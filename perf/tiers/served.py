@@ -176,7 +176,7 @@ def name_of(process: psutil.Process) -> str:
 
 
 def described(rate: float, outcomes: dict[str, list[Outcome]], visible_ms: list[float], cores: Cores) -> dict:
-    p99_ms = {turn: [_p99_ms(outcome) for outcome in outcomes[turn]] for turn in TURNS}
+    p99_ms = {turn: [p99_ms_of(outcome) for outcome in outcomes[turn]] for turn in TURNS}
     ratios = {f"{turn} / {base}": np.divide(p99_ms[turn], p99_ms[base]) for turn, base in RATIOS}
     result = {
         "rate": round(rate, 1),
@@ -200,7 +200,7 @@ def described(rate: float, outcomes: dict[str, list[Outcome]], visible_ms: list[
     return result
 
 
-def _p99_ms(outcome: Outcome) -> float:
+def p99_ms_of(outcome: Outcome) -> float:
     return _quantile_ms(outcome, 99)
 
 
