@@ -17,6 +17,7 @@ from stages.embeddings.lanes import LANES, copy_eight, find_in_eight, read_once,
 from stages.embeddings.row_formats import SCALE_BYTES
 from stages.read_ahead import prefetch
 
+ASKED = 1024  # rows that are asked of memory before the first of them is decoded: lines for a core's own cache
 AHEAD = 16  # rows between the one that is asked of memory and the one that is decoded
 WAYS = LANES  # slots of a set
 NO_KEY = -1  # HPS reserves it, so no row has it
@@ -45,9 +46,13 @@ def read_hashed(memory, owner_at, n_owners, uses_at, rows, keys, vectors):
     What lies in the table's `memory` (uint8 [bytes]) is named by its first byte: an array costs 0.1 us a call.
     vectors: float32 [N, D], written where there is a row.
     """
-    slots = np.empty(len(keys), np.int64)
-    missing = find_hashed(memory[owner_at : owner_at + 8 * n_owners].view(np.int64), keys, slots)
-    decode_rows(rows, slots, vectors)
+    slots, missing = np.empty(len(keys), np.int64), 0
+    owner = memory[owner_at : owner_at + 8 * n_owners].view(np.int64)
+    for start in range(0, len(keys), ASKED):
+        some = slice(start, start + ASKED)
+        lacking = find_hashed(owner, rows, keys[some], slots[some])
+        _decode_found(rows, slots[some], vectors[some], lacking)
+        missing += lacking
     if uses_at != NOT_COUNTED:
         count_uses(memory[uses_at : uses_at + len(rows)], slots)
     return missing
@@ -56,39 +61,55 @@ def read_hashed(memory, owner_at, n_owners, uses_at, rows, keys, vectors):
 @compiled
 def read_indexed(memory, slots_at, n_keys, uses_at, rows, keys, vectors):
     """The same with `find_indexed`. slots_at: where the slots of the keys 0 … n_keys - 1 lie."""
-    slots = np.empty(len(keys), np.int64)
-    missing = find_indexed(memory[slots_at : slots_at + 4 * n_keys].view(np.int32), keys, slots)
-    decode_rows(rows, slots, vectors)
+    slots, missing = np.empty(len(keys), np.int64), 0
+    slot_of_key = memory[slots_at : slots_at + 4 * n_keys].view(np.int32)
+    for start in range(0, len(keys), ASKED):
+        some = slice(start, start + ASKED)
+        lacking = find_indexed(slot_of_key, rows, keys[some], slots[some])
+        _decode_found(rows, slots[some], vectors[some], lacking)
+        missing += lacking
     if uses_at != NOT_COUNTED:
         count_uses(memory[uses_at : uses_at + len(rows)], slots)
     return missing
 
 
 @compiled
-def find_hashed(owner, keys, slots):
-    """int64 [capacity] owners of slots, int64 [N] keys -> how many are missing. slots: int64 [N], written; -1 where missing."""
+def find_hashed(owner, rows, keys, slots):
+    """int64 [capacity] owners of slots, int64 [N] keys -> how many are missing. slots: int64 [N], written; -1 where missing.
+
+    The rows are asked of memory: whoever wants them has them sooner.
+    """
     missing, n_sets = 0, np.uint64(len(owner) // WAYS)
     for at in range(len(keys)):
         hashed = (np.uint64(keys[at]) * MIX) >> THIRTY_TWO
         first = np.int64((hashed * n_sets) >> THIRTY_TWO) * WAYS
-        way = find_in_eight(owner, first, keys[at])
-        there = way < WAYS and keys[at] != NO_KEY
-        slots[at] = first + way if there else -1
-        missing += not there
+        slots[at] = first + find_in_eight(owner, first, keys[at])
+        _ask(rows, slots[at])
+        if slots[at] == first + WAYS or keys[at] == NO_KEY:  # rare: written twice then, which no other key has to wait for
+            slots[at] = -1
+            missing += 1
     return missing
 
 
 @compiled
-def find_indexed(slot_of_key, keys, slots):
+def find_indexed(slot_of_key, rows, keys, slots):
     """int32 [rows] slots of the keys 0 … rows - 1, -1 where there is none -> as `find_hashed`."""
     missing = 0
     for at in range(len(keys)):
-        slot = -1
+        slots[at] = -1
         if np.uint64(keys[at]) < np.uint64(len(slot_of_key)):
-            slot = np.int64(read_once(slot_of_key, keys[at]))
-        slots[at] = slot
-        missing += slot < 0
+            slots[at] = read_once(slot_of_key, keys[at])
+        _ask(rows, slots[at])
+        missing += slots[at] < 0
     return missing
+
+
+@register_jitable
+def _decode_found(rows, slots, vectors, missing):
+    """`decode_rows` of rows that were asked for; `missing` of the slots are -1."""
+    for at in range(len(slots)):
+        if missing == 0 or slots[at] >= 0:
+            decode_row(rows, slots[at], vectors, at)
 
 
 @compiled

@@ -19,12 +19,15 @@ COUNT = np.uint32((1 << COUNT_BITS) - 1)
 
 
 class Marks:
-    """`words` and `empty` of a table's sections. Slots are int64 [N], distinct; writers hold the table's lock."""
+    """`words` and `empty` of a table's sections. Slots are int64 [N], distinct; writers hold the table's lock.
+
+    empty: uint8 [ceil(capacity / 8)], a bit for each of eight slots, the lowest for the first
+    """
 
     def __init__(self, sections: Sections, base: memoryview, capacity: int) -> None:
         self.capacity = capacity
         self._words = sections.array(base, "words")
-        self._empty = sections.array(base, "empty")
+        self.empty = sections.array(base, "empty")
 
     @staticmethod
     def specs(capacity: int) -> dict[str, tuple[type, tuple[int, ...]]]:
@@ -44,14 +47,14 @@ class Marks:
 
     def is_empty(self, slots: np.ndarray) -> np.ndarray:
         """bool [N]"""
-        return self._empty.take(slots >> GROUP_BITS, mode="clip") & _bit(slots) != 0
+        return self.empty.take(slots >> GROUP_BITS, mode="clip") & _bit(slots) != 0
 
     # --- writers ------------------------------------------------------------------------------------------------------------
     def begin(self, slots: np.ndarray) -> int:
         """Make slots unreadable, as full as they will be -> how many of them were empty."""
         groups, empty = slots >> GROUP_BITS, self.is_empty(slots)
         np.bitwise_or.at(self._words, groups, _writing(slots))
-        np.bitwise_and.at(self._empty, groups[empty], ~_bit(slots[empty]))
+        np.bitwise_and.at(self.empty, groups[empty], ~_bit(slots[empty]))
         return int(np.count_nonzero(empty))
 
     def end(self, slots: np.ndarray) -> None:
@@ -67,17 +70,17 @@ class Marks:
 
     def empty_out(self, torn: np.ndarray) -> None:
         """All slots of `torn` become empty, and readable as that."""
-        np.bitwise_or.at(self._empty, torn >> GROUP_BITS, _bit(torn))
+        np.bitwise_or.at(self.empty, torn >> GROUP_BITS, _bit(torn))
         self.end(torn)
 
     def clear(self) -> None:
         """Every slot is empty."""
-        self._empty[:] = 0xFF
+        self.empty[:] = 0xFF
         if self.capacity % GROUP:
-            self._empty[-1] = (1 << self.capacity % GROUP) - 1
+            self.empty[-1] = (1 << self.capacity % GROUP) - 1
 
     def count_empty(self) -> int:
-        return int(np.unpackbits(self._empty).sum())
+        return int(np.unpackbits(self.empty).sum())
 
 
 def _bit(slots: np.ndarray) -> np.ndarray:

@@ -24,6 +24,7 @@ from stages.embeddings import hits
 from stages.embeddings.hits import MIX, NO_KEY, THIRTY_TWO, WAYS
 from stages.embeddings.marks import Marks
 from stages.embeddings.memory import PrivateBlock, Sections, SharedBlock
+from stages.embeddings.placing import place
 from stages.embeddings.row_formats import RowCodec
 
 EPOCH, HOLES = 0, 1  # words of the header
@@ -282,7 +283,7 @@ class CachedTable(SlotTable):
 
     def _find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         slots = np.empty(len(keys), np.int64)
-        n_missing = self._find_slots(self._places, keys, slots)
+        n_missing = self._find_slots(self._places, self._plain, keys, slots)
         return slots, slots < 0 if n_missing else None
 
     def _sets_of(self, keys: np.ndarray) -> np.ndarray:
@@ -318,20 +319,15 @@ class CachedTable(SlotTable):
         return len(slots)
 
     def _choose(self, keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Positions of absent keys -> (those that get a place, their slots: the least used of their sets, empty ones first)."""
+        """Positions of absent keys -> (those that get a place, their slots). Sets are halved on the way."""
         sets = self._sets_of(keys[wanted])
         order = np.argsort(sets, kind="stable")
-        wanted, sets = wanted[order], sets[order]
-        rank = np.arange(len(sets)) - np.searchsorted(sets, sets)  # of several new rows of one set: first, second, …
-        fits = rank < WAYS
-        wanted, sets, rank = wanted[fits], sets[fits], rank[fits]
-        uses = self._uses.reshape(-1, WAYS)
-        empty = self._marks.is_empty((sets[:, None] << 3) + np.arange(WAYS))
-        ways = np.argsort(np.where(empty, -1, uses[sets].astype(np.int16)), axis=1, kind="stable")
-        halved = np.unique(sets[(np.arange(len(sets)) + self._insertions) % HALVE_EVERY == 0])
-        uses[halved] >>= 1
-        self._insertions += len(sets)
-        return wanted, (sets << 3) + ways[np.arange(len(sets)), rank]
+        placed, slots = np.empty_like(order), np.empty_like(order)
+        count = place(sets[order], self._uses, self._marks.empty, placed, slots)
+        slots = slots[:count]
+        self._uses.reshape(-1, WAYS)[slots[-self._insertions % HALVE_EVERY :: HALVE_EVERY] // WAYS] >>= 1
+        self._insertions += count
+        return wanted[order[placed[:count]]], slots
 
     def _replace(self, slots: np.ndarray, keys: np.ndarray, stored: np.ndarray) -> None:
         self._begin(slots)

@@ -239,8 +239,11 @@ class Tiers:
         """Rows that a lower level had, into the levels above it."""
         for name, rows in fetched.items():
             self._misses.insertions_dropped += not self._lower.promote(name, rows)
-            l1, found = self._tables[name].l1, np.isin(rows.level, (IN_L2, IN_L3))
-            if l1 is not None and found.any():
+            l1 = self._tables[name].l1
+            if l1 is None:
+                continue
+            found = np.isin(rows.level, (IN_L2, IN_L3))
+            if found.any():
                 l1.insert(rows.keys[found], rows.vectors[found], rows.position)
 
     def _upkeep(self) -> None:

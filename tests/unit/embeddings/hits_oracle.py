@@ -1,4 +1,4 @@
-"""The loops of `stages/embeddings/hits.py` as passes of numpy over all keys. Same arguments; what they write is returned."""
+"""The loops of `hits.py` and `placing.py` as passes of numpy. Same arguments; what they write is returned."""
 
 from __future__ import annotations
 
@@ -32,3 +32,14 @@ def count_uses(uses: np.ndarray, slots: np.ndarray) -> np.ndarray:
     before = uses[slots]
     uses[slots] = before + (before < MOST_USES)
     return uses
+
+
+def place(sets: np.ndarray, uses: np.ndarray, empty: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """-> (placed, slots)"""
+    rank = np.arange(len(sets)) - np.searchsorted(sets, sets)  # of several new rows of one set: first, second, …
+    placed = np.flatnonzero(rank < WAYS)
+    sets, rank = sets[placed], rank[placed]
+    is_empty = np.unpackbits(empty[sets][:, None], axis=1, bitorder="little").astype(bool)
+    used = np.where(is_empty, -1, uses.reshape(-1, WAYS)[sets].astype(np.int16))
+    ways = np.argsort(used, axis=1, kind="stable")
+    return placed, sets * WAYS + ways[np.arange(len(sets)), rank]

@@ -17,6 +17,7 @@ from tests.unit.embeddings import hits_oracle
 FORMATS = ("fp32", "fp16", "int8", "int4")
 WIDTHS = (1, 2, 5, 7, 8, 9, 16, 19, 32)
 N_ROWS = 200
+SOME = np.ones((8, 8), np.float32)
 
 
 def some_rows(codec: RowCodec, n_rows: int, rng: np.random.Generator) -> np.ndarray:
@@ -98,6 +99,22 @@ def test_a_cached_table_reads_what_numpy_reads(row_format, direct_rows, held, as
     np.testing.assert_array_equal(table._uses, uses)
 
 
+@pytest.mark.parametrize("direct_rows", [0, 5000])
+def test_a_read_of_many_keys_is_that_of_its_parts(direct_rows):
+    """More than are asked of memory at once, in one part of them all there, in another some missing."""
+    codec, rng = RowCodec("fp32", 16), np.random.default_rng(7)
+    table = cached(codec, 4096, direct_rows, np.arange(2000))
+    held = table._owner[table._owner != hits.NO_KEY]
+    keys = np.concatenate([rng.choice(held, hits.ASKED), rng.integers(0, 5000, 2 * hits.ASKED - 11)])
+    vectors, missing = table.read(keys)
+    parts = [table.read(keys[at : at + 7]) for at in range(0, len(keys), 7)]
+    lacking = np.concatenate([np.zeros(len(rows), bool) if part is None else part for rows, part in parts])
+    np.testing.assert_array_equal(missing, lacking)
+    assert not lacking[: hits.ASKED].any()
+    assert lacking.any()
+    np.testing.assert_array_equal(bits(vectors[~missing]), bits(np.concatenate([rows for rows, _ in parts])[~missing]))
+
+
 def test_uses_count_once_a_read_and_end_at_the_most():
     uses = np.array([0, 254, 255, 9], np.uint8)
     hits.count_uses(uses, np.array([0, 1, 0, 2, -1, 1, 0]))
@@ -130,8 +147,8 @@ def test_a_read_while_somebody_writes_gives_the_same_values(row_format, kind):
 @pytest.mark.parametrize(
     ("read", "array"),
     [
-        (lambda array: hits.find_hashed(array, np.array([1]), np.empty(1, np.int64)), np.arange(8, dtype=np.int32)),
-        (lambda array: hits.find_indexed(array, np.array([1]), np.empty(1, np.int64)), np.arange(8)),
+        (lambda array: hits.find_hashed(array, SOME, np.array([1]), np.empty(1, np.int64)), np.arange(8, dtype=np.int32)),
+        (lambda array: hits.find_indexed(array, SOME, np.array([1]), np.empty(1, np.int64)), np.arange(8)),
         (lambda array: hits.decode_rows(np.ones((1, 8), np.float32), np.array([0]), array), np.empty((1, 8))),
         (
             lambda array: hits.decode_rows(array, np.array([0]), np.empty((1, 8), np.float32)),

@@ -133,6 +133,18 @@ def test_frequent_rows_stay_when_others_pass_through():
     assert missing is None or missing.mean() < 0.05
 
 
+def test_one_insertion_in_so_many_halves_the_counts_of_its_set():
+    table = table_of("hashed", capacity=WAYS)
+    put(table, range(WAYS))
+    halved = []
+    for key in range(WAYS, WAYS + 2 * slots.HALVE_EVERY):
+        table._uses[:] = 200
+        put(table, [key])
+        assert sorted(set(table._uses.tolist()))[0] == 0  # the new row's
+        halved.append(table._uses.max() == 100)
+    assert np.diff(np.flatnonzero(halved)).tolist() == [slots.HALVE_EVERY]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_reader_beside_a_writer_sees_whole_rows_of_the_right_key(kind):
     table = table_of(kind, capacity=4 * WAYS)
