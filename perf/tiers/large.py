@@ -39,7 +39,7 @@ from stages.errors import ServerError
 from stages.generations import pinned_generation
 
 HERE = Path(__file__).parent
-EXPONENT = 1.13  # of the keys' popularity: with caches as warm as these, a tenth of the rows in RAM answers 95 % of the keys
+EXPONENT = 1.145  # of the keys' popularity: with caches as warm as these, a tenth of the rows in RAM answers 95 % of the keys
 KEYS = 80_000  # requests with keys of their own
 WARM_CLIENTS, WARM_S = 8, 5.0
 REPORTED_AFTER_S = 2.5  # models tell their counts once a second

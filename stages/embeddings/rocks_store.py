@@ -34,6 +34,7 @@ BLOCK_BYTES = 4096
 INDEX_BYTES_PER_BLOCK, READER_BYTES = 15, 2048  # measured; of one file: its properties, and rounding
 BLOCK_ROW_BYTES = 16  # beside a row in a block: key, sequence number, lengths
 FULL_SHARE = 0.9  # of a block: what does not fit what is left goes to the next one
+MOST_FOLLOWED = 20  # times that a process catches up in a row: files go away once in some seconds
 KEYS_PER_READ = 2  # of one thread: fewer are not worth waking it
 MEMTABLE_BYTES = 4 << 20  # what a secondary replays at most when it catches up, holding the interpreter: 10 us per row
 MERGED_BYTES_PER_S = 160 << 20  # at most; it starts from a twentieth, enough for 80,000 updated rows a second
@@ -111,7 +112,10 @@ class RocksStore:
         there = Rdict.list_cf(path) if Path(path, "CURRENT").exists() else [DEFAULT_COLUMN_FAMILY]
         names = {*there, *self._families.values()} if self.writable else there
         families = {name: self._options() for name in names}
+        files = set() if self.writable else self._files()
         self._db = Rdict(path, self._options(), column_families=families, access_type=self._access)
+        if not files <= self._files():
+            self._follow()
         self._tables = {table: self._db.get_column_family(name) for table, name in self._families.items() if name in families}
         try:
             self._check_log(synced)
@@ -189,8 +193,8 @@ class RocksStore:
         """Raises DamagedError when the log ends before the write `synced`."""
         if self._complete is None or self._db.latest_sequence_number() >= synced:
             return
-        if not self.writable:  # it may have missed a file that the writer had just replaced
-            self._db.try_catch_up_with_primary()
+        if not self.writable:
+            self._follow()
         if (last := self._db.latest_sequence_number()) < synced:
             raise self.damaged(f"its log ends at write {last}, and {synced} was on disk")
 
@@ -203,9 +207,9 @@ class RocksStore:
         with self._reading:
             self._check()
             found, intact = self._read(wanted)
-            if intact and self._lacks(wanted, found):  # perhaps it missed a file that the writer had just replaced
+            if intact and self._lacks(wanted, found):  # of what is loaded, nothing is missing twice
                 with self._catching_up:
-                    self._db.try_catch_up_with_primary()
+                    self._follow()
                 found, intact = self._read(wanted)
                 if intact and self._lacks(wanted, found):
                     raise self.damaged("rows that were loaded are not there")
@@ -265,10 +269,27 @@ class RocksStore:
             with self._failures("catch up"), self._catching_up:
                 synced = self._synced()
                 try:
-                    self._db.try_catch_up_with_primary()
+                    self._follow()
                 except Exception as error:  # damage, or a file that the writer had just replaced: opening it again will tell
                     raise DependencyError(f"RocksDB at {self._config.path} failed to catch up: {error!r}.") from error
                 self._check_log(synced)
+
+    def _follow(self) -> None:
+        """Let a secondary see all that was written before this call.
+
+        RocksDB reads the list of files, then the logs, and goes without those that the writer has replaced and deleted in
+        between: rows are back at what they were before, and no error tells. So it is done again until no file went away.
+        """
+        for _ in range(MOST_FOLLOWED):
+            there = self._files()
+            self._db.try_catch_up_with_primary()
+            if there <= self._files():
+                return
+        raise DependencyError(f"files went away {MOST_FOLLOWED} times while it read them")
+
+    def _files(self) -> set[str]:
+        """Names of what rows lie in."""
+        return {name for name in os.listdir(self._path) if name.endswith((".sst", ".log"))}
 
     def loaded(self, table: str) -> bool:
         """Whether the table has rows."""
