@@ -1,7 +1,7 @@
 """A secondary that catches up while the writer replaces files.
 
-RocksDB gives rows as they were before when a file goes away between its look at the list of files and at the files; without an
-error. The moment lasts microseconds (1 of 1,500 times on a machine with work for four cores on each): here, files go away on call.
+RocksDB gives rows as they were before, and no error, when a file goes away between its look at the list of files and its look
+at them. The moment is short (1 in 1,500 times on a machine with four times the work that it can do): here, files go away on call.
 """
 
 from __future__ import annotations
