@@ -1,7 +1,8 @@
 """A secondary that catches up while the writer replaces files.
 
 RocksDB gives rows as they were before, and no error, when a file goes away between its look at the list of files and its look
-at them. The moment is short (1 in 1,500 times on a machine with four times the work that it can do): here, files go away on call.
+at them. The moment is short (1 in 1,500 times on a machine with four times the work that it can do): here, they go away on
+call.
 """
 
 from __future__ import annotations
