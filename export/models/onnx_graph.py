@@ -32,6 +32,12 @@ class Graph:
         self._nodes.append(helper.make_node(op, list(inputs), [output], name=output, **attributes))
         return output
 
+    def split(self, outputs: Sequence[str], source: str, sizes: Sequence[int], axis: int) -> Sequence[str]:
+        """One tensor as several, of those sizes along the axis."""
+        inputs = [source, self.constant(f"{outputs[0]}_sizes", sizes)]
+        self._nodes.append(helper.make_node("Split", inputs, list(outputs), name=f"{source}_split", axis=axis))
+        return outputs
+
     def layer(self, name: str, source: str, weight: np.ndarray, bias: np.ndarray) -> str:
         """[..., in] · float32 [in, out] + float32 [out]"""
         product = self.add("MatMul", (source, self.constant(f"{name}_weight", weight)), f"{name}_product")

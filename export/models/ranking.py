@@ -24,8 +24,9 @@ from export.models.ranking_data import (
     statistics_of,
     unlabelled_requests,
 )
-from export.models.reranker import Lists, Reranker, RerankerSettings, save_reranker, train_reranker
+from export.models.reranker import Lists, Reranker, RerankerSettings, train_reranker
 from export.models.save_ranker import item_vectors_of, save_ranker
+from export.models.save_reranker import save_reranker
 from export.models.train_ranker import Ranker, RankerSettings, parts, rank_scores_of, train_ranker
 from stages.ranking_features import ItemStatistics
 

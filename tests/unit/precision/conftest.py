@@ -7,9 +7,8 @@ import torch
 
 from export.models.dlrm import Network, Shape
 from export.models.dlrm_graph import export_dlrm
-from export.models.parity import export_network
-from export.models.reranker import DYNAMIC as LIST_DYNAMIC
 from export.models.reranker import ListNetwork
+from export.models.reranker_graph import export_reranker
 from export.precision.calibration import shortened
 
 REQUESTS, CANDIDATES = 4, 10
@@ -53,10 +52,10 @@ def ranker(tmp_path_factory) -> tuple[onnx.ModelProto, list]:
 @pytest.fixture(scope="module")
 def reranker(tmp_path_factory) -> tuple[onnx.ModelProto, list]:
     torch.manual_seed(0)
-    rng, network = np.random.default_rng(0), ListNetwork(6, 8, 2)
+    rng, network = np.random.default_rng(0), ListNetwork(6, 8)
     torch.nn.init.normal_(network.leave.weight, std=0.1)
     feeds = [batch_for_lists(rng) for _ in range(4)]
     feeds += [shortened(feed) for feed in feeds]
     path = tmp_path_factory.mktemp("onnx") / "rerank.onnx"
-    export_network(network, feeds[0], "correction", path, LIST_DYNAMIC)
+    export_reranker(network, feeds[0], path)
     return onnx.load(str(path)), feeds
