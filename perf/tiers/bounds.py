@@ -65,7 +65,7 @@ def of_big(results: Results) -> list[Figure]:
 
 
 def of_kernel(results: Results) -> list[Figure]:
-    """A request has the bound. The rank stage alone has none, as `of_big`: a dozen reads by native threads take longer than it."""
+    """A request has the bound. The rank stage alone has none, as in `of_big`: a dozen raw reads take longer than it."""
     ratios = {"request_p99_ratio": "p99 of a request", "rank_p99_ratio": "p99 of the rank stage"}
     return _of_cases("kernel", results, ratios, {"request_p99_ratio": MOST_OF_ALL_IN_RAM})
 
