@@ -19,7 +19,7 @@ import numpy as np
 from onnx import TensorProto
 
 from export.models.dlrm import Network
-from export.models.onnx_graph import Axes, Graph
+from export.models.onnx_graph import Graph, axes_of
 from export.models.parity import Dynamic, Parity, compare, evaluated
 
 CANDIDATES = {0: "requests", 1: "candidates"}
@@ -49,13 +49,9 @@ def export_dlrm(network: Network, sample: dict[str, np.ndarray], path: Path) -> 
         hidden = graph.add("Relu", (hidden,), f"top{number - 1}_relu")
         hidden = graph.layer(f"top{number}", hidden, layers[f"top{number}.weight"], layers[f"top{number}.bias"])
     graph.add("Squeeze", (hidden, graph.constant("last_axis", [2])), "logits")
-    kinds = {name: (TensorProto.FLOAT, _axes(name, values.shape)) for name, values in sample.items()}
-    graph.save(path, kinds, {"logits": (TensorProto.FLOAT, _axes("logits", (0, 0)))})
+    kinds = {name: (TensorProto.FLOAT, axes_of(DYNAMIC[name], values.shape)) for name, values in sample.items()}
+    graph.save(path, kinds, {"logits": (TensorProto.FLOAT, axes_of(DYNAMIC["logits"], (0, 0)))})
     return compare(path, sample, evaluated(network, sample), limit=1e-4)
-
-
-def _axes(name: str, sizes: tuple[int, ...]) -> Axes:
-    return [DYNAMIC[name].get(axis, size) for axis, size in enumerate(sizes)]
 
 
 def _bottom(graph: Graph, layers: dict[str, np.ndarray], n_user: int) -> str:

@@ -16,8 +16,13 @@ IR_VERSION = 8  # the oldest that knows the opset: TensorRT 8.6 reads it as well
 Axes = Sequence[str | int]  # a name where the size varies
 
 
+def axes_of(dynamic: Mapping[int, str], sizes: Sequence[int]) -> Axes:
+    """dynamic: axis -> name of what varies"""
+    return [dynamic.get(axis, size) for axis, size in enumerate(sizes)]
+
+
 class Graph:
-    """Nodes and weights of one network, in the order they are added. A tensor has the name of the node that gives it."""
+    """Nodes and weights of one network, in the order they are added. A tensor has the name of the node that gives it alone."""
 
     def __init__(self) -> None:
         self._nodes: list[onnx.NodeProto] = []

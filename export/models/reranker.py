@@ -19,7 +19,7 @@ from export.models.ranking_data import Requests
 from export.models.train_ranker import listwise_loss, ranking_quality
 from stages.rerank import LIST_FEATURES, first_by_score, list_features
 
-MASKED = 1e4  # between the attention for what is valid and for padding: enough in float32, and float16 holds it
+MASKED = 1e4  # what padding is worth to attention, below 0, and the most that a place is: float16 holds twice as much
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,8 @@ class ListNetwork(nn.Module):
         """Every place looks at all valid ones."""
         query, key, value = self.qkv(hidden).chunk(3, dim=2)
         weight = query @ key.transpose(1, 2) / query.shape[-1] ** 0.5  # [N, M, M]
-        weight = torch.softmax(weight + (valid[:, None, :] - 1.0) * MASKED, dim=2)
+        most = 2 * MASKED * valid - MASKED  # not a sum: where all is padding, what is left of it would be rounding
+        weight = torch.softmax(torch.minimum(weight, most[:, None, :]), dim=2)
         return self.merge(weight @ value)
 
 

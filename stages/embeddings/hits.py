@@ -17,7 +17,7 @@ from stages.embeddings.lanes import LANES, copy_eight, find_in_eight, read_once,
 from stages.embeddings.row_formats import SCALE_BYTES
 from stages.read_ahead import prefetch
 
-ASKED = 1024  # rows that are asked of memory before the first of them is decoded: lines for a core's own cache
+ASKED = 1024  # rows that are asked of memory before the first of them is decoded: 64 KiB of a core's own cache
 AHEAD = 16  # rows between the one that is asked of memory and the one that is decoded
 WAYS = LANES  # slots of a set
 NO_KEY = -1  # HPS reserves it, so no row has it
@@ -77,7 +77,7 @@ def read_indexed(memory, slots_at, n_keys, uses_at, rows, keys, vectors):
 def find_hashed(owner, rows, keys, slots):
     """int64 [capacity] owners of slots, int64 [N] keys -> how many are missing. slots: int64 [N], written; -1 where missing.
 
-    The rows are asked of memory: whoever wants them has them sooner.
+    Those of `rows` (stored, [capacity, columns]) are asked of memory: whoever wants them has them sooner.
     """
     missing, n_sets = 0, np.uint64(len(owner) // WAYS)
     for at in range(len(keys)):
@@ -85,7 +85,7 @@ def find_hashed(owner, rows, keys, slots):
         first = np.int64((hashed * n_sets) >> THIRTY_TWO) * WAYS
         slots[at] = first + find_in_eight(owner, first, keys[at])
         _ask(rows, slots[at])
-        if slots[at] == first + WAYS or keys[at] == NO_KEY:  # rare: written twice then, which no other key has to wait for
+        if slots[at] == first + WAYS or keys[at] == NO_KEY:  # rare: a branch takes a tenth less
             slots[at] = -1
             missing += 1
     return missing

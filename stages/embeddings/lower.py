@@ -100,7 +100,7 @@ class LowerLevels:
         had = {name: ring.stored_reached.copy() for name, ring in rings.items()}
         store = open_l3(self.config)
         if any((store.reached(name) < had[name]).any() for name in rings):
-            store.catch_up()  # it may have missed a file that the writer had just replaced
+            store.catch_up()  # written since it was opened
         for name, ring in rings.items():
             if (store.reached(name) < had[name]).any():  # another database, without the updates: the updater brings them again
                 ring.set(STORED, UNKNOWN)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from math import ceil
@@ -20,6 +19,7 @@ from rocksdict import AccessType, BlockBasedOptions, Cache, MemtableFactory, Opt
 
 from stages.embeddings.batch import Batch, nothing_reached
 from stages.embeddings.config import RocksConfig
+from stages.embeddings.following import Following
 from stages.embeddings.formats.names import check_keys
 from stages.embeddings.formats.rocksdb_layout import DEFAULT_COLUMN_FAMILY, column_family, log_key
 from stages.embeddings.formats.rocksdb_log import first_damage
@@ -34,7 +34,6 @@ BLOCK_BYTES = 4096
 INDEX_BYTES_PER_BLOCK, READER_BYTES = 15, 2048  # measured; of one file: its properties, and rounding
 BLOCK_ROW_BYTES = 16  # beside a row in a block: key, sequence number, lengths
 FULL_SHARE = 0.9  # of a block: what does not fit what is left goes to the next one
-MOST_FOLLOWED = 20  # times that a process catches up in a row: files go away once in some seconds
 KEYS_PER_READ = 2  # of one thread: fewer are not worth waking it
 MEMTABLE_BYTES = 4 << 20  # what a secondary replays at most when it catches up, holding the interpreter: 10 us per row
 MERGED_BYTES_PER_S = 160 << 20  # at most; it starts from a twentieth, enough for 80,000 updated rows a second
@@ -79,10 +78,10 @@ class RocksStore:
         self._families = {table: column_family(model, table) for table in widths}
         self._path, self._damage = Path(config.path), ""
         self._cache = Cache(BLOCK_CACHE_BYTES)
-        self._catching_up = threading.Lock()
         self._reading = self._failures("read")
         with ExitStack() as on_failure, self._failures("open"):
             self._access = AccessType.read_write() if writable else self._as_secondary(on_failure)
+            self._following = Following(self._path, config.path)
             try:
                 self._open()
             except Exception as error:
@@ -112,14 +111,14 @@ class RocksStore:
         there = Rdict.list_cf(path) if Path(path, "CURRENT").exists() else [DEFAULT_COLUMN_FAMILY]
         names = {*there, *self._families.values()} if self.writable else there
         families = {name: self._options() for name in names}
-        files = set() if self.writable else self._files()
+        before = None if self.writable else self._following.files()
         self._db = Rdict(path, self._options(), column_families=families, access_type=self._access)
-        if not files <= self._files():
-            self._follow()
         self._tables = {table: self._db.get_column_family(name) for table, name in self._families.items() if name in families}
         try:
+            if before is not None and not before <= self._following.files():
+                self._following.catch_up(self._db)
             self._check_log(synced)
-        except DamagedError:
+        except Exception:
             self._close_database()
             raise
 
@@ -194,7 +193,7 @@ class RocksStore:
         if self._complete is None or self._db.latest_sequence_number() >= synced:
             return
         if not self.writable:
-            self._follow()
+            self._following.catch_up(self._db)
         if (last := self._db.latest_sequence_number()) < synced:
             raise self.damaged(f"its log ends at write {last}, and {synced} was on disk")
 
@@ -206,11 +205,10 @@ class RocksStore:
         """
         with self._reading:
             self._check()
-            found, intact = self._read(wanted)
-            if intact and self._lacks(wanted, found):  # of what is loaded, nothing is missing twice
-                with self._catching_up:
-                    self._follow()
-                found, intact = self._read(wanted)
+            found, intact = self._following.undisturbed(lambda: self._read(wanted))
+            if intact and self._lacks(wanted, found):  # perhaps the writer has replaced a file since this was opened
+                self._following.catch_up(self._db)
+                found, intact = self._following.undisturbed(lambda: self._read(wanted))
                 if intact and self._lacks(wanted, found):
                     raise self.damaged("rows that were loaded are not there")
             return found, intact
@@ -266,30 +264,10 @@ class RocksStore:
         """Let a secondary see all that was written up to now. The writer sees it anyway."""
         if not self.writable:
             self.check()
-            with self._failures("catch up"), self._catching_up:
+            with self._failures("catch up"):
                 synced = self._synced()
-                try:
-                    self._follow()
-                except Exception as error:  # damage, or a file that the writer had just replaced: opening it again will tell
-                    raise DependencyError(f"RocksDB at {self._config.path} failed to catch up: {error!r}.") from error
+                self._following.catch_up(self._db)
                 self._check_log(synced)
-
-    def _follow(self) -> None:
-        """Let a secondary see all that was written before this call.
-
-        RocksDB reads the list of files, then the logs, and goes without those that the writer has replaced and deleted in
-        between: rows are back at what they were before, and no error tells. So it is done again until no file went away.
-        """
-        for _ in range(MOST_FOLLOWED):
-            there = self._files()
-            self._db.try_catch_up_with_primary()
-            if there <= self._files():
-                return
-        raise DependencyError(f"files went away {MOST_FOLLOWED} times while it read them")
-
-    def _files(self) -> set[str]:
-        """Names of what rows lie in."""
-        return {name for name in os.listdir(self._path) if name.endswith((".sst", ".log"))}
 
     def loaded(self, table: str) -> bool:
         """Whether the table has rows."""

@@ -243,6 +243,8 @@ class CachedTable(SlotTable):
         self._memory = np.frombuffer(base, np.uint8)
         self._places_at, self._uses_at = sections.offsets[places], sections.offsets["uses"]
         self._reads = self._insertions = 0
+        nothing = np.empty(0, np.int64)
+        self._choose(nothing, nothing)  # compiled now, not while the first new rows keep everybody waiting
 
     @staticmethod
     def sections(capacity: int, codec: RowCodec, direct_rows: int = 0) -> Sections:
@@ -319,7 +321,7 @@ class CachedTable(SlotTable):
         return len(slots)
 
     def _choose(self, keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Positions of absent keys -> (those that get a place, their slots). Sets are halved on the way."""
+        """Positions of absent keys -> (those that get a place, their slots). Counts of uses are halved on the way."""
         sets = self._sets_of(keys[wanted])
         order = np.argsort(sets, kind="stable")
         placed, slots = np.empty_like(order), np.empty_like(order)

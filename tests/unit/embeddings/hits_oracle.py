@@ -1,4 +1,4 @@
-"""The loops of `hits.py` and `placing.py` as passes of numpy. Same arguments; what they write is returned."""
+"""The loops of `hits.py` and `placing.py` as passes of numpy. What they write is returned."""
 
 from __future__ import annotations
 

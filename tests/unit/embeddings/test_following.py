@@ -7,6 +7,7 @@ call.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,33 +16,44 @@ import pytest
 
 from stages.embeddings.batch import Batch, nothing_reached
 from stages.embeddings.config import RocksConfig
-from stages.embeddings.rocks_store import MOST_FOLLOWED, RocksStore
+from stages.embeddings.following import MOST_IN_A_ROW, Following
+from stages.embeddings.rocks_store import RocksStore
 from stages.errors import DependencyError
 
 KEYS = np.arange(4)
 
 
 class Watched:
-    """A database whose writer replaces files just when somebody catches up with it."""
+    """A database whose writer replaces a file just when somebody catches up with it, who then misses all that is new."""
 
-    def __init__(self, database, meanwhile: Callable[[int], None]) -> None:
-        self._database, self._meanwhile, self.times = database, meanwhile, 0
+    def __init__(self, database, folder: Path, replaced: int, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """replaced: how many times; meanwhile: called in the middle of each of them."""
+        self._database, self._folder, self._replaced, self._meanwhile, self.times = database, folder, replaced, meanwhile, 0
+        (folder / "90000.sst").touch()
 
     def __getattr__(self, name: str):
         return getattr(self._database, name)
 
     def try_catch_up_with_primary(self) -> None:
         self.times += 1
-        self._meanwhile(self.times)
-        self._database.try_catch_up_with_primary()
+        if self.times <= self._replaced:
+            (self._folder / f"{90000 + self.times}.sst").touch()
+            (self._folder / f"{90000 + self.times - 1}.sst").unlink()
+            self._meanwhile()
+        else:
+            self._database.try_catch_up_with_primary()
 
 
 @pytest.fixture
-def stores(tmp_path):
+def folder(tmp_path):
+    return tmp_path / "rocksdb"
+
+
+@pytest.fixture
+def stores(folder):
     """-> (writer, secondary) of one database."""
-    config = RocksConfig(str(tmp_path / "rocksdb"))
-    writer = RocksStore(config, "rank", {"items": 2}, writable=True)
-    secondary = RocksStore(config, "rank", {"items": 2})
+    writer = RocksStore(RocksConfig(str(folder)), "rank", {"items": 2}, writable=True)
+    secondary = RocksStore(RocksConfig(str(folder)), "rank", {"items": 2})
     yield writer, secondary
     secondary.close()
     writer.close()
@@ -52,49 +64,76 @@ def update(writer: RocksStore, version: int) -> None:
     writer.update("items", Batch(KEYS, rows, np.zeros(len(KEYS), np.int64), np.full(len(KEYS), version)), nothing_reached())
 
 
-def replaced(folder: Path, number: int) -> None:
-    """A file that was there is there no more."""
-    (folder / f"9000{number}.sst").unlink()
-    (folder / f"9000{number + 1}.sst").touch()
+def version_in(store: RocksStore) -> float:
+    """NaN where rows are not there."""
+    vectors, found = store.read({"items": KEYS})[0]["items"]
+    return vectors[0, 0] if found.all() else np.nan
 
 
-@pytest.mark.parametrize("times", [0, 1, 3])
-def test_it_catches_up_again_until_no_file_went_away(stores, tmp_path, times):
+@pytest.mark.parametrize("replaced", [0, 1, 3])
+def test_it_catches_up_again_until_no_file_went_away(stores, folder, replaced):
     writer, secondary = stores
-    folder = tmp_path / "rocksdb"
-    (folder / "90001.sst").touch()
-    secondary._db = Watched(secondary._db, lambda number: replaced(folder, number) if number <= times else None)
+    secondary._db = Watched(secondary._db, folder, replaced)
     update(writer, 7)
     secondary.catch_up()
-    assert secondary._db.times == times + 1
-    vectors, found = secondary.read({"items": KEYS})[0]["items"]
-    assert found.all()
-    assert (vectors == 7).all()
+    assert secondary._db.times == replaced + 1
+    assert version_in(secondary) == 7
 
 
-def test_new_files_are_no_reason_to_do_it_again(stores, tmp_path):
-    writer, secondary = stores
-    secondary._db = Watched(secondary._db, lambda number: (tmp_path / "rocksdb" / "90001.sst").touch())
-    update(writer, 3)
+def test_new_files_are_no_reason_to_do_it_again(stores, folder):
+    _, secondary = stores
+    secondary._db = Watched(secondary._db, folder, 0)
+    before = secondary._following.files()
+    secondary._following.files = iter([before, before | {"90001.sst"}]).__next__
     secondary.catch_up()
     assert secondary._db.times == 1
 
 
-def test_files_that_go_away_every_time_are_said(stores, tmp_path):
+def test_files_that_go_away_every_time_are_said(stores, folder):
     _, secondary = stores
-    (tmp_path / "rocksdb" / "90001.sst").touch()
-    secondary._db = Watched(secondary._db, lambda number: replaced(tmp_path / "rocksdb", number))
-    with pytest.raises(DependencyError, match=f"went away {MOST_FOLLOWED} times"):
+    secondary._db = Watched(secondary._db, folder, MOST_IN_A_ROW)
+    with pytest.raises(
+        DependencyError, match=rf"RocksDB at {folder} failed to .*went away {MOST_IN_A_ROW} times.* check the disk"
+    ):
         secondary.catch_up()
 
 
-def test_a_secondary_that_was_opened_meanwhile_catches_up(stores, tmp_path, monkeypatch):
-    writer, _ = stores
+def test_what_is_read_in_the_middle_is_read_again(stores, folder):
+    """The reader has rows that are behind, and is given them only when they are not."""
+    writer, secondary = stores
+    begun, reading, versions = threading.Event(), threading.Event(), []
+
+    def read() -> None:
+        begun.wait(10)
+        versions.append(version_in(secondary))
+
+    def meanwhile() -> None:
+        begun.set()
+        assert reading.wait(10)
+
+    read_rows = secondary._read
+
+    def watched_read(wanted):
+        rows = read_rows(wanted)
+        reading.set()
+        return rows
+
+    secondary._read = watched_read
+    secondary._db = Watched(secondary._db, folder, 1, meanwhile)
     update(writer, 5)
-    followed = []
-    monkeypatch.setattr(RocksStore, "_follow", lambda self: followed.append(self))
-    listed = iter([{"90001.sst"}, set(), {"90001.sst"}, {"90001.sst", "90002.log"}])
-    monkeypatch.setattr(RocksStore, "_files", lambda self: next(listed))
-    for expected in (1, 1):
-        RocksStore(RocksConfig(str(tmp_path / "rocksdb")), "rank", {"items": 2}).close()
-        assert len(followed) == expected
+    reader = threading.Thread(target=read)
+    reader.start()
+    secondary.catch_up()
+    reader.join(10)
+    assert versions == [5]
+
+
+def test_a_secondary_that_was_opened_meanwhile_catches_up(stores, folder, monkeypatch):
+    caught_up = []
+    monkeypatch.setattr(Following, "catch_up", lambda self, database: caught_up.append(database))
+    listed = iter([{"90001.sst"}, {"90001.sst", "90002.log"}, {"90001.sst"}, {"90002.log"}])
+    monkeypatch.setattr(Following, "files", lambda self: next(listed))
+    RocksStore(RocksConfig(str(folder)), "rank", {"items": 2}).close()
+    assert not caught_up
+    RocksStore(RocksConfig(str(folder)), "rank", {"items": 2}).close()
+    assert len(caught_up) == 1
