@@ -61,13 +61,12 @@ def of_growth(results: Results) -> list[Figure]:
 
 def of_big(results: Results) -> list[Figure]:
     """Without a bound: all in RAM, a look-up takes less than one read of the SSD, and a tenth in RAM means a dozen of these."""
-    return _of_cases("big", results, {"p99_ratio": "p99 of a bare look-up"}, {})
+    return _of_cases("big", results, {"p99_ratio": "p99 of a bare look-up"}, None)
 
 
 def of_kernel(results: Results) -> list[Figure]:
-    """A request has the bound. The rank stage alone has none, as in `of_big`: a dozen raw reads take longer than it."""
     ratios = {"request_p99_ratio": "p99 of a request", "rank_p99_ratio": "p99 of the rank stage"}
-    return _of_cases("kernel", results, ratios, {"request_p99_ratio": MOST_OF_ALL_IN_RAM})
+    return _of_cases("kernel", results, ratios, MOST_OF_ALL_IN_RAM)
 
 
 def of_large(results: Results) -> list[Figure]:
@@ -81,15 +80,15 @@ def of_large(results: Results) -> list[Figure]:
     return figures
 
 
-def _of_cases(part: str, results: Results, ratios: dict[str, str], most: dict[str, float]) -> list[Figure]:
-    """Bounds are of the case whose answers are exact; one that lets rows come late stands beside it."""
+def _of_cases(part: str, results: Results, ratios: dict[str, str], most: float | None) -> list[Figure]:
+    """The bound is of the case whose answers are exact; one that lets rows come late stands beside it."""
     figures = []
     for r in results[1:]:
         exact, case = r["case"] == WAITS, f"{part}: {r['case']}"
         figures.append(Figure(name=f"{case}: RAM, of the rows' bytes", values=[r["ram_share"]], bound=RAM_SHARE))
         figures.append(Figure(name=f"{case}: rows from memory", values=[r["memory_hit_rate"]]))
         for key, what in ratios.items():
-            bound = most.get(key) if exact else None
+            bound = most if exact else None
             figures.append(Figure(name=f"{case}: {what} over all in RAM", values=[r[key]], bound=bound))
     return figures
 
