@@ -24,7 +24,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from numba import njit
+from numba import njit, typeof
 from numba.core import config
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
 from numba.misc.appdirs import AppDirs
@@ -35,12 +35,23 @@ OURS = re.compile(rf"{NAME}_[0-9a-f]{{16}}(_checked)?")  # another program's end
 KEPT_FOLDERS = 8  # 2 MB each
 
 
-def compiled(function: Callable) -> Any:
-    """-> `function` as machine code. No bounds are checked and division follows numpy's rules, not Python's."""
-    loop = njit(nogil=True, error_model="numpy")(function)
+def compiled(function: Callable, nogil: bool = True) -> Any:
+    """-> `function` as machine code. No bounds are checked and division follows numpy's rules, not Python's.
+
+    nogil: other threads have the interpreter meanwhile. To give it away and take it again costs as much as 15 rows of a table.
+    """
+    loop = njit(nogil=nogil, error_model="numpy")(function)
     with contextlib.suppress(RuntimeError):  # "no locator available": there is no such folder, and none can be made
         loop._cache = Kept(function)  # what `cache=True` does, with a place of our own
     return loop
+
+
+def machine_code(function: Any, *arguments: Any) -> Callable:
+    """What a `compiled` function runs for arguments of these types, called once with them. It looks at no types any more, which
+    takes half of a call that does little: only for callers who see to the types.
+    """
+    function(*arguments)
+    return function.overloads[tuple(typeof(argument) for argument in arguments)].entry_point
 
 
 class ByContent(_CacheLocator):

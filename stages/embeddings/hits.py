@@ -1,76 +1,107 @@
 """What a look-up that hits does, in one pass: where the row of each key lies, and its values decoded into the answer.
 
-The memory may be written meanwhile. Then what comes out is wrong, but no place outside the arrays is touched: the caller
-(slots.py) looks at the table's epoch before and after, and these are calls of machine code that no load can be moved out of.
+The memory may be written meanwhile. Then what comes out is wrong, but no place outside the arrays is touched, and a pass that
+looked at the table's epoch before and after says so (slots.py has the protocol).
+
+Passes keep the interpreter: they take microseconds, and another thread that gets it in between may hold it for milliseconds.
 
 Stored rows are passed as `RowCodec.plain` gives them: float32 (fp32), uint16 (fp16), uint8 (int8 and int4).
 """
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 from numba import types
 from numba.extending import overload, register_jitable
 
 from stages.compiled import compiled
-from stages.embeddings.lanes import LANES, copy_eight, find_in_eight, read_once, scale_eight, scale_eight_halves
+from stages.embeddings.lanes import (
+    LANES,
+    copy_eight,
+    copy_four,
+    find_in_eight,
+    read_in_order,
+    read_once,
+    scale_eight,
+    scale_eight_halves,
+)
 from stages.embeddings.row_formats import SCALE_BYTES
 from stages.read_ahead import prefetch
 
+EPOCH, HOLES = 0, 1  # words of a table's header
+HEADER_WORDS = 8
+ALL_THERE, SOME_MISSING, UNSETTLED = 0, 1, -1  # unsettled: somebody writes, or wrote meanwhile
 ASKED = 1024  # rows that are asked of memory before the first of them is decoded: 64 KiB of a core's own cache
 AHEAD = 16  # rows between the one that is asked of memory and the one that is decoded
+WIDE, NARROW = 2 * LANES, LANES // 2  # widths of rows that the ranker has: without a loop they take half the time
 WAYS = LANES  # slots of a set
 NO_KEY = -1  # HPS reserves it, so no row has it
 MOST_USES = 255
-NOT_COUNTED = -1
 MIX = np.uint64(0x9E3779B97F4A7C15)
 THIRTY_TWO = np.uint64(32)
+held = partial(compiled, nogil=False)
 FP16_TO_FP32 = np.float32(2.0**112)  # the exponents count from 127 - 15 further down
 
 
-@compiled
-def read_complete(rows, keys, vectors):
-    """Rows 0 … len(rows) - 1 are all there: int64 [N] keys -> is each of them one? vectors: float32 [N, D], written."""
+@held
+def read_complete(header, rows, keys, vectors):
+    """Rows 0 … len(rows) - 1 -> 0 when all that are asked for are there and nobody wrote; else `vectors` hold anything.
+
+    header: int64 [HEADER_WORDS] of the table; vectors: float32 [N, D], written
+    """
+    epoch = read_in_order(header, EPOCH)
+    if epoch & 1:
+        return UNSETTLED
+    if header[HOLES] != 0:
+        return SOME_MISSING
     for at in range(len(keys)):
         if np.uint64(keys[at]) >= np.uint64(len(rows)):  # negative ones are huge
-            return False
+            return SOME_MISSING
         _ask(rows, keys[min(at + AHEAD, len(keys) - 1)])
         decode_row(rows, keys[at], vectors, at)
-    return True
+    return ALL_THERE if read_in_order(header, EPOCH) == epoch else UNSETTLED
 
 
-@compiled
-def read_hashed(memory, owner_at, n_owners, uses_at, rows, keys, vectors):
-    """`find_hashed`, the rows, and unless `uses_at` is NOT_COUNTED `count_uses`: -> how many are missing.
+@held
+def read_hashed(header, owner, uses, counted, rows, keys, vectors):
+    """`find_hashed`, the rows, and where `counted` `count_uses`: -> as `read_complete`.
 
-    What lies in the table's `memory` (uint8 [bytes]) is named by its first byte: an array costs 0.1 us a call.
-    vectors: float32 [N, D], written where there is a row.
+    vectors: float32 [N, D], written where there is a row
     """
+    epoch = read_in_order(header, EPOCH)
     slots, missing = np.empty(len(keys), np.int64), 0
-    owner = memory[owner_at : owner_at + 8 * n_owners].view(np.int64)
     for start in range(0, len(keys), ASKED):
         some = slice(start, start + ASKED)
         lacking = find_hashed(owner, rows, keys[some], slots[some])
         _decode_found(rows, slots[some], vectors[some], lacking)
         missing += lacking
-    if uses_at != NOT_COUNTED:
-        count_uses(memory[uses_at : uses_at + len(rows)], slots)
-    return missing
+    if counted:
+        count_uses(uses, slots)
+    return _state(header, epoch, missing)
 
 
-@compiled
-def read_indexed(memory, slots_at, n_keys, uses_at, rows, keys, vectors):
-    """The same with `find_indexed`. slots_at: where the slots of the keys 0 … n_keys - 1 lie."""
+@held
+def read_indexed(header, slot_of_key, uses, counted, rows, keys, vectors):
+    """The same with `find_indexed`."""
+    epoch = read_in_order(header, EPOCH)
     slots, missing = np.empty(len(keys), np.int64), 0
-    slot_of_key = memory[slots_at : slots_at + 4 * n_keys].view(np.int32)
     for start in range(0, len(keys), ASKED):
         some = slice(start, start + ASKED)
         lacking = find_indexed(slot_of_key, rows, keys[some], slots[some])
         _decode_found(rows, slots[some], vectors[some], lacking)
         missing += lacking
-    if uses_at != NOT_COUNTED:
-        count_uses(memory[uses_at : uses_at + len(rows)], slots)
-    return missing
+    if counted:
+        count_uses(uses, slots)
+    return _state(header, epoch, missing)
+
+
+@register_jitable
+def _state(header, epoch, missing):
+    if epoch & 1 or read_in_order(header, EPOCH) != epoch:
+        return UNSETTLED
+    return SOME_MISSING if missing else ALL_THERE
 
 
 @compiled
@@ -149,12 +180,20 @@ def _decoder(rows, row, vectors, at):
 
 
 def _fp32(rows, row, vectors, at):
-    width = vectors.shape[1]
-    eights = width - width % LANES
-    for column in range(0, eights, LANES):
+    width, column = vectors.shape[1], 0
+    if width == WIDE:
+        copy_eight(rows, row * WIDE, vectors, at * WIDE)
+        copy_eight(rows, row * WIDE + LANES, vectors, at * WIDE + LANES)
+        return
+    if width == NARROW:
+        copy_four(rows, row * NARROW, vectors, at * NARROW)
+        return
+    while column + LANES <= width:  # as a range with a step, the loop takes twice as long
         copy_eight(rows, row * width + column, vectors, at * width + column)
-    for column in range(eights, width):
+        column += LANES
+    while column < width:
         vectors[at, column] = rows[row, column]
+        column += 1
 
 
 def _fp16(rows, row, vectors, at):
@@ -167,18 +206,41 @@ def _codes(rows, row, vectors, at):
     codes = columns - SCALE_BYTES
     scale = _half(np.int32(rows[row, codes]) | np.int32(rows[row, codes + 1]) << 8)
     offset = _half(np.int32(rows[row, codes + 2]) | np.int32(rows[row, codes + 3]) << 8)
-    eights = width - width % LANES
     if codes == width:  # int8; also int4 of one column, whose other half is 0
-        for column in range(0, eights, LANES):
-            scale_eight(rows, row * columns + column, vectors, at * width + column, scale, offset)
-        for column in range(eights, width):
-            vectors[at, column] = np.float32(rows[row, column]) * scale + offset
+        _bytes(rows, row * columns, vectors, at * width, width, scale, offset)
+    else:
+        _halves(rows, row * columns, vectors, at * width, width, scale, offset)
+
+
+@register_jitable(inline="always")
+def _bytes(rows, place, vectors, at, width, scale, offset):
+    if width == WIDE:
+        scale_eight(rows, place, vectors, at, scale, offset)
+        scale_eight(rows, place + LANES, vectors, at + LANES, scale, offset)
         return
-    for column in range(0, eights, LANES):
-        scale_eight_halves(rows, row * columns + column // 2, vectors, at * width + column, scale, offset)
-    for column in range(eights, width):
-        code = rows[row, column // 2] >> (4 * (column % 2)) & 15
-        vectors[at, column] = np.float32(code) * scale + offset
+    column = 0
+    while column + LANES <= width:
+        scale_eight(rows, place + column, vectors, at + column, scale, offset)
+        column += LANES
+    while column < width:
+        vectors.reshape(-1)[at + column] = np.float32(rows.reshape(-1)[place + column]) * scale + offset
+        column += 1
+
+
+@register_jitable(inline="always")
+def _halves(rows, place, vectors, at, width, scale, offset):
+    if width == WIDE:
+        scale_eight_halves(rows, place, vectors, at, scale, offset)
+        scale_eight_halves(rows, place + LANES // 2, vectors, at + LANES, scale, offset)
+        return
+    column = 0
+    while column + LANES <= width:
+        scale_eight_halves(rows, place + (column >> 1), vectors, at + column, scale, offset)
+        column += LANES
+    while column < width:
+        code = rows.reshape(-1)[place + (column >> 1)] >> (4 * (column & 1)) & 15
+        vectors.reshape(-1)[at + column] = np.float32(code) * scale + offset
+        column += 1
 
 
 @compiled

@@ -19,12 +19,13 @@ _FLOATS = ir.VectorType(_FLOAT, LANES)
 def copy_eight(typing_context, source, place, target, at):
     """float32 array, int64, float32 array, int64 -> nothing: eight values from `place` on go to `at`."""
 
-    def generate(context, builder, signature, arguments):
-        values = _load(builder, _pointer(context, builder, signature, arguments, 0), _FLOATS)
-        _store(builder, values, _pointer(context, builder, signature, arguments, 2))
-        return context.get_dummy_value()
+    return _copy(LANES, source, place, target, at)
 
-    return _of_arrays(types.void, (types.float32, types.float32), source, place, target, at), generate
+
+@intrinsic
+def copy_four(typing_context, source, place, target, at):
+    """The same of four values."""
+    return _copy(LANES // 2, source, place, target, at)
 
 
 @intrinsic
@@ -77,6 +78,28 @@ def read_once(typing_context, values, place):
         return builder.load_atomic(_pointer(context, builder, signature, arguments, 0), "monotonic", 4)
 
     return _of_arrays(types.int32, (types.int32,), values, place), generate
+
+
+@intrinsic
+def read_in_order(typing_context, words, place):
+    """int64 array, int64 -> int64 of memory that others write, read behind what stands before and before what stands behind."""
+
+    def generate(context, builder, signature, arguments):
+        builder.fence("acquire")
+        return builder.load_atomic(_pointer(context, builder, signature, arguments, 0), "acquire", 8)
+
+    return _of_arrays(types.int64, (types.int64,), words, place), generate
+
+
+def _copy(count, source, place, target, at):
+    """The signature and the code of `copy_eight`, of `count` values."""
+
+    def generate(context, builder, signature, arguments):
+        values = _load(builder, _pointer(context, builder, signature, arguments, 0), ir.VectorType(_FLOAT, count))
+        _store(builder, values, _pointer(context, builder, signature, arguments, 2))
+        return context.get_dummy_value()
+
+    return _of_arrays(types.void, (types.float32, types.float32), source, place, target, at), generate
 
 
 def _of_arrays(result, elements, *arguments):

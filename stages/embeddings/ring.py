@@ -46,7 +46,7 @@ class UpdateRing:
     """
 
     def __init__(self, sections: Sections, base: memoryview) -> None:
-        self._words = base[: 8 * N_WORDS].cast("q")
+        self.words = base[: 8 * N_WORDS].cast("q")
         self.begun, self.reached, self.stored_reached = sections.array(base, "log")
         self._keys = sections.array(base, "keys")
         self._rows = sections.array(base, "rows")
@@ -68,17 +68,17 @@ class UpdateRing:
     @property
     def head(self) -> int:
         """Position after the latest row."""
-        return self._words[HEAD]
+        return self.words[HEAD]
 
     @property
     def stored(self) -> int:
         """Every store below has the rows before this position."""
-        return self._words[STORED]
+        return self.words[STORED]
 
     def all_stored(self) -> None:
         """Every store below has what is published."""
         np.copyto(self.stored_reached, self.reached)
-        self._words[STORED] = self._words[HEAD]
+        self.words[STORED] = self.words[HEAD]
 
     def publish(self, keys: np.ndarray, stored: np.ndarray) -> None:
         """Append rows (int64 [N], stored [N, columns]). The caller holds the block's lock."""
@@ -94,18 +94,18 @@ class UpdateRing:
 
     def stage(self, keys: np.ndarray, stored: np.ndarray) -> None:
         """Rows as for `publish`, which nobody sees before `show`."""
-        head = self._words[HEAD]
+        head = self.words[HEAD]
         places = np.arange(head, head + len(keys)) % self.size
-        self._words[CLAIMED] = head + len(keys)
+        self.words[CLAIMED] = head + len(keys)
         self._keys[places] = keys
         self._rows[places] = stored
 
     def show(self) -> None:
-        self._words[HEAD] = self._words[CLAIMED]
+        self.words[HEAD] = self.words[CLAIMED]
 
     def since(self, position: int) -> tuple[np.ndarray, np.ndarray, int] | None:
         """-> (keys, stored rows, position to go on from), the last row of each key; None when the ring lapped the reader."""
-        head = self._words[HEAD]
+        head = self.words[HEAD]
         places = self._places(position, head)
         keys, stored = self._keys[places], self._rows[places]
         if self._lapped(position):
@@ -115,7 +115,7 @@ class UpdateRing:
 
     def changed(self, keys: np.ndarray, position: int) -> np.ndarray:
         """bool [N]: the key was updated since `position`, or may have been."""
-        head = self._words[HEAD]
+        head = self.words[HEAD]
         if head == position:
             return np.zeros(len(keys), bool)
         recent = self._keys[self._places(position, head)]
@@ -127,17 +127,17 @@ class UpdateRing:
 
     def _lapped(self, position: int) -> bool:
         """A row since `position` was, or is just being, overwritten; also for positions of a ring that is no more."""
-        return not 0 <= self._words[CLAIMED] - position <= self.size
+        return not 0 <= self.words[CLAIMED] - position <= self.size
 
     def add(self, word: int, amount: int) -> None:
-        self._words[word] += amount
+        self.words[word] += amount
 
     def set(self, word: int, value: int) -> None:
-        self._words[word] = value
+        self.words[word] = value
 
     @property
     def updater(self) -> UpdaterState:
-        words = self._words
+        words = self.words
         return UpdaterState(
             words[APPLIED],
             words[REJECTED],

@@ -20,21 +20,23 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from stages.compiled import machine_code
 from stages.embeddings import hits
-from stages.embeddings.hits import MIX, NO_KEY, THIRTY_TWO, WAYS
+from stages.embeddings.hits import ALL_THERE, EPOCH, HEADER_WORDS, HOLES, MIX, NO_KEY, THIRTY_TWO, WAYS
 from stages.embeddings.marks import Marks
 from stages.embeddings.memory import PrivateBlock, Sections, SharedBlock
 from stages.embeddings.placing import place
 from stages.embeddings.row_formats import RowCodec
 
-EPOCH, HOLES = 0, 1  # words of the header
-HEADER_WORDS = 8
 READ_ATTEMPTS = 40  # of rows that are being written just now
 READ_PAUSE_S = 0.0002  # between two of them: writing takes 50 us, or until a writer that lost the core has it again
-# One read in so many counts as a use, one insertion in so many halves the counts of its set. perf/bench_cache_policy.py: up to
-# 5 points of hit rate above LRU on Zipf traces of 0.9-1.2 and on Online Retail; behind it when all popularity changes at once.
-TOUCH_EVERY = 2
+# Uses matter where rows come and go: so many reads count after one that missed a row, then one in so many. One insertion in so
+# many halves the counts of its set. perf/bench_cache_policy.py: up to 7 points of hit rate above LRU on Zipf traces and real
+# logs; behind it when all popularity changes at once.
+COUNTED_AFTER_MISS = 8
+COUNTED_EVERY = 8
 HALVE_EVERY = 32
+FLOAT32 = np.dtype(np.float32)  # an array is made in two thirds of the time that the type's name takes
 
 Rows = tuple[np.ndarray, np.ndarray | None]  # float32 [N, D]; bool [N] missing, None when none is
 
@@ -59,10 +61,15 @@ class SlotTable:
         """
         self.lock, self.codec, self.nbytes = block.lock, codec, sections.nbytes
         self.header = base[: HEADER_WORDS * 8].cast("q")
+        self._header = np.frombuffer(base, np.int64, HEADER_WORDS)  # the same for compiled loops
         self._rows = sections.array(base, "rows") if rows is None else rows
-        self._plain = codec.plain(self._rows)
+        self._plain, self._width = codec.plain(self._rows), codec.width
         self.capacity = len(self._rows)
         self._marks = Marks(sections, base, self.capacity)
+
+    def _nothing(self) -> tuple[np.ndarray, np.ndarray]:
+        """No keys, and a place for their rows."""
+        return np.empty(0, np.int64), np.empty((0, self._width), np.float32)
 
     # --- where keys lie -----------------------------------------------------------------------------------------------------
     def _find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
@@ -79,8 +86,21 @@ class SlotTable:
 
     # --- readers ------------------------------------------------------------------------------------------------------------
     def read(self, keys: np.ndarray, out: np.ndarray | None = None) -> Rows:
-        """Decoded rows, into `out` (float32 [N, D], C-contiguous) when given. Rows reported missing hold anything."""
+        """Decoded rows, into `out` (float32 [N, D]) when given. Rows reported missing hold anything.
+
+        Both are C-contiguous, `keys` of int64: compiled loops look at neither.
+        """
         raise NotImplementedError
+
+    def _read_some(self, keys: np.ndarray, vectors: np.ndarray, out: np.ndarray | None) -> Rows:
+        """`read` into `vectors` where rows are missing, or somebody writes."""
+        epoch = self.header[EPOCH]
+        if not epoch & 1:
+            slots, missing = self._find(keys)
+            hits.decode_rows(self._plain, slots, vectors)
+            if self.header[EPOCH] == epoch:
+                return vectors, missing
+        return self._read_checked(keys, out)
 
     def _read_checked(self, keys: np.ndarray, out: np.ndarray | None) -> Rows:
         for _ in range(READ_ATTEMPTS):
@@ -162,6 +182,17 @@ class SlotTable:
 class CompleteTable(SlotTable):
     """A table that is there as a whole: keys are 0 … n_rows - 1, and a key is its slot."""
 
+    def __init__(
+        self,
+        block: PrivateBlock | SharedBlock,
+        sections: Sections,
+        codec: RowCodec,
+        base: memoryview,
+        rows: np.ndarray | None = None,
+    ) -> None:
+        super().__init__(block, sections, codec, base, rows)
+        self._read_hits = machine_code(hits.read_complete, self._header, self._plain, *self._nothing())
+
     @staticmethod
     def sections(n_rows: int, codec: RowCodec, rows_elsewhere: bool = False) -> Sections:
         specs = {
@@ -185,15 +216,9 @@ class CompleteTable(SlotTable):
         return self.header[HOLES] == 0
 
     def read(self, keys: np.ndarray, out: np.ndarray | None = None) -> Rows:
-        header = self.header
-        epoch = header[EPOCH]
-        if epoch & 1:
-            return self._read_checked(keys, out)
-        vectors, missing = np.empty((len(keys), self.codec.width), np.float32) if out is None else out, None
-        if header[HOLES] or not hits.read_complete(self._plain, keys, vectors):
-            slots, missing = self._find(keys)
-            hits.decode_rows(self._plain, slots, vectors)
-        return (vectors, missing) if header[EPOCH] == epoch else self._read_checked(keys, out)
+        vectors = np.empty((len(keys), self._width), FLOAT32) if out is None else out
+        state = self._read_hits(self._header, self._plain, keys, vectors)
+        return (vectors, None) if state == ALL_THERE else self._read_some(keys, vectors, out)
 
     def _find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         outside = keys.view(np.uint64) >= self.capacity
@@ -236,13 +261,11 @@ class CachedTable(SlotTable):
         self._n_sets = np.uint64(self.capacity // WAYS)
         self._slot_of_key = sections.array(base, "slot_of_key") if "slot_of_key" in sections.specs else None
         if self._slot_of_key is None:
-            places, self._places, self._read_hits, self._find_slots = "owner", self._owner, hits.read_hashed, hits.find_hashed
+            self._places, read_hits, self._find_slots = self._owner, hits.read_hashed, hits.find_hashed
         else:
-            places, self._places = "slot_of_key", self._slot_of_key
-            self._read_hits, self._find_slots = hits.read_indexed, hits.find_indexed
-        self._memory = np.frombuffer(base, np.uint8)
-        self._places_at, self._uses_at = sections.offsets[places], sections.offsets["uses"]
-        self._reads = self._insertions = 0
+            self._places, read_hits, self._find_slots = self._slot_of_key, hits.read_indexed, hits.find_indexed
+        self._read_hits = machine_code(read_hits, self._header, self._places, self._uses, False, self._plain, *self._nothing())
+        self._since_miss = self._insertions = 0  # reads; rows
         nothing = np.empty(0, np.int64)
         self._choose(nothing, nothing)  # compiled now, not while the first new rows keep everybody waiting
 
@@ -272,16 +295,14 @@ class CachedTable(SlotTable):
         base[: HEADER_WORDS * 8].cast("q")[HOLES] = len(owner)
 
     def read(self, keys: np.ndarray, out: np.ndarray | None = None) -> Rows:
-        header = self.header
-        epoch = header[EPOCH]
-        if epoch & 1:
-            return self._read_checked(keys, out)
-        vectors = np.empty((len(keys), self.codec.width), np.float32) if out is None else out
-        self._reads += 1
-        uses_at = hits.NOT_COUNTED if self._reads % TOUCH_EVERY else self._uses_at
-        n_missing = self._read_hits(self._memory, self._places_at, len(self._places), uses_at, self._plain, keys, vectors)
-        missing = self._find(keys)[1] if n_missing else None
-        return (vectors, missing) if header[EPOCH] == epoch else self._read_checked(keys, out)
+        vectors = np.empty((len(keys), self._width), FLOAT32) if out is None else out
+        reads = self._since_miss = self._since_miss + 1
+        counted = reads % COUNTED_EVERY == 0 or reads <= COUNTED_AFTER_MISS
+        state = self._read_hits(self._header, self._places, self._uses, counted, self._plain, keys, vectors)
+        if state == ALL_THERE:
+            return vectors, None
+        self._since_miss = 0
+        return self._read_some(keys, vectors, out)
 
     def _find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         slots = np.empty(len(keys), np.int64)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from stages.embeddings.batch import Batch
 from stages.embeddings.config import TableConfig, TiersConfig
 from stages.embeddings.memory import ARENA_PREFIX, PrivateBlock, Sections, SharedBlock
 from stages.embeddings.metrics import TableCounts
-from stages.embeddings.ring import APPLIED, UpdateRing
+from stages.embeddings.ring import APPLIED, HEAD, UpdateRing
 from stages.embeddings.row_formats import RowCodec
 from stages.embeddings.side_by_side import SharedRows
 from stages.embeddings.slots import CachedTable, CompleteTable
@@ -147,7 +148,7 @@ class HotRows:
     """L1: this process's hot rows, decoded. Follows the update ring."""
 
     def __init__(self, config: TableConfig, shared: SharedTable) -> None:
-        self._config, self._shared = config, shared
+        self._config, self._shared, self._ring_words = config, shared, shared.ring.words
         self._forget(shared.ring.head)
 
     def _forget(self, position: int) -> None:
@@ -159,7 +160,7 @@ class HotRows:
 
     def read(self, keys: np.ndarray, out: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray | None]:
         """`SlotTable.read` of rows that include every update up to now."""
-        if self._shared.ring.head != self._position:
+        if self._ring_words[HEAD] != self._position:
             self._refresh()
         return self.slots.read(keys, out)
 
@@ -188,6 +189,7 @@ class TieredTable:
 
     def __init__(self, config: TableConfig) -> None:
         self.config, self.counts = config, TableCounts()
+        self.asked = self.lacking = 0  # rows, of what the first level gives
         self.codec = RowCodec(config.row_format, config.width)
         self.default = np.broadcast_to(np.asarray(config.default, np.float32), (config.width,))
         self.detach()
@@ -220,18 +222,16 @@ class TieredTable:
         vectors = np.empty((len(keys), self.config.width), np.float32) if out is None else out
         return vectors, np.ones(len(keys), bool) if len(keys) else None
 
-    def count_top(self, asked: int, missing: int) -> None:
-        """Count what `read_top` was asked for and had."""
-        counts = self.counts
-        counts.rows += asked
-        if self.l1 is not None:
-            counts.l1_hits += asked - missing
-        else:
-            counts.l2_hits += asked - missing
+    def counts_with(self, at_once: int) -> TableCounts:
+        """All that was counted. at_once: rows that were read together with those of other tables, all of them from L2."""
+        on_top = self.asked - self.lacking
+        l1_hits, l2_hits = (on_top, 0) if self.config.l1_rows else (0, on_top)
+        l2_hits += self.counts.l2_hits + at_once
+        return replace(self.counts, rows=self.asked + at_once, l1_hits=l1_hits, l2_hits=l2_hits)
 
     def read_l2(self, keys: np.ndarray, out: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray | None]:
         """What L2 in shared memory gives."""
-        return self.shared.slots.read(keys, out)
+        return self.shared.slots.read(np.ascontiguousarray(keys, np.int64), out)
 
     @property
     def ring_head(self) -> int:

@@ -29,6 +29,7 @@ CONFIG_FILE = "tiers.json"
 WARM_ROWS = 4096  # at a time: writers of the table wait for one such part only
 ROOM_PER_ROW = 32  # rows of a cache for each that is kept together with others: four sets
 UPKEEP_EVERY_S = 0.05  # catching up holds the interpreter: 3 ms for 500 updated rows, 30 ms for 2,500
+INT64 = np.dtype(np.int64)
 FIRST, ONCE = np.zeros(1, np.int64), np.ones(1, np.int64)
 NO_UPDATER = UpdaterState(0, 0, 0, 0.0, 0, False, False)
 
@@ -125,18 +126,15 @@ class Tiers:
     def _read_top(self, name: str, rows: np.ndarray, out: np.ndarray | None) -> tuple[np.ndarray, _Miss | None]:
         """-> (float32 [..., D], what is still to be filled in)."""
         table = self._tables.get(name) or self._table(name)
-        keys = np.ascontiguousarray(rows, np.int64)
+        keys = np.asarray(rows, INT64, order="C")
         if out is not None:
             self._check_out(out, (*rows.shape, table.config.width))
         if keys.ndim != 1:
-            keys = keys.reshape(-1)
-            out = None if out is None else out.reshape(len(keys), table.config.width)
+            vectors, miss = self._read_top(name, keys.reshape(-1), None if out is None else out.reshape(keys.size, -1))
+            return vectors.reshape(*rows.shape, table.config.width), miss
         vectors, missing = table.read_top(keys, out)
-        answer = vectors if rows.ndim == 1 else vectors.reshape(*rows.shape, table.config.width)
-        if missing is None:
-            table.count_top(len(keys), 0)
-            return answer, None
-        return answer, self._miss(table, keys, vectors, missing.nonzero()[0])
+        table.asked += len(keys)
+        return vectors, None if missing is None else self._miss(table, keys, vectors, missing.nonzero()[0])
 
     @staticmethod
     def _check_out(out: np.ndarray, shape: tuple[int, ...]) -> None:
@@ -161,7 +159,7 @@ class Tiers:
             distinct, inverse, counts = lacking, FIRST, ONCE
         else:
             distinct, inverse, counts = np.unique(lacking, return_inverse=True, return_counts=True)
-        table.count_top(len(keys), len(places))
+        table.lacking += len(places)
         return _Miss(table, keys, vectors, places, distinct, inverse, counts)
 
     def _resolve(self, misses: list[_Miss]) -> None:
@@ -287,9 +285,9 @@ class Tiers:
     @staticmethod
     def _table_metrics(table: TieredTable, at_once: int) -> TableMetrics:
         """at_once: rows that were read together with those of other tables, all of them from L2."""
-        slots, counts = table.shared.slots if table.shared else None, table.counts
+        slots = table.shared.slots if table.shared else None
         return TableMetrics(
-            counts=replace(counts, rows=counts.rows + at_once, l2_hits=counts.l2_hits + at_once),
+            counts=table.counts_with(at_once),
             l1_rows=table.l1.slots.rows_resident if table.l1 else 0,
             l1_bytes=l1_sections(table.config).nbytes if table.l1 else 0,
             l2_rows=slots.rows_resident if slots else 0,

@@ -7,9 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from stages.compiled import KEPT_FOLDERS, NAME
+from stages.compiled import KEPT_FOLDERS, NAME, machine_code
+from stages.hashing import _mixed_all
 
 STAGES = Path(__file__).parents[2] / "stages"
 PROGRAM = """
@@ -51,6 +53,11 @@ def test_a_copy_of_the_code_finds_what_another_compiled(copies):
     assert first == COMPILED
     assert run(copies / "another", cache) == ([value, FOUND], "")
     assert not list((copies / "one").rglob("*.nb*"))
+
+
+def test_machine_code_does_what_the_function_does():
+    numbers = np.arange(5, dtype=np.uint64)
+    np.testing.assert_array_equal(machine_code(_mixed_all, numbers)(numbers), _mixed_all(numbers))
 
 
 def test_other_code_compiles_anew(copies):

@@ -11,13 +11,14 @@ from numba import TypingError
 from stages.embeddings import hits
 from stages.embeddings.memory import PrivateBlock
 from stages.embeddings.row_formats import RowCodec
-from stages.embeddings.slots import CachedTable, CompleteTable
+from stages.embeddings.slots import COUNTED_AFTER_MISS, COUNTED_EVERY, CachedTable, CompleteTable
 from tests.unit.embeddings import hits_oracle
 
 FORMATS = ("fp32", "fp16", "int8", "int4")
-WIDTHS = (1, 2, 5, 7, 8, 9, 16, 19, 32)
+WIDTHS = (1, 2, 4, 5, 7, 8, 9, 12, 16, 19, 32)
 N_ROWS = 200
 SOME = np.ones((8, 8), np.float32)
+QUIET = np.zeros(hits.HEADER_WORDS, np.int64)  # a header: nobody writes, no row is missing
 
 
 def some_rows(codec: RowCodec, n_rows: int, rng: np.random.Generator) -> np.ndarray:
@@ -48,7 +49,7 @@ def test_every_finite_float16():
     halves = np.arange(1 << 16).astype(np.uint16).view(np.float16)
     halves = halves[np.isfinite(halves)][:, None]
     vectors = np.empty(halves.shape, np.float32)
-    assert hits.read_complete(halves.view(np.uint16), np.arange(len(halves)), vectors)
+    assert hits.read_complete(QUIET, halves.view(np.uint16), np.arange(len(halves)), vectors) == hits.ALL_THERE
     np.testing.assert_array_equal(bits(vectors), bits(halves.astype(np.float32)))
 
 
@@ -60,7 +61,8 @@ def test_a_complete_table_refuses_keys_outside(row_format):
         keys = np.array(keys, np.int64)
         vectors = np.zeros((len(keys), 16), np.float32)
         there = bool(((keys >= 0) & (keys < N_ROWS)).all())
-        assert hits.read_complete(codec.plain(stored), keys, vectors) == there
+        state = hits.read_complete(QUIET, codec.plain(stored), keys, vectors)
+        assert state == (hits.ALL_THERE if there else hits.SOME_MISSING)
         if there:
             np.testing.assert_array_equal(bits(vectors), bits(codec.decode(stored[keys])))
 
@@ -91,7 +93,7 @@ def test_a_cached_table_reads_what_numpy_reads(row_format, direct_rows, held, as
         expected = hits_oracle.find_hashed(table._owner, keys)
     np.testing.assert_array_equal(np.isin(keys, table._owner[table._owner != hits.NO_KEY]), expected >= 0)
     decoded = hits_oracle.decode_rows(codec, table._rows, expected, np.zeros((len(keys), 11), np.float32))
-    for _ in range(2):  # one of two reads counts as a use
+    for _ in range(2):  # the first reads count as uses
         uses = hits_oracle.count_uses(table._uses, expected)
         vectors, missing = table.read(keys, np.zeros((len(keys), 11), np.float32))
         np.testing.assert_array_equal(np.zeros(len(keys), bool) if missing is None else missing, expected < 0)
@@ -113,6 +115,49 @@ def test_a_read_of_many_keys_is_that_of_its_parts(direct_rows):
     assert not lacking[: hits.ASKED].any()
     assert lacking.any()
     np.testing.assert_array_equal(bits(vectors[~missing]), bits(np.concatenate([rows for rows, _ in parts])[~missing]))
+
+
+def states(header: np.ndarray) -> set[int]:
+    """What the three passes say of a row that lies in slot 3, under that header."""
+    rows, keys, uses = np.ones((8, 16), np.float32), np.array([3]), np.zeros(8, np.uint8)
+    vectors = np.empty((1, 16), np.float32)
+    return {
+        hits.read_complete(header, rows, keys, vectors),
+        hits.read_hashed(header, np.arange(8), uses, False, rows, keys, vectors),
+        hits.read_indexed(header, np.arange(8, dtype=np.int32), uses, False, rows, keys, vectors),
+    }
+
+
+def test_what_is_read_while_somebody_writes_is_not_believed():
+    header = QUIET.copy()
+    assert states(header) == {hits.ALL_THERE}
+    header[hits.EPOCH] = 7
+    assert states(header) == {hits.UNSETTLED}
+
+
+def test_a_complete_table_with_a_hole_is_not_read_blindly():
+    header = QUIET.copy()
+    header[hits.HOLES] = 1
+    assert hits.read_complete(header, SOME, np.array([3]), np.empty((1, 8), np.float32)) == hits.SOME_MISSING
+
+
+@pytest.mark.parametrize("direct_rows", [0, 120])
+def test_reads_count_as_uses_after_a_miss_and_now_and_then(direct_rows):
+    table = cached(RowCodec("fp32", 16), 64, direct_rows, np.arange(8))
+    held = table._owner[table._owner != hits.NO_KEY]
+    asked, slot = held[:1].copy(), int(np.flatnonzero(table._owner == held[0])[0])
+
+    def counted(reads: int) -> int:
+        before = int(table._uses[slot])
+        for _ in range(reads):
+            table.read(asked)
+        return int(table._uses[slot]) - before
+
+    counted(COUNTED_AFTER_MISS)
+    assert counted(3 * COUNTED_EVERY) == 3
+    table.read(np.array([110]))
+    assert counted(COUNTED_AFTER_MISS) == COUNTED_AFTER_MISS
+    assert counted(2 * COUNTED_EVERY) == 2
 
 
 def test_uses_count_once_a_read_and_end_at_the_most():

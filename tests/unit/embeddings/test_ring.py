@@ -53,7 +53,7 @@ def test_a_position_beyond_the_ring_counts_as_lapped():
 def test_a_publisher_that_dies_shows_nothing_and_blocks_nobody():
     ring = ring_of()
     ring.publish(np.array([1]), rows_of([1]))
-    ring._words[0] += 5  # claimed, but never finished
+    ring.words[0] += 5  # claimed, but never finished
     keys, stored, head = ring.since(0)
     assert (keys.tolist(), stored[:, 0].tolist(), head) == ([1], [1.0], 1)
     ring.publish(np.array([2]), rows_of([2]))
