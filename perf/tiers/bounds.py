@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from perf.figure import Figure
 from perf.tables import Row, Table
-from perf.tiers.big import RAM_SHARE, WAITS
+from perf.tiers.big import WAITS
 from perf.tiers.feed import ROWS_PER_S
+from perf.tiers.ram import RAM_SHARE
 
 LEAST_OF_TAKE = 0.5
 MOST_OF_DEVICE = {1: 2.0, 64: 4.0}  # by misses of a look-up
@@ -70,14 +73,8 @@ def of_kernel(results: Results) -> list[Figure]:
 
 
 def of_large(results: Results) -> list[Figure]:
-    figures = []
-    for r in results[1:]:
-        bound = MOST_OF_ALL_IN_RAM if r["case"] == WAITS else None
-        figures.append(Figure(name=f"large: {r['case']}: rows from memory", values=[r["memory_hit_rate"]]))
-        for key, load in (("one", "one client"), ("half", "half of peak")):
-            name = f"large: {r['case']}: p99 of recommend, {load}, over all in RAM"
-            figures.append(Figure(name=name, values=r[f"{key}_p99_ratio"], bound=bound))
-    return figures
+    ratios = {"one_p99_ratio": "p99 of recommend, one client,", "half_p99_ratio": "p99 of recommend, half of peak,"}
+    return _of_cases("large", results, ratios, MOST_OF_ALL_IN_RAM)
 
 
 def _of_cases(part: str, results: Results, ratios: dict[str, str], most: float | None) -> list[Figure]:
@@ -88,8 +85,8 @@ def _of_cases(part: str, results: Results, ratios: dict[str, str], most: float |
         figures.append(Figure(name=f"{case}: RAM, of the rows' bytes", values=[r["ram_share"]], bound=RAM_SHARE))
         figures.append(Figure(name=f"{case}: rows from memory", values=[r["memory_hit_rate"]]))
         for key, what in ratios.items():
-            bound = most if exact else None
-            figures.append(Figure(name=f"{case}: {what} over all in RAM", values=[r[key]], bound=bound))
+            name = f"{case}: {what} over all in RAM"
+            figures.append(Figure(name=name, values=np.ravel(r[key]).tolist(), bound=most if exact else None))
     return figures
 
 

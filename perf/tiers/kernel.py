@@ -20,7 +20,8 @@ import numpy as np
 from perf.tiers.big import cases_of, shares
 from perf.tiers.device import read_through
 from perf.tiers.large_catalogue import over
-from perf.tiers.traffic import ROW_BYTES, TABLE, WIDTH, opened, settings, write_table, zipf_keys
+from perf.tiers.ram import ram_share
+from perf.tiers.traffic import TABLE, WIDTH, opened, settings, write_table, zipf_keys
 from perf.workload import Arrays, draw, read_requests
 from stages.artifacts import stage_folder
 from stages.embeddings.config import TiersConfig, read_config
@@ -104,7 +105,7 @@ def open_cases(
     small = Path(open_now.enter_context(tempfile.TemporaryDirectory()))
     link_tables(own, source, small)
     cases = []
-    for name, (threshold, levels) in cases_of(rows, WIDTH).items():
+    for name, (threshold, levels) in cases_of(rows).items():
         large = settings(rows, source, threshold, **levels)
         tiers = open_now.enter_context(opened(with_large(own, large, small, f"bench-kernel-{os.getpid()}-{len(cases)}")))
         rank = Timed(over(pipeline.stages["rank"], tiers, keys))
@@ -138,11 +139,8 @@ def with_large(own: TiersConfig, large: TiersConfig, folder: Path, arena: str) -
 
 def described(case: Case, all_in_ram: Case) -> dict:
     table = case.tiers.metrics().tables[TABLE]
-    result = {
-        "case": case.name,
-        "ram_share": round((table.l1_bytes + table.l2_bytes) / (case.tiers.config.tables[0].rows * ROW_BYTES), 4),
-        **shares(case.before, case.counts),
-    }
+    share = ram_share(case.tiers.config.tables[0].rows, table.l1_bytes, table.l2_bytes)
+    result = {"case": case.name, "ram_share": share, **shares(case.before, case.counts)}
     for what, ms, of in (("request", case.ms, all_in_ram.ms), ("rank", case.rank.ms, all_in_ram.rank.ms)):
         p50_ms, p99_ms = (round(float(np.percentile(ms, q)), 3) for q in (50, 99))
         result |= {f"{what}_p50_ms": p50_ms, f"{what}_p99_ms": p99_ms}
