@@ -15,6 +15,7 @@ from perf.figure import Figure
 from perf.results import circumstances, last_line
 from perf.tiers.big import cases_of
 from perf.tiers.bounds import figures_of, table_of
+from perf.tiers.traffic import EXPONENT
 from stages.errors import ConfigError
 from stages.generations import pinned_generation
 
@@ -33,7 +34,7 @@ def tiers(
     rows: Annotated[int, typer.Option(help="of the largest table; big, kernel, large need 5,000,000", min=10_000)] = SMALL_ROWS,
     folder: Annotated[Path, typer.Option(help="of the tables, on the SSD to be measured")] = Path("/tmp/bench-tiers"),
     repo: Annotated[Path, typer.Option(help="an exported repository, for kernel, large and served")] = Path("model_repository"),
-    zipf: Annotated[float, typer.Option(help="exponent of the keys' popularity")] = 1.1,
+    zipf: Annotated[float, typer.Option(help="exponent of the keys' popularity: 95 % hits with 50,000,000 rows")] = EXPONENT,
     seconds: Annotated[float, typer.Option(help="of a turn with and without updates")] = 5.0,
     rounds: Annotated[int, typer.Option(help="of such turns", min=1)] = 5,
 ) -> None:
@@ -93,7 +94,7 @@ def measure(part: str, rows: int, folder: Path, repo: Path, zipf: float, seconds
             from perf.tiers.large import bench_large
 
             with tempfile.TemporaryDirectory(prefix="bench-large-") as scratch:
-                return bench_large(repo, folder, Path(scratch), rows, rng, seconds, rounds)
+                return bench_large(repo, folder, Path(scratch), rows, rng, zipf, seconds, rounds)
         case _:
             from perf.tiers.served import bench_served
 

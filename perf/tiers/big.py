@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from perf.tiers.ram import ram_share, within_share
-from perf.tiers.traffic import KEYS_PER_REQUEST, TABLE, latencies_us, tiers_over, write_table, zipf_keys
+from perf.tiers.traffic import KEYS_PER_REQUEST, TABLE, latencies_us, tiers_over, warm, warm_keys, write_table, zipf_keys
 from stages.embeddings.metrics import TableCounts
 
 WAITS = "10 % in RAM, waits for misses"  # answers are exact
@@ -35,14 +35,13 @@ def shares(before: TableCounts, after: TableCounts) -> dict[str, float]:
 
 def bench_big(folder: Path, rows: int, rng: np.random.Generator, exponent: float, n_requests: int = 2500) -> list[dict]:
     source, results = write_table(folder, rows, rng), []
-    requests = zipf_keys(rows, exponent, (2 * n_requests, KEYS_PER_REQUEST), rng)
+    warming = warm_keys(rows, exponent, rng)
+    requests = zipf_keys(rows, exponent, (n_requests, KEYS_PER_REQUEST), rng)
     for case, (threshold, levels) in cases_of(rows).items():
         with tiers_over(rows, source, threshold, **levels) as tiers:
-            for keys in requests[:n_requests]:
-                tiers.lookup(TABLE, keys)
-            tiers.settle()
+            warm(tiers, warming)
             before = tiers.metrics().tables[TABLE]
-            us = latencies_us(lambda keys, tiers=tiers: tiers.lookup(TABLE, keys), requests[n_requests:], REST_OF_REQUEST_S)
+            us = latencies_us(lambda keys, tiers=tiers: tiers.lookup(TABLE, keys), requests, REST_OF_REQUEST_S)
             after = tiers.metrics().tables[TABLE]
         p50_us, p99_us = (round(float(np.percentile(us, q)), 1) for q in (50, 99))
         share = ram_share(rows, after.l1_bytes, after.l2_bytes)

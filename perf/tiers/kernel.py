@@ -21,7 +21,7 @@ from perf.tiers.big import cases_of, shares
 from perf.tiers.device import read_through
 from perf.tiers.large_catalogue import over
 from perf.tiers.ram import ram_share
-from perf.tiers.traffic import TABLE, WIDTH, opened, settings, write_table, zipf_keys
+from perf.tiers.traffic import TABLE, WIDTH, opened, settings, warm, warm_keys, write_table, zipf_keys
 from perf.workload import Arrays, draw, read_requests
 from stages.artifacts import stage_folder
 from stages.embeddings.config import TiersConfig, read_config
@@ -66,7 +66,8 @@ class Case:
     def counts(self) -> TableCounts:
         return self.tiers.metrics().tables[TABLE].counts
 
-    def warm(self, requests: list[Arrays]) -> None:
+    def warm(self, warming: np.ndarray, requests: list[Arrays]) -> None:
+        warm(self.tiers, warming)
         for number in range(WARM_REQUESTS):
             self.pipeline(requests[number % len(requests)])
         self.tiers.settle()
@@ -86,11 +87,12 @@ def bench_kernel(repo: Path, folder: Path, rows: int, rng: np.random.Generator, 
         open_now.callback(pipeline.close)
         drawn = draw(read_requests(repo, pipeline.info.generation), DRAWN, rng)
         requests = [{name: values[row : row + 1] for name, values in drawn.items()} for row in range(DRAWN)]
+        warming = warm_keys(rows, exponent, rng)
         keys = zipf_keys(rows, exponent, (WARM_REQUESTS + REQUESTS * ROUNDS, pipeline.info.axes.candidates), rng)
         cases = open_cases(pipeline, tiers_of(repo, pipeline.info.generation), rows, source, keys, open_now)
         read_through(source)
         for case in cases:
-            case.warm(requests)
+            case.warm(warming, requests)
         for _ in range(ROUNDS):
             for case in cases:
                 for number in range(REQUESTS):

@@ -40,7 +40,6 @@ from stages.errors import ServerError
 from stages.generations import pinned_generation
 
 HERE = Path(__file__).parent
-EXPONENT = 1.145  # of the keys' popularity: with caches as warm as these, a tenth of the rows in RAM answers 95 % of the keys
 KEYS = 80_000  # requests with keys of their own
 WARM_CLIENTS, WARM_S = 8, 5.0
 REPORTED_AFTER_S = 2.5  # models tell their counts once a second
@@ -85,10 +84,17 @@ class Side:
 
 
 def bench_large(
-    repo: Path, folder: Path, scratch: Path, rows: int, rng: np.random.Generator, seconds: float, rounds: int
+    repo: Path,
+    folder: Path,
+    scratch: Path,
+    rows: int,
+    rng: np.random.Generator,
+    exponent: float,
+    seconds: float,
+    rounds: int,
 ) -> list[dict]:
     source = write_table(folder, rows, rng)
-    keys = zipf_keys(rows, EXPONENT, (KEYS, candidates_of(repo)), rng).astype(np.int32)
+    keys = zipf_keys(rows, exponent, (KEYS, candidates_of(repo)), rng).astype(np.int32)
     with ExitStack() as running:
         sides = [served(repo, source, scratch / str(i), rows, case, keys, running) for i, case in enumerate(cases_of(rows))]
         read_through(source)
@@ -157,7 +163,7 @@ def described(side: Side, before: Counter[str], all_in_ram: Side, rate: float, r
     asked = {answer: count - before[answer] for answer, count in after.items()}
     in_memory = (asked["l1"] + asked["l2"]) / sum(asked.values())
     late = asked["default_late"] / sum(asked.values())
-    result = {"case": side.case, "rate": round(rate), "exponent": EXPONENT}
+    result = {"case": side.case, "rate": round(rate)}
     result |= {"ram_share": side.ram_share(rows), "memory_hit_rate": round(in_memory, 4), "late": round(late, 4)}
     for name, key in LOADS.items():
         ratios = np.divide(side.p99_ms[name], all_in_ram.p99_ms[name])

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from perf.open_loop import Outcome
-from perf.tiers import feed, large
+from perf.tiers import feed, large, traffic
 from perf.tiers.big import cases_of, shares
 from perf.tiers.large import Side
 from perf.tiers.large_catalogue import TABLE, ItemRows
 from perf.tiers.ram import ENOUGH_ROWS, RAM_SHARE, ram_share
 from perf.tiers.served import Cores, described
-from perf.tiers.traffic import WIDTH, resident_keys, seconds_per_call, tiers_over, write_table, zipf_keys
+from perf.tiers.traffic import WIDTH, resident_keys, seconds_per_call, tiers_over, warm, write_table, zipf_keys
 from stages.embeddings.config import TableConfig
 from stages.embeddings.formats.kafka import KEY_GROUPS, decode_message
 from stages.embeddings.formats.mixer import partition_of
@@ -109,6 +109,18 @@ def test_the_tables_rows_are_served_and_those_in_memory_known(tmp_path):
         after = tiers.metrics().tables[TABLE].counts
     assert 250 < len(resident) <= 500
     assert after.l2_hits - before.l2_hits == len(resident)
+
+
+def test_a_cache_that_was_warmed_lacks_fewer_of_the_popular_rows(tmp_path, monkeypatch):
+    """It starts with the first rows but those that others of their sets replaced."""
+    rng, rows = np.random.default_rng(0), 60_000
+    monkeypatch.setattr(traffic, "WARM_KEYS", 100 * traffic.WARM_BATCH)
+    with tiers_over(rows, write_table(tmp_path, rows, rng), l2_rows=16_000) as tiers:
+        popular = [len(resident_keys(tiers, 500))]
+        warm(tiers, traffic.warm_keys(rows, 1.145, rng))
+        popular.append(len(resident_keys(tiers, 500)))
+    assert popular[0] < 450
+    assert popular[1] > 495
 
 
 def test_every_request_of_the_larger_catalogue_has_its_own_keys():
