@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -49,10 +50,11 @@ def tiers(
         pinned_generation(repo)  # now: what comes before them may take an hour
     if set(OVER_RAM) & set(chosen):
         cases_of(rows)  # likewise: raises for a table that is too small
+    sys.stdout.reconfigure(line_buffering=True)  # in a file too, a figure shows when it is known
     report: dict[str, object] = {"perf": "tiers", "rows": rows, "zipf": zipf} | circumstances()
     figures: list[Figure] = []
     for part in chosen:
-        print(f"\n{part}", flush=True)
+        print(f"\n{part}")
         report[part] = measure(part, rows, folder, repo, zipf, seconds, rounds)
         figures += figures_of(part, report[part])
     Console(width=LINE_WIDTH).print(table_of(figures).to_rich())

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from perf.progress import progress
 from perf.tiers.big import cases_of, shares
 from perf.tiers.device import read_through
 from perf.tiers.large_catalogue import over
@@ -89,15 +90,19 @@ def bench_kernel(repo: Path, folder: Path, rows: int, rng: np.random.Generator, 
         requests = [{name: values[row : row + 1] for name, values in drawn.items()} for row in range(DRAWN)]
         warming = warm_keys(rows, exponent, rng)
         keys = zipf_keys(rows, exponent, (WARM_REQUESTS + REQUESTS * ROUNDS, pipeline.info.axes.candidates), rng)
-        cases = open_cases(pipeline, tiers_of(repo, pipeline.info.generation), rows, source, keys, open_now)
-        read_through(source)
-        for case in cases:
-            case.warm(warming, requests)
-        for _ in range(ROUNDS):
+        with progress(1 + len(cases_of(rows)) + ROUNDS) as step:
+            step("the tables are opened")
+            cases = open_cases(pipeline, tiers_of(repo, pipeline.info.generation), rows, source, keys, open_now)
+            read_through(source)
             for case in cases:
-                for number in range(REQUESTS):
-                    case.ask(requests[number % DRAWN])
-                    time.sleep(REST_OF_REQUEST_S)
+                step(f"warmed: {case.name}")
+                case.warm(warming, requests)
+            for number in range(ROUNDS):
+                step(f"round {number + 1}")
+                for case in cases:
+                    for asked in range(REQUESTS):
+                        case.ask(requests[asked % DRAWN])
+                        time.sleep(REST_OF_REQUEST_S)
         return [described(case, cases[0]) for case in cases]
 
 

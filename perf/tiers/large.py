@@ -23,6 +23,7 @@ from perf.full import new_bench
 from perf.hit_rates import read_samples
 from perf.measure import Bench
 from perf.open_loop import Outcome
+from perf.progress import progress
 from perf.target import own_server, site_of
 from perf.tiers.big import WAITS, cases_of
 from perf.tiers.device import read_through
@@ -96,19 +97,27 @@ def bench_large(
     source = write_table(folder, rows, rng)
     keys = zipf_keys(rows, exponent, (KEYS, candidates_of(repo)), rng).astype(np.int32)
     with ExitStack() as running:
-        sides = [served(repo, source, scratch / str(i), rows, case, keys, running) for i, case in enumerate(cases_of(rows))]
-        read_through(source)
-        waits = next(side for side in sides if side.case == WAITS)
-        peaks = {side.case: peak_of(side) for side in sides}  # of all: they are equally warm then
-        rate = LOAD_SHARE * peaks[WAITS]
-        before = [side.answered() for side in sides]
-        for number in range(rounds):
-            requests = drawn(waits.bench, rate, seconds)
-            for side in sides if number % 2 == 0 else sides[::-1]:
-                with side.turns.turn():
-                    one = side.bench.closed(ENSEMBLE, "grpc", "concurrency", 1, WINDOW_S)
-                    side.p99_ms["one client"].append(one.latency.p99_ms)
-                    side.p99_ms["half of peak"].append(sound_p99_ms(load(side.bench, requests)))
+        with progress(2 * len(cases_of(rows)) + rounds) as step:
+            sides = []
+            for number, case in enumerate(cases_of(rows)):
+                step(f"a server, {case}")
+                sides.append(served(repo, source, scratch / str(number), rows, case, keys, running))
+            read_through(source)
+            waits = next(side for side in sides if side.case == WAITS)
+            peaks = {}
+            for side in sides:  # of all: they are equally warm then
+                step(f"its peak, {side.case}")
+                peaks[side.case] = peak_of(side)
+            rate = LOAD_SHARE * peaks[WAITS]
+            before = [side.answered() for side in sides]
+            for number in range(rounds):
+                step(f"round {number + 1}")
+                requests = drawn(waits.bench, rate, seconds)
+                for side in sides if number % 2 == 0 else sides[::-1]:
+                    with side.turns.turn():
+                        one = side.bench.closed(ENSEMBLE, "grpc", "concurrency", 1, WINDOW_S)
+                        side.p99_ms["one client"].append(one.latency.p99_ms)
+                        side.p99_ms["half of peak"].append(sound_p99_ms(load(side.bench, requests)))
         return [described(side, then, sides[0], rate, rows) for side, then in zip(sides, before, strict=True)]
 
 
@@ -171,7 +180,6 @@ def described(side: Side, before: Counter[str], all_in_ram: Side, rate: float, r
     print(
         "{case:30} RAM {ram_share:6.1%}  in memory {memory_hit_rate:.1%}  late {late:.1%}  p99 of one client {one_p99_ms} ms "
         "({one_p99_ratio} of all in RAM), "
-        "at {rate}/s {half_p99_ms} ms ({half_p99_ratio})".format(**result),
-        flush=True,
+        "at {rate}/s {half_p99_ms} ms ({half_p99_ratio})".format(**result)
     )
     return result
