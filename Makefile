@@ -88,8 +88,8 @@ bounds: setup ## every speed that has a bound, on synthetic:reference: make base
 
 # of the table that is larger than its RAM (50,000,000: 12 GB of disk, and shared memory of 4 GB for the comparison)
 ROWS ?= 50000000
-# exponent of the keys' popularity at which a tenth of these rows is hit by 95 % of the keys
-ZIPF ?= 1.16
+# exponent of the keys' popularity at which a tenth of these rows is hit by 95 % of the keys; empty: the one of 50,000,000
+ZIPF ?=
 
 # repository whose rows are as wide as those of the large table
 WIDE = .run/perf/wide-$(notdir $(EXPORTED))
@@ -99,7 +99,7 @@ $(WIDE).exported: perf/tiers/wide.toml $(SOURCES)
 	@touch $@
 
 bounds-tiers: setup $(WIDE).exported ## every speed of the embedding tiers that has a bound, over a repository of its own: DATA=… ROWS=…
-	@$(PYTHON) -m perf.tiers hits misses growth updates big kernel large served --rows $(ROWS) --zipf $(ZIPF) --repo $(WIDE)
+	@$(PYTHON) -m perf.tiers hits misses growth updates big kernel large served --rows $(ROWS) $(if $(ZIPF),--zipf $(ZIPF)) --repo $(WIDE)
 
 tune: setup ## search batching, instances, threads and the index's effort under the SLO; writes tuned.toml for CONFIG=…: REPO=…
 	@$(PYTHON) -m perf.tune --repo $(REPO)

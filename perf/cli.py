@@ -18,6 +18,7 @@ from perf import growth as growth_mode
 from perf import overhead as overhead_mode
 from perf.command import BROKEN, run
 from perf.measure import Scenario
+from perf.progress import progress
 from perf.results import RESULTS, Run, circumstances, last_line, latest_run, load_run, new_folder, summary
 from perf.target import serve
 from stages.contract import ENSEMBLE, STAGES
@@ -80,7 +81,7 @@ def sweep(
     with serve(url, repo) as site:
         bench = full.new_bench(site, label)
         _require_model(model, bench.stages)
-        with full.watched(bench), full.progress(len(levels)) as step:
+        with full.watched(bench), progress(len(levels)) as step:
             for level in levels:
                 step(f"{model}, {transport}, {level:g}")
                 bench.add_closed(model, transport, mode, level, window_s)
@@ -111,7 +112,7 @@ def load(
     )
     with serve(url, repo) as site:
         bench = full.new_bench(site, label)
-        with full.watched(bench), full.progress(1) as step:
+        with full.watched(bench), progress(1) as step:
             step(scenario.name)
             measure.add_open(bench, scenario)
     _finish(bench.run, bench.folder, {})
@@ -151,7 +152,7 @@ def ab(
     with (
         ab_mode.repository(a, data) as repo_a,
         ab_mode.repository(b, data) as repo_b,
-        full.progress(2 * rounds) as step,
+        progress(2 * rounds) as step,
     ):
         result = ab_mode.compare(repo_a, repo_b, folder, rounds, clients, window_s, step)
     (folder / "ab.json").write_text(result.model_dump_json(indent=1))
@@ -172,7 +173,7 @@ def overhead(
 ) -> None:
     """Both layouts, both with empty kernels, and in-process in turns. Exit code 1: a bound is missed or answers differ."""
     folder, machine = new_folder(), circumstances()
-    with tempfile.TemporaryDirectory(prefix="perf-overhead-") as scratch, full.progress(overhead_mode.steps(rounds)) as step:
+    with tempfile.TemporaryDirectory(prefix="perf-overhead-") as scratch, progress(overhead_mode.steps(rounds)) as step:
         result = overhead_mode.measure_overhead(repo, folder, Path(scratch), candidates, rounds, window_s, step)
     (folder / "overhead.json").write_text(result.model_dump_json(indent=1))
     for table in (tables.overhead_table(result), tables.breakdown_table(result.breakdowns), tables.memory_table(result.memory)):
@@ -194,7 +195,7 @@ def growth(repo: Repo = Path("model_repository")) -> None:
     Exit code 1 when a slope is above its bound.
     """
     folder, rng, machine = new_folder(), np.random.default_rng(full.SEED), circumstances()
-    with full.progress(2 + len(growth_mode.CATALOGUES)) as step:
+    with progress(2 + len(growth_mode.CATALOGUES)) as step:
         step("C of the published pipeline")
         axes = [growth_mode.candidates_axis(repo, rng), growth_mode.catalogue_axis(rng, step)]
     plots.save_growth(axes, folder)

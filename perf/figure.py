@@ -7,12 +7,14 @@ from pydantic import BaseModel
 
 
 class Figure(BaseModel, frozen=True):
-    """One figure, by round. bound: None where none was set; "at most" it, or "at least"."""
+    """One figure, by round. bound: None where none was set; "at most" it, or "at least". least: beside a bound that it is to be
+    at most."""
 
     name: str
     values: list[float]
     bound: float | None = None
     at_most: bool = True
+    least: float | None = None
 
     @property
     def median(self) -> float:
@@ -22,4 +24,15 @@ class Figure(BaseModel, frozen=True):
     def met(self) -> bool | None:
         if self.bound is None:
             return None
+        if self.least is not None:
+            return self.least <= self.median <= self.bound
         return self.median <= self.bound if self.at_most else self.median >= self.bound
+
+    @property
+    def bound_in_words(self) -> str:
+        """Nothing where none was set."""
+        if self.bound is None:
+            return ""
+        if self.least is not None:
+            return f"{self.least:g} to {self.bound:g}"
+        return f"{'at most' if self.at_most else 'at least'} {self.bound:g}"

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from perf import measure
 from perf.hit_rates import hit_rates, read_samples
@@ -18,6 +15,7 @@ from perf.latency import Latency
 from perf.measure import Bench
 from perf.memory import PeakMemory
 from perf.open_loop import floor_ns
+from perf.progress import progress
 from perf.results import Machine, Run, commit_of, config_hash, new_folder, priority_levels
 from perf.target import Site
 from stages.contract import ENSEMBLE
@@ -30,8 +28,6 @@ WINDOW_S = 1.5  # of perf_analyzer, three per level
 LOAD_S = 6.0
 ROUNDS = 5  # of the yardstick
 SEED = 20260101
-
-console = Console(stderr=True, width=None if os.isatty(2) else 120)
 
 
 def new_bench(site: Site, label: str, folder: Path | None = None) -> Bench:
@@ -90,23 +86,3 @@ def watched(bench: Bench) -> Iterator[None]:
     bench.run.memory = memory.peak
     bench.run.hit_rates = hit_rates(before, read_samples(bench.site.metrics_url))
     bench.save()
-
-
-@contextlib.contextmanager
-def progress(total: int) -> Iterator[Callable[[str], None]]:
-    """-> call it with what begins now; one bar on a terminal, one line each elsewhere."""
-    columns = (TextColumn("{task.description:<44}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=total)
-        begun = 0
-
-        def step(what: str) -> None:
-            nonlocal begun
-            begun += 1
-            if console.is_terminal:
-                bar.update(task, description=what, completed=begun - 1)
-            else:
-                console.print(f"[{begun}/{total}] {what}", markup=False, highlight=False)
-
-        yield step
-        bar.update(task, completed=total)

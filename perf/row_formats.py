@@ -1,9 +1,10 @@
 """What narrow rows do to the ranker: `python -m perf.row_formats --repo REPO --data DATA`.
 
 REPO must be exported from the training part of DATA (`make eval` leaves such a repository under .run/eval/DATA). Its tables are
-opened in shared memory in each row format in turn, and the evaluation split is answered in process. Bounds are of all that a
-whole table takes in memory: rows with scale and offset, marks of what is written. Beside them stands what a hashed one takes,
-with keys and counts of use. The last line is one line of JSON; the exit code is 1 when a bound is missed.
+opened in shared memory in each row format in turn, and the evaluation split is answered in process: AUC is of tables as wide
+as REPO's (4 by default), and says nothing of other widths. Bounds of bytes are of tables of several widths, whatever REPO's:
+of all that a whole one takes in memory, rows with scale and offset, marks of what is written. Beside them stands what a hashed
+one takes, with keys and counts of use. The last line is one line of JSON; the exit code is 1 when a bound is missed.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class Verdict:
     """One row format. auc: over the whole catalogue, as ordered by the ranker and by the whole pipeline."""
 
     row_format: str
+    table_widths: tuple[int, ...]  # of the repository's tables: what quality is of, and bytes unless by width
     row_bytes: int  # of all tables
     bytes_share: float  # of fp32's
     memory_bytes: int  # of all tables, as they lie in memory
@@ -132,14 +134,15 @@ def verdict_of(tables: tuple[TableConfig, ...], row_format: str, aucs: Aucs, ndc
     pairs = ((aucs.rank, exact.rank), (aucs.pipeline, exact.pipeline))
     drop = max((drop_of(own[None], reference[None]) for own, reference in pairs), key=lambda each: each.mean)
     means = (float(np.nanmean(own)) for own, _ in pairs)
-    return Verdict(row_format, *bytes_of, *shares, *means, ndcg, drop)
+    return Verdict(row_format, tuple(sorted({table.width for table in tables})), *bytes_of, *shares, *means, ndcg, drop)
 
 
 def quality_table(verdicts: list[Verdict], data: str) -> Table:
-    table = Table(title=f"Row formats of the ranker's tables, evaluation split of {data}")
+    width = f"width {' and '.join(map(str, verdicts[0].table_widths))}"
+    table = Table(title=f"Row formats of the ranker's tables, of {width}, evaluation split of {data}")
     table.caption = (
         f"AUC drop at most {MOST_AUC_DROP['int8']} (int8), {MOST_AUC_DROP['int4']} (int4), with 95 % intervals over users; "
-        "bounds: those of a whole table's bytes too"
+        "bounds: those of a whole table's bytes by width too"
     )
     headings = (
         "format",
@@ -150,7 +153,7 @@ def quality_table(verdicts: list[Verdict], data: str) -> Table:
         "AUC rank",
         "AUC pipeline",
         "NDCG@10",
-        "AUC drop",
+        f"AUC drop, {width}",
     )
     for heading in (*headings, "bounds"):
         table.add_column(heading, justify="left" if heading == "format" else "right")
@@ -163,7 +166,7 @@ def quality_table(verdicts: list[Verdict], data: str) -> Table:
 
 def size_table(verdicts: list[Verdict]) -> Table:
     """Shares of fp32's bytes, by width: of a row, and of the memory that tables of such rows take; a whole one has a bound."""
-    table = Table(title="Bytes, of fp32's")
+    table = Table(title=f"Bytes, of fp32's: tables of {SIZED_ROWS:,} rows of each width, whatever the repository's")
     for heading in ("format", "width", "a row", "a whole table in memory", "bound", "a hashed one, with keys"):
         table.add_column(heading, justify="left" if heading == "format" else "right")
     for v in verdicts:

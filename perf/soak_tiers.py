@@ -13,7 +13,10 @@ first column is its key, all others its version. A row is wrong when it is
     late      older than what was acknowledged VISIBLE_WITHIN_S before, the updater up since RESTARTED_WITHIN_S
     lost      in the end, when all is quiet, not the version acknowledged last
 
-Ends with one line of JSON; exit status 1 when anything was wrong, the first cases on stderr.
+Wrong rows of look-ups that were marked `degraded` are wrong all the same, and counted apart as well.
+
+Says on stderr how it goes, every 30 s, and the first wrong rows. Ends with one line of JSON; exit status 1 when anything was
+wrong.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +55,7 @@ SETTLE_S = 60.0
 VISIBLE_WITHIN_S, RESTARTED_WITHIN_S = 5.0, 10.0  # generous: milliseconds, and 3 to 4 s from a kill until it has caught up
 FAULTS = ("foreign", "torn", "early", "stale", "fallen", "late", "lost")
 SHOWN = 5  # wrong rows of a process that are described
+TOLD_EVERY_S = 30.0
 
 
 def rows_of(keys: np.ndarray, versions: np.ndarray) -> np.ndarray:
@@ -125,13 +130,13 @@ class Due:
             self._due[keys] = versions
 
 
-def run_broker(address, stop) -> None:
+def run_broker(address) -> None:
     from confluent_kafka import Producer
 
     cluster = Producer({"test.mock.num.brokers": 1, "log_level": 0})
     cluster.list_topics(TOPIC, timeout=10)
     address.send(",".join(f"{b.host}:{b.port}" for b in cluster.list_topics(timeout=10).brokers.values()))
-    stop.wait()
+    signal.pause()
 
 
 def run_updater(config: TiersConfig) -> None:
@@ -145,7 +150,8 @@ def run_updater(config: TiersConfig) -> None:
 @dataclass(frozen=True)
 class Shared:
     """What the processes tell each other. Nothing has a lock, as an Event has: one held by a process that is killed would stop
-    all others for good. found: int64 [instances, FAULTS]; lookups: int64 [instances]; published, due: int32 [rows]."""
+    all others for good. found: int64 [2, instances, FAULTS], of look-ups that were not `degraded` and of those that were;
+    lookups: int64 [instances]; published, due: int32 [rows]."""
 
     found: Any
     lookups: Any
@@ -155,24 +161,25 @@ class Shared:
 
     @classmethod
     def of(cls, n_instances: int, n_rows: int, context) -> Shared:
-        kinds = (("q", n_instances * len(FAULTS)), ("q", n_instances), ("i", n_rows), ("i", n_rows))
+        kinds = (("q", 2 * n_instances * len(FAULTS)), ("q", n_instances), ("i", n_rows), ("i", n_rows))
         return cls(*(context.Array(*kind, lock=False) for kind in kinds), context.Value("b", 0, lock=False))
 
     def versions(self) -> tuple[np.ndarray, np.ndarray]:
         """-> (published, due)"""
         return np.frombuffer(self.published, np.int32), np.frombuffer(self.due, np.int32)
 
-    def count(self, instance: int, kind: str, keys: np.ndarray) -> None:
-        at = instance * len(FAULTS) + FAULTS.index(kind)
+    def count(self, instance: int, kind: str, keys: np.ndarray, degraded: bool) -> None:
+        at = (degraded * len(self.lookups) + instance) * len(FAULTS) + FAULTS.index(kind)
         if len(keys) and self.found[at] < SHOWN:
-            told = f"instance {instance} at {time.monotonic():.3f} s: {kind}, keys {keys[:SHOWN].tolist()}"
-            print(told, file=sys.stderr, flush=True)
+            what = f"{kind}, {'degraded' if degraded else 'not degraded'}, keys {keys[:SHOWN].tolist()}"
+            print(f"instance {instance} at {time.monotonic():.3f} s: {what}", file=sys.stderr, flush=True)
         self.found[at] += len(keys)
 
-    def counts(self) -> dict[str, int]:
-        """By kind, of all instances."""
-        by_instance = np.frombuffer(self.found, np.int64).reshape(-1, len(FAULTS))
-        return dict(zip(FAULTS, by_instance.sum(axis=0).tolist(), strict=True))
+    def counts(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Wrong rows of all instances by kind: of all look-ups, and of those that were `degraded`."""
+        by_mark = np.frombuffer(self.found, np.int64).reshape(2, -1, len(FAULTS)).sum(axis=1)
+        every, marked = (dict(zip(FAULTS, found.tolist(), strict=True)) for found in (by_mark.sum(axis=0), by_mark[1]))
+        return every, marked
 
 
 def run_instance(config: TiersConfig, number: int, shared: Shared) -> None:
@@ -184,13 +191,14 @@ def run_instance(config: TiersConfig, number: int, shared: Shared) -> None:
     while not shared.finish.value:
         keys = np.minimum(rng.zipf(1.2, 300), rows) - 1
         for kind, found in checker.look_up(lambda asked: tiers.lookup("items", asked), keys).items():
-            shared.count(number, kind, found)
+            shared.count(number, kind, found, tiers.degraded)
         shared.lookups[number] += 1
     keys = np.arange(rows)
     deadline = time.monotonic() + SETTLE_S
     while (tiers.lookup("items", keys)[:, 1] != published).any() and time.monotonic() < deadline:
         time.sleep(0.05)
-    shared.count(number, "lost", np.flatnonzero(tiers.lookup("items", keys)[:, 1] != published))
+    lost = np.flatnonzero(tiers.lookup("items", keys)[:, 1] != published)
+    shared.count(number, "lost", lost, tiers.degraded)
     tiers.close()
 
 
@@ -200,23 +208,25 @@ class Processes:
     def __init__(self, starts: dict) -> None:
         self._context = multiprocessing.get_context("spawn")
         self._starts, self.names, self.kills = starts, list(starts), 0
-        self._running = {name: self._start(name) for name in starts}
+        self._running: dict = {}
 
-    def _start(self, name: str):
+    def start(self, name: str) -> None:
         target, arguments = self._starts[name]
-        process = self._context.Process(target=target, args=arguments, daemon=True)
-        process.start()
-        return process
+        self._running[name] = self._context.Process(target=target, args=arguments, daemon=True)
+        self._running[name].start()
 
     def kill(self, name: str) -> None:
         os.kill(self._running[name].pid, signal.SIGKILL)
         self._running[name].join()
-        self._running[name] = self._start(name)
+        self.start(name)
         self.kills += 1
 
-    def end(self, name: str) -> None:
-        self._running[name].terminate()
-        self._running[name].join()
+    def end(self) -> None:
+        """Of all that run."""
+        for process in self._running.values():
+            if process.pid is not None:  # it was started
+                process.terminate()
+                process.join()
 
     def wait(self, names: list[str]) -> int:
         """-> how many of them did not end well."""
@@ -228,46 +238,63 @@ class Processes:
 def soak(folder: Path, seconds: float, n_instances: int, n_rows: int, rng: np.random.Generator) -> dict:
     context = multiprocessing.get_context("spawn")
     np.save(folder / "items.npy", rows_of(np.arange(n_rows), np.zeros(n_rows)))
-    ours, theirs = context.Pipe()
-    stop, shared = context.Event(), Shared.of(n_instances, n_rows, context)
-    broker = context.Process(target=run_broker, args=(theirs, stop), daemon=True)
-    broker.start()
-    config = TiersConfig(
-        "soak",
-        (TableConfig("items", n_rows, WIDTH, l1_rows=n_rows // 50, l2_rows=n_rows // 5),),
-        f"soak-{os.getpid()}",
-        source=str(folder),
-        rocksdb=RocksConfig(str(folder / "rocksdb"), read_threads=4),
-        updates=UpdateConfig(ours.recv()),
-    )
-    instances = [f"instance {i}" for i in range(n_instances)]
-    starts = {name: (run_instance, (config, i, shared)) for i, name in enumerate(instances)}
-    processes = Processes({**starts, UPDATER: (run_updater, (config,))})
-    rows_published = publish(config, shared, processes, seconds, rng)
-    shared.finish.value = 1
-    failed = processes.wait(instances)
-    processes.end(UPDATER)
-    remove_unused(shared_root(config) / f"{ARENA_PREFIX}{config.arena}")
-    stop.set()
-    counts = shared.counts()
+    shared = Shared.of(n_instances, n_rows, context)
+    with ExitStack() as running:
+        config = settings(folder, n_rows, running.enter_context(broker(context)))
+        instances = {f"instance {i}": (run_instance, (config, i, shared)) for i in range(n_instances)}
+        processes = Processes({**instances, UPDATER: (run_updater, (config,))})
+        running.callback(remove_unused, shared_root(config) / f"{ARENA_PREFIX}{config.arena}")
+        running.callback(processes.end)
+        for name in processes.names:
+            processes.start(name)
+        rows_published = publish(config, shared, processes, seconds, rng)
+        shared.finish.value = 1
+        failed = processes.wait(list(instances))
+    by_kind, degraded = shared.counts()
     return {
         "seconds": seconds,
         "lookups": sum(shared.lookups),
         "rows_published": rows_published,
         "rows_due": int(shared.versions()[1].sum()),
         "kills": processes.kills,
-        "wrong_rows": sum(counts.values()),
-        "by_kind": counts,
+        "wrong_rows": sum(by_kind.values()),
+        "by_kind": by_kind,
+        "by_kind_degraded": degraded,
         "failed_instances": failed,
     }
+
+
+@contextmanager
+def broker(context) -> Iterator[str]:
+    """-> host:port"""
+    ours, theirs = context.Pipe()
+    process = context.Process(target=run_broker, args=(theirs,), daemon=True)
+    process.start()
+    try:
+        yield ours.recv()
+    finally:
+        process.terminate()
+        process.join()
+
+
+def settings(folder: Path, n_rows: int, brokers: str) -> TiersConfig:
+    return TiersConfig(
+        "soak",
+        (TableConfig("items", n_rows, WIDTH, l1_rows=n_rows // 50, l2_rows=n_rows // 5),),
+        f"soak-{os.getpid()}",
+        source=str(folder),
+        rocksdb=RocksConfig(str(folder / "rocksdb"), read_threads=4),
+        updates=UpdateConfig(brokers),
+    )
 
 
 def publish(config: TiersConfig, shared: Shared, processes: Processes, seconds: float, rng: np.random.Generator) -> int:
     """New versions of random rows, and kills, for `seconds` -> rows that were acknowledged."""
     publisher = Publisher(config.updates.brokers, config.model, {"items": WIDTH})
     (versions, due_versions), n_published = shared.versions(), 0
-    until_s, kill_at_s = time.monotonic() + seconds, time.monotonic() + 5
-    due = Due(due_versions, time.monotonic())
+    begun_s = time.monotonic()
+    until_s, kill_at_s, tell_at_s = begun_s + seconds, begun_s + 5, begun_s + TOLD_EVERY_S
+    due = Due(due_versions, begun_s)
     while time.monotonic() < until_s:
         keys = rng.choice(len(versions), 100, replace=False)
         publisher.publish("items", keys, rows_of(keys, versions[keys] + 1))
@@ -282,8 +309,23 @@ def publish(config: TiersConfig, shared: Shared, processes: Processes, seconds: 
                 due.updater_killed(time.monotonic())
             kill_at_s = time.monotonic() + rng.uniform(1.0, 5.0)
         due.advance(time.monotonic())
+        if time.monotonic() >= tell_at_s:
+            tell(time.monotonic() - begun_s, shared, processes)
+            tell_at_s += TOLD_EVERY_S
         time.sleep(0.01)
     return n_published
+
+
+def tell(elapsed_s: float, shared: Shared, processes: Processes) -> None:
+    n_wrong = sum(shared.counts()[0].values())
+    so_far = f"{sum(shared.lookups):,} look-ups, {processes.kills} kills, {n_wrong} rows wrong"
+    print(f"{elapsed_s:.0f} s: {so_far}", file=sys.stderr, flush=True)
+
+
+def leave(signum: int, _frame: object) -> None:
+    """Told to stop: the way out that ends the other processes, which otherwise would go on for good."""
+    signal.signal(signum, signal.SIG_IGN)
+    sys.exit(128 + signum)
 
 
 def main() -> None:
@@ -292,6 +334,7 @@ def main() -> None:
     parser.add_argument("--instances", type=int, default=3)
     parser.add_argument("--rows", type=int, default=20_000)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, leave)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         report = soak(Path(folder), options.seconds, options.instances, options.rows, np.random.default_rng(0))
     print(json.dumps(report))

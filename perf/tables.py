@@ -193,11 +193,9 @@ def ratio_table(ratios: list[Ratio]) -> Table:
 def overhead_table(result: Overhead) -> Table:
     rows = []
     for figure in result.figures:
-        sign = "at most" if figure.at_most else "at least"
-        bound = "" if figure.bound is None else f"{sign} {figure.bound:g}"
         spread = f"{min(figure.values):,.3g} … {max(figure.values):,.3g}" if len(figure.values) > 1 else ""
         verdict = {None: "", True: "met", False: "MISSED"}[figure.met]
-        rows.append(Row((figure.name, f"{figure.median:,.4g}", spread, bound, verdict), figure.met))
+        rows.append(Row((figure.name, f"{figure.median:,.4g}", spread, figure.bound_in_words, verdict), figure.met))
     title = (
         f"Overhead of serving, C = {result.candidates}, {len(result.figures[0].values)} interleaved rounds; peak at "
         + ", ".join(f"{clients} clients ({layout})" for layout, clients in result.peak_clients.items())

@@ -19,6 +19,7 @@ from perf import full
 from perf.command import BROKEN, run
 from perf.merlin import bench, export, tables
 from perf.merlin.features import read_sides
+from perf.progress import progress
 from perf.results import circumstances, last_line, new_folder
 from perf.workload import draw, read_requests, read_specs
 from server.environment import RUN_DIR
@@ -61,7 +62,7 @@ def main_run(
     user_ids = drawn_users(read_requests(repo, generation)["user_id"], dataset, np.random.default_rng(full.SEED))
     repositories = make_repositories(repo, dataset, work)
     with (
-        full.progress(len(repositories) * (rounds + 1)) as step,
+        progress(len(repositories) * (rounds + 1)) as step,
         bench.contenders(repositories, spec, user_ids, window_s) as served,
     ):
         folder = new_folder()

@@ -6,11 +6,12 @@ All sizes are open at once and take turns. Beside each, raw reads of as many blo
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+from perf.tiers.big import shares
 from perf.tiers.device import RawDevice, read_through
 from perf.tiers.traffic import (
     KEYS_PER_REQUEST,
@@ -22,6 +23,7 @@ from perf.tiers.traffic import (
     write_table,
     zipf_keys,
 )
+from stages.embeddings.metrics import TableCounts
 from stages.embeddings.tiers import Tiers
 
 N_MISSES = round(0.05 * KEYS_PER_REQUEST)
@@ -34,6 +36,17 @@ class Size:
     tiers: Tiers
     device: RawDevice
     cached: int  # rows that fit
+    taken_us: dict[str, list[float]] = field(default_factory=lambda: {"hits_us": [], "p50_us": [], "device_us": []})
+    from_memory: list[float] = field(default_factory=list)  # share of the mixed requests' rows, by round
+
+    def ask(self, count: int, rng: np.random.Generator) -> None:
+        """A round: `count` requests of either kind, and raw reads for a quarter of them."""
+        hits, mixed = self.requests(count, rng)
+        self.taken_us["hits_us"] += latencies_us(self.lookup, hits).tolist()
+        before = self.counts
+        self.taken_us["p50_us"] += latencies_us(self.lookup, mixed, pause_s=0.002).tolist()
+        self.from_memory.append(shares(before, self.counts)["memory_hit_rate"])
+        self.taken_us["device_us"] += latencies_us(self.device.read, mixed[: count // 4, :N_MISSES]).tolist()
 
     def requests(self, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """-> int64 [count, 256] keys that all hit, and the same with 13 that do not."""
@@ -46,6 +59,14 @@ class Size:
     def lookup(self, keys: np.ndarray) -> None:
         self.tiers.lookup(TABLE, keys)
 
+    @property
+    def counts(self) -> TableCounts:
+        return self.tiers.metrics().tables[TABLE].counts
+
+    def described(self) -> dict:
+        medians_us = {name: round(float(np.median(us)), 1) for name, us in self.taken_us.items()}
+        return {"rows": self.rows, "memory_hit_rate": round(float(np.mean(self.from_memory)), 4), **medians_us}
+
 
 def bench_growth(
     folder: Path, rows: list[int], rng: np.random.Generator, n_requests: int = 200, rounds: int = 10
@@ -53,21 +74,18 @@ def bench_growth(
     cached = min(rows) // 10
     with ExitStack() as open_now:
         sizes = [_opened(folder, count, cached, rng, open_now) for count in rows]
-        taken_us: list[dict[str, list[float]]] = [{"hits_us": [], "p50_us": [], "device_us": []} for _ in sizes]
         for _ in range(rounds):
-            for size, us in zip(sizes, taken_us, strict=True):
-                hits, mixed = size.requests(n_requests, rng)
-                us["hits_us"] += latencies_us(size.lookup, hits).tolist()
-                us["p50_us"] += latencies_us(size.lookup, mixed, pause_s=0.002).tolist()
-                us["device_us"] += latencies_us(size.device.read, mixed[: n_requests // 4, :N_MISSES]).tolist()
-    results = []
-    for size, us in zip(sizes, taken_us, strict=True):
-        results.append({"rows": size.rows, **{name: round(float(np.median(values)), 1) for name, values in us.items()}})
-        results[-1]["ratio"] = round(results[-1]["p50_us"] / results[0]["p50_us"], 2)
-        results[-1]["device_ratio"] = round(results[-1]["device_us"] / results[0]["device_us"], 2)
+            for size in sizes:
+                size.ask(n_requests, rng)
+    results = [size.described() for size in sizes]
+    for result in results:
+        result["ratio"] = round(result["p50_us"] / results[0]["p50_us"], 2)
+        result["device_ratio"] = round(result["device_us"] / results[0]["device_us"], 2)
         print(
-            "{rows:>11,} rows: p50 {p50_us:8.1f} us ({ratio} of the smallest); all in memory {hits_us:7.1f} us, "
-            "raw reads of the missing rows {device_us:8.1f} us ({device_ratio})".format(**results[-1])
+            "{rows:>11,} rows, {memory_hit_rate:.1%} in memory: p50 {p50_us:8.1f} us ({ratio} of the smallest); "
+            "all in memory {hits_us:7.1f} us, raw reads of the missing rows {device_us:8.1f} us ({device_ratio})".format(
+                **result
+            )
         )
     return results
 

@@ -17,10 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
+from perf.progress import progress
 from perf.tiers.big import cases_of, shares
 from perf.tiers.device import read_through
 from perf.tiers.large_catalogue import over
-from perf.tiers.traffic import ROW_BYTES, TABLE, WIDTH, opened, settings, write_table, zipf_keys
+from perf.tiers.ram import ram_share
+from perf.tiers.traffic import TABLE, WIDTH, opened, settings, warm, warm_keys, write_table, zipf_keys
 from perf.workload import Arrays, draw, read_requests
 from stages.artifacts import stage_folder
 from stages.embeddings.config import TiersConfig, read_config
@@ -65,7 +67,8 @@ class Case:
     def counts(self) -> TableCounts:
         return self.tiers.metrics().tables[TABLE].counts
 
-    def warm(self, requests: list[Arrays]) -> None:
+    def warm(self, warming: np.ndarray, requests: list[Arrays]) -> None:
+        warm(self.tiers, warming)
         for number in range(WARM_REQUESTS):
             self.pipeline(requests[number % len(requests)])
         self.tiers.settle()
@@ -85,16 +88,21 @@ def bench_kernel(repo: Path, folder: Path, rows: int, rng: np.random.Generator, 
         open_now.callback(pipeline.close)
         drawn = draw(read_requests(repo, pipeline.info.generation), DRAWN, rng)
         requests = [{name: values[row : row + 1] for name, values in drawn.items()} for row in range(DRAWN)]
+        warming = warm_keys(rows, exponent, rng)
         keys = zipf_keys(rows, exponent, (WARM_REQUESTS + REQUESTS * ROUNDS, pipeline.info.axes.candidates), rng)
-        cases = open_cases(pipeline, tiers_of(repo, pipeline.info.generation), rows, source, keys, open_now)
-        read_through(source)
-        for case in cases:
-            case.warm(requests)
-        for _ in range(ROUNDS):
+        with progress(1 + len(cases_of(rows)) + ROUNDS) as step:
+            step("the tables are opened")
+            cases = open_cases(pipeline, tiers_of(repo, pipeline.info.generation), rows, source, keys, open_now)
+            read_through(source)
             for case in cases:
-                for number in range(REQUESTS):
-                    case.ask(requests[number % DRAWN])
-                    time.sleep(REST_OF_REQUEST_S)
+                step(f"warmed: {case.name}")
+                case.warm(warming, requests)
+            for number in range(ROUNDS):
+                step(f"round {number + 1}")
+                for case in cases:
+                    for asked in range(REQUESTS):
+                        case.ask(requests[asked % DRAWN])
+                        time.sleep(REST_OF_REQUEST_S)
         return [described(case, cases[0]) for case in cases]
 
 
@@ -104,7 +112,7 @@ def open_cases(
     small = Path(open_now.enter_context(tempfile.TemporaryDirectory()))
     link_tables(own, source, small)
     cases = []
-    for name, (threshold, levels) in cases_of(rows, WIDTH).items():
+    for name, (threshold, levels) in cases_of(rows).items():
         large = settings(rows, source, threshold, **levels)
         tiers = open_now.enter_context(opened(with_large(own, large, small, f"bench-kernel-{os.getpid()}-{len(cases)}")))
         rank = Timed(over(pipeline.stages["rank"], tiers, keys))
@@ -138,11 +146,8 @@ def with_large(own: TiersConfig, large: TiersConfig, folder: Path, arena: str) -
 
 def described(case: Case, all_in_ram: Case) -> dict:
     table = case.tiers.metrics().tables[TABLE]
-    result = {
-        "case": case.name,
-        "ram_share": round((table.l1_bytes + table.l2_bytes) / (case.tiers.config.tables[0].rows * ROW_BYTES), 4),
-        **shares(case.before, case.counts),
-    }
+    share = ram_share(case.tiers.config.tables[0].rows, table.l1_bytes, table.l2_bytes)
+    result = {"case": case.name, "ram_share": share, **shares(case.before, case.counts)}
     for what, ms, of in (("request", case.ms, all_in_ram.ms), ("rank", case.rank.ms, all_in_ram.rank.ms)):
         p50_ms, p99_ms = (round(float(np.percentile(ms, q)), 3) for q in (50, 99))
         result |= {f"{what}_p50_ms": p50_ms, f"{what}_p99_ms": p99_ms}

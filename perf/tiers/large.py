@@ -23,13 +23,15 @@ from perf.full import new_bench
 from perf.hit_rates import read_samples
 from perf.measure import Bench
 from perf.open_loop import Outcome
+from perf.progress import progress
 from perf.target import own_server, site_of
 from perf.tiers.big import WAITS, cases_of
 from perf.tiers.device import read_through
 from perf.tiers.kernel import link_tables, tiers_of, with_large
 from perf.tiers.large_catalogue import TABLE
+from perf.tiers.ram import ram_share
 from perf.tiers.served import LOAD_SHARE, PEAK_CLIENTS, WINDOW_S, drawn, load, p99_ms_of
-from perf.tiers.traffic import WIDTH, settings, write_table, zipf_keys
+from perf.tiers.traffic import settings, write_table, zipf_keys
 from perf.tune.variant import seal_again
 from perf.turns import Turns, taking_turns
 from stages.artifacts import read_stage, stage_folder
@@ -39,12 +41,11 @@ from stages.errors import ServerError
 from stages.generations import pinned_generation
 
 HERE = Path(__file__).parent
-EXPONENT = 1.145  # of the keys' popularity: with caches as warm as these, a tenth of the rows in RAM answers 95 % of the keys
 KEYS = 80_000  # requests with keys of their own
 WARM_CLIENTS, WARM_S = 8, 5.0
 REPORTED_AFTER_S = 2.5  # models tell their counts once a second
 LOADS = {"one client": "one", "half of peak": "half"}  # -> its part of a figure's name
-ROWS_ASKED = "recommender_table_rows_total"
+ROWS_ASKED, BYTES_HELD = "recommender_table_rows_total", "recommender_table_resident_bytes"
 
 
 @dataclass
@@ -58,40 +59,66 @@ class Side:
 
     def answered(self) -> Counter[str]:
         """Rows of the large table so far, by what answered."""
+        found: Counter[str] = Counter()
+        for answer, rows in self._told(ROWS_ASKED, "answer"):
+            found[answer] += int(rows)
+        return found
+
+    def ram_share(self, rows: int) -> float:
+        """Of the large table's bytes: L1 and RocksDB of every instance, and L2, which they share."""
+        nbytes: dict[str, list[int]] = {"l1": [], "l2": []}
+        for level, of_instance in self._told(BYTES_HELD, "level"):
+            nbytes[level].append(int(of_instance))
+        return ram_share(rows, sum(nbytes["l1"]), max(nbytes["l2"]), processes=len(nbytes["l2"]))
+
+    def _told(self, name: str, label: str) -> list[tuple[str, float]]:
+        """Of the server's metrics of that name: this label and the value of each that is of the large table."""
         with self.turns.turn():
             time.sleep(REPORTED_AFTER_S)
             samples = read_samples(self.bench.site.metrics_url)
-        found: Counter[str] = Counter()
-        for (name, labels), rows in samples.items():
-            if name == ROWS_ASKED and f"table={TABLE}" in labels:
-                found[dict(label.split("=", 1) for label in labels.split(","))["answer"]] += rows
+        of_name = ((labels.split(","), value) for (told, labels), value in samples.items() if told == name)
+        labelled = [(dict(each.split("=", 1) for each in labels), value) for labels, value in of_name]
+        found = [(labels[label], value) for labels, value in labelled if labels["table"] == TABLE]
         if not found:
-            raise ServerError(f"{self.case}: the server's metrics lack {ROWS_ASKED} of {TABLE}. Expected a rank stage over it.")
+            raise ServerError(f"{self.case}: the server's metrics lack {name} of {TABLE}. Expected a rank stage over it.")
         return found
 
 
 def bench_large(
-    repo: Path, folder: Path, scratch: Path, rows: int, rng: np.random.Generator, seconds: float, rounds: int
+    repo: Path,
+    folder: Path,
+    scratch: Path,
+    rows: int,
+    rng: np.random.Generator,
+    exponent: float,
+    seconds: float,
+    rounds: int,
 ) -> list[dict]:
     source = write_table(folder, rows, rng)
-    keys = zipf_keys(rows, EXPONENT, (KEYS, candidates_of(repo)), rng).astype(np.int32)
+    keys = zipf_keys(rows, exponent, (KEYS, candidates_of(repo)), rng).astype(np.int32)
     with ExitStack() as running:
-        sides = [
-            served(repo, source, scratch / str(i), rows, case, keys, running) for i, case in enumerate(cases_of(rows, WIDTH))
-        ]
-        read_through(source)
-        waits = next(side for side in sides if side.case == WAITS)
-        peaks = {side.case: peak_of(side) for side in sides}  # of all: they are equally warm then
-        rate = LOAD_SHARE * peaks[WAITS]
-        before = [side.answered() for side in sides]
-        for number in range(rounds):
-            requests = drawn(waits.bench, rate, seconds)
-            for side in sides if number % 2 == 0 else sides[::-1]:
-                with side.turns.turn():
-                    one = side.bench.closed(ENSEMBLE, "grpc", "concurrency", 1, WINDOW_S)
-                    side.p99_ms["one client"].append(one.latency.p99_ms)
-                    side.p99_ms["half of peak"].append(sound_p99_ms(load(side.bench, requests)))
-        return [described(side, then, sides[0], rate) for side, then in zip(sides, before, strict=True)]
+        with progress(2 * len(cases_of(rows)) + rounds) as step:
+            sides = []
+            for number, case in enumerate(cases_of(rows)):
+                step(f"a server, {case}")
+                sides.append(served(repo, source, scratch / str(number), rows, case, keys, running))
+            read_through(source)
+            waits = next(side for side in sides if side.case == WAITS)
+            peaks = {}
+            for side in sides:  # of all: they are equally warm then
+                step(f"its peak, {side.case}")
+                peaks[side.case] = peak_of(side)
+            rate = LOAD_SHARE * peaks[WAITS]
+            before = [side.answered() for side in sides]
+            for number in range(rounds):
+                step(f"round {number + 1}")
+                requests = drawn(waits.bench, rate, seconds)
+                for side in sides if number % 2 == 0 else sides[::-1]:
+                    with side.turns.turn():
+                        one = side.bench.closed(ENSEMBLE, "grpc", "concurrency", 1, WINDOW_S)
+                        side.p99_ms["one client"].append(one.latency.p99_ms)
+                        side.p99_ms["half of peak"].append(sound_p99_ms(load(side.bench, requests)))
+        return [described(side, then, sides[0], rate, rows) for side, then in zip(sides, before, strict=True)]
 
 
 def candidates_of(repo: Path) -> int:
@@ -114,7 +141,7 @@ def large_repository(repo: Path, scratch: Path, source: str, rows: int, case: st
     own, links = tiers_of(scratch / "repository", generation), scratch / "tables"
     links.mkdir()
     link_tables(own, source, links)
-    threshold, levels = cases_of(rows, WIDTH)[case]
+    threshold, levels = cases_of(rows)[case]
     config = with_large(own, settings(rows, source, threshold, **levels), links, f"bench-large-{os.getpid()}-{scratch.name}")
     (folder / "large").mkdir()
     config.write(folder / "large" / CONFIG_FILE)
@@ -138,22 +165,21 @@ def sound_p99_ms(outcome: Outcome) -> float:
     return p99_ms_of(outcome)
 
 
-def described(side: Side, before: Counter[str], all_in_ram: Side, rate: float) -> dict:
+def described(side: Side, before: Counter[str], all_in_ram: Side, rate: float, rows: int) -> dict:
     after = side.answered()
     if after.total() > KEYS * candidates_of(side.bench.site.repo):
         raise ServerError(f"{side.case}: {after.total():,.0f} rows were asked for, more than were drawn. Raise KEYS.")
-    asked = {answer: rows - before[answer] for answer, rows in after.items()}
+    asked = {answer: count - before[answer] for answer, count in after.items()}
     in_memory = (asked["l1"] + asked["l2"]) / sum(asked.values())
     late = asked["default_late"] / sum(asked.values())
-    result = {"case": side.case, "rate": round(rate), "exponent": EXPONENT}
-    result |= {"memory_hit_rate": round(in_memory, 4), "late": round(late, 4)}
+    result = {"case": side.case, "rate": round(rate)}
+    result |= {"ram_share": side.ram_share(rows), "memory_hit_rate": round(in_memory, 4), "late": round(late, 4)}
     for name, key in LOADS.items():
         ratios = np.divide(side.p99_ms[name], all_in_ram.p99_ms[name])
         result |= {f"{key}_p99_ms": np.round(side.p99_ms[name], 1).tolist(), f"{key}_p99_ratio": np.round(ratios, 2).tolist()}
     print(
-        "{case:30} in memory {memory_hit_rate:.1%}  late {late:.1%}  p99 of one client {one_p99_ms} ms "
+        "{case:30} RAM {ram_share:6.1%}  in memory {memory_hit_rate:.1%}  late {late:.1%}  p99 of one client {one_p99_ms} ms "
         "({one_p99_ratio} of all in RAM), "
-        "at {rate}/s {half_p99_ms} ms ({half_p99_ratio})".format(**result),
-        flush=True,
+        "at {rate}/s {half_p99_ms} ms ({half_p99_ratio})".format(**result)
     )
     return result

@@ -28,6 +28,7 @@ from perf import schedule
 from perf.full import new_bench
 from perf.measure import Bench
 from perf.open_loop import Outcome, run_load
+from perf.progress import progress
 from perf.target import own_server, site_of
 from perf.tiers import feed
 from perf.tiers.watch import Watched, run_watch, watched
@@ -52,6 +53,8 @@ def bench_served(repo: Path, scratch: Path, seconds: float, rounds: int) -> dict
     outcomes: dict[str, list[Outcome]] = {turn: [] for turn in TURNS}
     rows_per_s: dict[str, list[float]] = {turn: [] for turn in TURNS}
     with ExitStack() as running:
+        step = running.enter_context(progress(2 + rounds))
+        step("a server, a broker, who publishes and who watches")
         address, broker_pid = running.enter_context(feed.broker())
         generation = live_repository(repo, scratch / "live", address, scratch / "state")
         tables = stage_folder(scratch / "live", "rank", generation) / "tables"
@@ -62,11 +65,13 @@ def bench_served(repo: Path, scratch: Path, seconds: float, rounds: int) -> dict
         published = what_is_published(address, config.model, tables, watching)
         publisher_pid = running.enter_context(feed.publisher(published))
         running.enter_context(watcher(watching))
+        step("the server's peak")
         rate = LOAD_SHARE * max(bench.closed(ENSEMBLE, "grpc", "concurrency", n, WINDOW_S).achieved_rate for n in PEAK_CLIENTS)
         published.go.set()
         load(bench, drawn(bench, rate, FOUND_S))
         cores = Cores({broker_pid: "broker", publisher_pid: "publisher", os.getpid(): "load"}, server.state.tag)
         for number in range(rounds):
+            step(f"round {number + 1}")
             requests = drawn(bench, rate, seconds)
             for turn in TURNS if number % 2 == 0 else TURNS[::-1]:
                 publish(published, turn)

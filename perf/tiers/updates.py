@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from perf.progress import progress
 from perf.tiers import feed
 from perf.tiers.traffic import KEYS_PER_REQUEST, TABLE, WIDTH, latencies_us, opened, settings, write_table, zipf_keys
 from stages.embeddings.config import RocksConfig, TiersConfig, UpdateConfig
@@ -38,12 +39,15 @@ def bench_updates(folder: Path, rows: int, rng: np.random.Generator, exponent: f
         running.enter_context(updater(config))
         running.enter_context(feed.publisher(published))
         watch = Watch(tiers, published)
+        step = running.enter_context(progress(1 + 2 * rounds))
+        step("the updater finds its topic")
         published.go.set()
         serve(tiers, requests, FOUND_S, watch)
         us: dict[bool, list[np.ndarray]] = {False: [], True: []}
         watch.visible_ms.clear()
         for turn in range(2 * rounds):
             updating = turn % 2 == 1
+            step(f"round {turn // 2 + 1}, {'with' if updating else 'without'} updates")
             published.go.set() if updating else published.go.clear()
             serve(tiers, requests, 0.5, watch)
             us[updating].append(serve(tiers, requests, seconds, watch))

@@ -1,10 +1,16 @@
 """A minute of updates, evictions and SIGKILLs (perf/soak_tiers.py: ten by default): no row is torn, mixed up, stale or lost."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
+
+import psutil
 
 from server.environment import PROJECT
+from stages.embeddings.memory import ARENA_PREFIX
 
 SECONDS = 60
 
@@ -17,3 +23,23 @@ def test_every_served_row_is_one_that_may_be_served_then():
     assert report["wrong_rows"] == report["failed_instances"] == 0, report["by_kind"]
     assert min(report["lookups"], report["rows_published"]) > 1_000
     assert report["kills"] >= 5
+
+
+def test_told_to_stop_it_ends_the_processes_that_it_started():
+    command = [sys.executable, "perf/soak_tiers.py", "--seconds", "600", "--instances", "1", "--rows", "500"]
+    soak = subprocess.Popen(command, cwd=PROJECT)
+    running = psutil.Process(soak.pid)
+    arena = Path("/dev/shm") / f"{ARENA_PREFIX}soak-{soak.pid}"
+    until_s = time.monotonic() + 60
+    while not arena.exists() and time.monotonic() < until_s:
+        time.sleep(0.05)
+    started = running.children(recursive=True)
+    try:
+        assert len(started) >= 3  # a broker, an instance, the updater
+        soak.send_signal(signal.SIGTERM)
+        assert soak.wait(30) == 128 + signal.SIGTERM
+        assert psutil.wait_procs(started, timeout=5)[1] == []
+        assert not arena.exists()
+    finally:
+        for process in filter(psutil.Process.is_running, [running, *started]):
+            process.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable
 
 import numpy as np
@@ -14,6 +15,7 @@ from perf.soak_tiers import (
     Applied,
     Checker,
     Due,
+    Shared,
     rows_of,
 )
 from stages.embeddings.ring import UpdateRing
@@ -121,3 +123,16 @@ def test_versions_are_due_some_time_after_them_and_after_the_updaters_start():
     assert versions[2] == 0
     due.advance(205.5 + RESTARTED_WITHIN_S)
     assert versions[2] == 1
+
+
+def test_wrong_rows_of_degraded_look_ups_are_counted_apart_as_well(capsys):
+    shared = Shared.of(2, ROWS, multiprocessing.get_context("spawn"))
+    shared.count(0, "stale", np.array([KEY, 3]), degraded=False)
+    shared.count(1, "stale", np.array([KEY]), degraded=True)
+    shared.count(1, "lost", np.array([], int), degraded=False)
+    every, degraded = shared.counts()
+    assert (every["stale"], sum(every.values())) == (3, 3)
+    assert (degraded["stale"], sum(degraded.values())) == (1, 1)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.endswith("stale, not degraded, keys [7, 3]")
+    assert second.endswith("stale, degraded, keys [7]")

@@ -60,6 +60,12 @@ def test_a_bound_is_an_upper_or_a_lower_one(value, at_most, met):
     assert Figure(name="x", values=[value], bound=1.0, at_most=at_most).met is met
 
 
+@pytest.mark.parametrize(("value", "met"), [(0.94, False), (0.945, True), (0.96, True), (0.961, False)])
+def test_a_bound_may_be_on_both_sides(value, met):
+    figure = Figure(name="x", values=[value], bound=0.96, least=0.945)
+    assert (figure.met, figure.bound_in_words) == (met, "0.945 to 0.96")
+
+
 def test_the_table_says_what_is_missed():
     result = Overhead(
         repo="repo",

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from perf.drops import Drop
-from perf.row_formats import Aucs, in_format, memory_bytes, row_bytes, size_table, verdict_of, with_rows
+from perf.row_formats import Aucs, in_format, memory_bytes, quality_table, row_bytes, size_table, verdict_of, with_rows
 from stages.embeddings.config import TableConfig
 from stages.embeddings.opening import in_memory
 from stages.embeddings.row_formats import RowCodec
@@ -50,6 +50,17 @@ def test_all_kinds_of_bytes_are_shown(capsys):
     shown = capsys.readouterr().out
     for share in ("31.2%", "at most 32%", "31.9%", "40.2%", "25.8%", "at most 27%"):
         assert share in shown
+
+
+def test_quality_is_named_after_the_width_of_the_repositorys_tables(capsys):
+    narrow = (TableConfig("a", 100, 4), TableConfig("b", 50, 4))
+    for tables, widths, told in ((narrow, (4,), "width 4"), (narrow + TABLES, (4, 16), "width 4 and 16")):
+        found = verdict_of(tables, "int8", EXACT, 0.2, EXACT)
+        assert found.table_widths == widths
+        Console(width=200).print(quality_table([found], "a log"))
+        shown = capsys.readouterr().out
+        assert f"tables, of {told}, evaluation" in shown
+        assert f"AUC drop, {told} " in shown
 
 
 @pytest.mark.parametrize(

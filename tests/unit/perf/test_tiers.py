@@ -5,22 +5,27 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from perf.open_loop import Outcome
-from perf.tiers import feed
-from perf.tiers.big import RAM_SHARE, cases_of, shares
+from perf.tiers import feed, large, traffic
+from perf.tiers.big import cases_of, shares
+from perf.tiers.large import Side
 from perf.tiers.large_catalogue import TABLE, ItemRows
+from perf.tiers.ram import ENOUGH_ROWS, RAM_SHARE, ram_share
 from perf.tiers.served import Cores, described
-from perf.tiers.traffic import WIDTH, resident_keys, seconds_per_call, tiers_over, write_table, zipf_keys
+from perf.tiers.traffic import WIDTH, resident_keys, seconds_per_call, tiers_over, warm, write_table, zipf_keys
 from stages.embeddings.config import TableConfig
 from stages.embeddings.formats.kafka import KEY_GROUPS, decode_message
 from stages.embeddings.formats.mixer import partition_of
 from stages.embeddings.metrics import TableCounts
+from stages.embeddings.rocks_store import BLOCK_CACHE_BYTES, reader_bytes
 from stages.embeddings.table import l1_sections, l2_sections
+from stages.errors import ConfigError, ServerError
 from stages.rank import Rank
 
 
@@ -31,19 +36,67 @@ def test_keys_follow_zipfs_law():
     assert (counts > 0).all()
 
 
-@pytest.mark.parametrize("rows", [50_000, 50_000_000])
+@pytest.mark.parametrize("rows", [5_000_000, 50_000_000])
 def test_no_case_takes_more_than_its_share_of_memory(rows):
-    whole, *partial = (levels for _, levels in cases_of(rows, WIDTH).values())
+    whole, *partial = (levels for _, levels in cases_of(rows).values())
     assert whole["l2_rows"] == rows
     for levels in partial:
         table = TableConfig(TABLE, rows, WIDTH, **levels)
-        nbytes = bool(table.l1_rows) * l1_sections(table).nbytes + bool(table.l2_rows) * l2_sections(table).nbytes
-        assert 0.7 * RAM_SHARE < nbytes / (rows * 4 * WIDTH) <= RAM_SHARE
+        l1_bytes, l2_bytes = (sections(table).nbytes for sections in (l1_sections, l2_sections))
+        taken = ram_share(rows, l1_bytes if table.l1_rows else 0, l2_bytes if table.l2_rows else 0)
+        assert 0.98 * RAM_SHARE < taken <= RAM_SHARE
+
+
+def test_what_rocksdb_keeps_counts_for_every_process():
+    rows = 10_000_000
+    beside = reader_bytes(rows, WIDTH) + BLOCK_CACHE_BYTES
+    assert ram_share(rows, 0, 0) == pytest.approx(beside / (64 * rows), abs=1e-4)
+    assert ram_share(rows, 64 * rows, 0, processes=3) == pytest.approx(1 + 3 * beside / (64 * rows), abs=1e-4)
+
+
+def test_a_table_whose_share_rocksdb_fills_alone_is_refused():
+    with pytest.raises(ConfigError, match=r"10% of 1,000,000 rows x 16 are 6\.4 MB; .* alone take 10\.0"):
+        cases_of(1_000_000)
+    assert cases_of(ENOUGH_ROWS)
 
 
 def test_shares_are_of_the_rows_between_two_snapshots():
     before, after = TableCounts(100, 50, 20, 30), TableCounts(200, 100, 60, 33, late=7)
     assert shares(before, after) == {"memory_hit_rate": 0.9, "late": 0.07}
+
+
+def side_of(monkeypatch, samples: dict) -> Side:
+    """A server that tells this."""
+    monkeypatch.setattr(large, "REPORTED_AFTER_S", 0)
+    monkeypatch.setattr(large, "read_samples", lambda url: samples)
+    bench, turns = SimpleNamespace(site=SimpleNamespace(metrics_url="")), SimpleNamespace(turn=nullcontext)
+    return Side("a case", bench, turns)
+
+
+def test_memory_of_a_server_is_that_of_all_its_instances(monkeypatch):
+    rows, mib = 10_000_000, 2**20
+    held = {
+        ("items", "l1", 0): 5,
+        ("items", "l1", 1): 7,
+        ("items", "l2", 0): 30,
+        ("items", "l2", 1): 30,
+        ("user_0", "l2", 0): 99,
+    }
+    samples = {
+        (large.BYTES_HELD, f"instance=rank_{i},level={level},table={table}"): float(n * mib)
+        for (table, level, i), n in held.items()
+    }
+    asked = {
+        (large.ROWS_ASKED, f"answer={answer},instance=rank_{i},table=items"): 4.0 for answer in ("l2", "l3") for i in (0, 1)
+    }
+    side = side_of(monkeypatch, samples | asked)
+    assert side.ram_share(rows) == ram_share(rows, 12 * mib, 30 * mib, processes=2)
+    assert side.answered() == {"l2": 8, "l3": 8}
+
+
+def test_a_server_without_the_large_table_is_an_error(monkeypatch):
+    with pytest.raises(ServerError, match="lack recommender_table_rows_total of items"):
+        side_of(monkeypatch, {(large.ROWS_ASKED, "answer=l2,table=user_0"): 1.0}).answered()
 
 
 def test_the_tables_rows_are_served_and_those_in_memory_known(tmp_path):
@@ -56,6 +109,18 @@ def test_the_tables_rows_are_served_and_those_in_memory_known(tmp_path):
         after = tiers.metrics().tables[TABLE].counts
     assert 250 < len(resident) <= 500
     assert after.l2_hits - before.l2_hits == len(resident)
+
+
+def test_a_cache_that_was_warmed_lacks_fewer_of_the_popular_rows(tmp_path, monkeypatch):
+    """It starts with the first rows but those that others of their sets replaced."""
+    rng, rows = np.random.default_rng(0), 60_000
+    monkeypatch.setattr(traffic, "WARM_KEYS", 100 * traffic.WARM_BATCH)
+    with tiers_over(rows, write_table(tmp_path, rows, rng), l2_rows=16_000) as tiers:
+        popular = [len(resident_keys(tiers, 500))]
+        warm(tiers, traffic.warm_keys(rows, 1.145, rng))
+        popular.append(len(resident_keys(tiers, 500)))
+    assert popular[0] < 450
+    assert popular[1] > 495
 
 
 def test_every_request_of_the_larger_catalogue_has_its_own_keys():

@@ -9,9 +9,12 @@ from typer.testing import CliRunner
 from perf.tiers import __main__ as command
 from perf.tiers.bounds import OF_PART, figures_of, table_of
 from perf.tiers.native_device import BLOCK_BYTES, NativeDevice
-from stages.errors import ArtifactError
+from stages.errors import ArtifactError, ConfigError
 
-GROWN = [{"rows": rows, "ratio": ratio, "device_ratio": ratio} for rows, ratio in ((1_000, 1.0), (5_000, 1.1), (50_000, 1.4))]
+GROWN = [
+    {"rows": rows, "memory_hit_rate": in_memory, "ratio": ratio, "device_ratio": ratio}
+    for rows, in_memory, ratio in ((1_000, 0.95, 1.0), (5_000, 0.944, 1.1), (50_000, 0.96, 1.4))
+]
 CASES = [
     {"case": case, "ram_share": share, "memory_hit_rate": 0.95, "p99_ratio": ratio}
     for case, share, ratio in (
@@ -27,10 +30,13 @@ RESULTS = {
     "growth": GROWN,
     "big": CASES,
     "updates": {"visible_p99_ms": 99.0, "p99_ratio_by_round": [1.0, 1.3, 1.1]},
-    "kernel": [case | {"request_p99_ratio": case["p99_ratio"] - 0.5, "rank_p99_ratio": case["p99_ratio"]} for case in CASES],
+    "kernel": [
+        case | {"memory_hit_rate": 0.97, "request_p99_ratio": case["p99_ratio"] - 0.5, "rank_p99_ratio": case["p99_ratio"]}
+        for case in CASES
+    ],
     "large": [
-        {"case": r["case"], "memory_hit_rate": 0.95, "one_p99_ratio": [1.9, 2.5, 1.0], "half_p99_ratio": [2.1, 1.0, 2.2]}
-        for r in CASES
+        case | {"ram_share": share, "one_p99_ratio": [1.9, 2.5, 1.0], "half_p99_ratio": [2.1, 1.0, 2.2]}
+        for case, share in zip(CASES, (1.06, 0.102, 0.1), strict=True)
     ],
     "served": {
         "visible_p99_ms": 101.0,
@@ -49,13 +55,12 @@ NAMES = {  # of each part: the figures that are missed, and those that have no b
         [f"misses: time that 13 of the SSD add, over raw reads by {kind} threads" for kind in ("Python", "native")],
     ),
     "growth": (
-        ["growth: look-up, 50,000 rows over 1,000, 95 % hits"],
+        ["growth: 5,000 rows: rows from memory", "growth: look-up, 50,000 rows over 1,000, 95 % hits"],
         [f"growth: raw reads of the missing rows, {rows} rows over 1,000, 95 % hits" for rows in ("5,000", "50,000")],
     ),
     "big": (
         [],
         [
-            "big: 10 % in RAM, waits for misses: rows from memory",
             "big: 10 % in RAM, waits for misses: p99 of a bare look-up over all in RAM",
             "big: 10 % in RAM, threshold 0.7: rows from memory",
             "big: 10 % in RAM, threshold 0.7: p99 of a bare look-up over all in RAM",
@@ -63,18 +68,22 @@ NAMES = {  # of each part: the figures that are missed, and those that have no b
     ),
     "updates": ([], []),
     "kernel": (
-        ["kernel: 10 % in RAM, waits for misses: p99 of the rank stage over all in RAM"],
         [
             "kernel: 10 % in RAM, waits for misses: rows from memory",
+            "kernel: 10 % in RAM, waits for misses: p99 of the rank stage over all in RAM",
+        ],
+        [
             "kernel: 10 % in RAM, threshold 0.7: rows from memory",
             "kernel: 10 % in RAM, threshold 0.7: p99 of a request over all in RAM",
             "kernel: 10 % in RAM, threshold 0.7: p99 of the rank stage over all in RAM",
         ],
     ),
     "large": (
-        ["large: 10 % in RAM, waits for misses: p99 of recommend, half of peak, over all in RAM"],
         [
-            "large: 10 % in RAM, waits for misses: rows from memory",
+            "large: 10 % in RAM, waits for misses: RAM, of the rows' bytes",
+            "large: 10 % in RAM, waits for misses: p99 of recommend, half of peak, over all in RAM",
+        ],
+        [
             "large: 10 % in RAM, threshold 0.7: rows from memory",
             "large: 10 % in RAM, threshold 0.7: p99 of recommend, one client, over all in RAM",
             "large: 10 % in RAM, threshold 0.7: p99 of recommend, half of peak, over all in RAM",
@@ -133,6 +142,16 @@ def test_a_repository_that_is_not_there_is_refused_before_anything_is_measured(m
     monkeypatch.setattr(command, "measure", lambda part, *_: asked.append(part))
     done = CliRunner().invoke(command.app, ["hits", "kernel", "--repo", str(tmp_path)])
     assert isinstance(done.exception, ArtifactError)
+    assert asked == []
+
+
+@pytest.mark.parametrize("part", command.OVER_RAM)
+def test_a_table_too_small_for_its_share_is_refused_before_anything_is_measured(monkeypatch, part):
+    asked = []
+    monkeypatch.setattr(command, "measure", lambda part, *_: asked.append(part))
+    monkeypatch.setattr(command, "pinned_generation", lambda repo: 1)
+    done = CliRunner().invoke(command.app, ["hits", part])
+    assert isinstance(done.exception, ConfigError)
     assert asked == []
 
 
