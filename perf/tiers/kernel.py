@@ -3,7 +3,7 @@
 In one process: the four stages as `recommend` runs them, and the rank stage among them, which reads the table.
 
 The candidates' item ids become keys of the large table, drawn by Zipf's law: a catalogue of that many items. Everything else is
-the repository's own: the requests, the other tables, the network.
+the repository's own: the requests, the other tables, the network. Beside the cases stands what the SSD alone takes (floor.py).
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from pathlib import Path
 import numpy as np
 
 from perf.progress import progress
-from perf.tiers.big import cases_of, shares
+from perf.tiers.big import WAITS, cases_of, shares
 from perf.tiers.device import read_through
+from perf.tiers.floor import WithRawReads
 from perf.tiers.large_catalogue import over
+from perf.tiers.native_device import NativeDevice
 from perf.tiers.ram import ram_share
 from perf.tiers.traffic import TABLE, WIDTH, opened, settings, warm, warm_keys, write_table, zipf_keys
 from perf.workload import Arrays, draw, read_requests
@@ -33,6 +35,7 @@ from stages.pipeline import Pipeline
 from stages.rank import TABLES_FOLDER, Rank
 
 LARGE = "item_0"  # whose place the large table takes
+FLOOR = "all in RAM, and raw reads of what that waits for"
 WARM_REQUESTS, REQUESTS, ROUNDS, DRAWN = 1_500, 250, 8, 200  # of each case; REQUESTS in every round
 REST_OF_REQUEST_S = 0.002  # the network, a server
 
@@ -41,7 +44,7 @@ REST_OF_REQUEST_S = 0.002  # the network, a server
 class Timed:
     """The rank stage, and how long each of its calls took."""
 
-    rank: Rank
+    rank: Rank | WithRawReads
     ms: list[float] = field(default_factory=list)
 
     def faults(self, inputs: Arrays) -> dict[int, str]:
@@ -67,6 +70,11 @@ class Case:
     def counts(self) -> TableCounts:
         return self.tiers.metrics().tables[TABLE].counts
 
+    @property
+    def lacking(self) -> int:
+        """Rows that were not in memory, so far."""
+        return self.tiers._tables[TABLE].lacking
+
     def warm(self, warming: np.ndarray, requests: list[Arrays]) -> None:
         warm(self.tiers, warming)
         for number in range(WARM_REQUESTS):
@@ -90,9 +98,11 @@ def bench_kernel(repo: Path, folder: Path, rows: int, rng: np.random.Generator, 
         requests = [{name: values[row : row + 1] for name, values in drawn.items()} for row in range(DRAWN)]
         warming = warm_keys(rows, exponent, rng)
         keys = zipf_keys(rows, exponent, (WARM_REQUESTS + REQUESTS * ROUNDS, pipeline.info.axes.candidates), rng)
-        with progress(1 + len(cases_of(rows)) + ROUNDS) as step:
+        with progress(2 + len(cases_of(rows)) + ROUNDS) as step:
             step("the tables are opened")
             cases = open_cases(pipeline, tiers_of(repo, pipeline.info.generation), rows, source, keys, open_now)
+            waits = next(case for case in cases if case.name == WAITS)
+            floor = with_floor(pipeline, cases, keys, source, open_now)
             read_through(source)
             for case in cases:
                 step(f"warmed: {case.name}")
@@ -101,7 +111,10 @@ def bench_kernel(repo: Path, folder: Path, rows: int, rng: np.random.Generator, 
                 step(f"round {number + 1}")
                 for case in cases:
                     for asked in range(REQUESTS):
+                        before = waits.lacking
                         case.ask(requests[asked % DRAWN])
+                        if case is waits:
+                            floor.misses.append(waits.lacking - before)
                         time.sleep(REST_OF_REQUEST_S)
         return [described(case, cases[0]) for case in cases]
 
@@ -118,6 +131,18 @@ def open_cases(
         rank = Timed(over(pipeline.stages["rank"], tiers, keys))
         cases.append(Case(name, tiers, rank, replace(pipeline, stages=pipeline.stages | {"rank": rank})))
     return cases
+
+
+def with_floor(pipeline: Pipeline, cases: list[Case], keys: np.ndarray, source: str, open_now: ExitStack) -> WithRawReads:
+    """Appends FLOOR, over the first case's tiers, to the cases."""
+    device = NativeDevice(f"{source}/{TABLE}.npy")
+    open_now.callback(device.close)
+    for count in (1, 2):  # compiles, for one thread and for several
+        device.read(np.arange(count))
+    floor = WithRawReads(over(pipeline.stages["rank"], cases[0].tiers, keys), device)
+    rank = Timed(floor)
+    cases.append(Case(FLOOR, cases[0].tiers, rank, replace(pipeline, stages=pipeline.stages | {"rank": rank})))
+    return floor
 
 
 def tiers_of(repo: Path, generation: int) -> TiersConfig:
