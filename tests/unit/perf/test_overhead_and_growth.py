@@ -1,12 +1,15 @@
 """What the two commands conclude from what they measured, and the pipelines they measure it on. No timings."""
 
+import contextlib
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from perf import cli, growth, overhead, plots, tables
+from perf import recall as recall_of_index
 from perf.breakdown import kernel_us, models_of, parts_of
 from perf.growth import Axis
 from perf.hit_rates import parse
@@ -17,6 +20,10 @@ from stages.errors import ServerError
 
 PER_LAYOUT = {"p50": 3.0, "rate": 500.0, "rate, many": 400.0, "tail": 2.0, "errors": 0.0, "unbatched p50": 3.0}
 EMPTY = {"empty p50": 1.0, "empty rate": 3_000.0}
+WITHIN_ALL_BOUNDS = {"ensemble p50": 2.5, "fused p50": 2.5, "ensemble rate": 900.0, "fused rate": 900.0}
+UNREAD = SimpleNamespace(
+    info=SimpleNamespace(generation=1), stages={"retrieve": SimpleNamespace(search=None)}, close=lambda: None
+)
 
 
 def taken(rounds=3, **changes):
@@ -77,6 +84,30 @@ def test_the_table_says_what_is_missed():
     assert tables.memory_table(result.memory).rows[0].cells == ("fused: tritonserver", "100", "200")
     assert tables.breakdown_table(result.breakdowns).rows[0].cells == ("fused", "4,600", "3,600", "300", "80", "190", "430")
     assert overhead.mb(result.memory["fused"]) == pytest.approx(104.8576)
+
+
+@pytest.mark.parametrize(("recall", "exit_code"), [(0.985, 0), (0.893, 1)])
+def test_an_index_that_finds_too_little_at_the_c_that_is_measured_is_the_exit_code(monkeypatch, tmp_path, recall, exit_code):
+    """Every bound but the recall's is met."""
+    both = SimpleNamespace(batch=8)
+    once = {name: values[0] for name, values in taken(1, **WITHIN_ALL_BOUNDS).items()}
+    monkeypatch.setattr(overhead, "lay_out", lambda repo, scratch, candidates: candidates)
+    monkeypatch.setattr(recall_of_index, "recall_at", lambda search, queries, count: recall if count == 1_000 else 1.0)
+    monkeypatch.setattr(recall_of_index, "user_vectors", lambda pipeline, requests: None)
+    monkeypatch.setattr(recall_of_index, "read_requests", lambda repo, generation: {})
+    monkeypatch.setattr(recall_of_index, "Pipeline", SimpleNamespace(load=lambda repo: UNREAD))
+    monkeypatch.setattr(overhead, "peak_alone", lambda *_: (32, []))
+    monkeypatch.setattr(overhead, "sides", lambda *_: contextlib.nullcontext(both))
+    monkeypatch.setattr(overhead, "_differing", lambda both: "")
+    monkeypatch.setattr(overhead, "_round", lambda *_: once)
+    monkeypatch.setattr(overhead, "_breakdowns", lambda *_: {})
+    monkeypatch.setattr(cli, "new_folder", lambda: tmp_path)
+    done = CliRunner().invoke(cli.app, ["overhead", "--candidates", "1000", "--rounds", "2"])
+    assert done.exit_code == exit_code, done.exception
+    document = json.loads(done.stdout.splitlines()[-1])
+    assert document["missed"] == (["recall of exact search at C = 1,000"] if exit_code else [])
+    assert document["median_low_high"]["recall of exact search at C = 1,000"] == [recall] * 3
+    assert len((tmp_path / "rounds.jsonl").read_text().splitlines()) == 2
 
 
 def model(infer_us):
