@@ -15,6 +15,7 @@ from perf.slo import OBJECTIVES, Verdict
 if TYPE_CHECKING:
     from perf.ab import Ratio
     from perf.breakdown import Breakdown
+    from perf.figure import Figure
     from perf.growth import Axis
     from perf.memory import ProcessMemory
     from perf.overhead import Overhead
@@ -190,19 +191,23 @@ def ratio_table(ratios: list[Ratio]) -> Table:
     return Table(f"B against A, {len(ratios[0].a)} interleaved rounds", head, tuple(rows))
 
 
-def overhead_table(result: Overhead) -> Table:
+def figure_table(title: str, figures: list[Figure]) -> Table:
+    """Each figure beside its bound."""
     rows = []
-    for figure in result.figures:
-        sign = "at most" if figure.at_most else "at least"
-        bound = "" if figure.bound is None else f"{sign} {figure.bound:g}"
+    for figure in figures:
+        bound = "" if figure.bound is None else f"{'at most' if figure.at_most else 'at least'} {figure.bound:g}"
         spread = f"{min(figure.values):,.3g} … {max(figure.values):,.3g}" if len(figure.values) > 1 else ""
         verdict = {None: "", True: "met", False: "MISSED"}[figure.met]
         rows.append(Row((figure.name, f"{figure.median:,.4g}", spread, bound, verdict), figure.met))
+    return Table(title, ("figure", "median", "of the rounds", "bound", ""), tuple(rows))
+
+
+def overhead_table(result: Overhead) -> Table:
     title = (
         f"Overhead of serving, C = {result.candidates}, {len(result.figures[0].values)} interleaved rounds; peak at "
         + ", ".join(f"{clients} clients ({layout})" for layout, clients in result.peak_clients.items())
     )
-    return Table(title, ("figure", "median", "of the rounds", "bound", ""), tuple(rows))
+    return figure_table(title, result.figures)
 
 
 def breakdown_table(breakdowns: dict[str, Breakdown]) -> Table:

@@ -13,7 +13,8 @@ from rich.console import Console
 from perf.command import BROKEN, run
 from perf.figure import Figure
 from perf.results import circumstances, last_line
-from perf.tiers.bounds import figures_of, table_of
+from perf.tables import figure_table
+from perf.tiers.bounds import figures_of
 from stages.errors import ConfigError
 from stages.generations import pinned_generation
 
@@ -49,7 +50,7 @@ def tiers(
         print(f"\n{part}", flush=True)
         report[part] = measure(part, rows, folder, repo, zipf, seconds, rounds)
         figures += figures_of(part, report[part])
-    Console(width=LINE_WIDTH).print(table_of(figures).to_rich())
+    Console(width=LINE_WIDTH).print(figure_table("Embedding tiers", figures).to_rich())
     missed = [figure.name for figure in figures if figure.met is False]
     print(last_line(report | {"missed": missed}))
     if missed:

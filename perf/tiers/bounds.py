@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 from perf.figure import Figure
-from perf.tables import Row, Table
 from perf.tiers.big import RAM_SHARE, WAITS
 from perf.tiers.feed import ROWS_PER_S
 
@@ -130,13 +129,3 @@ OF_PART = {
     "large": of_large,
     "served": of_served,
 }
-
-
-def table_of(figures: list[Figure]) -> Table:
-    rows = []
-    for figure in figures:
-        bound = "" if figure.bound is None else f"{'at most' if figure.at_most else 'at least'} {figure.bound:g}"
-        spread = f"{min(figure.values):,.3g} … {max(figure.values):,.3g}" if len(figure.values) > 1 else ""
-        verdict = {None: "", True: "met", False: "MISSED"}[figure.met]
-        rows.append(Row((figure.name, f"{figure.median:,.4g}", spread, bound, verdict), figure.met))
-    return Table("Embedding tiers", ("figure", "median", "of the rounds", "bound", ""), tuple(rows))
