@@ -321,11 +321,16 @@ def save_growth(axes: list[Axis], folder: Path) -> None:
     with plt.rc_context(STYLE):
         figure, panels = plt.subplots(1, len(axes), figsize=(WIDTH_IN, 3.6))
         for panel, axis in zip(panels, axes, strict=True):
-            linear = np.array(axis.sizes) * (axis.p50_ms[0] / axis.sizes[0])
+            linear = np.array(axis.sizes) * (axis.latency_p50_ms[0] / axis.sizes[0])
             panel.plot(axis.sizes, linear, ":", color=GREY, label="linear")
-            panel.plot(axis.sizes, axis.p90_ms, "o:", color=SKY, ms=3, label="p90")
-            panel.plot(axis.sizes, axis.p50_ms, "o-", color=BLUE, label=f"p50, slope {axis.slope:.2f}")
-            panel.set(xlabel=axis.name, ylabel="processor time of a request, ms", xscale="log", yscale="log")
+            latency, processor = (
+                f"latency p50, slope {axis.latency_slope:.2f}",
+                f"processor p50, slope {axis.processor_slope:.2f}",
+            )
+            panel.plot(axis.sizes, axis.latency_p50_ms, "o-", color=ORANGE, label=latency)
+            panel.plot(axis.sizes, axis.processor_p90_ms, "o:", color=SKY, ms=3, label="processor p90")
+            panel.plot(axis.sizes, axis.processor_p50_ms, "o-", color=BLUE, label=processor)
+            panel.set(xlabel=axis.name, ylabel="one request in process, ms", xscale="log", yscale="log")
             panel.legend(fontsize=8)
             _plain_log(panel)
         folder.mkdir(parents=True, exist_ok=True)

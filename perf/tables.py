@@ -229,9 +229,7 @@ def memory_table(memory: dict[str, list[ProcessMemory]]) -> Table:
 def growth_table(axes: list[Axis]) -> Table:
     rows = []
     for axis in axes:
-        points = zip(axis.sizes, axis.p50_ms, axis.p90_ms, strict=True)
-        rows += [Row((f"{axis.name}: {size:,}", f"{p50:.3f}", f"{p90:.3f}", "")) for size, p50, p90 in points]
-        kept = axis.slope <= axis.bound
-        rows.append(Row((f"{axis.name}: slope", "", "", f"{axis.slope:.2f}, at most {axis.bound:g}"), kept))
-    head = ("size", "p50 ms", "p90 ms", "slope in logarithms")
-    return Table("Processor time of one request, as work grows", head, tuple(rows))
+        points = zip(axis.sizes, axis.processor_p50_ms, axis.processor_p90_ms, axis.latency_p50_ms, strict=True)
+        rows += [Row((f"{axis.name}: {size:,}", *(f"{time_ms:.3f}" for time_ms in times_ms))) for size, *times_ms in points]
+    head = ("size", "processor time, p50 ms", "p90 ms", "latency, p50 ms")
+    return Table("One request in process, as work grows", head, tuple(rows))

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -147,28 +148,64 @@ def test_kernel_time_is_of_one_row_over_all_stages_since_the_first_reading():
     assert kernel_us(before, after) == pytest.approx(1_000 + 500)
 
 
+def axis_of(processor_ms, latency_ms, sizes=(100, 200), most_slope=growth.LINEAR):
+    times = {"processor_p50_ms": processor_ms, "processor_p90_ms": processor_ms, "latency_p50_ms": latency_ms}
+    return Axis(name="candidates C", sizes=list(sizes), **times, most_slope=most_slope)
+
+
 def test_the_slope_is_the_exponent_of_growth(tmp_path):
-    sizes = [100, 200, 400]
-    linear, root = (
-        Axis(name=name, sizes=sizes, p50_ms=p50, p90_ms=p50, bound=1.0)
-        for name, p50 in (("linear", [1.0, 2.0, 4.0]), ("root", [1.0, 2**0.5, 2.0]))
-    )
-    assert linear.slope == pytest.approx(1.0)
-    assert root.slope == pytest.approx(0.5)
-    plots.save_growth([linear, root], tmp_path)
+    axis = axis_of([1.0, 2.0, 4.0], [1.0, 2**0.5, 2.0], sizes=(100, 200, 400))
+    assert axis.processor_slope == pytest.approx(1.0)
+    assert axis.latency_slope == pytest.approx(0.5)
+    assert {figure.name: figure.median for figure in axis.figures} == {
+        "candidates C: slope of processor time": axis.processor_slope,
+        "candidates C: slope of latency": axis.latency_slope,
+    }
+    plots.save_growth([axis, axis], tmp_path)
     assert (tmp_path / "growth.png").stat().st_size > 1_000
-    assert tables.growth_table([linear]).rows[-1].cells[-1] == "1.00, at most 1"
+    assert tables.growth_table([axis]).rows[1].cells == ("candidates C: 200", "2.000", "2.000", "1.414")
 
 
-@pytest.mark.parametrize(("p50_ms", "exit_code"), [([1.0, 1.5], 0), ([1.0, 2.5], 1)])
-def test_a_missed_bound_is_the_exit_code(monkeypatch, tmp_path, p50_ms, exit_code):
-    axis = Axis(name="candidates C", sizes=[100, 200], p50_ms=p50_ms, p90_ms=p50_ms, bound=1.0)
-    monkeypatch.setattr(growth, "candidates_axis", lambda repo, rng: axis)
-    monkeypatch.setattr(growth, "catalogue_axis", lambda rng, step: axis.model_copy(update={"p50_ms": [1.0, 1.0]}))
-    monkeypatch.setattr(cli, "new_folder", lambda: tmp_path)
-    done = CliRunner().invoke(cli.app, ["growth"])
-    assert done.exit_code == exit_code
-    assert {"commit", "cores", "load_before"} <= json.loads(done.stdout.splitlines()[-1]).keys()
+def test_what_is_linear_does_not_count_as_less():
+    assert growth.SUB_LINEAR < growth.LINEAR
+    for most_slope, met in ((growth.LINEAR, True), (growth.SUB_LINEAR, False)):
+        axis = axis_of([1.0, 1.95], [1.0, 1.95], most_slope=most_slope)  # slopes of 0.96
+        assert [figure.met for figure in axis.figures] == [met, met]
+
+
+@pytest.fixture
+def grow(monkeypatch, tmp_path):
+    """-> call it with the candidates axis and the recalls: the command's exit code and its last line."""
+
+    def run(axis, recalls=(1.0,)):
+        found = [Figure(name=f"recall {number}", values=[r], bound=0.98, at_most=False) for number, r in enumerate(recalls)]
+        monkeypatch.setattr(growth, "candidates_axis", lambda repo, rng: axis)
+        monkeypatch.setattr(growth, "catalogue_axis", lambda rng, step: axis_of([1.0, 1.0], [1.0, 1.0]))
+        monkeypatch.setattr(cli, "recall_figures", lambda repo, counts: found if counts == growth.CANDIDATES else [])
+        monkeypatch.setattr(cli, "new_folder", lambda: tmp_path)
+        done = CliRunner().invoke(cli.app, ["growth"])
+        return done.exit_code, json.loads(done.stdout.splitlines()[-1])
+
+    return run
+
+
+def test_a_missed_bound_of_growth_is_the_exit_code(grow):
+    kept, steep = [1.0, 1.5], [1.0, 2.5]
+    exit_code, document = grow(axis_of(kept, kept))
+    assert (exit_code, document["missed"]) == (0, [])
+    assert {"commit", "cores", "load_before"} <= document.keys()
+    assert grow(axis_of(steep, kept))[1]["missed"] == ["candidates C: slope of processor time"]
+    exit_code, document = grow(axis_of(kept, steep))
+    assert (exit_code, document["missed"]) == (1, ["candidates C: slope of latency"])
+    exit_code, document = grow(axis_of(kept, kept), recalls=(0.99, 0.97))
+    assert (exit_code, document["missed"]) == (1, ["recall 1"])
+
+
+def test_latency_counts_what_the_processor_does_not(monkeypatch):
+    monkeypatch.setattr(growth, "CALLS", 4)
+    monkeypatch.setattr(growth, "ROUNDS", 2)
+    axis = growth._axis("sleepers", {1: lambda number: None, 2: lambda number: time.sleep(0.01)}, growth.LINEAR)
+    assert axis.latency_p50_ms[1] > 9 > axis.processor_p50_ms[1]
 
 
 def test_catalogues_of_any_size_answer_the_same_kind_of_request(monkeypatch):
@@ -178,5 +215,6 @@ def test_catalogues_of_any_size_answer_the_same_kind_of_request(monkeypatch):
     said = []
     axis = growth.catalogue_axis(np.random.default_rng(0), said.append)
     assert axis.sizes == [400, 800]
-    assert len(axis.p50_ms) == 2
+    assert len(axis.processor_p50_ms) == len(axis.latency_p50_ms) == 2
+    assert axis.most_slope == growth.SUB_LINEAR
     assert said == ["a catalogue of 400 items", "a catalogue of 800 items", "catalogues in turns"]
