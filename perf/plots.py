@@ -14,6 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from perf.hit_rates import TABLES
 from perf.results import HALF, MODELS, Closed, Run
 from perf.server_stats import PHASES
 from stages.contract import ENSEMBLE, STAGES
@@ -212,6 +213,23 @@ def batch_sizes(run: Run, folder: Path) -> Figure | None:
     return figure
 
 
+def hit_rates(run: Run, folder: Path) -> Figure | None:
+    """A bar per level of the embedding tables (of the lookups that reached it), and per cache of answers."""
+    if not run.hit_rates:
+        return None
+    figure, axes = plt.subplots(figsize=(WIDTH_IN, 0.36 * len(run.hit_rates) + 1.2))
+    rows, percent = np.arange(len(run.hit_rates)), 100 * np.array(list(run.hit_rates.values()))
+    colours = [BLUE if name.startswith(TABLES) else ORANGE for name in run.hit_rates]
+    axes.barh(rows, percent, color=colours, height=0.62)
+    for row, value in zip(rows, percent, strict=True):
+        axes.annotate(f"{value:.1f}", (value, row), textcoords="offset points", xytext=(4, -3), fontsize=8)
+    axes.set(title="Cache hits, of the lookups that reached each", xlabel="%", xlim=(0, 110), yticks=rows)
+    axes.set_yticklabels(run.hit_rates)
+    axes.grid(axis="y", visible=False)
+    axes.invert_yaxis()
+    return figure
+
+
 def memory(run: Run, folder: Path) -> Figure | None:
     if not run.memory:
         return None
@@ -270,6 +288,7 @@ PICTURES: tuple[Callable[[Run, Path], Figure | None], ...] = (
     yardstick,
     stage_curves,
     batch_sizes,
+    hit_rates,
     memory,
 )
 

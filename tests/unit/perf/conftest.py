@@ -111,7 +111,7 @@ def run(tmp_path) -> Run:
             served_clients=16,
         ),
         memory=[ProcessMemory(name="tritonserver", pid=1, pss_mib=100, rss_mib=150)],
-        hit_rates={"cache model=rank": 0.25},
+        hit_rates={"tables, l1": 0.9, "tables, l2": 0.5, "cache model=rank": 0.25},
     )
 
 
