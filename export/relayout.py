@@ -26,7 +26,8 @@ REWRITTEN = ("stages", "model.py", "__pycache__", MANIFEST_FILE, STAGE_FILE, REC
 def relayout(source: Path, repository: Path, layout: str, candidates: int | None = None) -> int:
     """-> the generation published in `repository`. Raises ConfigError, ArtifactError or ExportError.
 
-    candidates: another C than the export's, to measure what it costs. The index was chosen for the export's.
+    candidates: another C than the export's, to measure what it costs. The index was chosen for the export's, so it
+    finds another share of the exact answers.
     """
     if source.resolve() == repository.resolve():
         raise ConfigError(f"{source} cannot be laid out again into itself. Name another repository.")

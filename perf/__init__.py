@@ -1,7 +1,7 @@
 """How fast a repository is served, and where the time goes.
 
-    python -m perf                     sweep + open-loop load + yardstick + report + SLO verdict, in a few minutes
-    python -m perf sweep | load | report | compare | ab | gate     one of them
+    python -m perf             sweep + open-loop load + yardstick + report + SLO verdict, in a few minutes
+    python -m perf COMMAND     one of them, or another question: docs/perf.md lists all
 
 Two kinds of load, because they answer different questions:
 

@@ -1,11 +1,16 @@
-"""How the cost of a request grows: with C, and with the catalogue. In this process, one thread, one request per call.
+"""How a request in process grows: with C, and with the catalogue. One thread, one request per call, no server.
 
     python -m perf growth --repo model_repository
 
-The candidates axis calls the published pipeline with other values of C. The catalogue axis builds what depends on the catalogue
-from random arrays of a shop's structure, without training: the search (with the index an export would choose) and the ranker's
-cross features. All sizes live side by side and take turns; processor time is counted, which other work on the machine stretches
-less than the clock. The slope in logarithms is the verdict: 1 is linear.
+The candidates axis calls the published pipeline with other values of C; what its index then finds is measured beside it
+(recall.py). The catalogue axis builds what depends on the catalogue from random arrays of a shop's structure, without training:
+the search (with the index an export would choose, for its own C) and the ranker's cross features. All sizes live side by side
+and take turns. Of each call the thread's processor time is taken, which other work on the machine stretches less, and the
+clock's, which is the latency. Their slopes in logarithms are the verdict: 1 is linear.
+
+With C a request may grow linearly. With the catalogue it must grow less than that, and be seen to: between two runs a slope
+moves by some hundredths, so one of 1.0 could be either, and one within SUB_LINEAR cannot be linear. A hundred times the items
+then cost 63 times as much at most.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from export.retrieval.index import choose_index
+from perf.figure import Figure
 from perf.workload import draw, read_requests
 from stages.pipeline import Pipeline
 from stages.ranking_features import HORIZONS_DAYS, VIEWS, Clock, ItemStatistics, cross_features
@@ -31,23 +37,39 @@ CALLS = 200  # of each size, in ROUNDS turns
 ROUNDS = 10
 C, HISTORY, WIDTH, N_NEIGHBOURS, N_DEPARTMENTS, N_FACTORS = 256, 64, 64, 128, 256, 8
 KEPT_OF_HISTORY = 12  # items that a usual user's history holds
+LINEAR, SUB_LINEAR = 1.0, 0.9  # the largest slopes
 
 Call = Callable[[int], object]
 
 
 class Axis(BaseModel, frozen=True):
-    """Milliseconds of processor time per request, by size."""
+    """A request in process, by size: milliseconds of its thread's processor time, and of the clock."""
 
     name: str
     sizes: list[int]
-    p50_ms: list[float]
-    p90_ms: list[float]
-    bound: float  # the slope must stay below it, or reach it at most where it is 1
+    processor_p50_ms: list[float]
+    processor_p90_ms: list[float]
+    latency_p50_ms: list[float]
+    most_slope: float
 
     @property
-    def slope(self) -> float:
-        """Of log latency over log size, by least squares."""
-        return float(np.polyfit(np.log(self.sizes), np.log(self.p50_ms), 1)[0])
+    def processor_slope(self) -> float:
+        return slope(self.sizes, self.processor_p50_ms)
+
+    @property
+    def latency_slope(self) -> float:
+        return slope(self.sizes, self.latency_p50_ms)
+
+    @property
+    def figures(self) -> list[Figure]:
+        """The slopes beside their bound."""
+        slopes = {"processor time": self.processor_slope, "latency": self.latency_slope}
+        return [Figure(name=f"{self.name}: slope of {w}", values=[v], bound=self.most_slope) for w, v in slopes.items()]
+
+
+def slope(sizes: list[int], times_ms: list[float]) -> float:
+    """Of log time over log size, by least squares."""
+    return float(np.polyfit(np.log(sizes), np.log(times_ms), 1)[0])
 
 
 def candidates_axis(repo: Path, rng: np.random.Generator) -> Axis:
@@ -55,7 +77,7 @@ def candidates_axis(repo: Path, rng: np.random.Generator) -> Axis:
     rows = draw(read_requests(repo, pipeline.info.generation), CALLS, rng)
     batches = [{name: values[row : row + 1] for name, values in rows.items()} for row in range(CALLS)]
     calls = {size: _of_pipeline(with_candidates(pipeline, size), batches) for size in CANDIDATES}
-    return _axis("candidates C", calls, bound=1.0)
+    return _axis("candidates C", calls, LINEAR)
 
 
 def _of_pipeline(pipeline: Pipeline, batches: list[dict[str, np.ndarray]]) -> Call:
@@ -63,7 +85,7 @@ def _of_pipeline(pipeline: Pipeline, batches: list[dict[str, np.ndarray]]) -> Ca
 
 
 def with_candidates(pipeline: Pipeline, count: int) -> Pipeline:
-    """The same stages with another C. The index was chosen for the export's."""
+    """The same stages with another C, and with the index that was chosen for the export's."""
 
     def changed(stage: Any) -> Any:
         return replace(stage, info=replace(stage.info, axes=replace(stage.info.axes, candidates=count)))
@@ -77,7 +99,7 @@ def catalogue_axis(rng: np.random.Generator, step: Callable[[str], None]) -> Axi
         step(f"a catalogue of {n_items:,} items")
         calls[n_items] = _of_catalogue(n_items, rng)
     step("catalogues in turns")
-    return _axis("items of the catalogue", calls, bound=1.0)
+    return _axis("items of the catalogue", calls, SUB_LINEAR)
 
 
 def _of_catalogue(n_items: int, rng: np.random.Generator) -> Call:
@@ -132,14 +154,28 @@ def random_statistics(n_items: int, rng: np.random.Generator) -> ItemStatistics:
     )
 
 
-def _axis(name: str, calls: dict[int, Call], bound: float) -> Axis:
-    taken_ms: dict[int, list[float]] = {size: [] for size in calls}
+def _axis(name: str, calls: dict[int, Call], most_slope: float) -> Axis:
+    processor_ms: dict[int, list[float]] = {size: [] for size in calls}
+    latency_ms: dict[int, list[float]] = {size: [] for size in calls}
     for turn in range(-1, ROUNDS):  # the first turn warms up
         for size, call in calls.items():
             for number in range(max(turn, 0), CALLS, ROUNDS):
-                begun = time.thread_time()
+                begun_s, begun_processor_s = time.perf_counter(), time.thread_time()
                 call(number)
+                ended_processor_s, ended_s = time.thread_time(), time.perf_counter()
                 if turn >= 0:
-                    taken_ms[size].append((time.thread_time() - begun) * 1e3)
-    p50, p90 = ([float(np.percentile(taken, q)) for taken in taken_ms.values()] for q in (50, 90))
-    return Axis(name=name, sizes=list(calls), p50_ms=p50, p90_ms=p90, bound=bound)
+                    processor_ms[size].append((ended_processor_s - begun_processor_s) * 1e3)
+                    latency_ms[size].append((ended_s - begun_s) * 1e3)
+    return Axis(
+        name=name,
+        sizes=list(calls),
+        processor_p50_ms=percentiles(processor_ms, 50),
+        processor_p90_ms=percentiles(processor_ms, 90),
+        latency_p50_ms=percentiles(latency_ms, 50),
+        most_slope=most_slope,
+    )
+
+
+def percentiles(times_ms: dict[int, list[float]], q: float) -> list[float]:
+    """-> by size."""
+    return [float(np.percentile(taken, q)) for taken in times_ms.values()]

@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 Samples = dict[tuple[str, str], float]
 TABLE_ROWS = "recommender_table_rows_total"  # by what answered (stages/embeddings/measurements.py)
+TABLES = "tables"  # how the names of their rates begin
 LEVELS = ("l1", "l2", "l3")
 
 
@@ -55,6 +56,6 @@ def table_hit_rates(before: Samples, after: Samples) -> dict[str, float]:
     rates, reached = {}, rows.total()
     for level in LEVELS:
         if reached > 0:
-            rates[f"tables, {level}"] = rows[level] / reached
+            rates[f"{TABLES}, {level}"] = rows[level] / reached
         reached -= rows[level]
     return rates

@@ -5,8 +5,8 @@
 The repository is laid out twice with the code as it is now (no training), and each once more without dynamic batching, and once
 more with kernels that compute nothing: what the server costs by itself on this machine. The six servers and the in-process
 workers live side by side, stopped but for their turns (turns.py); every round asks each of them, in another order. The median
-over the rounds is the figure, the spread says how far to trust it. Figures count only for equal answers: those are compared
-first.
+over the rounds is the figure, the spread says how far to trust it. Figures count only for equal answers, which are compared
+first, and for an index that finds enough: it was chosen for the export's C, so its recall at this one is a figure too.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from perf.full import new_bench
 from perf.in_process import InProcess
 from perf.measure import Bench, Scenario, add_open
 from perf.memory import PeakMemory, ProcessMemory, total_mib
+from perf.recall import recall_figures
 from perf.target import own_server, site_of
 from perf.turns import Turns, taking_turns
 from perf.workload import draw
@@ -87,10 +88,8 @@ def measure_overhead(
     Each round is written to `<folder>/rounds.jsonl` when it is done: a run that is cut off has not been for nothing.
     """
     step("laying the repository out")
-    for layout in LAYOUTS:
-        relayout(repo, scratch / layout, layout, candidates)
-        without_batching(scratch / layout, scratch / (layout + UNBATCHED))
-        empty_kernels(scratch / layout, scratch / (layout + EMPTY))
+    c = lay_out(repo, scratch, candidates)
+    recall = recall_figures(scratch / "fused", [c])  # before there is a server that could be disturbed
     memory, peak_clients = {}, {}
     for name in (layout + kind for layout in LAYOUTS for kind in ("", EMPTY)):
         step(f"{name}: peak and memory")
@@ -102,26 +101,27 @@ def measure_overhead(
             taken.append(_round(both, number, window_s, step))
             with (folder / "rounds.jsonl").open("a") as file:
                 file.write(json.dumps(taken[-1]) + "\n")
-        parts = {}
-        for layout, bench in both.benches.items():
-            step(f"{layout}: where the time goes")
-            with both.turns[layout].turn():
-                parts[layout] = breakdown(bench, window_s)
-        batch = both.batch
-        c = read_stage(stage_folder(scratch / "fused", STAGES[0], both.benches["fused"].site.generation)).axes.candidates
+        parts = _breakdowns(both, window_s, step)
     figures = figures_of({name: [once[name] for once in taken] for name in taken[0]}, c)
-    peak = [Figure(name="ensemble: peak memory of all processes, MB", values=[mb(memory["ensemble"])], bound=1200)]
-    peak.append(Figure(name="fused: peak memory of all processes, MB", values=[mb(memory["fused"])]))
     return Overhead(
         repo=str(repo),
         candidates=c,
-        in_process_batch=batch,
+        in_process_batch=both.batch,
         peak_clients=peak_clients,
         differing_answers=differing,
-        figures=figures + peak,
+        figures=figures + memory_figures(memory) + recall,
         memory={layout: memory[layout] for layout in LAYOUTS},
         breakdowns=parts,
     )
+
+
+def lay_out(repo: Path, scratch: Path, candidates: int | None) -> int:
+    """Make every copy that is served -> their C."""
+    for layout in LAYOUTS:
+        generation = relayout(repo, scratch / layout, layout, candidates)
+        without_batching(scratch / layout, scratch / (layout + UNBATCHED))
+        empty_kernels(scratch / layout, scratch / (layout + EMPTY))
+    return read_stage(stage_folder(scratch / layout, STAGES[0], generation)).axes.candidates
 
 
 def without_batching(repo: Path, copy: Path) -> None:
@@ -197,6 +197,16 @@ def _round(both: Sides, number: int, window_s: float, step: Step) -> dict[str, f
     return taken
 
 
+def _breakdowns(both: Sides, window_s: float, step: Step) -> dict[str, Breakdown]:
+    """By layout."""
+    parts = {}
+    for layout, bench in both.benches.items():
+        step(f"{layout}: where the time goes")
+        with both.turns[layout].turn():
+            parts[layout] = breakdown(bench, window_s)
+    return parts
+
+
 def _in_process(both: Sides, window_s: float) -> dict[str, float]:
     return {
         "in process p50": both.workers.measure(1, window_s, workers=1).p50_ms,
@@ -263,6 +273,13 @@ def figures_of(taken: dict[str, list[float]], candidates: int) -> list[Figure]:
         )
         figures += [Figure(name=f"{name}: {what}", values=v, bound=bound, at_most=most) for what, v, bound, most in rows]
     return figures
+
+
+def memory_figures(memory: dict[str, list[ProcessMemory]]) -> list[Figure]:
+    """memory: by layout, at its peak."""
+    bounds = {"ensemble": 1200.0, "fused": None}
+    what = "peak memory of all processes, MB"
+    return [Figure(name=f"{layout}: {what}", values=[mb(memory[layout])], bound=bound) for layout, bound in bounds.items()]
 
 
 def left_share(taken: dict[str, list[float]], name: str) -> list[float]:

@@ -14,6 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from perf.hit_rates import TABLES
 from perf.results import HALF, MODELS, Closed, Run
 from perf.server_stats import PHASES
 from stages.contract import ENSEMBLE, STAGES
@@ -212,6 +213,23 @@ def batch_sizes(run: Run, folder: Path) -> Figure | None:
     return figure
 
 
+def hit_rates(run: Run, folder: Path) -> Figure | None:
+    """A bar per level of the embedding tables (of the lookups that reached it), and per cache of answers."""
+    if not run.hit_rates:
+        return None
+    figure, axes = plt.subplots(figsize=(WIDTH_IN, 0.36 * len(run.hit_rates) + 1.2))
+    rows, percent = np.arange(len(run.hit_rates)), 100 * np.array(list(run.hit_rates.values()))
+    colours = [BLUE if name.startswith(TABLES) else ORANGE for name in run.hit_rates]
+    axes.barh(rows, percent, color=colours, height=0.62)
+    for row, value in zip(rows, percent, strict=True):
+        axes.annotate(f"{value:.1f}", (value, row), textcoords="offset points", xytext=(4, -3), fontsize=8)
+    axes.set(title="Cache hits, of the lookups that reached each", xlabel="%", xlim=(0, 110), yticks=rows)
+    axes.set_yticklabels(run.hit_rates)
+    axes.grid(axis="y", visible=False)
+    axes.invert_yaxis()
+    return figure
+
+
 def memory(run: Run, folder: Path) -> Figure | None:
     if not run.memory:
         return None
@@ -270,6 +288,7 @@ PICTURES: tuple[Callable[[Run, Path], Figure | None], ...] = (
     yardstick,
     stage_curves,
     batch_sizes,
+    hit_rates,
     memory,
 )
 
@@ -321,11 +340,16 @@ def save_growth(axes: list[Axis], folder: Path) -> None:
     with plt.rc_context(STYLE):
         figure, panels = plt.subplots(1, len(axes), figsize=(WIDTH_IN, 3.6))
         for panel, axis in zip(panels, axes, strict=True):
-            linear = np.array(axis.sizes) * (axis.p50_ms[0] / axis.sizes[0])
+            linear = np.array(axis.sizes) * (axis.latency_p50_ms[0] / axis.sizes[0])
             panel.plot(axis.sizes, linear, ":", color=GREY, label="linear")
-            panel.plot(axis.sizes, axis.p90_ms, "o:", color=SKY, ms=3, label="p90")
-            panel.plot(axis.sizes, axis.p50_ms, "o-", color=BLUE, label=f"p50, slope {axis.slope:.2f}")
-            panel.set(xlabel=axis.name, ylabel="processor time of a request, ms", xscale="log", yscale="log")
+            latency, processor = (
+                f"latency p50, slope {axis.latency_slope:.2f}",
+                f"processor p50, slope {axis.processor_slope:.2f}",
+            )
+            panel.plot(axis.sizes, axis.latency_p50_ms, "o-", color=ORANGE, label=latency)
+            panel.plot(axis.sizes, axis.processor_p90_ms, "o:", color=SKY, ms=3, label="processor p90")
+            panel.plot(axis.sizes, axis.processor_p50_ms, "o-", color=BLUE, label=processor)
+            panel.set(xlabel=axis.name, ylabel="one request in process, ms", xscale="log", yscale="log")
             panel.legend(fontsize=8)
             _plain_log(panel)
         folder.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ from perf.slo import OBJECTIVES, Verdict
 if TYPE_CHECKING:
     from perf.ab import Ratio
     from perf.breakdown import Breakdown
+    from perf.figure import Figure
     from perf.growth import Axis
     from perf.memory import ProcessMemory
     from perf.overhead import Overhead
@@ -190,17 +191,22 @@ def ratio_table(ratios: list[Ratio]) -> Table:
     return Table(f"B against A, {len(ratios[0].a)} interleaved rounds", head, tuple(rows))
 
 
-def overhead_table(result: Overhead) -> Table:
+def figure_table(title: str, figures: list[Figure]) -> Table:
+    """Each figure beside its bound."""
     rows = []
-    for figure in result.figures:
+    for figure in figures:
         spread = f"{min(figure.values):,.3g} … {max(figure.values):,.3g}" if len(figure.values) > 1 else ""
         verdict = {None: "", True: "met", False: "MISSED"}[figure.met]
         rows.append(Row((figure.name, f"{figure.median:,.4g}", spread, figure.bound_in_words, verdict), figure.met))
+    return Table(title, ("figure", "median", "of the rounds", "bound", ""), tuple(rows))
+
+
+def overhead_table(result: Overhead) -> Table:
     title = (
         f"Overhead of serving, C = {result.candidates}, {len(result.figures[0].values)} interleaved rounds; peak at "
         + ", ".join(f"{clients} clients ({layout})" for layout, clients in result.peak_clients.items())
     )
-    return Table(title, ("figure", "median", "of the rounds", "bound", ""), tuple(rows))
+    return figure_table(title, result.figures)
 
 
 def breakdown_table(breakdowns: dict[str, Breakdown]) -> Table:
@@ -222,9 +228,7 @@ def memory_table(memory: dict[str, list[ProcessMemory]]) -> Table:
 def growth_table(axes: list[Axis]) -> Table:
     rows = []
     for axis in axes:
-        points = zip(axis.sizes, axis.p50_ms, axis.p90_ms, strict=True)
-        rows += [Row((f"{axis.name}: {size:,}", f"{p50:.3f}", f"{p90:.3f}", "")) for size, p50, p90 in points]
-        kept = axis.slope <= axis.bound
-        rows.append(Row((f"{axis.name}: slope", "", "", f"{axis.slope:.2f}, at most {axis.bound:g}"), kept))
-    head = ("size", "p50 ms", "p90 ms", "slope in logarithms")
-    return Table("Processor time of one request, as work grows", head, tuple(rows))
+        points = zip(axis.sizes, axis.processor_p50_ms, axis.processor_p90_ms, axis.latency_p50_ms, strict=True)
+        rows += [Row((f"{axis.name}: {size:,}", *(f"{time_ms:.3f}" for time_ms in times_ms))) for size, *times_ms in points]
+    head = ("size", "processor time, p50 ms", "p90 ms", "latency, p50 ms")
+    return Table("One request in process, as work grows", head, tuple(rows))

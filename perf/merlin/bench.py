@@ -18,9 +18,10 @@ from pydantic import BaseModel
 from export.repository.recorded import compare_answers
 from perf import analyzer
 from perf.ab import Ratio
+from perf.answers import differing_answers as unlike_in_process
 from perf.memory import read_memory, total_mib
 from perf.merlin.export import MODEL, VARIANTS
-from perf.target import own_server
+from perf.target import own_server, site_of
 from perf.turns import Turns, taking_turns
 from perf.workload import Arrays, ask, write_analyzer_json
 from server.state import ServerState
@@ -87,7 +88,7 @@ BOUNDS = tuple(
 @dataclass
 class Result:
     rounds: dict[str, Rounds] = field(default_factory=dict)
-    answers: str = ""  # "" when the variants answer alike and so do our layouts, else what differs
+    answers: str = ""  # "" when the variants answer alike, and ours as in process, else what differs
 
     def ratio(self, ours: str, baseline: str, metric: str) -> Ratio:
         """How many times faster ours is, by round. metric: "p50_ms" or "rate"."""
@@ -163,14 +164,24 @@ def best_clients(contender: Contender) -> int:
 
 
 def differing_answers(served: list[Contender], user_ids: np.ndarray) -> str:
-    """-> "" when all variants of the baseline give the same items and scores, and both of our layouts do."""
+    """-> "" when all variants of the baseline give the same items and scores, and both of our layouts those of this process.
+
+    Ours are asked for the baseline's users too: recorded requests say more than an id, these say nothing else.
+    """
     answers = {contender.name: _answers(contender, user_ids) for contender in served}
     found = []
     for group in (OURS, tuple(variant.name for variant in VARIANTS)):
         first, *others = [name for name in group if name in answers]
         differences = {name: compare_answers(answers[name], answers[first]) for name in others}
         found += [f"{name} against {first}: {difference}" for name, difference in differences.items() if difference]
+    alone = [_unlike_in_process(contender) for contender in served if contender.name in OURS]
+    found += [f"ours against in process, {difference}" for difference in alone if difference]
     return "; ".join(found)
+
+
+def _unlike_in_process(contender: Contender) -> str:
+    with contender.turns.turn():
+        return unlike_in_process(site_of(contender.state), contender.spec)
 
 
 def _answers(contender: Contender, user_ids: np.ndarray) -> Arrays:

@@ -14,8 +14,9 @@ from rich.console import Console
 from perf.command import BROKEN, run
 from perf.figure import Figure
 from perf.results import circumstances, last_line
+from perf.tables import figure_table
 from perf.tiers.big import cases_of
-from perf.tiers.bounds import figures_of, table_of
+from perf.tiers.bounds import figures_of
 from perf.tiers.traffic import EXPONENT
 from stages.errors import ConfigError
 from stages.generations import pinned_generation
@@ -57,7 +58,7 @@ def tiers(
         print(f"\n{part}")
         report[part] = measure(part, rows, folder, repo, zipf, seconds, rounds)
         figures += figures_of(part, report[part])
-    Console(width=LINE_WIDTH).print(table_of(figures).to_rich())
+    Console(width=LINE_WIDTH).print(figure_table("Embedding tiers", figures).to_rich())
     missed = [figure.name for figure in figures if figure.met is False]
     print(last_line(report | {"missed": missed}))
     if missed:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from perf.figure import Figure
-from perf.tables import Row, Table
 from perf.tiers.big import WAITS
 from perf.tiers.feed import ROWS_PER_S
 from perf.tiers.ram import RAM_SHARE
@@ -137,12 +136,3 @@ OF_PART = {
     "large": of_large,
     "served": of_served,
 }
-
-
-def table_of(figures: list[Figure]) -> Table:
-    rows = []
-    for figure in figures:
-        spread = f"{min(figure.values):,.3g} … {max(figure.values):,.3g}" if len(figure.values) > 1 else ""
-        verdict = {None: "", True: "met", False: "MISSED"}[figure.met]
-        rows.append(Row((figure.name, f"{figure.median:,.4g}", spread, figure.bound_in_words, verdict), figure.met))
-    return Table("Embedding tiers", ("figure", "median", "of the rounds", "bound", ""), tuple(rows))

@@ -3,10 +3,10 @@
     current settings ─▶ candidates (each setting alone, then combinations) ─▶ heats ─▶ half of them ─▶ … ─▶ winner ─▶ tuned.toml
                                                                                                       evidence ─▶ tuned.json
 
-A heat serves a few candidates and the current settings at the same time and asks them in turns: what a candidate is worth is
-its ratio to the current settings in the same turn, so the machine may drift. Losers leave after one turn, the best are asked
-again (successive halving). A candidate that breaks an SLO loses to all that keep it. The winner replaces the current settings
-only if every turn agrees that it is better.
+A heat serves a few candidates and the current settings side by side and asks them in turns, the others stopped: what a
+candidate is worth is its ratio to the current settings in the same turn, so the machine may drift. Losers leave after one turn,
+the best are asked again (successive halving). A candidate that breaks an SLO loses to all that keep it. The winner replaces
+the current settings only if every turn agrees that it is better.
 
 Why not Model Analyzer (by the source of 1.58):
 - it varies what config.pbtxt says (instances, batch sizes, queue delay) and nothing else. Threads of a network and the effort

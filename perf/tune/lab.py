@@ -1,4 +1,4 @@
-"""Where candidates are measured: variants of the repository, served side by side and asked in turns."""
+"""Where candidates are measured: variants of the repository, served side by side and asked in turns, the others stopped."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from perf.open_loop import run_load
 from perf.tune.search import Metrics, Trial
 from perf.tune.space import SERVER_THREADS, Changes, with_changes
 from perf.tune.variant import make_variant, settings_of
+from perf.turns import Turns, taking_turns
 from perf.workload import ask, draw, read_specs, serialised, write_analyzer_json
 from server.environment import RUN_DIR
 from server.launcher import TritonServer
@@ -37,10 +38,11 @@ CURRENT: Changes = {}
 
 @dataclass(frozen=True)
 class Served:
-    """A candidate while it is served."""
+    """A candidate while it is served; its server runs in its turn only."""
 
     changes: Changes
     server: TritonServer
+    turns: Turns
     answers: str  # "" when it answers as recorded
 
 
@@ -64,7 +66,7 @@ class Lab:
         write_analyzer_json(self.folder / INPUT, self.spec, draw(self.recorded.inputs, ROWS, self.rng))
         self.say("the current settings alone")
         try:
-            with self._served(CURRENT) as served:
+            with self._served(CURRENT) as served, served.turns.turn():
                 self.offered_rate = self._closed(served, self.clients).achieved_rate / 2
         except BaseException:
             self.__exit__()
@@ -86,7 +88,8 @@ class Lab:
             for turn in range(turns):
                 for i in range(len(served)):
                     at = (turn + i) % len(served)
-                    taken[at].append(self.metrics(served[at]))
+                    with served[at].turns.turn():
+                        taken[at].append(self.metrics(served[at]))
             now = tuple(taken[0])
             return [Trial(s.changes, tuple(own), now, s.answers) for s, own in zip(served[1:], taken[1:], strict=True)]
 
@@ -118,7 +121,9 @@ class Lab:
         make_variant(self.repository, folder, self.layout, Settings.model_validate(document))
         try:
             with TritonServer(folder, threads=changes.get(SERVER_THREADS, 1), run_dir=RUN_DIR / "perf") as server:
-                yield Served(changes, server, self._differing_answers(server, changes))
+                answers = self._differing_answers(server, changes)
+                with taking_turns(server.state.tag) as turns:
+                    yield Served(changes, server, turns, answers)
         finally:
             shutil.rmtree(folder.parent)
 

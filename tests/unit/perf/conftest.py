@@ -1,15 +1,19 @@
-"""A run as its commands leave it behind, without a server."""
+"""What commands work on without a server: a run as it is left behind, and a small catalogue with an index."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from export.retrieval.index import Choice, choose_index
 from perf.latency import Latency
 from perf.memory import ProcessMemory
 from perf.results import Closed, Machine, Open, Run, Yardstick
 from perf.server_stats import StageTimes
-from stages.contract import STAGES
+from stages.contract import STAGES, Axes
+
+AXES = Axes(candidates=20, history=3, exclusions=2, items_returned=2, user_categorical=2, user_continuous=1)
+N_ITEMS, WIDTH = 3_000, 8
 
 
 def stage_times(scale: float) -> StageTimes:
@@ -107,5 +111,19 @@ def run(tmp_path) -> Run:
             served_clients=16,
         ),
         memory=[ProcessMemory(name="tritonserver", pid=1, pss_mib=100, rss_mib=150)],
-        hit_rates={"cache model=rank": 0.25},
+        hit_rates={"tables, l1": 0.9, "tables, l2": 0.5, "cache model=rank": 0.25},
     )
+
+
+@pytest.fixture(scope="session")
+def vectors() -> np.ndarray:
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(30, WIDTH))
+    return (centres[rng.integers(0, 30, N_ITEMS)] + 0.3 * rng.normal(size=(N_ITEMS, WIDTH))).astype(np.float32)
+
+
+@pytest.fixture(scope="session")
+def choice(vectors) -> Choice:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("export.retrieval.index.EXACT_UP_TO", 100)
+        return choose_index(vectors, np.arange(N_ITEMS), vectors[:64], AXES.candidates)

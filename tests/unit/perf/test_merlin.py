@@ -1,5 +1,6 @@
 """The baseline: all variants give the same answers, and each differs from the next in what its name says."""
 
+import contextlib
 import json
 from collections import Counter
 from types import SimpleNamespace
@@ -9,14 +10,15 @@ import onnxruntime as ort
 import pytest
 
 from export.dataset import load_dataset
+from export.repository.recorded import RECORDED_FILE, Recorded
 from perf.merlin import bench, tables
-from perf.merlin.__main__ import ROWS, drawn_users, report
+from perf.merlin.__main__ import LAYOUTS, ROWS, drawn_users, report
 from perf.merlin.export import MODEL, VARIANTS, Parts, export_variant, new_ensemble
 from perf.merlin.features import encode, read_sides
 from perf.merlin.networks import pair_positions, write_dlrm, write_tower
 from perf.merlin.once import OnceExecutor
 from server.repository import read_config, read_repository
-from stages.contract import FROM_STORE, PAD_ID, Axes, ContextColumn, ensemble_spec, stage_specs
+from stages.contract import ENSEMBLE, FROM_STORE, PAD_ID, Axes, ContextColumn, ensemble_spec, stage_specs
 from stages.errors import ConfigError
 
 CANDIDATES = 50
@@ -219,14 +221,53 @@ def test_contenders_are_shown_by_their_medians():
     assert first.cells[:4] == (bench.AS_EXPORTED, "2.00", "500.0", "4.0")
 
 
-def test_different_answers_are_named(monkeypatch):
-    ids = {name: np.arange(3)[None] for name in (*bench.OURS, *(variant.name for variant in VARIANTS))}
-    ids[bench.HARDENED] = np.array([[0, 2, 1]])
-    monkeypatch.setattr(bench, "_answers", lambda c, users: {"item_ids": ids[c.name], "scores": np.zeros((1, 3))})
-    served = [bench.Contender(name, None, None, bench.baseline_spec(), None, (1,), 1.0) for name in ids]
-    assert bench.differing_answers(served, np.array([[1]])).startswith("hardened against as exported: 1 of 1 id lists")
-    ids[bench.HARDENED] = ids[bench.BEST]
-    assert bench.differing_answers(served, np.array([[1]])) == ""
+@pytest.fixture
+def recorded(tmp_path):
+    """Our two layouts' repositories with nothing but what was answered in process. -> the folder that holds them."""
+    outputs = {"item_ids": np.arange(3)[None], "scores": np.zeros((1, 3), np.float32)}
+    for layout in LAYOUTS.values():
+        own = tmp_path / layout / ENSEMBLE / "1"
+        own.mkdir(parents=True)
+        Recorded({"user_id": np.array([[1]])}, outputs).write(own / RECORDED_FILE)
+    return tmp_path
+
+
+@pytest.fixture
+def differing(recorded, monkeypatch):
+    """-> call it with item ids by name of a contender, and by layout for recorded requests: what is said of them."""
+
+    def said(ids):
+        def answer(name):
+            return {"item_ids": ids.get(name, np.arange(3)[None]), "scores": np.zeros((1, 3), np.float32)}
+
+        monkeypatch.setattr(bench, "_answers", lambda contender, users: answer(contender.name))
+        monkeypatch.setattr(bench, "site_of", lambda state: SimpleNamespace(repo=state, generation=1))
+        monkeypatch.setattr("perf.answers.asked", lambda site, recommend, inputs: answer(site.repo.name))
+        turns, spec = SimpleNamespace(turn=contextlib.nullcontext), bench.baseline_spec()
+        states = {name: recorded / layout for name, layout in LAYOUTS.items()} | {variant.name: None for variant in VARIANTS}
+        served = [bench.Contender(name, state, turns, spec, None, (1,), 1.0) for name, state in states.items()]
+        return bench.differing_answers(served, np.array([[1]]))
+
+    return said
+
+
+OTHER = np.array([[0, 2, 1]])
+
+
+def test_variants_that_answer_differently_are_named(differing):
+    assert differing({}) == ""
+    assert differing({bench.HARDENED: OTHER}).startswith("hardened against as exported: 1 of 1 id lists")
+
+
+def test_ours_answer_as_in_process_and_not_only_alike(differing):
+    """Both layouts wrong in the same way agree with each other."""
+    alike = differing(dict.fromkeys(LAYOUTS.values(), OTHER))
+    assert [part.split(": ")[0] for part in alike.split("; ")] == [
+        "ours against in process, ensemble",
+        "ours against in process, fused",
+    ]
+    assert differing({"fused": OTHER}).startswith("ours against in process, fused: 1 of 1 id lists")
+    assert differing({bench.FUSED_LAYOUT: OTHER}).startswith("ours, fused against ours, ensemble: 1 of 1 id lists")
 
 
 def test_the_last_line_is_json_and_the_rounds_are_kept(tmp_path, capsys):

@@ -1,12 +1,16 @@
 """What the two commands conclude from what they measured, and the pipelines they measure it on. No timings."""
 
+import contextlib
 import json
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from perf import cli, growth, overhead, plots, tables
+from perf import recall as recall_of_index
 from perf.breakdown import kernel_us, models_of, parts_of
 from perf.growth import Axis
 from perf.hit_rates import parse
@@ -17,6 +21,10 @@ from stages.errors import ServerError
 
 PER_LAYOUT = {"p50": 3.0, "rate": 500.0, "rate, many": 400.0, "tail": 2.0, "errors": 0.0, "unbatched p50": 3.0}
 EMPTY = {"empty p50": 1.0, "empty rate": 3_000.0}
+WITHIN_ALL_BOUNDS = {"ensemble p50": 2.5, "fused p50": 2.5, "ensemble rate": 900.0, "fused rate": 900.0}
+UNREAD = SimpleNamespace(
+    info=SimpleNamespace(generation=1), stages={"retrieve": SimpleNamespace(search=None)}, close=lambda: None
+)
 
 
 def taken(rounds=3, **changes):
@@ -85,6 +93,30 @@ def test_the_table_says_what_is_missed():
     assert overhead.mb(result.memory["fused"]) == pytest.approx(104.8576)
 
 
+@pytest.mark.parametrize(("recall", "exit_code"), [(0.985, 0), (0.893, 1)])
+def test_an_index_that_finds_too_little_at_the_c_that_is_measured_is_the_exit_code(monkeypatch, tmp_path, recall, exit_code):
+    """Every bound but the recall's is met."""
+    both = SimpleNamespace(batch=8)
+    once = {name: values[0] for name, values in taken(1, **WITHIN_ALL_BOUNDS).items()}
+    monkeypatch.setattr(overhead, "lay_out", lambda repo, scratch, candidates: candidates)
+    monkeypatch.setattr(recall_of_index, "recall_at", lambda search, queries, count: recall if count == 1_000 else 1.0)
+    monkeypatch.setattr(recall_of_index, "user_vectors", lambda pipeline, requests: None)
+    monkeypatch.setattr(recall_of_index, "read_requests", lambda repo, generation: {})
+    monkeypatch.setattr(recall_of_index, "Pipeline", SimpleNamespace(load=lambda repo: UNREAD))
+    monkeypatch.setattr(overhead, "peak_alone", lambda *_: (32, []))
+    monkeypatch.setattr(overhead, "sides", lambda *_: contextlib.nullcontext(both))
+    monkeypatch.setattr(overhead, "_differing", lambda both: "")
+    monkeypatch.setattr(overhead, "_round", lambda *_: once)
+    monkeypatch.setattr(overhead, "_breakdowns", lambda *_: {})
+    monkeypatch.setattr(cli, "new_folder", lambda: tmp_path)
+    done = CliRunner().invoke(cli.app, ["overhead", "--candidates", "1000", "--rounds", "2"])
+    assert done.exit_code == exit_code, done.exception
+    document = json.loads(done.stdout.splitlines()[-1])
+    assert document["missed"] == (["recall of exact search at C = 1,000"] if exit_code else [])
+    assert document["median_low_high"]["recall of exact search at C = 1,000"] == [recall] * 3
+    assert len((tmp_path / "rounds.jsonl").read_text().splitlines()) == 2
+
+
 def model(infer_us):
     counted = {"queue_us": 80.0, "compute_input_us": 30.0, "compute_infer_us": infer_us, "compute_output_us": 160.0}
     return StageTimes(requests=10, failed=0, calls_by_batch={1: 10}, **counted)
@@ -122,28 +154,64 @@ def test_kernel_time_is_of_one_row_over_all_stages_since_the_first_reading():
     assert kernel_us(before, after) == pytest.approx(1_000 + 500)
 
 
+def axis_of(processor_ms, latency_ms, sizes=(100, 200), most_slope=growth.LINEAR):
+    times = {"processor_p50_ms": processor_ms, "processor_p90_ms": processor_ms, "latency_p50_ms": latency_ms}
+    return Axis(name="candidates C", sizes=list(sizes), **times, most_slope=most_slope)
+
+
 def test_the_slope_is_the_exponent_of_growth(tmp_path):
-    sizes = [100, 200, 400]
-    linear, root = (
-        Axis(name=name, sizes=sizes, p50_ms=p50, p90_ms=p50, bound=1.0)
-        for name, p50 in (("linear", [1.0, 2.0, 4.0]), ("root", [1.0, 2**0.5, 2.0]))
-    )
-    assert linear.slope == pytest.approx(1.0)
-    assert root.slope == pytest.approx(0.5)
-    plots.save_growth([linear, root], tmp_path)
+    axis = axis_of([1.0, 2.0, 4.0], [1.0, 2**0.5, 2.0], sizes=(100, 200, 400))
+    assert axis.processor_slope == pytest.approx(1.0)
+    assert axis.latency_slope == pytest.approx(0.5)
+    assert {figure.name: figure.median for figure in axis.figures} == {
+        "candidates C: slope of processor time": axis.processor_slope,
+        "candidates C: slope of latency": axis.latency_slope,
+    }
+    plots.save_growth([axis, axis], tmp_path)
     assert (tmp_path / "growth.png").stat().st_size > 1_000
-    assert tables.growth_table([linear]).rows[-1].cells[-1] == "1.00, at most 1"
+    assert tables.growth_table([axis]).rows[1].cells == ("candidates C: 200", "2.000", "2.000", "1.414")
 
 
-@pytest.mark.parametrize(("p50_ms", "exit_code"), [([1.0, 1.5], 0), ([1.0, 2.5], 1)])
-def test_a_missed_bound_is_the_exit_code(monkeypatch, tmp_path, p50_ms, exit_code):
-    axis = Axis(name="candidates C", sizes=[100, 200], p50_ms=p50_ms, p90_ms=p50_ms, bound=1.0)
-    monkeypatch.setattr(growth, "candidates_axis", lambda repo, rng: axis)
-    monkeypatch.setattr(growth, "catalogue_axis", lambda rng, step: axis.model_copy(update={"p50_ms": [1.0, 1.0]}))
-    monkeypatch.setattr(cli, "new_folder", lambda: tmp_path)
-    done = CliRunner().invoke(cli.app, ["growth"])
-    assert done.exit_code == exit_code
-    assert {"commit", "cores", "load_before"} <= json.loads(done.stdout.splitlines()[-1]).keys()
+def test_what_is_linear_does_not_count_as_less():
+    assert growth.SUB_LINEAR < growth.LINEAR
+    for most_slope, met in ((growth.LINEAR, True), (growth.SUB_LINEAR, False)):
+        axis = axis_of([1.0, 1.95], [1.0, 1.95], most_slope=most_slope)  # slopes of 0.96
+        assert [figure.met for figure in axis.figures] == [met, met]
+
+
+@pytest.fixture
+def grow(monkeypatch, tmp_path):
+    """-> call it with the candidates axis and the recalls: the command's exit code and its last line."""
+
+    def run(axis, recalls=(1.0,)):
+        found = [Figure(name=f"recall {number}", values=[r], bound=0.98, at_most=False) for number, r in enumerate(recalls)]
+        monkeypatch.setattr(growth, "candidates_axis", lambda repo, rng: axis)
+        monkeypatch.setattr(growth, "catalogue_axis", lambda rng, step: axis_of([1.0, 1.0], [1.0, 1.0]))
+        monkeypatch.setattr(cli, "recall_figures", lambda repo, counts: found if counts == growth.CANDIDATES else [])
+        monkeypatch.setattr(cli, "new_folder", lambda: tmp_path)
+        done = CliRunner().invoke(cli.app, ["growth"])
+        return done.exit_code, json.loads(done.stdout.splitlines()[-1])
+
+    return run
+
+
+def test_a_missed_bound_of_growth_is_the_exit_code(grow):
+    kept, steep = [1.0, 1.5], [1.0, 2.5]
+    exit_code, document = grow(axis_of(kept, kept))
+    assert (exit_code, document["missed"]) == (0, [])
+    assert {"commit", "cores", "load_before"} <= document.keys()
+    assert grow(axis_of(steep, kept))[1]["missed"] == ["candidates C: slope of processor time"]
+    exit_code, document = grow(axis_of(kept, steep))
+    assert (exit_code, document["missed"]) == (1, ["candidates C: slope of latency"])
+    exit_code, document = grow(axis_of(kept, kept), recalls=(0.99, 0.97))
+    assert (exit_code, document["missed"]) == (1, ["recall 1"])
+
+
+def test_latency_counts_what_the_processor_does_not(monkeypatch):
+    monkeypatch.setattr(growth, "CALLS", 4)
+    monkeypatch.setattr(growth, "ROUNDS", 2)
+    axis = growth._axis("sleepers", {1: lambda number: None, 2: lambda number: time.sleep(0.01)}, growth.LINEAR)
+    assert axis.latency_p50_ms[1] > 9 > axis.processor_p50_ms[1]
 
 
 def test_catalogues_of_any_size_answer_the_same_kind_of_request(monkeypatch):
@@ -153,5 +221,6 @@ def test_catalogues_of_any_size_answer_the_same_kind_of_request(monkeypatch):
     said = []
     axis = growth.catalogue_axis(np.random.default_rng(0), said.append)
     assert axis.sizes == [400, 800]
-    assert len(axis.p50_ms) == 2
+    assert len(axis.processor_p50_ms) == len(axis.latency_p50_ms) == 2
+    assert axis.most_slope == growth.SUB_LINEAR
     assert said == ["a catalogue of 400 items", "a catalogue of 800 items", "catalogues in turns"]

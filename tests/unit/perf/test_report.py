@@ -23,6 +23,7 @@ def test_the_report_is_one_file_with_every_picture(run, tmp_path):
         "yardstick",
         "stage_curves",
         "batch_sizes",
+        "hit_rates",
         "memory",
     }
     assert page.count("data:image/png;base64,") == len(pictures)
@@ -49,6 +50,17 @@ def test_a_fused_model_is_shown_as_what_it_is(run):
         assert len(plots.batch_sizes(fused, Path()).axes) == 1
     assert bars["recommend: queue"] == pytest.approx([0.1, 0.1])
     assert bars["recommend: work"] == pytest.approx([0.45, 0.45])
+    plt.close("all")
+
+
+def test_every_cache_has_its_bar(run):
+    with plt.rc_context(plots.STYLE):
+        axes = plots.hit_rates(run, Path()).axes[0]
+    bars = {label.get_text(): bar for label, bar in zip(axes.get_yticklabels(), axes.patches, strict=True)}
+    assert {name: bar.get_width() for name, bar in bars.items()} == {n: 100 * rate for n, rate in run.hit_rates.items()}
+    levels, answers = ("tables, l1", "tables, l2"), "cache model=rank"
+    assert len({bars[level].get_facecolor() for level in levels}) == 1
+    assert bars[answers].get_facecolor() != bars[levels[0]].get_facecolor()
     plt.close("all")
 
 

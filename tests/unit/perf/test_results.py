@@ -23,7 +23,7 @@ def test_the_summary_is_flat_and_complete(run):
     assert document["memory_mib"] == 100
     assert document["overhead_p50_ms"] == 2.0  # the median of 2, 3 and 1.5
     assert document["throughput_share"] == 0.5  # the median of 0.5, 0.3 and 0.7
-    assert document["hit_rates"] == {"cache model=rank": 0.25}
+    assert document["hit_rates"] == {"tables, l1": 0.9, "tables, l2": 0.5, "cache model=rank": 0.25}
     assert json.loads(last_line(document)) == document
     assert "\n" not in last_line(document)
 

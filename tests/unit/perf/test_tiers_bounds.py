@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from perf.tables import figure_table
 from perf.tiers import __main__ as command
-from perf.tiers.bounds import OF_PART, figures_of, table_of
+from perf.tiers.bounds import OF_PART, figures_of
 from perf.tiers.native_device import BLOCK_BYTES, NativeDevice
 from stages.errors import ArtifactError, ConfigError
 
@@ -118,7 +119,7 @@ def test_rounds_are_judged_by_their_median():
 def test_the_table_has_the_bound_beside_the_figure():
     rows = {
         row.cells[0]: row
-        for row in table_of(figures_of("hits", RESULTS["hits"]) + figures_of("updates", RESULTS["updates"])).rows
+        for row in figure_table("x", figures_of("hits", RESULTS["hits"]) + figures_of("updates", RESULTS["updates"])).rows
     }
     missed = rows["hits: L1, 256 keys, of numpy.take"]
     assert (missed.cells[1:], missed.kept) == (("0.49", "", "at least 0.5", "MISSED"), False)

@@ -4,7 +4,6 @@ import json
 import os
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 
 import faiss
 import numpy as np
@@ -12,36 +11,19 @@ import pytest
 
 from export.repository.config import LAYOUTS
 from export.repository.publish import Staging
-from export.retrieval.index import Choice, choose_index
 from export.settings import Settings, read_settings
-from perf.tune import efforts, report
+from perf.tune import report
 from perf.tune.__main__ import summary, tune
 from perf.tune.search import FINAL_TURNS, Outcome, Trial
 from perf.tune.space import SERVER_THREADS
 from perf.tune.variant import make_variant, settings_of
 from server.repository import read_config
 from stages.artifacts import MANIFEST_FILE, StageInfo, read_stage, sha256_of, stage_folder, verify_manifest
-from stages.contract import ENSEMBLE, STAGES, Axes, stage_specs
+from stages.contract import ENSEMBLE, STAGES, stage_specs
 from stages.errors import ConfigError
 from stages.rank import RankSettings
 from stages.search import INDEX_FILE
-
-AXES = Axes(candidates=20, history=3, exclusions=2, items_returned=2, user_categorical=2, user_continuous=1)
-N_ITEMS, WIDTH = 3_000, 8
-
-
-@pytest.fixture(scope="module")
-def vectors():
-    rng = np.random.default_rng(0)
-    centres = rng.normal(size=(30, WIDTH))
-    return (centres[rng.integers(0, 30, N_ITEMS)] + 0.3 * rng.normal(size=(N_ITEMS, WIDTH))).astype(np.float32)
-
-
-@pytest.fixture(scope="module")
-def choice(vectors):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("export.retrieval.index.EXACT_UP_TO", 100)
-        return choose_index(vectors, np.arange(N_ITEMS), vectors[:64], AXES.candidates)
+from tests.unit.perf.conftest import AXES
 
 
 @pytest.fixture(params=LAYOUTS)
@@ -107,48 +89,6 @@ def test_files_are_copied_where_links_do_not_reach(repository, layout, tmp_path,
     monkeypatch.setattr(os, "link", refuse)
     make_variant(repository, tmp_path / "variant", layout, settings_of(repository))
     assert contents(tmp_path / "variant") == contents(repository)
-
-
-class FakePipeline:
-    """Retrieval with the item vectors themselves as users."""
-
-    def __init__(self, vectors, choice):
-        index = choice.index and faiss.clone_index(choice.index)
-        self.info = SimpleNamespace(generation=1, axes=AXES)
-        self.stages = {
-            "preprocess": lambda inputs: {"history_ids": np.zeros((len(inputs["user_id"]), 1), np.int64)},
-            "retrieve": SimpleNamespace(
-                search=SimpleNamespace(index=index, item_vectors=vectors, servable=np.append(np.ones(N_ITEMS, bool), False)),
-                items=SimpleNamespace(positions=lambda ids: ids),
-                user_vectors=lambda inputs, history: vectors[: len(history)],
-            ),
-        }
-
-
-@pytest.fixture
-def allowed(monkeypatch, vectors, choice):
-    def run(wanted, chosen=choice):
-        monkeypatch.setattr(efforts, "pinned_generation", lambda repository: 1)
-        monkeypatch.setattr(efforts, "read_requests", lambda repository, generation: {"user_id": np.zeros((64, 1), np.int64)})
-        monkeypatch.setattr(efforts, "Pipeline", SimpleNamespace(load=lambda *_: FakePipeline(vectors, chosen)))
-        monkeypatch.setattr(efforts, "WANTED_RECALL", wanted)
-        return efforts.allowed_efforts(Path())
-
-    return run
-
-
-def test_only_efforts_that_find_enough_are_tried(allowed, choice):
-    now = choice.index.nprobe
-    everything = allowed(0.0)
-    assert set(everything) == {int(now * factor) for factor in efforts.FACTORS}
-    recalls = [everything[effort] for effort in sorted(everything)]
-    assert recalls == sorted(recalls)
-    between = (recalls[0] + recalls[-1]) / 2
-    assert allowed(between) == {effort: recall for effort, recall in everything.items() if recall >= between}
-
-
-def test_without_an_index_there_is_no_effort(allowed):
-    assert allowed(0.0, Choice("exact", None, ())) == {}
 
 
 def outcome_of(changes):
