@@ -1,7 +1,8 @@
 """How HPS lays a table out in a Redis cluster: one hash of rows and one of metadata per partition.
 
 The braces in both names are Redis's hash tag: they put the two hashes of a partition on the same node.
-Fields and values are the bytes of `rows.py`; the partition of a key is `mixer.partition_of`.
+Fields and values are the bytes of `rows.py`; the partition of a key is `mixer.partition_of`. Our tiers write no metadata: its
+name and values stand here because they are HPS's format.
 """
 
 from __future__ import annotations
