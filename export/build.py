@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -32,13 +32,15 @@ from export.models.ranking_data import Retrieve
 from export.models.reranker import RerankerSettings
 from export.models.retriever import Retriever, RetrieverSettings, fit_retriever, retriever_data
 from export.models.train_ranker import RankerSettings, train_ranker
+from export.recording import requests_like
 from export.rehearsal import rehearse, warmup_tensors
 from export.repository.publish import Staging
+from export.retrieval.effort import widen_search
 from export.retrieval.save import save_retriever
 from export.settings import CPU, MERLIN, TAUGHT_WIDTH, PipelineSettings, Settings
 from export.tables import plan_tables, shapes_of, write_tables
 from stages.artifacts import StageInfo
-from stages.contract import ENSEMBLE, STAGES, Axes, stage_specs
+from stages.contract import ENSEMBLE, STAGES, Axes, ensemble_spec, stage_specs
 from stages.rank import TABLES_FOLDER
 from stages.rules_config import RulesConfig, compile_rules
 
@@ -91,8 +93,13 @@ def _build(
         reports["tables"], said = write_tables(tables, settings.tables, serving.instances, samples)
         say(said)
         write_catalogue(staging.folder(ENSEMBLE), dataset)
+        rng = np.random.default_rng(pipeline.seed)
+        requests = requests_like(dataset, ensemble_spec(specs), pipeline.recorded_requests, rng)
+        fixed = settings.compute.index_effort > 0
+        widened = widen_search(staging.folder("preprocess"), staging.folder("retrieve"), requests, fixed)
+        reports["index"]["requests"] = [asdict(trial) for trial in widened]
         staging.seal_stages(specs)
-        recorded, reports["rehearsal"] = rehearse(staging, dataset, specs, pipeline)
+        recorded, reports["rehearsal"] = rehearse(staging, dataset, requests)
         say("rehearsal: {requests:,} requests, {full_lists:.1%} of the lists full".format(**reports["rehearsal"]))
         staging.seal(
             {

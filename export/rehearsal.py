@@ -7,12 +7,10 @@ from typing import Any
 import numpy as np
 
 from export.dataset import Dataset
-from export.recording import requests_like
 from export.repository.config import WARMUP_ROWS
 from export.repository.publish import Staging
 from export.repository.recorded import RECORDED_FILE, Recorded, compare_answers
-from export.settings import PipelineSettings
-from stages.contract import ANY_GENERATION, ENSEMBLE, OOV_ROW, PAD_ID, ModelSpec, ensemble_spec, new_lineage
+from stages.contract import ANY_GENERATION, ENSEMBLE, OOV_ROW, PAD_ID, new_lineage
 from stages.errors import ExportError
 from stages.pipeline import Pipeline
 
@@ -21,12 +19,9 @@ BATCH = 32
 Arrays = dict[str, np.ndarray]
 
 
-def rehearse(
-    staging: Staging, dataset: Dataset, specs: dict[str, ModelSpec], pipeline: PipelineSettings
-) -> tuple[Recorded, dict[str, Any]]:
+def rehearse(staging: Staging, dataset: Dataset, requests: Arrays) -> tuple[Recorded, dict[str, Any]]:
     """Record requests and their answers beside the ensemble -> (them, a report). Raises ExportError on an unsound answer."""
-    rng = np.random.default_rng(pipeline.seed)
-    recorded = record(staging, requests_like(dataset, ensemble_spec(specs), pipeline.recorded_requests, rng))
+    recorded = record(staging, requests)
     refuse_unsound(recorded.outputs, dataset.items["item_id"].to_numpy())
     full = (recorded.outputs["item_ids"] != PAD_ID).all(axis=1)
     return recorded, {

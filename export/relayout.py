@@ -8,12 +8,13 @@ Both then hold the same models, answer alike, and can be served side by side.
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from export.rehearsal import record, warmup_tensors
 from export.repository.publish import Staging
 from export.repository.recorded import RECORDED_FILE, read_recorded
+from export.retrieval.effort import widen_search
 from export.settings import Settings
 from stages.artifacts import MANIFEST_FILE, STAGE_FILE, read_stage, stage_folder, verify_manifest
 from stages.contract import ENSEMBLE, STAGES, stage_specs
@@ -26,8 +27,7 @@ REWRITTEN = ("stages", "model.py", "__pycache__", MANIFEST_FILE, STAGE_FILE, REC
 def relayout(source: Path, repository: Path, layout: str, candidates: int | None = None) -> int:
     """-> the generation published in `repository`. Raises ConfigError, ArtifactError or ExportError.
 
-    candidates: another C than the export's, to measure what it costs. The index was chosen for the export's, so it
-    finds another share of the exact answers.
+    candidates: another C than the export's, to measure what it costs. The index is searched as widely as that takes.
     """
     if source.resolve() == repository.resolve():
         raise ConfigError(f"{source} cannot be laid out again into itself. Name another repository.")
@@ -47,9 +47,12 @@ def relayout(source: Path, repository: Path, layout: str, candidates: int | None
             verify_manifest(folder)
             copy_artifacts(folder, staging.folder(name))
             replace(infos[name], generation=staging.generation, axes=axes).write(staging.folder(name))
+        requests, fixed = read_recorded(own / RECORDED_FILE).inputs, settings.compute.index_effort > 0
+        widened = widen_search(staging.folder("preprocess"), staging.folder("retrieve"), requests, fixed)
+        reports = facts["reports"] | {"index": facts["reports"]["index"] | {"requests": [asdict(trial) for trial in widened]}}
         staging.seal_stages(specs)
-        recorded = record(staging, read_recorded(own / RECORDED_FILE).inputs)
-        staging.seal({name: facts[name] for name in ("dataset", "settings", "versions", "reports")})
+        recorded = record(staging, requests)
+        staging.seal({name: facts[name] for name in ("dataset", "settings", "versions")} | {"reports": reports})
         return staging.publish(specs, settings.serving_of(), warmup_tensors(staging, recorded))
 
 

@@ -19,7 +19,6 @@ from perf import overhead as overhead_mode
 from perf.command import BROKEN, run
 from perf.measure import Scenario
 from perf.progress import progress
-from perf.recall import recall_figures
 from perf.results import RESULTS, Run, circumstances, last_line, latest_run, load_run, new_folder, summary
 from perf.target import serve
 from stages.contract import ENSEMBLE, STAGES
@@ -198,8 +197,8 @@ def growth(repo: Repo = Path("model_repository")) -> None:
     folder, rng, machine = new_folder(), np.random.default_rng(full.SEED), circumstances()
     with progress(2 + len(growth_mode.CATALOGUES)) as step:
         step("C of the published pipeline")
-        recall = recall_figures(repo, growth_mode.CANDIDATES)
-        axes = [growth_mode.candidates_axis(repo, rng), growth_mode.catalogue_axis(rng, step)]
+        candidates, recall = growth_mode.candidates_axis(repo, rng)
+        axes = [candidates, growth_mode.catalogue_axis(rng, step)]
     figures = [figure for axis in axes for figure in axis.figures] + recall
     missed = [figure.name for figure in figures if figure.met is False]
     plots.save_growth(axes, folder)

@@ -2,11 +2,11 @@
 
     python -m perf growth --repo model_repository
 
-The candidates axis calls the published pipeline with other values of C; what its index then finds is measured beside it
-(recall.py). The catalogue axis builds what depends on the catalogue from random arrays of a shop's structure, without training:
-the search (with the index an export would choose, for its own C) and the ranker's cross features. All sizes live side by side
-and take turns. Of each call the thread's processor time is taken, which other work on the machine stretches less, and the
-clock's, which is the latency. Their slopes in logarithms are the verdict: 1 is linear.
+The candidates axis calls the published pipeline with other values of C, its index searched as widely as each takes
+(export/retrieval/effort.py); what it finds stands beside. The catalogue axis builds what depends on the catalogue from random
+arrays of a shop's structure, without training: the search (with the index an export would choose) and the ranker's cross
+features. All sizes live side by side and take turns. Of each call the thread's processor time is taken, which other work on the
+machine stretches less, and the clock's, which is the latency. Their slopes in logarithms are the verdict: 1 is linear.
 
 With C a request may grow linearly. With the catalogue it must grow less than that, and be seen to: between two runs a slope
 moves by some hundredths, so one of 1.0 could be either, and one within SUB_LINEAR cannot be linear. A hundred times the items
@@ -21,11 +21,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import faiss
 import numpy as np
 from pydantic import BaseModel
 
+from export.retrieval.effort import try_wider
 from export.retrieval.index import choose_index
 from perf.figure import Figure
+from perf.recall import recall_figure, recorded_vectors
 from perf.workload import draw, read_requests
 from stages.pipeline import Pipeline
 from stages.ranking_features import HORIZONS_DAYS, VIEWS, Clock, ItemStatistics, cross_features
@@ -72,20 +75,41 @@ def slope(sizes: list[int], times_ms: list[float]) -> float:
     return float(np.polyfit(np.log(sizes), np.log(times_ms), 1)[0])
 
 
-def candidates_axis(repo: Path, rng: np.random.Generator) -> Axis:
+def candidates_axis(repo: Path, rng: np.random.Generator) -> tuple[Axis, list[Figure]]:
+    """-> the axis, and the recall of each size's search."""
     pipeline = Pipeline.load(repo)
     rows = draw(read_requests(repo, pipeline.info.generation), CALLS, rng)
     batches = [{name: values[row : row + 1] for name, values in rows.items()} for row in range(CALLS)]
-    calls = {size: _of_pipeline(with_candidates(pipeline, size), batches) for size in CANDIDATES}
-    return _axis("candidates C", calls, LINEAR)
+    search, queries = pipeline.stages["retrieve"].search, recorded_vectors(pipeline, repo)
+    calls, recalls = {}, []
+    for size in CANDIDATES:
+        effort, recall = _effort(search, queries, size)
+        calls[size] = _of_pipeline(with_candidates(pipeline, size), batches, effort)
+        recalls.append(recall_figure(size, recall))
+    return _axis("candidates C", calls, LINEAR), recalls
 
 
-def _of_pipeline(pipeline: Pipeline, batches: list[dict[str, np.ndarray]]) -> Call:
-    return lambda number: pipeline(batches[number])
+def _effort(search: Search, queries: np.ndarray, count: int) -> tuple[int, float]:
+    """-> lists to be searched for `count` answers, and the recall so; no lists where there is no index."""
+    if search.index is None:
+        return 0, 1.0
+    last = try_wider(search, queries, count)[-1]
+    return last.effort, last.recall
+
+
+def _of_pipeline(pipeline: Pipeline, batches: list[dict[str, np.ndarray]], effort: int) -> Call:
+    index = faiss.downcast_index(pipeline.stages["retrieve"].search.index) if effort else None
+
+    def call(number: int) -> object:
+        if index is not None:
+            index.nprobe = effort  # all sizes share it
+        return pipeline(batches[number])
+
+    return call
 
 
 def with_candidates(pipeline: Pipeline, count: int) -> Pipeline:
-    """The same stages with another C, and with the index that was chosen for the export's."""
+    """The same stages with another C."""
 
     def changed(stage: Any) -> Any:
         return replace(stage, info=replace(stage.info, axes=replace(stage.info.axes, candidates=count)))

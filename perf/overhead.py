@@ -33,7 +33,7 @@ from perf.full import new_bench
 from perf.in_process import InProcess
 from perf.measure import Bench, Scenario, add_open
 from perf.memory import PeakMemory, ProcessMemory, total_mib
-from perf.recall import recall_figures
+from perf.recall import measured_recall
 from perf.target import own_server, site_of
 from perf.turns import Turns, taking_turns
 from perf.workload import draw
@@ -89,7 +89,7 @@ def measure_overhead(
     """
     step("laying the repository out")
     c = lay_out(repo, scratch, candidates)
-    recall = recall_figures(scratch / "fused", [c])  # before there is a server that could be disturbed
+    recall = measured_recall(scratch / "fused")  # before there is a server that could be disturbed
     memory, peak_clients = {}, {}
     for name in (layout + kind for layout in LAYOUTS for kind in ("", EMPTY)):
         step(f"{name}: peak and memory")
@@ -109,7 +109,7 @@ def measure_overhead(
         in_process_batch=both.batch,
         peak_clients=peak_clients,
         differing_answers=differing,
-        figures=figures + memory_figures(memory) + recall,
+        figures=[*figures, *memory_figures(memory), recall],
         memory={layout: memory[layout] for layout in LAYOUTS},
         breakdowns=parts,
     )

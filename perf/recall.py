@@ -1,49 +1,36 @@
 """How much of what exact search finds a repository's index finds, measured on its own recorded requests.
 
-The export widens the search until it finds enough for its own C and among its own queries. Asked for more, the same index finds
-less: whoever changes C measures it again.
+The export searches as widely as that takes at its C (export/retrieval/effort.py), and so does who lays a repository out again
+at another. Here it is measured of what is served.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from export.retrieval.index import QUERIES, WANTED_RECALL, exact_scores, recall_of, true_scores
+from export.retrieval.effort import recall_at, user_vectors
+from export.retrieval.index import WANTED_RECALL
 from perf.figure import Figure
-from perf.workload import Arrays, read_requests
+from perf.workload import read_requests
 from stages.pipeline import Pipeline
-from stages.search import Search, index_queries
 
 
-def recall_figures(repo: Path, counts: Sequence[int]) -> list[Figure]:
-    """-> for each C of `counts`, the recall of the generation that answers, at least WANTED_RECALL. Raises ArtifactError."""
+def measured_recall(repo: Path) -> Figure:
+    """Of the generation that answers, at its own C. Raises ArtifactError."""
     pipeline = Pipeline.load(repo)
-    queries = user_vectors(pipeline, read_requests(repo, pipeline.info.generation))
-    recalls = {count: recall_at(pipeline.stages["retrieve"].search, queries, count) for count in counts}
+    queries, count = recorded_vectors(pipeline, repo), pipeline.info.axes.candidates
+    recall = recall_at(pipeline.stages["retrieve"].search, queries, count)
     pipeline.close()
-    return [
-        Figure(name=f"recall of exact search at C = {count:,}", values=[recall], bound=WANTED_RECALL, at_most=False)
-        for count, recall in recalls.items()
-    ]
+    return recall_figure(count, recall)
 
 
-def recall_at(search: Search, queries: np.ndarray, count: int) -> float:
-    """queries: float32 [Q, D] user vectors -> share of the `count` exact answers that the index finds at its present effort.
-
-    1.0 where the catalogue is searched without an index.
-    """
-    if search.index is None:
-        return 1.0
-    exact = exact_scores(search.item_vectors[search.servable[:-1]], queries, count)
-    positions = search.index.search(index_queries(queries), exact.shape[1])[1]
-    return recall_of(true_scores(search.item_vectors, queries, positions), exact)
+def recall_figure(count: int, recall: float) -> Figure:
+    return Figure(name=f"recall of exact search at C = {count:,}", values=[recall], bound=WANTED_RECALL, at_most=False)
 
 
-def user_vectors(pipeline: Pipeline, requests: Arrays) -> np.ndarray:
-    """float32 [Q, D] of recorded requests."""
-    inputs = {name: rows[:QUERIES] for name, rows in requests.items()}
-    retrieve, tensors = pipeline.stages["retrieve"], inputs | pipeline.stages["preprocess"](inputs)
-    return retrieve.user_vectors(tensors, retrieve.items.positions(tensors["history_ids"]))
+def recorded_vectors(pipeline: Pipeline, repo: Path) -> np.ndarray:
+    """float32 [Q, D]: user vectors of recorded requests."""
+    stages = pipeline.stages
+    return user_vectors(stages["preprocess"], stages["retrieve"], read_requests(repo, pipeline.info.generation))

@@ -60,22 +60,26 @@ def choose_index(item_vectors: np.ndarray, positions: np.ndarray, query_vectors:
         return Choice("exact", None, (Trial("exact", 0, 1.0, float(len(positions))),))
     queries = query_vectors[:QUERIES]
     exact, vectors = exact_scores(item_vectors[positions], queries, k), index_vectors(item_vectors[positions])
-    unit_queries = index_queries(queries)
     kind = "lists" if len(positions) < COMPRESS_FROM else "compressed lists"
     index = _filled(_empty(kind, len(positions), vectors.shape[1]), vectors, positions)
     trials: list[Trial] = []
-    for tried in (effort,) if effort else EFFORTS:
-        index.nprobe = min(tried, index.nlist)
-        faiss.cvar.indexIVF_stats.reset()
-        found = index.search(unit_queries, exact.shape[1])[1]
-        cost = index.nlist + faiss.cvar.indexIVF_stats.ndis / len(queries)
-        trials.append(Trial(kind, tried, recall_of(true_scores(item_vectors, queries, found), exact), cost))
+    for at in (effort,) if effort else EFFORTS:
+        trials.append(tried(kind, index, at, item_vectors, queries, exact))
         if trials[-1].recall >= WANTED_RECALL:
             return Choice(kind, index, tuple(trials))
     raise ExportError(
-        f"No index reaches recall {WANTED_RECALL} of exact search over {len(positions):,} items; at effort {tried} it is "
+        f"No index reaches recall {WANTED_RECALL} of exact search over {len(positions):,} items; at effort {at} it is "
         f"{trials[-1].recall:.3f}. Check the item vectors: most of them may be equal or not finite."
     )
+
+
+def tried(kind: str, index: Any, effort: int, item_vectors: np.ndarray, queries: np.ndarray, exact: np.ndarray) -> Trial:
+    """Search the index, which keeps the effort. queries: float32 [Q, D]; exact: float32 [Q, k], `exact_scores` of them."""
+    index.nprobe = min(effort, index.nlist)
+    faiss.cvar.indexIVF_stats.reset()
+    found = index.search(index_queries(queries), exact.shape[1])[1]
+    cost = index.nlist + faiss.cvar.indexIVF_stats.ndis / len(queries)
+    return Trial(kind, effort, recall_of(true_scores(item_vectors, queries, found), exact), cost)
 
 
 def exact_scores(vectors: np.ndarray, queries: np.ndarray, k: int) -> np.ndarray:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import faiss
 
+from export.retrieval.effort import recall_at
 from export.retrieval.index import WANTED_RECALL
-from perf.recall import recall_at, user_vectors
-from perf.workload import read_requests
+from perf.recall import recorded_vectors
 from stages.generations import pinned_generation
 from stages.pipeline import Pipeline
 
@@ -22,7 +22,7 @@ def allowed_efforts(repository: Path) -> dict[int, float]:
     if search.index is None:
         return {}
     index = faiss.downcast_index(search.index)
-    queries = user_vectors(pipeline, read_requests(repository, pipeline.info.generation))
+    queries = recorded_vectors(pipeline, repository)
     found, current = {}, index.nprobe
     for effort in sorted({max(int(current * factor), 1) for factor in FACTORS}):
         index.nprobe = effort

@@ -23,7 +23,9 @@ PER_LAYOUT = {"p50": 3.0, "rate": 500.0, "rate, many": 400.0, "tail": 2.0, "erro
 EMPTY = {"empty p50": 1.0, "empty rate": 3_000.0}
 WITHIN_ALL_BOUNDS = {"ensemble p50": 2.5, "fused p50": 2.5, "ensemble rate": 900.0, "fused rate": 900.0}
 UNREAD = SimpleNamespace(
-    info=SimpleNamespace(generation=1), stages={"retrieve": SimpleNamespace(search=None)}, close=lambda: None
+    info=SimpleNamespace(generation=1, axes=SimpleNamespace(candidates=1_000)),
+    stages={"retrieve": SimpleNamespace(search=None)},
+    close=lambda: None,
 )
 
 
@@ -100,8 +102,7 @@ def test_an_index_that_finds_too_little_at_the_c_that_is_measured_is_the_exit_co
     once = {name: values[0] for name, values in taken(1, **WITHIN_ALL_BOUNDS).items()}
     monkeypatch.setattr(overhead, "lay_out", lambda repo, scratch, candidates: candidates)
     monkeypatch.setattr(recall_of_index, "recall_at", lambda search, queries, count: recall if count == 1_000 else 1.0)
-    monkeypatch.setattr(recall_of_index, "user_vectors", lambda pipeline, requests: None)
-    monkeypatch.setattr(recall_of_index, "read_requests", lambda repo, generation: {})
+    monkeypatch.setattr(recall_of_index, "recorded_vectors", lambda pipeline, repo: None)
     monkeypatch.setattr(recall_of_index, "Pipeline", SimpleNamespace(load=lambda repo: UNREAD))
     monkeypatch.setattr(overhead, "peak_alone", lambda *_: (32, []))
     monkeypatch.setattr(overhead, "sides", lambda *_: contextlib.nullcontext(both))
@@ -185,9 +186,8 @@ def grow(monkeypatch, tmp_path):
 
     def run(axis, recalls=(1.0,)):
         found = [Figure(name=f"recall {number}", values=[r], bound=0.98, at_most=False) for number, r in enumerate(recalls)]
-        monkeypatch.setattr(growth, "candidates_axis", lambda repo, rng: axis)
+        monkeypatch.setattr(growth, "candidates_axis", lambda repo, rng: (axis, found))
         monkeypatch.setattr(growth, "catalogue_axis", lambda rng, step: axis_of([1.0, 1.0], [1.0, 1.0]))
-        monkeypatch.setattr(cli, "recall_figures", lambda repo, counts: found if counts == growth.CANDIDATES else [])
         monkeypatch.setattr(cli, "new_folder", lambda: tmp_path)
         done = CliRunner().invoke(cli.app, ["growth"])
         return done.exit_code, json.loads(done.stdout.splitlines()[-1])

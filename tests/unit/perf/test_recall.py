@@ -7,9 +7,13 @@ import faiss
 import numpy as np
 import pytest
 
+from export.retrieval import effort
+from export.retrieval.effort import recall_at, try_wider, widen_search
 from export.retrieval.index import WANTED_RECALL, Choice
 from perf import recall
 from perf.tune import efforts
+from stages.errors import ExportError
+from stages.search import INDEX_FILE
 from tests.unit.perf.conftest import AXES, N_ITEMS
 
 REQUESTS = {"user_id": np.zeros((64, 1), np.int64)}
@@ -45,7 +49,7 @@ def naive_recall(vectors, index, queries, count):
 
 @pytest.fixture
 def pipeline(monkeypatch, vectors, choice):
-    """What `recall_figures` loads, whatever the repository."""
+    """What `measured_recall` loads, whatever the repository."""
     loaded = FakePipeline(vectors, choice)
     monkeypatch.setattr(recall, "read_requests", lambda repository, generation: REQUESTS)
     monkeypatch.setattr(recall, "Pipeline", SimpleNamespace(load=lambda *_: loaded))
@@ -58,26 +62,72 @@ def test_recall_is_the_share_of_the_best_that_the_index_names(pipeline, vectors)
     for count in (5, 20, 100):
         expected = naive_recall(vectors, search.index, vectors[:64], count)
         assert 0.05 < expected < 0.95
-        assert recall.recall_at(search, vectors[:64], count) == pytest.approx(expected, abs=1e-3)
+        assert recall_at(search, vectors[:64], count) == pytest.approx(expected, abs=1e-3)
 
 
-def test_an_index_that_finds_enough_for_its_own_c_is_missed_at_a_larger_one(pipeline):
-    own, larger = recall.recall_figures(Path(), [AXES.candidates, 1_000])
+def test_recall_is_measured_at_the_c_that_is_served(pipeline):
+    own = recall.measured_recall(Path())
     assert (own.name, own.bound, own.met) == ("recall of exact search at C = 20", WANTED_RECALL, True)
-    assert (larger.name, larger.met) == ("recall of exact search at C = 1,000", False)
     assert pipeline.closed
+    faiss.downcast_index(pipeline.stages["retrieve"].search.index).nprobe = 1
+    assert recall.measured_recall(Path()).met is False
+
+
+def test_a_larger_c_is_searched_more_widely(pipeline, vectors):
+    search = pipeline.stages["retrieve"].search
+    trials = try_wider(search, vectors[:64], 1_000)
+    assert [trial.recall >= WANTED_RECALL for trial in trials] == [False] * (len(trials) - 1) + [True]
+    assert len(trials) > 1
+    assert faiss.downcast_index(search.index).nprobe == trials[-1].effort
+    assert trials[-1].recall == pytest.approx(naive_recall(vectors, search.index, vectors[:64], 1_000), abs=1e-3)
+    assert len(try_wider(search, vectors[:64], 1_000)) == 1
+
+
+def test_an_effort_that_was_set_is_the_only_one(pipeline, vectors):
+    search = pipeline.stages["retrieve"].search
+    faiss.downcast_index(search.index).nprobe = 1
+    [only] = try_wider(search, vectors[:64], 20, fixed=True)
+    assert (only.effort, only.recall < WANTED_RECALL) == (1, True)
+
+
+@pytest.fixture
+def folder(monkeypatch, tmp_path, pipeline):
+    """A staged retrieve stage whose index searches one list."""
+    stage = pipeline.stages["retrieve"]
+    stage.info = pipeline.info
+    faiss.downcast_index(stage.search.index).nprobe = 1
+    faiss.write_index(stage.search.index, str(tmp_path / INDEX_FILE))
+    monkeypatch.setattr(effort, "Retrieve", SimpleNamespace(load=lambda folder: stage))
+    monkeypatch.setattr(effort, "Preprocess", SimpleNamespace(load=lambda folder: pipeline.stages["preprocess"]))
+    return tmp_path
+
+
+def test_a_staged_index_is_widened_until_requests_find_enough(folder):
+    trials = widen_search(folder, folder, REQUESTS, fixed=False)
+    assert trials[-1].recall >= WANTED_RECALL > trials[0].recall
+    assert faiss.downcast_index(faiss.read_index(str(folder / INDEX_FILE))).nprobe == trials[-1].effort
+
+
+def test_a_set_effort_that_finds_too_little_is_refused(folder):
+    with pytest.raises(ExportError, match=r"at effort 1\. Expected 0\.98\. Set a larger compute\.index_effort, or none"):
+        widen_search(folder, folder, REQUESTS, fixed=True)
+
+
+def test_a_catalogue_without_an_index_needs_no_effort(folder, pipeline):
+    pipeline.stages["retrieve"].search.index = None
+    assert widen_search(folder, folder, REQUESTS, fixed=False) == []
 
 
 def test_without_an_index_everything_is_found(pipeline):
     pipeline.stages["retrieve"].search.index = None
-    assert [figure.values for figure in recall.recall_figures(Path(), [10, 1_000])] == [[1.0], [1.0]]
+    assert recall.measured_recall(Path()).values == [1.0]
 
 
 @pytest.fixture
 def allowed(monkeypatch, vectors, choice):
     def run(wanted, chosen=choice):
         monkeypatch.setattr(efforts, "pinned_generation", lambda repository: 1)
-        monkeypatch.setattr(efforts, "read_requests", lambda repository, generation: REQUESTS)
+        monkeypatch.setattr(recall, "read_requests", lambda repository, generation: REQUESTS)
         monkeypatch.setattr(efforts, "Pipeline", SimpleNamespace(load=lambda *_: FakePipeline(vectors, chosen)))
         monkeypatch.setattr(efforts, "WANTED_RECALL", wanted)
         return efforts.allowed_efforts(Path())

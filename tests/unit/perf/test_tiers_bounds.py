@@ -34,7 +34,8 @@ RESULTS = {
     "kernel": [
         case | {"memory_hit_rate": 0.97, "request_p99_ratio": case["p99_ratio"] - 0.5, "rank_p99_ratio": case["p99_ratio"]}
         for case in CASES
-    ],
+    ]
+    + [{"case": "all in RAM, and raw reads", "request_p99_ratio": 1.4, "rank_p99_ratio": 3.3}],
     "large": [
         case | {"ram_share": share, "one_p99_ratio": [1.9, 2.5, 1.0], "half_p99_ratio": [2.1, 1.0, 2.2]}
         for case, share in zip(CASES, (1.06, 0.102, 0.1), strict=True)
@@ -77,6 +78,8 @@ NAMES = {  # of each part: the figures that are missed, and those that have no b
             "kernel: 10 % in RAM, threshold 0.7: rows from memory",
             "kernel: 10 % in RAM, threshold 0.7: p99 of a request over all in RAM",
             "kernel: 10 % in RAM, threshold 0.7: p99 of the rank stage over all in RAM",
+            "kernel: all in RAM, and raw reads: p99 of a request over all in RAM",
+            "kernel: all in RAM, and raw reads: p99 of the rank stage over all in RAM",
         ],
     ),
     "large": (
