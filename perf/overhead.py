@@ -258,6 +258,7 @@ def figures_of(taken: dict[str, list[float]], candidates: int) -> list[Figure]:
     shares = {"ensemble": 0.7, "fused": 0.85} if candidates >= 1_000 else {"ensemble": 0.45, "fused": 0.7}
     for name, most_ms in {"ensemble": 2.3, "fused": 0.7}.items():
         beyond_ms = np.subtract(taken[f"{name} p50"], taken["in process p50"]).tolist()
+        least_ms = np.add(taken[f"{name} empty p50"], cold_ms(taken)).tolist()
         rows = (
             ("p50 of one client, ms", taken[f"{name} p50"], None, True),
             ("p50 of one client beyond the in-process one, ms", beyond_ms, most_ms, True),
@@ -267,12 +268,18 @@ def figures_of(taken: dict[str, list[float]], candidates: int) -> list[Figure]:
             ("share of errors at half of the peak", taken[f"{name} errors"], 0.0, True),
             ("batching on/off: answers/s of 32 clients", ratio(f"{name} rate, many", f"{name} unbatched rate"), 1.5, False),
             ("batching on/off: p50 of one client", ratio(f"{name} p50", f"{name} unbatched p50"), SLOWER, True),
+            ("empty kernels, and what a pause adds in process: beyond the in-process p50, ms", least_ms, None, True),
             ("empty kernels: p50 of one client, ms", taken[f"{name} empty p50"], None, True),
             ("empty kernels: answers/s at the peak", taken[f"{name} empty rate"], None, True),
             ("share of in-process answers/s that empty kernels leave", left_share(taken, name), None, False),
         )
         figures += [Figure(name=f"{name}: {what}", values=v, bound=bound, at_most=most) for what, v, bound, most in rows]
     return figures
+
+
+def cold_ms(taken: dict[str, list[float]]) -> np.ndarray:
+    """By round: what a request takes more when a pause lies before it. No server can keep one client's kernels warm."""
+    return np.subtract(taken["in process p50, paused"], taken["in process p50"])
 
 
 def memory_figures(memory: dict[str, list[ProcessMemory]]) -> list[Figure]:
