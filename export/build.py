@@ -35,12 +35,13 @@ from export.models.train_ranker import RankerSettings, train_ranker
 from export.recording import requests_like
 from export.rehearsal import rehearse, warmup_tensors
 from export.repository.publish import Staging
+from export.repository.recorded import Recorded
 from export.retrieval.effort import widen_search
 from export.retrieval.save import save_retriever
 from export.settings import CPU, MERLIN, TAUGHT_WIDTH, PipelineSettings, Settings
 from export.tables import plan_tables, shapes_of, write_tables
 from stages.artifacts import StageInfo
-from stages.contract import ENSEMBLE, STAGES, Axes, ensemble_spec, stage_specs
+from stages.contract import ENSEMBLE, STAGES, Axes, ModelSpec, ensemble_spec, stage_specs
 from stages.rank import TABLES_FOLDER
 from stages.rules_config import RulesConfig, compile_rules
 
@@ -93,22 +94,7 @@ def _build(
         reports["tables"], said = write_tables(tables, settings.tables, serving.instances, samples)
         say(said)
         write_catalogue(staging.folder(ENSEMBLE), dataset)
-        rng = np.random.default_rng(pipeline.seed)
-        requests = requests_like(dataset, ensemble_spec(specs), pipeline.recorded_requests, rng)
-        fixed = settings.compute.index_effort > 0
-        widened = widen_search(staging.folder("preprocess"), staging.folder("retrieve"), requests, fixed)
-        reports["index"]["requests"] = [asdict(trial) for trial in widened]
-        staging.seal_stages(specs)
-        recorded, reports["rehearsal"] = rehearse(staging, dataset, requests)
-        say("rehearsal: {requests:,} requests, {full_lists:.1%} of the lists full".format(**reports["rehearsal"]))
-        staging.seal(
-            {
-                "dataset": dataset.description.model_dump(mode="json"),
-                "settings": settings.model_dump(mode="json"),
-                "versions": {name: metadata.version(name) for name in LIBRARIES},
-                "reports": reports,
-            }
-        )
+        recorded = rehearse_and_seal(staging, dataset, specs, settings, reports, say)
         if profile == MERLIN:
             staged = {name: staging.folder(name) for name in (*STAGES, ENSEMBLE)}
             generation = publish_merlin(Source.open(staged, workflow), repository, settings, say)
@@ -116,6 +102,30 @@ def _build(
             generation = staging.publish(specs, settings.serving_of(), warmup_tensors(staging, recorded))
     say(f"generation {generation} published in {repository}")
     return generation
+
+
+def rehearse_and_seal(
+    staging: Staging, dataset: Dataset, specs: dict[str, ModelSpec], settings: Settings, reports: dict[str, Any], say: Say
+) -> Recorded:
+    """What is left when all stages are written: search widely enough, answer recorded requests, write the manifests."""
+    pipeline = settings.pipeline
+    rng = np.random.default_rng(pipeline.seed)
+    requests = requests_like(dataset, ensemble_spec(specs), pipeline.recorded_requests, rng)
+    fixed = settings.compute.index_effort > 0
+    widened = widen_search(staging.folder("preprocess"), staging.folder("retrieve"), requests, fixed)
+    reports["index"]["requests"] = [asdict(trial) for trial in widened]
+    staging.seal_stages(specs)
+    recorded, reports["rehearsal"] = rehearse(staging, dataset, requests)
+    say("rehearsal: {requests:,} requests, {full_lists:.1%} of the lists full".format(**reports["rehearsal"]))
+    staging.seal(
+        {
+            "dataset": dataset.description.model_dump(mode="json"),
+            "settings": settings.model_dump(mode="json"),
+            "versions": {name: metadata.version(name) for name in LIBRARIES},
+            "reports": reports,
+        }
+    )
+    return recorded
 
 
 def progress(console: Console) -> Say:

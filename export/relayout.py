@@ -47,8 +47,8 @@ def relayout(source: Path, repository: Path, layout: str, candidates: int | None
             verify_manifest(folder)
             copy_artifacts(folder, staging.folder(name))
             replace(infos[name], generation=staging.generation, axes=axes).write(staging.folder(name))
-        requests, fixed = read_recorded(own / RECORDED_FILE).inputs, settings.compute.index_effort > 0
-        widened = widen_search(staging.folder("preprocess"), staging.folder("retrieve"), requests, fixed)
+        requests = read_recorded(own / RECORDED_FILE).inputs
+        widened = widen_search(staging.folder("preprocess"), staging.folder("retrieve"), requests, fixed=False)
         reports = facts["reports"] | {"index": facts["reports"]["index"] | {"requests": [asdict(trial) for trial in widened]}}
         staging.seal_stages(specs)
         recorded = record(staging, requests)

@@ -26,7 +26,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from export.retrieval.effort import try_wider
-from export.retrieval.index import choose_index
+from export.retrieval.index import EFFORTS, choose_index
 from perf.figure import Figure
 from perf.recall import recall_figure, recorded_vectors
 from perf.workload import draw, read_requests
@@ -93,6 +93,7 @@ def _effort(search: Search, queries: np.ndarray, count: int) -> tuple[int, float
     """-> lists to be searched for `count` answers, and the recall so; no lists where there is no index."""
     if search.index is None:
         return 0, 1.0
+    faiss.downcast_index(search.index).nprobe = EFFORTS[0]
     last = try_wider(search, queries, count)[-1]
     return last.effort, last.recall
 

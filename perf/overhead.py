@@ -6,7 +6,7 @@ The repository is laid out twice with the code as it is now (no training), and e
 more with kernels that compute nothing: what the server costs by itself on this machine. The six servers and the in-process
 workers live side by side, stopped but for their turns (turns.py); every round asks each of them, in another order. The median
 over the rounds is the figure, the spread says how far to trust it. Figures count only for equal answers, which are compared
-first, and for an index that finds enough: it was chosen for the export's C, so its recall at this one is a figure too.
+first, and for an index that finds enough: it was widened for this C, and what other requests find is a figure too.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
 """How much of what exact search finds a repository's index finds, measured on its own recorded requests.
 
 The export searches as widely as that takes at its C (export/retrieval/effort.py), and so does who lays a repository out again
-at another. Here it is measured of what is served.
+at another. Here it is measured of what is served, by requests that had no say in that.
 """
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 
-from export.retrieval.effort import recall_at, user_vectors
+from export.retrieval.effort import every_other, recall_at, user_vectors
 from export.retrieval.index import WANTED_RECALL
 from perf.figure import Figure
 from perf.workload import read_requests
@@ -19,11 +20,9 @@ from stages.pipeline import Pipeline
 
 def measured_recall(repo: Path) -> Figure:
     """Of the generation that answers, at its own C. Raises ArtifactError."""
-    pipeline = Pipeline.load(repo)
-    queries, count = recorded_vectors(pipeline, repo), pipeline.info.axes.candidates
-    recall = recall_at(pipeline.stages["retrieve"].search, queries, count)
-    pipeline.close()
-    return recall_figure(count, recall)
+    with closing(Pipeline.load(repo)) as pipeline:
+        queries, count = recorded_vectors(pipeline, repo), pipeline.info.axes.candidates
+        return recall_figure(count, recall_at(pipeline.stages["retrieve"].search, queries, count))
 
 
 def recall_figure(count: int, recall: float) -> Figure:
@@ -31,6 +30,6 @@ def recall_figure(count: int, recall: float) -> Figure:
 
 
 def recorded_vectors(pipeline: Pipeline, repo: Path) -> np.ndarray:
-    """float32 [Q, D]: user vectors of recorded requests."""
-    stages = pipeline.stages
-    return user_vectors(stages["preprocess"], stages["retrieve"], read_requests(repo, pipeline.info.generation))
+    """float32 [Q, D]: user vectors of recorded requests, of others than the search was widened by."""
+    stages, requests = pipeline.stages, read_requests(repo, pipeline.info.generation)
+    return user_vectors(stages["preprocess"], stages["retrieve"], every_other(requests, 1))

@@ -1,6 +1,6 @@
 """What the SSD alone makes of the rank stage: its rows from RAM, then as many raw reads as another case had missing rows.
 
-Reads by native threads, with nothing around them: no tiers over this device can take less.
+Reads by native threads, with nothing around them, when the rest of the stage is done: tiers over this device hardly take less.
 """
 
 from __future__ import annotations

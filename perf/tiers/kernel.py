@@ -73,7 +73,8 @@ class Case:
     @property
     def lacking(self) -> int:
         """Rows that were not in memory, so far."""
-        return self.tiers._tables[TABLE].lacking
+        table = self.tiers._tables[TABLE]
+        return table.asked - table.found
 
     def warm(self, warming: np.ndarray, requests: list[Arrays]) -> None:
         warm(self.tiers, warming)

@@ -3,7 +3,8 @@
 The memory may be written meanwhile. Then what comes out is wrong, but no place outside the arrays is touched, and a pass that
 looked at the table's epoch before and after says so (slots.py has the protocol).
 
-Passes keep the interpreter: they take microseconds, and another thread that gets it in between may hold it for milliseconds.
+Passes keep the interpreter: they take microseconds, but where shared memory has no room and rows lie in a file, and another
+thread that gets it in between may hold it for milliseconds.
 
 Stored rows are passed as `RowCodec.plain` gives them: float32 (fp32), uint16 (fp16), uint8 (int8 and int4).
 """
@@ -71,6 +72,8 @@ def read_hashed(header, owner, uses, counted, rows, keys, vectors):
     vectors: float32 [N, D], written where there is a row
     """
     epoch = read_in_order(header, EPOCH)
+    if epoch & 1:
+        return UNSETTLED
     slots, missing = np.empty(len(keys), np.int64), 0
     for start in range(0, len(keys), ASKED):
         some = slice(start, start + ASKED)
@@ -86,6 +89,8 @@ def read_hashed(header, owner, uses, counted, rows, keys, vectors):
 def read_indexed(header, slot_of_key, uses, counted, rows, keys, vectors):
     """The same with `find_indexed`."""
     epoch = read_in_order(header, EPOCH)
+    if epoch & 1:
+        return UNSETTLED
     slots, missing = np.empty(len(keys), np.int64), 0
     for start in range(0, len(keys), ASKED):
         some = slice(start, start + ASKED)
@@ -99,7 +104,7 @@ def read_indexed(header, slot_of_key, uses, counted, rows, keys, vectors):
 
 @register_jitable
 def _state(header, epoch, missing):
-    if epoch & 1 or read_in_order(header, EPOCH) != epoch:
+    if read_in_order(header, EPOCH) != epoch:
         return UNSETTLED
     return SOME_MISSING if missing else ALL_THERE
 

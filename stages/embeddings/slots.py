@@ -22,7 +22,7 @@ import numpy as np
 
 from stages.compiled import machine_code
 from stages.embeddings import hits
-from stages.embeddings.hits import ALL_THERE, EPOCH, HEADER_WORDS, HOLES, MIX, NO_KEY, THIRTY_TWO, WAYS
+from stages.embeddings.hits import ALL_THERE, EPOCH, HEADER_WORDS, HOLES, MIX, NO_KEY, SOME_MISSING, THIRTY_TWO, WAYS
 from stages.embeddings.marks import Marks
 from stages.embeddings.memory import PrivateBlock, Sections, SharedBlock
 from stages.embeddings.placing import place
@@ -301,7 +301,8 @@ class CachedTable(SlotTable):
         state = self._read_hits(self._header, self._places, self._uses, counted, self._plain, keys, vectors)
         if state == ALL_THERE:
             return vectors, None
-        self._since_miss = 0
+        if state == SOME_MISSING:
+            self._since_miss = 0
         return self._read_some(keys, vectors, out)
 
     def _find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:

@@ -130,18 +130,23 @@ class Tiers:
         if out is not None:
             self._check_out(out, (*rows.shape, table.config.width))
         if keys.ndim != 1:
-            vectors, miss = self._read_top(name, keys.reshape(-1), None if out is None else out.reshape(keys.size, -1))
-            return vectors.reshape(*rows.shape, table.config.width), miss
+            width = table.config.width
+            vectors, miss = self._read_top(name, keys.reshape(-1), None if out is None else out.reshape(keys.size, width))
+            return vectors.reshape(*rows.shape, width), miss
         vectors, missing = table.read_top(keys, out)
         table.asked += len(keys)
+        if missing is None:
+            table.found += len(keys)
         return vectors, None if missing is None else self._miss(table, keys, vectors, missing.nonzero()[0])
 
     @staticmethod
     def _check_out(out: np.ndarray, shape: tuple[int, ...]) -> None:
-        if out.shape != shape or out.dtype != np.float32 or not out.flags.c_contiguous:  # compiled loops check nothing
+        flags = out.flags
+        if out.shape != shape or out.dtype != np.float32 or not flags.carray:  # compiled loops check nothing
+            lacking = "" if flags.c_contiguous else ", not contiguous", "" if flags.writeable else ", read-only"
             raise RequestError(
-                f"out is {out.dtype} {list(out.shape)}{'' if out.flags.c_contiguous else ', not contiguous'}. "
-                f"Expected C-contiguous float32 {list(shape)}: one row a key. Pass np.empty of that shape, or none."
+                f"out is {out.dtype} {list(out.shape)}{''.join(lacking)}. Expected writable C-contiguous float32 "
+                f"{list(shape)}: one row a key. Pass np.empty of that shape, or none."
             )
 
     def _table(self, name: str) -> TieredTable:
@@ -159,7 +164,7 @@ class Tiers:
             distinct, inverse, counts = lacking, FIRST, ONCE
         else:
             distinct, inverse, counts = np.unique(lacking, return_inverse=True, return_counts=True)
-        table.lacking += len(places)
+        table.found += len(keys) - len(places)
         return _Miss(table, keys, vectors, places, distinct, inverse, counts)
 
     def _resolve(self, misses: list[_Miss]) -> None:

@@ -190,13 +190,27 @@ def test_metrics_add_up(open_tiers, source):
 
 @pytest.mark.parametrize(
     "out",
-    [np.empty((4, WIDTH), np.float32), np.empty((3, WIDTH)), np.empty((3, 2 * WIDTH), np.float32)[:, ::2]],
-    ids=["too many rows", "float64", "not contiguous"],
+    [
+        np.empty((4, WIDTH), np.float32),
+        np.empty((3, WIDTH)),
+        np.empty((3, 2 * WIDTH), np.float32)[:, ::2],
+        np.broadcast_to(np.empty((3, WIDTH), np.float32), (3, WIDTH)),
+    ],
+    ids=["too many rows", "float64", "not contiguous", "read-only"],
 )
 def test_an_answer_of_another_shape_or_type_is_refused(out, open_tiers, source):
     tiers = open_tiers(TableConfig("items", ROWS, WIDTH, l2_rows=ROWS), source=source(items=random_rows(ROWS, WIDTH)))
-    with pytest.raises(RequestError, match=rf"Expected C-contiguous float32 \[3, {WIDTH}\]"):
+    with pytest.raises(RequestError, match=rf"Expected writable C-contiguous float32 \[3, {WIDTH}\]"):
         tiers.lookup("items", np.arange(3), out)
+
+
+def test_keys_of_any_shape_fill_an_answer_of_that_shape(open_tiers, source):
+    rows = random_rows(ROWS, WIDTH)
+    tiers = open_tiers(TableConfig("items", ROWS, WIDTH, l2_rows=ROWS), source=source(items=rows))
+    for keys in (np.arange(6).reshape(2, 3), np.empty((0, 3), np.int64)):
+        out = np.empty((*keys.shape, WIDTH), np.float32)
+        np.testing.assert_array_equal(tiers.lookup("items", keys, out), rows[keys])
+        np.testing.assert_array_equal(out, rows[keys])
 
 
 def test_an_unknown_table_is_refused(open_tiers, source):

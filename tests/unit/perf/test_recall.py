@@ -118,6 +118,11 @@ def test_a_catalogue_without_an_index_needs_no_effort(folder, pipeline):
     assert widen_search(folder, folder, REQUESTS, fixed=False) == []
 
 
+def test_what_the_search_is_widened_by_and_what_it_is_judged_by_have_nothing_in_common():
+    widened, judged = (effort.every_other({"user_id": np.arange(7)}, first)["user_id"].tolist() for first in (0, 1))
+    assert (widened, judged) == ([0, 2, 4, 6], [1, 3, 5])
+
+
 def test_without_an_index_everything_is_found(pipeline):
     pipeline.stages["retrieve"].search.index = None
     assert recall.measured_recall(Path()).values == [1.0]
