@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from export.retrieval.effort import every_other, recall_at, user_vectors
+from export.retrieval.effort import every_other, now, user_vectors
 from export.retrieval.index import WANTED_RECALL
 from perf.figure import Figure
 from perf.workload import read_requests
@@ -22,7 +22,8 @@ def measured_recall(repo: Path) -> Figure:
     """Of the generation that answers, at its own C. Raises ArtifactError."""
     with closing(Pipeline.load(repo)) as pipeline:
         queries, count = recorded_vectors(pipeline, repo), pipeline.info.axes.candidates
-        return recall_figure(count, recall_at(pipeline.stages["retrieve"].search, queries, count))
+        search = pipeline.stages["retrieve"].search
+        return recall_figure(count, 1.0 if search.index is None else now(search, queries, count).recall)
 
 
 def recall_figure(count: int, recall: float) -> Figure:

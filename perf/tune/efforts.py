@@ -6,13 +6,11 @@ from pathlib import Path
 
 import faiss
 
-from export.retrieval.effort import recall_at
-from export.retrieval.index import WANTED_RECALL
+from export.retrieval.effort import enough, now
 from perf.recall import recorded_vectors
 from stages.generations import pinned_generation
 from stages.pipeline import Pipeline
 
-MARGIN = 0.005  # an export with the winner judges by other requests
 FACTORS = (0.7, 0.8, 0.9)  # of the effort that the export chose, from a ladder with rungs at a half and a third more
 
 
@@ -27,7 +25,7 @@ def allowed_efforts(repository: Path) -> dict[int, float]:
     found, current = {}, index.nprobe
     for effort in sorted({max(int(current * factor), 1) for factor in FACTORS}):
         index.nprobe = effort
-        recall = recall_at(search, queries, pipeline.info.axes.candidates)
-        if recall >= WANTED_RECALL + MARGIN:
-            found[effort] = round(recall, 4)
+        trial = now(search, queries, pipeline.info.axes.candidates)
+        if enough(trial):
+            found[effort] = round(trial.recall, 4)
     return found

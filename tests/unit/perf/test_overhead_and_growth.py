@@ -24,7 +24,7 @@ EMPTY = {"empty p50": 1.0, "empty rate": 3_000.0}
 WITHIN_ALL_BOUNDS = {"ensemble p50": 2.5, "fused p50": 2.5, "ensemble rate": 900.0, "fused rate": 900.0}
 UNREAD = SimpleNamespace(
     info=SimpleNamespace(generation=1, axes=SimpleNamespace(candidates=1_000)),
-    stages={"retrieve": SimpleNamespace(search=None)},
+    stages={"retrieve": SimpleNamespace(search=SimpleNamespace(index="an index"))},
     close=lambda: None,
 )
 
@@ -101,7 +101,8 @@ def test_an_index_that_finds_too_little_at_the_c_that_is_measured_is_the_exit_co
     both = SimpleNamespace(batch=8)
     once = {name: values[0] for name, values in taken(1, **WITHIN_ALL_BOUNDS).items()}
     monkeypatch.setattr(overhead, "lay_out", lambda repo, scratch, candidates: candidates)
-    monkeypatch.setattr(recall_of_index, "recall_at", lambda search, queries, count: recall if count == 1_000 else 1.0)
+    trial = SimpleNamespace(recall=recall)
+    monkeypatch.setattr(recall_of_index, "now", lambda search, queries, count: trial if count == 1_000 else None)
     monkeypatch.setattr(recall_of_index, "recorded_vectors", lambda pipeline, repo: None)
     monkeypatch.setattr(recall_of_index, "Pipeline", SimpleNamespace(load=lambda repo: UNREAD))
     monkeypatch.setattr(overhead, "peak_alone", lambda *_: (32, []))

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from export.retrieval import index as module
-from export.retrieval.index import WANTED_RECALL, choose_index, exact_scores, index_vectors, recall_of
+from export.retrieval.index import WANTED_RECALL, choose_index, exact_scores, index_vectors, recalls_of
 from stages.errors import ExportError
 from stages.search import index_queries
 
@@ -22,7 +22,7 @@ def clustered(n: int, seed: int) -> np.ndarray:
 def test_small_catalogues_are_scored_whole():
     choice = choose_index(clustered(200, 0), np.arange(200), clustered(10, 1), K)
     assert (choice.kind, choice.index) == ("exact", None)
-    assert choice.report()["trials"] == [{"kind": "exact", "effort": 0, "recall": 1.0, "cost": 200.0}]
+    assert choice.report()["trials"] == [{"kind": "exact", "effort": 0, "recall": 1.0, "surely": 1.0, "cost": 200.0}]
 
 
 @pytest.mark.parametrize("compress_from", [10**9, 1_000], ids=["lists", "compressed"])
@@ -46,9 +46,21 @@ def test_the_chosen_index_finds_what_exact_search_finds(monkeypatch, tmp_path, c
 
 def test_recall_counts_equals_and_misses():
     exact = np.array([[3.0, 2.0, 1.0]], np.float32)
-    assert recall_of(np.array([[3.0, 2.0, 1.0]], np.float32), exact) == 1.0
-    assert recall_of(np.array([[3.0, 2.0, 0.5]], np.float32), exact) == pytest.approx(2 / 3)
-    assert recall_of(np.array([[3.0, 2.0, -3e38]], np.float32), exact) == pytest.approx(2 / 3)
+    assert recalls_of(np.array([[3.0, 2.0, 1.0]], np.float32), exact) == 1.0
+    assert recalls_of(np.array([[3.0, 2.0, 0.5]], np.float32), exact) == pytest.approx(2 / 3)
+    assert recalls_of(np.array([[3.0, 2.0, -3e38]], np.float32), exact) == pytest.approx(2 / 3)
+
+
+def test_the_interval_of_a_recall_is_that_of_its_queries():
+    vectors, queries = clustered(N_ITEMS, 0), clustered(200, 1)
+    index = module._filled(module._empty("lists", N_ITEMS, WIDTH + 1), index_vectors(vectors), np.arange(N_ITEMS))
+    exact = exact_scores(vectors, queries, K)
+    narrow, whole = (module.tried("lists", index, effort, vectors, queries, exact) for effort in (2, index.nlist))
+    index.nprobe = 2
+    shares = recalls_of(module.true_scores(vectors, queries, index.search(index_queries(queries), K)[1]), exact)
+    assert narrow.recall == pytest.approx(shares.mean())
+    assert narrow.surely == pytest.approx(shares.mean() - 1.96 * shares.std() / 200**0.5)
+    assert narrow.surely < narrow.recall < whole.recall == whole.surely == 1.0
 
 
 def test_distances_on_the_sphere_order_as_inner_products():
