@@ -56,7 +56,7 @@ def assumptions(plan: Plan, traced: bool) -> list[str]:
     ]
     if traced:
         said.append(
-            "Hit rates: exact LRU per level (on steady Zipf traffic our L1 stays from 2 points below to 5 above), uses dealt "
+            "Hit rates: exact LRU per level (on steady Zipf traffic our L1 stays from 1 point below to 7 above), uses dealt "
             f"to {plan.budgets.instances} processes in turn, the first {WARM_UP_SHARE:.0%} of the trace only warms the levels."
         )
     return said

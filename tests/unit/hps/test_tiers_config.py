@@ -158,7 +158,7 @@ def test_planned_memory_is_what_the_tiers_take(tmp_path, width, row_format):
 
 @pytest.mark.parametrize(("skew", "share"), [(0.9, 0.1), (1.05, 0.05), (1.2, 0.1)])
 def test_predicted_hit_rate_is_what_the_real_l1_reaches(tmp_path, skew, share):
-    """L1 is no LRU: it keeps the most used of 8. On steady Zipf traffic it stays from 2 points below to 5 above an LRU."""
+    """L1 is no LRU: it keeps the most used of 8. On steady Zipf traffic it stays from 1 point below to 7 above an LRU."""
     rows, per_request = 20_000, 500
     rng = np.random.default_rng(0)
     popularity = np.arange(1, rows + 1) ** -skew
@@ -173,4 +173,4 @@ def test_predicted_hit_rate_is_what_the_real_l1_reaches(tmp_path, skew, share):
         hits += (~missed).tolist()
         table.l1.insert(keys[missed], np.zeros((missed.sum(), 4), np.float32), 0)
     predicted = predict_hit_rates(np.concatenate(requests), l1_rows(rows, share), 0).l1
-    assert -0.02 <= np.mean(hits[int(len(hits) * WARM_UP_SHARE) :]) - predicted <= 0.05
+    assert -0.01 <= np.mean(hits[int(len(hits) * WARM_UP_SHARE) :]) - predicted <= 0.07
