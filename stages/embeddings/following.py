@@ -3,6 +3,10 @@
 RocksDB reads the list of files, then the logs and the files, and goes without those that the writer has replaced and deleted in
 between (a log that is in a file now, files that were merged): rows are back at what they were some updates ago, and no error
 tells. So it is done again until no file went away; and whoever read a row meanwhile, reads it again.
+
+Rows that a secondary read from a log it keeps in memory, before all files, for good. Where the writer has put that log into a
+file (it does when it starts again after it was killed) before its last rows were read, an older row in memory hides the newer
+one in the file. So a secondary whose newest log is gone opens the database again.
 """
 
 from __future__ import annotations
@@ -23,15 +27,31 @@ T = TypeVar("T")
 
 
 class Following:
-    """Of one secondary. folder: of the database; called: its path as people know it."""
+    """Of one secondary. folder: of the database; called: its path as people know it; open_database: in place of what is."""
 
-    def __init__(self, folder: Path, called: str) -> None:
-        self._folder, self._called = folder, called
+    def __init__(self, folder: Path, called: str, open_database: Callable[[], None]) -> None:
+        self._folder, self._called, self._open_database = folder, called, open_database
+        self._newest = ""  # log, of those that were there when it was last read
         self._lock, self._turns = threading.Lock(), 0  # turns: odd while somebody catches up, or when that failed
 
     def files(self) -> set[str]:
-        """Names of what rows lie in."""
-        return {name for name in os.listdir(self._folder) if name.endswith((".sst", ".log"))}
+        """Names of what rows lie in, and of their list."""
+        return {name for name in os.listdir(self._folder) if name.endswith((".sst", ".log")) or name.startswith("MANIFEST-")}
+
+    def open(self) -> None:
+        """Open it, again until no file went away meanwhile."""
+        for _ in range(MOST_IN_A_ROW):
+            there = self.files()
+            try:
+                self._open_database()
+            except Exception:
+                if there <= self.files():
+                    raise
+                continue
+            if there <= self.files():
+                self._newest = newest_log(there)
+                return
+        raise OSError(f"files went away {MOST_IN_A_ROW} times while they were opened")
 
     def catch_up(self, database: Rdict) -> None:
         """See all that was written before this call. Raises DependencyError; the database is to be opened again then."""
@@ -49,8 +69,12 @@ class Following:
     def _until_none_goes_away(self, database: Rdict) -> None:
         for _ in range(MOST_IN_A_ROW):
             there = self.files()
+            if self._newest and self._newest not in there:
+                self.open()
+                return
             database.try_catch_up_with_primary()
             if there <= self.files():
+                self._newest = newest_log(there)
                 return
         raise OSError(f"files went away {MOST_IN_A_ROW} times while they were read")
 
@@ -62,3 +86,8 @@ class Following:
             return given
         with self._lock:
             return read()
+
+
+def newest_log(files: set[str]) -> str:
+    """The one that rows are written to; "" where there is none."""
+    return max((name for name in files if name.endswith(".log")), key=lambda name: int(name.removesuffix(".log")), default="")

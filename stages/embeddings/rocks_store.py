@@ -81,7 +81,7 @@ class RocksStore:
         self._reading = self._failures("read")
         with ExitStack() as on_failure, self._failures("open"):
             self._access = AccessType.read_write() if writable else self._as_secondary(on_failure)
-            self._following = Following(self._path, config.path)
+            self._following = Following(self._path, config.path, self._open_database)
             try:
                 self._open()
             except Exception as error:
@@ -103,24 +103,27 @@ class RocksStore:
         )
 
     def _open(self) -> None:
-        path, synced = str(self._path), self._synced()
+        synced = self._synced()
         if self.writable:
             self._path.mkdir(parents=True, exist_ok=True)
+            self._open_database()
         else:
             self._check_log_files()
-        there = Rdict.list_cf(path) if Path(path, "CURRENT").exists() else [DEFAULT_COLUMN_FAMILY]
-        names = {*there, *self._families.values()} if self.writable else there
-        families = {name: self._options() for name in names}
-        before = None if self.writable else self._following.files()
-        self._db = Rdict(path, self._options(), column_families=families, access_type=self._access)
-        self._tables = {table: self._db.get_column_family(name) for table, name in self._families.items() if name in families}
+            self._following.open()
         try:
-            if before is not None and not before <= self._following.files():
-                self._following.catch_up(self._db)
             self._check_log(synced)
         except Exception:
             self._close_database()
             raise
+
+    def _open_database(self) -> None:
+        """In place of what is open: that is closed when the last of those who read it has done so."""
+        path = str(self._path)
+        there = Rdict.list_cf(path) if Path(path, "CURRENT").exists() else [DEFAULT_COLUMN_FAMILY]
+        names = {*there, *self._families.values()} if self.writable else there
+        families = {name: self._options() for name in names}
+        self._db = Rdict(path, self._options(), column_families=families, access_type=self._access)
+        self._tables = {table: self._db.get_column_family(name) for table, name in self._families.items() if name in families}
 
     def _options(self) -> Options:
         options = Options(raw_mode=True)

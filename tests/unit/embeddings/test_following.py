@@ -7,6 +7,9 @@ call.
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -128,12 +131,48 @@ def test_what_is_read_in_the_middle_is_read_again(stores, folder):
     assert versions == [5]
 
 
-def test_a_secondary_that_was_opened_meanwhile_catches_up(stores, folder, monkeypatch):
-    caught_up = []
-    monkeypatch.setattr(Following, "catch_up", lambda self, database: caught_up.append(database))
-    listed = iter([{"90001.sst"}, {"90001.sst", "90002.log"}, {"90001.sst"}, {"90002.log"}])
+def test_a_secondary_is_opened_again_until_no_file_went_away(stores, folder, monkeypatch):
+    opened = []
+    open_database = RocksStore._open_database
+    monkeypatch.setattr(RocksStore, "_open_database", lambda self: (opened.append(self), open_database(self)))
+    listed = iter([{"90001.sst"}, {"90001.sst", "90002.log"}, {"90001.sst"}, {"90002.log"}, {"90002.log"}, {"90002.log"}])
     monkeypatch.setattr(Following, "files", lambda self: next(listed))
     RocksStore(RocksConfig(str(folder)), "rank", {"items": 2}).close()
-    assert not caught_up
+    assert len(opened) == 1
     RocksStore(RocksConfig(str(folder)), "rank", {"items": 2}).close()
-    assert len(caught_up) == 1
+    assert len(opened) == 3
+
+
+def write_until_killed(folder: str, versions) -> None:
+    writer = RocksStore(RocksConfig(folder), "rank", {"items": 2}, writable=True)
+    while True:
+        update(writer, versions.recv())
+        versions.send("written")
+
+
+def test_a_row_that_the_writer_wrote_last_before_it_was_killed_is_not_hidden_by_an_older_one(folder):
+    """The next writer puts its log into a file, which the secondary has not read to the end."""
+    ours, theirs = multiprocessing.get_context("spawn").Pipe()
+    writer = multiprocessing.get_context("spawn").Process(target=write_until_killed, args=(str(folder), theirs), daemon=True)
+    writer.start()
+
+    def write(version: int) -> None:
+        ours.send(version)
+        assert ours.recv() == "written"
+
+    write(1)
+    secondary = RocksStore(RocksConfig(str(folder)), "rank", {"items": 2})
+    write(2)
+    secondary.catch_up()
+    assert version_in(secondary) == 2  # in its memory
+    write(3)
+    os.kill(writer.pid, signal.SIGKILL)
+    writer.join()
+    next_writer = RocksStore(RocksConfig(str(folder)), "rank", {"items": 2}, writable=True)
+    secondary.catch_up()
+    assert version_in(secondary) == 3
+    update(next_writer, 4)
+    secondary.catch_up()
+    assert version_in(secondary) == 4
+    secondary.close()
+    next_writer.close()
