@@ -241,8 +241,9 @@ class Applier:
                 self._tell_stored(table)
 
     def _tell_stored(self, table: str) -> None:
+        """`begun`, not `reached`: an updater that died in between has shown rows that no store has."""
         ring = self.shared[table].ring
-        if self._stores and all(store.has(table, ring.reached) for store in self._stores):
+        if self._stores and all(store.has(table, ring.begun) for store in self._stores):
             ring.all_stored()
 
     def forget_log(self, table: str, partition: int) -> None:

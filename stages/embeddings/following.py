@@ -4,9 +4,11 @@ RocksDB reads the list of files, then the logs and the files, and goes without t
 between (a log that is in a file now, files that were merged): rows are back at what they were some updates ago, and no error
 tells. So it is done again until no file went away; and whoever read a row meanwhile, reads it again.
 
-Rows that a secondary read from a log it keeps in memory, before all files, for good. Where the writer has put that log into a
-file (it does when it starts again after it was killed) before its last rows were read, an older row in memory hides the newer
-one in the file. So a secondary whose newest log is gone opens the database again.
+Rows that a secondary read from a log it keeps in memory, before all files, for good. Where the writer puts that log into a file
+(when it has rows enough, or starts again after it was killed) before its last rows were read, an older row in memory hides the
+newer one in the file. The log may stay for other tables, or for a moment, so its absence tells too little. But the writer begins
+a new log first: a secondary that has a new file, and finds the newest log changed since before the last time, opens the
+database again.
 """
 
 from __future__ import annotations
@@ -27,11 +29,13 @@ T = TypeVar("T")
 
 
 class Following:
-    """Of one secondary. folder: of the database; called: its path as people know it; open_database: in place of what is."""
+    """Of one secondary. folder: of the database; called: its path as people know it; open_database: in place of what is,
+    and what it opened."""
 
-    def __init__(self, folder: Path, called: str, open_database: Callable[[], None]) -> None:
+    def __init__(self, folder: Path, called: str, open_database: Callable[[], Rdict]) -> None:
         self._folder, self._called, self._open_database = folder, called, open_database
-        self._newest = ""  # log, of those that were there when it was last read
+        self._begun: tuple[str, str] = "", ""  # newest log and list of files before it was last read
+        self._live: set[str] = set()  # the files that were read then
         self._lock, self._turns = threading.Lock(), 0  # turns: odd while somebody catches up, or when that failed
 
     def files(self) -> set[str]:
@@ -43,13 +47,13 @@ class Following:
         for _ in range(MOST_IN_A_ROW):
             there = self.files()
             try:
-                self._open_database()
+                database = self._open_database()
             except Exception:
                 if there <= self.files():
                     raise
                 continue
             if there <= self.files():
-                self._newest = newest_log(there)
+                self._begun, self._live = newest(there), live_files(database)
                 return
         raise OSError(f"files went away {MOST_IN_A_ROW} times while they were opened")
 
@@ -69,12 +73,14 @@ class Following:
     def _until_none_goes_away(self, database: Rdict) -> None:
         for _ in range(MOST_IN_A_ROW):
             there = self.files()
-            if self._newest and self._newest not in there:
-                self.open()
-                return
             database.try_catch_up_with_primary()
-            if there <= self.files():
-                self._newest = newest_log(there)
+            now = self.files()
+            if there <= now:
+                live = live_files(database)
+                if live <= self._live or newest(now) == self._begun:
+                    self._begun, self._live = newest(there), live
+                else:  # of a log that may not have been read to its end
+                    self.open()
                 return
         raise OSError(f"files went away {MOST_IN_A_ROW} times while they were read")
 
@@ -88,6 +94,17 @@ class Following:
             return read()
 
 
-def newest_log(files: set[str]) -> str:
-    """The one that rows are written to; "" where there is none."""
-    return max((name for name in files if name.endswith(".log")), key=lambda name: int(name.removesuffix(".log")), default="")
+def newest(files: set[str]) -> tuple[str, str]:
+    """-> (the log that rows are written to, the list of files that is kept up to date); "" where there is none."""
+    logs = (name for name in files if name.endswith(".log"))
+    lists = (name for name in files if name.startswith("MANIFEST-"))
+    return max(logs, key=_number, default=""), max(lists, key=_number, default="")
+
+
+def _number(name: str) -> int:
+    return int(name.removeprefix("MANIFEST-").removesuffix(".log"))
+
+
+def live_files(database: Rdict) -> set[str]:
+    """Names of the files whose rows it sees."""
+    return {file["name"] for file in database.live_files()}

@@ -116,7 +116,7 @@ class RocksStore:
             self._close_database()
             raise
 
-    def _open_database(self) -> None:
+    def _open_database(self) -> Rdict:
         """In place of what is open: that is closed when the last of those who read it has done so."""
         path = str(self._path)
         there = Rdict.list_cf(path) if Path(path, "CURRENT").exists() else [DEFAULT_COLUMN_FAMILY]
@@ -124,6 +124,7 @@ class RocksStore:
         families = {name: self._options() for name in names}
         self._db = Rdict(path, self._options(), column_families=families, access_type=self._access)
         self._tables = {table: self._db.get_column_family(name) for table, name in self._families.items() if name in families}
+        return self._db
 
     def _options(self) -> Options:
         options = Options(raw_mode=True)

@@ -12,7 +12,7 @@ from stages.embeddings.applier import Applier
 from stages.embeddings.batch import PARTITIONS, nothing_reached
 from stages.embeddings.rocks_store import RocksStore
 from stages.embeddings.tiers import Tiers
-from stages.errors import DataError
+from stages.errors import DataError, DependencyError
 from tests.unit.embeddings.conftest import random_rows
 from tests.unit.embeddings.updating import ROWS, TABLE, WIDTH, Log, applied, full, until, versions
 
@@ -63,6 +63,34 @@ def test_replays_change_nothing_on_any_level(config, instances):
         np.testing.assert_array_equal(found["items"][0], versions(keys, 2))
     assert applied(tiers) == 3 * len(keys)
     applier.close()
+
+
+@pytest.mark.parametrize("dies_at", ["_begin", "_end", "insert", "_count", "store"])
+def test_what_a_dying_updater_showed_stays_until_its_successor_has_stored_it(config, instances, monkeypatch, dies_at):
+    """Not for a moment are rows as they were before: an instance that has been given new ones must not be given older ones."""
+    tiers, log, keys = instances(), Log(), np.arange(0, ROWS, 2)
+    dying = Applier(config)
+    dying.apply("items", log.batch(keys, versions(keys, 1)))
+    shared, batch = dying.shared["items"], log.batch(keys, versions(keys, 2))
+    of, name = {"_count": (shared, dies_at), "store": (dying._rocksdb, "write")}.get(dies_at, (shared.slots, dies_at))
+    monkeypatch.setattr(of, name, full)
+    with pytest.raises(DependencyError):
+        dying.apply("items", batch)
+    shown = 1 if dies_at == "_begin" else 2
+    np.testing.assert_array_equal(tiers.lookup("items", keys), versions(keys, shown))
+    monkeypatch.undo()
+    dying.close()
+    successor = Applier(config)
+    successor.start({"items": nothing_reached()}, NOTHING_GONE)
+    successor.drain()
+    tiers.settle()
+    for _ in range(2):
+        np.testing.assert_array_equal(tiers.lookup("items", keys), versions(keys, shown))
+        tiers.settle()
+    successor.apply("items", batch)
+    np.testing.assert_array_equal(tiers.lookup("items", keys), versions(keys, 2))
+    assert shared.ring.stored == shared.ring.head
+    successor.close()
 
 
 def test_rocksdb_knows_what_it_has_of_the_log_when_all_processes_are_gone(config, instances):

@@ -62,9 +62,9 @@ def stores(folder):
     writer.close()
 
 
-def update(writer: RocksStore, version: int) -> None:
+def update(writer: RocksStore, version: int, table: str = "items") -> None:
     rows = np.full((len(KEYS), 2), version, np.float32)
-    writer.update("items", Batch(KEYS, rows, np.zeros(len(KEYS), np.int64), np.full(len(KEYS), version)), nothing_reached())
+    writer.update(table, Batch(KEYS, rows, np.zeros(len(KEYS), np.int64), np.full(len(KEYS), version)), nothing_reached())
 
 
 def version_in(store: RocksStore) -> float:
@@ -134,7 +134,7 @@ def test_what_is_read_in_the_middle_is_read_again(stores, folder):
 def test_a_secondary_is_opened_again_until_no_file_went_away(stores, folder, monkeypatch):
     opened = []
     open_database = RocksStore._open_database
-    monkeypatch.setattr(RocksStore, "_open_database", lambda self: (opened.append(self), open_database(self)))
+    monkeypatch.setattr(RocksStore, "_open_database", lambda self: (opened.append(self), open_database(self))[1])
     listed = iter([{"90001.sst"}, {"90001.sst", "90002.log"}, {"90001.sst"}, {"90002.log"}, {"90002.log"}, {"90002.log"}])
     monkeypatch.setattr(Following, "files", lambda self: next(listed))
     RocksStore(RocksConfig(str(folder)), "rank", {"items": 2}).close()
@@ -143,6 +143,7 @@ def test_a_secondary_is_opened_again_until_no_file_went_away(stores, folder, mon
     assert len(opened) == 3
 
 
+# --- rows in a file, of a log that was not read to its end ------------------------------------------------------------------
 def write_until_killed(folder: str, versions) -> None:
     writer = RocksStore(RocksConfig(folder), "rank", {"items": 2}, writable=True)
     while True:
@@ -150,8 +151,9 @@ def write_until_killed(folder: str, versions) -> None:
         versions.send("written")
 
 
-def test_a_row_that_the_writer_wrote_last_before_it_was_killed_is_not_hidden_by_an_older_one(folder):
-    """The next writer puts its log into a file, which the secondary has not read to the end."""
+@pytest.fixture
+def killed_in_the_end(folder):
+    """A secondary that has not seen what its writer wrote last, 3, before it was killed; in memory it has 2."""
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     writer = multiprocessing.get_context("spawn").Process(target=write_until_killed, args=(str(folder), theirs), daemon=True)
     writer.start()
@@ -164,15 +166,87 @@ def test_a_row_that_the_writer_wrote_last_before_it_was_killed_is_not_hidden_by_
     secondary = RocksStore(RocksConfig(str(folder)), "rank", {"items": 2})
     write(2)
     secondary.catch_up()
-    assert version_in(secondary) == 2  # in its memory
+    assert version_in(secondary) == 2
     write(3)
     os.kill(writer.pid, signal.SIGKILL)
     writer.join()
+    yield secondary
+    secondary.close()
+
+
+@pytest.mark.parametrize("log_is", ["gone", "still there"])
+def test_the_last_row_of_a_killed_writer_is_not_hidden_by_an_older_one(folder, killed_in_the_end, tmp_path, log_is):
+    """The next writer puts its log into a file, and deletes it a moment later."""
+    (log,) = folder.glob("*.log")
+    (tmp_path / log.name).hardlink_to(log)
     next_writer = RocksStore(RocksConfig(str(folder)), "rank", {"items": 2}, writable=True)
+    assert not log.exists()
+    if log_is == "still there":
+        log.hardlink_to(tmp_path / log.name)
+    killed_in_the_end.catch_up()
+    assert version_in(killed_in_the_end) == 3
+    update(next_writer, 4)
+    killed_in_the_end.catch_up()
+    assert version_in(killed_in_the_end) == 4
+    next_writer.close()
+
+
+def test_a_row_is_not_hidden_where_another_table_keeps_the_log(folder):
+    writer = RocksStore(RocksConfig(str(folder)), "rank", {"items": 2, "users": 2}, writable=True)
+    update(writer, 1)
+    update(writer, 1, "users")
+    secondary = RocksStore(RocksConfig(str(folder)), "rank", {"items": 2})
+    update(writer, 2)
+    secondary.catch_up()
+    assert version_in(secondary) == 2
+    update(writer, 3)
+    writer._tables["items"].flush()
+    assert len(list(folder.glob("*.log"))) == 2
     secondary.catch_up()
     assert version_in(secondary) == 3
-    update(next_writer, 4)
-    secondary.catch_up()
-    assert version_in(secondary) == 4
     secondary.close()
-    next_writer.close()
+    writer.close()
+
+
+class Told:
+    """A database, and the folder it lies in, that hold what they are told."""
+
+    def __init__(self, files: set[str], live: set[str]) -> None:
+        self.there, self.live, self.times_opened = files, live, 0
+        self.following = Following(Path(), "it", self.open)
+        self.following.files = lambda: set(self.there)
+        self.following.open()
+
+    def open(self) -> Told:
+        self.times_opened += 1
+        return self
+
+    def try_catch_up_with_primary(self) -> None:
+        pass
+
+    def live_files(self) -> list[dict]:
+        return [{"name": name} for name in self.live]
+
+
+@pytest.mark.parametrize(
+    "seen, times_opened",
+    [
+        pytest.param([({"M-1", "2.log", "3.sst"}, {"3.sst"})], 1, id="a file without a new log: merged, or loaded"),
+        pytest.param([({"M-1", "2.log", "4.log", "3.sst"}, set())], 1, id="a new log, and what is not yet a file"),
+        pytest.param([({"M-1", "2.log", "4.log", "3.sst"}, {"3.sst"})], 2, id="both at once"),
+        pytest.param([({"M-1", "4.log", "3.sst"}, {"3.sst"})], 2, id="both at once, and the old log gone"),
+        pytest.param([({"M-5", "2.log", "3.sst"}, {"3.sst"})], 2, id="a file by a new writer"),
+        pytest.param([({"M-1", "2.log", "10.log"}, set()), ({"M-1", "10.log", "3.sst"}, {"3.sst"})], 1, id="one by one"),
+    ],
+)
+def test_it_opens_the_database_again_only_where_rows_may_be_hidden(seen, times_opened):
+    def names(files: set[str]) -> set[str]:
+        return {name.replace("M-", "MANIFEST-") for name in files}
+
+    database = Told(names({"M-1", "2.log"}), set())
+    for files, live in seen:
+        database.there, database.live = database.there | names(files), live
+        database.following.catch_up(database)
+        database.there = names(files)
+        database.following.catch_up(database)
+    assert database.times_opened == times_opened

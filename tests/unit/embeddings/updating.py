@@ -64,7 +64,7 @@ def applied(tiers: Tiers) -> int:
     return tiers.metrics().tables["items"].updater.rows_applied
 
 
-def full(_store=None) -> None:
+def full(*_) -> None:
     raise DependencyError("disk full")
 
 
