@@ -29,13 +29,14 @@ DRAINED_ROWS = 8_192  # of a backlog, at a time
 class Backlog:
     """One store's writes: through it when it is up, the last row of each key for later when it is down.
 
-    adopt: is called with each store that `level` opened, before it is used; lost: when it turns out to have less than it had
+    adopt: is called with each store that `level` opened, before it is used; lost: with one that turns out to have less than it
+    had, to set `reached` right, and `lose`.
     reached: by table, int64 [PARTITIONS] how far of the log the store has everything.
     lost_rows: it has less than it had, and takes nothing before `restart`.
     """
 
     def __init__(
-        self, level: Level, tables: Iterable[str], adopt: Callable[[Any], None], lost: Callable[[], None] = lambda: None
+        self, level: Level, tables: Iterable[str], adopt: Callable[[Any], None], lost: Callable[[Any], None] = lambda _: None
     ) -> None:
         self.level, self._adopt, self._adopted, self._lost = level, adopt, None, lost
         self._to_set: dict[tuple[str, int], int] = {}  # by table and partition of the log
@@ -61,9 +62,15 @@ class Backlog:
         self._to_set[table, partition] = reached
         self.reached[table][partition] = reached
 
-    def open(self) -> bool:
-        """Whether the store is there to be used."""
-        return self.level.use(lambda store: (self._take(store), True))[1]
+    def open(self, look: Callable[[Any], None] = lambda _: None) -> bool:
+        """Whether the store is there to be used. look: at the store, when it is."""
+
+        def take(store: RocksStore | RedisStore) -> tuple[None, bool]:
+            self._take(store)
+            look(store)
+            return None, True
+
+        return self.level.use(take)[1]
 
     def _take(self, store: RocksStore | RedisStore) -> None:
         for (table, partition), reached in list(self._to_set.items()):
@@ -106,15 +113,13 @@ class Backlog:
             return None, False
         lacking = store.update(table, batch, self.reached[table])
         if lacking:
-            for partition, reached in lacking.items():
-                self.reached[table][partition] = reached
-            self.lose()
-            self._lost()
+            self._lost(store)
         return None, not lacking
 
     def has(self, table: str, reached: np.ndarray) -> bool:
-        """Whether the store has all of the log up to there."""
-        return table not in self._waiting and not self.lost_rows and bool((self.reached[table] >= reached).all())
+        """Whether the store has all of the log up to there. While it is not open, another one may come to lie in its place."""
+        is_open = self.level.store is not None and self.level.store is self._adopted
+        return is_open and table not in self._waiting and not self.lost_rows and bool((self.reached[table] >= reached).all())
 
     @property
     def rows(self) -> int:
@@ -146,7 +151,7 @@ class Applier:
             self._rocksdb = Backlog(rocksdb, self.shared, self._adopt_rocksdb)
         if config.redis:
             redis = Level("redis", lambda: RedisStore(config.redis, config.model, self._widths))
-            self._redis = Backlog(redis, self.shared, self._adopt_redis, self._doubt_stores)
+            self._redis = Backlog(redis, self.shared, self._adopt_redis, self._redis_lost)
         self._stores = [store for store in (self._rocksdb, self._redis) if store is not None]
 
     def _adopt_rocksdb(self, store: RocksStore) -> None:
@@ -155,26 +160,37 @@ class Applier:
         for table, shared in self.shared.items():
             ring, theirs = shared.ring, store.reached(table)
             new = ring.begun == 0  # nothing was published since this memory is there: it was filled from RocksDB
-            ring.begun[new], ring.reached[new] = theirs[new], theirs[new]
+            ring.begun[new], ring.reached[new], ring.stored_reached[new] = theirs[new], theirs[new], theirs[new]
             if (theirs < np.maximum(self._rocksdb.reached[table], ring.stored_reached)).any():
                 ring.set(STORED, UNKNOWN)
             if (theirs < self._rocksdb.reached[table]).any():
                 self._rocksdb.lose()
             self._rocksdb.reached[table] = theirs
 
-    def _doubt_stores(self) -> None:
-        """What readers find below is not what was stored."""
+    def _redis_lost(self, store: RedisStore) -> None:
+        """What readers find there is not what was stored, nor what they have kept of it since."""
+        for table, reached in self._redis.reached.items():
+            np.minimum(reached, store.reached(table), out=reached)
+        self._redis.lose()
         for shared in self.shared.values():
             shared.ring.set(STORED, UNKNOWN)
+            shared.ring.lap()
 
     def _adopt_redis(self, store: RedisStore) -> None:
         for table, reached in self._redis.reached.items():
             store.begin(table, reached)
 
-    def begin_redis(self) -> None:
-        """Where Redis was emptied: say how far the log is in, or no instance may fill it again before the next update."""
+    def look_at_redis(self) -> None:
+        """It may have lost its last writes. Where it was emptied, say how far the log is in, or no instance may fill it again
+        before the next update."""
         if self._redis is not None and not self._redis.lost_rows:
-            self._redis.level.use(lambda store: (self._adopt_redis(store), True))
+            self._redis.open(self._compare_redis)
+
+    def _compare_redis(self, store: RedisStore) -> None:
+        if any((store.reached(table) < reached).any() for table, reached in self._redis.reached.items()):
+            self._redis_lost(store)
+        else:
+            self._adopt_redis(store)
 
     @property
     def lost_rows(self) -> bool:

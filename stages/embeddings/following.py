@@ -29,11 +29,12 @@ T = TypeVar("T")
 
 
 class Following:
-    """Of one secondary. folder: of the database; called: its path as people know it; open_database: in place of what is,
-    and what it opened."""
+    """Of one secondary. folder: of the database; called: its path as people know it; open_database: opens it in place of what
+    was, and gives it."""
 
     def __init__(self, folder: Path, called: str, open_database: Callable[[], Rdict]) -> None:
         self._folder, self._called, self._open_database = folder, called, open_database
+        self._database: Rdict  # once it is open
         self._begun: tuple[str, str] = "", ""  # newest log and list of files before it was last read
         self._live: set[str] = set()  # the files that were read then
         self._lock, self._turns = threading.Lock(), 0  # turns: odd while somebody catches up, or when that failed
@@ -47,22 +48,22 @@ class Following:
         for _ in range(MOST_IN_A_ROW):
             there = self.files()
             try:
-                database = self._open_database()
+                self._database = self._open_database()
             except Exception:
                 if there <= self.files():
                     raise
                 continue
             if there <= self.files():
-                self._begun, self._live = newest(there), live_files(database)
+                self._begun, self._live = newest(there), self._seen()
                 return
         raise OSError(f"files went away {MOST_IN_A_ROW} times while they were opened")
 
-    def catch_up(self, database: Rdict) -> None:
+    def catch_up(self) -> None:
         """See all that was written before this call. Raises DependencyError; the database is to be opened again then."""
         with self._lock:
             self._turns |= 1
             try:
-                self._until_none_goes_away(database)
+                self._until_none_goes_away()
             except Exception as error:  # damage, or a file that the writer had just replaced: opening it again will tell
                 raise DependencyError(
                     f"RocksDB at {self._called} failed to catch up: {error!r}. Expected a database that one process writes. "
@@ -70,19 +71,23 @@ class Following:
                 ) from error
             self._turns += 1
 
-    def _until_none_goes_away(self, database: Rdict) -> None:
+    def _until_none_goes_away(self) -> None:
         for _ in range(MOST_IN_A_ROW):
             there = self.files()
-            database.try_catch_up_with_primary()
+            self._database.try_catch_up_with_primary()
             now = self.files()
             if there <= now:
-                live = live_files(database)
+                live = self._seen()
                 if live <= self._live or newest(now) == self._begun:
                     self._begun, self._live = newest(there), live
                 else:  # of a log that may not have been read to its end
                     self.open()
                 return
         raise OSError(f"files went away {MOST_IN_A_ROW} times while they were read")
+
+    def _seen(self) -> set[str]:
+        """Names of the files whose rows it sees."""
+        return {file["name"] for file in self._database.live_files()}
 
     def undisturbed(self, read: Callable[[], T]) -> T:
         """What `read` gives when nobody catches up meanwhile."""
@@ -91,6 +96,8 @@ class Following:
         if turns % 2 == 0 and turns == self._turns:
             return given
         with self._lock:
+            if self._turns % 2:
+                raise DependencyError(f"RocksDB at {self._called} could not be caught up with. It is opened again.")
             return read()
 
 
@@ -103,8 +110,3 @@ def newest(files: set[str]) -> tuple[str, str]:
 
 def _number(name: str) -> int:
     return int(name.removeprefix("MANIFEST-").removesuffix(".log"))
-
-
-def live_files(database: Rdict) -> set[str]:
-    """Names of the files whose rows it sees."""
-    return {file["name"] for file in database.live_files()}

@@ -137,9 +137,9 @@ class LowerLevels:
         """The same, for filling an empty L2 with much of a table."""
         from stages.embeddings.loading import as_exported
 
+        fetched = {name: self._nothing_yet(name, keys)}  # before the look at the mark: an update after that is noticed
         if self.config.rocksdb is None or not self.l3.use(lambda _: (None, True))[1] or not as_exported(self.config):
             return self.fetch({name: keys})[0]
-        fetched = {name: self._nothing_yet(name, keys)}
         self._from_memory(fetched)
         self._from_store(self.source, fetched, IN_L3)
         return fetched

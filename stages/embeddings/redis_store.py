@@ -8,13 +8,15 @@ from redis.cluster import ClusterNode, RedisCluster
 from redis.exceptions import OutOfMemoryError, RedisClusterException, RedisError
 from redis.retry import Retry
 
-from stages.embeddings.batch import Batch
+from stages.embeddings.batch import PARTITIONS, Batch, nothing_reached
 from stages.embeddings.config import RedisConfig
 from stages.embeddings.formats.mixer import partition_of
 from stages.embeddings.formats.redis_layout import log_hash, value_hash
 from stages.embeddings.formats.rows import decode_vectors, encode_keys, encode_vectors
 from stages.embeddings.level import Found
 from stages.errors import DataError, DependencyError
+
+BEGUN = b"begun"  # a field of the log's hash, beside the partitions
 
 # Scripts, because they are one step: rows, and how far the log's updates are in. KEYS: the two hashes of a partition. Machines
 # share Redis, and each writes the whole log: what is older than what is in changes nothing.
@@ -25,15 +27,15 @@ BEGIN = """
 if redis.call('HSETNX', KEYS[2], 'begun', 0) == 0 then return end
 for i = 1, #ARGV, 2 do redis.call('HSETNX', KEYS[2], ARGV[i], ARGV[i + 1]) end"""
 # UPDATE. ARGV: for each partition of the log its number, how far this writer had it in before, how far these rows reach, how
-# many they are, and the rows. -> {partition, how far it is in, …} of those that lack something before these rows: nothing of
-# them is written. So it is after a failover that lost the last writes, or with the contents of an older snapshot.
+# many they are, and the rows. -> how many of them lack something before these rows: nothing of those is written. So it is after
+# a failover that lost the last writes, or with the contents of an older snapshot.
 UPDATE = """
-local lacking, at, begun = {}, 1, redis.call('HEXISTS', KEYS[2], 'begun') == 1
+local lacking, at, begun = 0, 1, redis.call('HEXISTS', KEYS[2], 'begun') == 1
 while at <= #ARGV do
   local since, reached, last = tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), at + 3 + 2 * tonumber(ARGV[at + 3])
   local log = tonumber(redis.call('HGET', KEYS[2], ARGV[at]) or (begun and 0 or since))
   if since > log then
-    lacking[#lacking + 1], lacking[#lacking + 2] = tonumber(ARGV[at]), log
+    lacking = lacking + 1
   elseif reached > log then
     for i = at + 4, last, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
     redis.call('HSET', KEYS[2], ARGV[at], ARGV[at + 2])
@@ -88,10 +90,22 @@ class RedisStore:
         log = _positions(reached)
         self._run([("EVAL", BEGIN, 2, *names, *log) for names in self._all_hashes(table)])
 
-    def update(self, table: str, batch: Batch, since: np.ndarray) -> dict[int, int]:
+    def reached(self, table: str) -> np.ndarray:
+        """int64 [PARTITIONS]: how far every hash has the log. One that Redis threw out, or lost with all its rows, says nothing."""
+        least = np.full(PARTITIONS, np.iinfo(np.int64).max)
+        for log in self._run([("HGETALL", of_log) for _, of_log in self._all_hashes(table)]):
+            if log:
+                reached = nothing_reached()
+                for partition, position in log.items():
+                    if partition != BEGUN:
+                        reached[int(partition)] = int(position)
+                np.minimum(least, reached, out=least)
+        return least
+
+    def update(self, table: str, batch: Batch, since: np.ndarray) -> bool:
         """Rows of the log, except what is older than what is in. since: int64 [PARTITIONS] how far this writer had it in.
 
-        -> {partition of the log: how far it is in} where rows before these are lacking; nothing is written of those partitions.
+        -> whether rows before these are lacking; nothing is written of those partitions of the log.
         """
         rows, reached = batch.latest, batch.reached
         fields, values = encode_keys(rows.keys), encode_vectors(rows.vectors)
@@ -105,11 +119,7 @@ class RedisStore:
                 log = [int(partition), int(since[partition]), int(reached[partition]), len(own)]
                 arguments += [*log, *_alternating(fields, values, own)]
             commands.append(("EVAL", UPDATE, 2, *names, *arguments))
-        lacking: dict[int, int] = {}
-        for reply in self._run(commands):
-            for partition, log in zip(reply[::2], reply[1::2], strict=True):
-                lacking[partition] = min(log, lacking.get(partition, log))
-        return lacking
+        return any(self._run(commands))
 
     def fill(self, table: str, keys: np.ndarray, vectors: np.ndarray, reached: np.ndarray) -> bool:
         """Rows that this machine has (int64 [N], float32 [N, D]) and Redis has not; False when Redis has no room for them.

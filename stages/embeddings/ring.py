@@ -51,6 +51,7 @@ class UpdateRing:
         self._keys = sections.array(base, "keys")
         self._rows = sections.array(base, "rows")
         self.size = len(self._keys)
+        self._staged = 0  # position after the rows that `show` is to show
 
     @staticmethod
     def sections(n_rows: int, codec: RowCodec) -> Sections:
@@ -96,11 +97,17 @@ class UpdateRing:
         """Rows as for `publish`, which nobody sees before `show`."""
         head = self.words[HEAD]
         places = np.arange(head, head + len(keys)) % self.size
-        self.words[CLAIMED] = head + len(keys)
+        self._staged = head + len(keys)
+        self.words[CLAIMED] = max(self._staged, self.words[CLAIMED])  # by one that died: what it overwrote stays overwritten
         self._keys[places] = keys
         self._rows[places] = stored
 
     def show(self) -> None:
+        self.words[HEAD] = self._staged
+
+    def lap(self) -> None:
+        """Let every reader forget what it has kept."""
+        self.words[CLAIMED] = self.words[HEAD] + 2 * self.size
         self.words[HEAD] = self.words[CLAIMED]
 
     def since(self, position: int) -> tuple[np.ndarray, np.ndarray, int] | None:

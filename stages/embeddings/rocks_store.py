@@ -198,7 +198,7 @@ class RocksStore:
         if self._complete is None or self._db.latest_sequence_number() >= synced:
             return
         if not self.writable:
-            self._following.catch_up(self._db)
+            self._following.catch_up()
         if (last := self._db.latest_sequence_number()) < synced:
             raise self.damaged(f"its log ends at write {last}, and {synced} was on disk")
 
@@ -212,7 +212,7 @@ class RocksStore:
             self._check()
             found, intact = self._following.undisturbed(lambda: self._read(wanted))
             if intact and self._lacks(wanted, found):  # perhaps the writer has replaced a file since this was opened
-                self._following.catch_up(self._db)
+                self._following.catch_up()
                 found, intact = self._following.undisturbed(lambda: self._read(wanted))
                 if intact and self._lacks(wanted, found):
                     raise self.damaged("rows that were loaded are not there")
@@ -271,7 +271,7 @@ class RocksStore:
             self.check()
             with self._failures("catch up"):
                 synced = self._synced()
-                self._following.catch_up(self._db)
+                self._following.catch_up()
                 self._check_log(synced)
 
     def loaded(self, table: str) -> bool:

@@ -71,8 +71,8 @@ class Updater:
             try:
                 while not stop.is_set():
                     self._step()
+                self._commit(wait=True)  # not after an error: what was consumed then may not be applied
             finally:
-                self._commit(wait=True)
                 self._consumer.close()
 
     def _connect(self) -> Consumer:
@@ -109,7 +109,7 @@ class Updater:
             return
         self._tell(BROKER_DOWN, 0)
         if self._assigned:
-            self._applier.begin_redis()
+            self._applier.look_at_redis()
 
     def _partitions(self) -> set[TopicPartition]:
         topics = self._consumer.list_topics(timeout=METADATA_TIMEOUT_S).topics

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from stages.embeddings import loading
 from stages.embeddings.applier import Applier
 from stages.embeddings.batch import PARTITIONS, nothing_reached
-from stages.embeddings.rocks_store import RocksStore
+from stages.embeddings.config import TiersConfig
+from stages.embeddings.ring import UNKNOWN
+from stages.embeddings.rocks_store import DAMAGED_MARK, RocksStore
 from stages.embeddings.tiers import Tiers
-from stages.errors import DataError, DependencyError
+from stages.errors import DataError
 from tests.unit.embeddings.conftest import random_rows
 from tests.unit.embeddings.updating import ROWS, TABLE, WIDTH, Log, applied, full, until, versions
 
@@ -63,34 +67,6 @@ def test_replays_change_nothing_on_any_level(config, instances):
         np.testing.assert_array_equal(found["items"][0], versions(keys, 2))
     assert applied(tiers) == 3 * len(keys)
     applier.close()
-
-
-@pytest.mark.parametrize("dies_at", ["_begin", "_end", "insert", "_count", "store"])
-def test_what_a_dying_updater_showed_stays_until_its_successor_has_stored_it(config, instances, monkeypatch, dies_at):
-    """Not for a moment are rows as they were before: an instance that has been given new ones must not be given older ones."""
-    tiers, log, keys = instances(), Log(), np.arange(0, ROWS, 2)
-    dying = Applier(config)
-    dying.apply("items", log.batch(keys, versions(keys, 1)))
-    shared, batch = dying.shared["items"], log.batch(keys, versions(keys, 2))
-    of, name = {"_count": (shared, dies_at), "store": (dying._rocksdb, "write")}.get(dies_at, (shared.slots, dies_at))
-    monkeypatch.setattr(of, name, full)
-    with pytest.raises(DependencyError):
-        dying.apply("items", batch)
-    shown = 1 if dies_at == "_begin" else 2
-    np.testing.assert_array_equal(tiers.lookup("items", keys), versions(keys, shown))
-    monkeypatch.undo()
-    dying.close()
-    successor = Applier(config)
-    successor.start({"items": nothing_reached()}, NOTHING_GONE)
-    successor.drain()
-    tiers.settle()
-    for _ in range(2):
-        np.testing.assert_array_equal(tiers.lookup("items", keys), versions(keys, shown))
-        tiers.settle()
-    successor.apply("items", batch)
-    np.testing.assert_array_equal(tiers.lookup("items", keys), versions(keys, 2))
-    assert shared.ring.stored == shared.ring.head
-    successor.close()
 
 
 def test_rocksdb_knows_what_it_has_of_the_log_when_all_processes_are_gone(config, instances):
@@ -221,18 +197,34 @@ def test_an_updated_row_that_left_memory_is_not_followed_by_an_older_one(config,
     applier.close()
 
 
-@pytest.mark.parametrize("last_step", ["_begin", "_end"])
+@pytest.mark.parametrize("last_step", ["_begin", "_end", "insert", "_count", "write"])
 def test_what_an_updater_showed_before_it_died_stays(config, instances, monkeypatch, last_step):
-    """Rows half written are emptied: they come from the ring, if it had told of them, and not from a RocksDB without them."""
-    tiers, applier, log, keys = instances(), Applier(config), Log(), np.arange(40)
-    monkeypatch.setattr(applier.shared["items"].slots, last_step, died)
+    """Rows half written are emptied: they come from the ring, if it had told of them, and not from a RocksDB without them, until
+    the next updater has stored them."""
+    tiers, applier, log, keys = instances(), Applier(config), Log(), np.arange(0, ROWS, 2)
+    applier.apply("items", log.batch(keys, versions(keys, 1)))
+    shared, batch = applier.shared["items"], log.batch(keys, versions(keys, 2))
+    monkeypatch.setattr({"_count": shared, "write": applier._rocksdb}.get(last_step, shared.slots), last_step, died)
     with pytest.raises(InterruptedError):
-        applier.apply("items", log.batch(keys, versions(keys, 7)))
-    for _ in range(2):
-        expected = random_rows(ROWS, WIDTH)[keys] if last_step == "_begin" else versions(keys, 7)
-        np.testing.assert_array_equal(tiers.lookup("items", keys), expected)
-        tiers.settle()
+        applier.apply("items", batch)
+    expected = versions(keys, 1 if last_step == "_begin" else 2)
+
+    def stays() -> None:
+        for _ in range(2):
+            np.testing.assert_array_equal(tiers.lookup("items", keys), expected)
+            tiers.settle()
+
+    stays()
+    monkeypatch.undo()
     applier.close()
+    successor = Applier(config)
+    successor.start({"items": nothing_reached()}, NOTHING_GONE)
+    successor.drain()
+    stays()
+    successor.apply("items", batch)
+    np.testing.assert_array_equal(tiers.lookup("items", keys), versions(keys, 2))
+    assert shared.ring.stored == shared.ring.head
+    successor.close()
 
 
 def died(*_) -> None:
@@ -304,6 +296,70 @@ def test_an_instance_knows_that_a_database_lacks_what_was_stored(config, instanc
     np.testing.assert_array_equal(tiers.lookup("items", np.array([key])), versions([key], 1))
     assert not tiers.degraded
     applier.close()
+
+
+def damaged(config: TiersConfig, tiers: Tiers) -> None:
+    """The instance puts its database aside, and fills another one."""
+    (Path(config.rocksdb.path) / DAMAGED_MARK).touch()
+    tiers._lower.l3.close()
+    until(lambda: len(tiers.lookup("items", np.array([250]))) and tiers._lower.l3.store is not None)
+    assert tiers._tables["items"].shared.ring.stored == UNKNOWN
+
+
+def gives_doubtful_rows(tiers: Tiers, key: int) -> bool:
+    """And keeps none of them."""
+    degraded = []
+    for _ in range(2):
+        tiers.lookup("items", np.array([key]))
+        degraded.append(tiers.degraded)
+        tiers.settle()
+    return all(degraded)
+
+
+def test_an_updater_without_its_database_vouches_for_no_other(config, instances):
+    """What it has in mind was stored in the one that was put aside."""
+    tiers, applier, log, key = instances(), Applier(config), Log(), 250
+    applier.apply("items", log.batch(np.array([key]), versions([key], 1)))
+    evict(tiers, key)
+    applier._rocksdb.level.close()
+    applier._rocksdb.level._open_store = full
+    damaged(config, tiers)
+    applier.drain()
+    assert gives_doubtful_rows(tiers, key)
+    applier.close()
+
+
+def test_new_memory_knows_what_the_database_had(config, instances):
+    """No update came since the machine was started: what was stored before must be there all the same."""
+    first, second, key = replace(config, arena="first"), replace(config, arena="second"), 250
+    instances(first)
+    applier = Applier(first)
+    applier.apply("items", Log().batch(np.array([key]), versions([key], 1)))
+    applier.close()
+    tiers, applier = instances(second), Applier(second)
+    applier.start({"items": nothing_reached()}, NOTHING_GONE)
+    applier.close()
+    damaged(config, tiers)
+    assert gives_doubtful_rows(tiers, key)
+    applier = Applier(second)
+    applier.start({"items": nothing_reached()}, NOTHING_GONE)
+    applier.drain()
+    assert gives_doubtful_rows(tiers, key)
+    applier.close()
+
+
+def test_rows_that_warm_a_cache_while_the_first_update_comes_are_not_kept(config, monkeypatch):
+    tiers, applier, keys = Tiers(config, warm=False), Applier(config), np.arange(ROWS)  # more than L2 has room for
+
+    def never_updated_until_now(_: TiersConfig) -> bool:
+        applier.apply("items", Log().batch(keys, versions(keys, 1)))
+        return True
+
+    monkeypatch.setattr(loading, "as_exported", never_updated_until_now)
+    tiers._warm(config.tables[0])
+    np.testing.assert_array_equal(tiers.lookup("items", keys), versions(keys, 1))
+    applier.close()
+    tiers.close()
 
 
 def test_what_the_log_no_longer_has_is_done_without(config, instances):

@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -27,11 +28,12 @@ KEYS = np.arange(4)
 
 
 class Watched:
-    """A database whose writer replaces a file just when somebody catches up with it, who then misses all that is new."""
+    """A secondary's database whose writer replaces a file just when somebody catches up with it, who then misses all that is new."""
 
-    def __init__(self, database, folder: Path, replaced: int, meanwhile: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, of: RocksStore, folder: Path, replaced: int, meanwhile: Callable[[], None] = lambda: None) -> None:
         """replaced: how many times; meanwhile: called in the middle of each of them."""
-        self._database, self._folder, self._replaced, self._meanwhile, self.times = database, folder, replaced, meanwhile, 0
+        self._folder, self._replaced, self._meanwhile, self.times = folder, replaced, meanwhile, 0
+        self._database, of._following._database = of._following._database, self
         (folder / "90000.sst").touch()
 
     def __getattr__(self, name: str):
@@ -76,25 +78,25 @@ def version_in(store: RocksStore) -> float:
 @pytest.mark.parametrize("replaced", [0, 1, 3])
 def test_it_catches_up_again_until_no_file_went_away(stores, folder, replaced):
     writer, secondary = stores
-    secondary._db = Watched(secondary._db, folder, replaced)
+    database = Watched(secondary, folder, replaced)
     update(writer, 7)
     secondary.catch_up()
-    assert secondary._db.times == replaced + 1
+    assert database.times == replaced + 1
     assert version_in(secondary) == 7
 
 
 def test_new_files_are_no_reason_to_do_it_again(stores, folder):
     _, secondary = stores
-    secondary._db = Watched(secondary._db, folder, 0)
+    database = Watched(secondary, folder, 0)
     before = secondary._following.files()
     secondary._following.files = iter([before, before | {"90001.sst"}]).__next__
     secondary.catch_up()
-    assert secondary._db.times == 1
+    assert database.times == 1
 
 
 def test_files_that_go_away_every_time_are_said(stores, folder):
     _, secondary = stores
-    secondary._db = Watched(secondary._db, folder, MOST_IN_A_ROW)
+    Watched(secondary, folder, MOST_IN_A_ROW)
     with pytest.raises(
         DependencyError, match=rf"RocksDB at {folder} failed to .*went away {MOST_IN_A_ROW} times.* check the disk"
     ):
@@ -122,13 +124,29 @@ def test_what_is_read_in_the_middle_is_read_again(stores, folder):
         return rows
 
     secondary._read = watched_read
-    secondary._db = Watched(secondary._db, folder, 1, meanwhile)
+    Watched(secondary, folder, 1, meanwhile)
     update(writer, 5)
     reader = threading.Thread(target=read)
     reader.start()
     secondary.catch_up()
     reader.join(10)
     assert versions == [5]
+
+
+def test_nothing_is_read_where_catching_up_failed(stores, folder):
+    """Rows may be behind what was read before."""
+    writer, secondary = stores
+    begun, reading = threading.Event(), threading.Event()
+    Watched(secondary, folder, MOST_IN_A_ROW, lambda: (begun.set(), reading.wait(10)))
+    read_rows = secondary._read
+    secondary._read = lambda wanted: (read_rows(wanted), reading.set())[0]
+    update(writer, 5)
+    with ThreadPoolExecutor(1) as thread:
+        version = thread.submit(lambda: begun.wait(10) and version_in(secondary))
+        with pytest.raises(DependencyError):
+            secondary.catch_up()
+        with pytest.raises(DependencyError, match="opened again"):
+            version.result()
 
 
 def test_a_secondary_is_opened_again_until_no_file_went_away(stores, folder, monkeypatch):
@@ -246,7 +264,7 @@ def test_it_opens_the_database_again_only_where_rows_may_be_hidden(seen, times_o
     database = Told(names({"M-1", "2.log"}), set())
     for files, live in seen:
         database.there, database.live = database.there | names(files), live
-        database.following.catch_up(database)
+        database.following.catch_up()
         database.there = names(files)
-        database.following.catch_up(database)
+        database.following.catch_up()
     assert database.times_opened == times_opened

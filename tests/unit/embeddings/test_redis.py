@@ -15,6 +15,7 @@ from stages.embeddings.applier import Applier
 from stages.embeddings.batch import PARTITIONS, Batch, nothing_reached
 from stages.embeddings.config import RedisConfig, RocksConfig, TableConfig, TiersConfig
 from stages.embeddings.redis_store import RedisStore
+from stages.embeddings.ring import UNKNOWN
 from stages.embeddings.tiers import Tiers
 from stages.errors import DependencyError
 from tests.unit.embeddings.conftest import random_rows
@@ -255,7 +256,7 @@ def test_an_empty_redis_that_a_lagging_machine_filled_gets_all_updates_in_the_en
     server.client.flushall()
     assert right(behind)  # as exported
     behind.settle()
-    first.begin_redis()  # believes nothing of what it wrote before
+    first.look_at_redis()  # believes nothing of what it wrote before
     first.apply("items", log.batch(keys[:1], version(9)[:1]))  # the rows of its first batches are not among these
     for batch in (*batches, Batch(keys[:1], version(9)[:1], np.zeros(1, int), np.full(1, 2))):
         second.apply("items", batch)
@@ -299,6 +300,61 @@ def test_a_redis_that_lost_its_last_writes_gets_them_again(machine, server):
     np.testing.assert_array_equal(redis_rows(applier), version(3))
     assert not applier.lost_rows
     assert right(tiers, version(3))
+
+
+def lose_all_but(batch: Batch, config: TiersConfig, *tables: str) -> None:
+    """As a failover that lost the last writes of all tables."""
+    redis = RedisStore(config.redis, config.model, {table.name: table.width for table in config.tables})
+    for table in tables:
+        redis.set_log(table, 0, 0)
+        redis.update(table, batch, nothing_reached())
+
+
+def test_a_redis_that_lost_writes_of_all_tables_is_trusted_with_none_of_them(config, source):
+    """One update finds it out, of one table."""
+    source(users=random_rows(ROWS, WIDTH))
+    config = replace(config, tables=(*config.tables, TableConfig("users", ROWS, WIDTH)))
+    log, keys, applier = Log(), np.arange(ROWS), Applier(config)
+    batches = [log.batch(keys, version(number)) for number in range(3)]
+    for table in ("items", "users"):
+        for batch in batches[:2]:
+            applier.apply(table, batch)
+    lose_all_but(batches[0], config, "items", "users")
+    applier.apply("items", batches[2])
+    ring, committed = applier.shared["users"].ring, np.where(np.arange(PARTITIONS) == 0, 2, 0)
+    nothing = dict.fromkeys(("items", "users"), nothing_reached())
+    assert applier.start(dict.fromkeys(nothing, committed), nothing).offsets["users"][0] == 1
+    applier.drain()
+    assert ring.stored == UNKNOWN
+    applier.apply("users", batches[1])
+    assert ring.stored == ring.head
+    applier.close()
+
+
+def test_a_redis_that_lost_writes_is_found_out_without_an_update_and_what_was_kept_of_it_is_forgotten(config):
+    config = replace(config, tables=(TableConfig("items", ROWS, WIDTH, l1_rows=64),))
+    log, keys, applier, tiers = Log(), np.arange(ROWS), Applier(config), Tiers(config)
+    batches = [log.batch(keys, version(number)) for number in range(2)]
+    for batch in batches:
+        applier.apply("items", batch)
+    applier.look_at_redis()
+    assert not applier.lost_rows
+    lose_all_but(batches[0], config, "items")
+    late = Tiers(config)
+    assert right(late, version(0))  # nobody knows yet
+    late.settle()
+    applier.look_at_redis()
+    assert applier.lost_rows
+    late.lookup("items", keys)
+    assert late.degraded
+    committed = np.where(np.arange(PARTITIONS) == 0, 2, 0)
+    assert applier.start({"items": committed}, {"items": nothing_reached()}).offsets["items"][0] == 1
+    applier.apply("items", batches[1])
+    for instance in (tiers, late):
+        assert right(instance, version(1))
+        assert not instance.degraded
+        instance.close()
+    applier.close()
 
 
 def test_a_log_that_starts_anew_is_read_anew(machine):

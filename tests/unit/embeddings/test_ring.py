@@ -58,3 +58,28 @@ def test_a_publisher_that_dies_shows_nothing_and_blocks_nobody():
     assert (keys.tolist(), stored[:, 0].tolist(), head) == ([1], [1.0], 1)
     ring.publish(np.array([2]), rows_of([2]))
     assert ring.since(1)[0].tolist() == [2]
+
+
+def test_what_a_dead_publisher_overwrote_stays_overwritten():
+    """Its successor's rows are fewer: who has not read what lay behind them must not read the dead one's."""
+    ring = ring_of()
+    old, staged = np.arange(ring.size), ring.most_staged
+    ring.publish(old, rows_of(list(old)))
+    ring.stage(100 + np.arange(staged), rows_of([7] * staged))  # and dies
+    ring.publish(np.array([3]), rows_of([9]))
+    assert ring.since(2) is None
+    assert ring.changed(np.array([5]), 2).all()
+    keys, stored, head = ring.since(ring.size)
+    assert (keys.tolist(), stored[:, 0].tolist(), head) == ([3], [9.0], ring.size + 1)
+
+
+def test_a_lap_makes_every_reader_forget():
+    ring = ring_of()
+    ring.publish(np.array([1, 2]), rows_of([1, 2]))
+    ring.lap()
+    assert all(ring.since(position) is None for position in range(3))
+    assert ring.changed(np.array([5]), 2).all()
+    position = ring.head
+    assert ring.since(position)[0].tolist() == []
+    ring.publish(np.array([4]), rows_of([4]))
+    assert ring.since(position)[0].tolist() == [4]
