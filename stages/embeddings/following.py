@@ -6,9 +6,9 @@ tells. So it is done again until no file went away; and whoever read a row meanw
 
 Rows that a secondary read from a log it keeps in memory, before all files, for good. Where the writer puts that log into a file
 (when it has rows enough, or starts again after it was killed) before its last rows were read, an older row in memory hides the
-newer one in the file. The log may stay for other tables, or for a moment, so its absence tells too little. But the writer begins
-a new log first: a secondary that has a new file, and finds the newest log changed since before the last time, opens the
-database again.
+newer one in the file. The log may stay for other tables, or for a moment, so its absence tells too little. But the writer
+begins a new log first: a secondary that has a new file, and finds the newest log changed since before the last time, opens
+the database again.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class RedisStore:
         self._run([("EVAL", BEGIN, 2, *names, *log) for names in self._all_hashes(table)])
 
     def reached(self, table: str) -> np.ndarray:
-        """int64 [PARTITIONS]: how far every hash has the log. One that Redis threw out, or lost with all its rows, says nothing."""
+        """int64 [PARTITIONS]: how far every hash has the log. One that Redis threw out, or lost with all else, says nothing."""
         least = np.full(PARTITIONS, np.iinfo(np.int64).max)
         for log in self._run([("HGETALL", of_log) for _, of_log in self._all_hashes(table)]):
             if log:

@@ -199,8 +199,8 @@ def test_an_updated_row_that_left_memory_is_not_followed_by_an_older_one(config,
 
 @pytest.mark.parametrize("last_step", ["_begin", "_end", "insert", "_count", "write"])
 def test_what_an_updater_showed_before_it_died_stays(config, instances, monkeypatch, last_step):
-    """Rows half written are emptied: they come from the ring, if it had told of them, and not from a RocksDB without them, until
-    the next updater has stored them."""
+    """Rows half written are emptied: they come from the ring, if it had told of them, and not from a RocksDB without them,
+    until the next updater has stored them."""
     tiers, applier, log, keys = instances(), Applier(config), Log(), np.arange(0, ROWS, 2)
     applier.apply("items", log.batch(keys, versions(keys, 1)))
     shared, batch = applier.shared["items"], log.batch(keys, versions(keys, 2))

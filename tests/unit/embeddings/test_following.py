@@ -28,7 +28,8 @@ KEYS = np.arange(4)
 
 
 class Watched:
-    """A secondary's database whose writer replaces a file just when somebody catches up with it, who then misses all that is new."""
+    """A secondary's database, whose writer replaces a file just when somebody catches up with it and then misses all that is
+    new."""
 
     def __init__(self, of: RocksStore, folder: Path, replaced: int, meanwhile: Callable[[], None] = lambda: None) -> None:
         """replaced: how many times; meanwhile: called in the middle of each of them."""
@@ -247,7 +248,7 @@ class Told:
 
 
 @pytest.mark.parametrize(
-    "seen, times_opened",
+    ("seen", "times_opened"),
     [
         pytest.param([({"M-1", "2.log", "3.sst"}, {"3.sst"})], 1, id="a file without a new log: merged, or loaded"),
         pytest.param([({"M-1", "2.log", "4.log", "3.sst"}, set())], 1, id="a new log, and what is not yet a file"),
