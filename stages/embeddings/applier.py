@@ -169,12 +169,16 @@ class Applier:
 
     def _redis_lost(self, store: RedisStore) -> None:
         """What readers find there is not what was stored, nor what they have kept of it since."""
-        for table, reached in self._redis.reached.items():
-            np.minimum(reached, store.reached(table), out=reached)
+        every = {
+            table: store.reached(table) for table in self.shared
+        }  # all of it, before anything is changed: Redis may go away
+        for table, theirs in every.items():
+            ring, reached = self.shared[table].ring, self._redis.reached[table]
+            np.minimum(reached, theirs, out=reached)
+            np.minimum(ring.stored_reached, theirs, out=ring.stored_reached)
+            ring.set(STORED, UNKNOWN)
+            ring.lap()
         self._redis.lose()
-        for shared in self.shared.values():
-            shared.ring.set(STORED, UNKNOWN)
-            shared.ring.lap()
 
     def _adopt_redis(self, store: RedisStore) -> None:
         for table, reached in self._redis.reached.items():
@@ -187,10 +191,12 @@ class Applier:
             self._redis.open(self._compare_redis)
 
     def _compare_redis(self, store: RedisStore) -> None:
-        if any((store.reached(table) < reached).any() for table, reached in self._redis.reached.items()):
-            self._redis_lost(store)
-        else:
-            self._adopt_redis(store)
+        for table, shared in self.shared.items():
+            had = np.maximum(self._redis.reached[table], shared.ring.stored_reached)  # by this process, and those before it
+            if (store.reached(table) < np.minimum(had, shared.ring.begun)).any():  # messages without rows move no log
+                self._redis_lost(store)
+                return
+        self._adopt_redis(store)
 
     @property
     def lost_rows(self) -> bool:

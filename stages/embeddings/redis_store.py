@@ -8,7 +8,7 @@ from redis.cluster import ClusterNode, RedisCluster
 from redis.exceptions import OutOfMemoryError, RedisClusterException, RedisError
 from redis.retry import Retry
 
-from stages.embeddings.batch import PARTITIONS, Batch, nothing_reached
+from stages.embeddings.batch import PARTITIONS, Batch
 from stages.embeddings.config import RedisConfig
 from stages.embeddings.formats.mixer import partition_of
 from stages.embeddings.formats.redis_layout import log_hash, value_hash
@@ -17,6 +17,7 @@ from stages.embeddings.level import Found
 from stages.errors import DataError, DependencyError
 
 BEGUN = b"begun"  # a field of the log's hash, beside the partitions
+FAR = np.iinfo(np.int64).max
 
 # Scripts, because they are one step: rows, and how far the log's updates are in. KEYS: the two hashes of a partition. Machines
 # share Redis, and each writes the whole log: what is older than what is in changes nothing.
@@ -91,15 +92,15 @@ class RedisStore:
         self._run([("EVAL", BEGIN, 2, *names, *log) for names in self._all_hashes(table)])
 
     def reached(self, table: str) -> np.ndarray:
-        """int64 [PARTITIONS]: how far every hash has the log. One that Redis threw out, or lost with all else, says nothing."""
-        least = np.full(PARTITIONS, np.iinfo(np.int64).max)
+        """int64 [PARTITIONS]: how far every hash has the log, as UPDATE sees it: one that has not begun (Redis threw it out, or
+        lost it with all else) says nothing of the partitions that it does not name."""
+        least = np.full(PARTITIONS, FAR)
         for log in self._run([("HGETALL", of_log) for _, of_log in self._all_hashes(table)]):
-            if log:
-                reached = nothing_reached()
-                for partition, position in log.items():
-                    if partition != BEGUN:
-                        reached[int(partition)] = int(position)
-                np.minimum(least, reached, out=least)
+            reached = np.full(PARTITIONS, 0 if BEGUN in log else FAR)
+            for partition, position in log.items():
+                if partition != BEGUN:
+                    reached[int(partition)] = int(position)
+            np.minimum(least, reached, out=least)
         return least
 
     def update(self, table: str, batch: Batch, since: np.ndarray) -> bool:

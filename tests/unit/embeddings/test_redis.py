@@ -247,7 +247,8 @@ def test_a_machine_that_lags_fills_nothing_in(machine, server):
     assert right(behind, version(1))
 
 
-def test_an_empty_redis_that_a_lagging_machine_filled_gets_all_updates_in_the_end(machine, server):
+@pytest.mark.parametrize("found_out_by", ["a look", "an update"])
+def test_an_empty_redis_that_a_lagging_machine_filled_gets_all_updates_in_the_end(machine, server, found_out_by):
     log, keys = Log(), np.arange(ROWS)
     (_, first), (behind, second) = machine("first"), machine("second")
     batches = [log.batch(keys[number::2], version(number + 1)[number::2]) for number in range(2)]
@@ -256,9 +257,10 @@ def test_an_empty_redis_that_a_lagging_machine_filled_gets_all_updates_in_the_en
     server.client.flushall()
     assert right(behind)  # as exported
     behind.settle()
-    first.look_at_redis()  # believes nothing of what it wrote before
-    first.apply("items", log.batch(keys[:1], version(9)[:1]))  # the rows of its first batches are not among these
-    for batch in (*batches, Batch(keys[:1], version(9)[:1], np.zeros(1, int), np.full(1, 2))):
+    newest = log.batch(keys[:1], version(9)[:1])  # the rows of the first batches are not among these
+    first.look_at_redis() if found_out_by == "a look" else first.apply("items", newest)
+    assert first.lost_rows  # it believes nothing of what it wrote before
+    for batch in (*batches, newest):
         second.apply("items", batch)
     expected = np.where(keys[:, None] % 2 == 0, version(1), version(2))
     expected[0] = 9
@@ -354,6 +356,78 @@ def test_a_redis_that_lost_writes_is_found_out_without_an_update_and_what_was_ke
         assert right(instance, version(1))
         assert not instance.degraded
         instance.close()
+    applier.close()
+
+
+def test_a_log_hash_that_redis_threw_out_is_no_loss(config, server):
+    """It comes again with the next update, of one partition; nothing is known of the others."""
+    keys, applier, logs = np.arange(ROWS), Applier(config), (Log(0), Log(1))
+    for log in logs:
+        applier.apply("items", log.batch(keys, version(log.partition)))
+    for partition in range(8):
+        server.client.delete(f"hps_et{{hps_et.rank.items/p{partition}}}log")
+    applier.apply("items", logs[1].batch(keys, version(2)))
+    applier.look_at_redis()
+    assert not applier.lost_rows
+    applier.close()
+
+
+def test_messages_without_rows_are_no_loss(config):
+    """They were refused: committed, and in no log."""
+    applier = Applier(config)
+    applier.apply("items", Log().batch(np.arange(ROWS), version(1)))
+    applier.close()
+    again, committed = Applier(config), np.where(np.arange(PARTITIONS) == 0, 3, 0)
+    again.start({"items": committed}, {"items": nothing_reached()})
+    again.look_at_redis()
+    assert not again.lost_rows
+    again.close()
+
+
+def test_a_new_updater_finds_out_what_redis_lost_of_what_was_not_yet_committed(config):
+    log, keys, applier = Log(), np.arange(ROWS), Applier(config)
+    batches = [log.batch(keys, version(number)) for number in range(2)]
+    tiers = Tiers(config)
+    for batch in batches:
+        applier.apply("items", batch)
+    applier.close()
+    lose_all_but(batches[0], config, "items")
+    again, nothing = Applier(config), {"items": nothing_reached()}
+    again.start(nothing, nothing)
+    again.look_at_redis()
+    assert again.lost_rows
+    again.start(nothing, nothing)
+    again.look_at_redis()
+    assert not again.lost_rows
+    for batch in batches:
+        again.apply("items", batch)
+    assert right(tiers, version(1))
+    assert not tiers.degraded
+    again.close()
+    tiers.close()
+
+
+def test_a_redis_that_goes_away_while_it_says_what_it_lost_is_asked_again(config, monkeypatch):
+    log, keys, applier = Log(), np.arange(ROWS), Applier(config)
+    batches = [log.batch(keys, version(number)) for number in range(2)]
+    for batch in batches:
+        applier.apply("items", batch)
+    lose_all_but(batches[0], config, "items")
+    known, asked = applier._redis.reached["items"].copy(), []
+
+    def gone_the_second_time(store: RedisStore, table: str) -> np.ndarray:
+        asked.append(table)
+        if len(asked) == 2:
+            raise DependencyError("gone")
+        return reached(store, table)
+
+    reached = RedisStore.reached
+    monkeypatch.setattr(RedisStore, "reached", gone_the_second_time)
+    applier.look_at_redis()
+    assert not applier.lost_rows
+    np.testing.assert_array_equal(applier._redis.reached["items"], known)
+    monkeypatch.undo()
+    until(lambda: applier.look_at_redis() or applier.lost_rows)
     applier.close()
 
 
