@@ -407,27 +407,31 @@ def test_a_new_updater_finds_out_what_redis_lost_of_what_was_not_yet_committed(c
     tiers.close()
 
 
-def test_a_redis_that_goes_away_while_it_says_what_it_lost_is_asked_again(config, monkeypatch):
+def test_a_redis_that_goes_away_while_it_says_what_it_lost_is_asked_again(config, source, monkeypatch):
+    source(users=random_rows(ROWS, WIDTH))
+    config = replace(config, tables=(*config.tables, TableConfig("users", ROWS, WIDTH)))
     log, keys, applier = Log(), np.arange(ROWS), Applier(config)
     batches = [log.batch(keys, version(number)) for number in range(2)]
-    for batch in batches:
-        applier.apply("items", batch)
-    lose_all_but(batches[0], config, "items")
-    known, asked = applier._redis.reached["items"].copy(), []
+    for table in ("items", "users"):
+        for batch in batches:
+            applier.apply(table, batch)
+    lose_all_but(batches[0], config, "items", "users")
+    reached = RedisStore.reached
+    asked = iter(["items", "items", "gone"])  # to find it out, then all tables
 
-    def gone_the_second_time(store: RedisStore, table: str) -> np.ndarray:
-        asked.append(table)
-        if len(asked) == 2:
+    def gone_in_the_middle(store: RedisStore, table: str) -> np.ndarray:
+        if next(asked) == "gone":
             raise DependencyError("gone")
         return reached(store, table)
 
-    reached = RedisStore.reached
-    monkeypatch.setattr(RedisStore, "reached", gone_the_second_time)
+    monkeypatch.setattr(RedisStore, "reached", gone_in_the_middle)
     applier.look_at_redis()
+    assert list(asked) == []
     assert not applier.lost_rows
-    np.testing.assert_array_equal(applier._redis.reached["items"], known)
+    assert [int(positions[0]) for positions in applier._redis.reached.values()] == [2, 2]
     monkeypatch.undo()
     until(lambda: applier.look_at_redis() or applier.lost_rows)
+    assert [int(positions[0]) for positions in applier._redis.reached.values()] == [1, 1]
     applier.close()
 
 
