@@ -169,9 +169,7 @@ class Applier:
 
     def _redis_lost(self, store: RedisStore) -> None:
         """What readers find there is not what was stored, nor what they have kept of it since."""
-        every = {
-            table: store.reached(table) for table in self.shared
-        }  # all of it, before anything is changed: Redis may go away
+        every = {table: store.reached(table) for table in self.shared}  # before anything is changed: Redis may go away
         for table, theirs in every.items():
             ring, reached = self.shared[table].ring, self._redis.reached[table]
             np.minimum(reached, theirs, out=reached)

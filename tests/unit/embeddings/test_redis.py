@@ -282,15 +282,21 @@ def test_batches_of_few_rows_move_the_log_of_every_hash(machine, server):
     assert [first.lost_rows, second.lost_rows] == [False, False]
 
 
+def lose_all_but(batch: Batch, config: TiersConfig, *tables: str) -> None:
+    """As a failover that lost the last writes of all tables."""
+    redis = RedisStore(config.redis, config.model, {table.name: table.width for table in config.tables})
+    for table in tables:
+        redis.set_log(table, 0, 0)
+        redis.update(table, batch, nothing_reached())
+
+
 def test_a_redis_that_lost_its_last_writes_gets_them_again(machine, server):
     """After a failover, or from an older snapshot: it says how far it has the log, and is sent the rest."""
     log, keys, (tiers, applier) = Log(), np.arange(ROWS), machine("first")
     batches = [log.batch(keys, version(number)) for number in range(4)]
     for batch in batches[:3]:
         applier.apply("items", batch)
-    other = RedisStore(applier._config.redis, "rank", {"items": WIDTH})
-    other.set_log("items", 0, 0)  # back to where the first batch was
-    other.update("items", batches[0], nothing_reached())
+    lose_all_but(batches[0], applier._config, "items")
     applier.apply("items", batches[3].only(slice(0, 20)))
     assert applier.lost_rows
     tiers.lookup("items", keys)  # most of them as Redis has them
@@ -302,14 +308,6 @@ def test_a_redis_that_lost_its_last_writes_gets_them_again(machine, server):
     np.testing.assert_array_equal(redis_rows(applier), version(3))
     assert not applier.lost_rows
     assert right(tiers, version(3))
-
-
-def lose_all_but(batch: Batch, config: TiersConfig, *tables: str) -> None:
-    """As a failover that lost the last writes of all tables."""
-    redis = RedisStore(config.redis, config.model, {table.name: table.width for table in config.tables})
-    for table in tables:
-        redis.set_log(table, 0, 0)
-        redis.update(table, batch, nothing_reached())
 
 
 def test_a_redis_that_lost_writes_of_all_tables_is_trusted_with_none_of_them(config, source):
