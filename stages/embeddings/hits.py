@@ -14,7 +14,7 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
-from numba import types
+from numba import carray, types
 from numba.extending import overload, register_jitable
 
 from stages.compiled import compiled
@@ -23,6 +23,8 @@ from stages.embeddings.lanes import (
     copy_eight,
     copy_four,
     find_in_eight,
+    memory_at,
+    read_four,
     read_in_order,
     read_once,
     scale_eight,
@@ -100,6 +102,53 @@ def read_indexed(header, slot_of_key, uses, counted, rows, keys, vectors):
     if counted:
         count_uses(uses, slots)
     return _state(header, epoch, missing)
+
+
+@held
+def read_complete_at(table, rows, keys, vectors):
+    """`read_complete` of the table that `table_words` describe. table: their address"""
+    return read_complete(_header(table), rows, keys, vectors)
+
+
+@held
+def read_hashed_at(table, counted, rows, keys, vectors):
+    """The same of `read_hashed`."""
+    return read_hashed(_header(table), _places(table, np.int64), _uses(table), counted, rows, keys, vectors)
+
+
+@held
+def read_indexed_at(table, counted, rows, keys, vectors):
+    """The same of `read_indexed`."""
+    return read_indexed(_header(table), _places(table, np.int32), _uses(table), counted, rows, keys, vectors)
+
+
+def table_words(header, *parts):
+    """Where the arrays lie that every read of a table is of, and their lengths: int64 words, in place of the arrays.
+
+    For each array, numba asks the interpreter what it is and holds it for the call, which takes as long as 20 rows. Whoever
+    passes the words' address keeps them and the arrays.
+    """
+    return np.array([word for array in (header, *parts) for word in (array.ctypes.data, len(array))], np.int64)
+
+
+@register_jitable
+def _header(table):
+    return carray(memory_at(_word(table, 0)), (HEADER_WORDS,), np.int64)
+
+
+@register_jitable
+def _places(table, dtype):
+    return carray(memory_at(_word(table, 2)), (_word(table, 3),), dtype)
+
+
+@register_jitable
+def _uses(table):
+    return carray(memory_at(_word(table, 4)), (_word(table, 5),), np.uint8)
+
+
+@register_jitable
+def _word(table, at):
+    return carray(memory_at(table), (at + 1,), np.int64)[at]
 
 
 @register_jitable
@@ -209,8 +258,8 @@ def _fp16(rows, row, vectors, at):
 def _codes(rows, row, vectors, at):
     width, columns = vectors.shape[1], rows.shape[1]
     codes = columns - SCALE_BYTES
-    scale = _half(np.int32(rows[row, codes]) | np.int32(rows[row, codes + 1]) << 8)
-    offset = _half(np.int32(rows[row, codes + 2]) | np.int32(rows[row, codes + 3]) << 8)
+    scales = read_four(rows, row * columns + codes)
+    scale, offset = _half(scales), _half(scales >> 16)
     if codes == width:  # int8; also int4 of one column, whose other half is 0
         _bytes(rows, row * columns, vectors, at * width, width, scale, offset)
     else:

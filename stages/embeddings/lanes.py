@@ -71,6 +71,26 @@ def find_in_eight(typing_context, values, place, wanted):
 
 
 @intrinsic
+def memory_at(typing_context, address):
+    """int64 -> what `carray` takes: memory that somebody else keeps."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
+
+    return types.voidptr(types.int64), generate
+
+
+@intrinsic
+def read_four(typing_context, values, place):
+    """uint8 array, int64 -> int32: four bytes, the lowest first."""
+
+    def generate(context, builder, signature, arguments):
+        return _load(builder, _pointer(context, builder, signature, arguments, 0), _WORD)
+
+    return _of_arrays(types.int32, (types.uint8,), values, place), generate
+
+
+@intrinsic
 def read_once(typing_context, values, place):
     """int32 array, int64 -> int32 of memory that others write: checked and used, it is the same number."""
 

@@ -191,7 +191,9 @@ class CompleteTable(SlotTable):
         rows: np.ndarray | None = None,
     ) -> None:
         super().__init__(block, sections, codec, base, rows)
-        self._read_hits = machine_code(hits.read_complete, self._header, self._plain, *self._nothing())
+        self._words = hits.table_words(self._header)
+        self._address = self._words.ctypes.data
+        self._read_hits = machine_code(hits.read_complete_at, self._address, self._plain, *self._nothing())
 
     @staticmethod
     def sections(n_rows: int, codec: RowCodec, rows_elsewhere: bool = False) -> Sections:
@@ -217,7 +219,7 @@ class CompleteTable(SlotTable):
 
     def read(self, keys: np.ndarray, out: np.ndarray | None = None) -> Rows:
         vectors = np.empty((len(keys), self._width), FLOAT32) if out is None else out
-        state = self._read_hits(self._header, self._plain, keys, vectors)
+        state = self._read_hits(self._address, self._plain, keys, vectors)
         return (vectors, None) if state == ALL_THERE else self._read_some(keys, vectors, out)
 
     def _find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
@@ -261,10 +263,12 @@ class CachedTable(SlotTable):
         self._n_sets = np.uint64(self.capacity // WAYS)
         self._slot_of_key = sections.array(base, "slot_of_key") if "slot_of_key" in sections.specs else None
         if self._slot_of_key is None:
-            self._places, read_hits, self._find_slots = self._owner, hits.read_hashed, hits.find_hashed
+            self._places, read_hits, self._find_slots = self._owner, hits.read_hashed_at, hits.find_hashed
         else:
-            self._places, read_hits, self._find_slots = self._slot_of_key, hits.read_indexed, hits.find_indexed
-        self._read_hits = machine_code(read_hits, self._header, self._places, self._uses, False, self._plain, *self._nothing())
+            self._places, read_hits, self._find_slots = self._slot_of_key, hits.read_indexed_at, hits.find_indexed
+        self._words = hits.table_words(self._header, self._places, self._uses)
+        self._address = self._words.ctypes.data
+        self._read_hits = machine_code(read_hits, self._address, False, self._plain, *self._nothing())
         self._since_miss = self._insertions = 0  # reads; rows
         nothing = np.empty(0, np.int64)
         self._choose(nothing, nothing)  # compiled now, not while the first new rows keep everybody waiting
@@ -298,7 +302,7 @@ class CachedTable(SlotTable):
         vectors = np.empty((len(keys), self._width), FLOAT32) if out is None else out
         reads = self._since_miss = self._since_miss + 1
         counted = reads % COUNTED_EVERY == 0 or reads <= COUNTED_AFTER_MISS
-        state = self._read_hits(self._header, self._places, self._uses, counted, self._plain, keys, vectors)
+        state = self._read_hits(self._address, counted, self._plain, keys, vectors)
         if state == ALL_THERE:
             return vectors, None
         if state == SOME_MISSING:
