@@ -196,7 +196,7 @@ class LowerLevels:
             rows.trusted = rows.trusted and (shared is None or shared.ring.stored != UNKNOWN)  # found out while it was read
             at = rows.lacking
             rows.lacking = at[:0]
-            if not there.all():
+            if np.count_nonzero(there) < len(there):  # a fifth of the time that `all` takes
                 at, rows.lacking, vectors = at[there], at[~there], vectors[there]
             rows.vectors[at] = vectors
             if rows.exact is not rows.vectors:

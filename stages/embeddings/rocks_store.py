@@ -220,7 +220,7 @@ class RocksStore:
 
     def _lacks(self, wanted: dict[str, np.ndarray], found: Found) -> bool:
         """Whether a row is missing that must be there."""
-        if not self._complete or self.writable or all(there.all() for _, there in found.values()):
+        if not self._complete or self.writable or all(np.count_nonzero(there) == len(there) for _, there in found.values()):
             return False
         return any(
             table in self._complete and (wanted[table][~there].view(np.uint64) < self._complete[table]).any()

@@ -12,11 +12,12 @@ import numpy as np
 from stages.errors import DataError
 
 KEY_BYTES = 8
+KEY, INT64, FLOAT32, BOOL = map(np.dtype, (f"V{KEY_BYTES}", "<i8", "<f4", bool))  # made once: a name takes as long as its use
 
 
 def encode_keys(keys: np.ndarray) -> list[bytes]:
     """int64 [N] -> N byte strings of 8."""
-    return np.ascontiguousarray(keys, "<i8").view(f"V{KEY_BYTES}").tolist()
+    return np.ascontiguousarray(keys, INT64).view(KEY).tolist()
 
 
 def encode_vectors(vectors: np.ndarray) -> list[bytes]:
@@ -26,8 +27,8 @@ def encode_vectors(vectors: np.ndarray) -> list[bytes]:
 
 def decode_vectors(values: Sequence[bytes | None], width: int) -> tuple[np.ndarray, np.ndarray]:
     """N stored values, None where the database has none -> (float32 [N, D], zeros where missing; bool [N] found)."""
-    if set(map(type, values)) == {bytes} and set(map(len, values)) == {4 * width}:
-        return np.frombuffer(b"".join(values), "<f4").reshape(-1, width), np.ones(len(values), bool)
+    if None not in values and set(map(len, values)) == {4 * width}:
+        return np.frombuffer(b"".join(values), FLOAT32).reshape(-1, width), ~np.zeros(len(values), BOOL)
     found = np.fromiter((value is not None for value in values), bool, len(values))
     wrong = next((value for value in values if value is not None and len(value) != 4 * width), None)
     if wrong is not None:
