@@ -332,7 +332,7 @@ def override_history(
     weight and label (the means are missing); the profile stays.
     """
     own = history[:, 0] != FROM_STORE
-    if not own.any():
+    if not np.count_nonzero(own):
         return state
     given = history[own]
     positions = items.positions(given)

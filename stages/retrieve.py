@@ -79,7 +79,7 @@ class Retrieve:
             raise ArtifactError(f"user vectors are {vectors.shape[1]} wide; expected {width}, as the items' are. {REMEDY}")
         broken = np.empty(len(vectors), np.bool_)
         find_broken(vectors, broken)
-        if broken.any():
+        if np.count_nonzero(broken):
             vectors = np.where(broken[:, None], self._anyone(vectors.shape[1]), vectors)
         positions, scores = self.search(vectors, history, self.blocked(inputs, history), self.info.axes.candidates)
         candidate_ids, n_found = np.empty(positions.shape, np.int64), np.empty(len(positions), np.int64)
