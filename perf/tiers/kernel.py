@@ -73,8 +73,7 @@ class Case:
     @property
     def lacking(self) -> int:
         """Rows that were not in memory, so far."""
-        table = self.tiers._tables[TABLE]
-        return table.asked - table.found
+        return self.tiers._tables[TABLE].lacked
 
     def warm(self, warming: np.ndarray, requests: list[Arrays]) -> None:
         warm(self.tiers, warming)

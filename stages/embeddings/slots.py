@@ -22,7 +22,7 @@ import numpy as np
 
 from stages.compiled import machine_code
 from stages.embeddings import hits
-from stages.embeddings.hits import ALL_THERE, EPOCH, HEADER_WORDS, HOLES, MIX, NO_KEY, SOME_MISSING, THIRTY_TWO, WAYS
+from stages.embeddings.hits import ALL_THERE, EPOCH, HEADER_WORDS, HOLES, MIX, NO_KEY, THIRTY_TWO, WAYS
 from stages.embeddings.marks import Marks
 from stages.embeddings.memory import PrivateBlock, Sections, SharedBlock
 from stages.embeddings.placing import place
@@ -30,12 +30,7 @@ from stages.embeddings.row_formats import RowCodec
 
 READ_ATTEMPTS = 40  # of rows that are being written just now
 READ_PAUSE_S = 0.0002  # between two of them: writing takes 50 us, or until a writer that lost the core has it again
-# Uses matter where rows come and go: so many reads count after one that missed a row, then one in so many. One insertion in so
-# many halves the counts of its set. perf/bench_cache_policy.py: up to 7 points of hit rate above LRU on Zipf traces and real
-# logs; behind it when all popularity changes at once.
-COUNTED_AFTER_MISS = 8
-COUNTED_EVERY = 8
-HALVE_EVERY = 32
+HALVE_EVERY = 32  # one insertion in so many halves the use counts of its set: yesterday's favourites leave in the end
 FLOAT32 = np.dtype(np.float32)  # an array is made in two thirds of the time that the type's name takes
 
 Rows = tuple[np.ndarray, np.ndarray | None]  # float32 [N, D]; bool [N] missing, None when none is
@@ -67,9 +62,12 @@ class SlotTable:
         self.capacity = len(self._rows)
         self._marks = Marks(sections, base, self.capacity)
 
-    def _nothing(self) -> tuple[np.ndarray, np.ndarray]:
-        """No keys, and a place for their rows."""
-        return np.empty(0, np.int64), np.empty((0, self._width), np.float32)
+    def _reads_by(self, read_hits: Callable, *parts: np.ndarray) -> None:
+        """The pass that a read begins with, and what it needs beside the rows. Compiled here, by a read of no keys."""
+        self._words = hits.table_words(self._header, *parts)
+        self._address = self._words.ctypes.data
+        nothing = np.empty(0, np.int64), np.empty((0, self._width), np.float32)
+        self._read_hits = machine_code(read_hits, self._address, self._plain, *nothing)
 
     # --- where keys lie -----------------------------------------------------------------------------------------------------
     def _find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
@@ -90,7 +88,9 @@ class SlotTable:
 
         Both are C-contiguous, `keys` of int64: compiled loops look at neither.
         """
-        raise NotImplementedError
+        vectors = np.empty((len(keys), self._width), FLOAT32) if out is None else out
+        state = self._read_hits(self._address, self._plain, keys, vectors)
+        return (vectors, None) if state == ALL_THERE else self._read_some(keys, vectors, out)
 
     def _read_some(self, keys: np.ndarray, vectors: np.ndarray, out: np.ndarray | None) -> Rows:
         """`read` into `vectors` where rows are missing, or somebody writes."""
@@ -191,9 +191,7 @@ class CompleteTable(SlotTable):
         rows: np.ndarray | None = None,
     ) -> None:
         super().__init__(block, sections, codec, base, rows)
-        self._words = hits.table_words(self._header)
-        self._address = self._words.ctypes.data
-        self._read_hits = machine_code(hits.read_complete_at, self._address, self._plain, *self._nothing())
+        self._reads_by(hits.read_complete_at)
 
     @staticmethod
     def sections(n_rows: int, codec: RowCodec, rows_elsewhere: bool = False) -> Sections:
@@ -216,11 +214,6 @@ class CompleteTable(SlotTable):
     def whole(self) -> bool:
         """Every row is there."""
         return self.header[HOLES] == 0
-
-    def read(self, keys: np.ndarray, out: np.ndarray | None = None) -> Rows:
-        vectors = np.empty((len(keys), self._width), FLOAT32) if out is None else out
-        state = self._read_hits(self._address, self._plain, keys, vectors)
-        return (vectors, None) if state == ALL_THERE else self._read_some(keys, vectors, out)
 
     def _find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         outside = keys.view(np.uint64) >= self.capacity
@@ -266,10 +259,8 @@ class CachedTable(SlotTable):
             self._places, read_hits, self._find_slots = self._owner, hits.read_hashed_at, hits.find_hashed
         else:
             self._places, read_hits, self._find_slots = self._slot_of_key, hits.read_indexed_at, hits.find_indexed
-        self._words = hits.table_words(self._header, self._places, self._uses)
-        self._address = self._words.ctypes.data
-        self._read_hits = machine_code(read_hits, self._address, False, self._plain, *self._nothing())
-        self._since_miss = self._insertions = 0  # reads; rows
+        self._reads_by(read_hits, self._places, self._uses)
+        self._insertions = 0  # rows
         nothing = np.empty(0, np.int64)
         self._choose(nothing, nothing)  # compiled now, not while the first new rows keep everybody waiting
 
@@ -297,17 +288,6 @@ class CachedTable(SlotTable):
         if "slot_of_key" in sections.specs:
             sections.array(base, "slot_of_key")[:] = -1
         base[: HEADER_WORDS * 8].cast("q")[HOLES] = len(owner)
-
-    def read(self, keys: np.ndarray, out: np.ndarray | None = None) -> Rows:
-        vectors = np.empty((len(keys), self._width), FLOAT32) if out is None else out
-        reads = self._since_miss = self._since_miss + 1
-        counted = reads % COUNTED_EVERY == 0 or reads <= COUNTED_AFTER_MISS
-        state = self._read_hits(self._address, counted, self._plain, keys, vectors)
-        if state == ALL_THERE:
-            return vectors, None
-        if state == SOME_MISSING:
-            self._since_miss = 0
-        return self._read_some(keys, vectors, out)
 
     def _find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         slots = np.empty(len(keys), np.int64)

@@ -189,7 +189,7 @@ class TieredTable:
 
     def __init__(self, config: TableConfig) -> None:
         self.config, self.counts = config, TableCounts()
-        self.asked = self.found = 0  # rows asked of the first level, and those that it had; neither ever falls
+        self.found = self.lacked = 0  # rows that the first level had, and had not; neither ever falls
         self.codec = RowCodec(config.row_format, config.width)
         self.default = np.broadcast_to(np.asarray(config.default, np.float32), (config.width,))
         self.detach()
@@ -226,7 +226,7 @@ class TieredTable:
         """All that was counted. at_once: rows that were read together with those of other tables, all of them from L2."""
         l1_hits, l2_hits = (self.found, 0) if self.config.l1_rows else (0, self.found)
         l2_hits += self.counts.l2_hits + at_once
-        return replace(self.counts, rows=self.asked + at_once, l1_hits=l1_hits, l2_hits=l2_hits)
+        return replace(self.counts, rows=self.found + self.lacked + at_once, l1_hits=l1_hits, l2_hits=l2_hits)
 
     def read_l2(self, keys: np.ndarray, out: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray | None]:
         """What L2 in shared memory gives."""

@@ -134,10 +134,10 @@ class Tiers:
             vectors, miss = self._read_top(name, keys.reshape(-1), None if out is None else out.reshape(keys.size, width))
             return vectors.reshape(*rows.shape, width), miss
         vectors, missing = table.read_top(keys, out)
-        table.asked += len(keys)
         if missing is None:
             table.found += len(keys)
-        return vectors, None if missing is None else self._miss(table, keys, vectors, missing.nonzero()[0])
+            return vectors, None
+        return vectors, self._miss(table, keys, vectors, missing.nonzero()[0])
 
     @staticmethod
     def _check_out(out: np.ndarray, shape: tuple[int, ...]) -> None:
@@ -165,6 +165,7 @@ class Tiers:
         else:
             distinct, inverse, counts = np.unique(lacking, return_inverse=True, return_counts=True)
         table.found += len(keys) - len(places)
+        table.lacked += len(places)
         return _Miss(table, keys, vectors, places, distinct, inverse, counts)
 
     def _resolve(self, misses: list[_Miss]) -> None:

@@ -11,7 +11,7 @@ from numba import TypingError
 from stages.embeddings import hits
 from stages.embeddings.memory import PrivateBlock
 from stages.embeddings.row_formats import RowCodec
-from stages.embeddings.slots import COUNTED_AFTER_MISS, COUNTED_EVERY, CachedTable, CompleteTable
+from stages.embeddings.slots import CachedTable, CompleteTable
 from tests.unit.embeddings import hits_oracle
 
 FORMATS = ("fp32", "fp16", "int8", "int4")
@@ -162,11 +162,11 @@ def test_reads_count_as_uses_after_a_miss_and_now_and_then(direct_rows):
             table.read(asked)
         return int(table._uses[slot]) - before
 
-    counted(COUNTED_AFTER_MISS)
-    assert counted(3 * COUNTED_EVERY) == 3
+    counted(hits.COUNTED_AFTER_MISS)
+    assert counted(3 * hits.COUNTED_EVERY) == 3
     table.read(np.array([110]))
-    assert counted(COUNTED_AFTER_MISS) == COUNTED_AFTER_MISS
-    assert counted(2 * COUNTED_EVERY) == 2
+    assert counted(hits.COUNTED_AFTER_MISS) == hits.COUNTED_AFTER_MISS
+    assert counted(2 * hits.COUNTED_EVERY) == 2
 
 
 def test_uses_count_once_a_read_and_end_at_the_most():
