@@ -2,8 +2,8 @@
 
     python -m perf overhead --repo model_repository [--candidates 1000]
 
-The repository is laid out twice with the code as it is now (no training), and each once more without dynamic batching, and once
-more with kernels that compute nothing: what the server costs by itself on this machine. The six servers and the in-process
+The repository is laid out twice with the code as it is now (no training), each once more without dynamic batching, and both
+again with kernels that compute nothing: what the server costs by itself on this machine. The eight servers and the in-process
 workers live side by side, stopped but for their turns (turns.py); every round asks each of them, in another order. The median
 over the rounds is the figure, the spread says how far to trust it. Figures count only for equal answers, which are compared
 first, and for an index that finds enough: it was widened for this C, and what other requests find is a figure too.
@@ -24,6 +24,7 @@ from pydantic import BaseModel
 
 from export.relayout import relayout
 from export.repository.config import CONFIG_FILE, LAYOUTS
+from export.settings import FUSED_INSTANCES
 from perf import schedule
 from perf.answers import differing_answers
 from perf.breakdown import Breakdown, breakdown
@@ -42,11 +43,13 @@ from server.repository import read_config, write_config
 from stages.artifacts import read_stage, stage_folder
 from stages.contract import ENSEMBLE, STAGES
 
+COLD = {"ensemble": "paused", "fused": "in turns"}  # how one client's requests find a kernel: no server keeps it warm
 UNBATCHED, EMPTY = "-unbatched", "-empty"  # kinds of a layout's copies
 MANY_CLIENTS = 32
 PEAK_CLIENTS = (8, 16, 32, 64, 128)  # the peak is the best of these
 OPEN_S = 5.0
 PAUSE_S = 0.002  # about what lies between two runs of a kernel when one client is served
+IN_TURNS = FUSED_INSTANCES  # processes that a client of the fused layout asks one after the other
 ROWS = 1_000
 SLOWER = 1.05  # a p50 within it is "no slower": two runs of one server differ as much
 
@@ -66,7 +69,7 @@ class Overhead(BaseModel):
 
 @dataclass(frozen=True)
 class Sides:
-    """What is compared. benches: by layout, as it is, without batching, with empty kernels.
+    """What is compared. benches: by layout, as it is, without batching, with empty kernels, and with these without batching.
 
     peak_clients, turns: by name of a copy; a server runs when it is its turn.
     """
@@ -74,6 +77,7 @@ class Sides:
     benches: dict[str, Bench]
     unbatched: dict[str, Bench]
     empty: dict[str, Bench]
+    empty_unbatched: dict[str, Bench]
     workers: InProcess
     batch: int
     peak_clients: dict[str, int]
@@ -83,7 +87,7 @@ class Sides:
 def measure_overhead(
     repo: Path, folder: Path, scratch: Path, candidates: int | None, rounds: int, window_s: float, step: Step
 ) -> Overhead:
-    """folder: raw results; scratch: room for four copies of the repository, and two without artifacts.
+    """folder: raw results; scratch: room for four copies of the repository, and four without artifacts.
 
     Each round is written to `<folder>/rounds.jsonl` when it is done: a run that is cut off has not been for nothing.
     """
@@ -121,6 +125,7 @@ def lay_out(repo: Path, scratch: Path, candidates: int | None) -> int:
         generation = relayout(repo, scratch / layout, layout, candidates)
         without_batching(scratch / layout, scratch / (layout + UNBATCHED))
         empty_kernels(scratch / layout, scratch / (layout + EMPTY))
+        without_batching(scratch / (layout + EMPTY), scratch / (layout + EMPTY + UNBATCHED))
     return read_stage(stage_folder(scratch / layout, STAGES[0], generation)).axes.candidates
 
 
@@ -137,7 +142,8 @@ def bench_of(server: TritonServer, folder: Path) -> Bench:
     """Empty kernels get the requests of their layout: their own repository holds none."""
     site = site_of(server.state)
     name = site.repo.name
-    return new_bench(replace(site, repo=site.repo.with_name(name.removesuffix(EMPTY))), name, folder / name)
+    layout = name.partition(EMPTY)[0] if EMPTY in name else name
+    return new_bench(replace(site, repo=site.repo.with_name(layout)), name, folder / name)
 
 
 def peak_alone(scratch: Path, name: str, folder: Path, window_s: float) -> tuple[int, list[ProcessMemory]]:
@@ -163,12 +169,14 @@ def sides(scratch: Path, folder: Path, peak_clients: dict[str, int], window_s: f
         benches = {layout: bench(layout) for layout in LAYOUTS}
         unbatched = {layout: bench(layout + UNBATCHED) for layout in LAYOUTS}
         empty = {layout: bench(layout + EMPTY) for layout in LAYOUTS}
+        empty_unbatched = {layout: bench(layout + EMPTY + UNBATCHED) for layout in LAYOUTS}
         one = benches["ensemble"]
         rows = draw(one.requests, ROWS, np.random.default_rng(0))
         cores = len(os.sched_getaffinity(0))
         workers = running.enter_context(InProcess(one.site.repo, one.site.generation, rows, workers=cores))
-        yield Sides(benches, unbatched, empty, workers, workers.best_batch(window_s), peak_clients, turns)
-        for each in (*benches.values(), *unbatched.values(), *empty.values()):
+        kinds = (benches, unbatched, empty, empty_unbatched)
+        yield Sides(*kinds, workers, workers.best_batch(window_s), peak_clients, turns)
+        for each in (bench for kind in kinds for bench in kind.values()):
             each.clear_inputs()
 
 
@@ -188,6 +196,10 @@ def _round(both: Sides, number: int, window_s: float, step: Step) -> dict[str, f
     tasks += [(name, lambda n=name, b=bench: _served(n, b, both, window_s)) for name, bench in both.benches.items()]
     tasks += [(name + UNBATCHED, lambda n=name, b=b: _unbatched(n, b, window_s)) for name, b in both.unbatched.items()]
     tasks += [(name + EMPTY, lambda n=name, b=b: _empty(n, b, both, window_s)) for name, b in both.empty.items()]
+    tasks += [
+        (name + EMPTY + UNBATCHED, lambda n=name, b=b: _empty_unbatched(n, b, window_s))
+        for name, b in both.empty_unbatched.items()
+    ]
     first = number % len(tasks)
     taken: dict[str, float] = {}
     for name, task in tasks[first:] + tasks[:first]:
@@ -211,6 +223,7 @@ def _in_process(both: Sides, window_s: float) -> dict[str, float]:
     return {
         "in process p50": both.workers.measure(1, window_s, workers=1).p50_ms,
         "in process p50, paused": both.workers.measure(1, window_s, workers=1, pause_s=PAUSE_S).p50_ms,
+        "in process p50, in turns": both.workers.measure(1, window_s, workers=IN_TURNS, pause_s=IN_TURNS * PAUSE_S).p50_ms,
         "in process rate": both.workers.measure(both.batch, 2 * window_s).rate,
     }
 
@@ -241,6 +254,10 @@ def _empty(name: str, bench: Bench, both: Sides, window_s: float) -> dict[str, f
     return {f"{name} empty p50": one, f"{name} empty rate": peak}
 
 
+def _empty_unbatched(name: str, bench: Bench, window_s: float) -> dict[str, float]:
+    return {f"{name} empty unbatched p50": bench.closed(ENSEMBLE, "grpc", "concurrency", 1, window_s).latency.p50_ms}
+
+
 def _unbatched(name: str, bench: Bench, window_s: float) -> dict[str, float]:
     return {
         f"{name} unbatched p50": bench.closed(ENSEMBLE, "grpc", "concurrency", 1, window_s).latency.p50_ms,
@@ -258,7 +275,8 @@ def figures_of(taken: dict[str, list[float]], candidates: int) -> list[Figure]:
     shares = {"ensemble": 0.7, "fused": 0.85} if candidates >= 1_000 else {"ensemble": 0.45, "fused": 0.7}
     for name, most_ms in {"ensemble": 2.3, "fused": 0.7}.items():
         beyond_ms = np.subtract(taken[f"{name} p50"], taken["in process p50"]).tolist()
-        least_ms = np.add(taken[f"{name} empty p50"], cold_ms(taken)).tolist()
+        cold_ms = np.subtract(taken[f"in process p50, {COLD[name]}"], taken["in process p50"])
+        least_ms = np.add(taken[f"{name} empty p50"], cold_ms).tolist()
         rows = (
             ("p50 of one client, ms", taken[f"{name} p50"], None, True),
             ("p50 of one client beyond the in-process one, ms", beyond_ms, most_ms, True),
@@ -268,7 +286,8 @@ def figures_of(taken: dict[str, list[float]], candidates: int) -> list[Figure]:
             ("share of errors at half of the peak", taken[f"{name} errors"], 0.0, True),
             ("batching on/off: answers/s of 32 clients", ratio(f"{name} rate, many", f"{name} unbatched rate"), 1.5, False),
             ("batching on/off: p50 of one client", ratio(f"{name} p50", f"{name} unbatched p50"), SLOWER, True),
-            ("empty kernels, and what a pause adds in process: beyond the in-process p50, ms", least_ms, None, True),
+            ("batching on/off: p50 of one client, by what it adds to empty kernels", batchers_part(taken, name), None, True),
+            ("empty kernels, and what pauses add in process: beyond the in-process p50, ms", least_ms, None, True),
             ("empty kernels: p50 of one client, ms", taken[f"{name} empty p50"], None, True),
             ("empty kernels: answers/s at the peak", taken[f"{name} empty rate"], None, True),
             ("share of in-process answers/s that empty kernels leave", left_share(taken, name), None, False),
@@ -277,9 +296,10 @@ def figures_of(taken: dict[str, list[float]], candidates: int) -> list[Figure]:
     return figures
 
 
-def cold_ms(taken: dict[str, list[float]]) -> np.ndarray:
-    """By round: what a request takes more when a pause lies before it. No server can keep one client's kernels warm."""
-    return np.subtract(taken["in process p50, paused"], taken["in process p50"])
+def batchers_part(taken: dict[str, list[float]], name: str) -> list[float]:
+    """By round: what batching makes of the unbatched p50 if it adds no more than it does where there is nothing to compute."""
+    adds_ms = np.subtract(taken[f"{name} empty p50"], taken[f"{name} empty unbatched p50"])
+    return (1 + adds_ms / taken[f"{name} unbatched p50"]).tolist()
 
 
 def memory_figures(memory: dict[str, list[ProcessMemory]]) -> list[Figure]:
@@ -298,6 +318,7 @@ def left_share(taken: dict[str, list[float]], name: str) -> list[float]:
 IN_PROCESS = (
     ("p50 of one request, ms", "p50"),
     (f"p50 of one request {PAUSE_S * 1e3:g} ms after the one before, ms", "p50, paused"),
+    (f"p50 of one request, {IN_TURNS} processes in turns with such pauses, ms", "p50, in turns"),
     ("requests/s on all cores", "rate"),
 )
 
@@ -308,4 +329,4 @@ def mb(memory: list[ProcessMemory]) -> float:
 
 def steps(rounds: int) -> int:
     """How often `measure_overhead` calls `step`."""
-    return 1 + 6 * len(LAYOUTS) + rounds * (1 + 3 * len(LAYOUTS))
+    return 1 + 7 * len(LAYOUTS) + rounds * (1 + 4 * len(LAYOUTS))

@@ -20,7 +20,8 @@ from perf.server_stats import StageTimes
 from stages.errors import ServerError
 
 PER_LAYOUT = {"p50": 3.0, "rate": 500.0, "rate, many": 400.0, "tail": 2.0, "errors": 0.0, "unbatched p50": 3.0}
-EMPTY = {"empty p50": 1.0, "empty rate": 3_000.0}
+EMPTY = {"empty p50": 1.0, "empty unbatched p50": 0.7, "empty rate": 3_000.0}
+LEAST = "empty kernels, and what pauses add in process: beyond the in-process p50, ms"
 WITHIN_ALL_BOUNDS = {"ensemble p50": 2.5, "fused p50": 2.5, "ensemble rate": 900.0, "fused rate": 900.0}
 UNREAD = SimpleNamespace(
     info=SimpleNamespace(generation=1, axes=SimpleNamespace(candidates=1_000)),
@@ -31,7 +32,7 @@ UNREAD = SimpleNamespace(
 
 def taken(rounds=3, **changes):
     """What `rounds` rounds measured, all alike but for `changes`."""
-    once = {"in process p50": 2.0, "in process p50, paused": 2.5, "in process rate": 1_000.0}
+    once = {"in process p50": 2.0, "in process p50, paused": 2.5, "in process p50, in turns": 2.75, "in process rate": 1_000.0}
     for layout in ("ensemble", "fused"):
         once |= {f"{layout} {key}": value for key, value in (PER_LAYOUT | EMPTY | {"unbatched rate": 200.0}).items()}
     return {name: [changes.get(name, value)] * rounds for name, value in once.items()}
@@ -52,6 +53,13 @@ def test_figures_are_computed_within_their_round_and_judged_by_the_median():
     assert figures["ensemble: answers/s against in-process on all cores"].met  # 0.5 of 0.45
     batching = figures["ensemble: batching on/off: answers/s of 32 clients"]
     assert (batching.median, batching.met) == (2.0, True)
+    least = {layout: figures[f"{layout}: {LEAST}"] for layout in ("ensemble", "fused")}
+    assert {layout: (figure.median, figure.met) for layout, figure in least.items()} == {
+        "ensemble": (1.5, None),  # 1 ms where nothing is computed, 0.5 of a pause
+        "fused": (1.75, None),  # 0.75 of two processes in turns
+    }
+    by_the_batcher = figures["ensemble: batching on/off: p50 of one client, by what it adds to empty kernels"]
+    assert (by_the_batcher.median, by_the_batcher.met) == (pytest.approx(1.1), None)  # 0.3 ms more than 3 ms
     assert figures["in process: requests/s on all cores"].met is None
     left = figures["fused: share of in-process answers/s that empty kernels leave"]
     assert (left.values, left.met) == ([0.75] * 3, None)  # 3,000 of 3,000 + 1,000
