@@ -142,8 +142,7 @@ def bench_of(server: TritonServer, folder: Path) -> Bench:
     """Empty kernels get the requests of their layout: their own repository holds none."""
     site = site_of(server.state)
     name = site.repo.name
-    layout = name.partition(EMPTY)[0] if EMPTY in name else name
-    return new_bench(replace(site, repo=site.repo.with_name(layout)), name, folder / name)
+    return new_bench(replace(site, repo=site.repo.with_name(name.partition(EMPTY)[0])), name, folder / name)
 
 
 def peak_alone(scratch: Path, name: str, folder: Path, window_s: float) -> tuple[int, list[ProcessMemory]]:
@@ -223,7 +222,7 @@ def _in_process(both: Sides, window_s: float) -> dict[str, float]:
     return {
         "in process p50": both.workers.measure(1, window_s, workers=1).p50_ms,
         "in process p50, paused": both.workers.measure(1, window_s, workers=1, pause_s=PAUSE_S).p50_ms,
-        "in process p50, in turns": both.workers.measure(1, window_s, workers=IN_TURNS, pause_s=IN_TURNS * PAUSE_S).p50_ms,
+        "in process p50, in turns": both.workers.p50_in_turns_ms(IN_TURNS, window_s, PAUSE_S),
         "in process rate": both.workers.measure(both.batch, 2 * window_s).rate,
     }
 

@@ -79,7 +79,7 @@ class TensorSpec:
     optional: bool = False
     fill: int | float | bytes | None = None
 
-    @cached_property
+    @property
     def numpy_dtype(self) -> np.dtype:
         return NUMPY_DTYPES[self.dtype]
 
@@ -88,13 +88,9 @@ class TensorSpec:
         """As people read it."""
         return f"{self.name} {self.dtype} {list(self.dims)}"
 
-    def check(self, tensors: Mapping[str, np.ndarray], batch: int) -> None:
-        """Raises RecommenderError unless the tensor of this name is an array of this type, [batch, *dims]."""
-        values = tensors[self.name]
-        if values.dtype != self.numpy_dtype or values.shape != (batch, *self.dims):
-            raise RecommenderError(
-                f"{self.name} is {values.dtype} {values.shape}; the contract says {self.dtype} {(batch, *self.dims)}."
-            )
+    def fits(self, values: np.ndarray, batch: int) -> bool:
+        """Is it an array of this type, [batch, *dims]?"""
+        return values.dtype == self.numpy_dtype and values.shape == (batch, *self.dims)
 
     def filled(self, batch: int) -> np.ndarray:
         """[batch, *dims] of the fill value."""
@@ -127,16 +123,21 @@ class RecordSpec(TensorSpec):
         """One row, as a numpy structure."""
         return row_layout(self.fields)
 
-    def pack(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
+    def pack(self, tensors: Mapping[str, np.ndarray], fit: bool = False) -> np.ndarray:
         """Tensors by name, each [B, *dims] -> uint8 [B, n]. Raises RecommenderError when one is of another form.
 
-        numpy would spread a single row over all, and change types, without a word.
+        numpy would spread a single row over all, and change types, without a word. fit: the caller has looked.
         """
         batch = len(tensors[self.fields[0].name])
         rows = np.zeros(batch, self.layout)  # zeros: what lies between fields is the same in every run
         for field in self.fields:
-            field.check(tensors, batch)
-            rows[field.name] = tensors[field.name]
+            values = tensors[field.name]
+            if not (fit or field.fits(values, batch)):
+                raise RecommenderError(
+                    f"{field.name} of the record {self.name} is {values.dtype} {values.shape}; the contract says {field.dtype} "
+                    f"{(batch, *field.dims)}."
+                )
+            rows[field.name] = values
         return rows.view(np.uint8).reshape(batch, -1)
 
     def unpack(self, packed: np.ndarray) -> dict[str, np.ndarray]:
@@ -186,9 +187,9 @@ class ModelSpec:
         return tuple(tensor for tensor in (*self.inputs, *self.outputs) if isinstance(tensor, RecordSpec))
 
 
-def packed(specs: tuple[TensorSpec, ...], tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Fields by name -> the tensors that carry them."""
-    return {t.name: t.pack(tensors) if isinstance(t, RecordSpec) else tensors[t.name] for t in specs}
+def packed(specs: tuple[TensorSpec, ...], tensors: Mapping[str, np.ndarray], fit: bool = False) -> dict[str, np.ndarray]:
+    """Fields by name -> the tensors that carry them. fit: as of `pack`."""
+    return {t.name: t.pack(tensors, fit) if isinstance(t, RecordSpec) else tensors[t.name] for t in specs}
 
 
 def unpacked(specs: tuple[TensorSpec, ...], tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

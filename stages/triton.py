@@ -24,7 +24,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from stages.artifacts import StageInfo, read_stage, verify_manifest
-from stages.contract import ENSEMBLE, STAGES, ModelSpec, RecordSpec, TensorSpec, packed, unpacked
+from stages.contract import ENSEMBLE, STAGES, ModelSpec, RecordSpec, packed, unpacked
 from stages.embeddings.measurements import COUNTER, Measurement
 from stages.errors import ArtifactError, RecommenderError
 
@@ -52,12 +52,11 @@ def triton_model(*kernel_classes: type) -> type:
 
 @dataclass(frozen=True)
 class Link:
-    """One kernel of the chain that a model runs. checked: of its answer, before anybody else sees it."""
+    """One kernel of the chain that a model runs."""
 
     spec: ModelSpec
     kernel: Any
     metrics: Metrics
-    checked: tuple[TensorSpec, ...] = ()
 
 
 class StageModel:
@@ -92,11 +91,7 @@ class StageModel:
         folders = [folder / name for name in STAGES] if info.stage == ENSEMBLE else [folder]
         infos = [read_stage(path) for path in folders]
         kernels = [kind.load(path) for kind, path in zip(self.kernel_types, folders, strict=True)]
-        checked = [*(own.spec.given for own in infos[:-1]), not_seen_by_pack(infos[-1].spec)]
-        return [
-            Link(own.spec, kernel, Metrics(own.stage), tensors)
-            for own, kernel, tensors in zip(infos, kernels, checked, strict=True)
-        ]
+        return [Link(own.spec, kernel, Metrics(own.stage)) for own, kernel in zip(infos, kernels, strict=True)]
 
     def execute(self, requests: list[Any]) -> list[Any]:
         tensors, rows = join(self.spec, requests)
@@ -118,7 +113,7 @@ class StageModel:
     def _answer(self, inputs: Arrays, rows: list[int], healthy: list[int], errors: dict[int, Any]) -> dict[int, Arrays]:
         """-> outputs by request: one kernel call for all, or, if that fails, one each, so that only the culprit fails."""
         try:
-            outputs = packed(self.spec.outputs, self._call(take(inputs, rows, healthy)))
+            outputs = self._call(take(inputs, rows, healthy))
         except Exception as error:
             if len(healthy) > 1:
                 alone = (self._answer(inputs, rows, [i], errors) for i in healthy)
@@ -128,21 +123,15 @@ class StageModel:
         return dict(zip(healthy, split(outputs, [rows[i] for i in healthy]), strict=True))
 
     def _call(self, inputs: Arrays) -> Arrays:
-        """-> what the kernels were given and gave, by name."""
+        """-> the answer's tensors."""
         tensors, batch = dict(inputs), len(next(iter(inputs.values())))
         for link in self.chain:
             started_s = time.perf_counter()
             outputs = link.kernel({tensor.name: tensors[tensor.name] for tensor in link.spec.taken})
             tensors.update(outputs)
-            for tensor in link.checked:
-                tensor.check(tensors, batch)
+            check_outputs(link.spec, tensors, batch)
             link.metrics.count(degraded_of(outputs), time.perf_counter() - started_s)
-        return tensors
-
-
-def not_seen_by_pack(spec: ModelSpec) -> tuple[TensorSpec, ...]:
-    """-> what `packed` does not look at in the outputs: those that are no records, and how many rows a record has."""
-    return tuple(tensor.fields[0] if isinstance(tensor, RecordSpec) else tensor for tensor in spec.outputs)
+        return packed(self.spec.outputs, tensors, fit=True)
 
 
 def degraded_of(outputs: Arrays) -> np.ndarray:
@@ -164,7 +153,7 @@ class Metrics:
     def count(self, degraded: np.ndarray, seconds: float) -> None:
         self.calls += 1
         self.rows += len(degraded)
-        if np.count_nonzero(degraded):
+        if np.count_nonzero(degraded):  # rare
             self.degraded += int(np.count_nonzero(degraded & (1 << STAGES.index(self.stage))))  # its bit of Degraded
         self.seconds += seconds
 
@@ -297,6 +286,17 @@ def by_request(faults: dict[int, str], rows: list[int]) -> dict[int, str]:
 
 def respond(spec: ModelSpec, outputs: Arrays) -> Any:
     return pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor(t.name, outputs[t.name]) for t in spec.outputs])
+
+
+def check_outputs(spec: ModelSpec, outputs: Arrays, batch: int) -> None:
+    """Raises RecommenderError when a kernel's answer breaks the contract: a caller must never see a misshapen tensor."""
+    for tensor in spec.given:
+        array = outputs[tensor.name]
+        if not tensor.fits(array, batch):
+            raise RecommenderError(
+                f"The kernel of {spec.name} gave {tensor.name} as {array.dtype} {array.shape}; "
+                f"the contract says {tensor.dtype} {(batch, *tensor.dims)}."
+            )
 
 
 def invalid(message: str) -> Any:

@@ -35,6 +35,7 @@ from stages.read_ahead import prefetch
 
 EPOCH, HOLES = 0, 1  # words of a table's header
 HEADER_WORDS = 8
+HEADER, READS, PLACES, USES = 0, 1, 2, 4  # of `table_words`
 ALL_THERE, SOME_MISSING, UNSETTLED = 0, 1, -1  # unsettled: somebody writes, or wrote meanwhile
 ASKED = 1024  # rows that are asked of memory before the first of them is decoded: 64 KiB of a core's own cache
 AHEAD = 16  # rows between the one that is asked of memory and the one that is decoded
@@ -132,47 +133,50 @@ def read_indexed_at(table, rows, keys, vectors):
 
 
 def table_words(header, *parts):
-    """What every read of a table is of, as int64 words: reads since one missed a row; then of each array its place and length.
+    """What every read of a table is of, as int64 words: the address of `header`; reads since one missed a row; then address and
+    length of `parts`, the places (int64 owners or int32 slots by key) and the uses (uint8).
 
     For each array of a call, numba asks the interpreter what it is, and holds it: that takes as long as 20 rows. Whoever
     passes the words' address keeps them and the arrays.
     """
-    return np.array([0, *(word for array in (header, *parts) for word in (array.ctypes.data, len(array)))], np.int64)
+    return np.array([header.ctypes.data, 0, *(word for part in parts for word in (part.ctypes.data, len(part)))], np.int64)
 
 
 @register_jitable
 def _next_counts(table):
-    """Whether the read that begins is one whose uses are counted."""
-    words = carray(memory_at(table), (1,), np.int64)
-    words[0] += 1
-    return words[0] % COUNTED_EVERY == 0 or words[0] <= COUNTED_AFTER_MISS
+    """One read more -> whether its uses are counted."""
+    words = _words(table)
+    words[READS] += 1
+    return words[READS] % COUNTED_EVERY == 0 or words[READS] <= COUNTED_AFTER_MISS
 
 
 @register_jitable
 def _noted(table, state):
     if state == SOME_MISSING:
-        carray(memory_at(table), (1,), np.int64)[0] = 0
+        _words(table)[READS] = 0
     return state
 
 
 @register_jitable
 def _header(table):
-    return carray(memory_at(_word(table, 1)), (HEADER_WORDS,), np.int64)
+    return carray(memory_at(_words(table)[HEADER]), (HEADER_WORDS,), np.int64)
 
 
 @register_jitable
 def _places(table, dtype):
-    return carray(memory_at(_word(table, 3)), (_word(table, 4),), dtype)
+    words = _words(table)
+    return carray(memory_at(words[PLACES]), (words[PLACES + 1],), dtype)
 
 
 @register_jitable
 def _uses(table):
-    return carray(memory_at(_word(table, 5)), (_word(table, 6),), np.uint8)
+    words = _words(table)
+    return carray(memory_at(words[USES]), (words[USES + 1],), np.uint8)
 
 
 @register_jitable
-def _word(table, at):
-    return carray(memory_at(table), (at + 1,), np.int64)[at]
+def _words(table):
+    return carray(memory_at(table), (USES + 2,), np.int64)
 
 
 @register_jitable

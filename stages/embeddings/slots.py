@@ -68,6 +68,7 @@ class SlotTable:
         self._address = self._words.ctypes.data
         nothing = np.empty(0, np.int64), np.empty((0, self._width), np.float32)
         self._read_hits = machine_code(read_hits, self._address, self._plain, *nothing)
+        self._words[hits.READS] = 0  # that one was none
 
     # --- where keys lie -----------------------------------------------------------------------------------------------------
     def _find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from stages.artifacts import StageInfo
+from stages.contract import packed
 from stages.steps.kernels import RankFeatures, RetrieveSearch
 from stages.triton import Link, Metrics, StageModel, degraded_of, respond
 
@@ -43,7 +44,7 @@ class StepModel(StageModel):
         outputs = self.first.kernel(inputs)
         if self.is_last:
             self.first.metrics.count(degraded_of(outputs), time.perf_counter() - started_s)
-        return inputs | outputs
+        return packed(self.spec.outputs, inputs | outputs)
 
     def _respond(self, outputs: Arrays) -> Any:
         if self.kernel_types == (RankFeatures,):

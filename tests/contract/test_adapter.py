@@ -1,6 +1,7 @@
 """The adapter against a fake of the Python backend: one kernel call per batch, and errors that stay with their request."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -258,6 +259,23 @@ def test_all_kernels_in_one_model_answer_with_the_ensembles_tensors(fused):
     specs = stage_specs(AXES, CONTEXT)
     for name, link in zip(STAGES, fused.chain, strict=True):
         assert link.kernel.seen[0].keys() == {t.name for t in specs[name].taken}
+
+
+@pytest.mark.parametrize(("stage", "name"), [("retrieve", "candidate_ids"), ("rank", "rank_scores"), ("rerank", "scores")])
+@pytest.mark.parametrize("wrong", [lambda values: values[:-1], lambda values: values.astype(np.float64)], ids=["short", "type"])
+def test_what_a_kernel_gives_in_another_form_reaches_nobody_and_does_not_count(fused, monkeypatch, stage, name, wrong):
+    culprit, right = fused.chain[STAGES.index(stage)].kernel, Next.__call__
+
+    def call(self, inputs):
+        outputs = right(self, inputs)
+        return outputs | {name: wrong(outputs[name])} if self is culprit else outputs
+
+    monkeypatch.setattr(Next, "__call__", call)
+    for response in fused.execute([request(1), request(2)]):
+        assert re.match(rf"The kernel of {stage} gave {name} as .*the contract says", response.error().message())
+    fused.reporter.report()
+    counted = [pb.MetricFamily.metrics[f"recommender_kernel_rows/{each}"].value > 0 for each in STAGES]
+    assert counted == [True] * STAGES.index(stage) + [False] * (len(STAGES) - STAGES.index(stage))
 
 
 class Half(Next):

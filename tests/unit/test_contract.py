@@ -73,7 +73,7 @@ def test_a_field_of_two_records_comes_from_the_later_one_and_others_are_handed_o
 )
 def test_a_field_of_another_form_is_refused_not_spread_or_cast(wrong):
     spec = stage_specs(ODD)["preprocess"].outputs[0]
-    with pytest.raises(RecommenderError, match=r"history_ids is int.*the contract says INT64 \(2, 3\)"):
+    with pytest.raises(RecommenderError, match=r"history_ids of the record user is int.*the contract says INT64 \(2, 3\)"):
         spec.pack(random_fields(spec, 2) | {"history_ids": wrong})
 
 

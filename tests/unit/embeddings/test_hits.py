@@ -120,14 +120,17 @@ def test_a_read_of_many_keys_is_that_of_its_parts(direct_rows):
 def states(header: np.ndarray, vectors: np.ndarray) -> list[int]:
     """What the three passes say of a row that lies in slot 3, each under a header as it is now."""
     rows, keys, uses, before = np.ones((8, 16), np.float32), np.array([3]), np.zeros(8, np.uint8), header.copy()
-    said = []
-    for read in (
-        lambda: hits.read_complete(header, rows, keys, vectors),
-        lambda: hits.read_hashed(header, np.arange(8), uses, True, rows, keys, vectors),
-        lambda: hits.read_indexed(header, np.arange(8, dtype=np.int32), uses, True, rows, keys, vectors),
+    said, reads = [], 5
+    for read, *parts in (
+        (hits.read_complete_at,),
+        (hits.read_hashed_at, np.arange(8), uses),
+        (hits.read_indexed_at, np.arange(8, dtype=np.int32), uses),
     ):
         header[:] = before
-        said.append(read())
+        words = hits.table_words(header, *parts)
+        words[hits.READS] = reads
+        said.append(read(words.ctypes.data, rows, keys, vectors))
+        assert words[hits.READS] == (reads + 1 if parts else reads)  # nothing was missed
     return said
 
 
@@ -162,7 +165,7 @@ def test_reads_count_as_uses_after_a_miss_and_now_and_then(direct_rows):
             table.read(asked)
         return int(table._uses[slot]) - before
 
-    counted(hits.COUNTED_AFTER_MISS)
+    assert counted(hits.COUNTED_AFTER_MISS) == hits.COUNTED_AFTER_MISS  # of a table's first reads
     assert counted(3 * hits.COUNTED_EVERY) == 3
     table.read(np.array([110]))
     assert counted(hits.COUNTED_AFTER_MISS) == hits.COUNTED_AFTER_MISS
