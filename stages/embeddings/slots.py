@@ -30,7 +30,7 @@ from stages.embeddings.row_formats import RowCodec
 
 READ_ATTEMPTS = 40  # of rows that are being written just now
 READ_PAUSE_S = 0.0002  # between two of them: writing takes 50 us, or until a writer that lost the core has it again
-HALVE_EVERY = 32  # one insertion in so many halves the use counts of its set: yesterday's favourites leave in the end
+HALVE_EVERY = 32  # one insertion in so many halves the use counts of its set
 FLOAT32 = np.dtype(np.float32)  # an array is made in two thirds of the time that the type's name takes
 
 Rows = tuple[np.ndarray, np.ndarray | None]  # float32 [N, D]; bool [N] missing, None when none is
