@@ -241,11 +241,15 @@ def _served(name: str, bench: Bench, both: Sides, window_s: float) -> dict[str, 
 
 def _closed(bench: Bench, peak_clients: int, window_s: float) -> tuple[float, float, float]:
     """-> (p50 of one client in ms, answers/s of MANY_CLIENTS, answers/s at the peak)"""
-    one = bench.closed(ENSEMBLE, "grpc", "concurrency", 1, window_s)
+    one_ms = _p50_of_one_ms(bench, window_s)
     many = peak = bench.closed(ENSEMBLE, "grpc", "concurrency", MANY_CLIENTS, window_s).achieved_rate
     if peak_clients != MANY_CLIENTS:
         peak = max(many, bench.closed(ENSEMBLE, "grpc", "concurrency", peak_clients, window_s).achieved_rate)
-    return one.latency.p50_ms, many, peak
+    return one_ms, many, peak
+
+
+def _p50_of_one_ms(bench: Bench, window_s: float) -> float:
+    return bench.closed(ENSEMBLE, "grpc", "concurrency", 1, window_s).latency.p50_ms
 
 
 def _empty(name: str, bench: Bench, both: Sides, window_s: float) -> dict[str, float]:
@@ -254,12 +258,12 @@ def _empty(name: str, bench: Bench, both: Sides, window_s: float) -> dict[str, f
 
 
 def _empty_unbatched(name: str, bench: Bench, window_s: float) -> dict[str, float]:
-    return {f"{name} empty unbatched p50": bench.closed(ENSEMBLE, "grpc", "concurrency", 1, window_s).latency.p50_ms}
+    return {f"{name} empty unbatched p50": _p50_of_one_ms(bench, window_s)}
 
 
 def _unbatched(name: str, bench: Bench, window_s: float) -> dict[str, float]:
     return {
-        f"{name} unbatched p50": bench.closed(ENSEMBLE, "grpc", "concurrency", 1, window_s).latency.p50_ms,
+        f"{name} unbatched p50": _p50_of_one_ms(bench, window_s),
         f"{name} unbatched rate": bench.closed(ENSEMBLE, "grpc", "concurrency", MANY_CLIENTS, window_s).achieved_rate,
     }
 
