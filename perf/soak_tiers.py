@@ -325,7 +325,7 @@ def tell(elapsed_s: float, shared: Shared, processes: Processes) -> None:
 def leave(signum: int, _frame: object) -> None:
     """Told to stop: the way out that ends the other processes, which otherwise would go on for good."""
     signal.signal(signum, signal.SIG_IGN)
-    sys.exit(128 + signum)
+    raise SystemExit(128 + signum)  # of sys.exit, Kafka's client, where this may come, makes a SystemError
 
 
 def main() -> None:

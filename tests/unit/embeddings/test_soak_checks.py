@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from collections.abc import Callable
 
 import numpy as np
 import pytest
+from confluent_kafka import Producer
 
 from perf.soak_tiers import (
     RESTARTED_WITHIN_S,
@@ -16,10 +18,12 @@ from perf.soak_tiers import (
     Checker,
     Due,
     Shared,
+    leave,
     rows_of,
 )
 from stages.embeddings.ring import UpdateRing
 from stages.embeddings.row_formats import RowCodec
+from tests.unit.embeddings.kafka_broker import MockBroker
 
 ROWS, KEY = 100, 7
 CODEC = RowCodec("fp32", WIDTH)
@@ -136,3 +140,22 @@ def test_wrong_rows_of_degraded_look_ups_are_counted_apart_as_well(capsys):
     first, second = capsys.readouterr().err.splitlines()
     assert first.endswith("stale, not degraded, keys [7, 3]")
     assert second.endswith("stale, degraded, keys [7]")
+
+
+@pytest.fixture
+def a_signal():
+    """One that nothing here uses; what it did before is restored."""
+    before = signal.getsignal(signal.SIGUSR1)
+    yield signal.SIGUSR1
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_told_to_stop_while_kafka_acknowledges_it_leaves_all_the_same(a_signal):
+    broker = MockBroker()
+    producer = Producer({"bootstrap.servers": broker.address})
+    signal.signal(a_signal, leave)
+    producer.produce("told", b"rows", on_delivery=lambda *_: signal.raise_signal(a_signal))
+    with pytest.raises(SystemExit) as left:
+        producer.flush(10)
+    assert left.value.code == 128 + a_signal
+    broker.stop()
