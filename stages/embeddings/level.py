@@ -11,7 +11,7 @@ import numpy as np
 from stages.embeddings.breaker import Breaker
 from stages.errors import DependencyError
 
-Found = dict[str, tuple[np.ndarray, np.ndarray]]  # table -> (float32 [N, D], bool [N] found)
+Found = dict[str, tuple[np.ndarray, np.ndarray | None]]  # table -> (float32 [N, D]; bool [N] found, None: all)
 
 
 class Store(Protocol):
@@ -40,7 +40,7 @@ class Level:
             return None, False
         store = None
         try:
-            store = self._opened()
+            store = self.store or self._opened()
             if store is None:
                 return None, False
             result = action(store)

@@ -17,10 +17,13 @@ from stages.embeddings.config import TiersConfig
 from stages.embeddings.level import Level, Store
 from stages.embeddings.memory import SharedFolder
 from stages.embeddings.ring import STORED, UNKNOWN
+from stages.embeddings.row_formats import RowCodec
 from stages.embeddings.table import TieredTable, open_shared, shared_root
 from stages.errors import DependencyError
 
 NOWHERE, IN_L2, IN_L3, PERHAPS_OLD = 0, 2, 3, 4  # `Fetched.level`
+FEW = np.arange(16)  # nobody writes in it
+FEW.setflags(write=False)
 
 
 @dataclass
@@ -31,7 +34,7 @@ class Fetched:
     vectors: np.ndarray  # float32 [U, D] as a lookup gives them; where no level has the key, `fetch` gives the default vector
     exact: np.ndarray  # float32 [U, D] as L3 holds them, where L3 had the row: what L2 encodes
     level: np.ndarray  # int8 [U] which level had the row
-    lacking: np.ndarray  # positions in `keys` that no level asked so far had
+    lacking: np.ndarray  # positions in `keys` that no level asked so far had, rising
     position: int  # of the update ring before the first read: what was updated later is not to be cached from here
     trusted: bool = True  # the stores below have all updates up to then, or those that they lack are known
 
@@ -47,6 +50,13 @@ class Fetched:
         )
         position = min(part.position for part in parts)
         return cls(keys, vectors, exact, level, np.flatnonzero(level == NOWHERE), position, all(p.trusted for p in parts))
+
+    def take_in(self, at: np.ndarray, stored: np.ndarray, codec: RowCodec) -> None:
+        """Rows of a store (float32 [M, D]), at positions that lacked them."""
+        if len(at) == len(self.keys):  # the usual: nothing is copied
+            self.exact, self.vectors = stored, codec.roundtrip(stored)
+        else:
+            self.exact[at], self.vectors[at] = stored, codec.roundtrip(stored)
 
     def cut(self, most: int) -> Iterator[Fetched]:
         """The same in parts of at most `most` rows."""
@@ -112,6 +122,10 @@ class LowerLevels:
 
         return Source(Path(self.config.source), self.config.tables)
 
+    def check(self) -> None:
+        """Look whether L3 is still what it was when it was opened: it is opened again otherwise."""
+        self.l3.use(lambda store: (store.check(), True))
+
     # --- reading ------------------------------------------------------------------------------------------------------------
     def fetch(self, wanted: dict[str, np.ndarray]) -> tuple[dict[str, Fetched], bool]:
         """{table: int64 [U] distinct keys} -> ({table: rows}, intact). Not intact: a level that was needed is down."""
@@ -148,7 +162,7 @@ class LowerLevels:
         table = self.tables[name]
         vectors = np.empty((len(keys), table.config.width), np.float32)
         exact = vectors if table.codec.row_format == "fp32" else np.empty_like(vectors)
-        return Fetched(keys, vectors, exact, np.zeros(len(keys), np.int8), np.arange(len(keys)), table.ring_head)
+        return Fetched(keys, vectors, exact, np.zeros(len(keys), np.int8), _positions(len(keys)), table.ring_head)
 
     def _from_memory(self, fetched: dict[str, Fetched]) -> bool:
         """What shared memory has: L2, and updates that a store below lacks."""
@@ -177,7 +191,7 @@ class LowerLevels:
         rows.vectors[found], rows.level[found] = table.codec.decode(stored[at[there]]), IN_L2
 
     def _from_l3(self, fetched: dict[str, Fetched]) -> bool:
-        if self.l3 is None or not any(len(rows.lacking) for rows in fetched.values()):
+        if self.l3 is None:
             return True
         caught_up = not self._behind(fetched) or self.catch_up()
         if caught_up and self._from_store(self.l3, fetched, IN_L3):
@@ -194,13 +208,9 @@ class LowerLevels:
         for name, (vectors, there) in (found or {}).items():
             rows, shared = fetched[name], self.tables[name].shared
             rows.trusted = rows.trusted and (shared is None or shared.ring.stored != UNKNOWN)  # found out while it was read
-            at = rows.lacking
-            rows.lacking = at[:0]
-            if np.count_nonzero(there) < len(there):  # a fifth of the time that `all` takes
-                at, rows.lacking, vectors = at[there], at[~there], vectors[there]
-            rows.vectors[at] = vectors
-            if rows.exact is not rows.vectors:
-                rows.exact[at], rows.vectors[at] = vectors, self.tables[name].codec.roundtrip(vectors)
+            at = rows.lacking if there is None else rows.lacking[there]
+            rows.lacking = rows.lacking[:0] if there is None else rows.lacking[~there]
+            rows.take_in(at, vectors if there is None else vectors[there], self.tables[name].codec)
             rows.level[at] = mark if rows.trusted else PERHAPS_OLD
             intact = intact and (rows.trusted or not len(at))
         return intact
@@ -254,3 +264,8 @@ class LowerLevels:
             table.detach()
         for level in self.levels:
             level.close()
+
+
+def _positions(count: int) -> np.ndarray:
+    """0 … count - 1; of few, as most requests miss, made once: with cold caches that takes as long as a tenth of a read."""
+    return FEW[:count] if count <= len(FEW) else np.arange(count)

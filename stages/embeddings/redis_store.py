@@ -72,7 +72,7 @@ class RedisStore:
         self._cluster: RedisCluster | None = None
 
     def read(self, wanted: dict[str, np.ndarray]) -> tuple[Found, bool]:
-        """{table: int64 [N] keys} -> ({table: (float32 [N, D], bool [N] found)}, True): one pipeline for all tables."""
+        """{table: int64 [N] keys} -> (`Found`, True): one pipeline for all tables."""
         parts = [(table, positions) for table, keys in wanted.items() for positions in self._by_partition(keys)]
         replies = self._run(
             [("HMGET", self._hashes(table, wanted[table][at])[0], *encode_keys(wanted[table][at])) for table, at in parts]

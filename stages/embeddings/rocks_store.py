@@ -204,12 +204,14 @@ class RocksStore:
 
     # --- reading ------------------------------------------------------------------------------------------------------------
     def read(self, wanted: dict[str, np.ndarray]) -> tuple[Found, bool]:
-        """{table: int64 [N] keys} -> ({table: (float32 [N, D], bool [N] found)}, intact): one wave of reads for all tables.
+        """{table: int64 [N] keys} -> (`Found`, intact): one wave of reads for all tables.
 
-        Not intact: some rows could not be read (a damaged block) and count as not found.
+        Not intact: some rows could not be read (a damaged block) and count as not found. Whether another database lies here
+        by now is for `check` to tell: asking at every read would take as long as a tenth of it.
         """
         with self._reading:
-            self._check()
+            if self._damage:
+                raise self.damaged(self._damage)
             found, intact = self._following.undisturbed(lambda: self._read(wanted))
             if intact and self._lacks(wanted, found):  # perhaps the writer has replaced a file since this was opened
                 self._following.catch_up()
@@ -220,10 +222,12 @@ class RocksStore:
 
     def _lacks(self, wanted: dict[str, np.ndarray], found: Found) -> bool:
         """Whether a row is missing that must be there."""
-        if not self._complete or self.writable or all(np.count_nonzero(there) == len(there) for _, there in found.values()):
+        if not self._complete or self.writable:
             return False
         return any(
-            table in self._complete and (wanted[table][~there].view(np.uint64) < self._complete[table]).any()
+            there is not None
+            and table in self._complete
+            and (wanted[table][~there].view(np.uint64) < self._complete[table]).any()
             for table, (_, there) in found.items()
         )
 

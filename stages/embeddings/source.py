@@ -54,7 +54,7 @@ class Source:
         return self._dense[table] if table in self._dense else self._sparse[table].vectors
 
     def read(self, wanted: dict[str, np.ndarray]) -> tuple[Found, bool]:
-        """{table: int64 [N] keys} -> ({table: (float32 [N, D], bool [N] found)}, True)."""
+        """{table: int64 [N] keys} -> (`Found`, True)."""
         found: Found = {}
         for table, keys in wanted.items():
             if table in self._dense or table in self._sparse:
@@ -73,6 +73,9 @@ class Source:
     def reached(self, _table: str) -> np.ndarray:
         """int64 [PARTITIONS]: no update of the log is in."""
         return nothing_reached()
+
+    def check(self) -> None:
+        """Nobody replaces it."""
 
     def catch_up(self) -> None:
         """Nobody writes here: reads are always current."""

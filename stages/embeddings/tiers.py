@@ -253,6 +253,7 @@ class Tiers:
     def _upkeep(self) -> None:
         self._lower.attach()
         if self._lower.l3 is not None and self._lower.l3.store is not None and not self._all_in_l2:
+            self._lower.check()
             self._lower.catch_up()  # holds the interpreter: not for tables that never ask L3
 
     @property

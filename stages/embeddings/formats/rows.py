@@ -12,7 +12,7 @@ import numpy as np
 from stages.errors import DataError
 
 KEY_BYTES = 8
-KEY, INT64, FLOAT32, BOOL = map(np.dtype, (f"V{KEY_BYTES}", "<i8", "<f4", bool))  # made once: a name takes as long as its use
+KEY, INT64, FLOAT32 = map(np.dtype, (f"V{KEY_BYTES}", "<i8", "<f4"))  # made once: a name takes as long as its use
 
 
 def encode_keys(keys: np.ndarray) -> list[bytes]:
@@ -25,10 +25,10 @@ def encode_vectors(vectors: np.ndarray) -> list[bytes]:
     return np.ascontiguousarray(vectors, "<f4").view(f"V{4 * vectors.shape[1]}").ravel().tolist()
 
 
-def decode_vectors(values: Sequence[bytes | None], width: int) -> tuple[np.ndarray, np.ndarray]:
-    """N stored values, None where the database has none -> (float32 [N, D], zeros where missing; bool [N] found)."""
+def decode_vectors(values: Sequence[bytes | None], width: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """N stored values, None where the database has none -> (float32 [N, D], zeros where missing; bool [N] found, None: all)."""
     if None not in values and set(map(len, values)) == {4 * width}:
-        return np.frombuffer(b"".join(values), FLOAT32).reshape(-1, width), ~np.zeros(len(values), BOOL)
+        return np.frombuffer(b"".join(values), FLOAT32).reshape(-1, width), None
     found = np.fromiter((value is not None for value in values), bool, len(values))
     wrong = next((value for value in values if value is not None and len(value) != 4 * width), None)
     if wrong is not None:

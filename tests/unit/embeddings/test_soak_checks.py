@@ -158,4 +158,5 @@ def test_told_to_stop_while_kafka_acknowledges_it_leaves_all_the_same(a_signal):
     with pytest.raises(SystemExit) as left:
         producer.flush(10)
     assert left.value.code == 128 + a_signal
+    del producer  # before its broker: it would say that it is gone
     broker.stop()

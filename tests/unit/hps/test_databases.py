@@ -25,7 +25,7 @@ def test_rows_byte_for_byte():
     assert rows.encode_vectors(VECTORS) == packed_vectors()
     vectors, found = rows.decode_vectors(packed_vectors(), 3)
     np.testing.assert_array_equal(vectors, VECTORS, strict=True)
-    assert found.all()
+    assert found is None
 
 
 def test_keys_of_any_integers_and_order_in_memory_have_the_same_bytes():
