@@ -325,7 +325,7 @@ def tell(elapsed_s: float, shared: Shared, processes: Processes) -> None:
 def leave(signum: int, _frame: object) -> None:
     """Told to stop: the way out that ends the other processes, which otherwise would go on for good."""
     signal.signal(signum, signal.SIG_IGN)
-    raise SystemExit(128 + signum)  # of sys.exit, Kafka's client, where this may come, makes a SystemError
+    raise SystemExit(128 + signum)  # not sys.exit: inside Kafka's client that becomes a SystemError
 
 
 def main() -> None:

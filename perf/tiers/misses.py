@@ -1,8 +1,8 @@
 """What 1, 13 and 64 missing rows add to a look-up of 256 keys, against as many raw reads of the device.
 
 The device is read by Python's threads, as RocksDB is here, and by native ones, which is all that it can do. Timed are bare
-look-ups, and their medians compared: no request around them, and no tail. Each reads blocks of its own: one that was just read
-comes back sooner, and natively read after Python's threads they looked six times as fast on a machine that had just started.
+look-ups, and their medians compared: no request around them, and no tail. Each reads blocks drawn for itself: one that was just
+read comes back sooner, and natively read after Python's threads they looked six times as fast where the disk was cold.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def bench_misses(folder: Path, rows: int, rng: np.random.Generator, n_requests: 
     source, results = write_table(folder, rows, rng), []
     device, native = (kind(f"{source}/{TABLE}.npy") for kind in (RawDevice, NativeDevice))
     native.read(np.arange(MISSES[-1]))  # compiles
-    read_through(source)
     with tiers_over(rows, source, l2_rows=rows // 10) as tiers:
+        read_through(source)
         resident = resident_keys(tiers, rows // 10)
 
         def lookup(keys: np.ndarray) -> None:

@@ -28,7 +28,7 @@ FEW.setflags(write=False)
 
 @dataclass
 class Fetched:
-    """Rows of distinct keys of one table."""
+    """Rows of distinct keys of one table. Arrays of it may be others' and read-only."""
 
     keys: np.ndarray  # int64 [U]
     vectors: np.ndarray  # float32 [U, D] as a lookup gives them; where no level has the key, `fetch` gives the default vector
@@ -53,10 +53,13 @@ class Fetched:
 
     def take_in(self, at: np.ndarray, stored: np.ndarray, codec: RowCodec) -> None:
         """Rows of a store (float32 [M, D]), at positions that lacked them."""
-        if len(at) == len(self.keys):  # the usual: nothing is copied
-            self.exact, self.vectors = stored, codec.roundtrip(stored)
-        else:
-            self.exact[at], self.vectors[at] = stored, codec.roundtrip(stored)
+        decoded = codec.roundtrip(stored)
+        if len(at) == len(self.keys):  # the usual, without a copy
+            self.exact, self.vectors = stored, decoded
+            return
+        self.vectors[at] = decoded
+        if self.exact is not self.vectors:
+            self.exact[at] = stored
 
     def cut(self, most: int) -> Iterator[Fetched]:
         """The same in parts of at most `most` rows."""
@@ -122,9 +125,11 @@ class LowerLevels:
 
         return Source(Path(self.config.source), self.config.tables)
 
-    def check(self) -> None:
-        """Look whether L3 is still what it was when it was opened: it is opened again otherwise."""
-        self.l3.use(lambda store: (store.check(), True))
+    def check(self) -> bool:
+        """Whether L3 is open and still what it was when it was opened; it is opened again otherwise."""
+        if self.l3.breaker.last_error is not None:  # for the next read to find out: a look that succeeds says nothing of rows
+            return False
+        return self.l3.use(lambda store: (store.check(), True))[1]
 
     # --- reading ------------------------------------------------------------------------------------------------------------
     def fetch(self, wanted: dict[str, np.ndarray]) -> tuple[dict[str, Fetched], bool]:
@@ -152,7 +157,7 @@ class LowerLevels:
         from stages.embeddings.loading import as_exported
 
         fetched = {name: self._nothing_yet(name, keys)}  # before the look at the mark: an update after that is noticed
-        if self.config.rocksdb is None or not self.l3.use(lambda _: (None, True))[1] or not as_exported(self.config):
+        if self.config.rocksdb is None or not as_exported(self.config) or not self.check():
             return self.fetch({name: keys})[0]
         self._from_memory(fetched)
         self._from_store(self.source, fetched, IN_L3)
@@ -220,7 +225,8 @@ class LowerLevels:
         for name, rows in fetched.items():
             shared, caught_up = self.tables[name].shared, self._caught_up[name]
             if (
-                shared is not None
+                len(rows.lacking)
+                and shared is not None
                 and shared.ring.head != caught_up
                 and shared.ring.changed(rows.keys[rows.lacking], caught_up).any()
             ):
@@ -267,5 +273,5 @@ class LowerLevels:
 
 
 def _positions(count: int) -> np.ndarray:
-    """0 … count - 1; of few, as most requests miss, made once: with cold caches that takes as long as a tenth of a read."""
+    """0 … count - 1. Few, which is what most requests miss, are made once: with cold caches each array costs 4 us."""
     return FEW[:count] if count <= len(FEW) else np.arange(count)

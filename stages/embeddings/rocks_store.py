@@ -165,16 +165,16 @@ class RocksStore:
     def check(self) -> None:
         """Raises DamagedError when this or another process met damage, DependencyError when another database lies here now."""
         with self._reading:
-            self._check()
+            self._check_damage()
+            if self.writable:
+                if self._complete is not None and (self._path / DAMAGED_MARK).exists():
+                    raise self.damaged("an instance could not read it")
+            elif not os.path.samestat(self._identity, os.stat(self._config.path)):
+                raise DependencyError(f"RocksDB at {self._config.path} was replaced by a new one, which is opened next.")
 
-    def _check(self) -> None:
+    def _check_damage(self) -> None:
         if self._damage:
             raise self.damaged(self._damage)
-        if self.writable:
-            if self._complete is not None and (self._path / DAMAGED_MARK).exists():
-                raise self.damaged("an instance could not read it")
-        elif not os.path.samestat(self._identity, os.stat(self._config.path)):
-            raise DependencyError(f"RocksDB at {self._config.path} was replaced by a new one, which is opened next.")
 
     def _synced(self) -> int:
         """The number of the last write that was certainly on disk."""
@@ -206,12 +206,13 @@ class RocksStore:
     def read(self, wanted: dict[str, np.ndarray]) -> tuple[Found, bool]:
         """{table: int64 [N] keys} -> (`Found`, intact): one wave of reads for all tables.
 
-        Not intact: some rows could not be read (a damaged block) and count as not found. Whether another database lies here
-        by now is for `check` to tell: asking at every read would take as long as a tenth of it.
+        Not intact: some rows could not be read (a damaged block) and count as not found.
+
+        Whether another database lies here by now is not looked at: that would take as long as a tenth of the read. Rows of the
+        one that was put aside are what they were; `check` tells before a secondary catches up with what was updated since.
         """
         with self._reading:
-            if self._damage:
-                raise self.damaged(self._damage)
+            self._check_damage()
             found, intact = self._following.undisturbed(lambda: self._read(wanted))
             if intact and self._lacks(wanted, found):  # perhaps the writer has replaced a file since this was opened
                 self._following.catch_up()
@@ -266,7 +267,7 @@ class RocksStore:
             if last_error is not None and not any(values):
                 raise last_error from None
             if last_error is not None and self._complete is not None and not self._damage and _is_damage(last_error):
-                log.warning("%s", self.damaged(str(last_error)))  # and `check` raises from the next call on
+                log.warning("%s", self.damaged(str(last_error)))  # and the next call raises
             return values, last_error is None
 
     def catch_up(self) -> None:

@@ -59,7 +59,8 @@ class Source:
         for table, keys in wanted.items():
             if table in self._dense or table in self._sparse:
                 places, there = self._places(table, keys)
-                found[table] = (np.asarray(self.vectors(table)[np.where(there, places, 0)]), there)
+                rows = np.asarray(self.vectors(table)[np.where(there, places, 0)])
+                found[table] = rows, None if there.all() else there
         return found, True
 
     def _places(self, table: str, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

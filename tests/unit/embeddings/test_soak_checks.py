@@ -23,7 +23,6 @@ from perf.soak_tiers import (
 )
 from stages.embeddings.ring import UpdateRing
 from stages.embeddings.row_formats import RowCodec
-from tests.unit.embeddings.kafka_broker import MockBroker
 
 ROWS, KEY = 100, 7
 CODEC = RowCodec("fp32", WIDTH)
@@ -150,13 +149,10 @@ def a_signal():
     signal.signal(signal.SIGUSR1, before)
 
 
-def test_told_to_stop_while_kafka_acknowledges_it_leaves_all_the_same(a_signal):
-    broker = MockBroker()
+def test_told_to_stop_while_kafka_acknowledges_it_leaves_all_the_same(a_signal, broker):
     producer = Producer({"bootstrap.servers": broker.address})
     signal.signal(a_signal, leave)
     producer.produce("told", b"rows", on_delivery=lambda *_: signal.raise_signal(a_signal))
     with pytest.raises(SystemExit) as left:
         producer.flush(10)
     assert left.value.code == 128 + a_signal
-    del producer  # before its broker: it would say that it is gone
-    broker.stop()
