@@ -157,7 +157,8 @@ class LowerLevels:
         from stages.embeddings.loading import as_exported
 
         fetched = {name: self._nothing_yet(name, keys)}  # before the look at the mark: an update after that is noticed
-        if self.config.rocksdb is None or not as_exported(self.config) or not self.check():
+        opened = self.config.rocksdb is not None and self.check()  # which fills an empty one
+        if not opened or not as_exported(self.config) or not self.check():  # again: the marks may be of what took its place
             return self.fetch({name: keys})[0]
         self._from_memory(fetched)
         self._from_store(self.source, fetched, IN_L3)
