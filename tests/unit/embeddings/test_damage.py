@@ -7,7 +7,6 @@ import os
 import resource
 import shutil
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -24,7 +23,7 @@ from stages.embeddings.level import Level
 from stages.embeddings.loading import load_l3, mark_updated, never_updated, open_l3
 from stages.embeddings.publisher import Publisher
 from stages.embeddings.rocks_store import DAMAGED_MARK, LOADING_PREFIX, DamagedError, RocksStore
-from stages.embeddings.tiers import UPKEEP_EVERY_S, Tiers
+from stages.embeddings.tiers import Tiers
 from stages.errors import DependencyError
 from tests.unit.embeddings.conftest import random_rows
 from tests.unit.embeddings.test_faults import until
@@ -284,19 +283,6 @@ def test_rows_of_a_database_that_was_put_aside_are_not_given_when_they_were_upda
     assert not whole()
     until(whole)
     updater.close()
-
-
-def test_a_look_at_the_database_ends_no_pause(config, instance):
-    """That it opens says nothing of its rows: where these cannot be read it would be opened again five times a second."""
-    tiers = instance(config)
-    recovers(tiers, random_rows(ROWS, WIDTH))
-    breaker = tiers._lower.l3.breaker
-    breaker.failed(DependencyError("rows cannot be read"))
-    until(lambda: breaker.closed)
-    time.sleep(4 * UPKEEP_EVERY_S)
-    assert breaker.last_error is not None
-    recovers(tiers, random_rows(ROWS, WIDTH))
-    assert breaker.last_error is None
 
 
 def test_nothing_is_put_aside_that_cannot_be_filled_again(config):

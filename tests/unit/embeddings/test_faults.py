@@ -24,7 +24,7 @@ from stages.embeddings.loading import load_l3
 from stages.embeddings.memory import SharedFolder
 from stages.embeddings.rocks_store import RocksStore
 from stages.embeddings.source import Source
-from stages.embeddings.tiers import Tiers
+from stages.embeddings.tiers import UPKEEP_EVERY_S, Tiers
 from stages.errors import ArtifactError, ConfigError, DependencyError
 from tests.unit.embeddings.conftest import random_rows
 from tests.unit.embeddings.updating import Log
@@ -111,6 +111,19 @@ def test_exported_rows_stand_in_for_a_database_that_is_down(open_tiers, settings
     until(lambda: own_or_default(tiers).all() and not tiers.degraded)
     tiers.settle()
     assert tiers.metrics().tables["items"].l2_rows == RESIDENT
+
+
+def test_a_look_at_the_database_ends_no_pause(open_tiers, settings):
+    """That it opens says nothing of its rows: where these cannot be read it would be opened again five times a second."""
+    tiers = open_tiers(PARTIAL, **settings)
+    assert own_or_default(tiers).all()
+    breaker = tiers._lower.l3.breaker
+    breaker.failed(DependencyError("rows cannot be read"))
+    until(lambda: breaker.closed)
+    time.sleep(4 * UPKEEP_EVERY_S)
+    assert breaker.last_error is not None
+    until(lambda: own_or_default(tiers).all() and not tiers.degraded)
+    assert breaker.last_error is None
 
 
 def test_read_only_l3_serves_and_is_not_updated(open_tiers, settings):
