@@ -35,7 +35,7 @@ from stages.read_ahead import prefetch
 
 EPOCH, HOLES = 0, 1  # words of a table's header
 HEADER_WORDS = 8
-HEADER, READS, PLACES, USES = 0, 1, 2, 4  # of `table_words`
+HEADER, READS, ROWS, PLACES, USES, WORDS = 0, 1, 2, 5, 7, 9  # of `table_words`
 ALL_THERE, SOME_MISSING, UNSETTLED = 0, 1, -1  # unsettled: somebody writes, or wrote meanwhile
 ASKED = 1024  # rows that are asked of memory before the first of them is decoded: 64 KiB of a core's own cache
 AHEAD = 16  # rows between the one that is asked of memory and the one that is decoded
@@ -111,35 +111,38 @@ def read_indexed(header, slot_of_key, uses, counted, rows, keys, vectors):
 
 
 @held
-def read_complete_at(table, rows, keys, vectors):
-    """`read_complete` of the table that `table_words` describe. table: their address"""
-    return read_complete(_header(table), rows, keys, vectors)
+def read_complete_at(table, dtype, keys, vectors):
+    """`read_complete` of the table that `table_words` describe. table: their address; dtype: of the rows"""
+    return read_complete(_header(table), _rows(table, dtype), keys, vectors)
 
 
 @held
-def read_hashed_at(table, rows, keys, vectors):
+def read_hashed_at(table, dtype, keys, vectors):
     """The same of `read_hashed`, which counts uses as often as COUNTED_AFTER_MISS and COUNTED_EVERY say."""
-    counted = _next_counts(table)
-    state = read_hashed(_header(table), _places(table, np.int64), _uses(table), counted, rows, keys, vectors)
-    return _noted(table, state)
+    counted, owner = _next_counts(table), _array(table, PLACES, np.int64)
+    return _noted(table, read_hashed(_header(table), owner, _uses(table), counted, _rows(table, dtype), keys, vectors))
 
 
 @held
-def read_indexed_at(table, rows, keys, vectors):
+def read_indexed_at(table, dtype, keys, vectors):
     """The same of `read_indexed`."""
-    counted = _next_counts(table)
-    state = read_indexed(_header(table), _places(table, np.int32), _uses(table), counted, rows, keys, vectors)
-    return _noted(table, state)
+    counted, slot_of_key = _next_counts(table), _array(table, PLACES, np.int32)
+    return _noted(table, read_indexed(_header(table), slot_of_key, _uses(table), counted, _rows(table, dtype), keys, vectors))
 
 
-def table_words(header, *parts):
-    """What every read of a table is of, as int64 words: the address of `header`; reads since one missed a row; then address and
-    length of `parts`, the places (int64 owners or int32 slots by key) and the uses (uint8).
+def table_words(header, rows, *parts):
+    """What every read of a table is of, as int64 words: the address of `header`; reads since one missed a row; address, length
+    and columns of the stored rows; then address and length of `parts`: the places (int64 owners or int32 slots by key) and the
+    uses (uint8).
 
     For each array of a call, numba asks the interpreter what it is, and holds it: that takes as long as 20 rows. Whoever
     passes the words' address keeps them and the arrays.
     """
-    return np.array([header.ctypes.data, 0, *(word for part in parts for word in (part.ctypes.data, len(part)))], np.int64)
+    words = np.zeros(WORDS, np.int64)
+    words[[HEADER, ROWS, ROWS + 1, ROWS + 2]] = header.ctypes.data, rows.ctypes.data, *rows.shape
+    for at, part in zip((PLACES, USES), parts, strict=False):  # a complete table has neither
+        words[at : at + 2] = part.ctypes.data, len(part)
+    return words
 
 
 @register_jitable
@@ -163,20 +166,25 @@ def _header(table):
 
 
 @register_jitable
-def _places(table, dtype):
+def _rows(table, dtype):
     words = _words(table)
-    return carray(memory_at(words[PLACES]), (words[PLACES + 1],), dtype)
+    return carray(memory_at(words[ROWS]), (words[ROWS + 1], words[ROWS + 2]), dtype)
 
 
 @register_jitable
 def _uses(table):
+    return _array(table, USES, np.uint8)
+
+
+@register_jitable
+def _array(table, at, dtype):
     words = _words(table)
-    return carray(memory_at(words[USES]), (words[USES + 1],), np.uint8)
+    return carray(memory_at(words[at]), (words[at + 1],), dtype)
 
 
 @register_jitable
 def _words(table):
-    return carray(memory_at(table), (USES + 2,), np.int64)
+    return carray(memory_at(table), (WORDS,), np.int64)
 
 
 @register_jitable

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
+from numpy import empty
 
 from stages.compiled import machine_code
 from stages.embeddings import hits
@@ -59,15 +60,16 @@ class SlotTable:
         self._header = np.frombuffer(base, np.int64, HEADER_WORDS)  # the same for compiled loops
         self._rows = sections.array(base, "rows") if rows is None else rows
         self._plain, self._width = codec.plain(self._rows), codec.width
+        self._dtype = self._plain.dtype
         self.capacity = len(self._rows)
         self._marks = Marks(sections, base, self.capacity)
 
     def _reads_by(self, read_hits: Callable, *parts: np.ndarray) -> None:
         """The pass that a read begins with, and what it needs beside the rows. Compiled here, by a read of no keys."""
-        self._words = hits.table_words(self._header, *parts)
+        self._words = hits.table_words(self._header, self._plain, *parts)
         self._address = self._words.ctypes.data
         nothing = np.empty(0, np.int64), np.empty((0, self._width), np.float32)
-        self._read_hits = machine_code(read_hits, self._address, self._plain, *nothing)
+        self._read_hits = machine_code(read_hits, self._address, self._dtype, *nothing)
         self._words[hits.READS] = 0  # that one was none
 
     # --- where keys lie -----------------------------------------------------------------------------------------------------
@@ -89,8 +91,8 @@ class SlotTable:
 
         Both are C-contiguous, `keys` of int64: compiled loops look at neither.
         """
-        vectors = np.empty((len(keys), self._width), FLOAT32) if out is None else out
-        state = self._read_hits(self._address, self._plain, keys, vectors)
+        vectors = empty((len(keys), self._width), FLOAT32) if out is None else out
+        state = self._read_hits(self._address, self._dtype, keys, vectors)
         return (vectors, None) if state == ALL_THERE else self._read_some(keys, vectors, out)
 
     def _read_some(self, keys: np.ndarray, vectors: np.ndarray, out: np.ndarray | None) -> Rows:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from numpy import asarray
 
 from stages.embeddings.background import Background
 from stages.embeddings.config import TableConfig, TiersConfig, read_config
@@ -78,7 +79,16 @@ class Tiers:
         Raises RequestError for a table that the settings do not name, and for an `out` of another shape or type.
         """
         self.degraded = False
-        vectors, miss = self._read_top(name, rows, out)
+        table = self._tables.get(name) or self._table(name)
+        keys = asarray(rows, INT64, "C")
+        if out is not None or keys.ndim != 1:
+            vectors, miss = self._read_top(name, rows, out)
+        else:  # what `_read_top` does, without the call: that takes as long as 20 rows
+            vectors, missing = table.read_top(keys)
+            if missing is None:
+                table.found += keys.size
+                return vectors
+            miss = self._miss(table, keys, vectors, missing.nonzero()[0])
         if miss is not None:
             self._resolve([miss])
         return vectors
@@ -126,7 +136,7 @@ class Tiers:
     def _read_top(self, name: str, rows: np.ndarray, out: np.ndarray | None) -> tuple[np.ndarray, _Miss | None]:
         """-> (float32 [..., D], what is still to be filled in)."""
         table = self._tables.get(name) or self._table(name)
-        keys = np.asarray(rows, INT64, order="C")
+        keys = asarray(rows, INT64, "C")
         if out is not None:
             self._check_out(out, (*rows.shape, table.config.width))
         if keys.ndim != 1:

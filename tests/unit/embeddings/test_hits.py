@@ -127,9 +127,9 @@ def states(header: np.ndarray, vectors: np.ndarray) -> list[int]:
         (hits.read_indexed_at, np.arange(8, dtype=np.int32), uses),
     ):
         header[:] = before
-        words = hits.table_words(header, *parts)
+        words = hits.table_words(header, rows, *parts)
         words[hits.READS] = reads
-        said.append(read(words.ctypes.data, rows, keys, vectors))
+        said.append(read(words.ctypes.data, rows.dtype, keys, vectors))
         assert words[hits.READS] == (reads + 1 if parts else reads)  # nothing was missed
     return said
 

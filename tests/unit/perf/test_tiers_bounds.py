@@ -68,13 +68,13 @@ NAMES = {  # of each part: the figures that are missed, and those that have no b
             "big: 10 % in RAM, threshold 0.7: p99 of a bare look-up over all in RAM",
         ],
     ),
-    "updates": ([], []),
+    "updates": ([], ["updates: p99 of a look-up over that without"]),
     "kernel": (
         [
             "kernel: 10 % in RAM, waits for misses: rows from memory",
-            "kernel: 10 % in RAM, waits for misses: p99 of the rank stage over all in RAM",
         ],
         [
+            "kernel: 10 % in RAM, waits for misses: p99 of the rank stage over all in RAM",
             "kernel: 10 % in RAM, threshold 0.7: rows from memory",
             "kernel: 10 % in RAM, threshold 0.7: p99 of a request over all in RAM",
             "kernel: 10 % in RAM, threshold 0.7: p99 of the rank stage over all in RAM",
@@ -122,12 +122,12 @@ def test_rounds_are_judged_by_their_median():
 def test_the_table_has_the_bound_beside_the_figure():
     rows = {
         row.cells[0]: row
-        for row in figure_table("x", figures_of("hits", RESULTS["hits"]) + figures_of("updates", RESULTS["updates"])).rows
+        for row in figure_table("x", figures_of("hits", RESULTS["hits"]) + figures_of("served", RESULTS["served"])).rows
     }
     missed = rows["hits: L1, 256 keys, of numpy.take"]
     assert (missed.cells[1:], missed.kept) == (("0.49", "", "at least 0.5", "MISSED"), False)
-    met = rows["updates: p99 of a look-up over that without"]
-    assert (met.cells[1:], met.kept) == (("1.1", "1 … 1.3", "at most 1.2", "met"), True)
+    met = rows["served: p99 of recommend, updated / quiet"]
+    assert (met.cells[1:], met.kept) == (("1.2", "1.1 … 1.3", "at most 1.2", "met"), True)
 
 
 @pytest.mark.parametrize(("parts", "missed"), [(["updates"], []), (["updates", "hits"], NAMES["hits"][0])])
