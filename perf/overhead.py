@@ -24,7 +24,6 @@ from pydantic import BaseModel
 
 from export.relayout import relayout
 from export.repository.config import CONFIG_FILE, LAYOUTS
-from export.settings import FUSED_INSTANCES
 from perf import schedule
 from perf.answers import differing_answers
 from perf.breakdown import Breakdown, breakdown
@@ -33,7 +32,9 @@ from perf.figure import Figure
 from perf.full import new_bench
 from perf.in_process import InProcess
 from perf.measure import Bench, Scenario, add_open
-from perf.memory import PeakMemory, ProcessMemory, total_mib
+from perf.memory import PeakMemory, ProcessMemory
+from perf.overhead_bounds import IN_TURNS, PAUSE_S, figures_of, memory_figures
+from perf.processor_time import processor_time
 from perf.recall import measured_recall
 from perf.target import own_server, site_of
 from perf.turns import Turns, taking_turns
@@ -43,15 +44,11 @@ from server.repository import read_config, write_config
 from stages.artifacts import read_stage, stage_folder
 from stages.contract import ENSEMBLE, STAGES
 
-COLD = {"ensemble": "paused", "fused": "in turns"}  # how one client's requests find a kernel: no server keeps it warm
 UNBATCHED, EMPTY = "-unbatched", "-empty"  # kinds of a layout's copies
 MANY_CLIENTS = 32
-PEAK_CLIENTS = (8, 16, 32, 64, 128)  # the peak is the best of these
+PEAK_CLIENTS = (8, 16, 32, 64, 128, 256)  # the peak is the best of these
 OPEN_S = 5.0
-PAUSE_S = 0.002  # about what lies between two runs of a kernel when one client is served
-IN_TURNS = FUSED_INSTANCES  # processes that a client of the fused layout asks one after the other
 ROWS = 1_000
-SLOWER = 1.05  # a p50 within it is "no slower": two runs of one server differ as much
 
 Step = Callable[[str], None]
 
@@ -149,7 +146,7 @@ def peak_alone(scratch: Path, name: str, folder: Path, window_s: float) -> tuple
     """-> (clients at the highest rate, memory at its peak), on a server that nothing else runs beside."""
     with own_server(scratch / name) as server, PeakMemory(server.state.tag) as watched:
         bench = bench_of(server, folder)
-        rates = {n: bench.closed(ENSEMBLE, "grpc", "concurrency", n, window_s).achieved_rate for n in PEAK_CLIENTS}
+        rates = {n: _rate(bench, n, window_s) for n in PEAK_CLIENTS}
     return max(rates, key=rates.__getitem__), watched.peak
 
 
@@ -223,29 +220,43 @@ def _in_process(both: Sides, window_s: float) -> dict[str, float]:
         "in process p50": both.workers.measure(1, window_s, workers=1).p50_ms,
         "in process p50, paused": both.workers.measure(1, window_s, workers=1, pause_s=PAUSE_S).p50_ms,
         "in process p50, in turns": both.workers.p50_in_turns_ms(IN_TURNS, window_s, PAUSE_S),
-        "in process rate": both.workers.measure(both.batch, 2 * window_s).rate,
+        "in process rate": both.workers.measure(1, 2 * window_s).rate,
+        "in process rate, batches": both.workers.measure(both.batch, 2 * window_s).rate,
     }
 
 
 def _served(name: str, bench: Bench, both: Sides, window_s: float) -> dict[str, float]:
-    one, many, peak = _closed(bench, both.peak_clients[name], window_s)
-    half = add_open(bench, Scenario("poisson 50 %", lambda rng: schedule.poisson(peak / 2, OPEN_S, rng), OPEN_S))
+    one_ms, many = _p50_of_one_ms(bench, window_s), _rate(bench, MANY_CLIENTS, window_s)
+    peak = _at_peak(bench, both.peak_clients[name], window_s)
+    half = add_open(bench, Scenario("poisson 50 %", lambda rng: schedule.poisson(peak.rate / 2, OPEN_S, rng), OPEN_S))
     return {
-        f"{name} p50": one,
-        f"{name} rate": peak,
+        f"{name} p50": one_ms,
+        f"{name} rate": peak.rate,
         f"{name} rate, many": many,
+        f"{name} server us": peak.server_us,
+        f"{name} models us": peak.models_us,
         f"{name} tail": half.latency.p99_ms / half.latency.p50_ms,
         f"{name} errors": half.error_share,
     }
 
 
-def _closed(bench: Bench, peak_clients: int, window_s: float) -> tuple[float, float, float]:
-    """-> (p50 of one client in ms, answers/s of MANY_CLIENTS, answers/s at the peak)"""
-    one_ms = _p50_of_one_ms(bench, window_s)
-    many = peak = bench.closed(ENSEMBLE, "grpc", "concurrency", MANY_CLIENTS, window_s).achieved_rate
-    if peak_clients != MANY_CLIENTS:
-        peak = max(many, bench.closed(ENSEMBLE, "grpc", "concurrency", peak_clients, window_s).achieved_rate)
-    return one_ms, many, peak
+@dataclass(frozen=True)
+class Peak:
+    """rate: answers/s; processor time for each answer in microseconds."""
+
+    rate: float
+    server_us: float
+    models_us: float
+
+
+def _at_peak(bench: Bench, clients: int, window_s: float) -> Peak:
+    before = processor_time(bench.site.tag)
+    level = bench.closed(ENSEMBLE, "grpc", "concurrency", clients, window_s)
+    return Peak(level.achieved_rate, *processor_time(bench.site.tag).us_per_answer(before, level.stages[ENSEMBLE].requests))
+
+
+def _rate(bench: Bench, clients: int, window_s: float) -> float:
+    return bench.closed(ENSEMBLE, "grpc", "concurrency", clients, window_s).achieved_rate
 
 
 def _p50_of_one_ms(bench: Bench, window_s: float) -> float:
@@ -253,8 +264,8 @@ def _p50_of_one_ms(bench: Bench, window_s: float) -> float:
 
 
 def _empty(name: str, bench: Bench, both: Sides, window_s: float) -> dict[str, float]:
-    one, _, peak = _closed(bench, both.peak_clients[name + EMPTY], window_s)
-    return {f"{name} empty p50": one, f"{name} empty rate": peak}
+    one_ms, peak = _p50_of_one_ms(bench, window_s), _at_peak(bench, both.peak_clients[name + EMPTY], window_s)
+    return {f"{name} empty p50": one_ms, f"{name} empty rate": peak.rate, f"{name} empty us": peak.server_us + peak.models_us}
 
 
 def _empty_unbatched(name: str, bench: Bench, window_s: float) -> dict[str, float]:
@@ -264,70 +275,8 @@ def _empty_unbatched(name: str, bench: Bench, window_s: float) -> dict[str, floa
 def _unbatched(name: str, bench: Bench, window_s: float) -> dict[str, float]:
     return {
         f"{name} unbatched p50": _p50_of_one_ms(bench, window_s),
-        f"{name} unbatched rate": bench.closed(ENSEMBLE, "grpc", "concurrency", MANY_CLIENTS, window_s).achieved_rate,
+        f"{name} unbatched rate": _rate(bench, MANY_CLIENTS, window_s),
     }
-
-
-def figures_of(taken: dict[str, list[float]], candidates: int) -> list[Figure]:
-    """What was measured by round -> the figures the bounds speak of, each computed within its round."""
-
-    def ratio(a: str, b: str) -> list[float]:
-        return np.divide(taken[a], taken[b]).tolist()
-
-    figures = [Figure(name=f"in process: {what}", values=taken[f"in process {key}"]) for what, key in IN_PROCESS]
-    shares = {"ensemble": 0.7, "fused": 0.85} if candidates >= 1_000 else {"ensemble": 0.45, "fused": 0.7}
-    for name, most_ms in {"ensemble": 2.3, "fused": 0.7}.items():
-        beyond_ms = np.subtract(taken[f"{name} p50"], taken["in process p50"]).tolist()
-        cold_ms = np.subtract(taken[f"in process p50, {COLD[name]}"], taken["in process p50"])
-        least_ms = np.add(taken[f"{name} empty p50"], cold_ms).tolist()
-        rows = (
-            ("p50 of one client, ms", taken[f"{name} p50"], None, True),
-            ("p50 of one client beyond the in-process one, ms", beyond_ms, most_ms, True),
-            ("answers/s at the peak", taken[f"{name} rate"], None, True),
-            ("answers/s against in-process on all cores", ratio(f"{name} rate", "in process rate"), shares[name], False),
-            ("p99/p50 at half of the peak", taken[f"{name} tail"], 3.0, True),
-            ("share of errors at half of the peak", taken[f"{name} errors"], 0.0, True),
-            ("batching on/off: answers/s of 32 clients", ratio(f"{name} rate, many", f"{name} unbatched rate"), 1.5, False),
-            ("batching on/off: p50 of one client", ratio(f"{name} p50", f"{name} unbatched p50"), SLOWER, True),
-            ("batching on/off: p50 of one client, by what it adds to empty kernels", batchers_part(taken, name), None, True),
-            ("empty kernels, and what pauses add in process: beyond the in-process p50, ms", least_ms, None, True),
-            ("empty kernels: p50 of one client, ms", taken[f"{name} empty p50"], None, True),
-            ("empty kernels: answers/s at the peak", taken[f"{name} empty rate"], None, True),
-            ("share of in-process answers/s that empty kernels leave", left_share(taken, name), None, False),
-        )
-        figures += [Figure(name=f"{name}: {what}", values=v, bound=bound, at_most=most) for what, v, bound, most in rows]
-    return figures
-
-
-def batchers_part(taken: dict[str, list[float]], name: str) -> list[float]:
-    """By round: what batching makes of the unbatched p50 if it adds no more than it does where there is nothing to compute."""
-    adds_ms = np.subtract(taken[f"{name} empty p50"], taken[f"{name} empty unbatched p50"])
-    return (1 + adds_ms / taken[f"{name} unbatched p50"]).tolist()
-
-
-def memory_figures(memory: dict[str, list[ProcessMemory]]) -> list[Figure]:
-    """memory: by layout, at its peak."""
-    bounds = {"ensemble": 1200.0, "fused": None}
-    what = "peak memory of all processes, MB"
-    return [Figure(name=f"{layout}: {what}", values=[mb(memory[layout])], bound=bound) for layout, bound in bounds.items()]
-
-
-def left_share(taken: dict[str, list[float]], name: str) -> list[float]:
-    """By round: the share of the in-process rate that is left where an answer costs its kernels and the server's own work."""
-    empty, kernels = np.array(taken[f"{name} empty rate"]), np.array(taken["in process rate"])
-    return (empty / (empty + kernels)).tolist()
-
-
-IN_PROCESS = (
-    ("p50 of one request, ms", "p50"),
-    (f"p50 of one request {PAUSE_S * 1e3:g} ms after the one before, ms", "p50, paused"),
-    (f"p50 of one request, {IN_TURNS} processes in turns with such pauses, ms", "p50, in turns"),
-    ("requests/s on all cores", "rate"),
-)
-
-
-def mb(memory: list[ProcessMemory]) -> float:
-    return total_mib(memory) * 2**20 / 1e6
 
 
 def steps(rounds: int) -> int:

@@ -9,18 +9,21 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from perf import cli, growth, overhead, plots, tables
+from perf import cli, growth, overhead, overhead_bounds, plots, tables
 from perf import recall as recall_of_index
 from perf.breakdown import kernel_us, models_of, parts_of
+from perf.figure import Figure
 from perf.growth import Axis
 from perf.hit_rates import parse
 from perf.memory import ProcessMemory
-from perf.overhead import Figure, Overhead, figures_of
+from perf.overhead import Overhead
+from perf.overhead_bounds import figures_of
 from perf.server_stats import StageTimes
 from stages.errors import ServerError
 
 PER_LAYOUT = {"p50": 3.0, "rate": 500.0, "rate, many": 400.0, "tail": 2.0, "errors": 0.0, "unbatched p50": 3.0}
-EMPTY = {"empty p50": 1.0, "empty unbatched p50": 0.7, "empty rate": 3_000.0}
+PER_LAYOUT |= {"server us": 100.0, "models us": 900.0}
+EMPTY = {"empty p50": 1.0, "empty unbatched p50": 0.7, "empty rate": 3_000.0, "empty us": 300.0}
 LEAST = "empty kernels, and what pauses add in process: beyond the in-process p50, ms"
 WITHIN_ALL_BOUNDS = {"ensemble p50": 2.5, "fused p50": 2.5, "ensemble rate": 900.0, "fused rate": 900.0}
 UNREAD = SimpleNamespace(
@@ -32,7 +35,8 @@ UNREAD = SimpleNamespace(
 
 def taken(rounds=3, **changes):
     """What `rounds` rounds measured, all alike but for `changes`."""
-    once = {"in process p50": 2.0, "in process p50, paused": 2.5, "in process p50, in turns": 2.75, "in process rate": 1_000.0}
+    once = {"in process p50": 2.0, "in process p50, paused": 2.5, "in process p50, in turns": 2.75}
+    once |= {"in process rate": 1_000.0, "in process rate, batches": 1_500.0}
     for layout in ("ensemble", "fused"):
         once |= {f"{layout} {key}": value for key, value in (PER_LAYOUT | EMPTY | {"unbatched rate": 200.0}).items()}
     return {name: [changes.get(name, value)] * rounds for name, value in once.items()}
@@ -60,15 +64,22 @@ def test_figures_are_computed_within_their_round_and_judged_by_the_median():
     }
     by_the_batcher = figures["ensemble: batching on/off: p50 of one client, by what it adds to empty kernels"]
     assert (by_the_batcher.median, by_the_batcher.met) == (pytest.approx(1.1), None)  # 0.3 ms more than 3 ms
-    assert figures["in process: requests/s on all cores"].met is None
-    left = figures["fused: share of in-process answers/s that empty kernels leave"]
-    assert (left.values, left.met) == ([0.75] * 3, None)  # 3,000 of 3,000 + 1,000
+    batches = figures["ensemble: answers/s against in-process in batches"]
+    assert (batches.median, batches.met) == (pytest.approx(1 / 3), None)
+    left = figures["fused: the same that the server alone leaves (empty kernels)"]
+    assert (left.values, left.met) == (pytest.approx([2 / 3] * 3), None)  # 3,000 of 3,000 + 1,500
 
 
-def test_longer_lists_have_tighter_bounds():
+def test_of_longer_lists_the_shares_alone_have_bounds():
     figures = by_name(figures_of(taken(), candidates=1_000))
     assert not figures["ensemble: answers/s against in-process on all cores"].met  # 0.5 of 0.7
-    assert figures["fused: answers/s against in-process on all cores"].bound == 0.85
+    bounds = {name: figure.bound for name, figure in figures.items() if figure.bound is not None}
+    assert bounds == {
+        "ensemble: answers/s against in-process on all cores": 0.7,
+        "ensemble: share of errors at half of the peak": 0.0,
+        "fused: answers/s against in-process on all cores": 0.85,
+        "fused: share of errors at half of the peak": 0.0,
+    }
 
 
 @pytest.mark.parametrize(
@@ -100,7 +111,7 @@ def test_the_table_says_what_is_missed():
     assert (row.cells[-2:], row.kept) == (("at least 0.7", "MISSED"), False)
     assert tables.memory_table(result.memory).rows[0].cells == ("fused: tritonserver", "100", "200")
     assert tables.breakdown_table(result.breakdowns).rows[0].cells == ("fused", "4,600", "3,600", "300", "80", "190", "430")
-    assert overhead.mb(result.memory["fused"]) == pytest.approx(104.8576)
+    assert overhead_bounds.mb(result.memory["fused"]) == pytest.approx(104.8576)
 
 
 @pytest.mark.parametrize(("recall", "exit_code"), [(0.985, 0), (0.893, 1)])
