@@ -108,6 +108,11 @@ class Plan:
         return self.budgets.instances * self.process_bytes + self.l2_bytes + self.ring_bytes
 
     @property
+    def spared_bytes(self) -> int:
+        """Of `process_bytes`, what our own tiers do without: L1 of tables that L2 holds whole. HPS caches these as well."""
+        return sum(planned.l1_bytes for planned in self.tables if planned.l2_rows == planned.table.rows)
+
+    @property
     def l2_complete(self) -> bool:
         """Every row is in memory: L3 is read only at start."""
         return all(planned.l2_rows == planned.table.rows for planned in self.tables)

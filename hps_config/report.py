@@ -40,7 +40,8 @@ def print_plan(plan: Plan, hit_rates: dict[str, HitRates], console: Console) -> 
 def assumptions(plan: Plan, traced: bool) -> list[str]:
     """What the figures of a plan rest on, one sentence each."""
     said = [
-        "L1: our own tiers leave it out where L2 holds the whole table, whose shared rows are read as fast.",
+        "L1: HPS has one for every table. Our own tiers leave it out where L2 holds the whole table: its shared rows are "
+        "read as fast.",
         f"L1: whole sets of {memory.L1_SET_ROWS} rows, decoded to fp32, with what finds and evicts them.",
         "L2: one copy for all processes in shared memory, rows in the table's row format "
         "(a Redis cluster keeps fp32 rows and its own overhead instead).",
@@ -84,9 +85,14 @@ def _totals(plan: Plan) -> Table:
     table.add_row("RocksDB's memory of one process", human_bytes(plan.l3_memory_bytes), "")
     table.add_row("request buffers of one process", human_bytes(plan.buffer_bytes), "")
     table.add_row("private memory of one process", human_bytes(plan.process_bytes), "")
+    if plan.spared_bytes:
+        table.add_row("the same in our own tiers", human_bytes(plan.process_bytes - plan.spared_bytes), "")
     table.add_row("L2 of the machine", human_bytes(plan.l2_bytes), human_bytes(budgets.l2_bytes))
     table.add_row("update rings of the machine", human_bytes(plan.ring_bytes), "")
     table.add_row(f"memory of the machine, {budgets.instances} processes", human_bytes(plan.machine_bytes), "")
+    if plan.spared_bytes:
+        own_bytes = plan.machine_bytes - budgets.instances * plan.spared_bytes
+        table.add_row("the same in our own tiers", human_bytes(own_bytes), "")
     table.add_row("L3 on disk", human_bytes(plan.l3_bytes), human_bytes(budgets.l3_bytes))
     return table
 

@@ -23,8 +23,8 @@ def tiers_config(
     """The tiers of one model of a ps.json.
 
     table_rows: table -> rows (`sparse_rows` counts those of sparse folders). dense: their keys are 0 … rows - 1. source: folder
-    of <table>.npy, or of HPS's <table>.model, that fills an empty L3. Raises ConfigError for unknown models and tables without
-    a row count.
+    of <table>.npy, or of HPS's <table>.model, that fills an empty L3. Raises ConfigError for unknown models, tables without a
+    row count, and a Redis over TLS.
     """
     params = config.model(model)
     lacking = [table for table in params.embedding_table_names if table not in table_rows]
@@ -83,6 +83,11 @@ def _l2_rows(volatile: VolatileDb, rows: int) -> int:
 
 
 def _redis(volatile: VolatileDb) -> RedisConfig:
+    if volatile.enable_tls:
+        raise ConfigError(
+            "ps.json asks for a Redis over TLS (enable_tls), which our tiers do not speak. Expected enable_tls false. Put "
+            "a TLS tunnel between, or serve the rank stage by HPS."
+        )
     return RedisConfig(volatile.address, volatile.num_partitions, volatile.user_name, volatile.password)
 
 

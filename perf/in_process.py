@@ -14,7 +14,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -72,17 +71,6 @@ class InProcess:
         answers = [_answer(worker) for worker in chosen]
         latency_ns = np.concatenate([answer["latency_ns"] for answer in answers])
         return Speed(float(np.median(latency_ns)) / 1e6, sum(answer["rows"] / answer["seconds"] for answer in answers))
-
-    def p50_in_turns_ms(self, workers: int, seconds: float, pause_s: float) -> float:
-        """Of single requests, asked of that many of the processes one after the other, with a pause before each."""
-        latency_ns, end_s = [], time.monotonic() + seconds
-        while time.monotonic() < end_s:
-            time.sleep(pause_s)
-            worker = self._workers[len(latency_ns) % min(workers, self._count)]
-            worker.stdin.write(json.dumps({"row": len(latency_ns)}) + "\n")
-            worker.stdin.flush()
-            latency_ns.append(_answer(worker)["latency_ns"])
-        return float(np.median(latency_ns)) / 1e6
 
     def best_batch(self, seconds: float) -> int:
         """The batch of BATCHES with the highest rate on all cores."""

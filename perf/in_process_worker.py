@@ -3,7 +3,7 @@
     python -P perf/in_process_worker.py REPO GENERATION ROWS.npz
 
 Each line on stdin, {"batch": B, "seconds": s, "pause_s": p}, is answered by a line {"rows": …, "seconds": …, "latency_ns": […]}
-on stdout; {"row": R}, a single request, by {"latency_ns": …}.
+on stdout.
 The code that runs is the one published beside the artifacts, so two repositories compare as they would be served.
 """
 
@@ -28,16 +28,7 @@ def main(repo: Path, generation: int, rows_file: str) -> None:
     print(json.dumps({"ready": len(rows["user_id"])}), flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
-        print(json.dumps((one if "row" in asked else measure)(pipeline, rows, **asked)), flush=True)
-
-
-def one(pipeline, rows: dict[str, np.ndarray], row: int) -> dict:
-    """One request."""
-    row %= len(rows["user_id"])
-    inputs = {name: array[row : row + 1] for name, array in rows.items()}
-    start_ns = time.perf_counter_ns()
-    pipeline(inputs)
-    return {"latency_ns": time.perf_counter_ns() - start_ns}
+        print(json.dumps(measure(pipeline, rows, **asked)), flush=True)
 
 
 def measure(pipeline, rows: dict[str, np.ndarray], batch: int, seconds: float, pause_s: float) -> dict:

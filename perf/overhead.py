@@ -33,7 +33,7 @@ from perf.full import new_bench
 from perf.in_process import InProcess
 from perf.measure import Bench, Scenario, add_open
 from perf.memory import PeakMemory, ProcessMemory
-from perf.overhead_bounds import IN_TURNS, PAUSE_S, figures_of, memory_figures
+from perf.overhead_bounds import PAUSE_S, figures_of, memory_figures
 from perf.processor_time import processor_time
 from perf.recall import measured_recall
 from perf.target import own_server, site_of
@@ -219,7 +219,6 @@ def _in_process(both: Sides, window_s: float) -> dict[str, float]:
     return {
         "in process p50": both.workers.measure(1, window_s, workers=1).p50_ms,
         "in process p50, paused": both.workers.measure(1, window_s, workers=1, pause_s=PAUSE_S).p50_ms,
-        "in process p50, in turns": both.workers.p50_in_turns_ms(IN_TURNS, window_s, PAUSE_S),
         "in process rate": both.workers.measure(1, 2 * window_s).rate,
         "in process rate, batches": both.workers.measure(both.batch, 2 * window_s).rate,
     }

@@ -11,13 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from export.settings import FUSED_INSTANCES
 from perf.figure import Figure
 from perf.memory import ProcessMemory, total_mib
 
-COLD = {"ensemble": "paused", "fused": "in turns"}  # how one client's requests find a kernel: no server keeps it warm
 PAUSE_S = 0.002  # about what lies between two runs of a kernel when one client is served
-IN_TURNS = FUSED_INSTANCES  # processes that a client of the fused layout asks one after the other
 LONG_LIST = 1_000  # candidates, from which on
 MOST_MEMORY_MB = {"ensemble": 1200.0, "fused": None}
 SLOWER = 1.05  # a p50 within it is "no slower": two runs of one server differ as much
@@ -56,7 +53,7 @@ def figures_of_layout(taken: Taken, name: str, bounds: Bounds) -> list[Figure]:
         return np.divide(taken[a], taken[b]).tolist()
 
     beyond_ms = np.subtract(taken[f"{name} p50"], taken["in process p50"]).tolist()
-    cold_ms = np.subtract(taken[f"in process p50, {COLD[name]}"], taken["in process p50"])
+    cold_ms = np.subtract(taken["in process p50, paused"], taken["in process p50"])
     batched = ratio(f"{name} rate, many", f"{name} unbatched rate")
     least_ms = np.add(taken[f"{name} empty p50"], cold_ms).tolist()
     rows = (
@@ -108,7 +105,6 @@ def mb(memory: list[ProcessMemory]) -> float:
 IN_PROCESS = (
     ("p50 of one request, ms", "p50"),
     (f"p50 of one request {PAUSE_S * 1e3:g} ms after the one before, ms", "p50, paused"),
-    (f"p50 of one request, {IN_TURNS} processes in turns with such pauses, ms", "p50, in turns"),
     ("requests/s on all cores, one after the other", "rate"),
     ("requests/s on all cores, in batches", "rate, batches"),
 )

@@ -20,7 +20,7 @@ from server.environment import RUN_DIR, backend_directory, find_wheel, server_en
 from server.health import held_versions
 from server.memory import check_memory
 from server.ports import Ports, check_free, free_ports, listens
-from server.repository import check_backends, read_repository, refuse_unservable_path
+from server.repository import Model, check_backends, read_repository, refuse_unservable_path
 from server.state import ServerState, known_servers
 from stages.errors import ServerError
 
@@ -79,7 +79,7 @@ class TritonServer:
         clear_stale(self.run_dir)
         check_free(self.ports)
         check_memory(models)
-        process, tag = self._launch()
+        process, tag = self._launch(models)
         settings = {"threads": self.threads, "cache_mib": self.cache_bytes >> 20, "fixed": self.model_control == "none"}
         self.state = ServerState(process.pid, tag, self.repo, self.log_path, self.ports, settings)
         self.state.save(self.run_dir)
@@ -103,7 +103,7 @@ class TritonServer:
     def __exit__(self, *exc: object) -> None:
         self.stop()
 
-    def _launch(self) -> tuple[subprocess.Popen, str]:
+    def _launch(self, models: list[Model]) -> tuple[subprocess.Popen, str]:
         wheel = find_wheel()
         tag = f"triton_{self.ports.grpc}_{secrets.token_hex(6)}_"
         command = [
@@ -120,6 +120,8 @@ class TritonServer:
         ]
         if self.model_control == "explicit":
             command.append("--load-model=*")
+        if any(model.has_priorities for model in models):
+            command.append("--rate-limit=execution_count")
         if self.cache_bytes:
             command += [f"--cache-directory={wheel.caches}", f"--cache-config=local,size={self.cache_bytes}"]
         self.log_path.parent.mkdir(parents=True, exist_ok=True)

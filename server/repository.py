@@ -45,6 +45,11 @@ class Model:
         """Instances per version; each instance of a Python model is a process of its own."""
         return 0 if self.is_ensemble else sum(group.count or 1 for group in self.config.instance_group) or 1
 
+    @property
+    def has_priorities(self) -> bool:
+        """Some instances are to be asked before others."""
+        return any(group.rate_limiter.priority for group in self.config.instance_group)
+
 
 def read_config(path: Path) -> model_config_pb2.ModelConfig:
     try:

@@ -18,6 +18,7 @@ CONFIG_FILE = "config.pbtxt"
 LAYOUTS = ("ensemble", "fused")  # one model per stage behind an ensemble, or one model that runs the four kernels
 WARMUP_ROWS = 4  # recorded requests in the warm-up files
 WARMUP_BATCH = 8
+LAST_RESORT = 1_000  # of a rate limiter's priorities, of which 1 is asked so many times as often
 TRITON_TYPE = {
     "INT64": pb.TYPE_INT64,
     "INT32": pb.TYPE_INT32,
@@ -73,12 +74,25 @@ def stage_config(spec: ModelSpec, serving: Serving, versions: list[int], warmup_
     config = pb.ModelConfig(name=spec.name, backend="python", max_batch_size=serving.max_batch_size)
     _add_tensors(config, spec)
     config.version_policy.specific.versions.extend(versions)
-    config.instance_group.add(kind=pb.ModelInstanceGroup.KIND_CPU, count=serving.instances)
+    set_instances(config, serving.instances)
     _add_batching(config.dynamic_batching, serving)
     config.response_cache.enable = serving.response_cache
     config.parameters["FORCE_CPU_ONLY_INPUT_TENSORS"].string_value = "yes"
     add_warmup(config, spec, warmup_rows)
     return config
+
+
+def set_instances(config: pb.ModelConfig, count: int) -> None:
+    """As many processes, of which one is asked whenever it is free, and the others only while it is not.
+
+    One client's requests so find a process that the one before has left warm, not two in turns that both go cold. A server
+    asks all alike unless it was started with `--rate-limit=execution_count`, as server/launcher.py does.
+    """
+    del config.instance_group[:]
+    first = config.instance_group.add(kind=pb.ModelInstanceGroup.KIND_CPU, count=1)
+    if count > 1:
+        others = config.instance_group.add(kind=pb.ModelInstanceGroup.KIND_CPU, count=count - 1)
+        first.rate_limiter.priority, others.rate_limiter.priority = 1, LAST_RESORT
 
 
 def ensemble_config(stages: dict[str, ModelSpec], generation: int, serving: Serving) -> pb.ModelConfig:

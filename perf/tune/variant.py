@@ -13,7 +13,7 @@ from pathlib import Path
 
 import faiss
 
-from export.repository.config import CONFIG_FILE, Serving, models_of
+from export.repository.config import CONFIG_FILE, Serving, models_of, set_instances
 from export.settings import ComputeSettings, Settings
 from server.repository import read_config, write_config
 from stages.artifacts import MANIFEST_FILE, STAGE_FILE, read_json, read_stage, sha256_of, stage_folder, write_manifest
@@ -37,7 +37,7 @@ def make_variant(source: Path, target: Path, layout: str, settings: Settings) ->
 
 
 def _apply(config, serving: Serving) -> None:
-    config.instance_group[0].count = serving.instances
+    set_instances(config, serving.instances)
     batching = config.dynamic_batching
     del batching.preferred_batch_size[:]
     batching.preferred_batch_size.extend(size for size in serving.preferred_batch_sizes if size <= config.max_batch_size)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 import urllib.request
+from collections import Counter
 
 import numpy as np
+import psutil
 import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
@@ -14,6 +17,7 @@ from tritonclient.utils import InferenceServerException
 from export.relayout import relayout
 from export.repository.check import check_repository
 from export.repository.recorded import RECORDED_FILE, compare_answers, read_recorded
+from perf.hit_rates import TABLE_ROWS, read_samples
 from server.generations import activate, published_generations, served_generation
 from server.launcher import TritonServer
 from stages.contract import ENSEMBLE, STAGES
@@ -21,6 +25,8 @@ from stages.errors import ConfigError, ServerError
 from stages.generations import pinned_generation
 from stages.pipeline import Pipeline
 from tests.server.requests import ask_each, infer
+
+REPORT_EVERY_S = 1.0  # stages/triton.py, which only a server can import
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +85,28 @@ def test_every_stage_counts_its_kernel_calls_and_time(served, caller):
         for counter in ("calls", "rows", "seconds"):
             (line,) = [line for line in text.splitlines() if line.startswith(f'recommender_kernel_{counter}{{stage="{name}"}}')]
             assert float(line.split()[-1]) > 0
+
+
+def rows_by_instance(served: TritonServer) -> Counter[str]:
+    """Rows of embedding tables that each process asked for so far."""
+    time.sleep(1.5 * REPORT_EVERY_S)  # they tell once a second
+    rows: Counter[str] = Counter()
+    for (name, labels), value in read_samples(served.metrics_url).items():
+        if name == TABLE_ROWS:
+            rows[dict(label.split("=", 1) for label in labels.split(","))["instance"]] += value
+    return rows
+
+
+def test_one_callers_requests_find_the_process_that_is_warm(served, caller, server):
+    """Of two. A caller who waits a moment meets the second one only if the first is not back by then."""
+    before = rows_by_instance(served)
+    for user_id in range(40):
+        infer(caller, user_id=[user_id])
+        time.sleep(0.005)
+    asked = rows_by_instance(served) - before
+    assert asked["recommend_0_0"] > 0.9 * asked.total() > 0
+    flags = [[flag for flag in psutil.Process(each.state.pid).cmdline() if "rate" in flag] for each in (served, server)]
+    assert flags == [["--rate-limit=execution_count"], []]  # where no model has priorities, the server has no limiter
 
 
 @pytest.fixture

@@ -92,7 +92,6 @@ def test_the_yardstick_runs_the_published_code_on_all_workers(bench):
     with InProcess(bench.site.repo, bench.site.generation, bench.requests, workers=2) as pipeline:
         assert pipeline.measure(batch=8, seconds=0.1).rate > 0
         assert pipeline.measure(batch=1, seconds=0.1, workers=1).p50_ms > 0
-        assert pipeline.p50_in_turns_ms(2, seconds=0.1, pause_s=0.001) > 0
 
 
 def test_a_yardstick_that_cannot_run_says_why(bench):

@@ -37,6 +37,14 @@ def test_a_stage_parses_back_to_its_spec(name, tmp_path):
     assert all(set(w.inputs) == {t.name for t in SPECS[name].inputs} for w in config.model_warmup)
 
 
+@pytest.mark.parametrize(
+    ("count", "groups"), [(1, [(1, 0)]), (2, [(1, 1), (1, c.LAST_RESORT)]), (4, [(1, 1), (3, c.LAST_RESORT)])]
+)
+def test_the_first_process_is_asked_before_the_others(count, groups):
+    config = c.stage_config(SPECS["rank"], c.Serving(instances=count), versions=[1], warmup_rows=1)
+    assert [(group.count, group.rate_limiter.priority) for group in config.instance_group] == groups
+
+
 def test_priorities_and_queue_limits_are_written_when_asked_for():
     serving = c.Serving(queue_delay_us=50, priority_levels=2, queue_timeout_us=9_000, queue_length=7)
     batching = c.stage_config(SPECS["rank"], serving, versions=[1], warmup_rows=1).dynamic_batching

@@ -1,12 +1,15 @@
+import io
 import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from hps_config.memory import l1_bytes, l1_rows, l2_bytes, l3_bytes, l3_memory_bytes
 from hps_config.planning import SHARE_STEPS, Budgets, plan_tiers, predict
 from hps_config.ps_config import NO_MARGIN
+from hps_config.report import human_bytes, print_plan
 from hps_config.tables import ROW_FORMATS, TableSpec
 from stages.embeddings.config import RocksConfig
 from stages.embeddings.rocks_store import BLOCK_CACHE_BYTES, RocksStore, reader_bytes
@@ -52,6 +55,19 @@ def test_everything_fits():
     assert plan.l3_memory_bytes == l3_memory_bytes((ITEM, USER))
     assert plan.process_bytes == plan.l1_bytes + plan.buffer_bytes + plan.l3_memory_bytes
     assert plan.machine_bytes == 2 * plan.process_bytes + plan.l2_bytes + plan.ring_bytes
+    assert plan.spared_bytes == plan.l1_bytes
+
+
+def test_the_plan_says_what_our_own_tiers_do_without():
+    """L1 of the tables that L2 holds whole: here of the smaller one alone, which fits its partitions."""
+    plan = plan_tiers((ITEM, USER), replace(AMPLE, l2_bytes=20 * MIB))
+    assert [planned.l2_rows == planned.table.rows for planned in plan.tables] == [True, False]
+    assert plan.spared_bytes == plan.tables[0].l1_bytes > 0
+    said = Console(record=True, width=120, file=io.StringIO())
+    print_plan(plan, {}, said)
+    own = [human_bytes(size) for size in (plan.process_bytes - plan.spared_bytes, plan.machine_bytes - 2 * plan.spared_bytes)]
+    lines = [line for line in said.export_text().splitlines() if "the same in our own tiers" in line]
+    assert [size in line for size, line in zip(own, lines, strict=True)] == [True, True]
 
 
 @pytest.mark.parametrize("l1", [1, 3, 17])

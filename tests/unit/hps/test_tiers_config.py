@@ -69,6 +69,11 @@ def test_redis_takes_the_place_of_shared_memory(tmp_path):
     assert [table.l2_rows for table in config.tables] == [0, 0]
 
 
+def test_redis_over_tls_is_refused_rather_than_asked_without_it(tmp_path):
+    with pytest.raises(ConfigError, match=r"enable_tls\), which our tiers do not speak"):
+        tiers(tmp_path, {"volatile_db": {"type": "redis", "address": "h:7000", "num_partitions": 8, "enable_tls": True}})
+
+
 def test_without_cache_or_l2(tmp_path):
     config = tiers(tmp_path, {"volatile_db": {"type": "none"}, "persistent_db": {"type": "rocks_db"}}, gpucache=False)
     assert [(table.l1_rows, table.l2_rows) for table in config.tables] == [(0, 0), (0, 0)]

@@ -61,7 +61,7 @@ def test_a_variant_serves_the_changes_and_the_original_stays(repository, layout,
 
     served, instances, delay = ("rank", 2, 7) if layout == "ensemble" else (ENSEMBLE, 3, 0)
     config = read_config(tmp_path / "variant" / served / "config.pbtxt")
-    assert config.instance_group[0].count == instances
+    assert [group.count for group in config.instance_group] == [1, instances - 1]
     assert config.dynamic_batching.max_queue_delay_microseconds == delay
     assert list(config.dynamic_batching.preferred_batch_size) == [4, 16]
     assert read_stage(stage_folder(tmp_path / "variant", "rank", 1)).settings["threads"] == 2
