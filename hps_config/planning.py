@@ -46,6 +46,11 @@ class TablePlan:
     l3_rows: int
 
     @property
+    def in_l2(self) -> bool:
+        """L2 holds every row."""
+        return self.l2_rows == self.table.rows
+
+    @property
     def l1_bytes(self) -> int:
         return l1_bytes(self.table, self.l1_rows)
 
@@ -110,12 +115,12 @@ class Plan:
     @property
     def spared_bytes(self) -> int:
         """Of `process_bytes`, what our own tiers do without: L1 of tables that L2 holds whole. HPS caches these as well."""
-        return sum(planned.l1_bytes for planned in self.tables if planned.l2_rows == planned.table.rows)
+        return sum(planned.l1_bytes for planned in self.tables if planned.in_l2)
 
     @property
     def l2_complete(self) -> bool:
         """Every row is in memory: L3 is read only at start."""
-        return all(planned.l2_rows == planned.table.rows for planned in self.tables)
+        return all(planned.in_l2 for planned in self.tables)
 
 
 def plan_tiers(tables: tuple[TableSpec, ...], budgets: Budgets) -> Plan:
@@ -149,7 +154,7 @@ def predict(plan: Plan, traces: dict[str, np.ndarray]) -> dict[str, HitRates]:
 
 def _predict_table(plan: Plan, planned: TablePlan, keys: np.ndarray) -> HitRates:
     rates = predict_hit_rates(keys, planned.l1_rows, planned.l2_rows, plan.budgets.instances)
-    return replace(rates, l2=1 - rates.l1) if planned.l2_rows == planned.table.rows else rates
+    return replace(rates, l2=1 - rates.l1) if planned.in_l2 else rates
 
 
 def _check(tables: tuple[TableSpec, ...], budgets: Budgets) -> None:
