@@ -3,11 +3,11 @@
     due (drawn beforehand) ─▶ send ─▶ answer          latency = answer - due, never answer - send
 
 A generator that waits for answers, or falls behind and forgets it, hides exactly the delays that users would feel. So
-the instants are fixed before the clock starts, requests are serialised beforehand (a send hands bytes to gRPC, nothing else),
-and the generator reports its own delay (`send_late`) and CPU time: figures hold as long as both stay small beside the server's.
+the instants are fixed before the clock starts, requests are made into bytes beforehand, and the generator reports its own delay
+(`send_late`) and processor time: figures hold as long as both stay small beside the server's (`perf/unary.py`).
 
-One sending thread that sleeps until the next instant (asyncio's timers are a millisecond coarse), answers on gRPC's own.
-At most MAX_IN_FLIGHT requests are in flight; what is due beyond that is dropped and counted as an error.
+One thread, which waits for the next answer or the next instant, whichever comes first (asyncio's timers are too coarse by a
+millisecond). At most MAX_IN_FLIGHT requests are in flight; what is due beyond that is dropped and counted as an error.
 Only loopback: this is a measuring instrument, not a weapon.
 """
 
@@ -19,16 +19,14 @@ import ipaddress
 import os
 import socket
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 
-import grpc
 import numpy as np
 
+from perf.unary import UnaryCalls
 from stages.errors import ConfigError, ServerError
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -37,7 +35,7 @@ MAX_IN_FLIGHT = 2_000
 DEADLINE_S = 5.0  # of one request
 FLOOR_CALLS = 300
 PRIORITY = -10  # where the system permits it
-SWITCH_S = 1e-4  # Python would let an answer's thread run 5 ms before a request that is due gets its turn
+SWITCH_S = 1e-4  # Python would let the thread that draws progress run 5 ms before a request that is due gets its turn
 
 
 @dataclass
@@ -95,11 +93,8 @@ def run_load(url: str, bodies: list[bytes], due_s: np.ndarray, progress: Callabl
     with contextlib.suppress(PermissionError):  # on a shared machine, what is due leaves before the server takes the core
         os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
     try:
-        with grpc.insecure_channel(url) as channel:
-            channel.unary_unary(LIVE)(b"", timeout=DEADLINE_S)  # the connection is made before the clock starts
-            send_all(channel.unary_unary(INFER), bodies, outcome, progress)
-    except grpc.RpcError as error:
-        raise ServerError(f"The server at {url} does not answer ({error.code().name}). Start it with `make serve`.") from error
+        with contextlib.closing(UnaryCalls(url, INFER, DEADLINE_S)) as calls:
+            send_all(calls, bodies, outcome, progress)
     finally:
         with contextlib.suppress(PermissionError):
             os.setpriority(os.PRIO_PROCESS, 0, niceness)
@@ -108,30 +103,32 @@ def run_load(url: str, bodies: list[bytes], due_s: np.ndarray, progress: Callabl
     return outcome
 
 
-def send_all(infer: Callable, bodies: list[bytes], outcome: Outcome, progress: Callable[[int], None]) -> None:
-    """Fill `outcome`: infer.future(body, timeout) is called when each request is due, its callback notes the answer."""
-    slots = threading.Semaphore(MAX_IN_FLIGHT)
+def send_all(calls: UnaryCalls, bodies: list[bytes], outcome: Outcome, progress: Callable[[int], None]) -> None:
+    """Fill `outcome`: bodies[i] is sent at due_ns[i]."""
+    requests = [calls.request(number, body) for number, body in enumerate(bodies)]
     clock, cpu_s, start_ns = time.perf_counter_ns, time.process_time(), time.perf_counter_ns()
 
-    def on_answer(index: int, call: grpc.Future) -> None:
-        now_ns = clock() - start_ns
-        if (error := call.exception()) is None:
-            outcome.answered_ns[index] = now_ns
-        else:
-            outcome.errors[f"{error.code().name}: {(error.details() or '')[:120]}"] += 1
-        slots.release()
+    def note(wait_ns: int) -> None:
+        for number, at_ns, error in calls.answers(max(wait_ns, 0) / 1e9):
+            if error:
+                outcome.errors[error] += 1
+            else:
+                outcome.answered_ns[number] = at_ns - start_ns
 
-    for index, due in enumerate(outcome.due_ns.tolist()):
-        if (left_ns := start_ns + due - clock()) > 0:
-            time.sleep(left_ns / 1e9)
-        if not slots.acquire(blocking=False):
+    for number, due_ns in enumerate(outcome.due_ns.tolist()):
+        while (left_ns := start_ns + due_ns - clock()) > 0:
+            note(left_ns)
+        if calls.in_flight >= MAX_IN_FLIGHT:  # when several are due at once, nobody has looked for answers between them
+            note(0)
+        if calls.in_flight >= MAX_IN_FLIGHT:
             outcome.errors["not sent: too many requests in flight"] += 1
             continue
-        outcome.sent_ns[index] = clock() - start_ns
-        infer.future(bodies[index], timeout=DEADLINE_S).add_done_callback(partial(on_answer, index))
-        progress(index + 1)
-    for _ in range(MAX_IN_FLIGHT):  # all slots are back when all answers are; deadlines bound the wait
-        slots.acquire()
+        outcome.sent_ns[number] = clock() - start_ns
+        calls.send(number, requests[number])
+        progress(number + 1)
+    while calls.in_flight:  # answers or deadlines end it
+        note(int(DEADLINE_S * 1e9))
+    note(0)
     outcome.cpu_s, outcome.wall_s = time.process_time() - cpu_s, (clock() - start_ns) / 1e9
 
 
@@ -139,10 +136,13 @@ def floor_ns(url: str) -> np.ndarray:
     """-> int64 [N]: latencies of a call that does nothing, one client: what this client and gRPC alone cost."""
     require_loopback(url)
     taken = np.empty(FLOOR_CALLS, np.int64)
-    with grpc.insecure_channel(url) as channel:
-        live = channel.unary_unary(LIVE)
-        for index in range(FLOOR_CALLS):
-            start = time.perf_counter_ns()
-            live(b"", timeout=DEADLINE_S)
-            taken[index] = time.perf_counter_ns() - start
+    with contextlib.closing(UnaryCalls(url, LIVE, DEADLINE_S)) as calls:
+        for number in range(FLOOR_CALLS):
+            request, start_ns = calls.request(number, b""), time.perf_counter_ns()
+            calls.send(number, request)
+            while not (answers := calls.answers(DEADLINE_S)):
+                pass
+            if answers[0].error:
+                raise ServerError(f"The server at {url} does not say that it is live: {answers[0].error}. Is it the gRPC port?")
+            taken[number] = answers[0].at_ns - start_ns
     return taken

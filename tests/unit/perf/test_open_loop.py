@@ -1,9 +1,7 @@
-"""The open loop with a fake server: what counts as latency, what counts as an error, and what is refused."""
+"""The open loop against a gRPC server of grpcio's: what counts as latency, what counts as an error, and what is refused."""
 
 import re
-import threading
 import time
-from concurrent.futures import Future
 
 import grpc
 import numpy as np
@@ -11,16 +9,9 @@ import pytest
 
 from perf import open_loop
 from perf.measure import Scenario, describe
-from perf.open_loop import Outcome, require_loopback, send_all
+from perf.open_loop import Outcome, require_loopback, run_load
 from stages.errors import ConfigError, ServerError
-
-
-class Refusal(Exception):
-    def code(self):
-        return grpc.StatusCode.UNAVAILABLE
-
-    def details(self):
-        return "queue full"
+from tests.unit.perf.grpc_server import serving
 
 
 class OneAtATime:
@@ -29,27 +20,18 @@ class OneAtATime:
     def __init__(self, service_s: float) -> None:
         self.service_s = service_s
         self.bodies: list[bytes] = []
-        self._turn = threading.Lock()
 
-    def future(self, body: bytes, timeout: float) -> Future:
+    def __call__(self, body: bytes, context: grpc.ServicerContext) -> bytes:
         self.bodies.append(body)
-        future: Future = Future()
-        threading.Thread(target=self._serve, args=(body, future)).start()
-        return future
-
-    def _serve(self, body: bytes, future: Future) -> None:
-        with self._turn:
-            time.sleep(self.service_s)
-            if body == b"refuse":
-                future.set_exception(Refusal())
-            else:
-                future.set_result(b"")
+        time.sleep(self.service_s)
+        if body == b"refuse":
+            context.abort(grpc.StatusCode.UNAVAILABLE, "queue full")
+        return b""
 
 
 def run(server, bodies, due_s) -> Outcome:
-    outcome = Outcome.nothing_yet((np.asarray(due_s) * 1e9).astype(np.int64))
-    send_all(server, bodies, outcome, lambda _: None)
-    return outcome
+    with serving(server, workers=1) as url:
+        return run_load(url, bodies, np.asarray(due_s))
 
 
 def test_latency_counts_from_the_due_instant_so_a_queue_is_seen():
@@ -60,7 +42,7 @@ def test_latency_counts_from_the_due_instant_so_a_queue_is_seen():
 
 
 def test_requests_leave_when_due_not_when_the_last_answer_came():
-    server = OneAtATime(0.05)
+    server = OneAtATime(0.1)
     outcome = run(server, [b"a", b"b", b"c"], [0.0, 0.001, 0.002])
     assert server.bodies == [b"a", b"b", b"c"]
     assert (outcome.sent_ns >= outcome.due_ns).all()

@@ -1,0 +1,225 @@
+"""Unary gRPC calls, many in flight on one connection, each at little cost: for load on the machine whose server is measured.
+
+    request ─▶ frames, made before the clock starts ─▶ one write        one read ─▶ frames ─▶ which calls are answered, and how
+
+A call by grpcio's futures takes as much processor time as tritonserver spends on it, and the server then lacks that
+(docs/perf.md). So this is as much of HTTP/2 (RFC 9113) as such calls need. Its control frames are made and read by hyperframe,
+header blocks by hpack; neither end keeps a table of headers that changes from call to call (RFC 7541), so equal blocks mean the
+same and each is decoded once. What an answer holds is not looked at, only whether it is one.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import time
+from typing import NamedTuple
+from urllib.parse import unquote
+
+import grpc
+from hpack import Decoder, Encoder
+from hyperframe.frame import (
+    DataFrame,
+    Frame,
+    GoAwayFrame,
+    HeadersFrame,
+    PingFrame,
+    RstStreamFrame,
+    SettingsFrame,
+    WindowUpdateFrame,
+)
+
+from stages.errors import ConfigError, ServerError
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+FRAME_HEADER = struct.Struct(">BHBBL")  # length (its upper 8 bits, its lower 16), type, flags, stream
+END_STREAM, END_HEADERS = 0x1, 0x4
+WINDOW_BYTES, MOST_WINDOW_BYTES = 65_535, 2**31 - 1  # what may be sent until the other end takes more: at first, and ever
+FRAME_BYTES, MOST_FRAME_BYTES = 16_384, 2**24 - 1  # the longest frame: until the other end allows more, and ever
+READ_BYTES = 1 << 18
+STATUS = {str(code.value[0]): code.name for code in grpc.StatusCode}
+OURS = {
+    SettingsFrame.HEADER_TABLE_SIZE: 0,
+    SettingsFrame.ENABLE_PUSH: 0,
+    SettingsFrame.INITIAL_WINDOW_SIZE: MOST_WINDOW_BYTES,
+    SettingsFrame.MAX_FRAME_SIZE: MOST_FRAME_BYTES,  # an answer's header block is never cut in two
+}
+
+
+class Request(NamedTuple):
+    """frames: what is written; body_bytes: what of it counts against the other end's window."""
+
+    frames: bytes
+    body_bytes: int
+
+
+class Answer(NamedTuple):
+    """number: of the call; at_ns: when it was read (`time.perf_counter_ns`); error: "", or gRPC's status and message."""
+
+    number: int
+    at_ns: int
+    error: str
+
+
+class UnaryCalls:
+    """Calls of one method of the server at `url`, numbered 0, 1, 2, …; they are sent in this order. For one thread.
+
+    path: "/package.Service/Method"; deadline_s: of each call, told to the server and kept here. A connection that is lost
+    answers all calls with an error. Raises ServerError when no gRPC server answers.
+    """
+
+    def __init__(self, url: str, path: str, deadline_s: float) -> None:
+        self._url, self._deadline_ns = url, int(deadline_s * 1e9)
+        self._room_bytes = WINDOW_BYTES  # of the connection
+        self._unread, self._lost, self._met = b"", "", False
+        self._sent_ns: dict[int, int] = {}  # by number: the calls in flight, the oldest first
+        self._answers: list[Answer] = []
+        self._errors: dict[bytes, str] = {}  # by header block
+        encoder, headers = Encoder(), headers_of(url, path, deadline_s)
+        self._first_block = encoder.encode(headers)
+        self._block = encoder.encode(headers)  # refers to the first
+        self._socket = self._connected(deadline_s)
+        self._meet(deadline_s)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._sent_ns)
+
+    def request(self, number: int, message: bytes) -> Request:
+        """The frames of a call. Raises ConfigError for a message that could not be sent at once."""
+        body = b"\0" + len(message).to_bytes(4, "big") + message  # 0: not compressed
+        if len(body) > WINDOW_BYTES:
+            raise ConfigError(f"A request is {len(body):,} bytes long; load is sent in requests of up to {WINDOW_BYTES:,}.")
+        stream = 2 * number + 1
+        block = self._block if number else self._first_block
+        frames = [HeadersFrame(stream, data=block, flags=["END_HEADERS"])]
+        frames += [DataFrame(stream, data=body[at : at + FRAME_BYTES]) for at in range(0, len(body), FRAME_BYTES)]
+        frames[-1].flags.add("END_STREAM")
+        return Request(b"".join(frame.serialize() for frame in frames), len(body))
+
+    def send(self, number: int, request: Request) -> None:
+        """Waits while the other end has no room for it."""
+        self._sent_ns[number] = time.perf_counter_ns()
+        while self._room_bytes < request.body_bytes and number in self._sent_ns:
+            self._read(self._deadline_ns / 1e9)
+        if number not in self._sent_ns:
+            return
+        self._room_bytes -= request.body_bytes
+        try:
+            self._socket.sendall(request.frames)
+        except OSError as error:
+            self._lost = f"UNAVAILABLE: {error}"
+        if self._lost:
+            self._give_up()
+
+    def answers(self, timeout_s: float) -> list[Answer]:
+        """Those that have come, waiting for the first for at most `timeout_s`."""
+        self._read(timeout_s)
+        come, self._answers = self._answers, []
+        return come
+
+    def _connected(self, deadline_s: float) -> socket.socket:
+        host, _, port = self._url.rpartition(":")
+        window = WindowUpdateFrame(0, window_increment=MOST_WINDOW_BYTES - WINDOW_BYTES)
+        try:
+            connection = socket.create_connection((host.strip("[]"), int(port)), timeout=deadline_s)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.sendall(PREFACE + SettingsFrame(0, settings=OURS).serialize() + window.serialize())
+        except OSError as error:
+            raise ServerError(f"The server at {self._url} does not answer ({error}). Start it with `make serve`.") from error
+        return connection
+
+    def _meet(self, deadline_s: float) -> None:
+        """Every HTTP/2 server begins with its settings."""
+        end_s = time.monotonic() + deadline_s
+        while not (self._met or self._lost) and (left_s := end_s - time.monotonic()) > 0:
+            self._read(left_s)
+        if not self._met:
+            self.close()
+            why = self._lost or "it is silent"
+            raise ServerError(f"The server at {self._url} does not answer in gRPC ({why}). Is it the gRPC port?")
+
+    def _read(self, timeout_s: float) -> None:
+        if self._lost:
+            time.sleep(timeout_s)
+        elif select.select([self._socket], [], [], timeout_s)[0]:
+            try:
+                if read := self._socket.recv(READ_BYTES):
+                    self._parse(self._unread + read, time.perf_counter_ns())
+                else:
+                    self._lost = "UNAVAILABLE: the server closed the connection"
+            except OSError as error:
+                self._lost = f"UNAVAILABLE: {error}"
+        self._give_up()
+
+    def _give_up(self) -> None:
+        """Answers what nobody else will: calls past their deadline, and all where the connection is lost."""
+        now_ns = time.perf_counter_ns()
+        while self._sent_ns:
+            number, sent_ns = next(iter(self._sent_ns.items()))
+            if not self._lost and now_ns < sent_ns + self._deadline_ns:
+                return
+            self._answer(number, now_ns, self._lost or f"DEADLINE_EXCEEDED: no answer within {self._deadline_ns / 1e9:g} s")
+
+    def _answer(self, number: int, now_ns: int, error: str) -> None:
+        if self._sent_ns.pop(number, None) is not None:
+            self._answers.append(Answer(number, now_ns, error))
+
+    def _parse(self, data: bytes, now_ns: int) -> None:
+        begin, end = 0, len(data)
+        while begin + FRAME_HEADER.size <= end:
+            high, low, kind, flags, stream = FRAME_HEADER.unpack_from(data, begin)
+            body = begin + FRAME_HEADER.size
+            after = body + (high << 16 | low)
+            if after > end:
+                break
+            if kind == HeadersFrame.type:
+                if flags & END_STREAM:  # the trailers
+                    self._answer(stream >> 1, now_ns, self._error_of(data[body:after], flags))
+            elif kind != DataFrame.type:
+                self._control(data[begin:after], now_ns)
+            begin = after
+        self._unread = data[begin:]
+
+    def _error_of(self, block: bytes, flags: int) -> str:
+        if block not in self._errors:
+            decoder = Decoder()
+            decoder.max_allowed_table_size = decoder.header_table_size = 0
+            found = dict(decoder.decode(block)) if flags & END_HEADERS else {}
+            status = found.get("grpc-status", "2")
+            name, message = STATUS.get(status, status), unquote(found.get("grpc-message", ""))
+            self._errors[block] = "" if status == "0" else f"{name}: {message[:120]}"
+        return self._errors[block]
+
+    def _control(self, data: bytes, now_ns: int) -> None:
+        frame, _ = Frame.parse_frame_header(memoryview(data[: FRAME_HEADER.size]))
+        frame.parse_body(memoryview(data[FRAME_HEADER.size :]))
+        if isinstance(frame, WindowUpdateFrame) and frame.stream_id == 0:
+            self._room_bytes += frame.window_increment
+        elif isinstance(frame, SettingsFrame) and "ACK" not in frame.flags:
+            self._met = True
+            self._socket.sendall(SettingsFrame(0, flags=["ACK"]).serialize())
+        elif isinstance(frame, PingFrame) and "ACK" not in frame.flags:
+            self._socket.sendall(PingFrame(0, opaque_data=frame.opaque_data, flags=["ACK"]).serialize())
+        elif isinstance(frame, RstStreamFrame):
+            error = f"UNAVAILABLE: the server ended the call (HTTP/2 error {frame.error_code})"
+            self._answer(frame.stream_id >> 1, now_ns, error)
+        elif isinstance(frame, GoAwayFrame):
+            self._lost = f"UNAVAILABLE: the server ends the connection (HTTP/2 error {frame.error_code})"
+
+
+def headers_of(url: str, path: str, deadline_s: float) -> list[tuple[str, str]]:
+    """Of every call."""
+    return [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", path),
+        (":authority", url),
+        ("te", "trailers"),
+        ("content-type", "application/grpc"),
+        ("grpc-timeout", f"{int(deadline_s * 1e3)}m"),
+    ]

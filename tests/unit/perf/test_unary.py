@@ -1,0 +1,200 @@
+"""The load generator's own gRPC calls against a server of grpcio's, whose own client says what is right."""
+
+import contextlib
+import select
+import socket
+import threading
+import time
+
+import grpc
+import pytest
+from hyperframe.frame import DataFrame, Frame, PingFrame, SettingsFrame, WindowUpdateFrame
+
+from perf.open_loop import INFER
+from perf.unary import FRAME_BYTES, FRAME_HEADER, PREFACE, WINDOW_BYTES, Answer, UnaryCalls
+from stages.errors import ConfigError, ServerError
+from tests.unit.perf.grpc_server import serving
+
+DEADLINE_S = 5.0
+
+
+class Says:
+    """Answers a body with itself; what begins with a status is refused with it."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+
+    def __call__(self, body: bytes, context: grpc.ServicerContext) -> bytes:
+        self.bodies.append(body)
+        status, _, message = body.partition(b":")
+        if status.isupper():
+            context.abort(grpc.StatusCode[status.decode()], message.decode())
+        return body
+
+
+@contextlib.contextmanager
+def calling(url, deadline_s=DEADLINE_S):
+    with contextlib.closing(UnaryCalls(url, INFER, deadline_s)) as calls:
+        yield calls
+
+
+def all_answers(calls, bodies, first=0) -> list[Answer]:
+    """Sent at once, in the order of the calls."""
+    for number, body in enumerate(bodies, first):
+        calls.send(number, calls.request(number, body))
+    return sorted(rest_of(calls))
+
+
+def rest_of(calls) -> list[Answer]:
+    come = []
+    while calls.in_flight:
+        come += calls.answers(DEADLINE_S)
+    return come + calls.answers(0)
+
+
+def errors_of_grpcio(url, bodies) -> list[str]:
+    found = []
+    with grpc.insecure_channel(url) as channel:
+        for body in bodies:
+            error = channel.unary_unary(INFER).future(body, timeout=DEADLINE_S).exception()
+            found.append("" if error is None else f"{error.code().name}: {error.details()}")
+    return found
+
+
+BODIES = [b"", b"one", b"INVALID_ARGUMENT:no such user", b"two", b"UNAVAILABLE:", b"INTERNAL:100 % \xc3\xa4\nand more"]
+
+
+def test_calls_end_as_those_of_grpcio_do():
+    server = Says()
+    with serving(server) as url, calling(url) as calls:
+        begun_ns = time.perf_counter_ns()
+        answers = all_answers(calls, BODIES * 40)
+        assert [answer.number for answer in answers] == list(range(len(BODIES) * 40))
+        assert [answer.error for answer in answers] == errors_of_grpcio(url, BODIES) * 40
+        assert all(begun_ns < answer.at_ns < time.perf_counter_ns() for answer in answers)
+    assert sorted(server.bodies) == sorted(BODIES * 40 + BODIES)
+
+
+def test_bodies_of_several_frames():
+    server = Says()
+    bodies = [bytes([i % 251]) * size for i in range(20) for size in (FRAME_BYTES - 5, FRAME_BYTES, WINDOW_BYTES - 5)]
+    with serving(server) as url, calling(url) as calls:
+        assert [answer.error for answer in all_answers(calls, bodies)] == [""] * len(bodies)
+    assert sorted(server.bodies) == sorted(bodies)
+
+
+def test_a_longer_body_is_refused_before_anything_is_sent():
+    with serving(Says()) as url, calling(url) as calls, pytest.raises(ConfigError, match="65,536 bytes long"):
+        calls.request(0, b"x" * (WINDOW_BYTES - 4))
+
+
+def test_a_call_ends_at_its_deadline_and_the_next_is_answered():
+    go = threading.Event()
+
+    def slow(body, context):
+        if body == b"wait":
+            go.wait(10)
+        return body
+
+    with serving(slow) as url, calling(url, deadline_s=0.3) as calls:
+        first, second = all_answers(calls, [b"wait", b"x"])
+        assert first.error.startswith("DEADLINE_EXCEEDED")
+        assert second.error == ""
+        go.set()
+        assert all_answers(calls, [b"x"], first=2)[0].error == ""
+
+
+def test_a_call_that_nobody_answers_ends_at_its_deadline():
+    def script(peer):
+        peer.sendall(SettingsFrame(0).serialize())
+        list(frames_of(peer))
+
+    with scripted(script) as url, calling(url, deadline_s=0.2) as calls:
+        (answer,) = all_answers(calls, [b"x"])
+    assert answer.error == "DEADLINE_EXCEEDED: no answer within 0.2 s"
+
+
+def test_a_server_that_ends_answers_every_call_with_an_error():
+    go = threading.Event()
+    server = contextlib.ExitStack()
+    with calling(server.enter_context(serving(lambda body, context: go.wait(10) and body))) as calls:
+        for number in range(3):
+            calls.send(number, calls.request(number, b"x"))
+        ending = threading.Thread(target=server.close)
+        ending.start()
+        answers = sorted(rest_of(calls)) + all_answers(calls, [b"too late"], first=3)
+        go.set()
+        ending.join()
+    assert [answer.number for answer in answers] == [0, 1, 2, 3]
+    assert all(answer.error for answer in answers)
+
+
+@contextlib.contextmanager
+def scripted(script):
+    """A server of one connection: `script` gets its socket when the client has said who it is. -> its address"""
+
+    def accept():
+        with contextlib.suppress(OSError), listening.accept()[0] as peer:
+            peer.recv(len(PREFACE))
+            script(peer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        serving = threading.Thread(target=accept)
+        serving.start()
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+        listening.shutdown(socket.SHUT_RDWR)
+        serving.join()
+
+
+def frames_of(peer):
+    """What the client says, until it closes."""
+    while header := peer.recv(FRAME_HEADER.size, socket.MSG_WAITALL):
+        frame, length = Frame.parse_frame_header(memoryview(header))
+        frame.parse_body(memoryview(peer.recv(length, socket.MSG_WAITALL)))
+        yield frame
+
+
+def test_pings_and_settings_are_acknowledged():
+    said = []
+
+    def script(peer):
+        peer.sendall(SettingsFrame(0).serialize() + PingFrame(0, opaque_data=b"12345678").serialize())
+        said.extend(frames_of(peer))
+
+    with scripted(script) as url, calling(url) as calls:
+        calls.answers(0.1)
+    acknowledged = [frame for frame in said if "ACK" in frame.flags]
+    assert [type(frame) for frame in acknowledged] == [SettingsFrame, PingFrame]
+    assert acknowledged[1].opaque_data == b"12345678"
+
+
+def test_no_more_is_sent_than_the_server_has_room_for():
+    """65,535 bytes at first: the second body waits until the server has taken some of the first."""
+    came, early = [], []
+
+    def script(peer):
+        peer.sendall(SettingsFrame(0).serialize())
+        for frame in frames_of(peer):
+            if isinstance(frame, DataFrame) and "END_STREAM" in frame.flags:
+                came.append(frame.stream_id)
+                early.extend(select.select([peer], [], [], 0.2)[0])
+                peer.sendall(WindowUpdateFrame(0, window_increment=20_000).serialize())
+
+    with scripted(script) as url, calling(url) as calls:
+        for number in range(2):
+            calls.send(number, calls.request(number, b"x" * 40_000))
+        calls.answers(0.5)
+    assert came == [1, 3]
+    assert early == []
+
+
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_what_is_no_grpc_server_is_named(said):
+    refused = pytest.raises(ServerError, match=r"does not answer in gRPC .*Is it the gRPC port")
+    with scripted(lambda peer: peer.sendall(said)) as url, refused:
+        UnaryCalls(url, INFER, DEADLINE_S)
+
+
+def test_a_silent_server_is_given_up_after_the_deadline():
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(ServerError, match="it is silent"):
+        UnaryCalls(f"127.0.0.1:{silent.getsockname()[1]}", INFER, 0.2)
