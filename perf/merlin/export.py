@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from export.features.quiet_nvtabular import Workflow  # first: it imports Merlin's packages without their remarks
+from export.repository.config import set_instances
 from perf.merlin import networks, operators
 from perf.merlin.features import Side, encode, fit_workflow
 from server.repository import read_config, write_config
@@ -126,5 +127,5 @@ def export_variant(parts: Parts, variant: Variant, repository: Path) -> None:
         (version / "model.py").write_text(ONCE_MODEL)
     for path in repository.glob("*/config.pbtxt"):
         config = read_config(path)
-        config.instance_group[0].count = variant.instances
+        set_instances(config, variant.instances)
         write_config(path, config)
