@@ -31,6 +31,8 @@ from stages.errors import ConfigError
 
 CPU, MERLIN = PROFILES = ("cpu", "merlin")  # see the README's table for the profile to come
 FUSED_INSTANCES = 2  # of `recommend` in the fused layout: it runs all kernels, where the ensemble has a process per stage
+# Of a queue of 32 the process that is free first would take all, and the other one wait for what comes next
+SHARED_BATCH = 16
 
 PositiveInt = Annotated[int, Field(gt=0)]
 Length = Annotated[int, Field(gt=0, le=10_000)]  # of an axis that every request carries
@@ -156,9 +158,11 @@ class Settings(_Section):
         defaults = {name: base for name in (*STAGES, ENSEMBLE)}
         if "instances" not in common:
             defaults[ENSEMBLE] = replace(base, instances=FUSED_INSTANCES)
-        return {
-            name: serving_from(default, self.serving.get(name, {}), f"serving.{name}") for name, default in defaults.items()
-        }
+        own = {name: self.serving.get(name, {}) for name in defaults}
+        found = {name: serving_from(default, own[name], f"serving.{name}") for name, default in defaults.items()}
+        if found[ENSEMBLE].instances > 1 and "preferred_batch_sizes" not in common | own[ENSEMBLE]:
+            found[ENSEMBLE] = replace(found[ENSEMBLE], preferred_batch_sizes=(SHARED_BATCH,))
+        return found
 
 
 def serving_from(base: Serving, changes: dict[str, Any], section: str) -> Serving:

@@ -19,7 +19,7 @@ Space = dict[str, tuple[Any, ...]]  # dotted key -> values worth a try
 
 SERVER_THREADS = "server.threads"
 QUEUE_DELAYS_US = (0, 100, 300, 1_000)
-PREFERRED_BATCHES = ([], [8, 32], [4, 8, 16, 32], [32, 64])
+PREFERRED_BATCHES = ([], [16], [8, 32], [4, 8, 16, 32], [32, 64])
 COMBINED = 3  # settings that a combination changes at most
 DRAWS_PER_CANDIDATE = 100  # before a space counts as exhausted
 
@@ -28,10 +28,11 @@ def search_space(settings: Settings, layout: str, efforts: tuple[int, ...], core
     """-> the values of each setting other than the current one. efforts: of the index, all of which find enough."""
     first = STAGES[0] if layout == "ensemble" else ENSEMBLE
     many = ("retrieve", "rank") if layout == "ensemble" else (ENSEMBLE,)
+    all_models = "serving" if layout == "ensemble" else f"serving.{ENSEMBLE}"
     counts = tuple(range(1, cores + 1))
     space = {
         f"serving.{first}.queue_delay_us": QUEUE_DELAYS_US,
-        "serving.preferred_batch_sizes": PREFERRED_BATCHES,
+        f"{all_models}.preferred_batch_sizes": PREFERRED_BATCHES,
         **{f"serving.{model}.instances": counts for model in many},
         "compute.rank_threads": counts,
         SERVER_THREADS: counts,
@@ -51,7 +52,7 @@ def current(settings: Settings, key: str) -> Any:
     section, *path = key.split(".")
     if section == "compute":
         return getattr(settings.compute, path[0])
-    model = path[0] if len(path) == 2 else ENSEMBLE
+    model = path[0] if len(path) == 2 else STAGES[0]  # of all stages
     value = getattr(settings.serving_of()[model], path[-1])
     return list(value) if isinstance(value, tuple) else value
 

@@ -4,7 +4,7 @@ import pytest
 
 from export.build import ranking_settings
 from export.models.cold_rows import ColdRows
-from export.settings import Settings, read_settings
+from export.settings import SHARED_BATCH, Settings, read_settings
 from stages.contract import ENSEMBLE, STAGES
 from stages.errors import ConfigError
 
@@ -28,6 +28,23 @@ def test_a_section_per_model_overrides_the_common_one(tmp_path):
     assert serving["rank"].max_batch_size == 32
     assert serving["rerank"].instances == 1
     assert {serving[name].queue_delay_us for name in STAGES} == {7}
+
+
+@pytest.mark.parametrize(
+    ("serving", "preferred"),
+    [
+        ({}, (SHARED_BATCH,)),
+        ({"recommend": {"instances": 3}}, (SHARED_BATCH,)),
+        ({"recommend": {"instances": 1}}, ()),
+        ({"instances": 1}, ()),
+        ({"recommend": {"preferred_batch_sizes": []}}, ()),
+        ({"preferred_batch_sizes": [4]}, (4,)),
+    ],
+)
+def test_processes_of_the_fused_layout_leave_each_other_some_of_the_queue(serving, preferred):
+    found = Settings(serving=serving).serving_of()
+    assert found[ENSEMBLE].preferred_batch_sizes == preferred
+    assert {found[name].preferred_batch_sizes for name in STAGES} == {tuple(serving.get("preferred_batch_sizes", ()))}
 
 
 def test_cold_rows_are_off_by_default(tmp_path):

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from export.settings import Settings
+from export.settings import SHARED_BATCH, Settings
 from perf.slo import Bound
 from perf.tune.search import FINAL_TURNS, HEAT, Outcome, Trial, rank, search, surely_better
-from perf.tune.space import SERVER_THREADS, candidates, current, in_words, search_space, with_changes
+from perf.tune.space import PREFERRED_BATCHES, SERVER_THREADS, candidates, current, in_words, search_space, with_changes
 
 SLO = {"p99_ms": Bound(at_most=50.0)}
 
@@ -110,7 +110,9 @@ def space_of(layout="ensemble", efforts=(192, 256)):
 def test_the_space_holds_what_differs_from_the_current_settings(layout, model):
     space = space_of(layout)
     assert set(space[f"serving.{model}.queue_delay_us"]) == {100, 300, 1_000}
-    assert [] not in space["serving.preferred_batch_sizes"]
+    preferred, now = ("serving", []) if layout == "ensemble" else ("serving.recommend", [SHARED_BATCH])
+    assert now not in space[f"{preferred}.preferred_batch_sizes"]
+    assert len(space[f"{preferred}.preferred_batch_sizes"]) == len(PREFERRED_BATCHES) - 1
     assert space[SERVER_THREADS] == (2,)
     assert space["compute.index_effort"] == (192, 256)
     assert ("serving.rank.instances" in space) == (layout == "ensemble")
