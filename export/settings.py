@@ -30,9 +30,9 @@ from stages.contract import ENSEMBLE, STAGES
 from stages.errors import ConfigError
 
 CPU, MERLIN = PROFILES = ("cpu", "merlin")  # see the README's table for the profile to come
-FUSED_INSTANCES = 2  # of `recommend` in the fused layout: it runs all kernels, where the ensemble has a process per stage
-# Of a queue of 32 the process that is free first would take all, and the other one wait for what comes next
-SHARED_BATCH = 16
+# `recommend` of the fused layout runs all kernels, where the ensemble has a process per stage. Of a queue of 32 the process
+# that is free first would take all, and the other one would wait for what comes next
+FUSED = {"instances": 2, "preferred_batch_sizes": (16,)}
 
 PositiveInt = Annotated[int, Field(gt=0)]
 Length = Annotated[int, Field(gt=0, le=10_000)]  # of an axis that every request carries
@@ -156,13 +156,10 @@ class Settings(_Section):
         common = {key: value for key, value in self.serving.items() if key not in (*STAGES, ENSEMBLE)}
         base = serving_from(Serving(), common, "serving")
         defaults = {name: base for name in (*STAGES, ENSEMBLE)}
-        if "instances" not in common:
-            defaults[ENSEMBLE] = replace(base, instances=FUSED_INSTANCES)
-        own = {name: self.serving.get(name, {}) for name in defaults}
-        found = {name: serving_from(default, own[name], f"serving.{name}") for name, default in defaults.items()}
-        if found[ENSEMBLE].instances > 1 and "preferred_batch_sizes" not in common | own[ENSEMBLE]:
-            found[ENSEMBLE] = replace(found[ENSEMBLE], preferred_batch_sizes=(SHARED_BATCH,))
-        return found
+        defaults[ENSEMBLE] = replace(base, **{key: value for key, value in FUSED.items() if key not in common})
+        return {
+            name: serving_from(default, self.serving.get(name, {}), f"serving.{name}") for name, default in defaults.items()
+        }
 
 
 def serving_from(base: Serving, changes: dict[str, Any], section: str) -> Serving:

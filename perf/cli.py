@@ -18,6 +18,7 @@ from perf import growth as growth_mode
 from perf import overhead as overhead_mode
 from perf.command import BROKEN, run
 from perf.measure import Scenario
+from perf.open_loop import PARTS
 from perf.progress import progress
 from perf.results import RESULTS, Run, circumstances, last_line, latest_run, load_run, new_folder, summary
 from perf.target import serve
@@ -112,9 +113,8 @@ def load(
     )
     with serve(url, repo) as site:
         bench = full.new_bench(site, label)
-        with full.watched(bench), progress(1) as step:
-            step(scenario.name)
-            measure.add_open(bench, scenario)
+        with full.watched(bench), progress(PARTS) as step:
+            measure.add_open(bench, scenario, lambda part: step(f"{scenario.name}, {part / PARTS:.0%} of the requests"))
     _finish(bench.run, bench.folder, {})
 
 

@@ -121,7 +121,7 @@ def scenarios(peak_rate: float, duration_s: float, shares: Sequence[float] = (0.
     ]
 
 
-def add_open(bench: Bench, scenario: Scenario, progress: Callable[[int], None] = lambda _: None) -> Open:
+def add_open(bench: Bench, scenario: Scenario, progress: Callable[[int], object] = lambda _: None) -> Open:
     """Run one scenario against the ensemble and add it to the run."""
     due_s = scenario.due_s(bench.rng)
     rows = draw(bench.requests, len(due_s), bench.rng, scenario.cold_share)
@@ -178,18 +178,16 @@ def add_yardstick(
     rows = draw(bench.requests, ROWS, bench.rng)
     alone, served_alone, full, served_full = [], [], [], []
     with InProcess(bench.site.repo, bench.site.generation, rows, workers=cores) as pipeline:
-        batch = pipeline.best_batch(window_s)
         for number in range(rounds):
             alone.append(pipeline.measure(1, window_s, workers=1).p50_ms)
             served_alone.append(bench.closed(ENSEMBLE, "grpc", "concurrency", 1, window_s).latency.p50_ms)
-            full.append(pipeline.measure(batch, window_s).rate)
+            full.append(pipeline.measure(1, window_s).rate)
             served_full.append(bench.closed(ENSEMBLE, "grpc", "concurrency", clients, window_s).achieved_rate)
             progress(number + 1)
     bench.run.yardstick = Yardstick(
         in_process_p50_ms=alone,
         served_p50_ms=served_alone,
         in_process_rate=full,
-        in_process_batch=batch,
         served_rate=served_full,
         served_clients=clients,
         differing_answers=differing_answers(bench.site, bench.specs[ENSEMBLE]),

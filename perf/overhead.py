@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 from pydantic import BaseModel
 
 from export.relayout import relayout
@@ -34,7 +35,7 @@ from perf.in_process import InProcess
 from perf.measure import Bench, Scenario, add_open
 from perf.memory import PeakMemory, ProcessMemory
 from perf.overhead_bounds import PAUSE_S, figures_of, memory_figures
-from perf.processor_time import processor_time
+from perf.processor_time import PerAnswer, processor_time
 from perf.recall import measured_recall
 from perf.target import own_server, site_of
 from perf.turns import Turns, taking_turns
@@ -227,31 +228,47 @@ def _in_process(both: Sides, window_s: float) -> dict[str, float]:
 def _served(name: str, bench: Bench, both: Sides, window_s: float) -> dict[str, float]:
     one_ms, many = _p50_of_one_ms(bench, window_s), _rate(bench, MANY_CLIENTS, window_s)
     peak = _at_peak(bench, both.peak_clients[name], window_s)
-    half = add_open(bench, Scenario("poisson 50 %", lambda rng: schedule.poisson(peak.rate / 2, OPEN_S, rng), OPEN_S))
+    half = _at_half(bench, peak.rate)
     return {
         f"{name} p50": one_ms,
         f"{name} rate": peak.rate,
         f"{name} rate, many": many,
-        f"{name} server us": peak.server_us,
-        f"{name} models us": peak.models_us,
-        f"{name} tail": half.latency.p99_ms / half.latency.p50_ms,
-        f"{name} errors": half.error_share,
+        f"{name} server us": peak.spent.server_us,
+        f"{name} models us": peak.spent.models_us,
+        **{f"{name} half, {what}": value for what, value in half.items()},
     }
 
 
 @dataclass(frozen=True)
 class Peak:
-    """rate: answers/s; processor time for each answer in microseconds."""
+    """rate: answers/s; spent: the processor time of each."""
 
     rate: float
-    server_us: float
-    models_us: float
+    spent: PerAnswer
 
 
 def _at_peak(bench: Bench, clients: int, window_s: float) -> Peak:
     before = processor_time(bench.site.tag)
     level = bench.closed(ENSEMBLE, "grpc", "concurrency", clients, window_s)
-    return Peak(level.achieved_rate, *processor_time(bench.site.tag).us_per_answer(before, level.stages[ENSEMBLE].requests))
+    return Peak(level.achieved_rate, processor_time(bench.site.tag).per_answer(before, level.stages[ENSEMBLE].requests))
+
+
+def _at_half(bench: Bench, peak_rate: float) -> dict[str, float]:
+    """Poisson arrivals: latency, errors, and what an answer's work runs and waits for a core."""
+    before, idle = processor_time(bench.site.tag), psutil.cpu_times()
+    half = add_open(bench, Scenario("poisson 50 %", lambda rng: schedule.poisson(peak_rate / 2, OPEN_S, rng), OPEN_S))
+    spent = processor_time(bench.site.tag).per_answer(before, half.latency.count)
+    passed = np.subtract(psutil.cpu_times(), idle)
+    return {
+        "p50": half.latency.p50_ms,
+        "p99": half.latency.p99_ms,
+        "errors": half.error_share,
+        "models us": spent.models_us,
+        "models waited us": spent.models_waited_us,
+        "server us": spent.server_us,
+        "server waited us": spent.server_waited_us,
+        "idle": passed[idle._fields.index("idle")] / passed.sum(),
+    }
 
 
 def _rate(bench: Bench, clients: int, window_s: float) -> float:
@@ -264,7 +281,8 @@ def _p50_of_one_ms(bench: Bench, window_s: float) -> float:
 
 def _empty(name: str, bench: Bench, both: Sides, window_s: float) -> dict[str, float]:
     one_ms, peak = _p50_of_one_ms(bench, window_s), _at_peak(bench, both.peak_clients[name + EMPTY], window_s)
-    return {f"{name} empty p50": one_ms, f"{name} empty rate": peak.rate, f"{name} empty us": peak.server_us + peak.models_us}
+    spent_us = peak.spent.server_us + peak.spent.models_us
+    return {f"{name} empty p50": one_ms, f"{name} empty rate": peak.rate, f"{name} empty us": spent_us}
 
 
 def _empty_unbatched(name: str, bench: Bench, window_s: float) -> dict[str, float]:

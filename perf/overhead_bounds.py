@@ -67,8 +67,9 @@ def figures_of_layout(taken: Taken, name: str, bounds: Bounds) -> list[Figure]:
         ("processor time of an answer at the peak: models, us", taken[f"{name} models us"], None, True),
         ("processor time of an answer at the peak: server, us", taken[f"{name} server us"], None, True),
         ("empty kernels: processor time of an answer at the peak, us", taken[f"{name} empty us"], None, True),
-        ("p99/p50 at half of the peak", taken[f"{name} tail"], bounds.tail, True),
-        ("share of errors at half of the peak", taken[f"{name} errors"], 0.0, True),
+        ("p99/p50 at half of the peak", ratio(f"{name} half, p99", f"{name} half, p50"), bounds.tail, True),
+        ("share of errors at half of the peak", taken[f"{name} half, errors"], 0.0, True),
+        *((f"at half of the peak: {what}", taken[f"{name} half, {key}"], None, True) for what, key in AT_HALF),
         ("batching on/off: answers/s of 32 clients", batched, bounds.batching, False),
         ("batching on/off: p50 of one client", ratio(f"{name} p50", f"{name} unbatched p50"), bounds.batching_one, True),
         ("batching on/off: p50 of one client, by what it adds to empty kernels", batchers_part(taken, name), None, True),
@@ -102,6 +103,15 @@ def mb(memory: list[ProcessMemory]) -> float:
     return total_mib(memory) * 2**20 / 1e6
 
 
+AT_HALF = (
+    ("p50, ms", "p50"),
+    ("p99, ms", "p99"),
+    ("an answer's models run, us", "models us"),
+    ("an answer's models wait for a core, us", "models waited us"),
+    ("an answer's server runs, us", "server us"),
+    ("an answer's server waits for a core, us", "server waited us"),
+    ("share of the cores that is idle", "idle"),
+)
 IN_PROCESS = (
     ("p50 of one request, ms", "p50"),
     (f"p50 of one request {PAUSE_S * 1e3:g} ms after the one before, ms", "p50, paused"),

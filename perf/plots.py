@@ -258,7 +258,7 @@ def yardstick(run: Run, folder: Path) -> Figure | None:
     figure, (latency, rate) = plt.subplots(1, 2, figsize=(WIDTH_IN, 2.6))
     _rounds(latency, {"in process": yard.in_process_p50_ms, "served": yard.served_p50_ms})
     latency.set(title=f"One caller: serving adds {yard.overhead_p50_ms:.2f} ms", xlabel="p50, ms")
-    names = (f"in process, batch {yard.in_process_batch}", f"served, {yard.served_clients} clients")
+    names = ("in process, one by one", f"served, {yard.served_clients} clients")
     _rounds(rate, dict(zip(names, (yard.in_process_rate, yard.served_rate), strict=True)))
     rate.set(title=f"All cores: {yard.throughput_share:.0%} of in-process is left", xlabel="requests/s")
     return figure

@@ -1,33 +1,49 @@
-"""Processor time of one server: of tritonserver itself, and of the processes that run its models."""
+"""What one server has of the cores: how long its processes ran, and how long they waited for a core when they could run."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 from server.processes import STUB_NAME, members
+
+PROC = Path("/proc")
+
+
+class PerAnswer(NamedTuple):
+    """Microseconds for each answer: of tritonserver itself, and of the processes that run its models."""
+
+    server_us: float
+    models_us: float
+    server_waited_us: float
+    models_waited_us: float
 
 
 @dataclass(frozen=True)
 class ProcessorTime:
-    """Seconds since the processes started."""
+    """Seconds since the processes started; those in which their threads waited for a core are of threads that live."""
 
     server_s: float
     models_s: float
+    server_waited_s: float
+    models_waited_s: float
 
-    def us_per_answer(self, earlier: ProcessorTime, answers: int) -> tuple[float, float]:
-        """-> microseconds of (server, models) for each of the answers given since `earlier`."""
-        return tuple(
-            1e6 * spent_s / answers for spent_s in (self.server_s - earlier.server_s, self.models_s - earlier.models_s)
-        )
+    def per_answer(self, earlier: ProcessorTime, answers: int) -> PerAnswer:
+        """What was spent since `earlier`, in which `answers` were given."""
+        return PerAnswer(*(1e6 * (now - then) / answers for now, then in zip(astuple(self), astuple(earlier), strict=True)))
 
 
 def processor_time(tag: str) -> ProcessorTime:
     """Of the server with `tag`, up to now."""
-    server_s = models_s = 0.0
+    ran_s, waited_s = {True: 0.0, False: 0.0}, {True: 0.0, False: 0.0}
     for process in members(tag):
-        times = process.cpu_times()
-        if process.name().startswith(STUB_NAME):
-            models_s += times.user + times.system
-        else:
-            server_s += times.user + times.system
-    return ProcessorTime(server_s, models_s)
+        is_model, times = process.name().startswith(STUB_NAME), process.cpu_times()
+        ran_s[is_model] += times.user + times.system
+        waited_s[is_model] += waited_for_a_core_s(process.pid)
+    return ProcessorTime(ran_s[False], ran_s[True], waited_s[False], waited_s[True])
+
+
+def waited_for_a_core_s(pid: int) -> float:
+    """The second number of `schedstat` (Documentation/scheduler/sched-stats.rst), nanoseconds, of every thread."""
+    return sum(int(path.read_text().split()[1]) for path in (PROC / str(pid) / "task").glob("*/schedstat")) / 1e9

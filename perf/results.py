@@ -71,8 +71,7 @@ class Yardstick(BaseModel, frozen=True):
 
     in_process_p50_ms: list[float]  # one request per call, one thread
     served_p50_ms: list[float]  # one client
-    in_process_rate: list[float]  # requests/s, all cores, the best batch
-    in_process_batch: int
+    in_process_rate: list[float]  # requests/s, all cores, one request after the other
     served_rate: list[float]
     served_clients: int
     differing_answers: str = ""  # what the server answers otherwise than the recorded, in-process answers: ratios do not count

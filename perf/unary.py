@@ -5,7 +5,8 @@
 A call by grpcio's futures takes as much processor time as tritonserver spends on it, and the server then lacks that
 (docs/perf.md). So this is as much of HTTP/2 (RFC 9113) as such calls need. Its control frames are made and read by hyperframe,
 header blocks by hpack; neither end keeps a table of headers that changes from call to call (RFC 7541), so equal blocks mean the
-same and each is decoded once. What an answer holds is not looked at, only whether it is one.
+same and each is decoded once. What an answer holds is not looked at, only whether it is one. Not heeded, because gRPC servers
+do not use it: a limit of calls in flight, padding, priorities.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 import grpc
-from hpack import Decoder, Encoder
+from hpack import Decoder, Encoder, HPACKError
+from hyperframe.exceptions import HyperframeError
 from hyperframe.frame import (
     DataFrame,
     Frame,
@@ -47,8 +49,8 @@ OURS = {
 }
 
 
-class Request(NamedTuple):
-    """frames: what is written; body_bytes: what of it counts against the other end's window."""
+class Part(NamedTuple):
+    """Of a request: frames that are written at once; body_bytes: what of it counts against the other end's window."""
 
     frames: bytes
     body_bytes: int
@@ -71,7 +73,7 @@ class UnaryCalls:
 
     def __init__(self, url: str, path: str, deadline_s: float) -> None:
         self._url, self._deadline_ns = url, int(deadline_s * 1e9)
-        self._room_bytes = WINDOW_BYTES  # of the connection
+        self._room_bytes, self._call_bytes = WINDOW_BYTES, WINDOW_BYTES  # of the connection, of each call
         self._unread, self._lost, self._met = b"", "", False
         self._sent_ns: dict[int, int] = {}  # by number: the calls in flight, the oldest first
         self._answers: list[Answer] = []
@@ -89,36 +91,36 @@ class UnaryCalls:
     def in_flight(self) -> int:
         return len(self._sent_ns)
 
-    def request(self, number: int, message: bytes) -> Request:
-        """The frames of a call. Raises ConfigError for a message that could not be sent at once."""
+    def request(self, number: int, message: bytes) -> list[Part]:
+        """What is sent for a call, one part as a rule. Raises ConfigError for a message longer than the server takes."""
         body = b"\0" + len(message).to_bytes(4, "big") + message  # 0: not compressed
-        if len(body) > WINDOW_BYTES:
-            raise ConfigError(f"A request is {len(body):,} bytes long; load is sent in requests of up to {WINDOW_BYTES:,}.")
+        if len(body) > self._call_bytes:
+            raise ConfigError(f"A request is {len(body):,} bytes long; this server takes up to {self._call_bytes:,} of a call.")
         stream = 2 * number + 1
-        block = self._block if number else self._first_block
-        frames = [HeadersFrame(stream, data=block, flags=["END_HEADERS"])]
-        frames += [DataFrame(stream, data=body[at : at + FRAME_BYTES]) for at in range(0, len(body), FRAME_BYTES)]
+        head = HeadersFrame(stream, data=self._block if number else self._first_block, flags=["END_HEADERS"]).serialize()
+        frames = [DataFrame(stream, data=body[at : at + FRAME_BYTES]) for at in range(0, len(body), FRAME_BYTES)]
         frames[-1].flags.add("END_STREAM")
-        return Request(b"".join(frame.serialize() for frame in frames), len(body))
+        parts = [Part(frame.serialize(), len(frame.data)) for frame in frames]
+        return [Part(head + parts[0].frames, parts[0].body_bytes), *parts[1:]]
 
-    def send(self, number: int, request: Request) -> None:
+    def send(self, number: int, parts: list[Part]) -> None:
         """Waits while the other end has no room for it."""
         self._sent_ns[number] = time.perf_counter_ns()
-        while self._room_bytes < request.body_bytes and number in self._sent_ns:
-            self._read(self._deadline_ns / 1e9)
-        if number not in self._sent_ns:
-            return
-        self._room_bytes -= request.body_bytes
-        try:
-            self._socket.sendall(request.frames)
-        except OSError as error:
-            self._lost = f"UNAVAILABLE: {error}"
-        if self._lost:
-            self._give_up()
+        for part in parts:
+            while self._room_bytes < part.body_bytes and not self._lost and number in self._sent_ns:
+                self._read(self._deadline_ns / 1e9)
+            if self._lost or number not in self._sent_ns:
+                break
+            self._room_bytes -= part.body_bytes
+            try:
+                self._socket.sendall(part.frames)
+            except OSError as error:
+                self._lost = f"UNAVAILABLE: {error}"
+        self._give_up()
 
     def answers(self, timeout_s: float) -> list[Answer]:
         """Those that have come, waiting for the first for at most `timeout_s`."""
-        self._read(timeout_s)
+        self._read(0.0 if self._answers else timeout_s)
         come, self._answers = self._answers, []
         return come
 
@@ -154,6 +156,8 @@ class UnaryCalls:
                     self._lost = "UNAVAILABLE: the server closed the connection"
             except OSError as error:
                 self._lost = f"UNAVAILABLE: {error}"
+            except (HyperframeError, HPACKError) as error:
+                self._lost = f"UNAVAILABLE: what the server says is not HTTP/2 ({error!r})"
         self._give_up()
 
     def _give_up(self) -> None:
@@ -180,7 +184,10 @@ class UnaryCalls:
             if kind == HeadersFrame.type:
                 if flags & END_STREAM:  # the trailers
                     self._answer(stream >> 1, now_ns, self._error_of(data[body:after], flags))
-            elif kind != DataFrame.type:
+            elif kind == DataFrame.type:
+                if flags & END_STREAM:
+                    self._answer(stream >> 1, now_ns, "UNKNOWN: an answer without a status")
+            else:
                 self._control(data[begin:after], now_ns)
             begin = after
         self._unread = data[begin:]
@@ -202,6 +209,7 @@ class UnaryCalls:
             self._room_bytes += frame.window_increment
         elif isinstance(frame, SettingsFrame) and "ACK" not in frame.flags:
             self._met = True
+            self._call_bytes = frame.settings.get(SettingsFrame.INITIAL_WINDOW_SIZE, self._call_bytes)
             self._socket.sendall(SettingsFrame(0, flags=["ACK"]).serialize())
         elif isinstance(frame, PingFrame) and "ACK" not in frame.flags:
             self._socket.sendall(PingFrame(0, opaque_data=frame.opaque_data, flags=["ACK"]).serialize())

@@ -46,7 +46,7 @@ class Serving:
 
     No preferred batch sizes where one process runs a model: with them the batcher cuts queues of 40 into batches of 8, and the
     kernels work best on what has come together by the time they are free (32 clients: a fifth more answers per second without).
-    Where several do, it is what each of them leaves to the others (export/settings.py).
+    The fused layout's two processes leave each other some of a queue so (export/settings.py).
 
     No queue delay: what waits while a batch is computed is the next batch. 100 us in the first stage cost one client as much,
     and 32 clients got a fifteenth fewer answers per second.

@@ -49,7 +49,10 @@ def tune(
         raise ConfigError(
             f"{out} is not the name of a .toml file in a folder that exists: the winner is written there. Mend --out."
         )
-    bounds = {key: bound for key, bound in slo.read_slo(slo_file).items() if key in MEASURED}
+    stated = slo.read_slo(slo_file)
+    bounds = {key: bound for key, bound in stated.items() if key in MEASURED}
+    if others := ", ".join(stated.keys() - bounds.keys()):
+        console.print(f"Not measured while settings are searched, so judge the winner by `make perf`: {others}", markup=False)
     rng, end_s = np.random.default_rng(full.SEED), time.monotonic() + 60 * minutes
     evidence, efforts = out.with_suffix(".json"), allowed_efforts(repo)
     lab = Lab(repo, clients, window_s, rng)

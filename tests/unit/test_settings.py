@@ -4,7 +4,7 @@ import pytest
 
 from export.build import ranking_settings
 from export.models.cold_rows import ColdRows
-from export.settings import SHARED_BATCH, Settings, read_settings
+from export.settings import Settings, read_settings
 from stages.contract import ENSEMBLE, STAGES
 from stages.errors import ConfigError
 
@@ -33,10 +33,8 @@ def test_a_section_per_model_overrides_the_common_one(tmp_path):
 @pytest.mark.parametrize(
     ("serving", "preferred"),
     [
-        ({}, (SHARED_BATCH,)),
-        ({"recommend": {"instances": 3}}, (SHARED_BATCH,)),
-        ({"recommend": {"instances": 1}}, ()),
-        ({"instances": 1}, ()),
+        ({}, (16,)),
+        ({"recommend": {"instances": 3}}, (16,)),
         ({"recommend": {"preferred_batch_sizes": []}}, ()),
         ({"preferred_batch_sizes": [4]}, (4,)),
     ],

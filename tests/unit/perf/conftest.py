@@ -106,7 +106,6 @@ def run(tmp_path) -> Run:
             in_process_p50_ms=[1.0, 2.0, 1.5],
             served_p50_ms=[3.0, 5.0, 3.0],
             in_process_rate=[1000, 2000, 1000],
-            in_process_batch=32,
             served_rate=[500, 600, 700],
             served_clients=16,
         ),

@@ -17,12 +17,13 @@ from perf.growth import Axis
 from perf.hit_rates import parse
 from perf.memory import ProcessMemory
 from perf.overhead import Overhead
-from perf.overhead_bounds import figures_of
+from perf.overhead_bounds import AT_HALF, figures_of
 from perf.server_stats import StageTimes
 from stages.errors import ServerError
 
-PER_LAYOUT = {"p50": 3.0, "rate": 500.0, "rate, many": 400.0, "tail": 2.0, "errors": 0.0, "unbatched p50": 3.0}
+PER_LAYOUT = {"p50": 3.0, "rate": 500.0, "rate, many": 400.0, "unbatched p50": 3.0}
 PER_LAYOUT |= {"server us": 100.0, "models us": 900.0}
+PER_LAYOUT |= {f"half, {key}": 1.0 for _, key in AT_HALF} | {"half, p50": 4.0, "half, p99": 10.0, "half, errors": 0.0}
 EMPTY = {"empty p50": 1.0, "empty unbatched p50": 0.7, "empty rate": 3_000.0, "empty us": 300.0}
 LEAST = "empty kernels, and what pauses add in process: beyond the in-process p50, ms"
 WITHIN_ALL_BOUNDS = {"ensemble p50": 2.5, "fused p50": 2.5, "ensemble rate": 900.0, "fused rate": 900.0}
@@ -66,6 +67,8 @@ def test_figures_are_computed_within_their_round_and_judged_by_the_median():
     assert (by_the_batcher.median, by_the_batcher.met) == (pytest.approx(1.1), None)  # 0.3 ms more than 3 ms
     batches = figures["ensemble: answers/s against in-process in batches"]
     assert (batches.median, batches.met) == (pytest.approx(1 / 3), None)
+    tail = figures["fused: p99/p50 at half of the peak"]
+    assert (tail.values, tail.bound, tail.met) == ([2.5] * 3, 3.0, True)
     left = figures["fused: the same that the server alone leaves (empty kernels)"]
     assert (left.values, left.met) == (pytest.approx([2 / 3] * 3), None)  # 3,000 of 3,000 + 1,500
 

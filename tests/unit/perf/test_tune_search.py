@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from export.settings import SHARED_BATCH, Settings
+from export.settings import FUSED, Settings
 from perf.slo import Bound
 from perf.tune.search import FINAL_TURNS, HEAT, Outcome, Trial, rank, search, surely_better
 from perf.tune.space import PREFERRED_BATCHES, SERVER_THREADS, candidates, current, in_words, search_space, with_changes
@@ -110,7 +110,7 @@ def space_of(layout="ensemble", efforts=(192, 256)):
 def test_the_space_holds_what_differs_from_the_current_settings(layout, model):
     space = space_of(layout)
     assert set(space[f"serving.{model}.queue_delay_us"]) == {100, 300, 1_000}
-    preferred, now = ("serving", []) if layout == "ensemble" else ("serving.recommend", [SHARED_BATCH])
+    preferred, now = ("serving", []) if layout == "ensemble" else ("serving.recommend", list(FUSED["preferred_batch_sizes"]))
     assert now not in space[f"{preferred}.preferred_batch_sizes"]
     assert len(space[f"{preferred}.preferred_batch_sizes"]) == len(PREFERRED_BATCHES) - 1
     assert space[SERVER_THREADS] == (2,)

@@ -8,7 +8,16 @@ import time
 
 import grpc
 import pytest
-from hyperframe.frame import DataFrame, Frame, PingFrame, SettingsFrame, WindowUpdateFrame
+from hyperframe.frame import (
+    DataFrame,
+    Frame,
+    GoAwayFrame,
+    HeadersFrame,
+    PingFrame,
+    RstStreamFrame,
+    SettingsFrame,
+    WindowUpdateFrame,
+)
 
 from perf.open_loop import INFER
 from perf.unary import FRAME_BYTES, FRAME_HEADER, PREFACE, WINDOW_BYTES, Answer, UnaryCalls
@@ -77,15 +86,19 @@ def test_calls_end_as_those_of_grpcio_do():
 
 def test_bodies_of_several_frames():
     server = Says()
-    bodies = [bytes([i % 251]) * size for i in range(20) for size in (FRAME_BYTES - 5, FRAME_BYTES, WINDOW_BYTES - 5)]
+    sizes = (FRAME_BYTES - 5, FRAME_BYTES, WINDOW_BYTES - 5, 3 * WINDOW_BYTES)
+    bodies = [bytes([i % 251]) * size for i in range(20) for size in sizes]
     with serving(server) as url, calling(url) as calls:
         assert [answer.error for answer in all_answers(calls, bodies)] == [""] * len(bodies)
     assert sorted(server.bodies) == sorted(bodies)
 
 
-def test_a_longer_body_is_refused_before_anything_is_sent():
-    with serving(Says()) as url, calling(url) as calls, pytest.raises(ConfigError, match="65,536 bytes long"):
-        calls.request(0, b"x" * (WINDOW_BYTES - 4))
+def test_a_body_that_the_server_does_not_take_is_refused_before_anything_is_sent():
+    settings = SettingsFrame(0, settings={SettingsFrame.INITIAL_WINDOW_SIZE: 1_000}).serialize()
+    with scripted(lambda peer: peer.sendall(settings)) as url, calling(url) as calls:
+        calls.request(0, b"x" * 995)
+        with pytest.raises(ConfigError, match="1,001 bytes long; this server takes up to 1,000 of a call"):
+            calls.request(0, b"x" * 996)
 
 
 def test_a_call_ends_at_its_deadline_and_the_next_is_answered():
@@ -115,18 +128,19 @@ def test_a_call_that_nobody_answers_ends_at_its_deadline():
 
 
 def test_a_server_that_ends_answers_every_call_with_an_error():
-    go = threading.Event()
+    go, begun_s = threading.Event(), time.monotonic()
     server = contextlib.ExitStack()
     with calling(server.enter_context(serving(lambda body, context: go.wait(10) and body))) as calls:
         for number in range(3):
             calls.send(number, calls.request(number, b"x"))
         ending = threading.Thread(target=server.close)
         ending.start()
-        answers = sorted(rest_of(calls)) + all_answers(calls, [b"too late"], first=3)
+        answers = sorted(rest_of(calls)) + all_answers(calls, [b"too late" * 5_000] * 20, first=3)
         go.set()
         ending.join()
-    assert [answer.number for answer in answers] == [0, 1, 2, 3]
+    assert [answer.number for answer in answers] == list(range(23))
     assert all(answer.error for answer in answers)
+    assert time.monotonic() < begun_s + DEADLINE_S  # not a deadline each
 
 
 @contextlib.contextmanager
@@ -169,23 +183,47 @@ def test_pings_and_settings_are_acknowledged():
 
 
 def test_no_more_is_sent_than_the_server_has_room_for():
-    """65,535 bytes at first: the second body waits until the server has taken some of the first."""
-    came, early = [], []
+    """65,535 bytes at first: the end of the second body waits until the server has taken some of the first."""
+    ends, taken = [], []  # streams; bytes that had come when nothing more did
 
     def script(peer):
+        n_bytes = 0
         peer.sendall(SettingsFrame(0).serialize())
         for frame in frames_of(peer):
-            if isinstance(frame, DataFrame) and "END_STREAM" in frame.flags:
-                came.append(frame.stream_id)
-                early.extend(select.select([peer], [], [], 0.2)[0])
+            if isinstance(frame, DataFrame):
+                n_bytes += len(frame.data)
+                ends.extend([frame.stream_id] if "END_STREAM" in frame.flags else [])
+            if n_bytes and not select.select([peer], [], [], 0.2)[0]:
+                taken.append(n_bytes)
                 peer.sendall(WindowUpdateFrame(0, window_increment=20_000).serialize())
 
     with scripted(script) as url, calling(url) as calls:
         for number in range(2):
             calls.send(number, calls.request(number, b"x" * 40_000))
         calls.answers(0.5)
-    assert came == [1, 3]
-    assert early == []
+    assert ends == [1, 3]
+    assert 40_005 < taken[0] <= WINDOW_BYTES
+
+
+@pytest.mark.parametrize(
+    ("frame", "error"),
+    [
+        (RstStreamFrame(1, error_code=7), "UNAVAILABLE: the server ended the call (HTTP/2 error 7)"),
+        (GoAwayFrame(0, last_stream_id=0, error_code=2), "UNAVAILABLE: the server ends the connection (HTTP/2 error 2)"),
+        (DataFrame(1, data=b"x", flags=["END_STREAM"]), "UNKNOWN: an answer without a status"),
+        (HeadersFrame(1, data=b"\xff", flags=["END_HEADERS", "END_STREAM"]), "UNAVAILABLE: what the server says is not HTTP/2"),
+        (PingFrame(0, opaque_data=b"12345678"), "UNAVAILABLE: the server closed the connection"),
+    ],
+)
+def test_calls_that_end_otherwise_are_errors(frame, error):
+    def script(peer):
+        peer.sendall(SettingsFrame(0).serialize())
+        next(said for said in frames_of(peer) if isinstance(said, DataFrame))
+        peer.sendall(frame.serialize())
+
+    with scripted(script) as url, calling(url) as calls:
+        (answer,) = all_answers(calls, [b"x"])
+    assert answer.error.startswith(error)
 
 
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
