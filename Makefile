@@ -78,12 +78,13 @@ baseline: setup ## NVIDIA's multi-stage recommender and ours on the same tritons
 # repository of synthetic:reference that make baseline exports
 REFERENCE = .run/merlin/reference
 
-bounds: setup ## every speed that has a bound, on synthetic:reference: make baseline, overhead at C = 200 and 1,000, growth
+bounds: setup ## every figure that has a bound, on synthetic:reference: make baseline, overhead at C = 200 and 1,000, growth, the ranker's AUC
 	@status=0; \
 	$(PYTHON) -m perf.merlin || status=1; \
 	$(PYTHON) -m perf overhead --repo $(REFERENCE) --candidates 200 || status=1; \
 	$(PYTHON) -m perf overhead --repo $(REFERENCE) --candidates 1000 || status=1; \
 	$(PYTHON) -m perf growth --repo $(REFERENCE) || status=1; \
+	$(PYTHON) -m perf.compression --data synthetic:reference || status=1; \
 	exit $$status
 
 # of the table that is larger than its RAM (50,000,000: 12 GB of disk, and shared memory of 4 GB for the comparison)

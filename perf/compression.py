@@ -256,7 +256,7 @@ def main(data: Annotated[str, typer.Option(help="folder with a dataset.toml, or 
 
     Exit code 1 when the student that is served by default keeps too little.
     """
-    console = Console(soft_wrap=True)
+    console = Console(width=130, soft_wrap=True)
     say = progress(console)
     work = workload_of(load_dataset(data), say)
     with tempfile.TemporaryDirectory() as folder:
