@@ -28,6 +28,8 @@ from stages.ranking_features import SCORE, ItemStatistics, pair_numbers
 Arrays = dict[str, np.ndarray]
 
 TABLES_FOLDER, NETWORK = "tables", "rank"
+OF_PAIRS = ("user_continuous", "history_ids", "history_age_days", "retrieval_scores")  # what the pairs of a request are made of
+PAIRS_AT_ONCE = 4_000  # of a request and a candidate: with 64,000 the rank stage took 1.6 times as long for each
 
 
 @dataclass(frozen=True)
@@ -116,11 +118,22 @@ class Rank:
         return outputs
 
     def _logits(self, inputs: Arrays, candidates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """int [B, C] positions -> (logits, retrieval_part), float32 [B, C]."""
-        pairs = self.pair_numbers(inputs, candidates)
-        feeds = {"user_numbers": inputs["user_continuous"], "pair_numbers": pairs, **self.rows(inputs, candidates)}
-        (logits,) = self.network.run(["logits"], feeds)
-        return logits, self.retrieval_part(pairs)
+        """int [B, C] positions -> (logits, retrieval_part), float32 [B, C].
+
+        Rows are looked up for all at once, so that a slow level is asked once. The rest is computed for as many requests at a
+        time as leave their numbers in the processor's cache.
+        """
+        given = {name: inputs[name] for name in OF_PAIRS} | self.rows(inputs, candidates)
+        at_once = max(1, PAIRS_AT_ONCE // candidates.shape[1])
+        logits, retrieval_part = np.empty(candidates.shape, np.float32), np.empty(candidates.shape, np.float32)
+        for first in range(0, len(candidates), at_once):
+            part = slice(first, first + at_once)
+            own = {name: values[part] for name, values in given.items()}
+            pairs = self.pair_numbers(own, candidates[part])
+            feeds = {"user_numbers": own["user_continuous"], "pair_numbers": pairs, "user_rows": own["user_rows"]}
+            logits[part] = self.network.run(["logits"], feeds | {"item_rows": own["item_rows"]})[0]
+            retrieval_part[part] = self.retrieval_part(pairs)
+        return logits, retrieval_part
 
     def rows(self, inputs: Arrays, candidates: np.ndarray) -> Arrays:
         """Table rows float32: those of the user [B, Fu, D], those of the candidates [B, C, Si, D]."""

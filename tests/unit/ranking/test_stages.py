@@ -1,5 +1,7 @@
 """The rank and rerank stages on a trained pair of models: against torch, at every batch size, on short lists."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ import torch
 from export.models.reranker import Lists, corrections
 from export.models.save_ranker import item_vectors_of
 from export.models.train_ranker import rank_scores_of
+from stages import rank as rank_stage
 from stages.contract import PAD_ID, PAD_SCORE, Degraded, new_lineage, stage_specs
 from stages.rank import ranked
 from stages.rerank import LIST_FEATURES, list_features
@@ -82,6 +85,23 @@ def test_a_request_is_answered_alone_as_in_a_batch(trained):
         alone = through_both(trained, np.array([row]))
         np.testing.assert_allclose(alone[0]["rank_scores"][0], together[0]["rank_scores"][row], atol=1e-5)
         np.testing.assert_array_equal(alone[1]["item_ids"][0], together[1]["item_ids"][row])
+
+
+def test_a_batch_that_fills_the_cache_is_scored_in_parts(trained, monkeypatch):
+    """Three requests at a time, the last two together, and all rows looked up at once."""
+    inputs, runs = tensors(trained, np.arange(32)), []
+
+    class Counted:
+        def run(self, names, feeds):
+            runs.append(len(feeds["user_numbers"]))
+            return trained.rank.network.run(names, feeds)
+
+    whole = trained.rank(inputs)["rank_scores"]
+    monkeypatch.setattr(rank_stage, "PAIRS_AT_ONCE", 3 * C + 1)
+    np.testing.assert_allclose(replace(trained.rank, network=Counted())(inputs)["rank_scores"], whole, atol=1e-5)
+    assert runs == [3] * 10 + [2]
+    monkeypatch.setattr(rank_stage, "PAIRS_AT_ONCE", C - 1)
+    np.testing.assert_allclose(trained.rank(inputs)["rank_scores"], whole, atol=1e-5)
 
 
 def test_short_empty_and_unknown_lists_are_served_as_far_as_they_go(trained):
