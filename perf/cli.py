@@ -114,7 +114,7 @@ def load(
     with serve(url, repo) as site:
         bench = full.new_bench(site, label)
         with full.watched(bench), progress(PARTS) as step:
-            measure.add_open(bench, scenario, lambda part: step(f"{scenario.name}, {part / PARTS:.0%} of the requests"))
+            measure.add_open(bench, scenario, lambda part: step(f"{scenario.name}, {(part - 1) / PARTS:.0%} sent"))
     _finish(bench.run, bench.folder, {})
 
 

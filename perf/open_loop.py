@@ -25,6 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+import psutil
 
 from perf.unary import UnaryCalls
 from stages.errors import ConfigError, ServerError
@@ -51,6 +52,7 @@ class Outcome:
     errors: Counter = field(default_factory=Counter)  # gRPC status and first words -> requests
     cpu_s: float = 0.0
     wall_s: float = 0.0
+    idle_share: float = 0.0  # of all cores, meanwhile
 
     @classmethod
     def nothing_yet(cls, due_ns: np.ndarray) -> Outcome:
@@ -112,6 +114,7 @@ def run_load(url: str, bodies: list[bytes], due_s: np.ndarray, progress: Callabl
 def send_all(calls: UnaryCalls, bodies: list[bytes], outcome: Outcome, progress: Callable[[int], object]) -> None:
     """Fill `outcome`: bodies[i] is sent at due_ns[i]."""
     requests = [calls.request(number, body) for number, body in enumerate(bodies)]
+    cores = psutil.cpu_times()
     clock, cpu_s, start_ns = time.perf_counter_ns, time.process_time(), time.perf_counter_ns()
 
     def note(wait_ns: int) -> None:
@@ -137,6 +140,8 @@ def send_all(calls: UnaryCalls, bodies: list[bytes], outcome: Outcome, progress:
         note(int(DEADLINE_S * 1e9))
     note(0)
     outcome.cpu_s, outcome.wall_s = time.process_time() - cpu_s, (clock() - start_ns) / 1e9
+    spent = np.subtract(psutil.cpu_times(), cores)
+    outcome.idle_share = float(spent[cores._fields.index("idle")] / max(spent.sum(), 1e-9))
 
 
 def floor_ns(url: str) -> np.ndarray:

@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import psutil
 from pydantic import BaseModel
 
 from export.relayout import relayout
@@ -44,6 +43,7 @@ from server.launcher import TritonServer
 from server.repository import read_config, write_config
 from stages.artifacts import read_stage, stage_folder
 from stages.contract import ENSEMBLE, STAGES
+from stages.errors import ServerError
 
 UNBATCHED, EMPTY = "-unbatched", "-empty"  # kinds of a layout's copies
 MANY_CLIENTS = 32
@@ -255,10 +255,11 @@ def _at_peak(bench: Bench, clients: int, window_s: float) -> Peak:
 
 def _at_half(bench: Bench, peak_rate: float) -> dict[str, float]:
     """Poisson arrivals: latency, errors, and what an answer's work runs and waits for a core."""
-    before, idle = processor_time(bench.site.tag), psutil.cpu_times()
+    before = processor_time(bench.site.tag)
     half = add_open(bench, Scenario("poisson 50 %", lambda rng: schedule.poisson(peak_rate / 2, OPEN_S, rng), OPEN_S))
+    if half.latency is None:
+        raise ServerError(f"Nothing was answered at half of the peak: {half.errors}")
     spent = processor_time(bench.site.tag).per_answer(before, half.latency.count)
-    passed = np.subtract(psutil.cpu_times(), idle)
     return {
         "p50": half.latency.p50_ms,
         "p99": half.latency.p99_ms,
@@ -267,7 +268,7 @@ def _at_half(bench: Bench, peak_rate: float) -> dict[str, float]:
         "models waited us": spent.models_waited_us,
         "server us": spent.server_us,
         "server waited us": spent.server_waited_us,
-        "idle": passed[idle._fields.index("idle")] / passed.sum(),
+        "idle": half.idle_share,
     }
 
 

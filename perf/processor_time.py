@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -46,4 +47,8 @@ def processor_time(tag: str) -> ProcessorTime:
 
 def waited_for_a_core_s(pid: int) -> float:
     """The second number of `schedstat` (Documentation/scheduler/sched-stats.rst), nanoseconds, of every thread."""
-    return sum(int(path.read_text().split()[1]) for path in (PROC / str(pid) / "task").glob("*/schedstat")) / 1e9
+    waited_ns = 0
+    for path in (PROC / str(pid) / "task").glob("*/schedstat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended meanwhile
+            waited_ns += int(path.read_text().split()[1])
+    return waited_ns / 1e9

@@ -62,6 +62,7 @@ class Open(BaseModel, frozen=True):
     unsent: int  # due, and never sent because too many were in flight: counted as errors
     send_late: Latency | None  # how long after its instant a request left: the generator's own delay
     generator_cores: float  # CPU time the generator took, in cores
+    idle_share: float | None = None  # of all cores meanwhile; None in runs from before it was measured
     stages: dict[str, StageTimes]
     raw: str
 

@@ -6,7 +6,8 @@ A call by grpcio's futures takes as much processor time as tritonserver spends o
 (docs/perf.md). So this is as much of HTTP/2 (RFC 9113) as such calls need. Its control frames are made and read by hyperframe,
 header blocks by hpack; neither end keeps a table of headers that changes from call to call (RFC 7541), so equal blocks mean the
 same and each is decoded once. What an answer holds is not looked at, only whether it is one. Not heeded, because gRPC servers
-do not use it: a limit of calls in flight, padding, priorities.
+do not use it: limits of calls in flight and of header tables, padding, priorities, an end of the connection that lets calls
+finish. A connection takes 2 GiB of answers.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def layout_of(config: pb.ModelConfig) -> str:
 class Serving:
     """How Triton runs one model. Times in microseconds, 0 = off.
 
-    No preferred batch sizes where one process runs a model: with them the batcher cuts queues of 40 into batches of 8, and the
+    No preferred batch sizes for a stage: with them the batcher cuts queues of 40 into batches of 8, and the
     kernels work best on what has come together by the time they are free (32 clients: a fifth more answers per second without).
     The fused layout's two processes leave each other some of a queue so (export/settings.py).
 

@@ -51,7 +51,7 @@ def tune(
         )
     stated = slo.read_slo(slo_file)
     bounds = {key: bound for key, bound in stated.items() if key in MEASURED}
-    if others := ", ".join(stated.keys() - bounds.keys()):
+    if others := ", ".join(sorted(stated.keys() - bounds.keys())):
         console.print(f"Not measured while settings are searched, so judge the winner by `make perf`: {others}", markup=False)
     rng, end_s = np.random.default_rng(full.SEED), time.monotonic() + 60 * minutes
     evidence, efforts = out.with_suffix(".json"), allowed_efforts(repo)

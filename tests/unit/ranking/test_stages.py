@@ -104,6 +104,11 @@ def test_a_batch_that_fills_the_cache_is_scored_in_parts(trained, monkeypatch):
     np.testing.assert_allclose(trained.rank(inputs)["rank_scores"], whole, atol=1e-5)
 
 
+@pytest.mark.parametrize(("count", "most", "taken"), [(1, 20, 1), (16, 15, 8), (64, 20, 16), (32, 3, 3), (7, 7, 7), (5, 1, 1)])
+def test_parts_are_of_like_size(count, most, taken):
+    assert rank_stage.evenly(count, most) == taken
+
+
 def test_short_empty_and_unknown_lists_are_served_as_far_as_they_go(trained):
     inputs = tensors(trained, np.arange(3))
     inputs["candidate_ids"][0, 2:], inputs["retrieval_scores"][0, 2:] = PAD_ID, -np.inf
