@@ -37,9 +37,7 @@ DEADLINE_S = 5.0  # of one request
 FLOOR_CALLS = 300
 PARTS = 10  # of a load: as each begins, progress is told
 PRIORITY = -10  # where the system permits it
-SWITCH_S = (
-    1e-4  # Python would let another thread (perf/tiers publishes rows) run 5 ms before a request that is due gets its turn
-)
+SWITCH_S = 1e-4  # Python would let another thread, such as one that publishes rows, run 5 ms while a request is due
 
 
 @dataclass

@@ -130,8 +130,9 @@ class Rank:
             part = slice(first, first + at_once)
             own = {name: values[part] for name, values in given.items()}
             pairs = self.pair_numbers(own, candidates[part])
-            feeds = {"user_numbers": own["user_continuous"], "pair_numbers": pairs, "user_rows": own["user_rows"]}
-            logits[part] = self.network.run(["logits"], feeds | {"item_rows": own["item_rows"]})[0]
+            feeds = {"user_numbers": own["user_continuous"], "pair_numbers": pairs}
+            feeds |= {name: own[name] for name in ("user_rows", "item_rows")}
+            logits[part] = self.network.run(["logits"], feeds)[0]
             retrieval_part[part] = self.retrieval_part(pairs)
         return logits, retrieval_part
 
@@ -156,9 +157,9 @@ class Rank:
 
 
 def evenly(count: int, most: int) -> int:
-    """-> how many to take at a time, `most` at most, so that the last part is not much smaller than the others."""
-    n_parts = -(-count // most)
-    return -(-count // n_parts)
+    """-> how many to take at a time, 1 to `most`, so that the last part is not much smaller than the others."""
+    n_parts = max(1, -(-count // most))
+    return max(1, -(-count // n_parts))
 
 
 def load_items(folder: Path) -> tuple[ItemIndex, np.ndarray, np.ndarray, ItemStatistics]:

@@ -104,7 +104,9 @@ def test_a_batch_that_fills_the_cache_is_scored_in_parts(trained, monkeypatch):
     np.testing.assert_allclose(trained.rank(inputs)["rank_scores"], whole, atol=1e-5)
 
 
-@pytest.mark.parametrize(("count", "most", "taken"), [(1, 20, 1), (16, 15, 8), (64, 20, 16), (32, 3, 3), (7, 7, 7), (5, 1, 1)])
+@pytest.mark.parametrize(
+    ("count", "most", "taken"), [(0, 20, 1), (1, 20, 1), (16, 15, 8), (64, 20, 16), (32, 3, 3), (7, 7, 7), (5, 1, 1)]
+)
 def test_parts_are_of_like_size(count, most, taken):
     assert rank_stage.evenly(count, most) == taken
 
