@@ -178,10 +178,11 @@ def overhead(
     (folder / "overhead.json").write_text(result.model_dump_json(indent=1))
     for table in (tables.overhead_table(result), tables.breakdown_table(result.breakdowns), tables.memory_table(result.memory)):
         _out().print(table.to_rich())
-    _out().print("answers: " + (f"they differ: {result.differing_answers}" if result.differing_answers else "all equal"))
+    equal = f"all equal, {result.compared_under_load:,} under load among them"
+    _out().print("answers: " + (f"they differ: {result.differing_answers}" if result.differing_answers else equal))
     missed = [figure.name for figure in result.figures if figure.met is False]
     facts = {"perf": "overhead", "repo": str(repo), "candidates": result.candidates, "rounds": rounds} | machine
-    facts |= {"answers_equal": not result.differing_answers, "missed": missed}
+    facts |= {"answers_equal": not result.differing_answers, "under_load": result.compared_under_load, "missed": missed}
     facts["median_low_high"] = {f.name: [round(x, 4) for x in (f.median, min(f.values), max(f.values))] for f in result.figures}
     print(last_line(facts))
     if result.differing_answers or missed:

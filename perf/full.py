@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 
+from export.repository.config import CONFIG_FILE, layout_of
 from perf import measure
 from perf.hit_rates import hit_rates, read_samples
 from perf.latency import Latency
@@ -16,18 +17,22 @@ from perf.measure import Bench
 from perf.memory import PeakMemory
 from perf.open_loop import floor_ns
 from perf.progress import progress
-from perf.results import Machine, Run, commit_of, config_hash, new_folder, priority_levels
+from perf.results import Closed, Machine, Run, commit_of, config_hash, new_folder, priority_levels
 from perf.target import Site
+from server.repository import read_config
 from stages.contract import ENSEMBLE
 
 CLIENTS = (1, 2, 4, 8, 16, 32, 64)
-FEW_CLIENTS = (1, 8, 32)  # other transports
+OTHER_TRANSPORTS = ("http", "grpc+shm")
+FEW_CLIENTS = (1, 8, 32)  # over these
 STAGE_CLIENTS = (1, 16)
 RATE_SHARES = (0.25, 0.5, 0.75, 0.9)  # of the peak
 WINDOW_S = 1.5  # of perf_analyzer, three per level
 LOAD_S = 6.0
 ROUNDS = 5  # of the yardstick
 SEED = 20260101
+
+Step = Callable[[str], None]
 
 
 def new_bench(site: Site, label: str, folder: Path | None = None) -> Bench:
@@ -40,6 +45,7 @@ def new_bench(site: Site, label: str, folder: Path | None = None) -> Bench:
         commit=commit_of(),
         config_hash=config_hash(site.repo),
         machine=Machine.here(),
+        layout=layout_of(read_config(site.repo / ENSEMBLE / CONFIG_FILE)),
         priority_levels=priority_levels(site.repo),
     )
     return Bench(site, run, folder or new_folder(), np.random.default_rng(SEED))
@@ -47,25 +53,14 @@ def new_bench(site: Site, label: str, folder: Path | None = None) -> Bench:
 
 def measure_all(bench: Bench, window_s: float = WINDOW_S, load_s: float = LOAD_S, rounds: int = ROUNDS) -> None:
     """Sweeps, open-loop scenarios and the yardstick; memory and hit rates over all of them."""
-    n_sweep = len(CLIENTS) + 2 * len(FEW_CLIENTS) + len(bench.stages) * len(STAGE_CLIENTS) + len(RATE_SHARES)
+    n_recommend = len(CLIENTS) + len(OTHER_TRANSPORTS) * len(FEW_CLIENTS) + len(RATE_SHARES)
+    n_stage = len(STAGE_CLIENTS) + len(OTHER_TRANSPORTS) + 1
     n_open = len(measure.scenarios(1.0, load_s, RATE_SHARES))
-    with watched(bench), progress(n_sweep + n_open + rounds) as step:
+    with watched(bench), progress(n_recommend + len(bench.stages) * n_stage + n_open + rounds) as step:
         bench.run.floor_p50_ms = Latency.of(floor_ns(bench.site.grpc_url)).p50_ms
-        for clients in CLIENTS:
-            step(f"recommend, {clients} clients")
-            bench.add_closed(ENSEMBLE, "grpc", "concurrency", clients, window_s)
-        best = max(bench.run.curve(ENSEMBLE), key=lambda level: level.achieved_rate)
-        for transport in ("http", "grpc+shm"):
-            for clients in FEW_CLIENTS:
-                step(f"recommend over {transport}, {clients} clients")
-                bench.add_closed(ENSEMBLE, transport, "concurrency", clients, window_s)
+        best = sweep_recommend(bench, window_s, step)
         for stage in bench.stages:
-            for clients in STAGE_CLIENTS:
-                step(f"{stage}, {clients} clients")
-                bench.add_closed(stage, "grpc", "concurrency", clients, window_s)
-        for share in RATE_SHARES:
-            step(f"recommend, {share:.0%} of the peak by perf_analyzer")
-            bench.add_closed(ENSEMBLE, "grpc", "request_rate", round(share * best.achieved_rate), window_s)
+            sweep_stage(bench, stage, window_s, step)
         for scenario in measure.scenarios(best.achieved_rate, load_s, RATE_SHARES):
             step(f"open loop: {scenario.name}")
             measure.add_open(bench, scenario)
@@ -74,6 +69,35 @@ def measure_all(bench: Bench, window_s: float = WINDOW_S, load_s: float = LOAD_S
         measure.add_yardstick(
             bench, int(best.value), rounds, window_s, cores, lambda done: done < rounds and step(f"round {done + 1}")
         )
+
+
+def sweep_recommend(bench: Bench, window_s: float, step: Step) -> Closed:
+    """-> the level with the most answers/s."""
+    for clients in CLIENTS:
+        step(f"{ENSEMBLE}, {clients} clients")
+        bench.add_closed(ENSEMBLE, "grpc", "concurrency", clients, window_s)
+    best = max(bench.run.curve(ENSEMBLE), key=lambda level: level.achieved_rate)
+    for transport in OTHER_TRANSPORTS:
+        for clients in FEW_CLIENTS:
+            step(f"{ENSEMBLE} over {transport}, {clients} clients")
+            bench.add_closed(ENSEMBLE, transport, "concurrency", clients, window_s)
+    for share in RATE_SHARES:
+        step(f"{ENSEMBLE}, {share:.0%} of the peak by perf_analyzer")
+        bench.add_closed(ENSEMBLE, "grpc", "request_rate", round(share * best.achieved_rate), window_s)
+    return best
+
+
+def sweep_stage(bench: Bench, stage: str, window_s: float, step: Step) -> None:
+    """Clients over gRPC, the most of them over the other transports, and half of what the stage answers as a rate."""
+    for clients in STAGE_CLIENTS:
+        step(f"{stage}, {clients} clients")
+        bench.add_closed(stage, "grpc", "concurrency", clients, window_s)
+    best = max(bench.run.curve(stage), key=lambda level: level.achieved_rate)
+    for transport in OTHER_TRANSPORTS:
+        step(f"{stage} over {transport}, {STAGE_CLIENTS[-1]} clients")
+        bench.add_closed(stage, transport, "concurrency", STAGE_CLIENTS[-1], window_s)
+    step(f"{stage}, half of its peak by perf_analyzer")
+    bench.add_closed(stage, "grpc", "request_rate", round(best.achieved_rate / 2), window_s)
 
 
 @contextlib.contextmanager

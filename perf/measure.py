@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from perf import analyzer, schedule
-from perf.answers import differing_answers
+from perf.answers import differing_answers, differing_messages
 from perf.in_process import InProcess
 from perf.latency import Latency
 from perf.open_loop import Outcome, run_load
 from perf.results import Closed, Open, Run, Yardstick
 from perf.server_stats import between, read_counters
 from perf.target import Site
-from perf.workload import Arrays, draw, read_requests, read_specs, serialised, stage_inputs, write_analyzer_json
+from perf.workload import Arrays, draw, read_recorded_of, read_specs, serialised, stage_inputs, write_analyzer_json
 from stages.contract import ENSEMBLE, STAGES
 
 ROWS = 1_000  # of input data: perf_analyzer starts over at its end
@@ -37,7 +37,8 @@ class Bench:
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.specs = read_specs(self.site.repo, self.site.generation)
-        self.requests = read_requests(self.site.repo, self.site.generation)
+        recorded = read_recorded_of(self.site.repo, self.site.generation)
+        self.requests, self.answers = recorded.inputs, recorded.outputs
         self._drawn: Arrays | None = None
         self._of_stages: dict[str, Arrays] = {}
 
@@ -124,13 +125,13 @@ def scenarios(peak_rate: float, duration_s: float, shares: Sequence[float] = (0.
 def add_open(bench: Bench, scenario: Scenario, progress: Callable[[int], object] = lambda _: None) -> Open:
     """Run one scenario against the ensemble and add it to the run."""
     due_s = scenario.due_s(bench.rng)
-    rows = draw(bench.requests, len(due_s), bench.rng, scenario.cold_share)
+    rows = draw(bench.requests | bench.answers, len(due_s), bench.rng, scenario.cold_share)
     bulk = bench.rng.random(len(due_s)) < scenario.bulk_share
     priority = np.where(bulk, BULK, INTERACTIVE) if scenario.bulk_share else None
     bodies = serialised(bench.specs[ENSEMBLE], rows, priority)
     classes = {}
+    cold = ~np.isin(rows["user_id"][:, 0], bench.requests["user_id"][:, 0])
     if scenario.cold_share:
-        cold = ~np.isin(rows["user_id"][:, 0], bench.requests["user_id"][:, 0])
         classes |= {"known users": ~cold, "cold starts": cold}
     if scenario.bulk_share:
         classes |= {"interactive": ~bulk, "bulk": bulk}
@@ -144,7 +145,11 @@ def add_open(bench: Bench, scenario: Scenario, progress: Callable[[int], object]
     np.savez_compressed(
         bench.folder / raw, due_ns=outcome.due_ns, sent_ns=outcome.sent_ns, answered_ns=outcome.answered_ns, **classes
     )
-    result = describe(scenario, outcome, classes, raw).model_copy(update={"stages": between(before, after)})
+    known = np.flatnonzero(outcome.ok & ~cold)
+    expected = {name: rows[name][known] for name in bench.answers}
+    differing = differing_messages(bench.specs[ENSEMBLE], [outcome.messages[i] for i in known], expected)
+    facts = {"stages": between(before, after), "compared": len(known), "differing_answers": differing}
+    result = describe(scenario, outcome, classes, raw).model_copy(update=facts)
     bench.run.open.append(result)
     bench.save()
     return result

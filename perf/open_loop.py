@@ -47,6 +47,7 @@ class Outcome:
     due_ns: np.ndarray
     sent_ns: np.ndarray
     answered_ns: np.ndarray
+    messages: list[bytes] = field(default_factory=list)  # one per request: the answer, to be looked at when the load is over
     errors: Counter = field(default_factory=Counter)  # gRPC status and first words -> requests
     cpu_s: float = 0.0
     wall_s: float = 0.0
@@ -54,7 +55,7 @@ class Outcome:
 
     @classmethod
     def nothing_yet(cls, due_ns: np.ndarray) -> Outcome:
-        return cls(due_ns, np.full(len(due_ns), -1, np.int64), np.full(len(due_ns), -1, np.int64))
+        return cls(due_ns, np.full(len(due_ns), -1, np.int64), np.full(len(due_ns), -1, np.int64), [b""] * len(due_ns))
 
     @property
     def ok(self) -> np.ndarray:
@@ -116,11 +117,12 @@ def send_all(calls: UnaryCalls, bodies: list[bytes], outcome: Outcome, progress:
     clock, cpu_s, start_ns = time.perf_counter_ns, time.process_time(), time.perf_counter_ns()
 
     def note(wait_ns: int) -> None:
-        for number, at_ns, error in calls.answers(max(wait_ns, 0) / 1e9):
+        for number, at_ns, error, message in calls.answers(max(wait_ns, 0) / 1e9):
             if error:
                 outcome.errors[error] += 1
             else:
                 outcome.answered_ns[number] = at_ns - start_ns
+                outcome.messages[number] = message
 
     begins = {part * len(bodies) // PARTS: part + 1 for part in range(PARTS)}
     for number, due_ns in enumerate(outcome.due_ns.tolist()):
@@ -132,8 +134,8 @@ def send_all(calls: UnaryCalls, bodies: list[bytes], outcome: Outcome, progress:
         if calls.in_flight >= MAX_IN_FLIGHT:
             outcome.errors["not sent: too many requests in flight"] += 1
             continue
-        calls.send(number, requests[number])
-        outcome.sent_ns[number] = clock() - start_ns  # afterwards: it may have waited for room
+        if calls.send(number, requests[number]):
+            outcome.sent_ns[number] = clock() - start_ns  # afterwards: it may have waited for room
     while calls.in_flight:  # answers or deadlines end it
         note(int(DEADLINE_S * 1e9))
     note(0)

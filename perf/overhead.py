@@ -6,7 +6,8 @@ The repository is laid out twice with the code as it is now (no training), each 
 again with kernels that compute nothing: what the server costs by itself on this machine. The eight servers and the in-process
 workers live side by side, stopped but for their turns (turns.py); every round asks each of them, in another order. The median
 over the rounds is the figure, the spread says how far to trust it. Figures count only for equal answers, which are compared
-first, and for an index that finds enough: it was widened for this C, and what other requests find is a figure too.
+first, and again as they come at half of the peak, and for an index that finds enough: it was widened for this C, and what other
+requests find is a figure too.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class Overhead(BaseModel):
     candidates: int
     in_process_batch: int
     peak_clients: dict[str, int]  # by name of a copy: a layout, or its empty kernels
-    differing_answers: str  # "" when all answer alike
+    differing_answers: str  # "" when all answer alike, before the load and under it
+    compared_under_load: int  # answers
     figures: list[Figure]
     memory: dict[str, list[ProcessMemory]]  # by layout, at the peak of the sum
     breakdowns: dict[str, Breakdown]  # by layout
@@ -104,13 +106,15 @@ def measure_overhead(
             with (folder / "rounds.jsonl").open("a") as file:
                 file.write(json.dumps(taken[-1]) + "\n")
         parts = _breakdowns(both, window_s, step)
+    runs = [bench.run for bench in both.benches.values()]
     figures = figures_of({name: [once[name] for once in taken] for name in taken[0]}, c)
     return Overhead(
         repo=str(repo),
         candidates=c,
         in_process_batch=both.batch,
         peak_clients=peak_clients,
-        differing_answers=differing,
+        differing_answers="; ".join(filter(None, [differing, *(run.differing_answers for run in runs)])),
+        compared_under_load=sum(run.compared_under_load for run in runs),
         figures=[*figures, *memory_figures(memory), recall],
         memory={layout: memory[layout] for layout in LAYOUTS},
         breakdowns=parts,

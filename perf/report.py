@@ -93,11 +93,13 @@ def notes(run: Run) -> list[str]:
         found.append(
             f"A gRPC call that does nothing took {run.floor_p50_ms:.2f} ms (p50, one client): no answer can be faster."
         )
-    if run.yardstick and run.yardstick.differing_answers:
+    if run.differing_answers:
         found.append(
-            f"The server does not answer as in process ({run.yardstick.differing_answers}): the ratios between them do not "
+            f"The server does not answer as in process ({run.differing_answers}): the ratios between them do not "
             "count. Rows that were updated since the export, or a cache, explain it; otherwise export again."
         )
+    elif run.compared_under_load:
+        found.append(f"{run.compared_under_load:,} answers under load were compared: each is the one computed in process.")
     if run.priority_levels < 2 and any("bulk" in load.by_class for load in run.open):
         found.append(
             "No model here tells priorities apart (`priority_levels`): interactive and bulk requests were served alike."

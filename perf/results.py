@@ -63,6 +63,8 @@ class Open(BaseModel, frozen=True):
     send_late: Latency | None  # how long after its instant a request left: the generator's own delay
     generator_cores: float  # CPU time the generator took, in cores
     idle_share: float | None = None  # of all cores meanwhile; None in runs from before it was measured
+    compared: int = 0  # answers to recorded requests; what cold starts get was not recorded
+    differing_answers: str = ""  # what of them is not the recorded, in-process answer
     stages: dict[str, StageTimes]
     raw: str
 
@@ -115,6 +117,7 @@ class Run(BaseModel):
     commit: str
     config_hash: str  # of every config.pbtxt of the repository
     machine: Machine
+    layout: str = "ensemble"
     priority_levels: int = 0  # of the model that has most of them; below 2 all requests are served alike
     floor_p50_ms: float | None = None  # a call that does nothing (ServerLive), one client: what gRPC alone costs this client
     closed: list[Closed] = []
@@ -136,6 +139,17 @@ class Run(BaseModel):
 
     def open_load(self, name: str) -> Open | None:
         return next((load for load in reversed(self.open) if load.name == name), None)
+
+    @property
+    def differing_answers(self) -> str:
+        """Empty when every answer that was compared, of one client and under load, is the one computed in process."""
+        found = [self.yardstick.differing_answers] if self.yardstick else []
+        found += [f"{load.name}: {load.differing_answers}" for load in self.open if load.differing_answers]
+        return "; ".join(filter(None, found))
+
+    @property
+    def compared_under_load(self) -> int:
+        return sum(load.compared for load in self.open)
 
     @property
     def main_load(self) -> Open | None:
@@ -170,6 +184,7 @@ def summary(run: Run) -> dict[str, Any]:
         "commit": run.commit,
         "config_hash": run.config_hash,
         "generation": run.generation,
+        "layout": run.layout,
         "cores": run.machine.cores,
         "load_before": round(run.machine.load_before, 2),
     }
@@ -190,8 +205,9 @@ def summary(run: Run) -> dict[str, Any]:
         facts |= {
             "overhead_p50_ms": run.yardstick.overhead_p50_ms,
             "throughput_share": run.yardstick.throughput_share,
-            "answers_equal": not run.yardstick.differing_answers,
         }
+    if run.yardstick or run.compared_under_load:
+        facts["answers_equal"] = not run.differing_answers
     if run.memory:
         facts["memory_mib"] = total_mib(run.memory)
     if run.hit_rates:

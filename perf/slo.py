@@ -20,19 +20,25 @@ OBJECTIVES = (  # what a run can be held to, by its keys in `perf.results.summar
 
 
 class Bound(BaseModel):
-    """One side of a number."""
+    """One side of a number. fused: what holds in its place where one model runs all kernels."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     at_most: float | None = None
     at_least: float | None = None
     why: str = ""
+    fused: Bound | None = None
 
     @model_validator(mode="after")
     def _one_side(self) -> Bound:
         if (self.at_most is None) == (self.at_least is None):
             raise ValueError("give either at_most or at_least")
         return self
+
+    def of(self, layout: str) -> Bound:
+        if self.fused is None or layout != "fused":
+            return self
+        return self.fused.model_copy(update={"why": self.fused.why or self.why})
 
     def __str__(self) -> str:
         return f"at most {self.at_most:g}" if self.at_least is None else f"at least {self.at_least:g}"
@@ -68,6 +74,7 @@ def judge(slo: dict[str, Bound], document: dict[str, Any]) -> list[Verdict]:
     """document: the last line of a run."""
     verdicts = []
     for key, bound in slo.items():
+        bound = bound.of(document.get("layout", ""))
         value = document.get(key)
         number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
         verdicts.append(Verdict(key, bound, number))

@@ -5,7 +5,7 @@
 A call by grpcio's futures takes as much processor time as tritonserver spends on it, and the server then lacks that
 (docs/perf.md). So this is as much of HTTP/2 (RFC 9113) as such calls need. Its control frames are made and read by hyperframe,
 header blocks by hpack; neither end keeps a table of headers that changes from call to call (RFC 7541), so equal blocks mean the
-same and each is decoded once. What an answer holds is not looked at, only whether it is one. Not heeded, because gRPC servers
+same and each is decoded once. What an answer holds is kept, and not looked at. Not heeded, because gRPC servers
 do not use it: limits of calls in flight and of header tables, padding, priorities, an end of the connection that lets calls
 finish. A connection takes 2 GiB of answers.
 """
@@ -41,6 +41,7 @@ END_STREAM, END_HEADERS = 0x1, 0x4
 WINDOW_BYTES, MOST_WINDOW_BYTES = 65_535, 2**31 - 1  # what may be sent until the other end takes more: at first, and ever
 FRAME_BYTES, MOST_FRAME_BYTES = 16_384, 2**24 - 1  # the longest frame: until the other end allows more, and ever
 READ_BYTES = 1 << 18
+PREFIX_BYTES = 5  # gRPC's, of a message: whether it is compressed (never: we do not offer to read that), and its length
 STATUS = {str(code.value[0]): code.name for code in grpc.StatusCode}
 OURS = {
     SettingsFrame.HEADER_TABLE_SIZE: 0,
@@ -58,11 +59,15 @@ class Part(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """number: of the call; at_ns: when it was read (`time.perf_counter_ns`); error: "", or gRPC's status and message."""
+    """number: of the call; at_ns: when it was read (`time.perf_counter_ns`); error: "", or gRPC's status and message.
+
+    message: what was answered, b"" with an error
+    """
 
     number: int
     at_ns: int
     error: str
+    message: bytes
 
 
 class UnaryCalls:
@@ -77,6 +82,7 @@ class UnaryCalls:
         self._room_bytes, self._call_bytes = WINDOW_BYTES, WINDOW_BYTES  # of the connection, of each call
         self._unread, self._lost, self._met = b"", "", False
         self._sent_ns: dict[int, int] = {}  # by number: the calls in flight, the oldest first
+        self._bodies: dict[int, bytes] = {}  # by number: what has come of an answer, behind gRPC's prefix
         self._answers: list[Answer] = []
         self._errors: dict[bytes, str] = {}  # by header block
         encoder, headers = Encoder(), headers_of(url, path, deadline_s)
@@ -104,20 +110,24 @@ class UnaryCalls:
         parts = [Part(frame.serialize(), len(frame.data)) for frame in frames]
         return [Part(head + parts[0].frames, parts[0].body_bytes), *parts[1:]]
 
-    def send(self, number: int, parts: list[Part]) -> None:
-        """Waits while the other end has no room for it."""
+    def send(self, number: int, parts: list[Part]) -> bool:
+        """Waits while the other end has no room for it. -> has it left? Answered it is in any case, with an error if not."""
         self._sent_ns[number] = time.perf_counter_ns()
-        for part in parts:
-            while self._room_bytes < part.body_bytes and not self._lost and number in self._sent_ns:
-                self._read(self._deadline_ns / 1e9)
-            if self._lost or number not in self._sent_ns:
-                break
-            self._room_bytes -= part.body_bytes
-            try:
-                self._socket.sendall(part.frames)
-            except OSError as error:
-                self._lost = f"UNAVAILABLE: {error}"
+        left = all(self._wrote(number, part) for part in parts)
         self._give_up()
+        return left
+
+    def _wrote(self, number: int, part: Part) -> bool:
+        while self._room_bytes < part.body_bytes and not self._lost and number in self._sent_ns:
+            self._read(self._deadline_ns / 1e9)
+        if self._lost or number not in self._sent_ns:
+            return False
+        self._room_bytes -= part.body_bytes
+        try:
+            self._socket.sendall(part.frames)
+        except OSError as error:
+            self._lost = f"UNAVAILABLE: {error}"
+        return not self._lost
 
     def answers(self, timeout_s: float) -> list[Answer]:
         """Those that have come, waiting for the first for at most `timeout_s`."""
@@ -147,6 +157,9 @@ class UnaryCalls:
             raise ServerError(f"The server at {self._url} does not answer in gRPC ({why}). Is it the gRPC port?")
 
     def _read(self, timeout_s: float) -> None:
+        if self._sent_ns:  # not beyond the deadline of the oldest call
+            end_ns = next(iter(self._sent_ns.values())) + self._deadline_ns
+            timeout_s = min(timeout_s, max(end_ns - time.perf_counter_ns(), 0) / 1e9)
         if self._lost:
             time.sleep(timeout_s)
         elif select.select([self._socket], [], [], timeout_s)[0]:
@@ -171,8 +184,9 @@ class UnaryCalls:
             self._answer(number, now_ns, self._lost or f"DEADLINE_EXCEEDED: no answer within {self._deadline_ns / 1e9:g} s")
 
     def _answer(self, number: int, now_ns: int, error: str) -> None:
+        body = self._bodies.pop(number, b"")
         if self._sent_ns.pop(number, None) is not None:
-            self._answers.append(Answer(number, now_ns, error))
+            self._answers.append(Answer(number, now_ns, error, b"" if error else body[PREFIX_BYTES:]))
 
     def _parse(self, data: bytes, now_ns: int) -> None:
         begin, end = 0, len(data)
@@ -186,8 +200,11 @@ class UnaryCalls:
                 if flags & END_STREAM:  # the trailers
                     self._answer(stream >> 1, now_ns, self._error_of(data[body:after], flags))
             elif kind == DataFrame.type:
+                number = stream >> 1
+                if number in self._sent_ns:
+                    self._bodies[number] = self._bodies.get(number, b"") + data[body:after]
                 if flags & END_STREAM:
-                    self._answer(stream >> 1, now_ns, "UNKNOWN: an answer without a status")
+                    self._answer(number, now_ns, "UNKNOWN: an answer without a status")
             else:
                 self._control(data[begin:after], now_ns)
             begin = after

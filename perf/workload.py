@@ -18,7 +18,7 @@ import tritonclient.grpc as grpcclient
 from tritonclient.grpc import service_pb2 as pb
 
 from export.repository.config import CONFIG_FILE, differing_tensors
-from export.repository.recorded import RECORDED_FILE, read_recorded
+from export.repository.recorded import RECORDED_FILE, Recorded, read_recorded
 from server.repository import read_config
 from stages.artifacts import read_stage, stage_folder
 from stages.contract import ENSEMBLE, STAGES, ModelSpec, ensemble_spec, stage_specs
@@ -46,9 +46,14 @@ def read_specs(repo: Path, generation: int) -> dict[str, ModelSpec]:
     return specs
 
 
+def read_recorded_of(repo: Path, generation: int) -> Recorded:
+    """-> requests to `recommend` and the answers to them. ArtifactError when the generation carries none."""
+    return read_recorded(repo / ENSEMBLE / str(generation) / RECORDED_FILE)
+
+
 def read_requests(repo: Path, generation: int) -> Arrays:
     """-> the recorded inputs of `recommend`, each [R, *dims]. ArtifactError when the generation carries none."""
-    return read_recorded(repo / ENSEMBLE / str(generation) / RECORDED_FILE).inputs
+    return read_recorded_of(repo, generation).inputs
 
 
 def draw(requests: Arrays, count: int, rng: np.random.Generator, cold_share: float = 0.0) -> Arrays:

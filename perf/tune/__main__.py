@@ -50,12 +50,12 @@ def tune(
             f"{out} is not the name of a .toml file in a folder that exists: the winner is written there. Mend --out."
         )
     stated = slo.read_slo(slo_file)
-    bounds = {key: bound for key, bound in stated.items() if key in MEASURED}
-    if others := ", ".join(sorted(stated.keys() - bounds.keys())):
+    if others := ", ".join(sorted(stated.keys() - set(MEASURED))):
         console.print(f"Not measured while settings are searched, so judge the winner by `make perf`: {others}", markup=False)
     rng, end_s = np.random.default_rng(full.SEED), time.monotonic() + 60 * minutes
     evidence, efforts = out.with_suffix(".json"), allowed_efforts(repo)
     lab = Lab(repo, clients, window_s, rng)
+    bounds = {key: bound.of(lab.layout) for key, bound in stated.items() if key in MEASURED}
     space = search_space(lab.settings, lab.layout, tuple(efforts), len(os.sched_getaffinity(0)))
     chosen = candidates(space, count, rng)
     lab.say = lambda what: console.print(f"[{(end_s - time.monotonic()) / 60:4.1f} min left] {what}", markup=False)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from math import ceil
 from pathlib import Path
 
@@ -80,7 +80,8 @@ class RocksStore:
         self._cache = Cache(BLOCK_CACHE_BYTES)
         self._reading = self._failures("read")
         with ExitStack() as on_failure, self._failures("open"):
-            self._access = AccessType.read_write() if writable else self._as_secondary(on_failure)
+            if not writable:
+                self._hold_folder(on_failure)
             self._following = Following(self._path, config.path, self._open_database)
             try:
                 self._open()
@@ -93,14 +94,11 @@ class RocksStore:
             self._held.push(held)
         self._wave = Wave(config.read_threads - 1)  # the thread that asks reads as well
 
-    def _as_secondary(self, undo: ExitStack) -> AccessType:
+    def _hold_folder(self, undo: ExitStack) -> None:
         folder = os.open(self._path, os.O_PATH | os.O_DIRECTORY)
         undo.callback(os.close, folder)
         self._identity = os.fstat(folder)
         self._path = Path(f"/proc/self/fd/{folder}")
-        return AccessType.secondary(
-            undo.enter_context(tempfile.TemporaryDirectory(prefix="rocksdb-secondary-", ignore_cleanup_errors=True))
-        )
 
     def _open(self) -> None:
         synced = self._synced()
@@ -122,9 +120,19 @@ class RocksStore:
         there = Rdict.list_cf(path) if Path(path, "CURRENT").exists() else [DEFAULT_COLUMN_FAMILY]
         names = {*there, *self._families.values()} if self.writable else there
         families = {name: self._options() for name in names}
-        self._db = Rdict(path, self._options(), column_families=families, access_type=self._access)
+        with self._access() as access:
+            self._db = Rdict(path, self._options(), column_families=families, access_type=access)
         self._tables = {table: self._db.get_column_family(name) for table, name in self._families.items() if name in families}
         return self._db
+
+    @contextmanager
+    def _access(self) -> Iterator[AccessType]:
+        """A secondary logs into a folder of its own. It goes as soon as that is open: a killed process leaves none behind."""
+        if self.writable:
+            yield AccessType.read_write()
+            return
+        with tempfile.TemporaryDirectory(prefix="rocksdb-secondary-", ignore_cleanup_errors=True) as folder:
+            yield AccessType.secondary(folder)
 
     def _options(self) -> Options:
         options = Options(raw_mode=True)

@@ -63,15 +63,23 @@ def test_every_due_request_is_sent_and_answered(bench):
     load = measure.add_open(bench, scenario)
     assert (load.errors, load.error_share, load.unsent) == ({}, 0.0, 0)
     assert load.stages["rerank"].requests == load.latency.count == load.send_late.count
+    assert (load.compared, load.differing_answers) == (load.by_class["known users"].count, "")
     for pair in (("known users", "cold starts"), ("interactive", "bulk"), ("between bursts", "in a burst")):
         assert sum(load.by_class[name].count for name in pair) == load.latency.count
+
+
+def test_an_answer_under_load_that_is_not_the_recorded_one_is_told(bench):
+    bench.answers = bench.answers | {"scores": bench.answers["scores"] + np.float32(0.5)}
+    load = measure.add_open(bench, measure.Scenario("other", lambda rng: schedule.poisson(20.0, 1.0, rng), 1.0))
+    assert load.differing_answers == "scores differ by up to 0.5"
+    assert bench.run.differing_answers == "other: scores differ by up to 0.5"
 
 
 def test_errors_of_the_server_are_errors_of_the_load(bench):
     requests = bench.requests
     bench.requests = requests | {"temperature": np.full_like(requests["temperature"], np.inf)}
     load = measure.add_open(bench, measure.Scenario("refused", lambda rng: schedule.poisson(20.0, 1.0, rng), 1.0))
-    assert load.error_share == 1.0
+    assert (load.error_share, load.compared, load.differing_answers) == (1.0, 0, "")
     assert load.latency is None
     (message,) = load.errors
     assert message.startswith("INVALID_ARGUMENT")

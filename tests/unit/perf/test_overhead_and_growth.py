@@ -105,6 +105,7 @@ def test_the_table_says_what_is_missed():
         in_process_batch=8,
         peak_clients={"ensemble": 32, "fused": 16},
         differing_answers="",
+        compared_under_load=40,
         figures=figures_of(taken(), candidates=1_000),
         memory={"fused": [ProcessMemory(name="tritonserver", pid=1, pss_mib=100.0, rss_mib=200.0)]},
         breakdowns={"fused": parts_of(4_600.0, 3_600.0, [model(3_900.0)])},
@@ -120,7 +121,7 @@ def test_the_table_says_what_is_missed():
 @pytest.mark.parametrize(("recall", "exit_code"), [(0.985, 0), (0.893, 1)])
 def test_an_index_that_finds_too_little_at_the_c_that_is_measured_is_the_exit_code(monkeypatch, tmp_path, recall, exit_code):
     """Every bound but the recall's is met."""
-    both = SimpleNamespace(batch=8)
+    both = SimpleNamespace(batch=8, benches={})
     once = {name: values[0] for name, values in taken(1, **WITHIN_ALL_BOUNDS).items()}
     monkeypatch.setattr(overhead, "lay_out", lambda repo, scratch, candidates: candidates)
     trial = SimpleNamespace(recall=recall)

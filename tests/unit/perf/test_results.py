@@ -80,6 +80,20 @@ def test_ratios_of_unequal_answers_are_no_result(run):
     assert any("(2 of 256 id lists differ): the ratios between them do not count" in note for note in report.notes(differing))
 
 
+def test_answers_under_load_count_too(run):
+    assert not any("compared" in note for note in report.notes(run))
+    loads = [load.model_copy(update={"compared": 100}) for load in run.open]
+    equal = run.model_copy(update={"open": loads, "yardstick": None})
+    assert summary(equal)["answers_equal"]
+    assert any(f"{100 * len(loads)} answers under load were compared" in note for note in report.notes(equal))
+    loads[1] = loads[1].model_copy(update={"differing_answers": "1 of 100 id lists differ"})
+    differing = equal.model_copy(update={"open": loads})
+    assert not summary(differing)["answers_equal"]
+    assert any("(poisson 50 %: 1 of 100 id lists differ)" in note for note in report.notes(differing))
+    nothing = run.model_copy(update={"yardstick": None})
+    assert "answers_equal" not in summary(nothing)
+
+
 def test_priority_levels_are_read_from_the_configs(tmp_path):
     for model, levels in (("rank", 0), ("preprocess", 2)):
         (tmp_path / model).mkdir()

@@ -38,9 +38,23 @@ def test_the_bounds_of_the_project_are_read_and_each_speaks_of_something_measure
     assert all(entry.why for entry in bounds.values())
 
 
+@pytest.mark.parametrize(("layout", "at_most"), [("fused", 0.7), ("ensemble", 2.3), ("", 2.3)])
+def test_a_layout_may_have_bounds_of_its_own(layout, at_most):
+    two = bound(at_most=2.3, why="hops", fused=bound(at_most=0.7))
+    (verdict,) = slo.judge({"overhead_p50_ms": two}, {"overhead_p50_ms": 0.8, "layout": layout})
+    assert (verdict.bound.at_most, verdict.bound.why, verdict.kept) == (at_most, "hops", at_most > 0.8)
+
+
+@pytest.mark.parametrize("layout", ["fused", "ensemble"])
+def test_a_bound_of_no_layout_of_its_own_holds_for_all(layout):
+    (verdict,) = slo.judge({"p99_ms": bound(at_most=3.0)}, {"p99_ms": 3.1, "layout": layout})
+    assert not verdict.kept
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("[p99_ms]\nat_most = 1\nfused = { at_most = 1, at_least = 2 }\n", "p99_ms.fused: .*either at_most or at_least"),
         ("[p99_ms]\n", "p99_ms: .*either at_most or at_least"),
         ("[p99_ms]\nat_most = 1\nat_least = 2\n", "p99_ms: .*either at_most or at_least"),
         ("[p99_ms]\nat_most = 'x'\n", "p99_ms.at_most: .*valid number"),

@@ -80,6 +80,7 @@ def test_calls_end_as_those_of_grpcio_do():
         answers = all_answers(calls, BODIES * 40)
         assert [answer.number for answer in answers] == list(range(len(BODIES) * 40))
         assert [answer.error for answer in answers] == errors_of_grpcio(url, BODIES) * 40
+        assert [answer.message for answer in answers if not answer.error] == [b"", b"one", b"two"] * 40
         assert all(begun_ns < answer.at_ns < time.perf_counter_ns() for answer in answers)
     assert sorted(server.bodies) == sorted(BODIES * 40 + BODIES)
 
@@ -89,7 +90,9 @@ def test_bodies_of_several_frames():
     sizes = (FRAME_BYTES - 5, FRAME_BYTES, WINDOW_BYTES - 5, 3 * WINDOW_BYTES)
     bodies = [bytes([i % 251]) * size for i in range(20) for size in sizes]
     with serving(server) as url, calling(url) as calls:
-        assert [answer.error for answer in all_answers(calls, bodies)] == [""] * len(bodies)
+        answers = all_answers(calls, bodies)
+    assert [answer.error for answer in answers] == [""] * len(bodies)
+    assert [answer.message for answer in answers] == bodies
     assert sorted(server.bodies) == sorted(bodies)
 
 
@@ -123,8 +126,11 @@ def test_a_call_that_nobody_answers_ends_at_its_deadline():
         list(frames_of(peer))
 
     with scripted(script) as url, calling(url, deadline_s=0.2) as calls:
-        (answer,) = all_answers(calls, [b"x"])
+        assert calls.send(0, calls.request(0, b"x"))
+        begun_s = time.monotonic()
+        (answer,) = calls.answers(60.0)
     assert answer.error == "DEADLINE_EXCEEDED: no answer within 0.2 s"
+    assert time.monotonic() < begun_s + 30  # at the call's deadline, not when whoever waits would have gone on
 
 
 def test_a_server_that_ends_answers_every_call_with_an_error():
@@ -135,11 +141,14 @@ def test_a_server_that_ends_answers_every_call_with_an_error():
             calls.send(number, calls.request(number, b"x"))
         ending = threading.Thread(target=server.close)
         ending.start()
-        answers = sorted(rest_of(calls)) + all_answers(calls, [b"too late" * 5_000] * 20, first=3)
+        answers = sorted(rest_of(calls))
+        left = [calls.send(number, calls.request(number, b"too late" * 5_000)) for number in range(3, 23)]
+        answers += sorted(rest_of(calls))
         go.set()
         ending.join()
     assert [answer.number for answer in answers] == list(range(23))
     assert all(answer.error for answer in answers)
+    assert not left[-1]  # there is no room for more than one
     assert time.monotonic() < begun_s + DEADLINE_S  # not a deadline each
 
 

@@ -1,0 +1,58 @@
+"""Answers off the wire against those that were recorded."""
+
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+
+from perf.answers import differing_messages, tensors_of
+from stages.contract import ModelSpec, TensorSpec
+
+RECOMMEND = ModelSpec(
+    "recommend", inputs=(), outputs=(TensorSpec("item_ids", "INT64", (3,)), TensorSpec("scores", "FP32", (3,)))
+)
+
+
+@pytest.fixture
+def expected() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {"item_ids": rng.integers(0, 2**60, (50, 3)), "scores": rng.random((50, 3), np.float32)}
+
+
+def messages_of(answers: dict[str, np.ndarray], names=("item_ids", "scores")) -> list[bytes]:
+    found = []
+    for row in range(len(answers["item_ids"])):
+        message = pb.ModelInferResponse(model_name="recommend")
+        for name in names:
+            values = answers[name][row]
+            datatype = {"int64": "INT64", "float32": "FP32"}[str(values.dtype)]
+            message.outputs.add(name=name, datatype=datatype, shape=[1, *values.shape])
+            message.raw_output_contents.append(values.tobytes())
+        found.append(message.SerializeToString())
+    return found
+
+
+@pytest.mark.parametrize("names", [("item_ids", "scores"), ("scores", "item_ids")])
+def test_tensors_are_read_by_name(expected, names):
+    got = tensors_of(RECOMMEND, messages_of(expected, names))
+    assert got.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_array_equal(got[name], values)
+        assert got[name].dtype == values.dtype
+
+
+def test_equal_answers_do_not_differ(expected):
+    nearly = expected | {"scores": expected["scores"] + np.float32(1e-6)}
+    assert differing_messages(RECOMMEND, messages_of(nearly), expected) == ""
+    assert differing_messages(RECOMMEND, [], {name: rows[:0] for name, rows in expected.items()}) == ""
+
+
+def test_one_answer_to_another_request_is_found(expected):
+    messages = messages_of(expected)
+    messages[7], messages[8] = messages[8], messages[7]
+    assert differing_messages(RECOMMEND, messages, expected) == "2 of 50 id lists differ, first request 7"
+
+
+def test_one_other_score_is_found(expected):
+    other = expected | {"scores": expected["scores"].copy()}
+    other["scores"][49, 2] += 0.25
+    assert differing_messages(RECOMMEND, messages_of(other), expected) == "scores differ by up to 0.25"
