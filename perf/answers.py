@@ -4,21 +4,37 @@ from __future__ import annotations
 
 import numpy as np
 import tritonclient.grpc as grpcclient
+from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
-from export.repository.recorded import compare_answers
+from export.repository.recorded import Recorded, compare_answers
+from perf.open_loop import run_load
 from perf.target import Site
-from perf.workload import Arrays, ask, read_recorded_of
+from perf.workload import Arrays, ask, read_recorded_of, serialised
 from stages.contract import ModelSpec
 
 COMPARED_ROWS = 256
 
 
 def differing_answers(site: Site, recommend: ModelSpec) -> str:
-    """-> "" when the server answers as the export's process did (ids equal, scores within 1e-5), else what differs."""
+    """-> "" when the server answers as the export's process did (ids equal, scores within 1e-5), else what differs.
+
+    The same requests are sent twice: some in each call, then each by itself and all at once, for batches of the server's own.
+    """
     recorded = read_recorded_of(site.repo, site.generation)
     difference = compare_answers(asked(site, recommend, first_rows(recorded.inputs)), first_rows(recorded.outputs))
+    difference = difference or differing_at_once(site.grpc_url, recommend, recorded)
     return difference and f"{site.repo.name}: {difference}"
+
+
+def differing_at_once(url: str, recommend: ModelSpec, recorded: Recorded) -> str:
+    """-> "" when each of COMPARED_ROWS requests, all due at the same instant, gets its recorded answer."""
+    bodies = serialised(recommend, first_rows(recorded.inputs))
+    outcome = run_load(url, bodies, np.zeros(len(bodies)))
+    if not outcome.ok.all():
+        return f"{len(bodies)} requests at once: {dict(outcome.errors)}"
+    difference = differing_messages(recommend, outcome.messages, first_rows(recorded.outputs))
+    return difference and f"{len(bodies)} requests at once: {difference}"
 
 
 def asked(site: Site, recommend: ModelSpec, inputs: Arrays) -> Arrays:
@@ -33,7 +49,10 @@ def first_rows(tensors: Arrays) -> Arrays:
 
 def differing_messages(recommend: ModelSpec, messages: list[bytes], expected: Arrays) -> str:
     """-> "" when answers off the wire, one row each, are those expected ([N, *dims]); else what differs."""
-    return compare_answers(tensors_of(recommend, messages), expected)
+    try:
+        return compare_answers(tensors_of(recommend, messages), expected)
+    except (DecodeError, KeyError, ValueError) as error:
+        return f"an answer is none of {recommend.name}: {error!r}"
 
 
 def tensors_of(model: ModelSpec, messages: list[bytes]) -> Arrays:

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from perf.hit_rates import Samples, read_samples
 from perf.measure import Bench
+from perf.results import Closed
 from perf.server_stats import StageTimes
 from stages.contract import ENSEMBLE
 from stages.errors import ServerError
@@ -22,8 +23,9 @@ KERNEL_SECONDS, KERNEL_ROWS = "recommender_kernel_seconds_total", "recommender_k
 
 
 class Breakdown(BaseModel, frozen=True):
-    """Mean microseconds of a request of one client."""
+    """Mean microseconds of a request of one client, and the median of its round trip."""
 
+    p50_us: float
     round_trip_us: float
     kernels_us: float
     hand_over_us: float
@@ -39,7 +41,22 @@ def breakdown(bench: Bench, window_s: float) -> Breakdown:
     """One client for a while, and what the server and the models counted meanwhile."""
     before = _settled(bench)
     level = bench.closed(ENSEMBLE, "grpc", "concurrency", 1, window_s)
-    return parts_of(1e3 * level.latency.mean_ms, kernel_us(before, _settled(bench)), models_of(level.stages))
+    return parts_of(level, kernel_us(before, _settled(bench)))
+
+
+def breakdown_of_empty(bench: Bench, window_s: float) -> Breakdown:
+    """The same of kernels that compute nothing, and count nothing."""
+    return parts_of(bench.closed(ENSEMBLE, "grpc", "concurrency", 1, window_s), kernels_us=0.0)
+
+
+def as_taken(name: str, parts: Breakdown) -> dict[str, float]:
+    """-> the parts as a round's measurements of `name`, which `median_of` reads."""
+    return {f"{name} one client, {part}": value for part, value in parts.model_dump().items()}
+
+
+def median_of(taken: dict[str, list[float]], name: str) -> Breakdown:
+    """taken: by measurement, a value a round."""
+    return Breakdown(**{part: float(np.median(taken[f"{name} one client, {part}"])) for part in Breakdown.model_fields})
 
 
 def models_of(stages: dict[str, StageTimes]) -> list[StageTimes]:
@@ -67,10 +84,12 @@ def kernel_us(before: Samples, after: Samples) -> float:
     return 1e6 * float(np.sum([seconds / rows[stage] for stage, seconds in grown(KERNEL_SECONDS).items() if rows[stage]]))
 
 
-def parts_of(round_trip_us: float, kernels_us: float, models: list[StageTimes]) -> Breakdown:
-    """models: those that ran kernels."""
+def parts_of(level: Closed, kernels_us: float) -> Breakdown:
+    """level: of one client."""
+    models = models_of(level.stages)
     return Breakdown(
-        round_trip_us=round_trip_us,
+        p50_us=1e3 * level.latency.p50_ms,
+        round_trip_us=1e3 * level.latency.mean_ms,
         kernels_us=kernels_us,
         hand_over_us=sum(m.compute_infer_us for m in models) - kernels_us,
         queue_us=sum(m.queue_us for m in models),

@@ -26,6 +26,7 @@ CLIENTS = (1, 2, 4, 8, 16, 32, 64)
 OTHER_TRANSPORTS = ("http", "grpc+shm")
 FEW_CLIENTS = (1, 8, 32)  # over these
 STAGE_CLIENTS = (1, 16)
+STAGE_LEVELS = len(STAGE_CLIENTS) + len(OTHER_TRANSPORTS) + 1
 RATE_SHARES = (0.25, 0.5, 0.75, 0.9)  # of the peak
 WINDOW_S = 1.5  # of perf_analyzer, three per level
 LOAD_S = 6.0
@@ -54,9 +55,8 @@ def new_bench(site: Site, label: str, folder: Path | None = None) -> Bench:
 def measure_all(bench: Bench, window_s: float = WINDOW_S, load_s: float = LOAD_S, rounds: int = ROUNDS) -> None:
     """Sweeps, open-loop scenarios and the yardstick; memory and hit rates over all of them."""
     n_recommend = len(CLIENTS) + len(OTHER_TRANSPORTS) * len(FEW_CLIENTS) + len(RATE_SHARES)
-    n_stage = len(STAGE_CLIENTS) + len(OTHER_TRANSPORTS) + 1
     n_open = len(measure.scenarios(1.0, load_s, RATE_SHARES))
-    with watched(bench), progress(n_recommend + len(bench.stages) * n_stage + n_open + rounds) as step:
+    with watched(bench), progress(n_recommend + len(bench.stages) * STAGE_LEVELS + n_open + rounds) as step:
         bench.run.floor_p50_ms = Latency.of(floor_ns(bench.site.grpc_url)).p50_ms
         best = sweep_recommend(bench, window_s, step)
         for stage in bench.stages:

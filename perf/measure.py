@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from perf.results import Closed, Open, Run, Yardstick
 from perf.server_stats import between, read_counters
 from perf.target import Site
 from perf.workload import Arrays, draw, read_recorded_of, read_specs, serialised, stage_inputs, write_analyzer_json
+from server.updaters import has_update_source
 from stages.contract import ENSEMBLE, STAGES
 
 ROWS = 1_000  # of input data: perf_analyzer starts over at its end
@@ -27,7 +29,10 @@ BURST_SHARE = 0.2  # of the peak, between bursts: ten times this is twice what t
 
 @dataclass
 class Bench:
-    """One server, its requests, and the run that is being written into `folder`."""
+    """One server, its requests, and the run that is being written into `folder`.
+
+    answers: the recorded ones, [R, *dims]; none where rows are updated while they are served
+    """
 
     site: Site
     run: Run
@@ -38,7 +43,9 @@ class Bench:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.specs = read_specs(self.site.repo, self.site.generation)
         recorded = read_recorded_of(self.site.repo, self.site.generation)
-        self.requests, self.answers = recorded.inputs, recorded.outputs
+        self.requests = recorded.inputs
+        self.answers = {} if has_update_source(self.site.repo, self.site.generation) else recorded.outputs
+        self._numbers = itertools.count()  # of raw files: a level that is measured again has one of its own
         self._drawn: Arrays | None = None
         self._of_stages: dict[str, Arrays] = {}
 
@@ -52,7 +59,7 @@ class Bench:
 
     def closed(self, model: str, transport: str, mode: str, value: float, window_s: float) -> Closed:
         """One perf_analyzer level; -> it, not yet part of the run."""
-        raw = self.folder / f"{model}-{transport}-{mode}-{value:g}.npz"
+        raw = self.folder / f"{next(self._numbers):03d}-{model}-{transport}-{mode}-{value:g}.npz"
         target = analyzer.Target(
             model=model,
             grpc_url=self.site.grpc_url,
@@ -141,18 +148,25 @@ def add_open(bench: Bench, scenario: Scenario, progress: Callable[[int], object]
     before = read_counters(bench.site.grpc_url)
     outcome = run_load(bench.site.grpc_url, bodies, due_s, progress)
     after = read_counters(bench.site.grpc_url)
-    raw = f"open-{re.sub(r'[^a-z0-9]+', '-', scenario.name)}.npz"
+    raw = f"{next(bench._numbers):03d}-open-{re.sub(r'[^a-z0-9]+', '-', scenario.name)}.npz"
     np.savez_compressed(
         bench.folder / raw, due_ns=outcome.due_ns, sent_ns=outcome.sent_ns, answered_ns=outcome.answered_ns, **classes
     )
-    known = np.flatnonzero(outcome.ok & ~cold)
-    expected = {name: rows[name][known] for name in bench.answers}
-    differing = differing_messages(bench.specs[ENSEMBLE], [outcome.messages[i] for i in known], expected)
-    facts = {"stages": between(before, after), "compared": len(known), "differing_answers": differing}
+    facts = {"stages": between(before, after)} | compared(bench, outcome, rows, cold)
     result = describe(scenario, outcome, classes, raw).model_copy(update=facts)
     bench.run.open.append(result)
     bench.save()
     return result
+
+
+def compared(bench: Bench, outcome: Outcome, rows: Arrays, cold: np.ndarray) -> dict[str, object]:
+    """Fields of Open: every answer to a recorded request against the recorded one, where there are such."""
+    if not bench.answers:
+        return {}
+    known = np.flatnonzero(outcome.ok & ~cold)
+    expected = {name: rows[name][known] for name in bench.answers}
+    messages = [outcome.messages[number] for number in known]
+    return {"compared": len(known), "differing_answers": differing_messages(bench.specs[ENSEMBLE], messages, expected)}
 
 
 def describe(scenario: Scenario, outcome: Outcome, classes: dict[str, np.ndarray], raw: str) -> Open:

@@ -6,8 +6,8 @@ The repository is laid out twice with the code as it is now (no training), each 
 again with kernels that compute nothing: what the server costs by itself on this machine. The eight servers and the in-process
 workers live side by side, stopped but for their turns (turns.py); every round asks each of them, in another order. The median
 over the rounds is the figure, the spread says how far to trust it. Figures count only for equal answers, which are compared
-first, and again as they come at half of the peak, and for an index that finds enough: it was widened for this C, and what other
-requests find is a figure too.
+first, to 256 requests at once too, and again as they come at half of the peak; and for an index that finds enough: it was
+widened for this C, and what other requests find is a figure too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from export.relayout import relayout
 from export.repository.config import CONFIG_FILE, LAYOUTS
 from perf import schedule
 from perf.answers import differing_answers
-from perf.breakdown import Breakdown, breakdown
+from perf.breakdown import Breakdown, as_taken, breakdown, breakdown_of_empty, median_of
 from perf.empty import empty_kernels
 from perf.figure import Figure
 from perf.full import new_bench
@@ -64,7 +64,7 @@ class Overhead(BaseModel):
     compared_under_load: int  # answers
     figures: list[Figure]
     memory: dict[str, list[ProcessMemory]]  # by layout, at the peak of the sum
-    breakdowns: dict[str, Breakdown]  # by layout
+    breakdowns: dict[str, Breakdown]  # by layout and by its empty kernels: medians of the rounds
 
 
 @dataclass(frozen=True)
@@ -105,19 +105,18 @@ def measure_overhead(
             taken.append(_round(both, number, window_s, step))
             with (folder / "rounds.jsonl").open("a") as file:
                 file.write(json.dumps(taken[-1]) + "\n")
-        parts = _breakdowns(both, window_s, step)
     runs = [bench.run for bench in both.benches.values()]
-    figures = figures_of({name: [once[name] for once in taken] for name in taken[0]}, c)
+    by_measurement = {name: [once[name] for once in taken] for name in taken[0]}
     return Overhead(
         repo=str(repo),
         candidates=c,
         in_process_batch=both.batch,
         peak_clients=peak_clients,
-        differing_answers="; ".join(filter(None, [differing, *(run.differing_answers for run in runs)])),
+        differing_answers="; ".join(filter(None, [differing, *(run.differing_under_load for run in runs)])),
         compared_under_load=sum(run.compared_under_load for run in runs),
-        figures=[*figures, *memory_figures(memory), recall],
+        figures=[*figures_of(by_measurement, c), *memory_figures(memory), recall],
         memory={layout: memory[layout] for layout in LAYOUTS},
-        breakdowns=parts,
+        breakdowns={name: median_of(by_measurement, name) for name in memory},
     )
 
 
@@ -210,16 +209,6 @@ def _round(both: Sides, number: int, window_s: float, step: Step) -> dict[str, f
     return taken
 
 
-def _breakdowns(both: Sides, window_s: float, step: Step) -> dict[str, Breakdown]:
-    """By layout."""
-    parts = {}
-    for layout, bench in both.benches.items():
-        step(f"{layout}: where the time goes")
-        with both.turns[layout].turn():
-            parts[layout] = breakdown(bench, window_s)
-    return parts
-
-
 def _in_process(both: Sides, window_s: float) -> dict[str, float]:
     return {
         "in process p50": both.workers.measure(1, window_s, workers=1).p50_ms,
@@ -230,11 +219,12 @@ def _in_process(both: Sides, window_s: float) -> dict[str, float]:
 
 
 def _served(name: str, bench: Bench, both: Sides, window_s: float) -> dict[str, float]:
-    one_ms, many = _p50_of_one_ms(bench, window_s), _rate(bench, MANY_CLIENTS, window_s)
+    one, many = breakdown(bench, window_s), _rate(bench, MANY_CLIENTS, window_s)
     peak = _at_peak(bench, both.peak_clients[name], window_s)
     half = _at_half(bench, peak.rate)
     return {
-        f"{name} p50": one_ms,
+        f"{name} p50": one.p50_us / 1e3,
+        **as_taken(name, one),
         f"{name} rate": peak.rate,
         f"{name} rate, many": many,
         f"{name} server us": peak.spent.server_us,
@@ -285,9 +275,13 @@ def _p50_of_one_ms(bench: Bench, window_s: float) -> float:
 
 
 def _empty(name: str, bench: Bench, both: Sides, window_s: float) -> dict[str, float]:
-    one_ms, peak = _p50_of_one_ms(bench, window_s), _at_peak(bench, both.peak_clients[name + EMPTY], window_s)
-    spent_us = peak.spent.server_us + peak.spent.models_us
-    return {f"{name} empty p50": one_ms, f"{name} empty rate": peak.rate, f"{name} empty us": spent_us}
+    one, peak = breakdown_of_empty(bench, window_s), _at_peak(bench, both.peak_clients[name + EMPTY], window_s)
+    return {
+        f"{name} empty p50": one.p50_us / 1e3,
+        **as_taken(name + EMPTY, one),
+        f"{name} empty rate": peak.rate,
+        f"{name} empty us": peak.spent.server_us + peak.spent.models_us,
+    }
 
 
 def _empty_unbatched(name: str, bench: Bench, window_s: float) -> dict[str, float]:
@@ -303,4 +297,4 @@ def _unbatched(name: str, bench: Bench, window_s: float) -> dict[str, float]:
 
 def steps(rounds: int) -> int:
     """How often `measure_overhead` calls `step`."""
-    return 1 + 7 * len(LAYOUTS) + rounds * (1 + 4 * len(LAYOUTS))
+    return 1 + 6 * len(LAYOUTS) + rounds * (1 + 4 * len(LAYOUTS))

@@ -59,7 +59,7 @@ class Open(BaseModel, frozen=True):
     by_class: dict[str, Latency]  # "interactive", "bulk", "cold", "in burst", …: where a load has more than one class
     errors: dict[str, int]  # what the server said -> how often
     error_share: float
-    unsent: int  # due, and never sent because too many were in flight: counted as errors
+    unsent: int  # due, and never sent because too many were in flight or the connection was lost: counted as errors
     send_late: Latency | None  # how long after its instant a request left: the generator's own delay
     generator_cores: float  # CPU time the generator took, in cores
     idle_share: float | None = None  # of all cores meanwhile; None in runs from before it was measured
@@ -142,10 +142,13 @@ class Run(BaseModel):
 
     @property
     def differing_answers(self) -> str:
-        """Empty when every answer that was compared, of one client and under load, is the one computed in process."""
-        found = [self.yardstick.differing_answers] if self.yardstick else []
-        found += [f"{load.name}: {load.differing_answers}" for load in self.open if load.differing_answers]
-        return "; ".join(filter(None, found))
+        """Empty when every answer that was compared, alone and under load, is the one computed in process."""
+        alone = self.yardstick.differing_answers if self.yardstick else ""
+        return "; ".join(filter(None, [alone, self.differing_under_load]))
+
+    @property
+    def differing_under_load(self) -> str:
+        return "; ".join(f"{self.label}, {load.name}: {load.differing_answers}" for load in self.open if load.differing_answers)
 
     @property
     def compared_under_load(self) -> int:

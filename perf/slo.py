@@ -44,6 +44,12 @@ class Bound(BaseModel):
         return f"at most {self.at_most:g}" if self.at_least is None else f"at least {self.at_least:g}"
 
 
+EQUAL, ALL_EQUAL = (
+    "answers_equal",
+    Bound(at_least=1, why="figures of other answers than those of the process count for nothing"),
+)
+
+
 @dataclass(frozen=True)
 class Verdict:
     """value None: the run did not measure it, which fails (a gate that passes on silence is none)."""
@@ -71,8 +77,8 @@ def read_slo(path: Path = SLO_FILE) -> dict[str, Bound]:
 
 
 def judge(slo: dict[str, Bound], document: dict[str, Any]) -> list[Verdict]:
-    """document: the last line of a run."""
-    verdicts = []
+    """document: the last line of a run. Answers that differ are broken whatever the bounds are."""
+    verdicts = [Verdict(EQUAL, ALL_EQUAL, 0.0)] if document.get(EQUAL) is False else []
     for key, bound in slo.items():
         bound = bound.of(document.get("layout", ""))
         value = document.get(key)

@@ -16,6 +16,7 @@ from export.repository.config import CONFIG_FILE, layout_of
 from export.repository.recorded import RECORDED_FILE, compare_answers, read_recorded
 from export.settings import Settings
 from perf import analyzer, schedule
+from perf.answers import differing_at_once
 from perf.latency import Latency
 from perf.memory import read_memory, total_mib
 from perf.open_loop import run_load
@@ -134,4 +135,5 @@ class Lab:
         rows = {name: values[:COMPARED_ROWS] for name, values in self.recorded.inputs.items()}
         with grpcclient.InferenceServerClient(server.grpc_url) as client:
             answers = ask(client, self.spec, "", rows)
-        return compare_answers(answers, {name: values[:COMPARED_ROWS] for name, values in self.recorded.outputs.items()})
+        expected = {name: values[:COMPARED_ROWS] for name, values in self.recorded.outputs.items()}
+        return compare_answers(answers, expected) or differing_at_once(server.grpc_url, self.spec, self.recorded)

@@ -51,6 +51,17 @@ def test_other_transports_and_a_request_rate(bench, transport, mode, value):
     assert level.stages["rerank"].failed == 0
 
 
+@pytest.mark.parametrize("stage", STAGES)
+def test_each_stage_is_swept_over_every_transport_and_by_rate(bench, stage):
+    said = []
+    full.sweep_stage(bench, stage, WINDOW_S, said.append)
+    loads = {(level.transport, level.mode) for level in bench.run.closed}
+    assert loads == {(transport, "concurrency") for transport in ("grpc", "http", "grpc+shm")} | {("grpc", "request_rate")}
+    assert len(bench.run.closed) == len(said) == full.STAGE_LEVELS
+    assert all(level.model == stage and level.stages[stage].failed == 0 for level in bench.run.closed)
+    assert len({level.raw for level in bench.run.closed if level.raw}) == len([1 for level in bench.run.closed if level.raw])
+
+
 def test_every_due_request_is_sent_and_answered(bench):
     scenario = measure.Scenario(
         "everything",
@@ -72,7 +83,7 @@ def test_an_answer_under_load_that_is_not_the_recorded_one_is_told(bench):
     bench.answers = bench.answers | {"scores": bench.answers["scores"] + np.float32(0.5)}
     load = measure.add_open(bench, measure.Scenario("other", lambda rng: schedule.poisson(20.0, 1.0, rng), 1.0))
     assert load.differing_answers == "scores differ by up to 0.5"
-    assert bench.run.differing_answers == "other: scores differ by up to 0.5"
+    assert bench.run.differing_answers == "test, other: scores differ by up to 0.5"
 
 
 def test_errors_of_the_server_are_errors_of_the_load(bench):

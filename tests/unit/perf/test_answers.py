@@ -1,14 +1,19 @@
 """Answers off the wire against those that were recorded."""
 
+import grpc
 import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from perf.answers import differing_messages, tensors_of
+from export.repository.recorded import Recorded
+from perf.answers import differing_at_once, differing_messages, tensors_of
 from stages.contract import ModelSpec, TensorSpec
+from tests.unit.perf.grpc_server import serving
 
 RECOMMEND = ModelSpec(
-    "recommend", inputs=(), outputs=(TensorSpec("item_ids", "INT64", (3,)), TensorSpec("scores", "FP32", (3,)))
+    "recommend",
+    inputs=(TensorSpec("user_id", "INT64", (1,)),),
+    outputs=(TensorSpec("item_ids", "INT64", (3,)), TensorSpec("scores", "FP32", (3,))),
 )
 
 
@@ -52,7 +57,39 @@ def test_one_answer_to_another_request_is_found(expected):
     assert differing_messages(RECOMMEND, messages, expected) == "2 of 50 id lists differ, first request 7"
 
 
+@pytest.mark.parametrize(
+    "message",
+    [b"\xff", b"", pb.ModelInferResponse(outputs=[{"name": "temperature"}], raw_output_contents=[b"1234"]).SerializeToString()],
+)
+def test_what_is_no_answer_of_the_model_is_a_difference(expected, message):
+    messages = messages_of(expected)
+    messages[3] = message
+    assert differing_messages(RECOMMEND, messages, expected).startswith("an answer is none of recommend: ")
+
+
 def test_one_other_score_is_found(expected):
     other = expected | {"scores": expected["scores"].copy()}
     other["scores"][49, 2] += 0.25
     assert differing_messages(RECOMMEND, messages_of(other), expected) == "scores differ by up to 0.25"
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (None, ""),
+        ("other", "50 requests at once: 1 of 50 id lists differ, first request 30"),
+        ("refuse", "50 requests at once: {'UNAVAILABLE: no': 1}"),
+    ],
+)
+def test_requests_at_once_are_each_compared_with_their_own_answer(expected, fault, said):
+    messages = messages_of(expected)
+
+    def answer(body, context):
+        row = int.from_bytes(pb.ModelInferRequest.FromString(body).raw_input_contents[0], "little")
+        if row == 30 and fault == "refuse":
+            context.abort(grpc.StatusCode.UNAVAILABLE, "no")
+        return messages[31 if row == 30 and fault == "other" else row]
+
+    recorded = Recorded({"user_id": np.arange(50)[:, None]}, expected)
+    with serving(answer) as url:
+        assert differing_at_once(url, RECOMMEND, recorded) == said

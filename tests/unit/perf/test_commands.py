@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from perf import cli
@@ -33,6 +34,22 @@ def test_the_gate_answers_with_its_exit_code_and_a_last_line(invoke, tmp_path, a
     document = json.loads(answer.stdout.splitlines()[-1])
     assert document["slo"] == word
     assert document["broken"] == ([] if exit_code == 0 else ["p99_ms"])
+
+
+@pytest.mark.parametrize(("equal", "exit_code"), [("true", 0), ("false", 1)])
+def test_answers_that_differ_break_whatever_is_bounded(invoke, tmp_path, equal, exit_code):
+    bounds = slo_file(tmp_path, "[p99_ms]\nat_most = 5\n")
+    answer = invoke("gate", "-", "--slo", bounds, input=f'{{"p99_ms": 4.0, "answers_equal": {equal}}}')
+    assert answer.exit_code == exit_code
+    assert json.loads(answer.stdout.splitlines()[-1])["broken"] == ["answers_equal"] * exit_code
+
+
+def test_a_load_whose_answers_differ_is_broken_without_a_bound(run, tmp_path, capsys):
+    cli._finish(run, tmp_path, {})
+    loads = [run.open[0].model_copy(update={"compared": 9, "differing_answers": "1 of 9 id lists differ"})]
+    with pytest.raises(typer.Exit):
+        cli._finish(run.model_copy(update={"open": loads}), tmp_path, {})
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["broken"] == ["answers_equal"]
 
 
 def test_the_gate_reads_the_last_line_of_a_log(invoke, tmp_path):

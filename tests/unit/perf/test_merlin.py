@@ -203,7 +203,7 @@ def result_of(p50_ms, rate):
 def test_bounds_are_judged_by_the_median_ratio_of_the_rounds():
     facts = tables.bound_facts(result_of(p50_ms=[79.0, 81.0, 300.0], rate=[4.0, 4.1, 1.0]))
     verdicts = {(fact["ours"], fact["baseline"], fact["metric"]): fact for fact in facts}
-    assert len(verdicts) == len(facts) == 12
+    assert len(verdicts) == len(facts) == 16
     exported = verdicts[bench.FUSED_LAYOUT, bench.AS_EXPORTED, "p50_ms"]
     assert (exported["ratio"], exported["low"], exported["high"], exported["met"]) == (81.0, 79.0, 300.0, True)
     slower = verdicts[bench.FUSED_LAYOUT, bench.AS_EXPORTED, "rate"]
@@ -213,7 +213,7 @@ def test_bounds_are_judged_by_the_median_ratio_of_the_rounds():
 
 def test_a_missed_bound_is_shown():
     table = tables.bound_table(result_of(p50_ms=[0.5] * 3, rate=[4.0] * 3))
-    assert [row.cells[-1] for row in table.rows if row.kept is False] == ["MISSED"] * 6
+    assert [row.cells[-1] for row in table.rows if row.kept is False] == ["MISSED"] * 8
 
 
 def test_contenders_are_shown_by_their_medians():
@@ -236,13 +236,14 @@ def recorded(tmp_path):
 def differing(recorded, monkeypatch):
     """-> call it with item ids by name of a contender, and by layout for recorded requests: what is said of them."""
 
-    def said(ids):
+    def said(ids, at_once=""):
         def answer(name):
             return {"item_ids": ids.get(name, np.arange(3)[None]), "scores": np.zeros((1, 3), np.float32)}
 
         monkeypatch.setattr(bench, "_answers", lambda contender, users: answer(contender.name))
-        monkeypatch.setattr(bench, "site_of", lambda state: SimpleNamespace(repo=state, generation=1))
+        monkeypatch.setattr(bench, "site_of", lambda state: SimpleNamespace(repo=state, generation=1, grpc_url=""))
         monkeypatch.setattr("perf.answers.asked", lambda site, recommend, inputs: answer(site.repo.name))
+        monkeypatch.setattr("perf.answers.differing_at_once", lambda url, recommend, recorded: at_once)
         turns, spec = SimpleNamespace(turn=contextlib.nullcontext), bench.baseline_spec()
         states = {name: recorded / layout for name, layout in LAYOUTS.items()} | {variant.name: None for variant in VARIANTS}
         served = [bench.Contender(name, state, turns, spec, None, (1,), 1.0) for name, state in states.items()]
@@ -266,6 +267,8 @@ def test_ours_answer_as_in_process_and_not_only_alike(differing):
         "ours against in process, ensemble",
         "ours against in process, fused",
     ]
+    at_once = differing({}, at_once="256 requests at once: 1 of 256 id lists differ")
+    assert at_once.count("256 requests at once: ") == len(LAYOUTS)
     assert differing({"fused": OTHER}).startswith("ours against in process, fused: 1 of 1 id lists")
     assert differing({bench.FUSED_LAYOUT: OTHER}).startswith("ours, fused against ours, ensemble: 1 of 1 id lists")
 
@@ -276,7 +279,7 @@ def test_the_last_line_is_json_and_the_rounds_are_kept(tmp_path, capsys):
     document = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (document["perf"], document["answers_equal"], document["all_met"]) == ("merlin", True, True)
     assert document.items() >= machine.items()
-    assert len(document["bounds"]) == 12
+    assert len(document["bounds"]) == 16
     assert json.loads((tmp_path / "merlin.json").read_text())["rounds"][bench.BEST]["p50_ms"] == [90.0] * 3
 
 

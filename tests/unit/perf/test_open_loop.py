@@ -6,12 +6,13 @@ import time
 import grpc
 import numpy as np
 import pytest
+from hyperframe.frame import DataFrame, SettingsFrame
 
 from perf import open_loop
 from perf.measure import Scenario, describe
 from perf.open_loop import Outcome, require_loopback, run_load
 from stages.errors import ConfigError, ServerError
-from tests.unit.perf.grpc_server import serving
+from tests.unit.perf.grpc_server import frames_of, scripted, serving
 
 
 class OneAtATime:
@@ -26,7 +27,7 @@ class OneAtATime:
         time.sleep(self.service_s)
         if body == b"refuse":
             context.abort(grpc.StatusCode.UNAVAILABLE, "queue full")
-        return b""
+        return body + b" answered"
 
 
 def run(server, bodies, due_s) -> Outcome:
@@ -53,6 +54,7 @@ def test_requests_leave_when_due_not_when_the_last_answer_came():
 def test_errors_are_counted_and_have_no_latency():
     outcome = run(OneAtATime(0.0), [b"x", b"refuse", b"x", b"refuse"], np.zeros(4))
     assert outcome.ok.tolist() == [True, False, True, False]
+    assert outcome.messages == [b"x answered", b"", b"x answered", b""]
     assert outcome.errors == {"UNAVAILABLE: queue full": 2}
     assert len(outcome.latency_ns) == 2
     result = describe(Scenario("x", None, 1.0), outcome, {"even": np.array([True, False] * 2)}, "raw.npz")
@@ -67,6 +69,18 @@ def test_what_cannot_be_sent_is_an_error_not_silence(monkeypatch):
     assert outcome.unsent == 3
     assert outcome.errors == {"not sent: too many requests in flight": 3}
     assert outcome.ok.sum() == 2
+
+
+def test_what_a_lost_connection_does_not_take_was_never_sent():
+    def script(peer):
+        peer.sendall(SettingsFrame(0).serialize())
+        next(said for said in frames_of(peer) if isinstance(said, DataFrame))
+
+    with scripted(script) as url:
+        outcome = run_load(url, [b"x"] * 3, np.array([0.0, 0.5, 0.5]))
+    assert (outcome.sent_ns >= 0).tolist() == [True, False, False]
+    assert outcome.unsent == 2
+    assert outcome.errors == {"UNAVAILABLE: the server closed the connection": 3}
 
 
 @pytest.mark.parametrize("url", ["localhost:1", "127.0.0.1:9", "[::1]:9", "127.9.9.9:1"])

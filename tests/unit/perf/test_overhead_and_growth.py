@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from perf import cli, growth, overhead, overhead_bounds, plots, tables
 from perf import recall as recall_of_index
-from perf.breakdown import kernel_us, models_of, parts_of
+from perf.breakdown import Breakdown, as_taken, kernel_us, median_of, models_of, parts_of
 from perf.figure import Figure
 from perf.growth import Axis
 from perf.hit_rates import parse
@@ -39,6 +39,8 @@ def taken(rounds=3, **changes):
     once = {"in process p50": 2.0, "in process p50, paused": 2.5}
     once |= {"in process rate": 1_000.0, "in process rate, batches": 1_500.0}
     for layout in ("ensemble", "fused"):
+        for name in (layout, f"{layout}-empty"):
+            once |= as_taken(name, parts_of(level_of(4_600.0, [model(3_900.0)]), 3_600.0))
         once |= {f"{layout} {key}": value for key, value in (PER_LAYOUT | EMPTY | {"unbatched rate": 200.0}).items()}
     return {name: [changes.get(name, value)] * rounds for name, value in once.items()}
 
@@ -108,13 +110,15 @@ def test_the_table_says_what_is_missed():
         compared_under_load=40,
         figures=figures_of(taken(), candidates=1_000),
         memory={"fused": [ProcessMemory(name="tritonserver", pid=1, pss_mib=100.0, rss_mib=200.0)]},
-        breakdowns={"fused": parts_of(4_600.0, 3_600.0, [model(3_900.0)])},
+        breakdowns={"fused": parts_of(level_of(4_600.0, [model(3_900.0)]), 3_600.0)},
     )
     rows = {row.cells[0]: row for row in tables.overhead_table(result).rows}
     row = rows["ensemble: answers/s against in-process on all cores"]
     assert (row.cells[-2:], row.kept) == (("at least 0.7", "MISSED"), False)
     assert tables.memory_table(result.memory).rows[0].cells == ("fused: tritonserver", "100", "200")
-    assert tables.breakdown_table(result.breakdowns).rows[0].cells == ("fused", "4,600", "3,600", "300", "80", "190", "430")
+    assert tables.breakdown_table(result.breakdowns).rows[0].cells == (
+        *("fused", "4,000", "4,600", "3,600", "300", "80", "190", "430"),
+    )
     assert overhead_bounds.mb(result.memory["fused"]) == pytest.approx(104.8576)
 
 
@@ -132,13 +136,15 @@ def test_an_index_that_finds_too_little_at_the_c_that_is_measured_is_the_exit_co
     monkeypatch.setattr(overhead, "sides", lambda *_: contextlib.nullcontext(both))
     monkeypatch.setattr(overhead, "_differing", lambda both: "")
     monkeypatch.setattr(overhead, "_round", lambda *_: once)
-    monkeypatch.setattr(overhead, "_breakdowns", lambda *_: {})
     monkeypatch.setattr(cli, "new_folder", lambda: tmp_path)
     done = CliRunner().invoke(cli.app, ["overhead", "--candidates", "1000", "--rounds", "2"])
     assert done.exit_code == exit_code, done.exception
     document = json.loads(done.stdout.splitlines()[-1])
     assert document["missed"] == (["recall of exact search at C = 1,000"] if exit_code else [])
     assert document["median_low_high"]["recall of exact search at C = 1,000"] == [recall] * 3
+    breakdowns = json.loads((tmp_path / "overhead.json").read_text())["breakdowns"]
+    assert breakdowns.keys() == {"ensemble", "ensemble-empty", "fused", "fused-empty"}
+    assert breakdowns["fused-empty"]["round_trip_us"] == 4_600.0
     assert len((tmp_path / "rounds.jsonl").read_text().splitlines()) == 2
 
 
@@ -147,11 +153,23 @@ def model(infer_us):
     return StageTimes(requests=10, failed=0, calls_by_batch={1: 10}, **counted)
 
 
+def level_of(mean_us, models):
+    """A level of one client, p50 4 ms; each model ran kernels."""
+    latency = SimpleNamespace(p50_ms=4.0, mean_ms=mean_us / 1e3)
+    return SimpleNamespace(latency=latency, stages={str(number): times for number, times in enumerate(models)})
+
+
 def test_the_parts_of_a_round_trip_add_up():
-    found = parts_of(6_000.0, 3_000.0, [model(1_000.0)] * 4)
+    found = parts_of(level_of(6_000.0, [model(1_000.0)] * 4), 3_000.0)
     parts = (found.kernels_us, found.hand_over_us, found.queue_us, found.copies_us, found.rest_us)
     assert parts == (3_000.0, 1_000.0, 320.0, 760.0, 920.0)
     assert sum(parts) == found.round_trip_us
+
+
+def test_the_breakdown_of_a_run_is_the_median_of_its_rounds():
+    rounds = [as_taken("fused", Breakdown(**dict.fromkeys(Breakdown.model_fields, us))) for us in (1.0, 9.0, 2.0)]
+    taken = {name: [once[name] for once in rounds] for name in rounds[0]}
+    assert set(median_of(taken, "fused").model_dump().values()) == {2.0}
 
 
 def read(stage, seconds, rows):

@@ -89,7 +89,7 @@ def test_answers_under_load_count_too(run):
     loads[1] = loads[1].model_copy(update={"differing_answers": "1 of 100 id lists differ"})
     differing = equal.model_copy(update={"open": loads})
     assert not summary(differing)["answers_equal"]
-    assert any("(poisson 50 %: 1 of 100 id lists differ)" in note for note in report.notes(differing))
+    assert any("(a <label>, poisson 50 %: 1 of 100 id lists differ)" in note for note in report.notes(differing))
     nothing = run.model_copy(update={"yardstick": None})
     assert "answers_equal" not in summary(nothing)
 

@@ -10,7 +10,6 @@ import grpc
 import pytest
 from hyperframe.frame import (
     DataFrame,
-    Frame,
     GoAwayFrame,
     HeadersFrame,
     PingFrame,
@@ -20,9 +19,9 @@ from hyperframe.frame import (
 )
 
 from perf.open_loop import INFER
-from perf.unary import FRAME_BYTES, FRAME_HEADER, PREFACE, WINDOW_BYTES, Answer, UnaryCalls
+from perf.unary import FRAME_BYTES, WINDOW_BYTES, Answer, UnaryCalls
 from stages.errors import ConfigError, ServerError
-from tests.unit.perf.grpc_server import serving
+from tests.unit.perf.grpc_server import frames_of, scripted, serving
 
 DEADLINE_S = 5.0
 
@@ -150,31 +149,6 @@ def test_a_server_that_ends_answers_every_call_with_an_error():
     assert all(answer.error for answer in answers)
     assert not left[-1]  # there is no room for more than one
     assert time.monotonic() < begun_s + DEADLINE_S  # not a deadline each
-
-
-@contextlib.contextmanager
-def scripted(script):
-    """A server of one connection: `script` gets its socket when the client has said who it is. -> its address"""
-
-    def accept():
-        with contextlib.suppress(OSError), listening.accept()[0] as peer:
-            peer.recv(len(PREFACE))
-            script(peer)
-
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        serving = threading.Thread(target=accept)
-        serving.start()
-        yield f"127.0.0.1:{listening.getsockname()[1]}"
-        listening.shutdown(socket.SHUT_RDWR)
-        serving.join()
-
-
-def frames_of(peer):
-    """What the client says, until it closes."""
-    while header := peer.recv(FRAME_HEADER.size, socket.MSG_WAITALL):
-        frame, length = Frame.parse_frame_header(memoryview(header))
-        frame.parse_body(memoryview(peer.recv(length, socket.MSG_WAITALL)))
-        yield frame
 
 
 def test_pings_and_settings_are_acknowledged():
