@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from math import ceil
 from pathlib import Path
 
@@ -37,6 +37,7 @@ FULL_SHARE = 0.9  # of a block: what does not fit what is left goes to the next 
 KEYS_PER_READ = 2  # of one thread: fewer are not worth waking it
 MEMTABLE_BYTES = 4 << 20  # what a secondary replays at most when it catches up, holding the interpreter: 0.6 us per row
 MERGED_BYTES_PER_S = 160 << 20  # at most; it starts from a twentieth, enough for 80,000 updated rows a second
+REPORT_BYTES = 1 << 20  # of RocksDB's own LOG, of which it keeps two: without, 40 MB a day at 10,000 updated rows a second
 REFILL_US, PIECE_BYTES = 10_000, 128 << 10
 SST_ROWS = 1_000_000  # of one file: bounds the memory of loading
 LOADING_PREFIX = "loading-files-"  # folders of such files, in the database's; what is left of them has died
@@ -80,8 +81,7 @@ class RocksStore:
         self._cache = Cache(BLOCK_CACHE_BYTES)
         self._reading = self._failures("read")
         with ExitStack() as on_failure, self._failures("open"):
-            if not writable:
-                self._hold_folder(on_failure)
+            self._access = AccessType.read_write() if writable else self._as_secondary(on_failure)
             self._following = Following(self._path, config.path, self._open_database)
             try:
                 self._open()
@@ -94,11 +94,14 @@ class RocksStore:
             self._held.push(held)
         self._wave = Wave(config.read_threads - 1)  # the thread that asks reads as well
 
-    def _hold_folder(self, undo: ExitStack) -> None:
+    def _as_secondary(self, undo: ExitStack) -> AccessType:
         folder = os.open(self._path, os.O_PATH | os.O_DIRECTORY)
         undo.callback(os.close, folder)
         self._identity = os.fstat(folder)
         self._path = Path(f"/proc/self/fd/{folder}")
+        return AccessType.secondary(
+            undo.enter_context(tempfile.TemporaryDirectory(prefix="rocksdb-secondary-", ignore_cleanup_errors=True))
+        )
 
     def _open(self) -> None:
         synced = self._synced()
@@ -120,19 +123,9 @@ class RocksStore:
         there = Rdict.list_cf(path) if Path(path, "CURRENT").exists() else [DEFAULT_COLUMN_FAMILY]
         names = {*there, *self._families.values()} if self.writable else there
         families = {name: self._options() for name in names}
-        with self._access() as access:
-            self._db = Rdict(path, self._options(), column_families=families, access_type=access)
+        self._db = Rdict(path, self._options(), column_families=families, access_type=self._access)
         self._tables = {table: self._db.get_column_family(name) for table, name in self._families.items() if name in families}
         return self._db
-
-    @contextmanager
-    def _access(self) -> Iterator[AccessType]:
-        """A secondary logs into a folder of its own. It goes as soon as that is open: a killed process leaves none behind."""
-        if self.writable:
-            yield AccessType.read_write()
-            return
-        with tempfile.TemporaryDirectory(prefix="rocksdb-secondary-", ignore_cleanup_errors=True) as folder:
-            yield AccessType.secondary(folder)
 
     def _options(self) -> Options:
         options = Options(raw_mode=True)
@@ -146,6 +139,8 @@ class RocksStore:
         if self.writable:  # sorts its rows when they are full, not one by one: a quarter of the time; who writes never reads
             options.set_memtable_factory(MemtableFactory.vector())
             options.set_allow_concurrent_memtable_write(False)
+            # Not a secondary's, whose folder is a temporary one: where that was cleared away, RocksDB crashes at the next file.
+            options.set_max_log_file_size(REPORT_BYTES)
             # Flushing and merging in small pieces: at once they take a core from the requests for up to 0.2 s.
             options.set_auto_tuned_ratelimiter(MERGED_BYTES_PER_S, REFILL_US, fairness=10)
             options.set_writable_file_max_buffer_size(PIECE_BYTES)

@@ -7,11 +7,9 @@ call.
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import signal
-import tempfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -76,20 +74,6 @@ def version_in(store: RocksStore) -> float:
     """NaN where rows are not there."""
     vectors, found = store.read({"items": KEYS})[0]["items"]
     return vectors[0, 0] if found is None else np.nan
-
-
-def test_a_secondary_keeps_nothing_in_the_temporary_folder_that_a_kill_would_leave(folder, tmp_path, monkeypatch):
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    with contextlib.closing(RocksStore(RocksConfig(str(folder)), "rank", {"items": 2}, writable=True)) as writer:
-        update(writer, 1)
-        with contextlib.closing(RocksStore(RocksConfig(str(folder)), "rank", {"items": 2})) as secondary:
-            assert not list(temporary.iterdir())
-            update(writer, 2)
-            secondary.catch_up()
-            assert version_in(secondary) == 2
-            assert not list(temporary.iterdir())
 
 
 @pytest.mark.parametrize("replaced", [0, 1, 3])

@@ -81,6 +81,18 @@ def test_what_is_written_is_hps_layout_byte_for_byte(tmp_path, monkeypatch):
     }
 
 
+def test_what_rocksdb_reports_of_itself_does_not_grow_without_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(rocks_store, "REPORT_BYTES", 60_000)  # each begins with 42,000 bytes of settings
+    store, log = RocksStore(RocksConfig(str(tmp_path)), "rank", WIDTHS, writable=True), Log()
+    for _ in range(100):  # each reports 2,000 bytes
+        store.update("items", log.batch(*arrays(ITEMS)), nothing_reached())
+        store._tables["items"].flush()
+    store.close()
+    reports = [report.stat().st_size for report in tmp_path.glob("LOG*")]
+    assert len(reports) == 2
+    assert max(reports) < 80_000
+
+
 def test_updates_replace_rows_that_were_loaded_and_add_new_ones(tmp_path):
     store = RocksStore(RocksConfig(str(tmp_path)), "rank", {"items": 3}, writable=True)
     store.bulk_load("items", *arrays(ITEMS))
