@@ -9,13 +9,13 @@ from export.settings import Settings
 from perf import compression
 from perf.compression import SERVED, Row
 
-TAUGHT = Row("as taught", 1_000, 0.2, 0.3, 0.7, {1: 100.0, 32: 900.0})
+TAUGHT = Row("as taught", 1_200, 0.2, 0.3, 0.7, {1: 100.0, 32: 900.0})
 INT8 = Row(f"{SERVED}, int8 (0 products stay fp32)", 100, 0.01, 0.3, 0.01, {1: 40.0, 32: 300.0})  # not what is served
 PRUNED = Row("pruned", 200, 0.01, 0.3, 0.01, {1: 60.0, 32: 500.0})
 
 
-def student(ndcg_share: float, auc_share: float) -> Row:
-    return Row(SERVED, 100, 0.2 * ndcg_share, 0.3, 0.7 * auc_share, {1: 40.0, 32: 300.0})
+def student(ndcg_share: float, auc_share: float, macs: int = 100) -> Row:
+    return Row(SERVED, macs, 0.2 * ndcg_share, 0.3, 0.7 * auc_share, {1: 40.0, 32: 300.0})
 
 
 @pytest.fixture
@@ -45,6 +45,12 @@ def test_the_served_student_must_keep_its_teachers_quality(measured, ndcg_share,
     assert json.loads(done.stdout.splitlines()[-1])["missed"] == missed
     assert done.exit_code == bool(missed), done.exception
     assert done.stdout.count("MISSED") == len(missed)
+
+
+def test_the_served_student_must_be_twelve_times_smaller(measured):
+    done = measured([TAUGHT, INT8, PRUNED, student(1.0, 1.0, macs=101)])
+    assert json.loads(done.stdout.splitlines()[-1])["missed"] == [f"{SERVED}: its teacher's arithmetic, times its own"]
+    assert done.exit_code == 1
 
 
 def test_what_is_served_by_default_is_what_an_export_serves():
