@@ -47,7 +47,7 @@ def main_run(
     rounds: Annotated[int, typer.Option(help="rounds of in-process against served", min=1)] = full.ROUNDS,
     slo_file: SloFile = slo.SLO_FILE,
 ) -> None:
-    """Without a command: everything, in about six minutes. Exit code 1 when an SLO is broken or answers differ."""
+    """Without a command: everything, in about eight minutes. Exit code 1 when an SLO is broken or answers differ."""
     if context.invoked_subcommand:
         _refuse_options_before(context)
         return
