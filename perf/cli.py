@@ -178,7 +178,8 @@ def overhead(
     (folder / "overhead.json").write_text(result.model_dump_json(indent=1))
     for table in (tables.overhead_table(result), tables.breakdown_table(result.breakdowns), tables.memory_table(result.memory)):
         _out().print(table.to_rich())
-    equal = f"all equal, {result.compared_under_load:,} under load among them"
+    under_load = f"{result.compared_under_load:,} of them under load" if result.compared_under_load else "not under load"
+    equal = f"all that were compared are equal, {under_load}"
     _out().print("answers: " + (f"they differ: {result.differing_answers}" if result.differing_answers else equal))
     missed = [figure.name for figure in result.figures if figure.met is False]
     facts = {"perf": "overhead", "repo": str(repo), "candidates": result.candidates, "rounds": rounds} | machine

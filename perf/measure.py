@@ -45,7 +45,7 @@ class Bench:
         recorded = read_recorded_of(self.site.repo, self.site.generation)
         self.requests = recorded.inputs
         self.answers = {} if has_update_source(self.site.repo, self.site.generation) else recorded.outputs
-        self._numbers = itertools.count()  # of raw files: a level that is measured again has one of its own
+        self._numbers = itertools.count()  # of raw files
         self._drawn: Arrays | None = None
         self._of_stages: dict[str, Arrays] = {}
 
@@ -54,12 +54,16 @@ class Bench:
         """Stages that can be asked on their own: none in the fused layout."""
         return tuple(name for name in STAGES if (self.site.repo / name).is_dir())
 
+    def raw_name(self, what: str) -> str:
+        """A file of its own for each measurement: the same level may be measured again."""
+        return f"{next(self._numbers):03d}-{what}.npz"
+
     def save(self) -> None:
         self.run.save(self.folder)
 
     def closed(self, model: str, transport: str, mode: str, value: float, window_s: float) -> Closed:
         """One perf_analyzer level; -> it, not yet part of the run."""
-        raw = self.folder / f"{next(self._numbers):03d}-{model}-{transport}-{mode}-{value:g}.npz"
+        raw = self.folder / self.raw_name(f"{model}-{transport}-{mode}-{value:g}")
         target = analyzer.Target(
             model=model,
             grpc_url=self.site.grpc_url,
@@ -148,7 +152,7 @@ def add_open(bench: Bench, scenario: Scenario, progress: Callable[[int], object]
     before = read_counters(bench.site.grpc_url)
     outcome = run_load(bench.site.grpc_url, bodies, due_s, progress)
     after = read_counters(bench.site.grpc_url)
-    raw = f"{next(bench._numbers):03d}-open-{re.sub(r'[^a-z0-9]+', '-', scenario.name)}.npz"
+    raw = bench.raw_name("open-" + re.sub(r"[^a-z0-9]+", "-", scenario.name))
     np.savez_compressed(
         bench.folder / raw, due_ns=outcome.due_ns, sent_ns=outcome.sent_ns, answered_ns=outcome.answered_ns, **classes
     )

@@ -219,12 +219,12 @@ def _in_process(both: Sides, window_s: float) -> dict[str, float]:
 
 
 def _served(name: str, bench: Bench, both: Sides, window_s: float) -> dict[str, float]:
-    one, many = breakdown(bench, window_s), _rate(bench, MANY_CLIENTS, window_s)
+    one_ms, many = _p50_of_one_ms(bench, window_s), _rate(bench, MANY_CLIENTS, window_s)
     peak = _at_peak(bench, both.peak_clients[name], window_s)
     half = _at_half(bench, peak.rate)
     return {
-        f"{name} p50": one.p50_us / 1e3,
-        **as_taken(name, one),
+        f"{name} p50": one_ms,
+        **as_taken(name, breakdown(bench, window_s)),
         f"{name} rate": peak.rate,
         f"{name} rate, many": many,
         f"{name} server us": peak.spent.server_us,

@@ -96,7 +96,7 @@ def notes(run: Run) -> list[str]:
     if run.differing_answers:
         found.append(
             f"The server does not answer as in process ({run.differing_answers}): the ratios between them do not "
-            "count. Rows that were updated since the export, or a cache, explain it; otherwise export again."
+            "count. A cache of answers may explain it; otherwise export again."
         )
     elif run.compared_under_load:
         found.append(f"{run.compared_under_load:,} answers under load were compared: each is the one computed in process.")

@@ -59,7 +59,7 @@ class Open(BaseModel, frozen=True):
     by_class: dict[str, Latency]  # "interactive", "bulk", "cold", "in burst", …: where a load has more than one class
     errors: dict[str, int]  # what the server said -> how often
     error_share: float
-    unsent: int  # due, and never sent because too many were in flight or the connection was lost: counted as errors
+    unsent: int  # due, and never sent for want of a connection or of room on it, or too many were in flight: errors
     send_late: Latency | None  # how long after its instant a request left: the generator's own delay
     generator_cores: float  # CPU time the generator took, in cores
     idle_share: float | None = None  # of all cores meanwhile; None in runs from before it was measured
@@ -117,7 +117,7 @@ class Run(BaseModel):
     commit: str
     config_hash: str  # of every config.pbtxt of the repository
     machine: Machine
-    layout: str = "ensemble"
+    layout: str = ""  # "" in runs from before it was noted
     priority_levels: int = 0  # of the model that has most of them; below 2 all requests are served alike
     floor_p50_ms: float | None = None  # a call that does nothing (ServerLive), one client: what gRPC alone costs this client
     closed: list[Closed] = []
@@ -148,7 +148,8 @@ class Run(BaseModel):
 
     @property
     def differing_under_load(self) -> str:
-        return "; ".join(f"{self.label}, {load.name}: {load.differing_answers}" for load in self.open if load.differing_answers)
+        where = f"{self.label}, " if self.label else ""
+        return "; ".join(f"{where}{load.name}: {load.differing_answers}" for load in self.open if load.differing_answers)
 
     @property
     def compared_under_load(self) -> int:

@@ -44,10 +44,8 @@ class Bound(BaseModel):
         return f"at most {self.at_most:g}" if self.at_least is None else f"at least {self.at_least:g}"
 
 
-EQUAL, ALL_EQUAL = (
-    "answers_equal",
-    Bound(at_least=1, why="figures of other answers than those of the process count for nothing"),
-)
+EQUAL = "answers_equal"
+ALL_EQUAL = Bound(at_least=1, why="figures of other answers than in process count for nothing")
 
 
 @dataclass(frozen=True)

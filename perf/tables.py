@@ -212,7 +212,7 @@ def overhead_table(result: Overhead) -> Table:
 def breakdown_table(breakdowns: dict[str, Breakdown]) -> Table:
     parts = ("p50", "round_trip", "kernels", "hand_over", "queue", "copies", "rest")
     rows = [Row((layout, *(f"{getattr(found, f'{part}_us'):,.0f}" for part in parts))) for layout, found in breakdowns.items()]
-    title = "Where the time of one client's request goes: p50, and means in microseconds; each the median of the rounds"
+    title = "Where the time of one client's request goes: p50, and means, in us; medians of the rounds, which add up nearly"
     return Table(title, ("layout", *(part.replace("_", " ") for part in parts)), tuple(rows))
 
 

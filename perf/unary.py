@@ -82,7 +82,7 @@ class UnaryCalls:
         self._room_bytes, self._call_bytes = WINDOW_BYTES, WINDOW_BYTES  # of the connection, of each call
         self._unread, self._lost, self._met = b"", "", False
         self._sent_ns: dict[int, int] = {}  # by number: the calls in flight, the oldest first
-        self._bodies: dict[int, bytes] = {}  # by number: what has come of an answer, behind gRPC's prefix
+        self._bodies: dict[int, bytes] = {}  # by number: what has come of an answer, with gRPC's prefix
         self._answers: list[Answer] = []
         self._errors: dict[bytes, str] = {}  # by header block
         encoder, headers = Encoder(), headers_of(url, path, deadline_s)

@@ -6,6 +6,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from export.repository.recorded import Recorded
+from perf import answers
 from perf.answers import differing_at_once, differing_messages, tensors_of
 from stages.contract import ModelSpec, TensorSpec
 from tests.unit.perf.grpc_server import serving
@@ -77,11 +78,12 @@ def test_one_other_score_is_found(expected):
     ("fault", "said"),
     [
         (None, ""),
-        ("other", "50 requests at once: 1 of 50 id lists differ, first request 30"),
-        ("refuse", "50 requests at once: {'UNAVAILABLE: no': 1}"),
+        ("other", "20 requests at once: 1 of 50 id lists differ, first request 30"),
+        ("refuse", "20 requests at once: 1 were not answered, {'UNAVAILABLE: no': 1}"),
     ],
 )
-def test_requests_at_once_are_each_compared_with_their_own_answer(expected, fault, said):
+def test_requests_at_once_are_each_compared_with_their_own_answer(expected, fault, said, monkeypatch):
+    monkeypatch.setattr(answers, "AT_ONCE", 20)
     messages = messages_of(expected)
 
     def answer(body, context):

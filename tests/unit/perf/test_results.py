@@ -90,6 +90,8 @@ def test_answers_under_load_count_too(run):
     differing = equal.model_copy(update={"open": loads})
     assert not summary(differing)["answers_equal"]
     assert any("(a <label>, poisson 50 %: 1 of 100 id lists differ)" in note for note in report.notes(differing))
+    unnamed = differing.model_copy(update={"label": ""})
+    assert unnamed.differing_answers == "poisson 50 %: 1 of 100 id lists differ"
     nothing = run.model_copy(update={"yardstick": None})
     assert "answers_equal" not in summary(nothing)
 
