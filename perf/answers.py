@@ -19,17 +19,24 @@ AT_ONCE = 64  # the largest batch: more of them would only wait
 
 
 def differing_answers(site: Site, recommend: ModelSpec) -> str:
-    """-> "" when the server answers as the export's process did (ids equal, scores within 1e-5), else what differs.
+    """-> "" when the server answers as the export's process did, else what differs.
 
-    The same requests are sent twice: some in each call, then one a call and many calls at once, for batches of the server's
-    own. Nothing is compared, and nothing differs, where rows are updated while they are served.
+    Nothing is compared, and nothing differs, where rows are updated while they are served.
     """
     if has_update_source(site.repo, site.generation):
         return ""
-    recorded = read_recorded_of(site.repo, site.generation)
-    difference = compare_answers(asked(site, recommend, first_rows(recorded.inputs)), first_rows(recorded.outputs))
-    difference = difference or differing_at_once(site.grpc_url, recommend, recorded)
+    difference = differing_from(site.grpc_url, recommend, read_recorded_of(site.repo, site.generation))
     return difference and f"{site.repo.name}: {difference}"
+
+
+def differing_from(url: str, recommend: ModelSpec, recorded: Recorded) -> str:
+    """-> "" when the server's answers are the recorded ones (ids equal, scores within 1e-5), else what differs.
+
+    The same requests are sent twice: some in each call, then one a call and many calls at once, for batches of the server's
+    own.
+    """
+    difference = compare_answers(asked(url, recommend, first_rows(recorded.inputs)), first_rows(recorded.outputs))
+    return difference or differing_at_once(url, recommend, recorded)
 
 
 def differing_at_once(url: str, recommend: ModelSpec, recorded: Recorded) -> str:
@@ -45,9 +52,9 @@ def differing_at_once(url: str, recommend: ModelSpec, recorded: Recorded) -> str
     return difference and f"{AT_ONCE} requests at once: {difference}"
 
 
-def asked(site: Site, recommend: ModelSpec, inputs: Arrays) -> Arrays:
+def asked(url: str, recommend: ModelSpec, inputs: Arrays) -> Arrays:
     """-> the server's answers to inputs [R, *dims], each [R, *dims]."""
-    with grpcclient.InferenceServerClient(site.grpc_url) as client:
+    with grpcclient.InferenceServerClient(url) as client:
         return ask(client, recommend, "", inputs)
 
 

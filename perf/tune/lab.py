@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import tritonclient.grpc as grpcclient
 
 from export.repository.config import CONFIG_FILE, layout_of
-from export.repository.recorded import RECORDED_FILE, compare_answers, read_recorded
 from export.settings import Settings
 from perf import analyzer, schedule
-from perf.answers import differing_at_once
+from perf.answers import differing_from
 from perf.latency import Latency
 from perf.memory import read_memory, total_mib
 from perf.open_loop import run_load
@@ -24,7 +22,7 @@ from perf.tune.search import Metrics, Trial
 from perf.tune.space import SERVER_THREADS, Changes, with_changes
 from perf.tune.variant import make_variant, settings_of
 from perf.turns import Turns, taking_turns
-from perf.workload import ask, draw, read_specs, serialised, write_analyzer_json
+from perf.workload import draw, read_recorded_of, read_specs, serialised, write_analyzer_json
 from server.environment import RUN_DIR
 from server.launcher import TritonServer
 from server.repository import read_config
@@ -33,7 +31,6 @@ from stages.generations import pinned_generation
 
 ROWS = 1_000  # of perf_analyzer's input
 INPUT = "input.json"
-COMPARED_ROWS = 64
 CURRENT: Changes = {}
 
 
@@ -56,7 +53,7 @@ class Lab:
         self.layout = layout_of(read_config(repository / ENSEMBLE / CONFIG_FILE))
         generation = pinned_generation(repository)
         self.spec = read_specs(repository, generation)[ENSEMBLE]
-        self.recorded = read_recorded(repository / ENSEMBLE / str(generation) / RECORDED_FILE)
+        self.recorded = read_recorded_of(repository, generation)
         self.offered_rate = 0.0
         self.say: Callable[[str], None] = lambda _: None
         self._work: tempfile.TemporaryDirectory | None = None
@@ -132,8 +129,4 @@ class Lab:
         """Settings must not change answers, but for the index's effort, whose recall was measured instead."""
         if "compute.index_effort" in changes:
             return ""
-        rows = {name: values[:COMPARED_ROWS] for name, values in self.recorded.inputs.items()}
-        with grpcclient.InferenceServerClient(server.grpc_url) as client:
-            answers = ask(client, self.spec, "", rows)
-        expected = {name: values[:COMPARED_ROWS] for name, values in self.recorded.outputs.items()}
-        return compare_answers(answers, expected) or differing_at_once(server.grpc_url, self.spec, self.recorded)
+        return differing_from(server.grpc_url, self.spec, self.recorded)

@@ -159,7 +159,7 @@ def test_empty_kernels_answer_zeros_through_the_same_models_and_tensors(reposito
         assert level.latency.count > 0
         assert level.stages.keys() == set(STAGES) | {ENSEMBLE}
         rows = {name: array[:2] for name, array in read_requests(repository, site.generation).items()}
-        answer = asked(site, bench.specs[ENSEMBLE], rows)
+        answer = asked(site.grpc_url, bench.specs[ENSEMBLE], rows)
     for tensor in bench.specs[ENSEMBLE].outputs:
         assert answer[tensor.name].shape == (2, *tensor.dims)
         assert answer[tensor.name].dtype == tensor.numpy_dtype

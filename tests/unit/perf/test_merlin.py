@@ -241,8 +241,8 @@ def differing(recorded, monkeypatch):
             return {"item_ids": ids.get(name, np.arange(3)[None]), "scores": np.zeros((1, 3), np.float32)}
 
         monkeypatch.setattr(bench, "_answers", lambda contender, users: answer(contender.name))
-        monkeypatch.setattr(bench, "site_of", lambda state: SimpleNamespace(repo=state, generation=1, grpc_url=""))
-        monkeypatch.setattr("perf.answers.asked", lambda site, recommend, inputs: answer(site.repo.name))
+        monkeypatch.setattr(bench, "site_of", lambda state: SimpleNamespace(repo=state, generation=1, grpc_url=state.name))
+        monkeypatch.setattr("perf.answers.asked", lambda url, recommend, inputs: answer(url))
         monkeypatch.setattr("perf.answers.differing_at_once", lambda url, recommend, recorded: at_once)
         turns, spec = SimpleNamespace(turn=contextlib.nullcontext), bench.baseline_spec()
         states = {name: recorded / layout for name, layout in LAYOUTS.items()} | {variant.name: None for variant in VARIANTS}

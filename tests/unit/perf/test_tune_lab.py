@@ -77,7 +77,7 @@ def asked(running, monkeypatch):
         "layout_of": "ensemble",
         "pinned_generation": 1,
         "read_specs": {spec.name: spec},
-        "read_recorded": recorded,
+        "read_recorded_of": recorded,
         "make_variant": None,
         "read_memory": [],
     }.items():
