@@ -84,7 +84,7 @@ bounds: setup ## every figure that has a bound, on synthetic:reference: make bas
 	$(PYTHON) -m perf overhead --repo $(REFERENCE) --candidates 200 || status=1; \
 	$(PYTHON) -m perf overhead --repo $(REFERENCE) --candidates 1000 || status=1; \
 	$(PYTHON) -m perf growth --repo $(REFERENCE) || status=1; \
-	$(PYTHON) -m perf.compression --data synthetic:reference || status=1; \
+	$(PYTHON) -m perf.quality.compression --data synthetic:reference || status=1; \
 	exit $$status
 
 # of the table that is larger than its RAM (50,000,000: 12 GB of disk, and shared memory of 4 GB for the comparison)

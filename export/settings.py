@@ -84,8 +84,8 @@ TAUGHT_WIDTH, STUDENT_WIDTH = 16, 4  # of embedding tables
 class RankerChoice(_Section):
     """Which network ranks: a small one distilled from the DLRM as it was taught, or that DLRM.
 
-    `python -m perf.compression` compares them: the small one keeps what the other knows at a third of the network's time. Where
-    validation requests show that it does not, the export serves the DLRM and says so.
+    `python -m perf.quality.compression` compares them: the small one keeps what the other knows at a third of the network's
+    time. Where validation requests show that it does not, the export serves the DLRM and says so.
     """
 
     distilled: bool = True

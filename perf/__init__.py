@@ -13,4 +13,7 @@ Two kinds of load, because they answer different questions:
 Beside both, in the same minutes on the same machine, the yardstick: the same published kernels called in one process without a
 server. Served minus in-process is what serving costs. Results are a folder perf/results/<stamp>/ with run.json, raw requests,
 report.html and PNGs; the last line on stdout is one JSON document, the one the SLO gate reads.
+
+The rooms, in the order of a measurement: load/ asks, observe/ watches the server, report/ keeps and shows it. Whole benchmarks:
+overhead/, merlin/, tiers/, tune/, quality/ (what smaller networks and rows lose), parts/ (a stage's kernel alone).
 """

@@ -21,10 +21,10 @@ from pydantic import BaseModel
 from export.repository.recorded import compare_answers
 from perf.answers import asked, first_rows
 from perf.full import new_bench
+from perf.load.workload import read_requests
 from perf.measure import Bench
 from perf.target import own_server, site_of
 from perf.turns import Turns, taking_turns
-from perf.workload import read_requests
 from server.environment import PROJECT
 from server.repository import read_repository
 from stages.contract import ENSEMBLE

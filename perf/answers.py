@@ -8,9 +8,9 @@ from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
 from export.repository.recorded import Recorded, compare_answers
-from perf.open_loop import run_load
+from perf.load.open_loop import run_load
+from perf.load.workload import Arrays, ask, read_recorded_of, serialised
 from perf.target import Site
-from perf.workload import Arrays, ask, read_recorded_of, serialised
 from server.updaters import has_update_source
 from stages.contract import ModelSpec
 

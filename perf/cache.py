@@ -40,7 +40,7 @@ from clients.cache.entries import DIGEST_BYTES, Key
 from clients.cache.warm import clusters_of, in_turns, users_of
 from clients.models import Recommendations
 from perf.command import run
-from perf.latency import Latency
+from perf.observe.latency import Latency
 from perf.target import own_server
 from server.ports import free_ports
 from server.repository import read_config, read_repository, write_config

@@ -13,14 +13,17 @@ import typer
 from rich.console import Console
 
 from perf import ab as ab_mode
-from perf import full, measure, plots, report, schedule, slo, tables
+from perf import full, measure, slo
 from perf import growth as growth_mode
-from perf import overhead as overhead_mode
 from perf.command import BROKEN, run
+from perf.load import schedule
+from perf.load.open_loop import PARTS
 from perf.measure import Scenario
-from perf.open_loop import PARTS
+from perf.overhead import rounds as overhead_mode
 from perf.progress import progress
-from perf.results import RESULTS, Run, circumstances, last_line, latest_run, load_run, new_folder, summary
+from perf.report import plots, tables
+from perf.report.page import notes, write_comparison, write_report
+from perf.report.results import RESULTS, Run, circumstances, last_line, latest_run, load_run, new_folder, summary
 from perf.target import serve
 from stages.contract import ENSEMBLE, STAGES
 from stages.errors import ConfigError
@@ -131,7 +134,7 @@ def compare(
 ) -> None:
     """Two runs beside each other; comparison.html in the second one's folder."""
     first, second = load_run(a), load_run(b)
-    page = report.write_comparison(first, second, b)
+    page = write_comparison(first, second, b)
     for table in tables.comparison_tables(first, second):
         _out().print(table.to_rich())
     _out().print(f"page: {page}")
@@ -231,12 +234,12 @@ def _finish(run: Run, folder: Path, bounds: dict[str, slo.Bound], gate: bool = T
     """Report, tables, verdict, and the JSON line that is always last."""
     document = summary(run)
     verdicts = slo.judge(bounds, document)
-    page = report.write_report(run, folder, verdicts)
+    page = write_report(run, folder, verdicts)
     shown = [tables.closed_table(run), tables.open_table(run), tables.stage_table(run), tables.verdict_table(verdicts)]
     for table in shown:
         if table.rows:
             _out().print(table.to_rich())
-    for note in report.notes(run):
+    for note in notes(run):
         _out().print(note)
     _out().print(f"report: {page}")
     print(last_line(document | (_slo_facts(verdicts) if verdicts else {}) | {"run": str(folder)}))

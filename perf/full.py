@@ -11,13 +11,13 @@ import numpy as np
 
 from export.repository.config import CONFIG_FILE, layout_of
 from perf import measure
-from perf.hit_rates import hit_rates, read_samples
-from perf.latency import Latency
+from perf.load.open_loop import floor_ns
 from perf.measure import Bench
-from perf.memory import PeakMemory
-from perf.open_loop import floor_ns
+from perf.observe.hit_rates import hit_rates, read_samples
+from perf.observe.latency import Latency
+from perf.observe.memory import PeakMemory
 from perf.progress import progress
-from perf.results import Closed, Machine, Run, commit_of, config_hash, new_folder, priority_levels
+from perf.report.results import Closed, Machine, Run, commit_of, config_hash, new_folder, priority_levels
 from perf.target import Site
 from server.repository import read_config
 from stages.contract import ENSEMBLE

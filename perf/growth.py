@@ -28,8 +28,8 @@ from pydantic import BaseModel
 from export.retrieval.effort import try_wider
 from export.retrieval.index import EFFORTS, choose_index
 from perf.figure import Figure
+from perf.load.workload import draw, read_requests
 from perf.recall import recall_figure, recorded_vectors
-from perf.workload import draw, read_requests
 from stages.pipeline import Pipeline
 from stages.ranking_features import HORIZONS_DAYS, VIEWS, Clock, ItemStatistics, cross_features
 from stages.search import Blocked, Neighbours, Search

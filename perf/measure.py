@@ -10,15 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
-from perf import analyzer, schedule
 from perf.answers import differing_answers, differing_messages
 from perf.in_process import InProcess
-from perf.latency import Latency
-from perf.open_loop import Outcome, run_load
-from perf.results import Closed, Open, Run, Yardstick
-from perf.server_stats import between, read_counters
+from perf.load import analyzer, schedule
+from perf.load.open_loop import Outcome, run_load
+from perf.load.workload import Arrays, draw, read_recorded_of, read_specs, serialised, stage_inputs, write_analyzer_json
+from perf.observe.latency import Latency
+from perf.observe.server_stats import between, read_counters
+from perf.report.results import Closed, Open, Run, Yardstick
 from perf.target import Site
-from perf.workload import Arrays, draw, read_recorded_of, read_specs, serialised, stage_inputs, write_analyzer_json
 from server.updaters import has_update_source
 from stages.contract import ENSEMBLE, STAGES
 

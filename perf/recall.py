@@ -14,7 +14,7 @@ import numpy as np
 from export.retrieval.effort import every_other, now, user_vectors
 from export.retrieval.index import WANTED_RECALL
 from perf.figure import Figure
-from perf.workload import read_requests
+from perf.load.workload import read_requests
 from stages.pipeline import Pipeline
 
 

@@ -13,7 +13,7 @@ from hps_config.toml_faults import toml_faults
 from stages.errors import ConfigError
 
 SLO_FILE = Path(__file__).with_name("slo.toml")
-OBJECTIVES = (  # what a run can be held to, by its keys in `perf.results.summary`
+OBJECTIVES = (  # what a run can be held to, by its keys in `perf.report.results.summary`
     *("p50_ms", "p95_ms", "p99_ms", "p99_over_p50", "volley_p99_ms", "error_share", "offered_rate", "achieved_rate"),
     *("clients_1_p50_ms", "peak_rate", "overhead_p50_ms", "throughput_share", "memory_mib"),
 )

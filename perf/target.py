@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from perf.open_loop import require_loopback
+from perf.load.open_loop import require_loopback
 from server.environment import RUN_DIR
 from server.generations import served_generation
 from server.health import is_ready, model_states, not_ready

@@ -17,11 +17,11 @@ from export.relayout import relayout
 from export.settings import PipelineSettings, Settings
 from perf import full
 from perf.command import BROKEN, run
+from perf.load.workload import draw, read_requests, read_specs
 from perf.merlin import bench, export, tables
 from perf.merlin.features import read_sides
 from perf.progress import progress
-from perf.results import circumstances, last_line, new_folder
-from perf.workload import draw, read_requests, read_specs
+from perf.report.results import circumstances, last_line, new_folder
 from server.environment import RUN_DIR
 from stages.contract import ENSEMBLE
 from stages.errors import ConfigError

@@ -16,14 +16,14 @@ import tritonclient.grpc as grpcclient
 from pydantic import BaseModel
 
 from export.repository.recorded import compare_answers
-from perf import analyzer
 from perf.ab import Ratio
 from perf.answers import differing_answers as unlike_in_process
-from perf.memory import read_memory, total_mib
+from perf.load import analyzer
+from perf.load.workload import Arrays, ask, write_analyzer_json
 from perf.merlin.export import MODEL, VARIANTS
+from perf.observe.memory import read_memory, total_mib
 from perf.target import own_server, site_of
 from perf.turns import Turns, taking_turns
-from perf.workload import Arrays, ask, write_analyzer_json
 from server.state import ServerState
 from stages.contract import ENSEMBLE, ModelSpec, TensorSpec
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from perf.merlin.bench import BOUNDS, Result
-from perf.tables import Row, Table
+from perf.report.tables import Row, Table
 
 SPEED = {"p50_ms": "p50, 1 client", "rate": "answers/s, best"}
 

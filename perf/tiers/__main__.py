@@ -13,8 +13,8 @@ from rich.console import Console
 
 from perf.command import BROKEN, run
 from perf.figure import Figure
-from perf.results import circumstances, last_line
-from perf.tables import figure_table
+from perf.report.results import circumstances, last_line
+from perf.report.tables import figure_table
 from perf.tiers.big import cases_of
 from perf.tiers.bounds import figures_of
 from perf.tiers.traffic import EXPONENT

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from perf.load.workload import Arrays
 from perf.tiers.native_device import NativeDevice
-from perf.workload import Arrays
 from stages.rank import Rank
 
 BLOCKS = 1 << 20  # random ones of so many

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from perf.load.workload import Arrays, draw, read_requests
 from perf.progress import progress
 from perf.tiers.big import WAITS, cases_of, shares
 from perf.tiers.device import read_through
@@ -25,7 +26,6 @@ from perf.tiers.large_catalogue import over
 from perf.tiers.native_device import NativeDevice
 from perf.tiers.ram import ram_share
 from perf.tiers.traffic import TABLE, WIDTH, opened, settings, warm, warm_keys, write_table, zipf_keys
-from perf.workload import Arrays, draw, read_requests
 from stages.artifacts import stage_folder
 from stages.embeddings.config import TiersConfig, read_config
 from stages.embeddings.metrics import TableCounts

@@ -20,9 +20,9 @@ import numpy as np
 
 from export.relayout import relayout
 from perf.full import new_bench
-from perf.hit_rates import read_samples
+from perf.load.open_loop import Outcome
 from perf.measure import Bench
-from perf.open_loop import Outcome
+from perf.observe.hit_rates import read_samples
 from perf.progress import progress
 from perf.target import own_server, site_of
 from perf.tiers.big import WAITS, cases_of

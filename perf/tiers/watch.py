@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import tritonclient.grpc as grpcclient
 
+from perf.load.workload import Arrays, ask, draw, stage_inputs
 from perf.tiers.feed import spawn
-from perf.workload import Arrays, ask, draw, stage_inputs
 from stages.contract import ModelSpec, unpacked
 from stages.embeddings.publisher import Publisher
 from stages.ids import ItemIndex

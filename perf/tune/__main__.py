@@ -14,7 +14,7 @@ from rich.console import Console
 
 from perf import full, slo
 from perf.command import run
-from perf.results import Machine, commit_of, last_line
+from perf.report.results import Machine, commit_of, last_line
 from perf.tune import report
 from perf.tune.efforts import allowed_efforts
 from perf.tune.lab import Lab

@@ -13,16 +13,16 @@ import numpy as np
 
 from export.repository.config import CONFIG_FILE, layout_of
 from export.settings import Settings
-from perf import analyzer, schedule
 from perf.answers import differing_from
-from perf.latency import Latency
-from perf.memory import read_memory, total_mib
-from perf.open_loop import run_load
+from perf.load import analyzer, schedule
+from perf.load.open_loop import run_load
+from perf.load.workload import draw, read_recorded_of, read_specs, serialised, write_analyzer_json
+from perf.observe.latency import Latency
+from perf.observe.memory import read_memory, total_mib
 from perf.tune.search import Metrics, Trial
 from perf.tune.space import SERVER_THREADS, Changes, with_changes
 from perf.tune.variant import make_variant, settings_of
 from perf.turns import Turns, taking_turns
-from perf.workload import draw, read_recorded_of, read_specs, serialised, write_analyzer_json
 from server.environment import RUN_DIR
 from server.launcher import TritonServer
 from server.repository import read_config

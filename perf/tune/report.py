@@ -10,8 +10,8 @@ import numpy as np
 import tomli_w
 
 from export.settings import Settings, read_settings
+from perf.report.tables import Row, Table
 from perf.slo import Bound
-from perf.tables import Row, Table
 from perf.tune.search import Outcome, Trial
 from perf.tune.space import SERVER_THREADS, Changes, in_words, with_changes
 

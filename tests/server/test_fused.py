@@ -17,7 +17,7 @@ from tritonclient.utils import InferenceServerException
 from export.relayout import relayout
 from export.repository.check import check_repository
 from export.repository.recorded import RECORDED_FILE, compare_answers, read_recorded
-from perf.hit_rates import TABLE_ROWS, read_samples
+from perf.observe.hit_rates import TABLE_ROWS, read_samples
 from server.generations import activate, published_generations, served_generation
 from server.launcher import TritonServer
 from stages.contract import ENSEMBLE, STAGES

@@ -4,10 +4,10 @@ import numpy as np
 import tritonclient.grpc as grpcclient
 
 from export.dataset import load_dataset
+from perf.load.workload import ask
 from perf.merlin.bench import HARDENED, baseline_spec
 from perf.merlin.export import VARIANTS, Parts, export_variant, new_ensemble
 from perf.merlin.features import read_sides
-from perf.workload import ask
 
 
 def test_hardened_baseline_serves(launch, tmp_path):

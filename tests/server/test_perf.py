@@ -6,16 +6,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perf import ab, full, measure, schedule
+from perf import ab, full, measure
 from perf.answers import asked
-from perf.empty import empty_kernels
-from perf.hit_rates import hit_rates, read_samples
 from perf.in_process import InProcess
-from perf.memory import read_memory
-from perf.open_loop import floor_ns
-from perf.results import load_run
+from perf.load import schedule
+from perf.load.open_loop import floor_ns
+from perf.load.workload import read_requests, stage_inputs
+from perf.observe.hit_rates import hit_rates, read_samples
+from perf.observe.memory import read_memory
+from perf.overhead.empty import empty_kernels
+from perf.report.results import load_run
 from perf.target import own_server, running_site, serve, site_of
-from perf.workload import read_requests, stage_inputs
 from stages.contract import ENSEMBLE, STAGES, unpacked
 from stages.errors import ConfigError, ServerError
 from stages.pipeline import Pipeline

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from export.retrieval.index import Choice, choose_index
-from perf.latency import Latency
-from perf.memory import ProcessMemory
-from perf.results import Closed, Machine, Open, Run, Yardstick
-from perf.server_stats import StageTimes
+from perf.observe.latency import Latency
+from perf.observe.memory import ProcessMemory
+from perf.observe.server_stats import StageTimes
+from perf.report.results import Closed, Machine, Open, Run, Yardstick
 from stages.contract import STAGES, Axes
 
 AXES = Axes(candidates=20, history=3, exclusions=2, items_returned=2, user_categorical=2, user_continuous=1)

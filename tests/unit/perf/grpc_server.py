@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 from hyperframe.frame import Frame
 
-from perf.open_loop import INFER
-from perf.unary import FRAME_HEADER, PREFACE
+from perf.load.open_loop import INFER
+from perf.load.unary import FRAME_HEADER, PREFACE
 
 Answers = Callable[[bytes, grpc.ServicerContext], bytes]
 

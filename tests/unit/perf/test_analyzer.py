@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perf import analyzer
-from perf.analyzer import Target, command, late_share, measure, parse_csv, parse_export, what_it_said
+from perf.load import analyzer
+from perf.load.analyzer import Target, command, late_share, measure, parse_csv, parse_export, what_it_said
 from stages.errors import ConfigError, ServerError
 
 SAMPLES = Path(__file__).parent / "samples"

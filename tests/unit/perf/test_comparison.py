@@ -2,7 +2,9 @@
 
 import pytest
 
-from perf import ab, report, tables
+from perf import ab
+from perf.report import tables
+from perf.report.page import write_comparison
 from stages.errors import ConfigError
 
 
@@ -20,7 +22,7 @@ def test_two_runs_are_compared_by_ratio(run, tmp_path):
     table = tables.comparison_table(run, run.model_copy(update={"closed": faster[:-1]}))
     assert len(table.rows) == len(run.closed) - 1
     assert {row.cells[3] for row in table.rows} == {"2.00"}
-    assert "data:image/png" in report.write_comparison(run, run, tmp_path).read_text()
+    assert "data:image/png" in write_comparison(run, run, tmp_path).read_text()
 
 
 def test_interleaving_alternates_and_pairs_by_round():

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from perf.hit_rates import hit_rates
-from perf.hit_rates import parse as parse_metrics
-from perf.memory import PeakMemory, ProcessMemory, total_mib
-from perf.server_stats import between, parse
+from perf.observe.hit_rates import hit_rates
+from perf.observe.hit_rates import parse as parse_metrics
+from perf.observe.memory import PeakMemory, ProcessMemory, total_mib
+from perf.observe.server_stats import between, parse
 
 STATISTICS = json.loads((Path(__file__).parent / "samples" / "statistics.json").read_text())
 

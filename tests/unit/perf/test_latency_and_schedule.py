@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from perf import schedule
-from perf.latency import Latency
+from perf.load import schedule
+from perf.observe.latency import Latency
 from stages.errors import ConfigError
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hyperframe.frame import DataFrame, SettingsFrame
 
-from perf import open_loop
+from perf.load import open_loop
+from perf.load.open_loop import Outcome, require_loopback, run_load
 from perf.measure import Scenario, describe
-from perf.open_loop import Outcome, require_loopback, run_load
 from stages.errors import ConfigError, ServerError
 from tests.unit.perf.grpc_server import frames_of, scripted, serving
 

@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from perf import cli, growth, overhead, overhead_bounds, plots, tables
+from perf import cli, growth
 from perf import recall as recall_of_index
-from perf.breakdown import Breakdown, as_taken, kernel_us, median_of, models_of, parts_of
 from perf.figure import Figure
 from perf.growth import Axis
-from perf.hit_rates import parse
-from perf.memory import ProcessMemory
-from perf.overhead import Overhead
-from perf.overhead_bounds import AT_HALF, figures_of
-from perf.server_stats import StageTimes
+from perf.observe.hit_rates import parse
+from perf.observe.memory import ProcessMemory
+from perf.observe.server_stats import StageTimes
+from perf.overhead.bounds import AT_HALF, figures_of, mb
+from perf.overhead.breakdown import Breakdown, as_taken, kernel_us, median_of, models_of, parts_of
+from perf.overhead.rounds import Overhead
+from perf.report import plots, tables
 from stages.errors import ServerError
 
 PER_LAYOUT = {"p50": 3.0, "rate": 500.0, "rate, many": 400.0, "unbatched p50": 3.0}
@@ -119,7 +120,7 @@ def test_the_table_says_what_is_missed():
     assert tables.breakdown_table(result.breakdowns).rows[0].cells == (
         *("fused", "4,000", "4,600", "3,600", "300", "80", "190", "430"),
     )
-    assert overhead_bounds.mb(result.memory["fused"]) == pytest.approx(104.8576)
+    assert mb(result.memory["fused"]) == pytest.approx(104.8576)
 
 
 @pytest.mark.parametrize(("recall", "exit_code"), [(0.985, 0), (0.893, 1)])
@@ -127,15 +128,15 @@ def test_an_index_that_finds_too_little_at_the_c_that_is_measured_is_the_exit_co
     """Every bound but the recall's is met."""
     both = SimpleNamespace(batch=8, benches={})
     once = {name: values[0] for name, values in taken(1, **WITHIN_ALL_BOUNDS).items()}
-    monkeypatch.setattr(overhead, "lay_out", lambda repo, scratch, candidates: candidates)
+    monkeypatch.setattr("perf.overhead.rounds.lay_out", lambda repo, scratch, candidates: candidates)
     trial = SimpleNamespace(recall=recall)
     monkeypatch.setattr(recall_of_index, "now", lambda search, queries, count: trial if count == 1_000 else None)
     monkeypatch.setattr(recall_of_index, "recorded_vectors", lambda pipeline, repo: None)
     monkeypatch.setattr(recall_of_index, "Pipeline", SimpleNamespace(load=lambda repo: UNREAD))
-    monkeypatch.setattr(overhead, "peak_alone", lambda *_: (32, []))
-    monkeypatch.setattr(overhead, "sides", lambda *_: contextlib.nullcontext(both))
-    monkeypatch.setattr(overhead, "_differing", lambda both: "")
-    monkeypatch.setattr(overhead, "_round", lambda *_: once)
+    monkeypatch.setattr("perf.overhead.rounds.peak_alone", lambda *_: (32, []))
+    monkeypatch.setattr("perf.overhead.rounds.sides", lambda *_: contextlib.nullcontext(both))
+    monkeypatch.setattr("perf.overhead.rounds._differing", lambda both: "")
+    monkeypatch.setattr("perf.overhead.rounds._round", lambda *_: once)
     monkeypatch.setattr(cli, "new_folder", lambda: tmp_path)
     done = CliRunner().invoke(cli.app, ["overhead", "--candidates", "1000", "--rounds", "2"])
     assert done.exit_code == exit_code, done.exception

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from perf import processor_time
-from perf.processor_time import PerAnswer, ProcessorTime
+from perf.observe import processor_time
+from perf.observe.processor_time import PerAnswer, ProcessorTime
 
 
 def process(pid, name, user, system):

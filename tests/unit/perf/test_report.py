@@ -6,14 +6,16 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pytest
 
-from perf import plots, report, slo, tables
-from perf.results import summary
+from perf import slo
+from perf.report import plots, tables
+from perf.report.page import notes, write_report
+from perf.report.results import summary
 from tests.unit.perf.conftest import stage_times
 
 
 def test_the_report_is_one_file_with_every_picture(run, tmp_path):
     verdicts = slo.judge(slo.read_slo(), summary(run))
-    page = report.write_report(run, tmp_path, verdicts).read_text()
+    page = write_report(run, tmp_path, verdicts).read_text()
     pictures = {path.stem for path in tmp_path.glob("*.png")}
     assert pictures == {
         "latency_throughput",
@@ -36,7 +38,7 @@ def test_the_report_is_one_file_with_every_picture(run, tmp_path):
 
 def test_a_report_shows_what_there_is(run, tmp_path):
     bare = run.model_copy(update={"closed": [], "open": [], "yardstick": None, "memory": [], "hit_rates": {}})
-    page = report.write_report(bare, tmp_path, []).read_text()
+    page = write_report(bare, tmp_path, []).read_text()
     assert "data:image/png" not in page
     assert not list(tmp_path.glob("*.png"))
 
@@ -67,13 +69,13 @@ def test_every_cache_has_its_bar(run):
 @pytest.mark.parametrize("change", [{"transport": "http"}, {"mode": "request_rate"}])
 def test_a_sweep_of_one_kind_has_its_curve(run, tmp_path, change):
     levels = [level.model_copy(update=change) for level in run.closed[:2]]
-    report.write_report(run.model_copy(update={"closed": levels, "open": []}), tmp_path, [])
+    write_report(run.model_copy(update={"closed": levels, "open": []}), tmp_path, [])
     assert {"latency_throughput.png", "stage_breakdown.png"} <= {path.name for path in tmp_path.glob("*.png")}
 
 
 def test_a_single_load_has_its_pictures(run, tmp_path):
     one = run.open[-1].model_copy(update={"name": "bursts 40/s"})
-    report.write_report(run.model_copy(update={"closed": [], "open": [one]}), tmp_path, [])
+    write_report(run.model_copy(update={"closed": [], "open": [one]}), tmp_path, [])
     assert {"histogram.png", "bursts.png"} <= {path.name for path in tmp_path.glob("*.png")}
 
 
@@ -81,4 +83,4 @@ def test_a_single_load_has_its_pictures(run, tmp_path):
 def test_priorities_that_nobody_tells_apart_are_no_result(run, levels, told):
     bulk = run.open[0].model_copy(update={"by_class": {"bulk": run.open[0].latency}})
     mixed = run.model_copy(update={"open": [bulk], "priority_levels": levels})
-    assert any("tells priorities apart" in note for note in report.notes(mixed)) is told
+    assert any("tells priorities apart" in note for note in notes(mixed)) is told

@@ -5,8 +5,9 @@ import re
 
 import pytest
 
-from perf import report, results
-from perf.results import config_hash, last_line, latest_run, load_run, summary
+from perf.report import results
+from perf.report.page import notes
+from perf.report.results import config_hash, last_line, latest_run, load_run, summary
 from stages.contract import STAGES
 from stages.errors import ConfigError
 from tests.unit.perf.conftest import stage_times
@@ -73,23 +74,23 @@ def test_a_single_load_is_what_its_summary_tells(run):
 
 def test_ratios_of_unequal_answers_are_no_result(run):
     assert summary(run)["answers_equal"]
-    assert not any("do not count" in note for note in report.notes(run))
+    assert not any("do not count" in note for note in notes(run))
     other = run.yardstick.model_copy(update={"differing_answers": "2 of 256 id lists differ"})
     differing = run.model_copy(update={"yardstick": other})
     assert not summary(differing)["answers_equal"]
-    assert any("(2 of 256 id lists differ): the ratios between them do not count" in note for note in report.notes(differing))
+    assert any("(2 of 256 id lists differ): the ratios between them do not count" in note for note in notes(differing))
 
 
 def test_answers_under_load_count_too(run):
-    assert not any("compared" in note for note in report.notes(run))
+    assert not any("compared" in note for note in notes(run))
     loads = [load.model_copy(update={"compared": 100}) for load in run.open]
     equal = run.model_copy(update={"open": loads, "yardstick": None})
     assert summary(equal)["answers_equal"]
-    assert any(f"{100 * len(loads)} answers under load were compared" in note for note in report.notes(equal))
+    assert any(f"{100 * len(loads)} answers under load were compared" in note for note in notes(equal))
     loads[1] = loads[1].model_copy(update={"differing_answers": "1 of 100 id lists differ"})
     differing = equal.model_copy(update={"open": loads})
     assert not summary(differing)["answers_equal"]
-    assert any("(a <label>, poisson 50 %: 1 of 100 id lists differ)" in note for note in report.notes(differing))
+    assert any("(a <label>, poisson 50 %: 1 of 100 id lists differ)" in note for note in notes(differing))
     unnamed = differing.model_copy(update={"label": ""})
     assert unnamed.differing_answers == "poisson 50 %: 1 of 100 id lists differ"
     nothing = run.model_copy(update={"yardstick": None})

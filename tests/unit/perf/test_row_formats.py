@@ -1,4 +1,4 @@
-"""What `python -m perf.row_formats` compares, and when it says that a bound is missed."""
+"""What `python -m perf.quality.row_formats` compares, and when it says that a bound is missed."""
 
 from dataclasses import dataclass, replace
 
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from perf.drops import Drop
-from perf.row_formats import Aucs, in_format, memory_bytes, quality_table, row_bytes, size_table, verdict_of, with_rows
+from perf.quality.drops import Drop
+from perf.quality.row_formats import Aucs, in_format, memory_bytes, quality_table, row_bytes, size_table, verdict_of, with_rows
 from stages.embeddings.config import TableConfig
 from stages.embeddings.opening import in_memory
 from stages.embeddings.row_formats import RowCodec

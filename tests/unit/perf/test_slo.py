@@ -3,7 +3,7 @@
 import pytest
 
 from perf import slo
-from perf.results import summary
+from perf.report.results import summary
 from stages.errors import ConfigError
 
 

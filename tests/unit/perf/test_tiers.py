@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from perf.open_loop import Outcome
+from perf.load.open_loop import Outcome
 from perf.tiers import feed, large, traffic
 from perf.tiers.big import cases_of, shares
 from perf.tiers.large import Side

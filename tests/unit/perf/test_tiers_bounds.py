@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from perf.tables import figure_table
+from perf.report.tables import figure_table
 from perf.tiers import __main__ as command
 from perf.tiers.bounds import OF_PART, figures_of
 from perf.tiers.native_device import BLOCK_BYTES, NativeDevice

@@ -18,8 +18,8 @@ from hyperframe.frame import (
     WindowUpdateFrame,
 )
 
-from perf.open_loop import INFER
-from perf.unary import FRAME_BYTES, WINDOW_BYTES, Answer, UnaryCalls
+from perf.load.open_loop import INFER
+from perf.load.unary import FRAME_BYTES, WINDOW_BYTES, Answer, UnaryCalls
 from stages.errors import ConfigError, ServerError
 from tests.unit.perf.grpc_server import frames_of, scripted, serving
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from perf.workload import draw, read_requests, serialised, write_analyzer_json
+from perf.load.workload import draw, read_requests, serialised, write_analyzer_json
 from stages.contract import (
     FROM_STORE,
     MISSING_INT,

@@ -18,8 +18,8 @@ from export.precision.graphs import PRODUCTS, multiply_adds, tidy, weight_bytes
 from export.precision.half import MOVING, halved
 from export.precision.int8 import quantized, weighted_products
 from export.precision.lower import lower_network, lower_networks, outputs, said
-from perf.compression import in_int8
-from perf.precision import Quality, main, verdict_of
+from perf.quality.compression import in_int8
+from perf.quality.precision import Quality, main, verdict_of
 from stages.errors import ConfigError
 from tests.unit.precision.conftest import CANDIDATES, batch_for_lists
 
@@ -194,7 +194,8 @@ def test_int8_is_written_where_the_first_places_stay():
 
 
 def test_the_comparison_of_small_networks_leaves_the_first_layer_alone(ranker, monkeypatch):
-    monkeypatch.setattr("perf.compression.TOLERATED", 0.02)  # untaught logits hardly differ: every change is large beside that
+    # untaught logits hardly differ: every change is large beside that
+    monkeypatch.setattr("perf.quality.compression.TOLERATED", 0.02)
     model, feeds = tidy(ranker[0]), ranker[1]
     int8, kept = in_int8(model, feeds)
     quantised = set(weighted_products(model)) - set(kept)
@@ -265,7 +266,7 @@ def test_a_change_comes_with_its_error_over_users():
 
 
 def test_a_data_set_that_is_not_here_is_skipped_with_its_reason(monkeypatch, capsys):
-    monkeypatch.setattr("perf.precision.DATA", ("not-here",))
+    monkeypatch.setattr("perf.quality.precision.DATA", ("not-here",))
     main()
     said = capsys.readouterr().out
     assert "skipped: " in said

@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from perf.latency import Latency
-from perf.results import Closed
-from perf.server_stats import between, read_counters
+from perf.observe.latency import Latency
+from perf.observe.server_stats import between, read_counters
+from perf.report.results import Closed
 from server.environment import perf_analyzer_env
 from stages.errors import ConfigError, ServerError
 

@@ -11,10 +11,10 @@ import time
 import numpy as np
 from pydantic import BaseModel
 
-from perf.hit_rates import Samples, read_samples
 from perf.measure import Bench
-from perf.results import Closed
-from perf.server_stats import StageTimes
+from perf.observe.hit_rates import Samples, read_samples
+from perf.observe.server_stats import StageTimes
+from perf.report.results import Closed
 from stages.contract import ENSEMBLE
 from stages.errors import ServerError
 

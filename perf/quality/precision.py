@@ -1,4 +1,4 @@
-"""What fp16 and int8 do to the recommendations: `python -m perf.precision`, or with --data and --repo for one data set.
+"""What fp16 and int8 do to the recommendations: `python -m perf.quality.precision`, or with --data and --repo for one data set.
 
 Each data set is split by time as `make eval` does it; its repository, exported from the training part, is the one that `make
 eval` leaves under .run/eval, or is exported there. The networks that an export lowers are replaced by their lowered graphs, as

@@ -1,6 +1,6 @@
 """What compiling buys: the fitted NVTabular workflow against its plan, on the same rows; and the whole preprocess stage.
 
-    .venv/bin/python -m perf.bench_preprocess [--data synthetic:small]
+    python -m perf.parts.preprocess [--data synthetic:small]
 
 `workflow` is `Workflow.transform` on a data frame that is already there; `plan` encodes the same raw columns; `stage` is the
 kernel from user ids to tensors, store and history included. The very last line of stdout is a single compact JSON document.
@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from export.dataset import load_dataset
 from export.features import Features, FeatureSettings, build_features

@@ -9,16 +9,16 @@ import numpy as np
 import rich.box
 import rich.table
 
-from perf.results import Run, summary
+from perf.report.results import Run, summary
 from perf.slo import OBJECTIVES, Verdict
 
 if TYPE_CHECKING:
     from perf.ab import Ratio
-    from perf.breakdown import Breakdown
     from perf.figure import Figure
     from perf.growth import Axis
-    from perf.memory import ProcessMemory
-    from perf.overhead import Overhead
+    from perf.observe.memory import ProcessMemory
+    from perf.overhead.breakdown import Breakdown
+    from perf.overhead.rounds import Overhead
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Hit rates of the tiers' cache policy against LRU and against the best fixed set of rows.
 
-    .venv/bin/python -m perf.bench_cache_policy [--rows 200000] [--asked 2000000] [--logs online-retail]
+    python -m perf.parts.cache_policy [--rows 200000] [--asked 2000000] [--logs online-retail]
 
 Traces: Zipf keys of four exponents, one whose popularity changes every quarter, the items of real logs in time order. With
 room for 1 % and 10 % of the rows; the second half of a trace counts. The last line of stdout is a single compact JSON document.
@@ -10,13 +10,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections import OrderedDict
-from pathlib import Path
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from stages.embeddings.memory import PrivateBlock
 from stages.embeddings.row_formats import RowCodec

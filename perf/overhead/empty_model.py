@@ -1,6 +1,6 @@
 """A model that computes nothing: every request is answered with zeros in the shapes that its config.pbtxt promises.
 
-Copied as `model.py` by `perf/empty.py`; it imports nothing of ours.
+Copied as `model.py` by `perf/overhead/empty.py`; it imports nothing of ours.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Quality against latency of smaller ranking networks: `python -m perf.compression --data online-retail`.
+"""Quality against latency of smaller ranking networks: `python -m perf.quality.compression --data online-retail`.
 
 Trains the DLRM on the training part of a data set, makes smaller ones of it, and asks all of them to rank the same candidates
 of the test users. Every network runs as it would be served: as ONNX, on ONNX Runtime's CPU kernels, one thread. Latencies are
@@ -42,8 +42,8 @@ from export.precision.lower import outputs
 from export.settings import PipelineSettings
 from perf.command import BROKEN, run
 from perf.figure import Figure
-from perf.results import last_line
-from perf.tables import figure_table
+from perf.report.results import last_line
+from perf.report.tables import figure_table
 
 MOST_USERS = 3_000  # test users, drawn at random where there are more
 BATCHES = (1, 32)
@@ -273,4 +273,4 @@ def main(data: Annotated[str, typer.Option(help="folder with a dataset.toml, or 
 
 
 if __name__ == "__main__":
-    run(app, "python -m perf.compression")
+    run(app, "python -m perf.quality.compression")

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ValidationError
 
-from perf.latency import Latency
-from perf.memory import ProcessMemory, total_mib
-from perf.server_stats import StageTimes
+from perf.observe.latency import Latency
+from perf.observe.memory import ProcessMemory, total_mib
+from perf.observe.server_stats import StageTimes
 from server.environment import PROJECT
 from server.repository import read_config
 from stages.contract import ENSEMBLE, STAGES

@@ -1,6 +1,6 @@
 """What the rules cost: one request and a full batch, each rule alone and all together.
 
-    .venv/bin/python -m perf.bench_rules [--candidates 100] [--returned 20]
+    python -m perf.parts.rules [--candidates 100] [--returned 20]
 
 The limit is for one request with every rule on. The very last line of stdout is a single compact JSON document.
 """
@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from stages.rules import Rules
 from stages.rules_config import Exploration, Pin, ProviderFloor, RulesConfig, compile_rules

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perf.figure import Figure
-from perf.memory import ProcessMemory, total_mib
+from perf.observe.memory import ProcessMemory, total_mib
 
 PAUSE_S = 0.002  # about what lies between two runs of a kernel when one client is served
 LONG_LIST = 1_000  # candidates, from which on

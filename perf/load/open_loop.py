@@ -4,7 +4,7 @@
 
 A generator that waits for answers, or falls behind and forgets it, hides exactly the delays that users would feel. So
 the instants are fixed before the clock starts, requests are made into bytes beforehand, and the generator reports its own delay
-(`send_late`) and processor time: figures hold as long as both stay small beside the server's (`perf/unary.py`).
+(`send_late`) and processor time: figures hold as long as both stay small beside the server's (`perf/load/unary.py`).
 
 One thread, which waits for the next answer or the next instant, whichever comes first (asyncio's timers are too coarse by a
 millisecond). At most MAX_IN_FLIGHT requests are in flight; what is due beyond that is dropped and counted as an error.
@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import psutil
 
-from perf.unary import UnaryCalls
+from perf.load.unary import UnaryCalls
 from stages.errors import ConfigError, ServerError
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"

@@ -1,4 +1,4 @@
-"""What narrow rows do to the ranker: `python -m perf.row_formats --repo REPO --data DATA`.
+"""What narrow rows do to the ranker: `python -m perf.quality.row_formats --repo REPO --data DATA`.
 
 REPO must be exported from the training part of DATA (`make eval` leaves such a repository under .run/eval/DATA). Its tables are
 opened in shared memory in each row format in turn, and the evaluation split is answered in process: AUC is of tables as wide
@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hps_config.tables import ROW_FORMATS
-from perf.drops import Drop, drop_of
+from perf.quality.drops import Drop, drop_of
 from stages.artifacts import stage_folder
 from stages.embeddings.config import TableConfig, TiersConfig
 from stages.embeddings.opening import in_memory

@@ -1,4 +1,4 @@
-"""What narrow cold rows do to the ranker: `python -m perf.row_widths --data DATA`.
+"""What narrow cold rows do to the ranker: `python -m perf.quality.row_widths --data DATA`.
 
 Trains the DLRM on the training part of DATA with all rows 16 wide; with 10 % of the rows of large tables that wide and the
 others narrow, widened by a learned projection; and with all rows narrow, of as many bytes. Each from several seeds: what
@@ -21,8 +21,8 @@ from export.dataset import load_dataset
 from export.models.cold_rows import ColdRows
 from export.models.save_ranker import mixed_tables, served_tables
 from export.models.train_ranker import Ranker, RankerSettings, rank_scores_of, train_ranker
-from perf.compression import Qualities, Say, Workload, qualities_of, workload_of
-from perf.drops import Drop, drop_of
+from perf.quality.compression import Qualities, Say, Workload, qualities_of, workload_of
+from perf.quality.drops import Drop, drop_of
 
 COLD_WIDTHS = (4, 2)
 

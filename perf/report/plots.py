@@ -14,9 +14,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from perf.hit_rates import TABLES
-from perf.results import HALF, MODELS, Closed, Run
-from perf.server_stats import PHASES
+from perf.observe.hit_rates import TABLES
+from perf.observe.server_stats import PHASES
+from perf.report.results import HALF, MODELS, Closed, Run
 from stages.contract import ENSEMBLE, STAGES
 
 if TYPE_CHECKING:

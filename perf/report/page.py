@@ -10,11 +10,11 @@ import jinja2
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from perf import plots, tables
-from perf.results import Run, summary
+from perf.report import plots, tables
+from perf.report.results import Run, summary
 from perf.slo import Verdict
 
-TEMPLATE = Path(__file__).with_name("report.html.j2")
+TEMPLATE = Path(__file__).with_name("page.html.j2")
 REPORT_FILE = "report.html"
 COMPARISON_FILE = "comparison.html"
 NOISY_LOAD = 0.5  # per core: above it the machine was busy with something else when the run began

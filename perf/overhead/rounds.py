@@ -25,21 +25,21 @@ from pydantic import BaseModel
 
 from export.relayout import relayout
 from export.repository.config import CONFIG_FILE, LAYOUTS
-from perf import schedule
 from perf.answers import differing_answers
-from perf.breakdown import Breakdown, as_taken, breakdown, breakdown_of_empty, median_of
-from perf.empty import empty_kernels
 from perf.figure import Figure
 from perf.full import new_bench
 from perf.in_process import InProcess
+from perf.load import schedule
+from perf.load.workload import draw
 from perf.measure import Bench, Scenario, add_open
-from perf.memory import PeakMemory, ProcessMemory
-from perf.overhead_bounds import PAUSE_S, figures_of, memory_figures
-from perf.processor_time import PerAnswer, processor_time
+from perf.observe.memory import PeakMemory, ProcessMemory
+from perf.observe.processor_time import PerAnswer, processor_time
+from perf.overhead.bounds import PAUSE_S, figures_of, memory_figures
+from perf.overhead.breakdown import Breakdown, as_taken, breakdown, breakdown_of_empty, median_of
+from perf.overhead.empty import empty_kernels
 from perf.recall import measured_recall
 from perf.target import own_server, site_of
 from perf.turns import Turns, taking_turns
-from perf.workload import draw
 from server.launcher import TritonServer
 from server.repository import read_config, write_config
 from stages.artifacts import read_stage, stage_folder
