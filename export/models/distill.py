@@ -34,7 +34,7 @@ from export.models.train_ranker import (
 )
 
 # The teacher's shares have its blend of retrieval in them.
-STUDENT = RankerSettings(width=4, bottom=(16,), top=(16,), learning_rate=4e-3, epochs=30, blends=(0.0,))
+STUDENT = RankerSettings(width=4, bottom=(16,), top=(8,), learning_rate=4e-3, epochs=30, blends=(0.0,))
 Begin = Callable[[DLRM, RankerSettings], DLRM]
 # Of the teacher's quality: a student that the validation requests show below the first, or see below the second, is not served.
 LEAST_KEPT, LEAST_SEEN = 0.99, 0.95
