@@ -29,7 +29,7 @@ from export.retrieval.effort import try_wider
 from export.retrieval.index import EFFORTS, choose_index
 from perf.figure import Figure
 from perf.load.workload import draw, read_requests
-from perf.recall import recall_figure, recorded_vectors
+from perf.recall import JUDGED_BY, WIDENED_BY, found, recall_figure, recorded_vectors
 from stages.pipeline import Pipeline
 from stages.ranking_features import HORIZONS_DAYS, VIEWS, Clock, ItemStatistics, cross_features
 from stages.search import Blocked, Neighbours, Search
@@ -80,22 +80,22 @@ def candidates_axis(repo: Path, rng: np.random.Generator) -> tuple[Axis, list[Fi
     pipeline = Pipeline.load(repo)
     rows = draw(read_requests(repo, pipeline.info.generation), CALLS, rng)
     batches = [{name: values[row : row + 1] for name, values in rows.items()} for row in range(CALLS)]
-    search, queries = pipeline.stages["retrieve"].search, recorded_vectors(pipeline, repo)
+    search = pipeline.stages["retrieve"].search
+    widened_by, judged_by = (recorded_vectors(pipeline, repo, first) for first in (WIDENED_BY, JUDGED_BY))
     calls, recalls = {}, []
     for size in CANDIDATES:
-        effort, recall = _effort(search, queries, size)
+        effort = _widened(search, widened_by, size)
         calls[size] = _of_pipeline(with_candidates(pipeline, size), batches, effort)
-        recalls.append(recall_figure(size, recall))
+        recalls.append(recall_figure(size, found(search, judged_by, size)))
     return _axis("candidates C", calls, LINEAR), recalls
 
 
-def _effort(search: Search, queries: np.ndarray, count: int) -> tuple[int, float]:
-    """-> lists to be searched for `count` answers, and the recall so; no lists where there is no index."""
+def _widened(search: Search, queries: np.ndarray, count: int) -> int:
+    """-> lists that the index searches from now on, for `count` answers; 0 where there is no index."""
     if search.index is None:
-        return 0, 1.0
+        return 0
     faiss.downcast_index(search.index).nprobe = EFFORTS[0]
-    last = try_wider(search, queries, count)[-1]
-    return last.effort, last.recall
+    return try_wider(search, queries, count)[-1].effort
 
 
 def _of_pipeline(pipeline: Pipeline, batches: list[dict[str, np.ndarray]], effort: int) -> Call:

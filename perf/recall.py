@@ -16,21 +16,28 @@ from export.retrieval.index import WANTED_RECALL
 from perf.figure import Figure
 from perf.load.workload import read_requests
 from stages.pipeline import Pipeline
+from stages.search import Search
+
+WIDENED_BY, JUDGED_BY = 0, 1  # the first of every other request: no request judges a search that it widened
 
 
 def measured_recall(repo: Path) -> Figure:
     """Of the generation that answers, at its own C. Raises ArtifactError."""
     with closing(Pipeline.load(repo)) as pipeline:
-        queries, count = recorded_vectors(pipeline, repo), pipeline.info.axes.candidates
-        search = pipeline.stages["retrieve"].search
-        return recall_figure(count, 1.0 if search.index is None else now(search, queries, count).recall)
+        search, count = pipeline.stages["retrieve"].search, pipeline.info.axes.candidates
+        return recall_figure(count, found(search, recorded_vectors(pipeline, repo, JUDGED_BY), count))
+
+
+def found(search: Search, queries: np.ndarray, count: int) -> float:
+    """Share of the `count` exact answers to queries [Q, D] that the index finds as it stands; 1 where there is none."""
+    return 1.0 if search.index is None else now(search, queries, count).recall
 
 
 def recall_figure(count: int, recall: float) -> Figure:
     return Figure(name=f"recall of exact search at C = {count:,}", values=[recall], bound=WANTED_RECALL, at_most=False)
 
 
-def recorded_vectors(pipeline: Pipeline, repo: Path) -> np.ndarray:
-    """float32 [Q, D]: user vectors of recorded requests, of others than the search was widened by."""
+def recorded_vectors(pipeline: Pipeline, repo: Path, first: int) -> np.ndarray:
+    """float32 [Q, D]: user vectors of every other recorded request; first: WIDENED_BY or JUDGED_BY."""
     stages, requests = pipeline.stages, read_requests(repo, pipeline.info.generation)
-    return user_vectors(stages["preprocess"], stages["retrieve"], every_other(requests, 1))
+    return user_vectors(stages["preprocess"], stages["retrieve"], every_other(requests, first))

@@ -3,22 +3,26 @@
     python -m perf.parts.cache_policy [--rows 200000] [--asked 2000000] [--logs online-retail]
 
 Traces: Zipf keys of four exponents, one whose popularity changes every quarter, the items of real logs in time order. With
-room for 1 % and 10 % of the rows; the second half of a trace counts. The last line of stdout is a single compact JSON document.
+room for 1 % and 10 % of the rows; the second half of a trace counts. The last line is one line of JSON.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections import OrderedDict
+from typing import Annotated
 
 import numpy as np
+import typer
 
+from perf.command import run
+from perf.report.results import last_line
 from stages.embeddings.memory import PrivateBlock
 from stages.embeddings.row_formats import RowCodec
 from stages.embeddings.slots import CachedTable
 
 KEYS_PER_REQUEST = 64
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def zipf_trace(rows: int, exponent: float, asked: int, rng: np.random.Generator) -> np.ndarray:
@@ -72,17 +76,18 @@ def best_fixed_hit_rate(trace: np.ndarray, room: int) -> float:
     return float(np.sort(counts)[::-1][:room].sum() / len(second))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=200_000)
-    parser.add_argument("--asked", type=int, default=2_000_000)
-    parser.add_argument("--logs", default="online-retail", help="comma list of bundled data sets; empty for none")
-    options = parser.parse_args()
+@app.command()
+def main(
+    rows: Annotated[int, typer.Option(help="of the synthetic traces' table", min=1_000)] = 200_000,
+    asked: Annotated[int, typer.Option(help="keys of a synthetic trace", min=10_000)] = 2_000_000,
+    logs: Annotated[str, typer.Option(help="comma list of bundled data sets; empty for none")] = "online-retail",
+) -> None:
+    """Hit rates of the tiers' cache policy, of LRU and of the best fixed set of rows."""
     rng = np.random.default_rng(0)
-    traces = {f"zipf {s}": zipf_trace(options.rows, s, options.asked, rng) for s in (0.9, 1.0, 1.1, 1.2)}
-    quarters = [zipf_trace(options.rows, 1.0, options.asked // 4, rng) for _ in range(4)]
+    traces = {f"zipf {s}": zipf_trace(rows, s, asked, rng) for s in (0.9, 1.0, 1.1, 1.2)}
+    quarters = [zipf_trace(rows, 1.0, asked // 4, rng) for _ in range(4)]
     traces["zipf 1.0, new every quarter"] = np.concatenate(quarters)
-    traces |= {name: log_trace(name) for name in options.logs.split(",") if name}
+    traces |= {name: log_trace(name) for name in logs.split(",") if name}
     results = []
     print(f"{'trace':<30}{'room':>6}{'tiers':>9}{'LRU':>9}{'best fixed':>12}")
     for name, trace in traces.items():
@@ -91,8 +96,8 @@ def main() -> None:
             rates = [round(rate(trace, room), 4) for rate in (tiers_hit_rate, lru_hit_rate, best_fixed_hit_rate)]
             results.append({"trace": name, "room": share, "tiers": rates[0], "lru": rates[1], "best_fixed": rates[2]})
             print(f"{name:<30}{share:>6.0%}{rates[0]:>9.4f}{rates[1]:>9.4f}{rates[2]:>12.4f}")
-    print(json.dumps(results, separators=(",", ":")))
+    print(last_line({"perf": "cache_policy", "hit_rates": results}))
 
 
 if __name__ == "__main__":
-    main()
+    run(app, "python -m perf.parts.cache_policy")

@@ -3,31 +3,36 @@
     python -m perf.parts.preprocess [--data synthetic:small]
 
 `workflow` is `Workflow.transform` on a data frame that is already there; `plan` encodes the same raw columns; `stage` is the
-kernel from user ids to tensors, store and history included. The very last line of stdout is a single compact JSON document.
+kernel from user ids to tensors, store and history included. Exit code 1 when the plan is less than FLOOR times faster for one
+row. The last line is one line of JSON.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 
-from export.dataset import load_dataset
+from export.dataset import Dataset, load_dataset
 from export.features import Features, FeatureSettings, build_features
 from export.features.build import training_columns
 from export.features.columns import RawColumn, frame_of, rows_of
 from export.features.workflow import fit_workflow
+from perf.command import BROKEN, run
+from perf.report.results import last_line
 from stages.artifacts import StageInfo
 from stages.contract import Axes
 from stages.preprocess import Preprocess
 
 BATCHES = (1, 32, 1024)
 FLOOR = 100.0  # times faster for one row
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def median_us(call: Callable[[], object], repeats: int) -> float:
@@ -58,11 +63,14 @@ def full_rows(columns: dict[str, RawColumn], n_rows: int) -> dict[str, RawColumn
     return {name: rows_of(column, rows) for name, column in columns.items()}
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--data", default="synthetic:users=2000,items=500,events=40000,context=1")
-    options = arguments.parse_args()
-    dataset, settings = load_dataset(options.data), FeatureSettings()
+@app.command()
+def main(
+    data: Annotated[
+        str, typer.Option(help="folder with a dataset.toml, or bundled name")
+    ] = "synthetic:users=2000,items=500,events=40000,context=1",
+) -> None:
+    """The compiled plan, and the whole stage, against the NVTabular workflow. Exit code 1 when the plan is too slow."""
+    dataset, settings = load_dataset(data), FeatureSettings()
     train = dataset.interactions
     features = build_features(dataset, train, settings)
     rows = np.flatnonzero(train["positive"].to_numpy())
@@ -71,29 +79,35 @@ def main() -> None:
         workflow = fit_workflow(features.schema.user, frame_of(columns), settings, Path(folder) / "workflow")
         stage = load_stage(features, Path(folder) / "stage")
         n_columns = len(features.user_plan.categorical) + len(features.user_plan.continuous)
-        print(f"{options.data}: {n_columns} columns, H={settings.history_length}; median microseconds per call")
+        print(f"{data}: {n_columns} columns, H={settings.history_length}; median microseconds per call")
         print(f"{'rows':>6}{'workflow':>12}{'plan':>10}{'ratio':>9}{'stage':>10}")
-        ratios, times = {}, {}
-        for batch in BATCHES:
-            sample = full_rows(columns, batch)
-            frame = frame_of(sample)
-            user_ids = np.resize(dataset.users["user_id"].to_numpy(), batch)
-            inputs = {t.name: t.filled(batch) for t in stage.info.spec.inputs if t.optional} | {"user_id": user_ids[:, None]}
-            slow = median_us(lambda frame=frame: workflow.transform(frame), 20)
-            fast = median_us(lambda sample=sample: features.user_plan(sample), 300)
-            whole = median_us(lambda inputs=inputs: stage(inputs), 300)
-            ratios[batch], times[batch] = slow / fast, {"workflow_us": slow, "plan_us": fast, "stage_us": whole}
-            print(f"{batch:>6}{slow:>12,.0f}{fast:>10,.1f}{slow / fast:>8,.0f}x{whole:>10,.1f}")
-    report = {
-        "bench": "preprocess",
-        "data": options.data,
-        "ratio": {str(batch): round(ratio, 1) for batch, ratio in ratios.items()},
-        "times": {str(batch): {name: round(us, 1) for name, us in row.items()} for batch, row in times.items()},
-        "floor": FLOOR,
-        "ok": ratios[1] >= FLOOR,
+        times_us = {batch: times_of(batch, columns, workflow, features, stage, dataset) for batch in BATCHES}
+    ratios = {batch: times["workflow"] / times["plan"] for batch, times in times_us.items()}
+    met = ratios[1] >= FLOOR
+    facts = {"ratio": {str(batch): round(ratio, 1) for batch, ratio in ratios.items()}, "floor": FLOOR, "met": met}
+    rounded = {str(batch): {name: round(us, 1) for name, us in times.items()} for batch, times in times_us.items()}
+    print(last_line({"perf": "preprocess", "data": data, **facts, "times_us": rounded}))
+    if not met:
+        raise typer.Exit(BROKEN)
+
+
+def times_of(
+    batch: int, columns: dict[str, RawColumn], workflow: Any, features: Features, stage: Preprocess, dataset: Dataset
+) -> dict[str, float]:
+    """-> µs of a call with `batch` rows, by what is called."""
+    sample = full_rows(columns, batch)
+    frame = frame_of(sample)
+    user_ids = np.resize(dataset.users["user_id"].to_numpy(), batch)
+    inputs = {t.name: t.filled(batch) for t in stage.info.spec.inputs if t.optional} | {"user_id": user_ids[:, None]}
+    times_us = {
+        "workflow": median_us(lambda: workflow.transform(frame), 20),
+        "plan": median_us(lambda: features.user_plan(sample), 300),
+        "stage": median_us(lambda: stage(inputs), 300),
     }
-    print(json.dumps(report, separators=(",", ":")))
+    slow, fast, whole = times_us.values()
+    print(f"{batch:>6}{slow:>12,.0f}{fast:>10,.1f}{slow / fast:>8,.0f}x{whole:>10,.1f}")
+    return times_us
 
 
 if __name__ == "__main__":
-    main()
+    run(app, "python -m perf.parts.preprocess")

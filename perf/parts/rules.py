@@ -2,24 +2,28 @@
 
     python -m perf.parts.rules [--candidates 100] [--returned 20]
 
-The limit is for one request with every rule on. The very last line of stdout is a single compact JSON document.
+The limit is for one request with every rule on; exit code 1 when it is missed. The last line is one line of JSON.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
 import time
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+import typer
 
+from perf.command import BROKEN, run
+from perf.report.results import last_line
 from stages.rules import Rules
 from stages.rules_config import Exploration, Pin, ProviderFloor, RulesConfig, compile_rules
 
 N_ITEMS = 20_000
 LIMIT_US = 200.0
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 RULES = {
     "diversity": {"diversity": 0.3},
@@ -67,26 +71,28 @@ def measure_us(
     return float(np.median(elapsed_ns.min(axis=1))) / 1e3, float(np.median(elapsed_ns[:, 0])) / 1e3
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--candidates", type=int, default=100, help="M, candidates per request")
-    arguments.add_argument("--returned", type=int, default=20, help="K, items served")
-    options = arguments.parse_args()
-
-    print(f"rules over M={options.candidates} candidates, K={options.returned} served; microseconds per call")
+@app.command()
+def main(
+    candidates: Annotated[int, typer.Option(help="M, candidates per request", min=2)] = 100,
+    returned: Annotated[int, typer.Option(help="K, items served", min=1)] = 20,
+) -> None:
+    """What the rules cost a request and a full batch, each alone and all together. Exit code 1 when the limit is missed."""
+    print(f"rules over M={candidates} candidates, K={returned} served; microseconds per call")
     print(f"{'rules on':<16}{'1 request':>10}{'first run':>11}{'batch of 64':>13}{'per request':>13}")
     result = {}
     for name, settings in CONFIGS.items():
         rng = np.random.default_rng(0)
-        rules = compiled(settings, options.returned, rng)
-        one, first = measure_us(rules, 1, options.candidates, options.returned, rng, n_requests=300)
-        many, _ = measure_us(rules, 64, options.candidates, options.returned, rng, n_requests=15)
+        rules = compiled(settings, returned, rng)
+        one, first = measure_us(rules, 1, candidates, returned, rng, n_requests=300)
+        many, _ = measure_us(rules, 64, candidates, returned, rng, n_requests=15)
         result[name] = {"batch_1_us": round(one, 1), "batch_1_first_us": round(first, 1), "batch_64_us": round(many, 1)}
         print(f"{name:<16}{one:>10.1f}{first:>11.1f}{many:>13.1f}{many / 64:>13.1f}")
     met = result["all"]["batch_1_us"] < LIMIT_US
     print(f"one request, all rules: {result['all']['batch_1_us']} us, limit {LIMIT_US:.0f} us: {'met' if met else 'MISSED'}")
-    print(json.dumps({"bench": "rules", "limit_us": LIMIT_US, "met": met, **result}, separators=(",", ":")))
+    print(last_line({"perf": "rules", "limit_us": LIMIT_US, "met": met, **result}))
+    if not met:
+        raise typer.Exit(BROKEN)
 
 
 if __name__ == "__main__":
-    main()
+    run(app, "python -m perf.parts.rules")

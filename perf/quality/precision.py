@@ -11,7 +11,6 @@ what TensorRT gains. The last line is one line of JSON.
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -36,8 +35,10 @@ from export.precision.graphs import weight_bytes
 from export.precision.lower import PRECISIONS, Lowered, lower_networks
 from export.precision.trial import LOWERED_STAGES, Trial, joined
 from export.settings import Settings
+from perf.command import BROKEN, run
+from perf.report.results import last_line
 from stages.contract import ENSEMBLE
-from stages.errors import RecommenderError
+from stages.errors import ConfigError, RecommenderError
 from stages.pipeline import Pipeline
 
 DATA = ("online-retail", "movielens")
@@ -48,6 +49,7 @@ BATCHES = (1, 8)
 RUNS = 60
 WIDTH = 150  # of the tables, wherever they are printed
 
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 Networks = dict[str, dict[str, Lowered]]  # precision -> stage -> network
 
@@ -205,7 +207,7 @@ def exported(dataset: Dataset, repository: Path, console: Console) -> Path:
     return repository
 
 
-def run(dataset: Dataset, repository: Path, console: Console) -> dict[str, object]:
+def compare_precisions(dataset: Dataset, repository: Path, console: Console) -> dict[str, object]:
     """Print both tables -> the same as facts."""
     folders, say = stage_folders(repository), console.print
     networks = {precision: lower_networks(folders, precision, say) for precision in PRECISIONS}
@@ -215,6 +217,7 @@ def run(dataset: Dataset, repository: Path, console: Console) -> dict[str, objec
     return {"graphs": [asdict(g) for g in measured], "verdicts": [asdict(v) | {"met": v.met} for v in verdicts]}
 
 
+@app.command()
 def main(
     data: Annotated[
         str | None, typer.Option(help="folder with a dataset.toml, or bundled name; default: two real logs")
@@ -232,11 +235,15 @@ def main(
                 raise
             console.print(f"skipped: {error}")
             continue
-        facts[name] = run(dataset, repo or exported(dataset, WORK / dataset.description.name, console), console)
-    print(json.dumps({"perf": "precision", **facts}))
+        facts[name] = compare_precisions(dataset, repo or exported(dataset, WORK / dataset.description.name, console), console)
+    if not facts:
+        raise ConfigError(
+            f"None of {', '.join(DATA)} is here, so nothing was measured. Name a data set that is: --data FOLDER."
+        )
+    print(last_line({"perf": "precision", **facts}))
     if not all(verdict["met"] for fact in facts.values() for verdict in fact["verdicts"]):
-        raise typer.Exit(1)
+        raise typer.Exit(BROKEN)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(app, "python -m perf.quality.precision")

@@ -9,7 +9,6 @@ one takes, with keys and counts of use. The last line is one line of JSON; the e
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,7 +22,9 @@ from rich.console import Console
 from rich.table import Table
 
 from hps_config.tables import ROW_FORMATS
+from perf.command import BROKEN, run
 from perf.quality.drops import Drop, drop_of
+from perf.report.results import last_line
 from stages.artifacts import stage_folder
 from stages.embeddings.config import TableConfig, TiersConfig
 from stages.embeddings.opening import in_memory
@@ -38,6 +39,8 @@ EXACT = "fp32"
 SIZED_ROWS = 1_000_000  # of the tables whose bytes are compared by width
 MOST_AUC_DROP = {"fp32": 0.0, "fp16": 0.0005, "int8": 0.0005, "int4": 0.001}
 MOST_BYTES = {4: {}, 16: {"int8": 0.32, "int4": 0.20}, 128: {"int8": 0.27, "int4": 0.14}}  # of fp32's, by width
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @dataclass(frozen=True)
@@ -179,6 +182,7 @@ def size_table(verdicts: list[Verdict]) -> Table:
     return table
 
 
+@app.command()
 def main(
     repo: Annotated[Path, typer.Option(help="repository exported from the training part of the data")],
     data: Annotated[str, typer.Option(help="folder with a dataset.toml, or bundled name")] = "online-retail",
@@ -188,10 +192,10 @@ def main(
     verdicts = evaluate(repo, data, console)
     console.print(quality_table(verdicts, data))
     console.print(size_table(verdicts))
-    print(json.dumps({"perf": "row_formats", "data": data, "verdicts": [asdict(v) | {"met": v.met} for v in verdicts]}))
+    print(last_line({"perf": "row_formats", "data": data, "verdicts": [asdict(v) | {"met": v.met} for v in verdicts]}))
     if not all(verdict.met for verdict in verdicts):
-        raise typer.Exit(1)
+        raise typer.Exit(BROKEN)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(app, "python -m perf.quality.row_formats")

@@ -7,7 +7,6 @@ seeds change is part of the interval. All rank the same candidates of the test u
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated
 
@@ -21,10 +20,14 @@ from export.dataset import load_dataset
 from export.models.cold_rows import ColdRows
 from export.models.save_ranker import mixed_tables, served_tables
 from export.models.train_ranker import Ranker, RankerSettings, rank_scores_of, train_ranker
+from perf.command import run
 from perf.quality.compression import Qualities, Say, Workload, qualities_of, workload_of
 from perf.quality.drops import Drop, drop_of
+from perf.report.results import last_line
 
 COLD_WIDTHS = (4, 2)
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,7 @@ def table_of(verdicts: list[Verdict], data: str, seeds: int) -> Table:
     return table
 
 
+@app.command()
 def main(
     data: Annotated[str, typer.Option(help="folder with a dataset.toml, or bundled name")] = "online-retail",
     seeds: Annotated[int, typer.Option(min=2)] = 3,
@@ -109,8 +113,8 @@ def main(
     verdicts = measure(workload_of(load_dataset(data), say), min_examples, seeds, say)
     console.print(table_of(verdicts, data, seeds))
     report = {"perf": "row_widths", "data": data, "min_examples": min_examples, "seeds": seeds}
-    print(json.dumps(report | {"verdicts": [asdict(verdict) for verdict in verdicts]}))
+    print(last_line(report | {"verdicts": [asdict(verdict) for verdict in verdicts]}))
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(app, "python -m perf.quality.row_widths")

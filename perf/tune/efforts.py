@@ -7,7 +7,7 @@ from pathlib import Path
 import faiss
 
 from export.retrieval.effort import enough, now
-from perf.recall import recorded_vectors
+from perf.recall import JUDGED_BY, recorded_vectors
 from stages.generations import pinned_generation
 from stages.pipeline import Pipeline
 
@@ -21,7 +21,7 @@ def allowed_efforts(repository: Path) -> dict[int, float]:
     if search.index is None:
         return {}
     index = faiss.downcast_index(search.index)
-    queries = recorded_vectors(pipeline, repository)
+    queries = recorded_vectors(pipeline, repository, JUDGED_BY)
     found, current = {}, index.nprobe
     for effort in sorted({max(int(current * factor), 1) for factor in FACTORS}):
         index.nprobe = effort

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -131,7 +132,7 @@ def test_an_index_that_finds_too_little_at_the_c_that_is_measured_is_the_exit_co
     monkeypatch.setattr("perf.overhead.rounds.lay_out", lambda repo, scratch, candidates: candidates)
     trial = SimpleNamespace(recall=recall)
     monkeypatch.setattr(recall_of_index, "now", lambda search, queries, count: trial if count == 1_000 else None)
-    monkeypatch.setattr(recall_of_index, "recorded_vectors", lambda pipeline, repo: None)
+    monkeypatch.setattr(recall_of_index, "recorded_vectors", lambda pipeline, repo, first: None)
     monkeypatch.setattr(recall_of_index, "Pipeline", SimpleNamespace(load=lambda repo: UNREAD))
     monkeypatch.setattr("perf.overhead.rounds.peak_alone", lambda *_: (32, []))
     monkeypatch.setattr("perf.overhead.rounds.sides", lambda *_: contextlib.nullcontext(both))
@@ -248,6 +249,24 @@ def test_a_missed_bound_of_growth_is_the_exit_code(grow):
     assert (exit_code, document["missed"]) == (1, ["candidates C: slope of latency"])
     exit_code, document = grow(axis_of(kept, kept), recalls=(0.99, 0.97))
     assert (exit_code, document["missed"]) == (1, ["recall 1"])
+
+
+def test_no_request_judges_a_search_that_it_widened(monkeypatch):
+    asked = []
+    retrieve = SimpleNamespace(search=SimpleNamespace(index=None))
+    pipeline = SimpleNamespace(info=SimpleNamespace(generation=1), stages={"retrieve": retrieve})
+    monkeypatch.setattr(growth, "CALLS", 4)
+    monkeypatch.setattr(growth, "CANDIDATES", (100, 200))
+    monkeypatch.setattr(growth, "Pipeline", SimpleNamespace(load=lambda repo: pipeline))
+    monkeypatch.setattr(growth, "read_requests", lambda repo, generation: {"user_id": np.arange(9)})
+    monkeypatch.setattr(growth, "with_candidates", lambda pipeline, count: lambda inputs: None)
+    monkeypatch.setattr(growth, "recorded_vectors", lambda pipeline, repo, first: np.arange(9)[first::2])
+    monkeypatch.setattr(growth, "_widened", lambda search, queries, count: asked.append((count, queries.tolist())) or 0)
+    monkeypatch.setattr(growth, "found", lambda search, queries, count: asked.append((count, queries.tolist())) or 0.99)
+    _, recalls = growth.candidates_axis(Path(), np.random.default_rng(0))
+    widened_by, judged_by = [0, 2, 4, 6, 8], [1, 3, 5, 7]
+    assert asked == [(100, widened_by), (100, judged_by), (200, widened_by), (200, judged_by)]
+    assert [figure.values for figure in recalls] == [[0.99], [0.99]]
 
 
 def test_latency_counts_what_the_processor_does_not(monkeypatch):

@@ -1,0 +1,62 @@
+"""How a command of perf ends: its exit codes, and what becomes of what it started."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from server.environment import PROJECT
+
+WAITING = """
+import time
+import typer
+from perf.command import run
+
+app = typer.Typer()
+
+@app.command()
+def wait():
+    print("begun", flush=True)
+    try:
+        time.sleep(60)
+    finally:
+        print("stopped what it had started", flush=True)
+
+run(app, "wait")
+"""
+
+
+def started(*before: str) -> subprocess.Popen:
+    command = [*before, sys.executable, "-c", WAITING]
+    process = subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout.readline() == "begun\n"
+    return process
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_told_to_stop_a_command_stops_what_it_started(signum):
+    process = started()
+    process.send_signal(signum)
+    assert process.communicate(timeout=30)[0] == "stopped what it had started\n"
+    assert process.returncode == 128 + signum
+
+
+def test_under_nohup_a_command_outlives_its_terminal():
+    process = started("nohup")
+    process.send_signal(signal.SIGHUP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1)
+    process.terminate()
+    process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    "command", [("perf.quality.precision", "--data", "nowhere"), ("perf.quality.row_formats", "--repo", "nowhere")]
+)
+def test_what_people_can_mend_is_one_line(command):
+    done = subprocess.run([sys.executable, "-m", *command], cwd=PROJECT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "error: " in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
