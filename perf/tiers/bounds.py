@@ -104,6 +104,7 @@ def of_updates(result: dict[str, Any]) -> list[Figure]:
     """p99 without a bound: of a look-up of 45 us it is what the host does with its cores; `served` has the one of requests."""
     by_round = result["p99_ratio_by_round"]
     return [
+        _rows_updated("updates", result["rows_per_s_by_round"]),
         Figure(name="updates: visible in a look-up, p99 ms", values=[result["visible_p99_ms"]], bound=MOST_VISIBLE_MS),
         Figure(name="updates: p99 of a look-up over that without", values=by_round),
     ]
@@ -113,12 +114,7 @@ def of_served(result: dict[str, Any]) -> list[Figure]:
     by_round = result["p99_ratio_by_round"]
     ratios = ("updated / unread", "unread / quiet")
     return [
-        Figure(
-            name="served: rows updated a second",
-            values=result["rows_per_s_by_round"]["updated"],
-            bound=LEAST_OF_ROWS * ROWS_PER_S,
-            at_most=False,
-        ),
+        _rows_updated("served", result["rows_per_s_by_round"]["updated"]),
         Figure(name="served: visible in an answer of rank, p99 ms", values=[result["visible_p99_ms"]], bound=MOST_VISIBLE_MS),
         Figure(
             name="served: p99 of recommend, updated / quiet", values=by_round["updated / quiet"], bound=MOST_P99_UNDER_UPDATES
@@ -126,6 +122,10 @@ def of_served(result: dict[str, Any]) -> list[Figure]:
         *(Figure(name=f"served: p99 of recommend, {ratio}", values=by_round[ratio]) for ratio in ratios),
         Figure(name="served: failed requests", values=[sum(result["errors"].values())], bound=0.0),
     ]
+
+
+def _rows_updated(part: str, by_round: list[float]) -> Figure:
+    return Figure(name=f"{part}: rows updated a second", values=by_round, bound=LEAST_OF_ROWS * ROWS_PER_S, at_most=False)
 
 
 OF_PART = {

@@ -8,16 +8,17 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import numpy as np
 
 from stages.embeddings.formats.kafka import KEY_GROUPS, encode_message, kafka_partition, topic
 from stages.embeddings.formats.mixer import partition_of
-from stages.errors import DependencyError
+from stages.errors import DependencyError, ServerError
 
 ROWS_PER_S, PARTS_PER_S = 10_000, 50
 STARTED_S, STOPPED_S = 60.0, 20.0
@@ -27,17 +28,41 @@ spawn = multiprocessing.get_context("spawn")
 
 
 @contextmanager
+def beside(what: str, target: Callable[..., None], arguments: tuple, stop: Callable[[], object]) -> Iterator[BaseProcess]:
+    """A process that runs as long as the block does. ServerError when it ended before: figures without it would flatter."""
+    process = spawn.Process(target=target, args=arguments, daemon=True)
+    process.start()
+    try:
+        yield process
+        require_alive(what, process)
+    finally:
+        stop()
+        process.join(STOPPED_S)
+
+
+def require_alive(what: str, process: BaseProcess) -> None:
+    if not process.is_alive():
+        process.join()
+        raise ServerError(
+            f"{what} ended halfway, with exit code {process.exitcode}: what was measured without it does not count. "
+            "What it said stands above; start again."
+        )
+
+
+@contextmanager
 def broker() -> Iterator[tuple[str, int]]:
     """-> (host:port, process id)"""
     ours, theirs = spawn.Pipe()
     stop = spawn.Event()
-    process = spawn.Process(target=run_broker, args=(theirs, stop), daemon=True)
-    process.start()
-    try:
-        yield ours.recv(), process.pid
-    finally:
-        stop.set()
-        process.join(STOPPED_S)
+    with beside("The broker", run_broker, (theirs, stop), stop.set) as process:
+        theirs.close()  # else the broker's end would not count as closed when it dies
+        try:
+            address = ours.recv()
+        except EOFError:
+            process.join()
+            require_alive("The broker", process)
+            raise
+        yield address, process.pid
 
 
 def run_broker(address, stop) -> None:
@@ -94,14 +119,13 @@ def parts_of(published: Published, rng: np.random.Generator) -> list[Part]:
 @contextmanager
 def publisher(published: Published) -> Iterator[int]:
     """-> its process id"""
-    process = spawn.Process(target=run_publisher, args=(published,), daemon=True)
-    process.start()
-    try:
-        yield process.pid
-    finally:
+
+    def stop() -> None:
         published.stop.set()
         published.go.set()
-        process.join(STOPPED_S)
+
+    with beside("Who publishes rows", run_publisher, (published,), stop) as process:
+        yield process.pid
 
 
 def run_publisher(published: Published) -> None:

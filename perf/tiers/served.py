@@ -32,19 +32,21 @@ from perf.measure import Bench
 from perf.progress import progress
 from perf.target import own_server, site_of
 from perf.tiers import feed
-from perf.tiers.watch import Watched, run_watch, watched
+from perf.tiers.watch import NEVER_S, Watched, watched, watcher
 from perf.tune.variant import seal_again
 from server import processes
 from stages.artifacts import stage_folder
 from stages.contract import ENSEMBLE
 from stages.embeddings.config import read_config
 from stages.embeddings.tiers import CONFIG_FILE
+from stages.errors import ServerError
 
 LOAD_SHARE = 0.5  # of the peak
 PEAK_CLIENTS, WINDOW_S = (8, 16, 32), 1.5
 TURNS = ("quiet", "unread", "updated", "watched")
 RATIOS = (("updated", "unread"), ("updated", "quiet"), ("unread", "quiet"))
 SETTLED_S = 0.5  # between two turns
+IDLE_S = 4 * NEVER_S  # the last look for a row is over by then
 FOUND_S = 8.0  # the updater looks for its topics, which the first message creates
 WATCHED_TABLE, OTHER_TABLE = "item_0", "user_0"  # the largest
 
@@ -107,25 +109,14 @@ def what_is_published(brokers: str, model: str, tables: Path, watching: Watched)
 
 
 @contextmanager
-def watcher(watching: Watched) -> Iterator[None]:
-    process = feed.spawn.Process(target=run_watch, args=(watching,), daemon=True)
-    process.start()
-    try:
-        yield
-    finally:
-        watching.stop.set()
-        watching.go.set()
-        process.join(feed.STOPPED_S)
-
-
-@contextmanager
 def watched_while(watching: Watched, active: bool) -> Iterator[None]:
     if active:
         watching.go.set()
     yield
     if active:
         watching.go.clear()
-        watching.idle.wait()
+        if not watching.idle.wait(IDLE_S):
+            raise ServerError(f"Who watches for new rows does not say that it is done within {IDLE_S:g} s. Start again.")
 
 
 def publish(published: feed.Published, turn: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from perf.tiers.traffic import KEYS_PER_REQUEST, TABLE, WIDTH, latencies_us, ope
 from stages.embeddings.config import RocksConfig, TiersConfig, UpdateConfig
 from stages.embeddings.tiers import Tiers
 
+NEVER_S = 5.0
 FOUND_S = 10.0  # the updater looks for its topic, which the first message creates
 
 
@@ -45,14 +46,20 @@ def bench_updates(folder: Path, rows: int, rng: np.random.Generator, exponent: f
         serve(tiers, requests, FOUND_S, watch)
         us: dict[bool, list[np.ndarray]] = {False: [], True: []}
         watch.visible_ms.clear()
+        rows_per_s = []
         for turn in range(2 * rounds):
             updating = turn % 2 == 1
             step(f"round {turn // 2 + 1}, {'with' if updating else 'without'} updates")
             published.go.set() if updating else published.go.clear()
             serve(tiers, requests, 0.5, watch)
+            begun_s, before = time.monotonic(), published.count.value
             us[updating].append(serve(tiers, requests, seconds, watch))
+            if updating:
+                rows_per_s.append(round((published.count.value - before) / (time.monotonic() - begun_s)))
+        published.go.clear()
+        watch.until_all_seen()
         applied = tiers.metrics().tables[TABLE].updater.rows_applied
-    return _described(us, watch.visible_ms, applied, published.count.value)
+    return _described(us, watch.visible_ms, applied, published.count.value) | {"rows_per_s_by_round": rows_per_s}
 
 
 def _described(us: dict[bool, list[np.ndarray]], visible_ms: list[float], applied: int, acknowledged: int) -> dict:
@@ -95,6 +102,13 @@ class Watch:
         self.visible_ms += [1e3 * (now_s - part[2]) for part, there in zip(pending, seen, strict=True) if there]
         self._pending = [part for part, there in zip(pending, seen, strict=True) if not there]
 
+    def until_all_seen(self) -> None:
+        """Look for what is left; infinite of what never comes."""
+        until_s = time.monotonic() + NEVER_S
+        while (self._pending or not self._published.sent.empty()) and time.monotonic() < until_s:
+            self()
+        self.visible_ms += [float("inf")] * len(self._pending)
+
 
 def serve(tiers: Tiers, requests: np.ndarray, seconds: float, watch: Callable[[], None]) -> np.ndarray:
     """Latencies in µs at about half load: every request is followed by a pause as long as the median one takes."""
@@ -109,15 +123,10 @@ def serve(tiers: Tiers, requests: np.ndarray, seconds: float, watch: Callable[[]
 
 
 @contextmanager
-def updater(config: TiersConfig):
+def updater(config: TiersConfig) -> Iterator[None]:
     stop = feed.spawn.Event()
-    process = feed.spawn.Process(target=run_updater, args=(config, stop), daemon=True)
-    process.start()
-    try:
+    with feed.beside("The updater", run_updater, (config, stop), stop.set):
         yield
-    finally:
-        stop.set()
-        process.join(feed.STOPPED_S)
 
 
 def run_updater(config: TiersConfig, stop) -> None:

@@ -6,6 +6,8 @@ publish a row ─▶ acknowledged ─▶ ask `rank` again and again ─▶ the c
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import numpy as np
 import tritonclient.grpc as grpcclient
 
 from perf.load.workload import Arrays, ask, draw, stage_inputs
-from perf.tiers.feed import spawn
+from perf.tiers.feed import beside, spawn
 from stages.contract import ModelSpec, unpacked
 from stages.embeddings.publisher import Publisher
 from stages.ids import ItemIndex
@@ -65,6 +67,18 @@ def watched(bench, tables: Path, table: str, brokers: str, model: str) -> Watche
         alone[chosen],
         np.load(tables / f"{table}.npy", mmap_mode="r")[alone[chosen]],
     )
+
+
+@contextmanager
+def watcher(watched: Watched) -> Iterator[None]:
+    """The process that watches, while its `go` is set."""
+
+    def stop() -> None:
+        watched.stop.set()
+        watched.go.set()
+
+    with beside("Who watches for new rows", run_watch, (watched,), stop):
+        yield
 
 
 def run_watch(watched: Watched) -> None:

@@ -1,4 +1,4 @@
-"""A minute of updates, evictions and SIGKILLs (perf/soak_tiers.py: ten by default): no row is torn, mixed up, stale or lost."""
+"""A minute of updates, evictions and SIGKILLs (perf/tiers/soak: ten by default): no row is torn, mixed up, stale or lost."""
 
 import json
 import signal
@@ -16,7 +16,7 @@ SECONDS = 60
 
 
 def test_every_served_row_is_one_that_may_be_served_then():
-    command = [sys.executable, "perf/soak_tiers.py", "--seconds", str(SECONDS), "--instances", "2", "--rows", "5000"]
+    command = [sys.executable, "-m", "perf.tiers.soak", "--seconds", str(SECONDS), "--instances", "2", "--rows", "5000"]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=5 * SECONDS)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout.splitlines()[-1])
@@ -26,7 +26,7 @@ def test_every_served_row_is_one_that_may_be_served_then():
 
 
 def test_told_to_stop_it_ends_the_processes_that_it_started():
-    command = [sys.executable, "perf/soak_tiers.py", "--seconds", "600", "--instances", "1", "--rows", "500"]
+    command = [sys.executable, "-m", "perf.tiers.soak", "--seconds", "600", "--instances", "1", "--rows", "500"]
     soak = subprocess.Popen(command, cwd=PROJECT)
     running = psutil.Process(soak.pid)
     arena = Path("/dev/shm") / f"{ARENA_PREFIX}soak-{soak.pid}"

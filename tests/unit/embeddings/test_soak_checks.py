@@ -1,8 +1,7 @@
-"""What perf.soak_tiers counts as wrong."""
+"""What perf.tiers.soak counts as wrong."""
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
 from collections.abc import Callable
 
@@ -10,17 +9,17 @@ import numpy as np
 import pytest
 from confluent_kafka import Producer
 
-from perf.soak_tiers import (
+from perf.command import leave
+from perf.tiers.soak.checks import (
     RESTARTED_WITHIN_S,
     VISIBLE_WITHIN_S,
     WIDTH,
     Applied,
     Checker,
     Due,
-    Shared,
-    leave,
     rows_of,
 )
+from perf.tiers.soak.processes import Shared
 from stages.embeddings.ring import UpdateRing
 from stages.embeddings.row_formats import RowCodec
 
@@ -129,7 +128,7 @@ def test_versions_are_due_some_time_after_them_and_after_the_updaters_start():
 
 
 def test_wrong_rows_of_degraded_look_ups_are_counted_apart_as_well(capsys):
-    shared = Shared.of(2, ROWS, multiprocessing.get_context("spawn"))
+    shared = Shared.of(2, ROWS)
     shared.count(0, "stale", np.array([KEY, 3]), degraded=False)
     shared.count(1, "stale", np.array([KEY]), degraded=True)
     shared.count(1, "lost", np.array([], int), degraded=False)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import queue
 import threading
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from perf.load.open_loop import Outcome
-from perf.tiers import feed, large, traffic
+from perf.tiers import feed, large, traffic, updates
 from perf.tiers.big import cases_of, shares
 from perf.tiers.large import Side
 from perf.tiers.large_catalogue import TABLE, ItemRows
@@ -195,3 +196,53 @@ def test_ticks_wait_for_the_word_and_end_with_it():
     ticking.join(5)
     assert ticked == list(range(1, len(ticked) + 1))
     assert ticked
+
+
+def refuse() -> None:
+    raise SystemExit(3)
+
+
+def refuse_broker(address, stop) -> None:
+    refuse()
+
+
+def test_what_is_measured_beside_a_process_that_died_does_not_count():
+    with pytest.raises(ServerError, match="The updater ended halfway, with exit code 3"), ended_beside():
+        pass
+
+
+@contextmanager
+def ended_beside():
+    with feed.beside("The updater", refuse, (), lambda: None) as process:
+        process.join()
+        yield
+
+
+def test_a_process_that_runs_is_told_to_stop():
+    stop = feed.spawn.Event()
+    with feed.beside("The waiter", stop.wait, (), stop.set) as process:
+        assert process.is_alive()
+    assert process.exitcode == 0
+
+
+def test_a_broker_that_does_not_start_is_an_error_and_not_a_wait(monkeypatch):
+    monkeypatch.setattr(feed, "run_broker", refuse_broker)
+    with pytest.raises(ServerError, match="The broker ended halfway, with exit code 3"), feed.broker():
+        pass
+
+
+class FakeTiers:
+    """Tables whose first column is always the same."""
+
+    def lookup(self, table, keys):
+        return np.full((len(keys), 2), 3.0, np.float32)
+
+
+def test_a_part_that_never_becomes_visible_took_forever(monkeypatch):
+    monkeypatch.setattr(updates, "NEVER_S", 0.05)
+    sent = queue.Queue()
+    for number in (2, 3, 4):  # 4 is newer than what is there
+        sent.put((number, number, time.monotonic()))
+    watch = updates.Watch(FakeTiers(), SimpleNamespace(sent=sent))
+    watch.until_all_seen()
+    assert np.isfinite(watch.visible_ms).tolist() == [True, True, False]
