@@ -15,49 +15,19 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 from pydantic import BaseModel
 
 from export.repository.recorded import compare_answers
 from perf.answers import asked, first_rows
-from perf.full import new_bench
+from perf.bench import Bench, new_bench
+from perf.figure import Ratio
 from perf.load.workload import read_requests
-from perf.measure import Bench
 from perf.target import own_server, site_of
 from perf.turns import Turns, taking_turns
 from server.environment import PROJECT
 from server.repository import read_repository
 from stages.contract import ENSEMBLE
 from stages.errors import ConfigError, ExportError
-
-
-class Ratio(BaseModel, frozen=True):
-    """B / A of one metric, by round."""
-
-    metric: str
-    a: list[float]
-    b: list[float]
-
-    @property
-    def by_round(self) -> np.ndarray:
-        return np.divide(self.b, self.a)
-
-    @property
-    def median(self) -> float:
-        return float(np.median(self.by_round))
-
-    @property
-    def low(self) -> float:
-        return float(self.by_round.min())
-
-    @property
-    def high(self) -> float:
-        return float(self.by_round.max())
-
-    @property
-    def certain(self) -> bool:
-        """Every round says the same: all above 1 or all below."""
-        return self.low > 1.0 or self.high < 1.0
 
 
 class Comparison(BaseModel, frozen=True):

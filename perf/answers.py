@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import tritonclient.grpc as grpcclient
 from google.protobuf.message import DecodeError
@@ -13,17 +15,33 @@ from perf.load.workload import Arrays, ask, read_recorded_of, serialised
 from perf.target import Site
 from server.updaters import has_update_source
 from stages.contract import ModelSpec
+from stages.errors import ConfigError
+from stages.generations import pinned_generation
 
 COMPARED_ROWS = 256
 AT_ONCE = 64  # the largest batch: more of them would only wait
 
 
+def comparable(repo: Path, generation: int) -> bool:
+    """Are the recorded answers those that a server must give? Not where rows are updated while they are served."""
+    return not has_update_source(repo, generation)
+
+
+def require_comparable(repo: Path) -> None:
+    """ConfigError for a repository whose answers cannot be compared: of what is measured then, no ratio would count."""
+    if not comparable(repo, pinned_generation(repo)):
+        raise ConfigError(
+            f"The rows of {repo} are updated while they are served, so its answers are not the recorded ones, and ratios count "
+            "only for equal answers. Export one without [tables] brokers, and measure that."
+        )
+
+
 def differing_answers(site: Site, recommend: ModelSpec) -> str:
     """-> "" when the server answers as the export's process did, else what differs.
 
-    Nothing is compared, and nothing differs, where rows are updated while they are served.
+    Nothing does where they are not `comparable`.
     """
-    if has_update_source(site.repo, site.generation):
+    if not comparable(site.repo, site.generation):
         return ""
     difference = differing_from(site.grpc_url, recommend, read_recorded_of(site.repo, site.generation))
     return difference and f"{site.repo.name}: {difference}"

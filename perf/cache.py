@@ -16,7 +16,6 @@ answer differs.
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import subprocess
 import tempfile
@@ -39,9 +38,11 @@ from clients.cache.base import Cache, Entry
 from clients.cache.entries import DIGEST_BYTES, Key
 from clients.cache.warm import clusters_of, in_turns, users_of
 from clients.models import Recommendations
-from perf.command import run
+from perf.command import BROKEN, run
 from perf.observe.latency import Latency
+from perf.report.results import last_line
 from perf.target import own_server
+from server.launcher import TritonServer
 from server.ports import free_ports
 from server.repository import read_config, read_repository, write_config
 from stages.contract import ENSEMBLE
@@ -245,28 +246,39 @@ def cache_hits(url: str) -> int:
 def timed(
     readings: dict[str, Stretch], strangers: list[int], repo: Path, rounds: int, say: Callable[[str], None]
 ) -> dict[str, dict[str, dict]]:
-    """-> reading -> way -> figures. Each reading in `rounds` consecutive parts, asked in every way before the next begins."""
+    """-> reading -> way -> figures, each reading in `rounds` consecutive parts."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="perf-cache-")))
         say("two servers and a Redis")
         plain = stack.enter_context(own_server(repo)).grpc_url
-        cached_server = own_server(with_response_cache(repo, folder))
-        cached_server.cache_bytes = CACHE_MIB << 20
-        cached = stack.enter_context(cached_server).grpc_url
-        redis_url = stack.enter_context(own_redis(folder))
+        redis_url, cached_repo = stack.enter_context(own_redis(folder)), with_response_cache(repo, folder)
         results = {}
         for reading, stretch in readings.items():
-            ways = [stack.enter_context(way) for way in ways_of(plain, cached, redis_url, reading)]
-            for way in ways:
-                way.warm_up(strangers)
-            before = cache_hits(cached)
-            for number, part in enumerate(stretch.parts(rounds)):
-                say(f"time, {reading}, round {number + 1} of {rounds}")
-                for way in ways[number % len(ways) :] + ways[: number % len(ways)]:
-                    way.ask(part)
-            hits = cache_hits(cached) - before
-            results[reading] = {way.name: result_of(way, ways[0], hits) for way in ways}
+            with contextlib.ExitStack() as of_reading:
+                cached = of_reading.enter_context(caching_server(cached_repo)).grpc_url
+                ways = [of_reading.enter_context(way) for way in ways_of(plain, cached, redis_url, reading)]
+                for way in ways:
+                    way.warm_up(strangers)
+                before = cache_hits(cached)
+                ask_in_turns(ways, stretch.parts(rounds), lambda number, of=reading: say(f"time, {of}, round {number}"))
+                hits = cache_hits(cached) - before
+                results[reading] = {way.name: result_of(way, ways[0], hits) for way in ways}
         return results
+
+
+def caching_server(repo: Path) -> TritonServer:
+    """One for each reading: what Triton keeps has no end, and the next reading would be answered from it."""
+    server = own_server(repo)
+    server.cache_bytes = CACHE_MIB << 20
+    return server
+
+
+def ask_in_turns(ways: list[Way], parts: list[Stretch], say: Callable[[int], None]) -> None:
+    """Each part of the log in every way, before the next begins; who goes first changes."""
+    for number, part in enumerate(parts):
+        say(number + 1)
+        for way in ways[number % len(ways) :] + ways[: number % len(ways)]:
+            way.ask(part)
 
 
 def ways_of(plain: str, cached: str, redis_url: str, reading: str) -> list[Way]:
@@ -326,9 +338,9 @@ def main(
     console.print(hit_table(rates, stretch), *(time_table(*item) for item in results.items()), sep="\n")
     shares = ", ".join(f"{name} {rate:.1%}" for name, rate in warmed.items())
     console.print(f"visits of the first day that {WARM_USERS} users asked for beforehand make hits: {shares}")
-    print(json.dumps({"perf": "cache", "data": data, "hit_rates": rates, "warmed": warmed, "times": results}))
+    print(last_line({"perf": "cache", "data": data, "hit_rates": rates, "warmed": warmed, "times": results}))
     if any(row["differing_answers"] for reading in results.values() for row in reading.values()):
-        raise typer.Exit(1)
+        raise typer.Exit(BROKEN)
 
 
 if __name__ == "__main__":

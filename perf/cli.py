@@ -15,6 +15,7 @@ from rich.console import Console
 from perf import ab as ab_mode
 from perf import full, measure, slo
 from perf import growth as growth_mode
+from perf.bench import SEED, new_bench, watched
 from perf.command import BROKEN, run
 from perf.load import schedule
 from perf.load.open_loop import PARTS
@@ -56,7 +57,7 @@ def main_run(
         return
     bounds = slo.read_slo(slo_file)
     with serve(url, repo) as site:
-        bench = full.new_bench(site, label)
+        bench = new_bench(site, label)
         full.measure_all(bench, window_s=window_s, rounds=rounds)
     _finish(bench.run, bench.folder, bounds)
 
@@ -83,9 +84,9 @@ def sweep(
     """perf_analyzer over one model: a level per number of clients, or per request rate."""
     mode, levels = ("request_rate", _numbers(rates)) if rates else ("concurrency", _numbers(clients))
     with serve(url, repo) as site:
-        bench = full.new_bench(site, label)
+        bench = new_bench(site, label)
         _require_model(model, bench.stages)
-        with full.watched(bench), progress(len(levels)) as step:
+        with watched(bench), progress(len(levels)) as step:
             for level in levels:
                 step(f"{model}, {transport}, {level:g}")
                 bench.add_closed(model, transport, mode, level, window_s)
@@ -115,8 +116,8 @@ def load(
         in_burst=schedule.in_burst if arrivals == "bursts" else None,
     )
     with serve(url, repo) as site:
-        bench = full.new_bench(site, label)
-        with full.watched(bench), progress(PARTS) as step:
+        bench = new_bench(site, label)
+        with watched(bench), progress(PARTS) as step:
             measure.add_open(bench, scenario, lambda part: step(f"{scenario.name}, {(part - 1) / PARTS:.0%} sent"))
     _finish(bench.run, bench.folder, {})
 
@@ -199,7 +200,7 @@ def growth(repo: Repo = Path("model_repository")) -> None:
 
     Exit code 1 when a slope is above its bound, or the index finds too little at a C.
     """
-    folder, rng, machine = new_folder(), np.random.default_rng(full.SEED), circumstances()
+    folder, rng, machine = new_folder(), np.random.default_rng(SEED), circumstances()
     with progress(2 + len(growth_mode.CATALOGUES)) as step:
         step("C of the published pipeline")
         candidates, recall = growth_mode.candidates_axis(repo, rng)

@@ -1,4 +1,4 @@
-"""A measured figure beside its bound."""
+"""A measured figure beside its bound, and two of them as a ratio."""
 
 from __future__ import annotations
 
@@ -36,3 +36,32 @@ class Figure(BaseModel, frozen=True):
         if self.least is not None:
             return f"{self.least:g} to {self.bound:g}"
         return f"{'at most' if self.at_most else 'at least'} {self.bound:g}"
+
+
+class Ratio(BaseModel, frozen=True):
+    """B / A of one metric, by round."""
+
+    metric: str
+    a: list[float]
+    b: list[float]
+
+    @property
+    def by_round(self) -> np.ndarray:
+        return np.divide(self.b, self.a)
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.by_round))
+
+    @property
+    def low(self) -> float:
+        return float(self.by_round.min())
+
+    @property
+    def high(self) -> float:
+        return float(self.by_round.max())
+
+    @property
+    def certain(self) -> bool:
+        """Every round says the same: all above 1 or all below."""
+        return self.low > 1.0 or self.high < 1.0

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
-from pathlib import Path
+from collections.abc import Callable
 
-import numpy as np
-
-from export.repository.config import CONFIG_FILE, layout_of
 from perf import measure
+from perf.bench import PEAK_CLIENTS, Bench, watched
 from perf.load.open_loop import floor_ns
-from perf.measure import Bench
-from perf.observe.hit_rates import hit_rates, read_samples
 from perf.observe.latency import Latency
-from perf.observe.memory import PeakMemory
 from perf.progress import progress
-from perf.report.results import Closed, Machine, Run, commit_of, config_hash, new_folder, priority_levels
-from perf.target import Site
-from server.repository import read_config
+from perf.report.results import Closed
 from stages.contract import ENSEMBLE
 
-CLIENTS = (1, 2, 4, 8, 16, 32, 64)
+CLIENTS = (1, 2, 4, *PEAK_CLIENTS)
 OTHER_TRANSPORTS = ("http", "grpc+shm")
 FEW_CLIENTS = (1, 8, 32)  # over these
 STAGE_CLIENTS = (1, 16)
@@ -31,25 +21,8 @@ RATE_SHARES = (0.25, 0.5, 0.75, 0.9)  # of the peak
 WINDOW_S = 1.5  # of perf_analyzer, three per level
 LOAD_S = 6.0
 ROUNDS = 5  # of the yardstick
-SEED = 20260101
 
 Step = Callable[[str], None]
-
-
-def new_bench(site: Site, label: str, folder: Path | None = None) -> Bench:
-    run = Run(
-        started=datetime.now(UTC).isoformat(timespec="seconds"),
-        label=label,
-        url=site.grpc_url,
-        repo=str(site.repo),
-        generation=site.generation,
-        commit=commit_of(),
-        config_hash=config_hash(site.repo),
-        machine=Machine.here(),
-        layout=layout_of(read_config(site.repo / ENSEMBLE / CONFIG_FILE)),
-        priority_levels=priority_levels(site.repo),
-    )
-    return Bench(site, run, folder or new_folder(), np.random.default_rng(SEED))
 
 
 def measure_all(bench: Bench, window_s: float = WINDOW_S, load_s: float = LOAD_S, rounds: int = ROUNDS) -> None:
@@ -98,15 +71,3 @@ def sweep_stage(bench: Bench, stage: str, window_s: float, step: Step) -> None:
         bench.add_closed(stage, transport, "concurrency", STAGE_CLIENTS[-1], window_s)
     step(f"{stage}, half of its peak by perf_analyzer")
     bench.add_closed(stage, "grpc", "request_rate", round(best.achieved_rate / 2), window_s)
-
-
-@contextlib.contextmanager
-def watched(bench: Bench) -> Iterator[None]:
-    """Memory peak and cache hit rates of what happens inside go into the run."""
-    before = read_samples(bench.site.metrics_url)
-    with PeakMemory(bench.site.tag) as memory:
-        yield
-    bench.clear_inputs()
-    bench.run.memory = memory.peak
-    bench.run.hit_rates = hit_rates(before, read_samples(bench.site.metrics_url))
-    bench.save()

@@ -2,103 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from perf.answers import differing_answers, differing_messages
+from perf.bench import ROWS, Bench
 from perf.in_process import InProcess
-from perf.load import analyzer, schedule
+from perf.load import schedule
 from perf.load.open_loop import Outcome, run_load
-from perf.load.workload import Arrays, draw, read_recorded_of, read_specs, serialised, stage_inputs, write_analyzer_json
+from perf.load.workload import Arrays, draw, serialised
 from perf.observe.latency import Latency
 from perf.observe.server_stats import between, read_counters
-from perf.report.results import Closed, Open, Run, Yardstick
-from perf.target import Site
-from server.updaters import has_update_source
-from stages.contract import ENSEMBLE, STAGES
+from perf.report.results import Open, Yardstick
+from stages.contract import ENSEMBLE
 
-ROWS = 1_000  # of input data: perf_analyzer starts over at its end
 INTERACTIVE, BULK = 1, 2  # priority levels
 BURST_SHARE = 0.2  # of the peak, between bursts: ten times this is twice what the server can do
-
-
-@dataclass
-class Bench:
-    """One server, its requests, and the run that is being written into `folder`.
-
-    answers: the recorded ones, [R, *dims]; none where rows are updated while they are served
-    """
-
-    site: Site
-    run: Run
-    folder: Path
-    rng: np.random.Generator
-
-    def __post_init__(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.specs = read_specs(self.site.repo, self.site.generation)
-        recorded = read_recorded_of(self.site.repo, self.site.generation)
-        self.requests = recorded.inputs
-        self.answers = {} if has_update_source(self.site.repo, self.site.generation) else recorded.outputs
-        self._numbers = itertools.count()  # of raw files
-        self._drawn: Arrays | None = None
-        self._of_stages: dict[str, Arrays] = {}
-
-    @property
-    def stages(self) -> tuple[str, ...]:
-        """Stages that can be asked on their own: none in the fused layout."""
-        return tuple(name for name in STAGES if (self.site.repo / name).is_dir())
-
-    def raw_name(self, what: str) -> str:
-        """A file of its own for each measurement: the same level may be measured again."""
-        return f"{next(self._numbers):03d}-{what}.npz"
-
-    def save(self) -> None:
-        self.run.save(self.folder)
-
-    def closed(self, model: str, transport: str, mode: str, value: float, window_s: float) -> Closed:
-        """One perf_analyzer level; -> it, not yet part of the run."""
-        raw = self.folder / self.raw_name(f"{model}-{transport}-{mode}-{value:g}")
-        target = analyzer.Target(
-            model=model,
-            grpc_url=self.site.grpc_url,
-            http_url=self.site.http_url,
-            input_data=self._input_data(model),
-            transport=transport,
-            model_version="" if model == ENSEMBLE else str(self.site.generation),
-        )
-        return analyzer.measure(target, mode, value, window_s, raw)
-
-    def add_closed(self, model: str, transport: str, mode: str, value: float, window_s: float) -> Closed:
-        level = self.closed(model, transport, mode, value, window_s)
-        self.run.closed.append(level)
-        self.save()
-        return level
-
-    def clear_inputs(self) -> None:
-        """Remove perf_analyzer's input files: megabytes that a seed gives again."""
-        for path in self.folder.glob("input-*.json"):
-            path.unlink()
-
-    def _input_data(self, model: str) -> Path:
-        path = self.folder / f"input-{model}.json"
-        if not path.exists():
-            write_analyzer_json(path, self.specs[model], self._rows(model))
-        return path
-
-    def _rows(self, model: str) -> Arrays:
-        if self._drawn is None:
-            self._drawn = draw(self.requests, ROWS, self.rng)
-        if model == ENSEMBLE:
-            return self._drawn
-        if not self._of_stages:
-            self._of_stages = stage_inputs(self.site.grpc_url, self.specs, self.site.generation, self._drawn)
-        return self._of_stages[model]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from export.build import build_repository
 from export.dataset import Dataset, load_dataset
 from export.relayout import relayout
 from export.settings import PipelineSettings, Settings
-from perf import full
+from perf.answers import require_comparable
+from perf.bench import SEED
 from perf.command import BROKEN, run
 from perf.load.workload import draw, read_requests, read_specs
 from perf.merlin import bench, export, tables
@@ -30,6 +31,7 @@ from stages.generations import pinned_generation
 CANDIDATES = 200  # C of the reference
 FILE = "merlin.json"
 ROWS = 1_000  # requests in perf_analyzer's input
+SERVED = RUN_DIR / "merlin" / "served"  # where the repositories that are measured are made
 LAYOUTS = {bench.ENSEMBLE_LAYOUT: "ensemble", bench.FUSED_LAYOUT: "fused"}
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -44,9 +46,6 @@ def main_run(
     data: Annotated[str, typer.Option(help="data set of both")] = "synthetic:reference",
     rounds: Annotated[int, typer.Option(min=1)] = 5,
     window_s: Annotated[float, typer.Option(help="seconds of a window; perf_analyzer takes three per level")] = 1.5,
-    work: Annotated[Path, typer.Option(help="where the repositories that are measured are made")] = RUN_DIR
-    / "merlin"
-    / "served",
 ) -> None:
     """merlin-systems 23.8 and ours on the same tritonserver, users and client, interleaved.
 
@@ -56,11 +55,12 @@ def main_run(
     dataset = load_dataset(data)
     if not repo.exists():
         build_repository(dataset, repo, Settings(pipeline=PipelineSettings(candidates=CANDIDATES)), console)
-    shutil.rmtree(work, ignore_errors=True)
+    require_comparable(repo)
+    shutil.rmtree(SERVED, ignore_errors=True)
     generation = pinned_generation(repo)
     spec = read_specs(repo, generation)[ENSEMBLE]
-    user_ids = drawn_users(read_requests(repo, generation)["user_id"], dataset, np.random.default_rng(full.SEED))
-    repositories = make_repositories(repo, dataset, work)
+    user_ids = drawn_users(read_requests(repo, generation)["user_id"], dataset, np.random.default_rng(SEED))
+    repositories = make_repositories(repo, dataset, SERVED)
     with (
         progress(len(repositories) * (rounds + 1)) as step,
         bench.contenders(repositories, spec, user_ids, window_s) as served,
@@ -93,7 +93,7 @@ def make_repositories(repo: Path, dataset: Dataset, work: Path) -> dict[str, Pat
         console.print(f"{name}: laid out from {repo}")
         relayout(repo, repositories[name], layout)
     console.print("the baseline: workflows, tables, index, networks")
-    parts = export.Parts.make(work / "parts", *read_sides(dataset), CANDIDATES, np.random.default_rng(full.SEED))
+    parts = export.Parts.make(work / "parts", *read_sides(dataset), CANDIDATES, np.random.default_rng(SEED))
     for number, variant in enumerate(export.VARIANTS):
         repositories[variant.name] = work / f"variant-{number}"
         export.export_variant(parts, variant, repositories[variant.name])

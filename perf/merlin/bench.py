@@ -16,8 +16,8 @@ import tritonclient.grpc as grpcclient
 from pydantic import BaseModel
 
 from export.repository.recorded import compare_answers
-from perf.ab import Ratio
 from perf.answers import differing_answers as unlike_in_process
+from perf.figure import Ratio
 from perf.load import analyzer
 from perf.load.workload import Arrays, ask, write_analyzer_json
 from perf.merlin.export import MODEL, VARIANTS
@@ -33,7 +33,7 @@ AS_EXPORTED, HARDENED, HARDENED_TWICE, BEST = (variant.name for variant in VARIA
 SLOW = (AS_EXPORTED, HARDENED, HARDENED_TWICE)
 # Numbers of clients. An instance of the baseline takes one request at a time: twice as many clients keep it busy.
 LEVELS = {AS_EXPORTED: (2,), HARDENED: (2,), HARDENED_TWICE: (4,), BEST: (2, 4, 8)}
-LEVELS |= dict.fromkeys(OURS, (16, 32, 64, 128))
+LEVELS |= dict.fromkeys(OURS, (16, 32, 64, 128))  # of PEAK_CLIENTS those that were the best one in any run
 COMPARED_USERS = 16
 SLOW_WINDOW_S = 4.0  # of perf_analyzer: a variant that answers four requests a second needs a longer look
 

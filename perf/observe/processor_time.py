@@ -10,6 +10,7 @@ from typing import NamedTuple
 from server.processes import STUB_NAME, members
 
 PROC = Path("/proc")
+KINDS = ("tritonserver", STUB_NAME)  # updaters of tables are neither: their work is not an answer's
 
 
 class PerAnswer(NamedTuple):
@@ -37,12 +38,14 @@ class ProcessorTime:
 
 def processor_time(tag: str) -> ProcessorTime:
     """Of the server with `tag`, up to now."""
-    ran_s, waited_s = {True: 0.0, False: 0.0}, {True: 0.0, False: 0.0}
+    ran_s, waited_s = dict.fromkeys(KINDS, 0.0), dict.fromkeys(KINDS, 0.0)
     for process in members(tag):
-        is_model, times = process.name().startswith(STUB_NAME), process.cpu_times()
-        ran_s[is_model] += times.user + times.system
-        waited_s[is_model] += waited_for_a_core_s(process.pid)
-    return ProcessorTime(ran_s[False], ran_s[True], waited_s[False], waited_s[True])
+        kind = next((kind for kind in KINDS if process.name().startswith(kind)), None)
+        if kind:
+            times = process.cpu_times()
+            ran_s[kind] += times.user + times.system
+            waited_s[kind] += waited_for_a_core_s(process.pid)
+    return ProcessorTime(*(ran_s[kind] for kind in KINDS), *(waited_s[kind] for kind in KINDS))
 
 
 def waited_for_a_core_s(pid: int) -> float:

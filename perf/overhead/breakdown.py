@@ -11,7 +11,7 @@ import time
 import numpy as np
 from pydantic import BaseModel
 
-from perf.measure import Bench
+from perf.bench import Bench
 from perf.observe.hit_rates import Samples, read_samples
 from perf.observe.server_stats import StageTimes
 from perf.report.results import Closed

@@ -25,13 +25,13 @@ from pydantic import BaseModel
 
 from export.relayout import relayout
 from export.repository.config import CONFIG_FILE, LAYOUTS
-from perf.answers import differing_answers
+from perf.answers import differing_answers, require_comparable
+from perf.bench import PEAK_CLIENTS, Bench, new_bench
 from perf.figure import Figure
-from perf.full import new_bench
 from perf.in_process import InProcess
 from perf.load import schedule
 from perf.load.workload import draw
-from perf.measure import Bench, Scenario, add_open
+from perf.measure import Scenario, add_open
 from perf.observe.memory import PeakMemory, ProcessMemory
 from perf.observe.processor_time import PerAnswer, processor_time
 from perf.overhead.bounds import PAUSE_S, figures_of, memory_figures
@@ -48,7 +48,6 @@ from stages.errors import ServerError
 
 UNBATCHED, EMPTY = "-unbatched", "-empty"  # kinds of a layout's copies
 MANY_CLIENTS = 32
-PEAK_CLIENTS = (8, 16, 32, 64, 128, 256)  # the peak is the best of these
 OPEN_S = 5.0
 ROWS = 1_000
 
@@ -91,6 +90,7 @@ def measure_overhead(
 
     Each round is written to `<folder>/rounds.jsonl` when it is done: a run that is cut off has not been for nothing.
     """
+    require_comparable(repo)
     step("laying the repository out")
     c = lay_out(repo, scratch, candidates)
     recall = measured_recall(scratch / "fused")  # before there is a server that could be disturbed

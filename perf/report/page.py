@@ -100,6 +100,8 @@ def notes(run: Run) -> list[str]:
         )
     elif run.compared_under_load:
         found.append(f"{run.compared_under_load:,} answers under load were compared: each is the one computed in process.")
+    elif not run.comparable:
+        found.append("No answer was compared with one computed in process: rows are updated here while they are served.")
     if run.priority_levels < 2 and any("bulk" in load.by_class for load in run.open):
         found.append(
             "No model here tells priorities apart (`priority_levels`): interactive and bulk requests were served alike."

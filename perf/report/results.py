@@ -118,6 +118,7 @@ class Run(BaseModel):
     config_hash: str  # of every config.pbtxt of the repository
     machine: Machine
     layout: str = ""  # "" in runs from before it was noted
+    comparable: bool = True  # False: rows are updated while they are served, so answers are not the recorded ones
     priority_levels: int = 0  # of the model that has most of them; below 2 all requests are served alike
     floor_p50_ms: float | None = None  # a call that does nothing (ServerLive), one client: what gRPC alone costs this client
     closed: list[Closed] = []
@@ -145,6 +146,10 @@ class Run(BaseModel):
         """Empty when every answer that was compared, alone and under load, is the one computed in process."""
         alone = self.yardstick.differing_answers if self.yardstick else ""
         return "; ".join(filter(None, [alone, self.differing_under_load]))
+
+    @property
+    def answers_compared(self) -> bool:
+        return self.comparable and (self.yardstick is not None or self.compared_under_load > 0)
 
     @property
     def differing_under_load(self) -> str:
@@ -210,7 +215,7 @@ def summary(run: Run) -> dict[str, Any]:
             "overhead_p50_ms": run.yardstick.overhead_p50_ms,
             "throughput_share": run.yardstick.throughput_share,
         }
-    if run.yardstick or run.compared_under_load:
+    if run.answers_compared:
         facts["answers_equal"] = not run.differing_answers
     if run.memory:
         facts["memory_mib"] = total_mib(run.memory)

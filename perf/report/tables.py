@@ -13,8 +13,7 @@ from perf.report.results import Run, summary
 from perf.slo import OBJECTIVES, Verdict
 
 if TYPE_CHECKING:
-    from perf.ab import Ratio
-    from perf.figure import Figure
+    from perf.figure import Figure, Ratio
     from perf.growth import Axis
     from perf.observe.memory import ProcessMemory
     from perf.overhead.breakdown import Breakdown

@@ -19,9 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from export.relayout import relayout
-from perf.full import new_bench
+from perf.bench import Bench, new_bench
 from perf.load.open_loop import Outcome
-from perf.measure import Bench
 from perf.observe.hit_rates import read_samples
 from perf.progress import progress
 from perf.target import own_server, site_of
@@ -32,8 +31,8 @@ from perf.tiers.large_catalogue import TABLE
 from perf.tiers.ram import ram_share
 from perf.tiers.served import LOAD_SHARE, PEAK_CLIENTS, WINDOW_S, drawn, load, p99_ms_of
 from perf.tiers.traffic import settings, write_table, zipf_keys
-from perf.tune.variant import seal_again
 from perf.turns import Turns, taking_turns
+from perf.variant import seal_again
 from stages.artifacts import read_stage, stage_folder
 from stages.contract import ENSEMBLE
 from stages.embeddings.tiers import CONFIG_FILE

@@ -24,16 +24,15 @@ import psutil
 from export.relayout import relayout
 from export.settings import TableSettings
 from export.tables import PS_FILE, write_tables
-from perf.full import new_bench
+from perf.bench import Bench, new_bench
 from perf.load import schedule
 from perf.load.open_loop import Outcome, run_load
 from perf.load.workload import draw, serialised
-from perf.measure import Bench
 from perf.progress import progress
 from perf.target import own_server, site_of
 from perf.tiers import feed
 from perf.tiers.watch import NEVER_S, Watched, watched, watcher
-from perf.tune.variant import seal_again
+from perf.variant import seal_again
 from server import processes
 from stages.artifacts import stage_folder
 from stages.contract import ENSEMBLE

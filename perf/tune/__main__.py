@@ -12,7 +12,8 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from perf import full, slo
+from perf import slo
+from perf.bench import SEED
 from perf.command import run
 from perf.report.results import Machine, commit_of, last_line
 from perf.tune import report
@@ -52,7 +53,7 @@ def tune(
     stated = slo.read_slo(slo_file)
     if others := ", ".join(sorted(stated.keys() - set(MEASURED))):
         console.print(f"Not measured while settings are searched, so judge the winner by `make perf`: {others}", markup=False)
-    rng, end_s = np.random.default_rng(full.SEED), time.monotonic() + 60 * minutes
+    rng, end_s = np.random.default_rng(SEED), time.monotonic() + 60 * minutes
     evidence, efforts = out.with_suffix(".json"), allowed_efforts(repo)
     lab = Lab(repo, clients, window_s, rng)
     bounds = {key: bound.of(lab.layout) for key, bound in stated.items() if key in MEASURED}

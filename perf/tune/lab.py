@@ -13,16 +13,17 @@ import numpy as np
 
 from export.repository.config import CONFIG_FILE, layout_of
 from export.settings import Settings
-from perf.answers import differing_from
+from perf.answers import differing_answers
 from perf.load import analyzer, schedule
 from perf.load.open_loop import run_load
 from perf.load.workload import draw, read_recorded_of, read_specs, serialised, write_analyzer_json
 from perf.observe.latency import Latency
 from perf.observe.memory import read_memory, total_mib
+from perf.target import site_of
 from perf.tune.search import Metrics, Trial
 from perf.tune.space import SERVER_THREADS, Changes, with_changes
-from perf.tune.variant import make_variant, settings_of
 from perf.turns import Turns, taking_turns
+from perf.variant import make_variant, settings_of
 from server.environment import RUN_DIR
 from server.launcher import TritonServer
 from server.repository import read_config
@@ -126,7 +127,10 @@ class Lab:
             shutil.rmtree(folder.parent)
 
     def _differing_answers(self, server: TritonServer, changes: Changes) -> str:
-        """Settings must not change answers, but for the index's effort, whose recall was measured instead."""
+        """Settings must not change answers, but for the index's effort, whose recall was measured instead.
+
+        Nothing differs where answers are not `comparable`.
+        """
         if "compute.index_effort" in changes:
             return ""
-        return differing_from(server.grpc_url, self.spec, self.recorded)
+        return differing_answers(site_of(server.state), self.spec)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from perf.ab import Ratio
+from perf.figure import Ratio
 from perf.slo import Bound, judge
 from perf.tune.space import Changes
 

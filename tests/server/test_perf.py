@@ -8,6 +8,7 @@ import pytest
 
 from perf import ab, full, measure
 from perf.answers import asked
+from perf.bench import new_bench
 from perf.in_process import InProcess
 from perf.load import schedule
 from perf.load.open_loop import floor_ns
@@ -26,7 +27,7 @@ WINDOW_S = 0.3
 
 @pytest.fixture
 def bench(server, tmp_path):
-    return full.new_bench(site_of(server.state), "test", tmp_path / "run")
+    return new_bench(site_of(server.state), "test", tmp_path / "run")
 
 
 @pytest.mark.parametrize("model", [ENSEMBLE, *STAGES])
@@ -132,7 +133,7 @@ def test_memory_names_the_server_and_each_instance(bench):
 
 
 def test_a_repository_answers_like_itself(bench, tmp_path):
-    assert ab.differing_answers(bench, full.new_bench(bench.site, "again", tmp_path / "again")) == ""
+    assert ab.differing_answers(bench, new_bench(bench.site, "again", tmp_path / "again")) == ""
 
 
 def test_hit_rates_of_the_tables_are_on_the_servers_page(bench):
@@ -155,7 +156,7 @@ def test_empty_kernels_answer_zeros_through_the_same_models_and_tensors(reposito
     empty_kernels(repository, tmp_path / "empty")
     with own_server(tmp_path / "empty") as idle:
         site = replace(site_of(idle.state), repo=repository)
-        bench = full.new_bench(site, "empty", tmp_path / "run")
+        bench = new_bench(site, "empty", tmp_path / "run")
         level = bench.closed(ENSEMBLE, "grpc", "concurrency", 2, WINDOW_S)
         assert level.latency.count > 0
         assert level.stages.keys() == set(STAGES) | {ENSEMBLE}

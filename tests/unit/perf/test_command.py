@@ -17,8 +17,8 @@ app = typer.Typer()
 
 @app.command()
 def wait():
-    print("begun", flush=True)
     try:
+        print("begun", flush=True)
         time.sleep(60)
     finally:
         print("stopped what it had started", flush=True)

@@ -129,6 +129,7 @@ def test_an_index_that_finds_too_little_at_the_c_that_is_measured_is_the_exit_co
     """Every bound but the recall's is met."""
     both = SimpleNamespace(batch=8, benches={})
     once = {name: values[0] for name, values in taken(1, **WITHIN_ALL_BOUNDS).items()}
+    monkeypatch.setattr("perf.overhead.rounds.require_comparable", lambda repo: None)
     monkeypatch.setattr("perf.overhead.rounds.lay_out", lambda repo, scratch, candidates: candidates)
     trial = SimpleNamespace(recall=recall)
     monkeypatch.setattr(recall_of_index, "now", lambda search, queries, count: trial if count == 1_000 else None)
@@ -258,7 +259,7 @@ def test_no_request_judges_a_search_that_it_widened(monkeypatch):
     monkeypatch.setattr(growth, "CALLS", 4)
     monkeypatch.setattr(growth, "CANDIDATES", (100, 200))
     monkeypatch.setattr(growth, "Pipeline", SimpleNamespace(load=lambda repo: pipeline))
-    monkeypatch.setattr(growth, "read_requests", lambda repo, generation: {"user_id": np.arange(9)})
+    monkeypatch.setattr(growth, "read_requests", lambda repo, generation: {"user_id": np.arange(9)[:, None]})
     monkeypatch.setattr(growth, "with_candidates", lambda pipeline, count: lambda inputs: None)
     monkeypatch.setattr(growth, "recorded_vectors", lambda pipeline, repo, first: np.arange(9)[first::2])
     monkeypatch.setattr(growth, "_widened", lambda search, queries, count: asked.append((count, queries.tolist())) or 0)

@@ -2,9 +2,11 @@
 
 import json
 import re
+from contextlib import nullcontext
 
 import pytest
 
+from perf import answers
 from perf.report import results
 from perf.report.page import notes
 from perf.report.results import config_hash, last_line, latest_run, load_run, summary
@@ -95,6 +97,21 @@ def test_answers_under_load_count_too(run):
     assert unnamed.differing_answers == "poisson 50 %: 1 of 100 id lists differ"
     nothing = run.model_copy(update={"yardstick": None})
     assert "answers_equal" not in summary(nothing)
+
+
+def test_answers_that_were_not_compared_are_not_called_equal(run):
+    updated = run.model_copy(update={"comparable": False})
+    assert "answers_equal" not in summary(updated)
+    assert any(note.startswith("No answer was compared") for note in notes(updated))
+
+
+def test_what_compares_answers_refuses_rows_that_are_updated(tmp_path, monkeypatch):
+    monkeypatch.setattr(answers, "pinned_generation", lambda repo: 3)
+    for updated in (True, False):
+        monkeypatch.setattr(answers, "has_update_source", lambda repo, generation, updated=updated: updated)
+        refused = pytest.raises(ConfigError, match=r"are updated while they are served.*Export one without")
+        with refused if updated else nullcontext():
+            answers.require_comparable(tmp_path)
 
 
 def test_priority_levels_are_read_from_the_configs(tmp_path):

@@ -16,7 +16,7 @@ from perf.tune import report
 from perf.tune.__main__ import summary, tune
 from perf.tune.search import FINAL_TURNS, Outcome, Trial
 from perf.tune.space import SERVER_THREADS
-from perf.tune.variant import make_variant, settings_of
+from perf.variant import make_variant, settings_of
 from server.repository import read_config
 from stages.artifacts import MANIFEST_FILE, StageInfo, read_stage, sha256_of, stage_folder, verify_manifest
 from stages.contract import ENSEMBLE, STAGES, stage_specs

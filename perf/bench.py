@@ -1,0 +1,130 @@
+"""One server, the requests it is asked, and the run that is written about it: what every measurement of this room works on."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from export.repository.config import CONFIG_FILE, layout_of
+from perf.answers import comparable
+from perf.load import analyzer
+from perf.load.workload import Arrays, draw, read_recorded_of, read_specs, stage_inputs, write_analyzer_json
+from perf.observe.hit_rates import hit_rates, read_samples
+from perf.observe.memory import PeakMemory
+from perf.report.results import Closed, Machine, Run, commit_of, config_hash, new_folder, priority_levels
+from perf.target import Site
+from server.repository import read_config
+from stages.contract import ENSEMBLE, STAGES
+
+ROWS = 1_000  # of input data: perf_analyzer starts over at its end
+SEED = 20260101
+PEAK_CLIENTS = (8, 16, 32, 64, 128, 256)  # the peak is the best of these
+
+
+@dataclass
+class Bench:
+    """One server, its requests, and the run that is being written into `folder`.
+
+    answers: the recorded ones, [R, *dims]; none where they are not `comparable`
+    """
+
+    site: Site
+    run: Run
+    folder: Path
+    rng: np.random.Generator
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.specs = read_specs(self.site.repo, self.site.generation)
+        recorded = read_recorded_of(self.site.repo, self.site.generation)
+        self.requests = recorded.inputs
+        self.answers = recorded.outputs if self.run.comparable else {}
+        self._numbers = itertools.count()  # of raw files
+        self._drawn: Arrays | None = None
+        self._of_stages: dict[str, Arrays] = {}
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """Stages that can be asked on their own: none in the fused layout."""
+        return tuple(name for name in STAGES if (self.site.repo / name).is_dir())
+
+    def raw_name(self, what: str) -> str:
+        """A file of its own for each measurement: the same level may be measured again."""
+        return f"{next(self._numbers):03d}-{what}.npz"
+
+    def save(self) -> None:
+        self.run.save(self.folder)
+
+    def closed(self, model: str, transport: str, mode: str, value: float, window_s: float) -> Closed:
+        """One perf_analyzer level; -> it, not yet part of the run."""
+        raw = self.folder / self.raw_name(f"{model}-{transport}-{mode}-{value:g}")
+        target = analyzer.Target(
+            model=model,
+            grpc_url=self.site.grpc_url,
+            http_url=self.site.http_url,
+            input_data=self._input_data(model),
+            transport=transport,
+            model_version="" if model == ENSEMBLE else str(self.site.generation),
+        )
+        return analyzer.measure(target, mode, value, window_s, raw)
+
+    def add_closed(self, model: str, transport: str, mode: str, value: float, window_s: float) -> Closed:
+        level = self.closed(model, transport, mode, value, window_s)
+        self.run.closed.append(level)
+        self.save()
+        return level
+
+    def clear_inputs(self) -> None:
+        """Remove perf_analyzer's input files: megabytes that a seed gives again."""
+        for path in self.folder.glob("input-*.json"):
+            path.unlink()
+
+    def _input_data(self, model: str) -> Path:
+        path = self.folder / f"input-{model}.json"
+        if not path.exists():
+            write_analyzer_json(path, self.specs[model], self._rows(model))
+        return path
+
+    def _rows(self, model: str) -> Arrays:
+        if self._drawn is None:
+            self._drawn = draw(self.requests, ROWS, self.rng)
+        if model == ENSEMBLE:
+            return self._drawn
+        if not self._of_stages:
+            self._of_stages = stage_inputs(self.site.grpc_url, self.specs, self.site.generation, self._drawn)
+        return self._of_stages[model]
+
+
+def new_bench(site: Site, label: str, folder: Path | None = None) -> Bench:
+    run = Run(
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        label=label,
+        url=site.grpc_url,
+        repo=str(site.repo),
+        generation=site.generation,
+        commit=commit_of(),
+        config_hash=config_hash(site.repo),
+        machine=Machine.here(),
+        layout=layout_of(read_config(site.repo / ENSEMBLE / CONFIG_FILE)),
+        comparable=comparable(site.repo, site.generation),
+        priority_levels=priority_levels(site.repo),
+    )
+    return Bench(site, run, folder or new_folder(), np.random.default_rng(SEED))
+
+
+@contextlib.contextmanager
+def watched(bench: Bench) -> Iterator[None]:
+    """Memory peak and cache hit rates of what happens inside go into the run."""
+    before = read_samples(bench.site.metrics_url)
+    with PeakMemory(bench.site.tag) as memory:
+        yield
+    bench.clear_inputs()
+    bench.run.memory = memory.peak
+    bench.run.hit_rates = hit_rates(before, read_samples(bench.site.metrics_url))
+    bench.save()
