@@ -14,6 +14,16 @@ Beside both, in the same minutes on the same machine, the yardstick: the same pu
 server. Served minus in-process is what serving costs. Results are a folder perf/results/<stamp>/ with run.json, raw requests,
 report.html and PNGs; the last line on stdout is one JSON document, the one the SLO gate reads.
 
-The rooms, in the order of a measurement: load/ asks, observe/ watches the server, report/ keeps and shows it. Whole benchmarks:
-overhead/, merlin/, tiers/, tune/, quality/ (what smaller networks and rows lose), parts/ (a stage's kernel alone).
+The rooms, in the order of a measurement: load/ asks, observe/ watches the server, report/ keeps and shows it. In this folder, what
+all share:
+
+    target.py, turns.py         the server that is measured; several of them, of which one at a time runs
+    bench.py, measure.py        one server and its requests; the measurements, each of which adds to a run
+    in_process.py               the yardstick
+    answers.py, recall.py       what figures count for: equal answers, and an index that finds enough
+    figure.py, slo.py           a figure beside its bound, a ratio; the gate
+    variant.py                  a repository with other settings, made in a moment
+    cli.py, command.py          the commands, and how each ends
+    full.py, ab.py, growth.py   three of them; whole benchmarks are rooms: overhead/, merlin/, tiers/, tune/, cache/, quality/
+                                (what smaller networks and rows lose), parts/ (a stage's kernel alone)
 """

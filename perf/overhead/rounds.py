@@ -1,4 +1,4 @@
-"""What serving costs beyond the arithmetic: the same models in both layouts, and in this process, asked in turns.
+"""What serving costs beyond the arithmetic: the same models in both layouts, and without a server, asked in turns.
 
     python -m perf overhead --repo model_repository [--candidates 1000]
 
@@ -181,7 +181,7 @@ def sides(scratch: Path, folder: Path, peak_clients: dict[str, int], window_s: f
 
 
 def _differing(both: Sides) -> str:
-    """-> "" when all servers answer as the pipeline in this process does."""
+    """-> "" when all servers answer as the pipeline did in the export's process."""
     found = []
     for kind, benches in (("", both.benches), (UNBATCHED, both.unbatched)):
         for layout, bench in benches.items():

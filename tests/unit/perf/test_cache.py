@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from perf.cache import Stretch, hit_rate, read_stretch
+from perf.cache.log import Stretch, read_stretch
+from perf.cache.rates import hit_rate
 
 
 def naive(stretch: Stretch, ttl_s: float, events: bool) -> float:
