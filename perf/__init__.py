@@ -14,8 +14,8 @@ Beside both, in the same minutes on the same machine, the yardstick: the same pu
 server. Served minus in-process is what serving costs. Results are a folder perf/results/<stamp>/ with run.json, raw requests,
 report.html and PNGs; the last line on stdout is one JSON document, the one the SLO gate reads.
 
-The rooms, in the order of a measurement: load/ asks, observe/ watches the server, report/ keeps and shows it. In this folder, what
-all share:
+The rooms, in the order of a measurement: load/ asks, observe/ watches the server, report/ keeps and shows it. In this folder,
+what all share:
 
     target.py, turns.py         the server that is measured; several of them, of which one at a time runs
     bench.py, measure.py        one server and its requests; the measurements, each of which adds to a run

@@ -12,13 +12,12 @@ import numpy as np
 from pydantic import BaseModel
 
 from perf.bench import Bench
-from perf.observe.hit_rates import Samples, read_samples
+from perf.observe.hit_rates import REPORTED_AFTER_S, Samples, read_samples
 from perf.observe.server_stats import StageTimes
 from perf.report.results import Closed
 from stages.contract import ENSEMBLE
 from stages.errors import ServerError
 
-REPORTED_AFTER_S = 2.5  # the models publish their counters every second (stages/triton.py)
 KERNEL_SECONDS, KERNEL_ROWS = "recommender_kernel_seconds_total", "recommender_kernel_rows_total"  # the parser adds _total
 
 

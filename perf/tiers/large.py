@@ -21,7 +21,7 @@ import numpy as np
 from export.relayout import relayout
 from perf.bench import Bench, new_bench
 from perf.load.open_loop import Outcome
-from perf.observe.hit_rates import read_samples
+from perf.observe.hit_rates import REPORTED_AFTER_S, read_samples
 from perf.progress import progress
 from perf.target import own_server, site_of
 from perf.tiers.big import WAITS, cases_of
@@ -42,7 +42,6 @@ from stages.generations import pinned_generation
 HERE = Path(__file__).parent
 KEYS = 80_000  # requests with keys of their own
 WARM_CLIENTS, WARM_S = 8, 5.0
-REPORTED_AFTER_S = 2.5  # models tell their counts once a second
 LOADS = {"one client": "one", "half of peak": "half"}  # -> its part of a figure's name
 ROWS_ASKED, BYTES_HELD = "recommender_table_rows_total", "recommender_table_resident_bytes"
 

@@ -31,6 +31,7 @@ from perf.load.workload import draw, serialised
 from perf.progress import progress
 from perf.target import own_server, site_of
 from perf.tiers import feed
+from perf.tiers.traffic import visible_quantile_ms
 from perf.tiers.watch import NEVER_S, Watched, watched, watcher
 from perf.variant import seal_again
 from server import processes
@@ -181,8 +182,8 @@ def described(rate: float, outcomes: dict[str, list[Outcome]], visible_ms: list[
         "p99_ratio": {name: round(float(np.median(by_round)), 2) for name, by_round in ratios.items()},
         "p99_ratio_by_round": {name: np.round(by_round, 2).tolist() for name, by_round in ratios.items()},
         "visible": len(visible_ms),
-        "visible_p50_ms": round(float(np.percentile(visible_ms, 50)), 1),
-        "visible_p99_ms": round(float(np.percentile(visible_ms, 99)), 1),
+        "visible_p50_ms": visible_quantile_ms(visible_ms, 50),
+        "visible_p99_ms": visible_quantile_ms(visible_ms, 99),
         "errors": {turn: sum(sum(outcome.errors.values()) for outcome in outcomes[turn]) for turn in TURNS},
         "cores": {turn: cores.shares(turn) for turn in TURNS},
     }

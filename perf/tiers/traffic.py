@@ -23,6 +23,11 @@ WARM_KEYS, WARM_BATCH = 4_000_000, 4_096  # half as many leave 0.4 points of 50 
 WRITTEN_ROWS = 1 << 20  # at a time
 
 
+def visible_quantile_ms(visible_ms: list[float], q: float) -> float:
+    """Of times that are infinite for rows that never came: a value that was seen, nothing between two of them."""
+    return round(float(np.percentile(visible_ms, q, method="inverted_cdf")), 1)
+
+
 def write_table(folder: Path, rows: int, rng: np.random.Generator) -> str:
     """-> folder of `items.npy`, float32 [rows, 16], written once."""
     folder = folder / f"{rows}"

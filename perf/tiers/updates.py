@@ -14,7 +14,17 @@ import numpy as np
 
 from perf.progress import progress
 from perf.tiers import feed
-from perf.tiers.traffic import KEYS_PER_REQUEST, TABLE, WIDTH, latencies_us, opened, settings, write_table, zipf_keys
+from perf.tiers.traffic import (
+    KEYS_PER_REQUEST,
+    TABLE,
+    WIDTH,
+    latencies_us,
+    opened,
+    settings,
+    visible_quantile_ms,
+    write_table,
+    zipf_keys,
+)
 from stages.embeddings.config import RocksConfig, TiersConfig, UpdateConfig
 from stages.embeddings.tiers import Tiers
 
@@ -68,8 +78,8 @@ def _described(us: dict[bool, list[np.ndarray]], visible_ms: list[float], applie
     result = {
         "rows_acknowledged": acknowledged,
         "rows_applied": applied,
-        "visible_p50_ms": round(float(np.percentile(visible_ms, 50)), 1),
-        "visible_p99_ms": round(float(np.percentile(visible_ms, 99)), 1),
+        "visible_p50_ms": visible_quantile_ms(visible_ms, 50),
+        "visible_p99_ms": visible_quantile_ms(visible_ms, 99),
         "serving_p99_us": round(busy_us, 1),
         "without_updates_p99_us": round(quiet_us, 1),
         "p99_ratio": round(busy_us / quiet_us, 2),
