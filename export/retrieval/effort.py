@@ -14,6 +14,7 @@ import faiss
 import numpy as np
 
 from export.retrieval.index import EFFORTS, QUERIES, WANTED_RECALL, Trial, exact_scores, tried
+from stages.contract import FROM_STORE
 from stages.errors import ExportError
 from stages.preprocess import Preprocess
 from stages.retrieve import Retrieve
@@ -60,7 +61,7 @@ def try_wider(search: Search, queries: np.ndarray, count: int, fixed: bool = Fal
 
 
 def enough(trial: Trial, fixed: bool = False) -> bool:
-    """Surely WANTED_RECALL: a few strangers and sessions lack most, so halves of 1,000 requests differ by a point.
+    """Surely WANTED_RECALL, of other requests too: a few strangers and sessions lack most, so halves of 1,000 differ.
 
     An effort that was set is taken at its word, where these requests do not gainsay it.
     """
@@ -79,8 +80,13 @@ def exact_answers(search: Search, queries: np.ndarray, count: int) -> np.ndarray
 
 
 def every_other(requests: Arrays, first: int) -> dict[str, np.ndarray]:
-    """Requests first, first + 2, …, as many as are judged by: even ones widen the search, odd ones tell what it finds."""
-    return {name: rows[first::2][:QUERIES] for name, rows in requests.items()}
+    """Half of the requests, as many as are judged by. first: 0, the half that widens the search; 1, that tells what it finds.
+
+    Each has its half of the sessions, of whose answers the index finds least: 91 % where it finds 99 % of a usual user's.
+    """
+    by_kind = np.argsort(requests["history"][:, 0] != FROM_STORE, kind="stable")
+    rows_of_half = np.sort(by_kind[first::2])[:QUERIES]
+    return {name: rows[rows_of_half] for name, rows in requests.items()}
 
 
 def user_vectors(preprocess: Preprocess, retrieve: Retrieve, requests: Arrays) -> np.ndarray:

@@ -33,7 +33,7 @@ SAMPLES_PER_LIST = 64  # vectors that place each list's centre
 class Trial:
     """One index at one effort. cost: distances computed per query; recall: share of the exact answers found.
 
-    surely: where the 95 % interval of the recall begins, over the queries
+    surely: where the 95 % interval begins of what as many other queries of the kind will find
     """
 
     kind: str
@@ -84,7 +84,7 @@ def tried(kind: str, index: Any, effort: int, item_vectors: np.ndarray, queries:
     found = index.search(index_queries(queries), exact.shape[1])[1]
     cost = index.nlist + faiss.cvar.indexIVF_stats.ndis / len(queries)
     shares = recalls_of(true_scores(item_vectors, queries, found), exact)
-    error = shares.std() / len(shares) ** 0.5
+    error = shares.std() * (2 / len(shares)) ** 0.5  # of the difference of two such samples
     return Trial(kind, effort, float(shares.mean()), float(shares.mean() - 1.96 * error), cost)
 
 

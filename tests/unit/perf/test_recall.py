@@ -12,11 +12,12 @@ from export.retrieval.effort import now, try_wider, widen_search
 from export.retrieval.index import WANTED_RECALL, Choice
 from perf import recall
 from perf.tune import efforts
+from stages.contract import FROM_STORE
 from stages.errors import ExportError
 from stages.search import INDEX_FILE
 from tests.unit.perf.conftest import AXES, N_ITEMS
 
-REQUESTS = {"user_id": np.zeros((64, 1), np.int64)}
+REQUESTS = {"user_id": np.zeros((64, 1), np.int64), "history": np.full((64, 3), FROM_STORE)}
 
 
 class FakePipeline:
@@ -119,8 +120,13 @@ def test_a_catalogue_without_an_index_needs_no_effort(folder, pipeline):
 
 
 def test_what_the_search_is_widened_by_and_what_it_is_judged_by_have_nothing_in_common():
-    widened, judged = (effort.every_other({"user_id": np.arange(7)}, first)["user_id"].tolist() for first in (0, 1))
-    assert (widened, judged) == ([0, 2, 4, 6], [1, 3, 5])
+    history = np.full((7, 3), FROM_STORE)
+    history[[0, 2, 3, 4], 0] = 12  # sessions: each half gets two of them, wherever they stand
+    requests = {"user_id": np.arange(7), "history": history}
+    widened, judged = (effort.every_other(requests, first)["user_id"].tolist() for first in (0, 1))
+    assert sorted(widened + judged) == list(range(7))
+    assert widened == sorted(widened)
+    assert len({0, 2, 3, 4} & set(widened)) == len({0, 2, 3, 4} & set(judged)) == 2
 
 
 def test_without_an_index_everything_is_found(pipeline):

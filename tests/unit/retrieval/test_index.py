@@ -59,7 +59,7 @@ def test_the_interval_of_a_recall_is_that_of_its_queries():
     index.nprobe = 2
     shares = recalls_of(module.true_scores(vectors, queries, index.search(index_queries(queries), K)[1]), exact)
     assert narrow.recall == pytest.approx(shares.mean())
-    assert narrow.surely == pytest.approx(shares.mean() - 1.96 * shares.std() / 200**0.5)
+    assert narrow.surely == pytest.approx(shares.mean() - 1.96 * shares.std() * (2 / 200) ** 0.5)
     assert narrow.surely < narrow.recall < whole.recall == whole.surely == 1.0
 
 
