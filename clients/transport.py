@@ -6,6 +6,7 @@ and throttled, so that a struggling server is not buried under its clients' seco
 
 from __future__ import annotations
 
+import ipaddress
 import json
 from collections.abc import Sequence
 
@@ -23,8 +24,11 @@ from stages.contract import ENSEMBLE
 MAX_RECONNECT_BACKOFF_MS = 1_000  # gRPC's 2 minutes would outlast any restart of the server
 
 
-def channel_options(retries: int) -> list[tuple[str, object]]:
-    """gRPC channel arguments; retries: attempts after the first, 0 to 4 (gRPC makes five attempts at most)."""
+def channel_options(url: str, retries: int) -> list[tuple[str, object]]:
+    """gRPC channel arguments; retries: attempts after the first, 0 to 4 (gRPC makes five attempts at most).
+
+    A server of this machine is asked itself, whatever proxy the environment names.
+    """
     if isinstance(retries, bool) or not isinstance(retries, int) or not 0 <= retries <= 4:
         raise InvalidRequest(f"retries is {retries!r}; expected 0 to 4, the most that gRPC makes.")
     options: list[tuple[str, object]] = [
@@ -34,6 +38,7 @@ def channel_options(retries: int) -> list[tuple[str, object]]:
         ("grpc.min_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", MAX_RECONNECT_BACKOFF_MS),
         ("grpc.enable_retries", int(retries > 0)),
+        ("grpc.enable_http_proxy", int(not is_loopback(url))),
     ]
     if retries:
         policy = {
@@ -56,7 +61,7 @@ class GrpcTransport:
 
     def __init__(self, url: str, retries: int = 2) -> None:
         self.url = checked_url(url)
-        self._client = blocking.InferenceServerClient(url, channel_args=channel_options(retries))
+        self._client = blocking.InferenceServerClient(url, channel_args=channel_options(url, retries))
 
     def signature(self, timeout_s: float) -> Signature:
         try:
@@ -93,7 +98,7 @@ class AsyncGrpcTransport:
 
     def __init__(self, url: str, retries: int = 2) -> None:
         self.url = checked_url(url)
-        self._client = asynchronous.InferenceServerClient(url, channel_args=channel_options(retries))
+        self._client = asynchronous.InferenceServerClient(url, channel_args=channel_options(url, retries))
 
     async def signature_async(self, timeout_s: float) -> Signature:
         try:
@@ -122,6 +127,15 @@ class AsyncGrpcTransport:
 
     async def close_async(self) -> None:
         await self._client.close()
+
+
+def is_loopback(url: str) -> bool:
+    """Is host:port this machine's own, by its name or address?"""
+    host = url.rpartition(":")[0].strip("[]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # another name
+        return False
 
 
 def checked_url(url: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import tritonclient.grpc as grpcclient
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
@@ -13,6 +12,7 @@ from export.repository.recorded import Recorded, compare_answers
 from perf.load.open_loop import run_load
 from perf.load.workload import Arrays, ask, read_recorded_of, serialised
 from perf.target import Site
+from server.health import local_client
 from server.updaters import has_update_source
 from stages.contract import ModelSpec
 from stages.errors import ConfigError
@@ -72,7 +72,7 @@ def differing_at_once(url: str, recommend: ModelSpec, recorded: Recorded) -> str
 
 def asked(url: str, recommend: ModelSpec, inputs: Arrays) -> Arrays:
     """-> the server's answers to inputs [R, *dims], each [R, *dims]."""
-    with grpcclient.InferenceServerClient(url) as client:
+    with local_client(url) as client:
         return ask(client, recommend, "", inputs)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perf.load.open_loop import require_loopback
-from server.environment import RUN_DIR
+from server.environment import MEASURED_DIR, RUN_DIR
 from server.generations import served_generation
 from server.health import is_ready, model_states, not_ready
 from server.launcher import TritonServer, running_servers
@@ -45,8 +45,8 @@ def serve(url: str, repo: Path) -> Iterator[Site]:
 
 
 def own_server(repo: Path) -> TritonServer:
-    """A server on free ports that `make stop` does not know of: nobody stops it halfway through a measurement."""
-    return TritonServer(repo, run_dir=RUN_DIR / "perf")
+    """A server on free ports that no `make stop` ends halfway through a measurement; it does once that was killed."""
+    return TritonServer(repo, run_dir=MEASURED_DIR)
 
 
 def running_site(url: str, repo: Path) -> Site:

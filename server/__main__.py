@@ -8,15 +8,16 @@ from typing import Annotated
 
 import typer
 
-from server import updaters
-from server.environment import RUN_DIR
-from server.generations import activate as activate_generation
+from server import launcher
+from server.environment import MEASURED_DIR, RUN_DIR
 from server.generations import published_generations, served_generation
 from server.health import is_ready, not_ready, wait_ready
 from server.launcher import READY_TIMEOUT_S, TritonServer, clear_stale, running_servers, stop_server
+from server.lock import starting
 from server.log import explain
 from server.ports import Ports
 from server.processes import lost_stubs
+from server.repository import content_of
 from server.state import ServerState, known_servers, unreadable_states
 from stages.errors import RecommenderError, ServerError
 from stages.generations import pinned_generation
@@ -49,6 +50,11 @@ def start(
     again.
     """
     ports = Ports(grpc_port, http_port, metrics_port)
+    with starting(RUN_DIR, grpc_port):  # a second command then finds what the first one started
+        _start(repo, ports, threads, cache_mib, fixed, timeout_s)
+
+
+def _start(repo: Path, ports: Ports, threads: int | None, cache_mib: int | None, fixed: bool, timeout_s: float) -> None:
     asked = {"threads": threads, "cache_mib": cache_mib, "fixed": fixed or None}
     settings = DEFAULTS | {name: value for name, value in asked.items() if value is not None}
     running = _serving(repo, ports)
@@ -81,6 +87,10 @@ def stop(grpc_port: OneServer = None) -> None:
     for state in chosen:
         stop_server(state, RUN_DIR)
         typer.echo(f"stopped: {_line(state)}")
+    if grpc_port is None:
+        for state in clear_stale(MEASURED_DIR):
+            typer.echo(f"stopped: {_line(state)}, which a killed measurement had left")
+            chosen.append(state)
     if not chosen:
         typer.echo("nothing to stop: no server was started here" + (f" on gRPC port {grpc_port}" if grpc_port else ""))
 
@@ -129,8 +139,7 @@ def activate(generation: Annotated[int, typer.Option(help="generation to serve")
     states = [state for state in running_servers(RUN_DIR) if state.ports.grpc == grpc_port]
     if not states:
         raise ServerError(f"No server started here runs on gRPC port {grpc_port}. See `python -m server status`.")
-    before = activate_generation(states[0].grpc_url, states[0].repo, generation)
-    updaters.follow(states[0], RUN_DIR)
+    before = launcher.activate(states[0], generation, RUN_DIR)
     typer.echo(f"generation {generation} answers at {states[0].grpc_url} (before: {before})")
 
 
@@ -171,11 +180,13 @@ def _refuse_other_settings(running: ServerState, asked: dict[str, int | bool | N
 
 def _follows(state: ServerState) -> bool:
     """Move a running server to the generation its repository names by now; False, and stopped, when it cannot follow."""
-    if served_generation(state.grpc_url) not in published_generations(state.repo):
-        stop_server(state, RUN_DIR)  # two exports ago: what it serves is gone from disk, so there is no way back either
+    served, wanted = served_generation(state.grpc_url), pinned_generation(state.repo)
+    gone = served not in published_generations(state.repo)  # two exports ago: there is no way back either
+    another = state.content != content_of(state.repo, served)  # the repository was removed and made again
+    if gone or another or (state.settings.get("fixed") and served != wanted):
+        stop_server(state, RUN_DIR)
         return False
-    activate_generation(state.grpc_url, state.repo, pinned_generation(state.repo))
-    updaters.follow(state, RUN_DIR)
+    launcher.activate(state, wanted, RUN_DIR)
     return True
 
 

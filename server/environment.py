@@ -18,6 +18,7 @@ from stages.errors import ServerError
 
 PROJECT = Path(__file__).resolve().parents[1]
 RUN_DIR = PROJECT / ".run"
+MEASURED_DIR = RUN_DIR / "perf"  # of servers that a measurement starts, and stops in its end
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -107,7 +108,8 @@ def perf_analyzer_env() -> dict[str, str]:
     cudart = Path(next(iter(spec.submodule_search_locations))) / "lib"
     libraries = (cudart, *_existing(os.environ.get("LD_LIBRARY_PATH")))
     path = f"{Path(sys.prefix) / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    return os.environ | {"LD_LIBRARY_PATH": os.pathsep.join(map(str, libraries)), "PATH": path}
+    here = {"no_proxy": "localhost,127.0.0.1"}  # only servers of this machine are measured
+    return os.environ | here | {"LD_LIBRARY_PATH": os.pathsep.join(map(str, libraries)), "PATH": path}
 
 
 def _existing(library_path: str | None) -> list[str]:

@@ -27,7 +27,7 @@ from pathlib import Path
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from server.health import held_versions, model_states
+from server.health import held_versions, local_client, model_states
 from server.lock import publication_lock
 from server.repository import Model, read_repository, write_config
 from stages.contract import ENSEMBLE
@@ -81,7 +81,7 @@ def activate(grpc_url: str, repo: Path, generation: int) -> int:
                 "there. Restart the server: make stop, then make serve."
             )
         steps = [model.name for model in _pipeline(read_repository(repo)) if model.name != ENSEMBLE]
-        with grpcclient.InferenceServerClient(grpc_url) as client:
+        with local_client(grpc_url) as client:
             if old != generation:
                 _move(client, repo, steps, old, generation)
                 _wait_drained(grpc_url, old)
@@ -102,7 +102,10 @@ def _move(client: grpcclient.InferenceServerClient, repo: Path, steps: list[str]
         write_pins(repo, old)
         with contextlib.suppress(InferenceServerException):  # the first error is the one to tell
             _load(client, ENSEMBLE, *steps)
-        raise ServerError(f"The server stays at generation {old}, generation {new} does not load: {error.message()}") from error
+        raise ServerError(
+            f"The server stays at generation {old}, generation {new} does not load: {error.message()}\nThe repository names "
+            f"{old} again. To have {new} all the same: python -m export point {new} --repo {repo}, then start the server again."
+        ) from error
 
 
 def _release(client: grpcclient.InferenceServerClient, grpc_url: str, steps: list[str], generation: int) -> None:

@@ -11,12 +11,18 @@ from stages.errors import ServerError
 
 POLL_S = 0.1
 HELD_STATES = ("READY", "LOADING", "UNLOADING")
+MESSAGES_OF_ANY_SIZE = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
+
+
+def local_client(grpc_url: str) -> grpcclient.InferenceServerClient:
+    """Asks a server of this machine itself, whatever proxy the environment names."""
+    return grpcclient.InferenceServerClient(grpc_url, channel_args=[*MESSAGES_OF_ANY_SIZE, ("grpc.enable_http_proxy", 0)])
 
 
 def model_states(grpc_url: str) -> dict[tuple[str, int], tuple[str, str]] | None:
     """(model, version) -> (state, reason) as the server reports them; None while it does not answer."""
     try:
-        with grpcclient.InferenceServerClient(grpc_url) as client:
+        with local_client(grpc_url) as client:
             if not client.is_server_live(client_timeout=2):
                 return None
             index = client.get_model_repository_index(client_timeout=5)

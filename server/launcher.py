@@ -4,7 +4,8 @@
         client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
 
 `start` checks the repository, ports and memory, starts the process, and returns when every model is ready. When it does not get
-there, it stops everything it started and raises ServerError with the first failing model and what the log says about it.
+there, it stops everything it started and raises ServerError with the first failing model and what the log says about it. Who
+enters a server ends it, also when that process is killed: the next start beside it finds out.
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ from __future__ import annotations
 import secrets
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Self
 
-from server import health, log, processes, updaters
+from server import generations, health, log, processes, updaters
 from server.environment import RUN_DIR, backend_directory, find_wheel, server_env
 from server.health import held_versions
 from server.memory import check_memory
 from server.ports import Ports, check_free, free_ports, listens
-from server.repository import Model, check_backends, read_repository, refuse_unservable_path
+from server.repository import Model, check_backends, content_of, read_repository, refuse_unservable_path
 from server.state import ServerState, known_servers
 from stages.errors import ServerError
 
@@ -59,6 +61,7 @@ class TritonServer:
         self.run_dir = Path(run_dir).resolve()
         self.log_path = self.run_dir / "logs" / f"tritonserver-{self.ports.grpc}.log"
         self.state: ServerState | None = None
+        self._owner = ""
 
     @property
     def grpc_url(self) -> str:
@@ -73,6 +76,7 @@ class TritonServer:
         return f"http://localhost:{self.ports.metrics}/metrics"
 
     def start(self) -> Self:
+        """Raises ServerError; also where only the updater of its tables does not start, and then the server answers."""
         refuse_unservable_path(self.run_dir)
         models = read_repository(self.repo)
         check_backends(models)
@@ -81,14 +85,15 @@ class TritonServer:
         check_memory(models)
         process, tag = self._launch(models)
         settings = {"threads": self.threads, "cache_mib": self.cache_bytes >> 20, "fixed": self.model_control == "none"}
-        self.state = ServerState(process.pid, tag, self.repo, self.log_path, self.ports, settings)
-        self.state.save(self.run_dir)
+        facts = {"settings": settings, "content": content_of(self.repo), "owner": self._owner}
+        self.state = ServerState(process.pid, tag, self.repo, self.log_path, self.ports, **facts)
         try:
+            self.state.save(self.run_dir)
             self._wait_ready(process)
-            updaters.follow(self.state, self.run_dir)
         except BaseException:  # an interrupt leaves nothing behind either
             self.stop(timeout_s=0)  # it has accepted no request that would deserve waiting for
             raise
+        updaters.follow(self.state, self.run_dir)
         return self
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
@@ -98,7 +103,12 @@ class TritonServer:
             self.state = None
 
     def __enter__(self) -> Self:
-        return self.start()
+        self._owner = processes.identity()
+        try:
+            return self.start()
+        except BaseException:
+            self.stop(timeout_s=0)
+            raise
 
     def __exit__(self, *exc: object) -> None:
         self.stop()
@@ -142,10 +152,12 @@ class TritonServer:
     def _wait_ready(self, process: subprocess.Popen) -> None:
         deadline = time.monotonic() + self.ready_timeout_s
         dead_since = float("inf")
-        while not (health.is_ready(self.grpc_url) and listens(self.ports.metrics)):  # the metrics page opens last
+        while True:
             text = self.log_path.read_text(errors="replace")
-            if process.poll() is not None:
+            if process.poll() is not None:  # first: another server may answer at its address
                 raise ServerError(self._failed(f"ended with exit code {process.returncode}", log.explain(text)))
+            if health.is_ready(self.grpc_url) and listens(self.ports.metrics):  # the metrics page opens last
+                return
             if failure := log.first_failure(text):
                 raise ServerError(self._failed("cannot serve this repository", failure))
             if dead := processes.dead_stubs(process.pid):
@@ -188,8 +200,24 @@ def held_generations(repo: Path, run_dir: Path) -> set[int] | None:
     return held
 
 
-def clear_stale(run_dir: Path) -> None:
-    """Clear up after servers that did not end by `stop` (killed, machine went down): stubs, shared memory, state file."""
-    for state in known_servers(run_dir):
-        if not processes.is_running(state.pid, state.tag):
+def clear_stale(run_dir: Path) -> list[ServerState]:
+    """Clear up after servers that did not end by `stop` (killed, machine went down), and end those whose owner is gone.
+
+    -> the latter. Of neither are stubs, shared memory or a state file left.
+    """
+    states = known_servers(run_dir)
+    orphans = [state for state in states if state.owner and not processes.lives(state.owner)]
+    for state in states:
+        if state in orphans:
+            stop_server(state, run_dir, timeout_s=0)  # it may be suspended, and nobody waits for its answers
+        elif not processes.is_running(state.pid, state.tag):
             stop_server(state, run_dir)
+    return orphans
+
+
+def activate(state: ServerState, generation: int, run_dir: Path) -> int:
+    """Move a running server and its updater to another generation -> the one that answered before. Raises ServerError."""
+    before = generations.activate(state.grpc_url, state.repo, generation)
+    replace(state, content=content_of(state.repo)).save(run_dir)
+    updaters.follow(state, run_dir)
+    return before

@@ -1,4 +1,5 @@
-"""One writer of a repository's configs at a time: a publication or a move between generations, never both.
+"""One writer of a repository's configs at a time, a publication or a move between generations, never both; and one command at a
+time that starts a server on a port.
 
 The lock file lies in the repository itself, so that every path and every mount that leads there meets the same lock;
 tritonserver looks at folders only. It is held for seconds: an export takes it when it publishes, not while it trains.
@@ -7,6 +8,7 @@ tritonserver looks at folders only. It is held for seconds: an export takes it w
 from __future__ import annotations
 
 import fcntl
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +35,18 @@ def publication_lock(repo: Path, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[
                     f"(`fuser {repo / LOCK_FILE}` names its process), then try again."
                 )
             time.sleep(POLL_S)
+        yield
+
+
+@contextmanager
+def starting(run_dir: Path, grpc_port: int) -> Iterator[None]:
+    """Hold the gRPC port against other commands that start a server on it; waits for them, and says so."""
+    path = run_dir / "servers" / f"{grpc_port}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        if not _taken(file.fileno()):
+            print(f"waiting for another command that starts a server on gRPC port {grpc_port}", file=sys.stderr)
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX)
         yield
 
 

@@ -41,6 +41,19 @@ def _carries(process: psutil.Process, tag: str) -> bool:
         return False
 
 
+def identity(pid: int | None = None) -> str:
+    """Names a process, by default this one, as no other will ever be named; "" when there is none with that number."""
+    try:
+        return f"{pid or os.getpid()} since {psutil.Process(pid).create_time()}"
+    except psutil.NoSuchProcess:
+        return ""
+
+
+def lives(name: str) -> bool:
+    """Does the process with this `identity` live?"""
+    return identity(int(name.split()[0])) == name
+
+
 def stop_processes(pid: int, tag: str, timeout_s: float) -> None:
     """End the server `pid` and its stubs: ask, wait `timeout_s`, then kill. Neither process nor shared memory is left."""
     if is_running(pid, tag):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from dataclasses import dataclass
@@ -10,7 +11,10 @@ from pathlib import Path
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
+from stages.artifacts import MANIFEST_FILE, sha256_of
+from stages.contract import ENSEMBLE
 from stages.errors import ArtifactError, ConfigError
+from stages.generations import pinned_generation
 
 # tritonserver 2.51 writes paths unquoted into the shell command that starts a model's process, which reads them as ASCII
 SERVABLE_PATH = re.compile(r"[A-Za-z0-9_./@%+=:,~#-]+")
@@ -108,6 +112,13 @@ def read_repository(repo: Path) -> list[Model]:
                 f"version_policy admits none of them. Publish the repository again with `make export REPO={repo}`."
             )
     return models
+
+
+def content_of(repo: Path, generation: int | None = None) -> str:
+    """-> SHA-256 of a generation's manifest, by default of the one that the repository names; "" where there is none."""
+    with contextlib.suppress(ArtifactError, FileNotFoundError):
+        return sha256_of(repo / ENSEMBLE / str(generation or pinned_generation(repo)) / MANIFEST_FILE)
+    return ""
 
 
 def check_backends(models: list[Model]) -> None:

@@ -15,6 +15,8 @@ class ServerState:
     """One server that was started. `tag` is on the command line of the server and of each of its stubs, and on nothing else.
 
     settings: what it was started with, by the names of `python -m server start`.
+    content: SHA-256 of the manifest of the generation that it answers with, "" where there is none.
+    owner: the process that stops it in its end (processes.py::identity), "" of one that outlives who started it.
     """
 
     pid: int
@@ -23,6 +25,8 @@ class ServerState:
     log: Path
     ports: Ports
     settings: dict[str, int | bool] = field(default_factory=dict)
+    content: str = ""
+    owner: str = ""
 
     @property
     def grpc_url(self) -> str:
@@ -37,7 +41,11 @@ class ServerState:
         beside.replace(path)
 
     def forget(self, run_dir: Path) -> None:
-        state_path(run_dir, self.ports.grpc).unlink(missing_ok=True)
+        """Remove its file, but not that of a server which has its port by now."""
+        path = state_path(run_dir, self.ports.grpc)
+        kept = read_state(path)
+        if kept is None or kept.tag == self.tag:
+            path.unlink(missing_ok=True)
 
 
 def state_path(run_dir: Path, grpc_port: int) -> Path:
@@ -49,7 +57,9 @@ def read_state(path: Path) -> ServerState | None:
     try:
         fields = json.loads(path.read_text())
         ports, settings = Ports(**fields["ports"]), dict(fields.get("settings", {}))
-        state = ServerState(int(fields["pid"]), str(fields["tag"]), Path(fields["repo"]), Path(fields["log"]), ports, settings)
+        more = {name: str(fields.get(name, "")) for name in ("content", "owner")}
+        repo, log = Path(fields["repo"]), Path(fields["log"])
+        state = ServerState(int(fields["pid"]), str(fields["tag"]), repo, log, ports, settings, **more)
     except (OSError, ValueError, KeyError, TypeError, ConfigError):
         return None
     return state if state.pid > 0 and state.tag else None  # an empty tag would be found in every process

@@ -32,7 +32,7 @@ SETTINGS = Path("tables") / "tiers.json"
 def follow(state: ServerState, run_dir: Path) -> None:
     """Let the updater of the generation that answers run, if that has an update source, and no other.
 
-    Raises ServerError when it does not start.
+    Raises ServerError when it does not start; its supervisor then goes on trying, as after a crash.
     """
     settings, generation = served_settings(state.repo)
     running = updaters(state.tag)
@@ -107,11 +107,11 @@ def _start(state: ServerState, run_dir: Path, generation: int, settings: Path) -
     deadline = time.monotonic() + FIRST_WORD_S
     while "follows" not in (said := log_path.read_text(errors="replace")):
         if supervisor.REMARK in said or process.poll() is not None or time.monotonic() > deadline:
-            stop(updaters(state.tag))
             last = [line for line in said.splitlines() if line.strip() and not line.startswith(supervisor.REMARK)][-1:]
+            tried = "is tried again, at most every 30 s" if process.poll() is None else "is not tried again before `make serve`"
             raise ServerError(
                 f"The updater of generation {generation} did not start; it said: {last[0] if last else 'nothing'} The server "
-                f"answers without updates. Whole log: {log_path}."
+                f"answers without updates, and the updater {tried}. Mend what it said. Whole log: {log_path}."
             )
         time.sleep(POLL_S)
 

@@ -24,6 +24,7 @@ from export.evaluation.baselines import Baseline, Quality, baselines, evaluate
 from export.evaluation.metrics import auc, countable, coverage, ndcg_at, recall_at
 from export.evaluation.problem import TEST_SHARE, Problem, problem_of
 from export.settings import Settings
+from server.health import local_client
 from server.launcher import TritonServer
 from stages.contract import ENSEMBLE, PAD_ID
 from stages.errors import ConfigError, DataError
@@ -129,7 +130,7 @@ def moved_up(order: np.ndarray, first: np.ndarray) -> np.ndarray:
 
 def served_lists(url: str, problem: Problem) -> np.ndarray:
     """-> int64 [U, K] item ids that a running server recommends to the test users."""
-    with grpc.InferenceServerClient(url) as client, ThreadPoolExecutor(CONCURRENT_CALLS) as pool:
+    with local_client(url) as client, ThreadPoolExecutor(CONCURRENT_CALLS) as pool:
 
         def call(block: np.ndarray) -> np.ndarray:
             user_id = grpc.InferInput("user_id", [len(block), 1], "INT64")

@@ -14,7 +14,6 @@ from typing import Self
 
 import numpy as np
 import redis
-import tritonclient.grpc as grpcclient
 
 from clients import MemoryCache, Recommender, RedisCache
 from clients.cache.base import Cache
@@ -22,6 +21,7 @@ from clients.models import Recommendations
 from perf.cache.log import Stretch
 from perf.observe.latency import Latency
 from perf.target import own_server
+from server.health import local_client
 from server.launcher import TritonServer
 from server.ports import free_ports
 from server.repository import read_config, write_config
@@ -118,7 +118,7 @@ def own_redis(folder: Path) -> Iterator[str]:
 
 def cache_hits(url: str) -> int:
     time.sleep(COUNTED_S)
-    with grpcclient.InferenceServerClient(url) as client:
+    with local_client(url) as client:
         return sum(s.inference_stats.cache_hit.count for s in client.get_inference_statistics(ENSEMBLE).model_stats)
 
 

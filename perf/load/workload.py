@@ -19,6 +19,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from export.repository.config import CONFIG_FILE, differing_tensors
 from export.repository.recorded import RECORDED_FILE, Recorded, read_recorded
+from server.health import local_client
 from server.repository import read_config
 from stages.artifacts import read_stage, stage_folder
 from stages.contract import ENSEMBLE, STAGES, ModelSpec, ensemble_spec, stage_specs
@@ -115,7 +116,7 @@ def stage_inputs(url: str, specs: dict[str, ModelSpec], generation: int, request
     """-> for each stage its input tensors [R, *dims], as the stages before it answer `requests`."""
     count = len(requests["user_id"])
     tensors, inputs = dict(requests), {}
-    with grpcclient.InferenceServerClient(url) as client:
+    with local_client(url) as client:
         for name in STAGES:
             spec = specs[name]
             inputs[name] = {t.name: tensors[t.name] if t.name in tensors else t.filled(count) for t in spec.inputs}

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import tritonclient.grpc as grpcclient
 from pydantic import BaseModel
 
 from export.repository.recorded import compare_answers
@@ -24,6 +23,7 @@ from perf.merlin.export import MODEL, VARIANTS
 from perf.observe.memory import read_memory, total_mib
 from perf.target import own_server, site_of
 from perf.turns import Turns, taking_turns
+from server.health import local_client
 from server.state import ServerState
 from stages.contract import ENSEMBLE, ModelSpec, TensorSpec
 
@@ -186,7 +186,7 @@ def _unlike_in_process(contender: Contender) -> str:
 
 def _answers(contender: Contender, user_ids: np.ndarray) -> Arrays:
     """-> the contender's outputs to these users, [N, …]."""
-    with contender.turns.turn(), grpcclient.InferenceServerClient(contender.state.grpc_url) as client:
+    with contender.turns.turn(), local_client(contender.state.grpc_url) as client:
         if contender.spec.name == ENSEMBLE:
             return ask(client, contender.spec, "", requests_of(contender.spec, user_ids))
         one_by_one = [ask(client, contender.spec, "", {"user_id": user_id}) for user_id in user_ids]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import tritonclient.grpc as grpcclient
 from pydantic import BaseModel
+
+from server.health import local_client
 
 PHASES = ("queue", "compute_input", "compute_infer", "compute_output")
 
@@ -40,7 +41,7 @@ class Counters:
 
 def read_counters(url: str) -> dict[str, Counters]:
     """-> counters by model name."""
-    with grpcclient.InferenceServerClient(url) as client:
+    with local_client(url) as client:
         return parse(client.get_inference_statistics(as_json=True))
 
 

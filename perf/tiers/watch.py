@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tritonclient.grpc as grpcclient
 
 from perf.load.workload import Arrays, ask, draw, stage_inputs
 from perf.tiers.feed import beside, spawn
+from server.health import local_client
 from stages.contract import ModelSpec, unpacked
 from stages.embeddings.publisher import Publisher
 from stages.ids import ItemIndex
@@ -84,7 +84,7 @@ def watcher(watched: Watched) -> Iterator[None]:
 def run_watch(watched: Watched) -> None:
     sender = Publisher(watched.brokers, watched.model, {watched.table: watched.rows.shape[1]})
     rng = np.random.default_rng(2)
-    with grpcclient.InferenceServerClient(watched.url) as client:
+    with local_client(watched.url) as client:
         at = 0
         while not watched.stop.is_set():
             watched.idle.set()

@@ -24,7 +24,7 @@ from perf.tune.search import Metrics, Trial
 from perf.tune.space import SERVER_THREADS, Changes, with_changes
 from perf.turns import Turns, taking_turns
 from perf.variant import make_variant, settings_of
-from server.environment import RUN_DIR
+from server.environment import MEASURED_DIR
 from server.launcher import TritonServer
 from server.repository import read_config
 from stages.contract import ENSEMBLE
@@ -119,7 +119,7 @@ class Lab:
         document = with_changes(self.settings.model_dump(mode="json"), changes)
         make_variant(self.repository, folder, self.layout, Settings.model_validate(document))
         try:
-            with TritonServer(folder, threads=changes.get(SERVER_THREADS, 1), run_dir=RUN_DIR / "perf") as server:
+            with TritonServer(folder, threads=changes.get(SERVER_THREADS, 1), run_dir=MEASURED_DIR) as server:
                 answers = self._differing_answers(server, changes)
                 with taking_turns(server.state.tag) as turns:
                     yield Served(changes, server, turns, answers)

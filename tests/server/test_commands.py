@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 
@@ -65,6 +66,37 @@ def test_start_is_repeatable_follows_the_repository_and_stop_is_too(repo, call):
     assert "nothing to stop" in call("stop", "--grpc-port", ports.grpc)
     assert "nothing to stop" in call("stop")
     assert "no server is running" in call("status", exit_code=1)
+
+
+def test_start_serves_what_a_repository_holds_by_now_also_under_the_same_number(repo, call):
+    ports = free_ports()
+    start = ("start", "--repo", repo, "--grpc-port", ports.grpc, "--http-port", ports.http, "--metrics-port", ports.metrics)
+    manifest = repo / "recommend" / "1" / "manifest.json"
+    manifest.write_text("{}")
+    assert call(*start).startswith("ready: ")
+    assert "already running" in call(*start)
+    toys.publish(repo, 2)
+    assert "generation 2 answers" in call("activate", "--generation", 2, "--grpc-port", ports.grpc)
+    assert "already running" in call(*start)
+    shutil.rmtree(repo)
+    toys.publish(repo, 1)
+    toys.publish(repo, 2)
+    (repo / "recommend" / "2" / "manifest.json").write_text('{"another": 1}')
+    pin(repo, 2)
+    assert call(*start).startswith("ready: ")
+    assert "already running" in call(*start)
+
+
+def test_a_server_that_may_not_load_is_started_again_for_another_generation(repo, call):
+    ports = free_ports()
+    start = ("start", "--repo", repo, "--grpc-port", ports.grpc, "--http-port", ports.http, "--metrics-port", ports.metrics)
+    call(*start, "--fixed")
+    assert "already running" in call(*start)
+    toys.publish(repo, 2)
+    pin(repo, 2)
+    assert call(*start).startswith("ready: ")
+    with grpcclient.InferenceServerClient(f"localhost:{ports.grpc}") as client:
+        assert toys.ask(client, 1) == toys.expected(1, generation=2)
 
 
 def test_a_failed_start_is_one_message_and_diagnose_tells_it_again(repo, call, monkeypatch, capsys):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 import urllib.request
 from dataclasses import astuple
@@ -14,11 +16,13 @@ import psutil
 import pytest
 import tritonclient.grpc as grpcclient
 
+from server import updaters
+from server.environment import PROJECT
 from server.health import is_ready, model_states, wait_ready
 from server.launcher import TritonServer, clear_stale, running_servers, stop_server
 from server.ports import Ports, free_ports, is_free
 from server.processes import SHM_DIR, is_running, members
-from server.state import known_servers
+from server.state import ServerState, known_servers
 from stages.errors import ConfigError, ServerError
 from tests.server import toys
 
@@ -154,6 +158,56 @@ def test_after_kill_9_stubs_and_shared_memory_are_cleared_and_the_port_is_usable
     assert list(SHM_DIR.glob(f"{state.tag}*")) == []
     again = launch(repo, ports=Ports(*astuple(server.ports)))
     assert is_ready(again.grpc_url)
+
+
+def test_a_server_whose_owner_was_killed_is_ended_by_the_next_start(repo, run_dir):
+    code = (
+        "import sys, time; from pathlib import Path; from server.launcher import TritonServer\n"
+        f"with TritonServer(Path({str(repo)!r}), run_dir=Path({str(run_dir)!r})): print('ready', flush=True); time.sleep(600)"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", code], cwd=PROJECT, stdout=subprocess.PIPE, text=True)
+    assert owner.stdout.readline() == "ready\n"
+    (state,) = running_servers(run_dir)
+    for process in members(state.tag):
+        process.suspend()  # as one is that waits for its turn
+    assert clear_stale(run_dir) == []
+    owner.kill()
+    owner.communicate()
+    assert clear_stale(run_dir) == [state]
+    assert members(state.tag) == []
+    assert known_servers(run_dir) == []
+
+
+def test_a_server_whose_state_cannot_be_kept_is_stopped_again(repo, run_dir, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ServerState, "save", full)
+    with pytest.raises(OSError, match="No space left"):
+        TritonServer(repo, run_dir=run_dir).start()
+    assert [p for p in psutil.process_iter(["cmdline"]) if str(run_dir) in " ".join(p.info["cmdline"] or ())] == []
+
+
+def test_a_server_goes_on_without_the_updater_of_its_tables(repo, launch, run_dir, monkeypatch):
+    def fails(*_: object) -> None:
+        raise ServerError("The updater did not start")
+
+    monkeypatch.setattr(updaters, "follow", fails)
+    server = TritonServer(repo, run_dir=run_dir, ready_timeout_s=60.0)
+    with pytest.raises(ServerError, match="The updater did not start"):
+        server.start()
+    assert is_ready(server.grpc_url)
+    server.stop()
+    with pytest.raises(ServerError, match="The updater did not start"), TritonServer(repo, run_dir=run_dir):
+        pass
+    assert known_servers(run_dir) == []  # who enters a server and cannot leaves none behind
+
+
+def test_a_server_of_this_machine_is_asked_without_a_proxy(repo, launch, monkeypatch):
+    server = launch(repo)
+    for name in ("grpc_proxy", "https_proxy", "http_proxy"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{free_ports().grpc}")
+    assert is_ready(server.grpc_url)
 
 
 def test_a_dead_server_answers_no_wait():

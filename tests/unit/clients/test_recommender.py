@@ -28,6 +28,7 @@ from clients import (
     Timeout,
     Unavailable,
 )
+from clients.transport import is_loopback
 from server.ports import free_ports
 from stages.contract import Axes, ContextColumn, Degraded
 from tests.unit.clients.conftest import ANSWER
@@ -267,3 +268,17 @@ def test_the_fake_needs_no_grpc():
     code = "import sys, clients; clients.Recommender(transport=clients.FakeTransport(lambda q: [])).recommend(1); "
     code += "sys.exit('grpc' in sys.modules or 'tritonclient' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@both
+def test_a_server_of_this_machine_is_asked_without_a_proxy(kind, server, monkeypatch):
+    for name in ("grpc_proxy", "https_proxy", "http_proxy"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{free_ports().grpc}")
+    assert ask(kind, server.url, 1).item_ids == ANSWER.item_ids
+
+
+@pytest.mark.parametrize(
+    ("url", "here"), [("localhost:1", True), ("127.0.0.2:1", True), ("[::1]:1", True), ("shop:1", False), ("10.0.0.1:1", False)]
+)
+def test_whose_machine_an_address_is(url, here):
+    assert is_loopback(url) is here

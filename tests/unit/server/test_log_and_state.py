@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from server import __main__ as commands
 from server.log import explain, first_failure, unfinished
 from server.ports import Ports
+from server.processes import identity, lives
 from server.state import ServerState, known_servers, read_state, state_path, unreadable_states
 
 HEAD = "E1121 00:58:59.746228 20082 model_lifecycle.cc:642] "
@@ -78,6 +79,19 @@ def test_state_is_kept_found_and_forgotten(tmp_path):
     one.forget(tmp_path)
     one.forget(tmp_path)
     assert known_servers(tmp_path) == [other]
+
+
+def test_a_server_that_was_replaced_does_not_take_the_file_of_the_one_after_it(tmp_path):
+    first, second = (ServerState(n, f"triton_9_{n}_", Path("/repo"), Path("/log"), Ports(9, 8, 7)) for n in (1, 2))
+    second.save(tmp_path)
+    first.forget(tmp_path)
+    assert known_servers(tmp_path) == [second]
+
+
+def test_a_process_is_known_by_more_than_its_number():
+    assert lives(identity())
+    assert not lives(identity().replace("since 1", "since 2"))
+    assert not lives("999999999 since 1.0")
 
 
 GOOD = {"pid": 1, "tag": "triton_9_a_", "repo": "/repo", "log": "/log", "ports": {"grpc": 9, "http": 8, "metrics": 7}}

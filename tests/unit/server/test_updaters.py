@@ -92,11 +92,17 @@ def test_the_code_of_the_fused_layout_lies_once_above_its_stages(state, tmp_path
     assert Path(process.cwd()) == fused
 
 
-def test_an_updater_that_ends_at_once_is_an_error(state, tmp_path):
-    publish(state.repo, 1, {"brokers": "a:1"}, code="raise SystemExit('confluent_kafka is missing')")
+def test_an_updater_that_ends_at_once_is_an_error_and_is_tried_again(state, tmp_path):
+    mended = tmp_path / "mended"
+    code = (
+        f"import pathlib\nif not pathlib.Path('{mended}').exists(): raise SystemExit('confluent_kafka is missing')\n{FOLLOWS}"
+    )
+    publish(state.repo, 1, {"brokers": "a:1"}, code=code)
     pin(state.repo, 1)
     with pytest.raises(ServerError, match=r"generation 1 did not start; it said: confluent_kafka is missing.*updater-1-1\.log"):
         updaters.follow(state, tmp_path)
+    mended.touch()
+    until(lambda: "follows" in (tmp_path / "logs" / "updater-1-1.log").read_text())
 
 
 def test_repositories_that_are_not_ours_have_no_updater(state, tmp_path):
