@@ -36,14 +36,15 @@ def publish_merlin(source: Source, repository: Path, settings: Settings, report:
     refuse_places(repository, settings)
     refuse_long_lists(source)
     refuse_missing_workflow(source, settings)
-    building = repository.parent / f".{repository.name}.merlin"
+    target = repository.resolve()  # what a link leads to is replaced, and the link left alone
+    building = target.parent / f".{target.name}.merlin"
     shutil.rmtree(building, ignore_errors=True)
     try:
         Writer(source, building, settings, report).write()
         rehearse(building, source.generation, settings.merlin.mount, settings.merlin.precision)
         if settings.merlin.hugectr:
             write_hugectr_repository(source, hugectr_place(repository), settings)
-        replace_folder(building, repository)
+        replace_folder(building, target)
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return source.generation

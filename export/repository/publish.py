@@ -14,6 +14,7 @@ number and removes them. A running server moves to the new generation by `python
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import shutil
 from collections.abc import Sequence
@@ -68,7 +69,7 @@ class Staging:
     """
 
     def __init__(self, repository: Path, layout: str = "ensemble") -> None:
-        self.repository = repository.absolute()
+        self.repository = repository.resolve()  # beside what a link leads to, which may be on another file system
         self.layout, self.models = layout, models_of(layout)
         self.root = self.repository.parent / f".{self.repository.name}.staging"
         self.generation = 0
@@ -88,13 +89,24 @@ class Staging:
         except BlockingIOError as error:
             self._lock.close()
             raise ExportError(f"Another export is writing {self.repository}. Wait for it, or choose another REPO.") from error
+        try:
+            self._prepare()
+        except BaseException:  # __exit__ is for what was entered
+            self._clear()
+            raise
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._clear()
+
+    def _prepare(self) -> None:
         shutil.rmtree(self.root, ignore_errors=True)
         self.generation = 1 + max(generations_present(self.repository), default=0)
         for name in (ENSEMBLE, *STAGES):
             self.folder(name).mkdir(parents=True)
-        return self
+        refuse_other_file_system(self.root, self.repository)
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def _clear(self) -> None:
         shutil.rmtree(self.root, ignore_errors=True)
         self._lock.close()
 
@@ -163,6 +175,25 @@ class Staging:
             place_version(self.folder(ENSEMBLE), self.repository / ENSEMBLE)
             write_config(self.repository / ENSEMBLE / CONFIG_FILE, ensemble_config(specs, self.generation, serving[ENSEMBLE]))
         write_pins(self.repository, self.generation)
+
+
+def refuse_other_file_system(staging: Path, repository: Path) -> None:
+    """Rename a file from one into the other, as publication will after all of the training.
+
+    Raises ExportError when the repository is a mount of its own: nothing from outside is renamed into one.
+    """
+    staged, placed = staging / ".probe", repository / f".{repository.name}.probe"
+    staged.touch()
+    try:
+        staged.rename(placed)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        raise ExportError(
+            f"Nothing can be renamed from {staging.parent} into {repository}, which is another file system or a mount of its "
+            f"own. A generation is built beside its repository: choose a REPO inside of the mount, {repository / 'repository'}."
+        ) from error
+    placed.unlink()
 
 
 def served_by(repository: Path) -> int | None:

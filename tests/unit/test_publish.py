@@ -1,5 +1,6 @@
 """Publication: whole or not at all, one at a time, the previous generation kept, the contract of a repository never changed."""
 
+import errno
 import json
 import shutil
 import subprocess
@@ -90,6 +91,33 @@ def test_a_place_where_no_repository_can_be_is_refused(tmp_path, name):
 def test_a_parent_that_cannot_be_written_is_refused():
     with pytest.raises(ExportError, match=r"No repository can be written at /proc/foo: No such file.*another REPO"):
         publish_once(Path("/proc/foo"))
+
+
+def test_a_link_is_followed_and_what_is_staged_lies_beside_where_it_leads(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "repo")
+    with Staging(tmp_path / "link") as staging:
+        assert staging.root.parent == tmp_path / "disk"
+    assert publish_once(tmp_path / "link") == 1
+    assert served_by(tmp_path / "disk" / "repo") == 1
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_a_repository_on_another_file_system_is_refused_before_training(tmp_path, monkeypatch):
+    repository, rename = tmp_path / "repo", Path.rename
+
+    def across(path, target):
+        if repository in target.parents and repository not in path.parents:
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", across)
+    with pytest.raises(ExportError, match=rf"into {repository}, which is another file system.*choose a REPO inside"):
+        Staging(repository).__enter__()
+    monkeypatch.undo()
+    assert not (tmp_path / ".repo.staging").exists()
+    assert publish_once(repository) == 1  # nothing is left locked
+    assert [path.name for path in repository.glob("*probe*")] == []
 
 
 def test_another_layout_is_refused(tmp_path):

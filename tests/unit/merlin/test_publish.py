@@ -297,6 +297,16 @@ class TestRefusals:
         assert (facts["profile"], facts["merlin"]["triton"]) == ("merlin", "modern")
         assert [path.name for path in repository.parent.iterdir()] == ["repository"]
 
+    def test_a_link_to_a_repository_stays_one(self, cpu, tmp_path):
+        (tmp_path / "disk").mkdir()
+        link = tmp_path / "link"
+        link.symlink_to(tmp_path / "disk" / "repository")
+        for _ in range(2):
+            publish_merlin(source_of(cpu), link, Settings(merlin={"triton": "modern"}))
+            assert link.is_symlink()
+            assert [path.name for path in (tmp_path / "disk").iterdir()] == ["repository"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "link"]
+
 
 class TestIndex:
     def test_lists_stay_as_they_are(self, tmp_path):
