@@ -101,8 +101,8 @@ class RulesConfig:
         pinned = [{ item_id = 22423, slot = 0 }]
         exploration = { slots = 2, pool = 20, novelty = 1.0 }
 
-    Items are named by the shop's ids, numbers or text. Those that the catalogue does not hold are passed over: nobody
-    could serve them.
+    Items are named by the shop's ids, numbers or text; where the shop's are text, 22423 is "22423". Those that the catalogue
+    does not hold are passed over: nobody could serve them.
 
     Where rules disagree, the earlier one wins: blocked_items, pinned, price_cap, caps (category and provider),
     provider_floor, diversity, exploration. Only blocked_items may leave a list short: every other rule relaxes when
@@ -239,13 +239,17 @@ def _check_fits(
 
 
 def _wire_id(key: str, item_id: int | str, item_names: Mapping[str, int] | None) -> int:
-    """The int64 id of an item; PAD_ID for a name that the catalogue does not hold."""
+    """The int64 id of an item; one that no item has for a name that the catalogue does not hold.
+
+    A number is a name too where the shop's ids are text: TOML and JSON know 22423 and "22423" apart, people do not. One that
+    is no name is taken for the int64 id itself, as clients/catalogue.py does.
+    """
+    if item_names is not None:
+        return item_names.get(str(item_id), PAD_ID if isinstance(item_id, str) else int(item_id))
     if isinstance(item_id, str):
-        if item_names is None:
-            raise ConfigError(
-                f"rules: {key} names item {item_id!r}, but the ids of this shop's items are numbers. Give the number."
-            )
-        return item_names.get(item_id, PAD_ID)
+        raise ConfigError(
+            f"rules: {key} names item {item_id!r}, but the ids of this shop's items are numbers. Give the number."
+        )
     return int(item_id)
 
 
@@ -270,7 +274,7 @@ def _novelty(popularity: np.ndarray) -> np.ndarray:
 
 def _check_pins(pins: tuple[Pin, ...]) -> None:
     for name in ("item_id", "slot"):
-        values = [getattr(pin, name) for pin in pins]
+        values = [str(getattr(pin, name)) for pin in pins]  # as text: 5 and "5" may be one item
         twice = sorted({value for value in values if values.count(value) > 1})
         if twice:
             raise ConfigError(

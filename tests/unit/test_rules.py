@@ -345,6 +345,22 @@ def test_items_may_be_named_where_the_shop_does(tmp_path, catalogue):
     assert served(rules, [0, 1, 2, 3]) == [3, 1, 2, -1]  # positions of the ids 10, 13, 16, 19
 
 
+def test_a_number_is_a_name_where_the_shops_ids_are_text(tmp_path, catalogue):
+    names = {"22423": 10, "x": 13, "85123": 19}
+    config = RulesConfig(blocked_items=[22423], pinned=[Pin(85123, 0), Pin(99999, 1)])
+    compile_rules(tmp_path, config, **catalogue, items_returned=K, item_names=names)
+    assert served(Rules.load(tmp_path), [0, 1, 2, 3]) == [3, 1, 2, -1]
+    compile_rules(tmp_path, RulesConfig(blocked_items=[13]), **catalogue, items_returned=K, item_names=names)
+    assert served(Rules.load(tmp_path), [0, 1, 2, 3]) == [0, 2, 3, -1]  # no name, and the id that answers hold
+
+
+def test_one_item_is_not_pinned_as_number_and_as_text():
+    with pytest.raises(ConfigError, match="pinned has item_id 5 more than once"):
+        RulesConfig(pinned=[Pin(5, 0), Pin("5", 1)])
+    with pytest.raises(ConfigError, match="pinned has item_id 5 more than once"):
+        RulesConfig(pinned=[Pin(5, 0), Pin(5, 1), Pin("a", 2), Pin("a", 3)])
+
+
 def test_config_survives_its_file(tmp_path, catalogue):
     config = random_config(np.random.default_rng(8), catalogue)
     rules = compiled(tmp_path, catalogue, config)
