@@ -3,7 +3,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
-PYTHON := .venv/bin/python
+# what runs everything; PYTHON, from the environment or the command line, is what setup.sh makes .venv with
+PY := .venv/bin/python
 DATA ?= online-retail
 PROFILE ?= cpu
 # ensemble: a model per stage; fused: one model that runs the four kernels
@@ -18,7 +19,7 @@ HTTP_PORT ?= 8000
 METRICS_PORT ?= 8002
 
 URL = localhost:$(GRPC_PORT)
-RECOMMEND = $(PYTHON) -m clients recommend --url $(URL) --repo $(REPO)
+RECOMMEND = $(PY) -m clients recommend --url $(URL) --repo $(REPO)
 # users `make run` shows; empty: some that the repository knows. The last one nobody knows (served as a cold start)
 USERS ?= $(if $(filter online-retail,$(DATA)),17850 12583 14911 999999999)
 # a port set by the caller narrows `make stop` to that server; without one it stops all that were started here
@@ -33,14 +34,14 @@ help: ## list the commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo "  variables: DATA=$(DATA) PROFILE=$(PROFILE) LAYOUT=$(LAYOUT) REPO=$(REPO) GRPC_PORT=$(GRPC_PORT) HTTP_PORT=$(HTTP_PORT) METRICS_PORT=$(METRICS_PORT)"
 
-setup: ## on a fresh machine: apt packages and .venv
+setup: ## on a fresh machine: apt packages and .venv (PYTHON=/path/to/python3.11 where it is not on PATH)
 	@./setup.sh
 
 run: setup ## from a bare machine to served recommendations: setup, training, export, tritonserver, answers with titles
 	@$(MAKE) --no-print-directory $(EXPORTED) serve
 	@users=($(USERS)); \
 	if [ $${#users[@]} = 0 ]; then \
-		known="$$($(PYTHON) -m clients users --repo $(REPO))"; mapfile -t users <<< "$$known"; users+=(999999999); \
+		known="$$($(PY) -m clients users --repo $(REPO))"; mapfile -t users <<< "$$known"; users+=(999999999); \
 	fi; \
 	for user_id in "$${users[@]}"; do $(RECOMMEND) --user-id "$$user_id" -k 5; done; \
 	printf '\nCall it:  %s --user-id %q -k 10    (add --json for machines)\n' "$(RECOMMEND)" "$${users[0]}"
@@ -48,7 +49,7 @@ run: setup ## from a bare machine to served recommendations: setup, training, ex
 
 export: setup ## data set (folder or bundled name) to repository: DATA=… PROFILE=cpu|merlin LAYOUT=ensemble|fused TRITON=24.03|modern REPO=… CONFIG=…
 	@rm -f .run/exported/$(subst /,_,$(REPO))-*
-	@$(PYTHON) -m export build --data $(DATA) --profile $(PROFILE) --layout $(LAYOUT) --repo $(REPO) $(if $(TRITON),--triton $(TRITON)) $(if $(CONFIG),--config $(CONFIG))
+	@$(PY) -m export build --data $(DATA) --profile $(PROFILE) --layout $(LAYOUT) --repo $(REPO) $(if $(TRITON),--triton $(TRITON)) $(if $(CONFIG),--config $(CONFIG))
 	@mkdir -p .run/exported && touch $(EXPORTED)
 
 $(EXPORTED): $(if $(wildcard $(REPO)/recommend),$(SOURCES),missing)
@@ -58,33 +59,33 @@ $(EXPORTED): $(if $(wildcard $(REPO)/recommend),$(SOURCES),missing)
 missing:
 
 serve: setup ## tritonserver on a repository, returns when every model is ready: REPO=… GRPC_PORT=… HTTP_PORT=… METRICS_PORT=…
-	@$(PYTHON) -m server start --repo $(REPO) --grpc-port $(GRPC_PORT) --http-port $(HTTP_PORT) --metrics-port $(METRICS_PORT)
+	@$(PY) -m server start --repo $(REPO) --grpc-port $(GRPC_PORT) --http-port $(HTTP_PORT) --metrics-port $(METRICS_PORT)
 
 stop: ## stop the servers that make run or make serve started (GRPC_PORT=… stops that one)
-	@if [ -x $(PYTHON) ]; then $(PYTHON) -m server stop $(ONE_SERVER); else echo "nothing to stop: .venv does not exist"; fi
+	@if [ -x $(PY) ]; then $(PY) -m server stop $(ONE_SERVER); else echo "nothing to stop: .venv does not exist"; fi
 
 check: setup ## say what will fail in a repository and how to mend it, without starting anything: REPO=…
-	@$(PYTHON) -m export check --repo $(REPO)
+	@$(PY) -m export check --repo $(REPO)
 
 eval: setup ## quality of the pipeline, stage by stage and through a real server, beside four baselines: DATA=…
-	@$(PYTHON) -m export evaluate --data $(DATA) $(if $(CONFIG),--config $(CONFIG))
+	@$(PY) -m export evaluate --data $(DATA) $(if $(CONFIG),--config $(CONFIG))
 
 perf: setup ## sweep, report, SLO verdict (against the server at GRPC_PORT)
-	@$(PYTHON) -m perf --url $(URL) --repo $(REPO)
+	@$(PY) -m perf --url $(URL) --repo $(REPO)
 
 baseline: setup ## NVIDIA's multi-stage recommender and ours on the same tritonserver, interleaved; exports synthetic:reference first
-	@$(PYTHON) -m perf.merlin
+	@$(PY) -m perf.merlin
 
 # repository of synthetic:reference that make baseline exports
 REFERENCE = .run/merlin/reference
 
 bounds: setup ## every figure that has a bound, on synthetic:reference: make baseline, overhead at C = 200 and 1,000, growth, the ranker's AUC
 	@status=0; \
-	$(PYTHON) -m perf.merlin || status=1; \
-	$(PYTHON) -m perf overhead --repo $(REFERENCE) --candidates 200 || status=1; \
-	$(PYTHON) -m perf overhead --repo $(REFERENCE) --candidates 1000 || status=1; \
-	$(PYTHON) -m perf growth --repo $(REFERENCE) || status=1; \
-	$(PYTHON) -m perf.quality.compression --data synthetic:reference || status=1; \
+	$(PY) -m perf.merlin || status=1; \
+	$(PY) -m perf overhead --repo $(REFERENCE) --candidates 200 || status=1; \
+	$(PY) -m perf overhead --repo $(REFERENCE) --candidates 1000 || status=1; \
+	$(PY) -m perf growth --repo $(REFERENCE) || status=1; \
+	$(PY) -m perf.quality.compression --data synthetic:reference || status=1; \
 	exit $$status
 
 # of the table that is larger than its RAM (50,000,000: 12 GB of disk, and shared memory of 4 GB for the comparison)
@@ -96,20 +97,20 @@ ZIPF ?=
 WIDE = .run/perf/wide-$(notdir $(EXPORTED))
 
 $(WIDE).exported: perf/tiers/wide.toml $(SOURCES)
-	@$(PYTHON) -m export build --data $(DATA) --repo $(WIDE) --config $<
+	@$(PY) -m export build --data $(DATA) --repo $(WIDE) --config $<
 	@touch $@
 
 bounds-tiers: setup $(WIDE).exported ## every speed of the embedding tiers that has a bound, over a repository of its own: DATA=… ROWS=…
-	@$(PYTHON) -m perf.tiers hits misses growth updates big kernel large served --rows $(ROWS) $(if $(ZIPF),--zipf $(ZIPF)) --repo $(WIDE)
+	@$(PY) -m perf.tiers hits misses growth updates big kernel large served --rows $(ROWS) $(if $(ZIPF),--zipf $(ZIPF)) --repo $(WIDE)
 
 tune: setup ## search batching, instances, threads and the index's effort under the SLO; writes tuned.toml for CONFIG=…: REPO=…
-	@$(PYTHON) -m perf.tune --repo $(REPO)
+	@$(PY) -m perf.tune --repo $(REPO)
 
 # every lane runs even when an earlier one failed; the verdict, and the last line, are over all of them
 test: setup ## everything the tests need, then all four lanes: unit, contract, server, gpu
 	@rm -rf .run/lanes; status=0; \
-	for lane in unit contract server gpu; do $(PYTHON) -m pytest -q --lane $$lane tests/$$lane || status=1; done; \
-	echo; $(PYTHON) -m tests.lanes; exit $$status
+	for lane in unit contract server gpu; do $(PY) -m pytest -q --lane $$lane tests/$$lane || status=1; done; \
+	echo; $(PY) -m tests.lanes; exit $$status
 
 lint: setup ## ruff, style and format
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check .

@@ -1,13 +1,12 @@
 #!/usr/bin/env bash
 # setup.sh: everything the project needs on a Debian or Ubuntu machine with python3.11: the few shared libraries that pip cannot
 # bring (apt, only those that are missing), and .venv with the pinned packages of requirements.txt.
-# A second call with the same requirements returns at once. Settings: PYTHON (default python3.11), VENV (default .venv).
+# A second call with the same requirements returns at once. PYTHON: the interpreter of .venv. By default python3.11, and where that
+# is not on PATH the one that .venv was made with.
 set -euo pipefail
 cd "$(dirname "$0")"
 
 UV_VERSION=0.13.8
-PYTHON=${PYTHON:-python3.11}
-VENV=${VENV:-.venv}
 LOG=.run/setup.log
 OPTIONAL="libb64-0d|libssl3|redis-server"
 
@@ -15,14 +14,19 @@ say() { printf 'setup: %s\n' "$*" >&2; }
 fail() { say "$1"; [ $# -lt 2 ] || say "$2"; exit 1; }
 
 # What a finished setup depends on; the stamp inside .venv holds it, so that it disappears with .venv.
-fingerprint() { { cat requirements.txt setup.sh; printf '%s' "$PYTHON"; } | sha256sum | cut -d' ' -f1; }
-stamp=$VENV/.setup-stamp
-if [ -x "$VENV/bin/python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$(fingerprint)" ] && "$VENV/bin/python" -c '' 2>/dev/null; then
+fingerprint() { cat requirements.txt setup.sh | sha256sum | cut -d' ' -f1; }
+stamp=.venv/.setup-stamp
+if [ -x .venv/bin/python ] && [ "$(cat "$stamp" 2>/dev/null)" = "$(fingerprint)" ] && .venv/bin/python -c '' 2>/dev/null; then
   exit 0
 fi
 
 [ "$(uname -sm)" = "Linux x86_64" ] || fail "this machine is $(uname -sm); the packaged tritonserver needs Linux on x86_64." \
   "Run it on such a machine, or in a linux/amd64 container."
+made_with=$(sed -n 's/^executable = //p' .venv/pyvenv.cfg 2>/dev/null || true)
+if [ -z "${PYTHON-}" ]; then
+  PYTHON=python3.11
+  if ! python3.11 -c '' 2>/dev/null && [ -x "$made_with" ]; then PYTHON=$made_with; fi
+fi
 command -v "$PYTHON" >/dev/null && "$PYTHON" -c '' 2>/dev/null || fail "no $PYTHON on PATH; NVTabular has no packages for later versions." \
   "Install it (Debian 12: apt-get install python3 python3-venv; Ubuntu: apt-get install python3.11 python3.11-venv), or set PYTHON=/path/to/python3.11."
 "$PYTHON" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' ||
@@ -84,33 +88,32 @@ if [ -n "$packages" ]; then
 fi
 
 # --- .venv ------------------------------------------------------------------------------------------------------------------------
-if ! "$VENV/bin/python" -c '' 2>/dev/null; then
-  say "creating $VENV"
-  "$PYTHON" -m venv --clear "$VENV" >>"$LOG" 2>&1 || { tail -n 5 "$LOG" >&2; fail "$PYTHON -m venv failed (log: $LOG)." "Install python3.11-venv, or set PYTHON to another python3.11."; }
+if ! .venv/bin/python -c '' 2>/dev/null; then
+  say "creating .venv"
+  "$PYTHON" -m venv --clear .venv >>"$LOG" 2>&1 || { tail -n 5 "$LOG" >&2; fail "$PYTHON -m venv failed (log: $LOG)." "Install python3.11-venv, or set PYTHON to another python3.11."; }
 fi
 network_failed() { tail -n 15 "$LOG" >&2; fail "$1 (log: $LOG)." "Check the network, and pip's index settings if you use a mirror; then run make setup again: it goes on where it stopped."; }
-if [ "$("$VENV/bin/uv" --version 2>/dev/null | cut -d' ' -f2)" != "$UV_VERSION" ]; then
-  "$VENV/bin/python" -m pip install -q "uv==$UV_VERSION" >>"$LOG" 2>&1 || network_failed "could not install uv $UV_VERSION"
+if [ "$(.venv/bin/uv --version 2>/dev/null | cut -d' ' -f2)" != "$UV_VERSION" ]; then
+  .venv/bin/python -m pip install -q "uv==$UV_VERSION" >>"$LOG" 2>&1 || network_failed "could not install uv $UV_VERSION"
 fi
 
 # uv (which resolves the Merlin packages; pip refuses them) does not read pip's configuration: hand it on.
-pip_setting() { "$VENV/bin/python" -m pip config get "global.$1" 2>/dev/null || true; }
+pip_setting() { .venv/bin/python -m pip config get "global.$1" 2>/dev/null || true; }
 find_links=${UV_FIND_LINKS:-${PIP_FIND_LINKS:-$(pip_setting find-links)}}
 index=${UV_DEFAULT_INDEX:-${PIP_INDEX_URL:-$(pip_setting index-url)}}
 certificates=${SSL_CERT_FILE:-${PIP_CERT:-$(pip_setting cert)}}
 [ -z "$find_links" ] || export UV_FIND_LINKS="$find_links"
 [ -z "$index" ] || export UV_DEFAULT_INDEX="$index"
 [ -z "$certificates" ] || export SSL_CERT_FILE="$certificates"
-export VIRTUAL_ENV="$PWD/$VENV" UV_HTTP_TIMEOUT="${UV_HTTP_TIMEOUT:-180}"
-case $VENV in /*) VIRTUAL_ENV=$VENV ;; esac
+export VIRTUAL_ENV="$PWD/.venv" UV_HTTP_TIMEOUT="${UV_HTTP_TIMEOUT:-180}"
 
 # torch from the index brings gigabytes of CUDA packages: take the CPU build, from the configured folder or from torch's own index.
 torch_from=(--torch-backend=cpu)
 for folder in $find_links; do
   if compgen -G "${folder#file://}/torch-*cpu*.whl" >/dev/null; then torch_from=(); fi
 done
-say "installing the packages of requirements.txt into $VENV (a few minutes the first time)"
-"$VENV/bin/uv" pip install "${torch_from[@]}" -r requirements.txt >>"$LOG" 2>&1 || network_failed "could not install requirements.txt"
+say "installing the packages of requirements.txt into .venv (a few minutes the first time)"
+.venv/bin/uv pip install "${torch_from[@]}" -r requirements.txt >>"$LOG" 2>&1 || network_failed "could not install requirements.txt"
 
 [ -n "${left-}" ] || fingerprint >"$stamp"  # what is still missing is looked for again next time
-say "ready: $VENV ($("$VENV/bin/python" -V))"
+say "ready: .venv ($(.venv/bin/python -V))"

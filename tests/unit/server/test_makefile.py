@@ -34,7 +34,7 @@ def asked(tmp_path):
     shutil.copy(PROJECT / "Makefile", tmp_path)
 
     def run(*variables: str) -> list[str]:
-        command = ["make", "run", f"PYTHON={python}", f"REPO={tmp_path / 'repository'}", *variables]
+        command = ["make", "run", f"PY={python}", f"REPO={tmp_path / 'repository'}", *variables]
         ours = ("MAKEFLAGS", "MAKEOVERRIDES", "DATA", "USERS")
         clean = {name: value for name, value in os.environ.items() if name not in ours}
         subprocess.run(command, cwd=tmp_path, env=clean, capture_output=True, check=True)
