@@ -24,8 +24,9 @@ RECOMMEND = $(PY) -m clients recommend --url $(URL) --repo $(REPO)
 USERS ?= $(if $(filter online-retail,$(DATA)),17850 12583 14911 999999999)
 # a port set by the caller narrows `make stop` to that server; without one it stops all that were started here
 ONE_SERVER = $(if $(filter-out file,$(origin GRPC_PORT)),--grpc-port $(GRPC_PORT))
-# written by a finished export; `make run` exports again when the data set, the profile or the code is newer, or the repository is gone
-EXPORTED = .run/exported/$(subst =,-,$(subst :,_,$(subst /,_,$(REPO)-$(PROFILE)-$(LAYOUT)-$(DATA))))
+as_name = $(subst =,-,$(subst :,_,$(subst /,_,$(1))))
+# written by a finished export; `make run` exports again with other variables, newer settings, data or code, or without the repository
+EXPORTED = .run/exported/$(call as_name,$(REPO)-$(PROFILE)-$(LAYOUT)-$(DATA)$(if $(TRITON),-$(TRITON))$(if $(CONFIG),-$(CONFIG)))
 SOURCES = requirements.txt $(CONFIG) $(shell find export stages hps_config $(wildcard $(DATA) data/$(DATA)) -type f -not -path '*/__pycache__/*' 2>/dev/null)
 
 .PHONY: help setup run test stop export serve check perf baseline bounds bounds-tiers tune eval lint
@@ -48,7 +49,7 @@ run: setup ## from a bare machine to served recommendations: setup, training, ex
 	@echo "Stop it:  make stop$(if $(ONE_SERVER), GRPC_PORT=$(GRPC_PORT))"
 
 export: setup ## data set (folder or bundled name) to repository: DATA=… PROFILE=cpu|merlin LAYOUT=ensemble|fused TRITON=24.03|modern REPO=… CONFIG=…
-	@rm -f .run/exported/$(subst /,_,$(REPO))-*
+	@rm -f .run/exported/$(call as_name,$(REPO))-*
 	@$(PY) -m export build --data $(DATA) --profile $(PROFILE) --layout $(LAYOUT) --repo $(REPO) $(if $(TRITON),--triton $(TRITON)) $(if $(CONFIG),--config $(CONFIG))
 	@mkdir -p .run/exported && touch $(EXPORTED)
 

@@ -19,25 +19,35 @@ def test_run_ends_with_how_to_stop_the_server_it_started_and_no_other(given, tol
     assert f'echo "Stop it:  {told}"' in printed.splitlines()
 
 
+OURS = ("MAKEFLAGS", "MAKEOVERRIDES", "DATA", "USERS", "PROFILE", "LAYOUT", "TRITON", "REPO", "CONFIG")
+
+
 @pytest.fixture
-def asked(tmp_path):
-    """make variables -> which users `make run` asks, of a repository that knows three."""
-    python, known, asked = (tmp_path / name for name in ("python", "known", "asked"))
-    known.write_text("7\nanna b\n9\n")
-    python.write_text(
-        f'#!/bin/bash\n[ "$3" != users ] || cat {known} || exit 1\n'
-        f'[ "$3" != recommend ] || printf "%s\\n" "${{*: -3:1}}" >> {asked}\n'
-    )
-    python.chmod(0o755)
+def make(tmp_path):
+    """-> calls make in a checkout of a Makefile alone: the lines of bash that are its Python, arguments of make."""
     (tmp_path / "setup.sh").write_text("#!/bin/sh\n")
     (tmp_path / "setup.sh").chmod(0o755)
     shutil.copy(PROJECT / "Makefile", tmp_path)
 
+    def run(lines: str, *arguments: str) -> None:
+        python = tmp_path / "python"
+        python.write_text(f"#!/bin/bash\n{lines}")
+        python.chmod(0o755)
+        clean = {name: value for name, value in os.environ.items() if name not in OURS}
+        subprocess.run(["make", *arguments, f"PY={python}"], cwd=tmp_path, env=clean, capture_output=True, check=True)
+
+    return run
+
+
+@pytest.fixture
+def asked(make, tmp_path):
+    """make variables -> which users `make run` asks, of a repository that knows three."""
+    known, asked = tmp_path / "known", tmp_path / "asked"
+    known.write_text("7\nanna b\n9\n")
+    lines = f'[ "$3" != users ] || cat {known} || exit 1\n[ "$3" != recommend ] || printf "%s\\n" "${{*: -3:1}}" >> {asked}\n'
+
     def run(*variables: str) -> list[str]:
-        command = ["make", "run", f"PY={python}", f"REPO={tmp_path / 'repository'}", *variables]
-        ours = ("MAKEFLAGS", "MAKEOVERRIDES", "DATA", "USERS")
-        clean = {name: value for name, value in os.environ.items() if name not in ours}
-        subprocess.run(command, cwd=tmp_path, env=clean, capture_output=True, check=True)
+        make(lines, "run", f"REPO={tmp_path / 'repository'}", *variables)
         return asked.read_text().splitlines()
 
     return run
@@ -61,3 +71,40 @@ def test_run_fails_and_asks_nobody_when_the_users_cannot_be_read(asked, tmp_path
         asked("DATA=another")
     assert f"{tmp_path / 'known'}: No such file" in failed.value.stderr.decode()
     assert not (tmp_path / "asked").exists()
+
+
+@pytest.fixture
+def exported(make, tmp_path):
+    """make variables -> what `make run` exported with, "" when what lies there is up to date."""
+    (tmp_path / "requirements.txt").touch()
+    (tmp_path / "other.toml").touch()
+    exports = tmp_path / "exports"
+    lines = (
+        f'[ "$2 $3" != "export build" ] || {{ echo "${{@:4}}" > {exports}; mkdir -p "${{11}}/recommend"; }}\n'
+        '[ "$3" != users ] || echo 7\n'
+    )
+
+    def run(*variables: str) -> str:
+        exports.write_text("")
+        make(lines, "run", "DATA=shop", *variables)
+        return exports.read_text().strip()
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("variable", "option"), [("CONFIG=other.toml", "--config other.toml"), ("TRITON=modern", "--triton modern")]
+)
+def test_run_exports_again_with_other_settings_and_only_then(exported, variable, option):
+    plain = "--data shop --profile cpu --layout ensemble --repo model_repository"
+    assert exported() == plain
+    assert exported() == ""
+    assert exported(variable) == f"{plain} {option}"
+    assert exported(variable) == ""
+    assert exported() == plain  # the repository has been another's meanwhile
+
+
+def test_run_exports_again_into_a_repository_of_any_name(exported):
+    assert exported("REPO=a:b=c")
+    assert exported("REPO=a:b=c", "CONFIG=other.toml")
+    assert exported("REPO=a:b=c")
