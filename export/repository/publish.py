@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,6 +32,7 @@ from export.repository.config import (
     check_edges,
     differing_tensors,
     ensemble_config,
+    holds_row,
     layout_of,
     models_of,
     stage_config,
@@ -251,13 +253,24 @@ def place_version(staged: Path, model_folder: Path) -> None:
 def write_warmup(folder: Path, spec: ModelSpec, recorded: dict[str, np.ndarray], rows: int) -> None:
     """Once per repository: tritonserver loads the served version again when anything beside it changes.
 
-    Files that are missing are written: without them the model does not load at all.
+    Files that are missing or cut off (a full disk, a killed export) are written: otherwise the model does not load.
     """
     folder.mkdir(exist_ok=True)
     for name, values in packed(spec.inputs, recorded).items():
         for row in range(rows):
-            if not (path := folder / warmup_file(name, row)).exists():
-                path.write_bytes(warmup_bytes(values[row]))
+            path = folder / warmup_file(name, row)
+            if not path.exists() or not holds_row(path.read_bytes(), values[row]):
+                replace_warmup(path, warmup_bytes(values[row]))
+
+
+def replace_warmup(path: Path, content: bytes) -> None:
+    """Whole or not at all; made beside the model folder, as configs are."""
+    beside = path.parents[2] / f".{path.parents[1].name}.{path.name}.{os.getpid()}"
+    try:
+        beside.write_bytes(content)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def prune(repository: Path, kept: set[int]) -> None:

@@ -14,12 +14,12 @@ import pytest
 
 from export.repository import publish
 from export.repository.config import CONFIG_FILE, LAYOUTS, WARMUP_BATCH, Serving
-from export.repository.publish import Staging, generations_present, served_by
+from export.repository.publish import Staging, generations_present, served_by, write_warmup
 from server.generations import pin
 from server.lock import publication_lock
 from server.repository import read_config, read_repository
 from stages.artifacts import MANIFEST_FILE, StageInfo, read_stage, sha256_of, stage_folder, verify_manifest
-from stages.contract import ENSEMBLE, STAGES, Axes, ensemble_spec, stage_specs
+from stages.contract import ENSEMBLE, STAGES, Axes, ModelSpec, TensorSpec, ensemble_spec, stage_specs
 from stages.errors import ArtifactError, ConfigError, ExportError, ServerError
 
 AXES = Axes(candidates=4, history=3, exclusions=2, items_returned=2, user_categorical=2, user_continuous=1)
@@ -245,3 +245,38 @@ def test_publishing_mends_a_damaged_repository(tmp_path):
     assert served_by(tmp_path) is None
     assert publish_once(tmp_path) == 2
     assert served_by(tmp_path) == 2
+
+
+@pytest.mark.parametrize("content", [b"", b"\0", b"\0" * 999], ids=["empty", "cut off", "too long"])
+def test_a_warm_up_file_that_is_not_whole_is_written_again_and_no_other(tmp_path, content):
+    publish_once(tmp_path)
+    broken = tmp_path / "rank" / "warmup" / "candidates_0"
+    whole = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in tmp_path.glob("*/warmup/*")}
+    broken.write_bytes(content)
+    publish_once(tmp_path)
+    after = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in tmp_path.glob("*/warmup/*")}
+    assert [path for path in whole if after[path] != whole[path]] == [broken]
+    assert after[broken][0] == whole[broken][0]
+
+
+def test_warm_up_texts_of_any_length_are_whole(tmp_path):
+    spec = ModelSpec("only", (TensorSpec("country", "BYTES", (1,)),), ())
+    path = tmp_path / "only" / "warmup" / "country_0"
+    path.parent.mkdir(parents=True)
+    for stored, kept in ((b"\7\0\0\0Germany", True), (b"\7\0\0\0Ger", False), (b"\7\0", False)):
+        path.write_bytes(stored)
+        write_warmup(path.parent, spec, {"country": np.array([[b"EIRE"]], np.object_)}, 1)
+        assert path.read_bytes() == (stored if kept else b"\4\0\0\0EIRE")
+
+
+def test_a_warm_up_file_that_does_not_fit_leaves_nothing(tmp_path, monkeypatch):
+    write_bytes = Path.write_bytes
+
+    def disk_full(path, content):
+        write_bytes(path, content[:1])
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", disk_full)
+    with pytest.raises(OSError, match="No space"):
+        publish_once(tmp_path / "repo")
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size == 1] == []
