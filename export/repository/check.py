@@ -113,12 +113,21 @@ def check_layout(repository: Path) -> Iterator[Finding]:
             yield Finding(
                 "error", f"{name}/{CONFIG_FILE}", f"It names the model {config.name!r}", "Export the repository again."
             )
+    yield from check_strangers(repository, models)
+
+
+def check_strangers(repository: Path, models: Sequence[str]) -> Iterator[Finding]:
+    """tritonserver takes every folder for a model, and starts only when all of them load."""
     strangers = sorted(repository.iterdir()) if (repository / ENSEMBLE).is_dir() else []
+    remedy = "Move it out of the repository."
     for path in strangers:
-        if path.is_dir() and not (path / CONFIG_FILE).is_file() and path.name not in models:
-            yield Finding(
-                "error", path.name, "It is no model, and tritonserver takes it for one", "Move it out of the repository."
-            )
+        if not path.is_dir() or path.name in models:
+            continue
+        if not (path / CONFIG_FILE).is_file():
+            yield Finding("error", path.name, "It is no model, and tritonserver takes it for one", remedy)
+        elif (name := read_config(path / CONFIG_FILE).name) not in ("", path.name):
+            fact = f"Its config names the model {name!r}, and tritonserver expects the folder's name"
+            yield Finding("error", path.name, fact, remedy)
 
 
 def check_path(repository: Path) -> Iterator[Finding]:

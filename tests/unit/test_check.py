@@ -114,6 +114,7 @@ def test_a_file_that_is_not_the_published_one_stops_the_checks_behind_it(reposit
     [
         (lambda r: (r / "rank" / "config.pbtxt").unlink(), "rank/config.pbtxt: The file is missing"),
         (lambda r: (r / "notes").mkdir(), "notes: It is no model, and tritonserver takes it for one"),
+        (lambda r: shutil.copytree(r / "rank", r / "rank.bak"), "rank.bak: Its config names the model 'rank'"),
         (lambda r: (r / "rank" / "warmup" / "candidates_0").unlink(), "candidates_0: The file is missing"),
         (lambda r: replace_in(r / "rank" / "config.pbtxt", 'name: "rank"', 'name: "rung"'), "It names the model 'rung'"),
         (lambda r: replace_in(r / "retrieve" / "config.pbtxt", "dims: 64", "dims: 63"), "[64] meets exclude INT64 [63]"),
@@ -126,12 +127,19 @@ def test_a_file_that_is_not_the_published_one_stops_the_checks_behind_it(reposit
             "The record ranked is stated as user_id",
         ),
     ],
-    ids=["config", "stranger", "warm-up", "name", "edge", "record", "stage"],
+    ids=["config", "stranger", "copy", "warm-up", "name", "edge", "record", "stage"],
 )
 def test_what_tritonserver_would_refuse(repository, broken, told):
     broken(repository)
     assert any(told in message for message in errors(repository))
     assert CliRunner().invoke(app, ["check", "--repo", str(repository)]).exit_code == 1
+
+
+def test_a_model_of_somebody_elses_is_none_of_ours(repository):
+    for folder, name in (("theirs", "theirs"), ("unnamed", "")):
+        (repository / folder / "1").mkdir(parents=True)
+        (repository / folder / "config.pbtxt").write_text(f'name: "{name}"\nbackend: "python"\n')
+    assert check_repository(repository) == []
 
 
 def test_a_path_that_no_model_starts_from(repository, tmp_path, monkeypatch):
