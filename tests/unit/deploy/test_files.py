@@ -128,6 +128,19 @@ def test_who_is_waited_for_tells_when_it_is_ready():
                 assert "healthcheck" in SERVICES[name]
 
 
+@pytest.mark.parametrize(
+    ("said", "healthy"), [("PONG", True), ("LOADING Redis is loading the dataset in memory", False), ("", False)]
+)
+def test_a_redis_is_healthy_when_it_answers_and_not_when_it_says_why_not(tmp_path, said, healthy):
+    (tmp_path / "redis-cli").write_text(f"#!/bin/sh\necho '{said}'\n")
+    (tmp_path / "redis-cli").chmod(0o755)
+    for name in ("redis-1", "redis-2", "redis-3"):
+        kind, *command = SERVICES[name]["healthcheck"]["test"]
+        check = ["/bin/sh", "-c", *command] if kind == "CMD-SHELL" else command
+        run = subprocess.run(check, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, stdout=subprocess.DEVNULL)
+        assert (run.returncode == 0) == healthy
+
+
 def test_mounted_paths_exist_in_the_checkout():
     paths = [source for _, source, _ in mounts() if source.startswith((".", "/"))]
     assert paths

@@ -1,15 +1,12 @@
 """The container's start script and what it calls, with a tritonserver that only tells how it was called."""
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import redis
 
-from tests.unit.embeddings.redis_server import free_port
 from tests.unit.tensorrt.conftest import publish
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
@@ -151,50 +148,3 @@ def test_preflight_names_each_fault(image, tmp_path):
     assert "does not describe tables" in preflight(tmp_path)
     (tmp_path / "repo" / "ps.json").unlink()
     assert "ps.json is missing" in preflight(tmp_path)
-
-
-@pytest.fixture
-def nodes(tmp_path):
-    """Three Redis nodes that know nothing of each other."""
-    ports, started = [], []
-    for number in range(3):
-        port = free_port()
-        folder = tmp_path / f"redis-{number}"
-        folder.mkdir()
-        place = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", "", "--cluster-enabled", "yes"]
-        started.append(subprocess.Popen(["redis-server", *place], stdout=subprocess.DEVNULL))
-        ports.append(port)
-        client = redis.Redis(port=port)
-        for _ in range(200):
-            try:
-                client.ping()
-                break
-            except redis.ConnectionError:
-                started[-1].poll()
-    yield [f"127.0.0.1:{port}" for port in ports]
-    for process in started:
-        process.terminate()
-        process.wait()
-
-
-@pytest.mark.skipif(
-    not shutil.which("redis-server") or not shutil.which("redis-cli"), reason="needs redis-server and redis-cli"
-)
-def test_three_nodes_become_one_cluster_once(nodes):
-    script = [str(DEPLOY / "create-cluster.sh")]
-    environment = {"NODES": " ".join(nodes), "PATH": "/usr/bin:/bin"}
-    first = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=120)
-    assert first.returncode == 0, first.stderr + first.stdout
-    cluster = redis.RedisCluster(host="127.0.0.1", port=int(nodes[0].split(":")[1]))
-    assert len(cluster.get_primaries()) == 3
-    assert cluster.set("key", "value")
-    assert cluster.get("key") == b"value"
-    again = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=120)
-    assert (again.returncode, "exists" in again.stdout) == (0, True)
-    assert cluster.get("key") == b"value"
-
-
-def test_a_cluster_of_nothing_is_refused():
-    run = subprocess.run([str(DEPLOY / "create-cluster.sh")], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True)
-    assert run.returncode != 0
-    assert "names no nodes" in run.stderr
