@@ -1,4 +1,4 @@
-"""Updates, evictions and SIGKILLs for 40 s (perf/tiers/soak: ten minutes by default): no row is torn, mixed up, stale or lost."""
+"""Updates, evictions and SIGKILLs for 40 s (perf/tiers/soak; ten minutes by default): no row torn, mixed up, stale or lost."""
 
 import json
 import signal
