@@ -18,6 +18,7 @@ from export.models.cold_rows import ColdRows
 from export.settings import RankerChoice, TableSettings
 from export.tables import write_tables
 from server import supervisor, updaters
+from server.health import is_ready
 from server.launcher import TritonServer
 from stages.artifacts import MANIFEST_FILE, write_manifest
 from stages.embeddings.config import TiersConfig, read_config
@@ -197,13 +198,19 @@ def test_narrow_rows_are_served_and_updated(launch, broker, tmp_path, monkeypatc
     assert (after["degraded"] == 0).all()
 
 
-def test_a_source_that_cannot_be_followed_stops_the_start(live, launch, info):
+def test_a_source_that_cannot_be_followed_is_told_and_costs_no_answer(live, run_dir, info):
     (live / "rank" / str(info.generation) / "stages" / "embeddings" / "updater.py").write_text(
         "raise RuntimeError('cut short')"
     )
     write_manifest(live / "rank" / str(info.generation), stage="rank", generation=info.generation)
-    with pytest.raises(ServerError, match="RuntimeError: cut short"):
-        launch(live)
+    server = TritonServer(live, run_dir=run_dir)
+    try:
+        with pytest.raises(ServerError, match=r"RuntimeError: cut short The server answers without updates.*tried again"):
+            server.start()
+        assert is_ready(server.grpc_url)
+        assert updaters.updaters(server.state.tag)  # the supervisor, at least
+    finally:
+        server.stop()
 
 
 def test_without_a_source_there_is_no_updater(server):
