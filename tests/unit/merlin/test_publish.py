@@ -1,21 +1,17 @@
 """What a merlin export writes, refuses, and proves before it takes a repository's place."""
 
-import ast
 import shutil
 import sys
 from pathlib import Path
 
-import faiss
 import numpy as np
 import onnx
 import pytest
 from google.protobuf.json_format import MessageToJson
 
 from export.__main__ import app
-from export.merlin import workflow
 from export.merlin.graph import with_flat_rows
 from export.merlin.hps import estimated_uses, table_name, write_table
-from export.merlin.index import write_gpu_index
 from export.merlin.parts import PYTHON, parts_of
 from export.merlin.pipeline import MerlinPipeline, under
 from export.merlin.publish import publish_merlin, refuse_long_lists, rehearse
@@ -24,13 +20,12 @@ from export.repository.recorded import RECORDED_FILE, compare_answers, read_reco
 from export.settings import Settings, with_triton
 from hps_config.reader import read_ps_json
 from server.repository import read_config, write_config
-from stages.artifacts import MANIFEST_FILE, open_network, read_json, read_stage
+from stages.artifacts import MANIFEST_FILE, open_network, read_json
 from stages.contract import Degraded, packed
 from stages.embeddings.formats.sparse_folder import read_sparse_folder
 from stages.errors import ArtifactError, ConfigError, DependencyError, ExportError, RequestError
 from stages.pipeline import Pipeline
 from stages.ranking_features import SCALE
-from stages.steps.gpu_index import on_gpu
 from stages.steps.kernels import (
     STEP_TYPES,
     RankFeatures,
@@ -306,98 +301,3 @@ class TestRefusals:
             assert link.is_symlink()
             assert [path.name for path in (tmp_path / "disk").iterdir()] == ["repository"]
         assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "link"]
-
-
-class TestIndex:
-    def test_lists_stay_as_they_are(self, tmp_path):
-        assert write_gpu_index(tmp_path, "lists") == "lists"
-        assert list(tmp_path.iterdir()) == []
-
-    def test_what_gpus_cannot_hold_becomes_flat(self, exported):
-        folder = exported["24.03"] / "retrieve_search" / "1"
-        assert read_stage(folder).settings["stage"]["index"] == "flat"
-        index = faiss.read_index(str(folder / "items.faiss"))
-        assert index.ntotal == np.load(folder / "available.npy").sum()
-
-    def test_the_index_moves_where_faiss_has_a_gpu(self, fake_gpus):
-        moved = on_gpu("index", 1)
-        assert moved.gpu == 1
-        assert moved.resources.scratch_bytes == 256 << 20
-        with pytest.raises(RuntimeError, match="out of memory"):  # not a silent, slow search on the CPU
-            on_gpu("too large", 0)
-        assert on_gpu(None, 0) is None
-
-    @pytest.mark.parametrize(("kind", "device", "expected"), [("GPU", "2", 2), ("CPU", "0", 3)])
-    def test_it_moves_to_the_gpu_of_its_instance_or_of_the_export(self, cpu, tmp_path, monkeypatch, kind, device, expected):
-        """As exported the instances are KIND_CPU, so that a server without a GPU starts: then [merlin] gpu counts."""
-        publish_merlin(source_of(cpu), tmp_path / "repository", Settings(merlin={"gpu": 3}))
-        monkeypatch.setitem(sys.modules, "triton_python_backend_utils", fake_backend)
-        from stages.steps.triton import step_model
-
-        monkeypatch.setattr("stages.steps.kernels.on_gpu", lambda index, gpu: f"index on GPU {gpu}")
-        folder = tmp_path / "repository" / "retrieve_search"
-        model = step_model(RetrieveSearch)()
-        model.initialize(
-            {
-                "model_name": folder.name,
-                "model_instance_name": "retrieve_search_0_0",
-                "model_instance_kind": kind,
-                "model_instance_device_id": device,
-                "model_repository": str(folder),
-                "model_version": "1",
-                "model_config": MessageToJson(read_config(folder / "config.pbtxt"), preserving_proto_field_name=True),
-            }
-        )
-        assert model.first.kernel.retrieve.search.index == f"index on GPU {expected}"
-        model.finalize()
-
-    def test_where_faiss_has_no_gpu_it_stays(self):
-        assert on_gpu("index", 0) == "index"
-
-
-@pytest.fixture
-def fake_gpus(monkeypatch):
-    """Faiss's GPU API, as far as it is used, of a machine with two GPUs."""
-
-    class Resources:
-        def setTempMemory(self, n_bytes: int) -> None:
-            self.scratch_bytes = n_bytes
-
-    class Clone:
-        def __init__(self, gpu: int) -> None:
-            self.gpu = gpu
-
-    def clone(resources, gpu, index):
-        if index == "too large":
-            raise RuntimeError("out of memory")
-        assert isinstance(resources, Resources)
-        return Clone(gpu)
-
-    monkeypatch.setattr(faiss, "StandardGpuResources", Resources, raising=False)
-    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 2)
-    monkeypatch.setattr(faiss, "index_cpu_to_gpu", clone, raising=False)
-
-
-PROJECT = Path(__file__).parents[3]
-PUBLISHED = (*(PROJECT / "stages").rglob("*.py"), workflow.OPERATORS, workflow.MODEL_PY)
-# names that Python 3.11 brought, by module
-NEWER = {
-    "hashlib": {"file_digest"},
-    "typing": {"Self", "assert_never", "LiteralString"},
-    "enum": {"StrEnum"},
-    "datetime": {"UTC"},
-}
-
-
-@pytest.mark.parametrize("path", sorted(PUBLISHED), ids=lambda path: str(path.relative_to(PROJECT)))
-def test_what_is_published_runs_on_the_containers_python(path):
-    """merlin-hugectr:24.06 has Python 3.10: neither its syntax nor its library may be exceeded."""
-    tree = ast.parse(path.read_text(), feature_version=(3, 10))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):
-            assert not {alias.name for alias in node.names} & NEWER.get(node.module or "", set())
-            assert node.module != "tomllib"
-        elif isinstance(node, ast.Import):
-            assert "tomllib" not in {alias.name for alias in node.names}
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            assert node.attr not in NEWER.get(node.value.id, set())
