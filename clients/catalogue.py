@@ -20,11 +20,11 @@ import numpy as np
 
 from clients.models import Query
 from clients.wire import ANONYMOUS
-from stages.artifacts import REMEDY, open_array, open_form, read_json, stage_folder
-from stages.contract import ENSEMBLE
-from stages.errors import ArtifactError
-from stages.generations import pinned_generation
-from stages.steps.specs import PREPROCESS_FEATURES
+from serving.contract.artifacts import REMEDY, open_array, open_form, read_json, stage_folder
+from serving.contract.errors import ArtifactError
+from serving.contract.generations import pinned_generation
+from serving.contract.tensors import ENSEMBLE
+from serving.stages.parts.specs import PREPROCESS_FEATURES
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from clients.catalogue import Catalogue, known_users
 from clients.errors import InvalidRequest
 from clients.models import Health, Query, Recommendations, Timeout
 from clients.recommender import DEFAULT_URL, Recommender
-from stages.errors import RecommenderError
+from serving.contract.errors import RecommenderError
 
 app = typer.Typer(help="Ask a served repository for recommendations.", no_args_is_help=True, add_completion=False)
 out = Console()

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stages.errors import RecommenderError
+from serving.contract.errors import RecommenderError
 
 if TYPE_CHECKING:
     from clients.models import Call

@@ -16,7 +16,7 @@ import numpy as np
 
 from clients.models import Call, Health, ModelState, Query, Recommendations
 from clients.wire import ANONYMOUS, Signature
-from stages.contract import ENSEMBLE, FROM_STORE, MISSING_INT, PAD_ID, Axes, ContextColumn, ensemble_spec, stage_specs
+from serving.contract.tensors import ENSEMBLE, FROM_STORE, MISSING_INT, PAD_ID, Axes, ContextColumn, ensemble_spec, stage_specs
 
 DEFAULT_AXES = Axes()
 Handler = Callable[[Query], Sequence[int] | Recommendations]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from clients.errors import InvalidRequest
-from stages.contract import Degraded
+from serving.contract.tensors import Degraded
 
 
 @dataclass(frozen=True)

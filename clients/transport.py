@@ -19,7 +19,7 @@ from tritonclient.utils import InferenceServerException
 from clients.errors import ClientError, InvalidRequest, from_status
 from clients.models import Call, Health, ModelState
 from clients.wire import Signature
-from stages.contract import ENSEMBLE
+from serving.contract.tensors import ENSEMBLE
 
 MAX_RECONNECT_BACKOFF_MS = 1_000  # gRPC's 2 minutes would outlast any restart of the server
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from clients.errors import InvalidRequest
 from clients.models import Query, Recommendations
-from stages.contract import FROM_STORE, MISSING_INT, PAD_ID, Degraded
+from serving.contract.tensors import FROM_STORE, MISSING_INT, PAD_ID, Degraded
 
 ANONYMOUS = int(MISSING_INT)  # no shop's id (-1 may be one): served as a cold-start user
 _INT64 = np.iinfo(np.int64)

@@ -10,7 +10,7 @@ ENGINES=${ENGINES:-/engines}
 BACKENDS=${BACKENDS:-/opt/tritonserver/backends}
 HERE=$(dirname "$(readlink -f "$0")")
 BUILDER=${BUILDER:-$HERE/build_engines.py}
-[ -f "$BUILDER" ] || BUILDER=$HERE/../export/tensorrt/build_engines.py  # started from a checkout
+[ -f "$BUILDER" ] || BUILDER=$HERE/../export/nvidia/tensorrt/build_engines.py  # started from a checkout
 
 python3 "$BUILDER" --repository "$MODELS" --cache "$ENGINES" --backends "$BACKENDS"
 python3 "$HERE/preflight.py" --repository "$MODELS" --backends "$BACKENDS"

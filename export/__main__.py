@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from stages.errors import ConfigError, RecommenderError
+from serving.contract.errors import ConfigError, RecommenderError
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads of torch that spin slow a shared machine down many times
 
@@ -36,8 +36,8 @@ def build(
     config: Config = None,
 ) -> None:
     """Train on a data set and publish a new generation into a repository."""
-    from export.dataset import load_dataset
     from export.settings import MERLIN, PROFILES, read_settings, with_triton
+    from training.dataset import load_dataset
 
     refuse_unknown(layout)
 
@@ -67,7 +67,7 @@ def relayout(
 
 
 def refuse_unknown(layout: str) -> None:
-    from export.repository.config import LAYOUTS
+    from repository.config import LAYOUTS
 
     if layout not in LAYOUTS:
         raise ConfigError(f"There is no layout {layout!r}. Available: {', '.join(LAYOUTS)}.")
@@ -76,7 +76,7 @@ def refuse_unknown(layout: str) -> None:
 @app.command()
 def check(repo: Repo = Path("model_repository")) -> None:
     """Say what will fail in a repository, and how to mend it. Exit code 1 when there is an error."""
-    from export.repository.check import check_repository, checked_by_format
+    from repository.check import check_repository, checked_by_format
 
     findings = check_repository(repo)
     for finding in findings:
@@ -97,11 +97,11 @@ def evaluate(
     config: Config = None,
 ) -> None:
     """Recall@20, NDCG@10, coverage and AUC, stage by stage and through a real server, beside four baselines."""
-    from export.dataset import load_dataset
     from export.settings import read_settings
+    from training.dataset import load_dataset
 
     settings, dataset = read_settings(config), load_dataset(data)
-    from export.evaluation.evaluate import evaluate_dataset  # only now: what trains takes seconds to import
+    from export.evaluate import evaluate_dataset  # only now: what trains takes seconds to import
 
     evaluate_dataset(dataset, work / dataset.description.name, settings, console)
 
@@ -112,12 +112,12 @@ def hugectr_data(
     data: Data = "online-retail",
     config: Config = None,
 ) -> None:
-    """Write the ranker's training requests for HugeCTR (export/hugectr/container/train_dlrm.py trains on them)."""
-    from export.dataset import load_dataset
+    """Write the ranker's training requests for HugeCTR (export/nvidia/hugectr/container/train_dlrm.py trains on them)."""
     from export.settings import read_settings
+    from training.dataset import load_dataset
 
     settings, dataset = read_settings(config), load_dataset(data)
-    from export.hugectr.teach import teach_hugectr  # only now: what trains takes seconds to import
+    from export.nvidia.hugectr.teach import teach_hugectr  # only now: what trains takes seconds to import
 
     teach_hugectr(dataset, out, settings, console)
 
@@ -125,7 +125,7 @@ def hugectr_data(
 @app.command()
 def point(generation: int, repo: Repo = Path("model_repository")) -> None:
     """Make the repository answer with another generation it holds (a running server: `python -m server activate`)."""
-    from server.generations import pin
+    from repository.generations import pin
 
     pin(repo, generation)
     console.print(f"{repo} now answers with generation {generation}.")
@@ -138,8 +138,8 @@ def stream(
     since: Annotated[int | None, typer.Option(help="unix seconds; default: where the generation's own log ends")] = None,
 ) -> None:
     """Learn rows of users and items from the data set's newer events and publish them to the running servers."""
-    from export.dataset import load_dataset
     from export.stream import StreamSettings, stream_updates  # only now: what trains takes seconds to import
+    from training.dataset import load_dataset
 
     streamed = stream_updates(repo, load_dataset(data).interactions, since, StreamSettings(), console.print)
     console.print(f"Next time: --since {streamed.last_event_s}")

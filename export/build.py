@@ -19,31 +19,34 @@ import pandas as pd
 from rich.console import Console
 
 from export.catalogue import write_catalogue
-from export.dataset import Dataset
-from export.dataset.matrix import matrix_of
-from export.features.build import Features, build_features
-from export.features.schema import FeatureSettings
-from export.hugectr.ranker import imported_ranker
-from export.merlin.publish import publish_merlin, refuse_places
-from export.merlin.source import Source
-from export.models.distill import STUDENT
-from export.models.ranking import FitRanker, FitRetrieve, Ranking, RankingSettings, fit_ranking, save_ranking
-from export.models.ranking_data import Retrieve
-from export.models.reranker import RerankerSettings
-from export.models.retriever import Retriever, RetrieverSettings, fit_retriever, retriever_data
-from export.models.train_ranker import RankerSettings, train_ranker
+from export.nvidia.hugectr.ranker import imported_ranker
+from export.nvidia.publish import publish_merlin, refuse_places
+from export.nvidia.source import Source
 from export.recording import requests_like
 from export.rehearsal import rehearse, warmup_tensors
-from export.repository.publish import Staging
-from export.repository.recorded import Recorded
-from export.retrieval.effort import widen_search
-from export.retrieval.save import save_retriever
 from export.settings import CPU, MERLIN, TAUGHT_WIDTH, PipelineSettings, Settings
 from export.tables import plan_tables, shapes_of, write_tables
-from stages.artifacts import StageInfo
-from stages.contract import ENSEMBLE, STAGES, Axes, ModelSpec, ensemble_spec, stage_specs
-from stages.rank import TABLES_FOLDER
-from stages.rules_config import RulesConfig, compile_rules
+from repository.publish import Staging
+from repository.recorded import Recorded
+from repository.rules import compile_rules
+from server.environment import RUN_DIR
+from server.launcher import held_generations
+from serving.contract.artifacts import StageInfo
+from serving.contract.tensors import ENSEMBLE, STAGES, Axes, ModelSpec, ensemble_spec, stage_specs
+from serving.stages.rank import TABLES_FOLDER
+from serving.stages.rules.config import RulesConfig
+from training.dataset import Dataset
+from training.dataset.matrix import matrix_of
+from training.features.build import Features, build_features
+from training.features.schema import FeatureSettings
+from training.models.distill import STUDENT
+from training.models.ranking import FitRanker, FitRetrieve, Ranking, RankingSettings, fit_ranking, save_ranking
+from training.models.ranking_data import Retrieve
+from training.models.reranker import RerankerSettings
+from training.models.retriever import Retriever, RetrieverSettings, fit_retriever, retriever_data
+from training.models.train_ranker import RankerSettings, train_ranker
+from training.retrieval.effort import widen_search
+from training.retrieval.save import save_retriever
 
 SAMPLE_USERS = 512  # real users on whom parity and the index's recall are measured
 LIBRARIES = ("numpy", "onnxruntime", "faiss-cpu", "nvtabular", "torch", "onnx", "nvidia-pytriton")
@@ -78,7 +81,7 @@ def _build(
     say(f"features: {len(features.user_rows)} categorical columns of users, {len(features.item_rows)} of items, replayed")
     axes = axes_of(features, pipeline)
     specs = stage_specs(axes, features.context)
-    with Staging(repository, layout) as staging:
+    with Staging(repository, layout, find_held=lambda repo: held_generations(repo, RUN_DIR)) as staging:
         if profile == MERLIN:
             refuse_places(repository, settings)
         else:

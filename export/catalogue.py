@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from export.dataset import Dataset
+from training.dataset import Dataset
 
 
 def write_catalogue(folder: Path, dataset: Dataset) -> None:

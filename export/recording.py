@@ -1,15 +1,15 @@
 """Requests as callers would send them: users of the log by how active they are, their context, a few strangers and sessions.
 
-They are recorded with the in-process answers (export/repository/recorded.py) and published with the generation.
+They are recorded with the in-process answers (repository/recorded.py) and published with the generation.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from export.dataset import Dataset
-from export.features.build import context_of
-from stages.contract import PAD_ID, ContextColumn, ModelSpec
+from serving.contract.tensors import PAD_ID, ContextColumn, ModelSpec
+from training.dataset import Dataset
+from training.features.build import context_of
 
 UNKNOWN_SHARE = 0.05  # callers nobody has seen
 SESSION_SHARE = 0.10  # callers who send a history of their own

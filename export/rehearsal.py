@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from export.dataset import Dataset
-from export.repository.config import WARMUP_ROWS
-from export.repository.publish import Staging
-from export.repository.recorded import RECORDED_FILE, Recorded, compare_answers
-from stages.contract import ANY_GENERATION, ENSEMBLE, OOV_ROW, PAD_ID, new_lineage
-from stages.errors import ExportError
-from stages.pipeline import Pipeline
+from repository.config import WARMUP_ROWS
+from repository.publish import Staging
+from repository.recorded import RECORDED_FILE, Recorded, compare_answers
+from serving.contract.errors import ExportError
+from serving.contract.tensors import ANY_GENERATION, ENSEMBLE, OOV_ROW, PAD_ID, new_lineage
+from serving.pipeline import Pipeline
+from training.dataset import Dataset
 
 BATCH = 32
 

@@ -12,16 +12,18 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from export.rehearsal import record, warmup_tensors
-from export.repository.publish import Staging
-from export.repository.recorded import RECORDED_FILE, read_recorded
-from export.retrieval.effort import widen_search
 from export.settings import Settings
-from stages.artifacts import MANIFEST_FILE, STAGE_FILE, read_stage, stage_folder, verify_manifest
-from stages.contract import ENSEMBLE, STAGES, stage_specs
-from stages.errors import ConfigError
-from stages.generations import pinned_generation
+from repository.publish import Staging
+from repository.recorded import RECORDED_FILE, read_recorded
+from server.environment import RUN_DIR
+from server.launcher import held_generations
+from serving.contract.artifacts import MANIFEST_FILE, STAGE_FILE, read_stage, stage_folder, verify_manifest
+from serving.contract.errors import ConfigError
+from serving.contract.generations import pinned_generation
+from serving.contract.tensors import ENSEMBLE, STAGES, stage_specs
+from training.retrieval.effort import widen_search
 
-REWRITTEN = ("stages", "model.py", "__pycache__", MANIFEST_FILE, STAGE_FILE, RECORDED_FILE, *STAGES)  # not copied
+REWRITTEN = ("serving", "model.py", "__pycache__", MANIFEST_FILE, STAGE_FILE, RECORDED_FILE, *STAGES)  # not copied
 
 
 def relayout(source: Path, repository: Path, layout: str, candidates: int | None = None) -> int:
@@ -40,7 +42,7 @@ def relayout(source: Path, repository: Path, layout: str, candidates: int | None
     axes = replace(first.axes, candidates=candidates or first.axes.candidates)
     specs = stage_specs(axes, first.context)
     settings = Settings.model_validate(facts["settings"])
-    with Staging(repository, layout) as staging:
+    with Staging(repository, layout, find_held=lambda repo: held_generations(repo, RUN_DIR)) as staging:
         staging.check_contract(specs)
         copy_artifacts(own, staging.folder(ENSEMBLE))
         for name, folder in folders.items():

@@ -4,9 +4,9 @@
     [serving]   how Triton runs the models; [serving.rank] etc. override it for one model
     [ranker]    which network ranks, and how wide its embedding tables are
     [compute]   threads of the ranker's network, and how widely the index is searched (`make tune` finds them)
-    [rules]     the shop's say after the models (stages/rules_config.py)
+    [rules]     the shop's say after the models (repository/rules.py)
     [hugectr]   a ranker that HugeCTR trained
-    [merlin]    where and how the merlin profile is served (export/merlin/settings.py)
+    [merlin]    where and how the merlin profile is served (export/nvidia/settings.py)
     [tables]    budgets of the ranker's embedding tables, and where their updates come from (export/tables.py)
 
 The settings used are echoed into the manifest of the generation.
@@ -21,13 +21,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from export.merlin.settings import MerlinSettings
-from export.models.cold_rows import ColdRows
-from export.repository.config import WARMUP_ROWS, Serving
+from export.nvidia.settings import MerlinSettings
 from hps_config.description import Bytes
 from hps_config.toml_faults import toml_faults
-from stages.contract import ENSEMBLE, STAGES
-from stages.errors import ConfigError
+from repository.config import WARMUP_ROWS, Serving
+from serving.contract.errors import ConfigError
+from serving.contract.tensors import ENSEMBLE, STAGES
+from training.models.cold_rows import ColdRows
 
 CPU, MERLIN = PROFILES = ("cpu", "merlin")  # see the README's table for the profile to come
 # `recommend` of the fused layout runs all kernels, where the ensemble has a process per stage. Of a queue of 32 the process
@@ -44,7 +44,7 @@ class _Section(BaseModel):
 
 
 class PipelineSettings(_Section):
-    """Sizes of the contract (C, H, E, K; see stages/contract.py) and the seed of everything random in the export."""
+    """Sizes of the contract (C, H, E, K; see serving/contract/tensors.py) and the seed of everything random in the export."""
 
     candidates: Length = 256
     history: Length = 64
@@ -65,7 +65,7 @@ class PipelineSettings(_Section):
 
 
 class TableSettings(_Section):
-    """Bytes of the ranker's embedding tables per level of stages/embeddings, and where they live on the serving machine."""
+    """Bytes of the ranker's embedding tables per level of serving/tables, and where they live on the serving machine."""
 
     l1: Bytes = 64 << 20  # hot rows, per process
     l2: Bytes = 4 << 30  # rows in memory, one copy for all processes of a machine
@@ -84,8 +84,8 @@ TAUGHT_WIDTH, STUDENT_WIDTH = 16, 4  # of embedding tables
 class RankerChoice(_Section):
     """Which network ranks: a small one distilled from the DLRM as it was taught, or that DLRM.
 
-    `python -m perf.quality.compression` compares them: the small one keeps what the other knows at a third of the network's
-    time. Where validation requests show that it does not, the export serves the DLRM and says so.
+    `python -m experiments.quality.compression` compares them: the small one keeps the quality at a third of the network's time.
+    Where validation requests show that it does not, the export serves the DLRM and says so.
     """
 
     distilled: bool = True
@@ -107,7 +107,7 @@ class ComputeSettings(_Section):
 
 
 class HugectrSettings(_Section):
-    """A DLRM that HugeCTR trained takes the place of the one that is trained here (export/hugectr/importing.py)."""
+    """A DLRM that HugeCTR trained takes the place of the one that is trained here (export/nvidia/hugectr/importing.py)."""
 
     model: str = ""  # folder of its files; empty: none
     name: str = "dlrm"  # what they begin with

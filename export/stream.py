@@ -4,7 +4,7 @@
 
 What is learned from is what the served kernels saw: the published pipeline makes the candidates and their features, and its
 tables give the rows as this machine serves them now, with all earlier updates: run it where a server or an updater of the
-generation runs. The next export learns everything afresh. Of the merlin profile too: export/merlin/streaming.py.
+generation runs. The next export learns everything afresh. Of the merlin profile too: export/nvidia/streaming.py.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ import numpy as np
 import pandas as pd
 import torch
 
-from export.merlin.streaming import HpsPublisher, HpsRows, MerlinStream
-from export.models.dlrm import Network, Shape
-from export.models.save_ranker import LAYERS_FILE
-from export.models.train_ranker import listwise_loss
-from export.repository.check import profile_of
+from export.nvidia.streaming import HpsPublisher, HpsRows, MerlinStream
 from export.settings import MERLIN
-from stages.artifacts import stage_folder
-from stages.contract import PAD_ID
-from stages.embeddings.config import UpdateConfig
-from stages.embeddings.mixed_widths import MixedWidths
-from stages.embeddings.publisher import Publisher
-from stages.embeddings.tiers import Tiers
-from stages.errors import ConfigError, ExportError
-from stages.pipeline import Pipeline
-from stages.rank import Rank
-from stages.steps.specs import RANK_FEATURES, RANK_ROWS
+from repository.check import profile_of
+from serving.contract.artifacts import stage_folder
+from serving.contract.errors import ConfigError, ExportError
+from serving.contract.tensors import PAD_ID
+from serving.pipeline import Pipeline
+from serving.stages.parts.specs import RANK_FEATURES, RANK_ROWS
+from serving.stages.rank import Rank
+from serving.tables.config import UpdateConfig
+from serving.tables.store.mixed_widths import MixedWidths
+from serving.tables.store.tiers import Tiers
+from serving.tables.updates.publisher import Publisher
+from training.models.dlrm import Network, Shape
+from training.models.save_ranker import LAYERS_FILE
+from training.models.train_ranker import listwise_loss
 
 RESERVED_ROWS = 3  # PAD, NULL and OOV of every table speak for many values: single events do not move them
 USERS_PER_BATCH = 256

@@ -3,7 +3,7 @@
 <rank's version folder>/tables/
     <table>.npy   float32 [rows, D], as trained; of a table with cold rows the hot ones, the others in <table>-cold.npy
     ps.json       budgets, levels and row formats in NVIDIA's schema (hps_config/)
-    tiers.json    the same for stages/embeddings, which knows nothing of hps_config
+    tiers.json    the same for serving/tables, which knows nothing of hps_config
 
 The tables are all named by what is in them (`rank-<digest>`): two generations, or two shops on one Kafka, never mix rows.
 """
@@ -26,17 +26,17 @@ from hps_config.ps_writer import write_ps_json
 from hps_config.reader import check_ps_json, read_ps_json
 from hps_config.report import human_bytes
 from hps_config.tiers import tiers_config
-from stages.artifacts import open_array, sha256_of
-from stages.embeddings.config import TableConfig, TiersConfig, read_config
-from stages.embeddings.mixed_widths import cold_table
-from stages.embeddings.row_formats import RowCodec
-from stages.embeddings.table import l1_sections
-from stages.embeddings.tiers import CONFIG_FILE
-from stages.errors import ConfigError
+from serving.contract.artifacts import open_array, sha256_of
+from serving.contract.errors import ConfigError
+from serving.tables.config import TableConfig, TiersConfig, read_config
+from serving.tables.store.mixed_widths import cold_table
+from serving.tables.store.row_formats import RowCodec
+from serving.tables.store.table import l1_sections
+from serving.tables.store.tiers import CONFIG_FILE
 
 if TYPE_CHECKING:
-    from export.features.build import Features
-    from export.models.cold_rows import ColdRows
+    from training.features.build import Features
+    from training.models.cold_rows import ColdRows
 
 MODEL, PS_FILE = "rank", "ps.json"
 STATE_FOLDER = "recommender-tiers"  # in the temporary folder of the serving machine, unless [tables] state names another
@@ -44,7 +44,7 @@ STATE_FOLDER = "recommender-tiers"  # in the temporary folder of the serving mac
 
 def shapes_of(features: Features, width: int, cold: ColdRows | None = None) -> dict[str, tuple[int, int]]:
     """Table -> (rows, D) as `save_ranker` will write them, before there is anything to write."""
-    from export.models.ranking_data import ItemSlots  # only now: `make check` needs no pandas
+    from training.models.ranking_data import ItemSlots  # only now: `make check` needs no pandas
 
     rows = {f"user_{slot}": n_rows for slot, n_rows in enumerate(features.user_rows.values())}
     slots, pooled = ItemSlots.of(features.item_arrays, tuple(features.item_rows)).rows, {}

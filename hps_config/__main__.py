@@ -16,7 +16,7 @@ from hps_config.ps_writer import write_ps_json
 from hps_config.reader import check_ps_json
 from hps_config.report import print_plan
 from hps_config.tables import TableSpec
-from stages.errors import ConfigError, RecommenderError
+from serving.contract.errors import ConfigError, RecommenderError
 
 app = typer.Typer(help="Plan the embedding tiers, write and check ps.json.", add_completion=False, no_args_is_help=True)
 

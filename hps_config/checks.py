@@ -8,8 +8,8 @@ from dataclasses import fields
 from hps_config.parsers import BLOCKS, Finding
 from hps_config.ps_config import NO_MARGIN, PERSISTENT_TYPES, VOLATILE_TYPES, ModelParams, PsConfig, VolatileDb
 from hps_config.tables import ROW_FORMATS
-from stages.embeddings.formats.kafka import subscribed
-from stages.embeddings.formats.names import NAME
+from serving.tables.formats.kafka import subscribed
+from serving.tables.formats.names import NAME
 
 PER_TABLE = (
     "embedding_table_names",

@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from hps_config.planning import Budgets
 from hps_config.tables import TableSpec
 from hps_config.toml_faults import toml_faults
-from stages.embeddings.formats.names import check_name
+from serving.tables.formats.names import check_name
 
 UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stages.errors import DataError
+from serving.contract.errors import DataError
 
 NEVER = np.iinfo(np.int64).max  # stack distance of a key's first use
 WARM_UP_SHARE = 0.2  # of the trace fills the levels and is not counted

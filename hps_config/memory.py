@@ -10,9 +10,9 @@ from __future__ import annotations
 from math import ceil
 
 from hps_config.tables import TableSpec
-from stages.embeddings.config import TableConfig
-from stages.embeddings.rocks_store import BLOCK_CACHE_BYTES, reader_bytes
-from stages.embeddings.table import l1_sections, l2_sections, ring_sections
+from serving.tables.config import TableConfig
+from serving.tables.levels.rocks_store import BLOCK_CACHE_BYTES, reader_bytes
+from serving.tables.store.table import l1_sections, l2_sections, ring_sections
 
 L1_SET_ROWS = 64  # HPS's cache granularity: 2 slabs of 32 keys, at least one set per table
 L3_ROW_BYTES = 8 + 12  # beside the row: key, and RocksDB's sequence numbers, index and filter (measured: 10 to 12)

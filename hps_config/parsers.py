@@ -26,7 +26,7 @@ from hps_config.ps_config import (
     UpdateSource,
     VolatileDb,
 )
-from stages.errors import ConfigError
+from serving.contract.errors import ConfigError
 
 BLOCKS = {"volatile_db": VolatileDb, "persistent_db": PersistentDb, "update_source": UpdateSource}
 

@@ -16,7 +16,7 @@ from hps_config.hit_rate import HitRates, predict_hit_rates
 from hps_config.memory import L1_SET_ROWS, buffer_bytes, l1_bytes, l1_rows, l2_bytes, l3_bytes, l3_memory_bytes, ring_bytes
 from hps_config.ps_config import NO_MARGIN
 from hps_config.tables import ROW_FORMATS, TableSpec
-from stages.errors import ConfigError
+from serving.contract.errors import ConfigError
 
 SHARE_STEPS = 1_000_000  # gpucacheper is written with six digits
 

@@ -12,7 +12,7 @@ import tempfile
 from dataclasses import dataclass, field
 from typing import Any
 
-from stages.errors import ConfigError
+from serving.contract.errors import ConfigError
 
 REQUIRED, OPTIONAL, CACHED, UNREAD = "required", "optional", "required with gpucache", "unread"
 NO_MARGIN = 2**64 - 1

@@ -9,7 +9,7 @@ from typing import Any
 from hps_config.description import HpsDescription
 from hps_config.planning import Plan
 from hps_config.reader import check_document
-from stages.errors import ConfigError
+from serving.contract.errors import ConfigError
 
 UPDATE_FILTERS = [".+"]  # matched against the model name; HPS's own default matches nothing
 

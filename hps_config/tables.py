@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stages.embeddings.formats.names import check_name
-from stages.errors import ConfigError
+from serving.contract.errors import ConfigError
+from serving.tables.formats.names import check_name
 
 ROW_FORMATS = ("fp32", "fp16", "int8", "int4")  # widest first
 

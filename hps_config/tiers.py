@@ -12,9 +12,9 @@ from pathlib import Path
 
 from hps_config.memory import l1_rows
 from hps_config.ps_config import ModelParams, PsConfig, UpdateSource, VolatileDb
-from stages.embeddings.config import RedisConfig, RocksConfig, TableConfig, TiersConfig, UpdateConfig
-from stages.embeddings.formats.rows import KEY_BYTES
-from stages.errors import ArtifactError, ConfigError
+from serving.contract.errors import ArtifactError, ConfigError
+from serving.tables.config import RedisConfig, RocksConfig, TableConfig, TiersConfig, UpdateConfig
+from serving.tables.formats.rows import KEY_BYTES
 
 
 def tiers_config(

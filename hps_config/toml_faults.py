@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from stages.errors import ConfigError
+from serving.contract.errors import ConfigError
 
 
 @contextmanager

@@ -17,17 +17,17 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from export.repository.recorded import compare_answers
 from perf.answers import asked, first_rows
 from perf.bench import Bench, new_bench
 from perf.figure import Ratio
 from perf.load.workload import read_requests
 from perf.target import own_server, site_of
 from perf.turns import Turns, taking_turns
+from repository.models import read_repository
+from repository.recorded import compare_answers
 from server.environment import PROJECT
-from server.repository import read_repository
-from stages.contract import ENSEMBLE
-from stages.errors import ConfigError, ExportError
+from serving.contract.errors import ConfigError, ExportError
+from serving.contract.tensors import ENSEMBLE
 
 
 class Comparison(BaseModel, frozen=True):

@@ -8,15 +8,15 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
-from export.repository.recorded import Recorded, compare_answers
 from perf.load.open_loop import run_load
 from perf.load.workload import Arrays, ask, read_recorded_of, serialised
 from perf.target import Site
+from repository.recorded import Recorded, compare_answers
 from server.health import local_client
 from server.updaters import has_update_source
-from stages.contract import ModelSpec
-from stages.errors import ConfigError
-from stages.generations import pinned_generation
+from serving.contract.errors import ConfigError
+from serving.contract.generations import pinned_generation
+from serving.contract.tensors import ModelSpec
 
 COMPARED_ROWS = 256
 AT_ONCE = 64  # the largest batch: more of them would only wait

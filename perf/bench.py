@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 
-from export.repository.config import CONFIG_FILE, layout_of
 from perf.answers import comparable
 from perf.load import analyzer
 from perf.load.workload import Arrays, draw, read_recorded_of, read_specs, stage_inputs, write_analyzer_json
@@ -19,8 +18,9 @@ from perf.observe.hit_rates import hit_rates, read_samples
 from perf.observe.memory import PeakMemory
 from perf.report.results import Closed, Machine, Run, commit_of, config_hash, new_folder, priority_levels
 from perf.target import Site
-from server.repository import read_config
-from stages.contract import ENSEMBLE, STAGES
+from repository.config import CONFIG_FILE, layout_of
+from repository.models import read_config
+from serving.contract.tensors import ENSEMBLE, STAGES
 
 ROWS = 1_000  # of input data: perf_analyzer starts over at its end
 SEED = 20260101

@@ -12,22 +12,22 @@ import numpy as np
 import typer
 from rich.console import Console
 
+from experiments import growth as growth_mode
+from experiments.overhead import rounds as overhead_mode
 from perf import ab as ab_mode
 from perf import full, measure, slo
-from perf import growth as growth_mode
 from perf.bench import SEED, new_bench, watched
 from perf.command import BROKEN, run
 from perf.load import schedule
 from perf.load.open_loop import PARTS
 from perf.measure import Scenario
-from perf.overhead import rounds as overhead_mode
 from perf.progress import progress
 from perf.report import plots, tables
 from perf.report.page import notes, write_comparison, write_report
 from perf.report.results import RESULTS, Run, circumstances, last_line, latest_run, load_run, new_folder, summary
 from perf.target import serve
-from stages.contract import ENSEMBLE, STAGES
-from stages.errors import ConfigError
+from serving.contract.errors import ConfigError
+from serving.contract.tensors import ENSEMBLE, STAGES
 
 app = typer.Typer(
     help="How fast a repository is served, and where the time goes.", add_completion=False, pretty_exceptions_enable=False

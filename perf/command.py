@@ -8,7 +8,7 @@ import sys
 import typer
 from tritonclient.utils import InferenceServerException
 
-from stages.errors import RecommenderError
+from serving.contract.errors import RecommenderError
 
 BROKEN, ERROR = 1, 2  # exit codes: a bound was missed; something people can mend
 

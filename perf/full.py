@@ -10,7 +10,7 @@ from perf.load.open_loop import floor_ns
 from perf.observe.latency import Latency
 from perf.progress import progress
 from perf.report.results import Closed
-from stages.contract import ENSEMBLE
+from serving.contract.tensors import ENSEMBLE
 
 CLIENTS = (1, 2, 4, *PEAK_CLIENTS)
 OTHER_TRANSPORTS = ("http", "grpc+shm")

@@ -21,7 +21,7 @@ from typing import Self
 import numpy as np
 
 from server.environment import THREAD_VARIABLES
-from stages.errors import ServerError
+from serving.contract.errors import ServerError
 
 WORKER = Path(__file__).with_name("in_process_worker.py")
 BATCHES = (1, 8, 32)

@@ -1,4 +1,4 @@
-"""One process of the yardstick: `stages/pipeline.py` of a published repository, called with recorded requests.
+"""One process of the yardstick: `serving/pipeline.py` of a published repository, called with recorded requests.
 
     python -P perf/in_process_worker.py REPO GENERATION ROWS.npz
 
@@ -19,8 +19,8 @@ import numpy as np
 
 def main(repo: Path, generation: int, rows_file: str) -> None:
     fused = repo / "recommend" / str(generation)
-    sys.path.insert(0, str(fused if (fused / "stages").is_dir() else repo / "preprocess" / str(generation)))
-    from stages.pipeline import Pipeline
+    sys.path.insert(0, str(fused if (fused / "serving").is_dir() else repo / "preprocess" / str(generation)))
+    from serving.pipeline import Pipeline
 
     pipeline = Pipeline.load(repo, generation)
     with np.load(rows_file, allow_pickle=False) as file:

@@ -17,7 +17,7 @@ from perf.load.workload import Arrays, draw, serialised
 from perf.observe.latency import Latency
 from perf.observe.server_stats import between, read_counters
 from perf.report.results import Open, Yardstick
-from stages.contract import ENSEMBLE
+from serving.contract.tensors import ENSEMBLE
 
 INTERACTIVE, BULK = 1, 2  # priority levels
 BURST_SHARE = 0.2  # of the peak, between bursts: ten times this is twice what the server can do

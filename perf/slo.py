@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, TypeAdapter, model_validator
 
 from hps_config.toml_faults import toml_faults
-from stages.errors import ConfigError
+from serving.contract.errors import ConfigError
 
 SLO_FILE = Path(__file__).with_name("slo.toml")
 OBJECTIVES = (  # what a run can be held to, by its keys in `perf.report.results.summary`

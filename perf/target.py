@@ -14,7 +14,7 @@ from server.health import is_ready, model_states, not_ready
 from server.launcher import TritonServer, running_servers
 from server.ports import Ports
 from server.state import ServerState
-from stages.errors import ConfigError, ServerError
+from serving.contract.errors import ConfigError, ServerError
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import faiss
 
-from export.repository.config import CONFIG_FILE, Serving, models_of, set_instances
 from export.settings import ComputeSettings, Settings
-from server.repository import read_config, write_config
-from stages.artifacts import MANIFEST_FILE, STAGE_FILE, read_json, read_stage, sha256_of, stage_folder, write_manifest
-from stages.contract import ENSEMBLE
-from stages.generations import pinned_generation
-from stages.search import INDEX_FILE
+from repository.config import CONFIG_FILE, Serving, models_of, set_instances
+from repository.models import read_config, write_config
+from serving.contract.artifacts import MANIFEST_FILE, STAGE_FILE, read_json, read_stage, sha256_of, stage_folder, write_manifest
+from serving.contract.generations import pinned_generation
+from serving.contract.tensors import ENSEMBLE
+from serving.stages.search.search import INDEX_FILE
 
 
 def make_variant(source: Path, target: Path, layout: str, settings: Settings) -> None:

@@ -8,19 +8,20 @@ from typing import Annotated
 
 import typer
 
+from repository.generations import published_generations
+from repository.models import content_of
 from server import launcher
 from server.environment import MEASURED_DIR, RUN_DIR
-from server.generations import published_generations, served_generation
+from server.generations import served_generation
 from server.health import is_ready, not_ready, wait_ready
 from server.launcher import READY_TIMEOUT_S, TritonServer, clear_stale, running_servers, stop_server
 from server.lock import starting
 from server.log import explain
 from server.ports import Ports
 from server.processes import lost_stubs
-from server.repository import content_of
 from server.state import ServerState, known_servers, unreadable_states
-from stages.errors import RecommenderError, ServerError
-from stages.generations import pinned_generation
+from serving.contract.errors import RecommenderError, ServerError
+from serving.contract.generations import pinned_generation
 
 app = typer.Typer(help="Start, stop, wait for, and diagnose a real tritonserver.", no_args_is_help=True, add_completion=False)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from stages.errors import ServerError
+from serving.contract.errors import ServerError
 
 PROJECT = Path(__file__).resolve().parents[1]
 RUN_DIR = PROJECT / ".run"

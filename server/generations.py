@@ -27,44 +27,17 @@ from pathlib import Path
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
+from repository.generations import pipeline_models, require_published, write_pins
+from repository.lock import publication_lock
+from repository.models import read_repository
 from server.health import held_versions, local_client, model_states
-from server.lock import publication_lock
-from server.repository import Model, read_repository, write_config
-from stages.contract import ENSEMBLE
-from stages.errors import ConfigError, ServerError
+from serving.contract.errors import ServerError
+from serving.contract.tensors import ENSEMBLE
 
 LOAD_TIMEOUT_S = 300.0
 DRAIN_TIMEOUT_S = 60.0
 DRAIN_GRACE_S = 1.0  # for requests of an ensemble object that a load of its steps has replaced meanwhile
 POLL_S = 0.05
-
-
-def published_generations(repo: Path) -> tuple[int, ...]:
-    """Generations of which every model has its version folder."""
-    models = _pipeline(read_repository(repo))
-    return tuple(sorted(set.intersection(*(set(model.versions_on_disk) for model in models))))
-
-
-def pin(repo: Path, generation: int) -> None:
-    """Make the repository answer with another generation it holds; a running server is moved by `activate`. ConfigError."""
-    with publication_lock(repo):
-        _refuse_unpublished(repo, generation)
-        write_pins(repo, generation)
-
-
-def write_pins(repo: Path, generation: int, keep: tuple[int, ...] = ()) -> None:
-    """Write the configs so that `generation` answers, and the steps hold it and those of `keep`. Nothing is loaded.
-
-    The caller holds the publication lock.
-    """
-    for model in _pipeline(read_repository(repo)):
-        config = model.config
-        versions = {generation} if model.name == ENSEMBLE else {generation, *keep}
-        config.version_policy.Clear()
-        config.version_policy.specific.versions.extend(sorted(versions))
-        for step in config.ensemble_scheduling.step:
-            step.model_version = generation
-        write_config(model.folder / "config.pbtxt", config)
 
 
 def activate(grpc_url: str, repo: Path, generation: int) -> int:
@@ -73,14 +46,14 @@ def activate(grpc_url: str, repo: Path, generation: int) -> int:
     ConfigError when the generation is not published; ServerError when the server refuses it, which then serves what it did.
     """
     with publication_lock(repo):
-        published = _refuse_unpublished(repo, generation)
+        published = require_published(repo, generation)
         old = served_generation(grpc_url)
         if old not in published:
             raise ServerError(
                 f"The server answers with generation {old}, which is no longer in {repo}; a move needs both generations "
                 "there. Restart the server: make stop, then make serve."
             )
-        steps = [model.name for model in _pipeline(read_repository(repo)) if model.name != ENSEMBLE]
+        steps = [model.name for model in pipeline_models(read_repository(repo)) if model.name != ENSEMBLE]
         with local_client(grpc_url) as client:
             if old != generation:
                 _move(client, repo, steps, old, generation)
@@ -136,27 +109,6 @@ def served_generation(grpc_url: str) -> int:
     if len(ready) != 1:
         raise ServerError(f"The server at {grpc_url} has {len(ready)} ready versions of {ENSEMBLE}; expected one. Restart it.")
     return ready[0]
-
-
-def _refuse_unpublished(repo: Path, generation: int) -> tuple[int, ...]:
-    """The published generations; ConfigError when `generation` is none of them."""
-    published = published_generations(repo)
-    if generation not in published:
-        raise ConfigError(
-            f"Generation {generation} is not in {repo}, which holds {list(published)}. Publish it with `make export`."
-        )
-    return published
-
-
-def _pipeline(models: list[Model]) -> list[Model]:
-    """The ensemble's steps and the ensemble itself, in the order they must load."""
-    by_name = {model.name: model for model in models}
-    if ENSEMBLE not in by_name:
-        raise ConfigError(f"The repository has no model {ENSEMBLE}; it has {sorted(by_name)}.")
-    names = [step.model_name for step in by_name[ENSEMBLE].config.ensemble_scheduling.step]
-    if missing := [name for name in names if name not in by_name]:
-        raise ConfigError(f"{ENSEMBLE} has steps {missing}, which are not in the repository; it has {sorted(by_name)}.")
-    return [by_name[name] for name in (*dict.fromkeys(names), ENSEMBLE)]
 
 
 def _wait_drained(grpc_url: str, generation: int) -> None:

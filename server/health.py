@@ -7,7 +7,7 @@ import time
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from stages.errors import ServerError
+from serving.contract.errors import ServerError
 
 POLL_S = 0.1
 HELD_STATES = ("READY", "LOADING", "UNLOADING")

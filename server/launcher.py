@@ -17,14 +17,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Self
 
+from repository.models import Model, check_backends, content_of, read_repository, refuse_unservable_path
 from server import generations, health, log, processes, updaters
 from server.environment import RUN_DIR, backend_directory, find_wheel, server_env
 from server.health import held_versions
 from server.memory import check_memory
 from server.ports import Ports, check_free, free_ports, listens
-from server.repository import Model, check_backends, content_of, read_repository, refuse_unservable_path
 from server.state import ServerState, known_servers
-from stages.errors import ServerError
+from serving.contract.errors import ServerError
 
 READY_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 30.0

@@ -1,58 +1,23 @@
-"""One writer of a repository's configs at a time, a publication or a move between generations, never both; and one command at a
-time that starts a server on a port.
-
-The lock file lies in the repository itself, so that every path and every mount that leads there meets the same lock;
-tritonserver looks at folders only. It is held for seconds: an export takes it when it publishes, not while it trains.
-"""
+"""Allow one command at a time to start a server on a port."""
 
 from __future__ import annotations
 
 import fcntl
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stages.errors import ConfigError, ServerError
-
-LOCK_FILE = ".publication.lock"
-LOCK_TIMEOUT_S = 600.0  # a move loads two generations of every stage; a finished export rather waits for it than fails
-POLL_S = 0.05
-
-
-@contextmanager
-def publication_lock(repo: Path, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
-    """Hold `repo` against other publications and moves; not reentrant. ServerError after `timeout_s` of waiting."""
-    if not repo.is_dir():
-        raise ConfigError(f"There is no model repository at {repo}. Make one with `make export REPO={repo}`.")
-    deadline = time.monotonic() + timeout_s
-    with (repo / LOCK_FILE).open("w") as file:  # closing it, or dying, gives the lock back
-        while not _taken(file.fileno()):
-            if time.monotonic() > deadline:
-                raise ServerError(
-                    f"Another publication or move has held {repo} for {timeout_s:.0f} s. Wait until it ends "
-                    f"(`fuser {repo / LOCK_FILE}` names its process), then try again."
-                )
-            time.sleep(POLL_S)
-        yield
+from repository.lock import try_lock
 
 
 @contextmanager
 def starting(run_dir: Path, grpc_port: int) -> Iterator[None]:
-    """Hold the gRPC port against other commands that start a server on it; waits for them, and says so."""
+    """Hold the gRPC port against other commands that start a server on it. Print a line where it has to wait."""
     path = run_dir / "servers" / f"{grpc_port}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
-        if not _taken(file.fileno()):
+        if not try_lock(file.fileno()):
             print(f"waiting for another command that starts a server on gRPC port {grpc_port}", file=sys.stderr)
             fcntl.flock(file.fileno(), fcntl.LOCK_EX)
         yield
-
-
-def _taken(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 
-from server.repository import Model
-from stages.errors import ServerError
+from repository.models import Model
+from serving.contract.errors import ServerError
 
 MiB = 1 << 20
 SERVER_BYTES = 200 * MiB

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 import psutil
 
-from stages.errors import ConfigError, ServerError
+from serving.contract.errors import ConfigError, ServerError
 
 
 @dataclass(frozen=True)

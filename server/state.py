@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from server.ports import Ports
-from stages.errors import ConfigError
+from serving.contract.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ import psutil
 from server import processes, supervisor
 from server.environment import PROJECT
 from server.state import ServerState
-from stages.artifacts import stage_folder
-from stages.errors import ArtifactError, ServerError
-from stages.generations import pinned_generation
+from serving.contract.artifacts import stage_folder
+from serving.contract.errors import ArtifactError, ServerError
+from serving.contract.generations import pinned_generation
 
 FIRST_WORD_S = 20.0  # until it says that it follows its source
 LAST_WORD_S = 5.0  # it commits what it applied
@@ -94,7 +94,7 @@ def stop(running: list[psutil.Process]) -> None:
 def _start(state: ServerState, run_dir: Path, generation: int, settings: Path) -> None:
     log_path = run_dir / "logs" / f"updater-{state.ports.grpc}-{generation}.log"
     log_path.parent.mkdir(parents=True, exist_ok=True)
-    updater = [sys.executable, "-m", "stages.embeddings", str(settings), "--tag", state.tag]
+    updater = [sys.executable, "-m", "serving.tables", str(settings), "--tag", state.tag]
     with log_path.open("wb") as log_file:
         process = subprocess.Popen(
             [sys.executable, "-m", supervisor.__name__, str(_code_beside(settings)), *updater],
@@ -117,6 +117,6 @@ def _start(state: ServerState, run_dir: Path, generation: int, settings: Path) -
 
 
 def _code_beside(settings: Path) -> Path:
-    """The folder that holds the generation's `stages`: the stage's own, or, in the fused layout, the model's."""
+    """The folder that holds the generation's `serving`: the stage's own, or, in the fused layout, the model's."""
     folder = settings.parents[1]
-    return folder if (folder / "stages").is_dir() else folder.parent
+    return folder if (folder / "serving").is_dir() else folder.parent

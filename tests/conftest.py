@@ -13,7 +13,7 @@ import hypothesis
 import pytest
 
 from tests.lanes import LANES, OUTCOMES, LaneResult
-from tests.unit.embeddings.kafka_broker import MockBroker
+from tests.unit.tables.kafka_broker import MockBroker
 
 hypothesis.settings.register_profile("untimed", deadline=None)  # a first example may compile; speed is for perf/ to say
 hypothesis.settings.load_profile("untimed")

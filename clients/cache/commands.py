@@ -71,7 +71,7 @@ def follow(
 
 def log_of(folder: Path) -> tuple[Path, str]:
     """The log of a data set and its column of user ids."""
-    from export.dataset.description import read_description  # only this command reads descriptions
+    from training.dataset.description import read_description  # only this command reads descriptions
 
     described = read_description(folder).interactions
     return folder / described.path, described.user_id

@@ -22,7 +22,7 @@ from clients.catalogue import Catalogue
 from clients.errors import InvalidRequest
 from clients.models import Query
 from clients.wire import ANONYMOUS
-from stages.errors import DependencyError
+from serving.contract.errors import DependencyError
 
 BATCH = 1_000  # messages that are forgotten together
 POLL_S, RETRY_S, LOOK_S = 0.2, 0.5, 5.0  # for messages or lines; after a store failed; for partitions and for new names

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Sequence
 from clients.cache.base import Cache, Entry, Found
 from clients.cache.entries import DIGEST_BYTES, Key
 from clients.errors import InvalidRequest
-from stages.embeddings.breaker import Breaker
-from stages.errors import DependencyError
+from serving.contract.errors import DependencyError
+from serving.tables.levels.breaker import Breaker
 
 TOKEN_BYTES = 16
 HEAD_BYTES = TOKEN_BYTES + DIGEST_BYTES

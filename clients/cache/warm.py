@@ -14,8 +14,8 @@ import numpy as np
 
 from clients.models import Query, Recommendations
 from clients.recommender import Recommender
-from stages.artifacts import stage_folder
-from stages.generations import pinned_generation
+from serving.contract.artifacts import stage_folder
+from serving.contract.generations import pinned_generation
 
 POOL = 50_000  # users that are clustered at most: the most active ones
 KERNEL_BATCH = 256
@@ -30,8 +30,8 @@ def popular_by_cluster(repo: Path, n_users: int, n_clusters: int, seed: int = 0)
 
 def users_of(repo: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of the generation that answers: int64 [U] ids, int64 [U] events, most first, float32 [U, D] vectors. U <= POOL."""
-    from stages.preprocess import Preprocess  # Faiss and ONNX Runtime: a client needs neither
-    from stages.retrieve import Retrieve
+    from serving.stages.preprocess import Preprocess  # Faiss and ONNX Runtime: a client needs neither
+    from serving.stages.retrieve import Retrieve
 
     generation = pinned_generation(repo)
     preprocess = Preprocess.load(stage_folder(repo, "preprocess", generation))
@@ -45,7 +45,7 @@ def users_of(repo: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _vectors(preprocess, retrieve, user_ids: np.ndarray) -> np.ndarray:
-    from stages.contract import stage_specs
+    from serving.contract.tensors import stage_specs
 
     spec = stage_specs(preprocess.info.axes, preprocess.info.context)["preprocess"]
     inputs = {tensor.name: tensor.filled(len(user_ids)) for tensor in spec.inputs if tensor.optional}

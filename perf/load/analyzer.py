@@ -26,7 +26,7 @@ from perf.observe.latency import Latency
 from perf.observe.server_stats import between, read_counters
 from perf.report.results import Closed
 from server.environment import perf_analyzer_env
-from stages.errors import ConfigError, ServerError
+from serving.contract.errors import ConfigError, ServerError
 
 WINDOWS = 3  # perf_analyzer always measures three before it calls a level stable
 UNSTABLE_PERCENT = 1_000

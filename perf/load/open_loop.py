@@ -28,7 +28,7 @@ import numpy as np
 import psutil
 
 from perf.load.unary import UnaryCalls
-from stages.errors import ConfigError, ServerError
+from serving.contract.errors import ConfigError, ServerError
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 LIVE = "/inference.GRPCInferenceService/ServerLive"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stages.errors import ConfigError
+from serving.contract.errors import ConfigError
 
 MAX_REQUESTS = 200_000  # of one load: bounds memory and time whatever rate was asked for
 
@@ -70,7 +70,7 @@ def read_times(source: str) -> np.ndarray:
             return np.loadtxt(source, dtype=np.float64, ndmin=1)
         except ValueError as error:
             raise ConfigError(f"{source}: {error}. Expected one arrival time in seconds per line.") from error
-    from export.dataset import load_dataset  # pandas: only where a data set is named
+    from training.dataset import load_dataset  # pandas: only where a data set is named
 
     return load_dataset(source).interactions["timestamp"].to_numpy(np.float64)
 

@@ -33,7 +33,7 @@ from hyperframe.frame import (
     WindowUpdateFrame,
 )
 
-from stages.errors import ConfigError, ServerError
+from serving.contract.errors import ConfigError, ServerError
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_HEADER = struct.Struct(">BHBBL")  # length (its upper 8 bits, its lower 16), type, flags, stream

@@ -17,13 +17,13 @@ import numpy as np
 import tritonclient.grpc as grpcclient
 from tritonclient.grpc import service_pb2 as pb
 
-from export.repository.config import CONFIG_FILE, differing_tensors
-from export.repository.recorded import RECORDED_FILE, Recorded, read_recorded
+from repository.config import CONFIG_FILE, differing_tensors
+from repository.models import read_config
+from repository.recorded import RECORDED_FILE, Recorded, read_recorded
 from server.health import local_client
-from server.repository import read_config
-from stages.artifacts import read_stage, stage_folder
-from stages.contract import ENSEMBLE, STAGES, ModelSpec, ensemble_spec, stage_specs
-from stages.errors import ArtifactError, ConfigError
+from serving.contract.artifacts import read_stage, stage_folder
+from serving.contract.errors import ArtifactError, ConfigError
+from serving.contract.tensors import ENSEMBLE, STAGES, ModelSpec, ensemble_spec, stage_specs
 
 Arrays = dict[str, np.ndarray]
 ZIPF_EXPONENT = 1.0

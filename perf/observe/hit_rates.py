@@ -9,9 +9,9 @@ from collections import Counter
 from prometheus_client.parser import text_string_to_metric_families
 
 Samples = dict[tuple[str, str], float]
-TABLE_ROWS = "recommender_table_rows_total"  # by what answered (stages/embeddings/measurements.py)
+TABLE_ROWS = "recommender_table_rows_total"  # by what answered (serving/contract/measurements.py)
 TABLES = "tables"  # how the names of their rates begin
-REPORTED_AFTER_S = 2.5  # models tell their counts every second (stages/triton.py)
+REPORTED_AFTER_S = 2.5  # models tell their counts every second (serving/stages/adapter/triton.py)
 LEVELS = ("l1", "l2", "l3")
 
 

@@ -17,10 +17,10 @@ from matplotlib.figure import Figure
 from perf.observe.hit_rates import TABLES
 from perf.observe.server_stats import PHASES
 from perf.report.results import HALF, MODELS, Closed, Run
-from stages.contract import ENSEMBLE, STAGES
+from serving.contract.tensors import ENSEMBLE, STAGES
 
 if TYPE_CHECKING:
-    from perf.growth import Axis
+    from experiments.growth import Axis
 
 # Okabe and Ito's colours: told apart by everyone
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C8C8C"

@@ -17,10 +17,10 @@ from pydantic import BaseModel, ValidationError
 from perf.observe.latency import Latency
 from perf.observe.memory import ProcessMemory, total_mib
 from perf.observe.server_stats import StageTimes
+from repository.models import read_config
 from server.environment import PROJECT
-from server.repository import read_config
-from stages.contract import ENSEMBLE, STAGES
-from stages.errors import ConfigError
+from serving.contract.errors import ConfigError
+from serving.contract.tensors import ENSEMBLE, STAGES
 
 RESULTS = PROJECT / "perf" / "results"
 RUN_FILE = "run.json"

@@ -13,11 +13,11 @@ from perf.report.results import Run, summary
 from perf.slo import OBJECTIVES, Verdict
 
 if TYPE_CHECKING:
+    from experiments.growth import Axis
+    from experiments.overhead.breakdown import Breakdown
+    from experiments.overhead.rounds import Overhead
     from perf.figure import Figure, Ratio
-    from perf.growth import Axis
     from perf.observe.memory import ProcessMemory
-    from perf.overhead.breakdown import Breakdown
-    from perf.overhead.rounds import Overhead
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from perf.tune.efforts import allowed_efforts
 from perf.tune.lab import Lab
 from perf.tune.search import Metrics, Outcome, search
 from perf.tune.space import candidates, in_words, search_space
-from stages.errors import ConfigError
+from serving.contract.errors import ConfigError
 
 GOALS = ("peak_rate", "clients_1_p50_ms", "p99_ms")
 MEASURED = (*GOALS, "p50_ms", "p95_ms", "p99_over_p50", "error_share", "memory_mib")  # of the keys that slo.toml may name

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import faiss
 
-from export.retrieval.effort import enough, now
-from perf.recall import JUDGED_BY, recorded_vectors
-from stages.generations import pinned_generation
-from stages.pipeline import Pipeline
+from experiments.recall import JUDGED_BY, recorded_vectors
+from serving.contract.generations import pinned_generation
+from serving.pipeline import Pipeline
+from training.retrieval.effort import enough, now
 
 FACTORS = (0.7, 0.8, 0.9)  # of the effort that the export chose, from a ladder with rungs at a half and a third more
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 
-from export.repository.config import CONFIG_FILE, layout_of
 from export.settings import Settings
 from perf.answers import differing_answers
 from perf.load import analyzer, schedule
@@ -24,11 +23,12 @@ from perf.tune.search import Metrics, Trial
 from perf.tune.space import SERVER_THREADS, Changes, with_changes
 from perf.turns import Turns, taking_turns
 from perf.variant import make_variant, settings_of
+from repository.config import CONFIG_FILE, layout_of
+from repository.models import read_config
 from server.environment import MEASURED_DIR
 from server.launcher import TritonServer
-from server.repository import read_config
-from stages.contract import ENSEMBLE
-from stages.generations import pinned_generation
+from serving.contract.generations import pinned_generation
+from serving.contract.tensors import ENSEMBLE
 
 ROWS = 1_000  # of perf_analyzer's input
 INPUT = "input.json"

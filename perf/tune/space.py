@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from export.settings import Settings
-from stages.contract import ENSEMBLE, STAGES
+from serving.contract.tensors import ENSEMBLE, STAGES
 
 Changes = dict[str, Any]  # dotted key -> value: how a candidate differs from the current settings; {} = not at all
 Space = dict[str, tuple[Any, ...]]  # dotted key -> values worth a try

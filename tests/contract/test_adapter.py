@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stages.artifacts import StageInfo, read_stage, write_manifest
-from stages.contract import (
+from serving.contract.artifacts import StageInfo, read_stage, write_manifest
+from serving.contract.errors import DependencyError
+from serving.contract.tensors import (
     ENSEMBLE,
     FROM_STORE,
     MISSING_INT,
@@ -23,7 +24,6 @@ from stages.contract import (
     stage_specs,
     unpacked,
 )
-from stages.errors import DependencyError
 from tests.contract import fake_backend as pb
 
 AXES = Axes(candidates=4, history=3, exclusions=2, items_returned=2, user_categorical=2, user_continuous=1)
@@ -93,7 +93,7 @@ def arguments(tmp_path):
 
 @pytest.fixture
 def model(arguments, monkeypatch):
-    from stages import triton
+    from serving.stages.adapter import triton
 
     monkeypatch.setattr(triton, "REPORT_EVERY_S", 3_600)  # tests report themselves
     pb.MetricFamily.metrics.clear()
@@ -174,7 +174,7 @@ def test_an_output_that_breaks_the_contract_is_an_error_not_an_answer(model):
 
 
 def test_config_that_disagrees_with_the_stage_refuses_to_load(arguments):
-    from stages.triton import triton_model
+    from serving.stages.adapter.triton import triton_model
 
     other = StageInfo("preprocess", 7, Axes(candidates=4, history=9, user_categorical=2, user_continuous=1), CONTEXT)
     with pytest.raises(pb.TritonModelException, match=r"disagree about inputs \(history"):
@@ -183,7 +183,7 @@ def test_config_that_disagrees_with_the_stage_refuses_to_load(arguments):
 
 def test_a_record_of_other_fields_refuses_to_load(arguments):
     """As many bytes, but two more numbers in place of a category."""
-    from stages.triton import triton_model
+    from serving.stages.adapter.triton import triton_model
 
     other = replace(INFO, axes=replace(AXES, user_categorical=1, user_continuous=3))
     assert other.spec.outputs[0].dims == INFO.spec.outputs[0].dims
@@ -192,7 +192,7 @@ def test_a_record_of_other_fields_refuses_to_load(arguments):
 
 
 def test_a_changed_file_refuses_to_load(arguments):
-    from stages.triton import triton_model
+    from serving.stages.adapter.triton import triton_model
 
     stage_file = Path(arguments["model_repository"]) / "7" / "stage.json"
     stage_file.write_text(stage_file.read_text().replace("7", "8"))
@@ -221,7 +221,7 @@ class Next:
 
 @pytest.fixture
 def fused(tmp_path, monkeypatch):
-    from stages import triton
+    from serving.stages.adapter import triton
 
     monkeypatch.setattr(triton, "REPORT_EVERY_S", 3_600)
     pb.MetricFamily.metrics.clear()
@@ -299,7 +299,7 @@ def records(spec, *user_ids: int, generation: int = 7) -> pb.InferenceRequest:
 
 def test_a_stage_between_two_records_takes_fields_and_gives_a_record(tmp_path, monkeypatch):
     """Three requests, one of them of two rows and one of another generation."""
-    from stages import triton
+    from serving.stages.adapter import triton
 
     monkeypatch.setattr(triton, "REPORT_EVERY_S", 3_600)
     folder, info = tmp_path / "rank" / "7", replace(INFO, stage="rank")

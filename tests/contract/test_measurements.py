@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from stages.embeddings.measurements import COUNTER, GAUGE, Measurement
+from serving.contract.measurements import COUNTER, GAUGE, Measurement
 from tests.contract import fake_backend as pb
 from tests.contract.test_adapter import Echo, arguments, request, users_of  # noqa: F401 - a fixture
 
@@ -29,7 +29,7 @@ class Measured(Echo):
 @pytest.fixture
 def loaded(arguments):  # noqa: F811 - the fixture of that name
     """loaded(kernel class) -> the model that serves it"""
-    from stages.triton import triton_model
+    from serving.stages.adapter.triton import triton_model
 
     pb.MetricFamily.metrics.clear()
     pb.Logger.lines.clear()
@@ -63,7 +63,7 @@ def test_kernels_that_hold_nothing_are_let_go_as_well(loaded):
 
 
 def test_measurements_that_fail_are_logged_and_leave_answers_alone(loaded, monkeypatch):
-    from stages import triton
+    from serving.stages.adapter import triton
 
     monkeypatch.setattr(triton, "REPORT_EVERY_S", 0.01)
     monkeypatch.setattr(Measured, "measurements", lambda self: 1 / 0)

@@ -5,7 +5,7 @@ import onnxruntime as ort
 import pytest
 from rich.console import Console
 
-from stages.generations import pinned_generation
+from serving.contract.generations import pinned_generation
 
 NETWORKS = {"retrieve": "user_tower", "rank": "rank", "rerank": "rerank"}
 SIZES = {"requests": 3, "candidates": 50, "places": 20}
@@ -18,8 +18,8 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
     from export.build import build_repository  # here: a skipped lane needs neither torch nor NVTabular
-    from export.dataset import load_dataset
     from export.settings import Settings
+    from training.dataset import load_dataset
 
     folder = tmp_path_factory.mktemp("export") / "repository"
     build_repository(load_dataset("synthetic:tiny"), folder, Settings(), Console(quiet=True))

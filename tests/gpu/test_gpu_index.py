@@ -4,9 +4,9 @@ import faiss
 import numpy as np
 import pytest
 
-from export.retrieval.index import index_vectors
-from stages.search import index_queries
-from stages.steps.gpu_index import MOST_GPU_RESULTS, on_gpu
+from serving.stages.parts.gpu_index import MOST_GPU_RESULTS, on_gpu
+from serving.stages.search.search import index_queries
+from training.retrieval.index import index_vectors
 
 FACT = "this Faiss was built without GPU support" if not hasattr(faiss, "StandardGpuResources") else "no GPU was found"
 pytestmark = pytest.mark.skipif(

@@ -14,13 +14,13 @@ import pytest
 import tritonclient.grpc as grpcclient
 from rich.console import Console
 
+from repository.models import read_config
 from server.launcher import TritonServer
 from server.ports import is_free
 from server.processes import SHM_DIR, members
-from server.repository import read_config
-from stages.artifacts import StageInfo, read_stage, stage_folder
-from stages.contract import ENSEMBLE, STAGES
-from stages.generations import pinned_generation
+from serving.contract.artifacts import StageInfo, read_stage, stage_folder
+from serving.contract.generations import pinned_generation
+from serving.contract.tensors import ENSEMBLE, STAGES
 from tests.server import toys
 
 DATA = "synthetic:users=500,items=300,events=10000,context=1"
@@ -62,8 +62,8 @@ def launch(run_dir: Path) -> Iterator[Callable[..., TritonServer]]:
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real export of a small shop with context columns (store, device, temperature)."""
     from export.build import build_repository  # here: the launcher's tests need neither torch nor NVTabular
-    from export.dataset import load_dataset
     from export.settings import Settings
+    from training.dataset import load_dataset
 
     folder = tmp_path_factory.mktemp("export") / "model_repository"
     build_repository(load_dataset(DATA), folder, Settings(), Console(quiet=True))

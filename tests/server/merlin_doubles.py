@@ -17,8 +17,8 @@ import numpy as np
 
 from hps_config.parsers import load_json
 from hps_config.reader import check_document
-from server.repository import read_config, write_config
-from stages.errors import RequestError
+from repository.models import read_config, write_config
+from serving.contract.errors import RequestError
 
 Arrays = dict[str, np.ndarray]
 PROJECT = Path(__file__).parents[2]
@@ -154,7 +154,7 @@ class TensorRT:
         from google.protobuf import text_format
         from tritonclient.grpc import model_config_pb2 as pb
 
-        from export.precision.faithful import faithful_session
+        from export.nvidia.precision.faithful import faithful_session
 
         config = text_format.Parse(config_text, pb.ModelConfig())
         demand(config.platform == "tensorrt_plan", "platform tensorrt_plan", config.platform)

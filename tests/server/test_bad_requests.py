@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from stages.contract import PAD_ID
+from serving.contract.tensors import PAD_ID
 from tests.server.requests import infer, tensor
 
 HUGE = np.iinfo(np.int64).max

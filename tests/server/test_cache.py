@@ -16,9 +16,9 @@ from clients.models import Call
 from clients.transport import GrpcTransport
 from export.relayout import relayout
 from server.generations import activate
-from stages.rules_config import RulesConfig
+from serving.stages.rules.config import RulesConfig
 from tests.server.test_publication import answers_of, with_rules
-from tests.unit.embeddings.redis_server import RedisServer
+from tests.unit.tables.redis_server import RedisServer
 
 TIMEOUT_S = 20.0
 

@@ -12,12 +12,12 @@ from tritonclient.utils import InferenceServerException
 from typer.testing import CliRunner
 
 from clients.errors import STUB_DIED, from_status
+from repository.generations import pin
 from server import __main__ as commands
-from server.generations import pin
 from server.launcher import running_servers, stop_server
 from server.ports import free_ports
 from server.processes import dead_stubs, members
-from stages.errors import ServerError
+from serving.contract.errors import ServerError
 from tests.server import toys
 
 

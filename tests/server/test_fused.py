@@ -15,18 +15,19 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
 from export.relayout import relayout
-from export.repository.check import check_repository
-from export.repository.recorded import RECORDED_FILE, compare_answers, read_recorded
 from perf.observe.hit_rates import TABLE_ROWS, read_samples
-from server.generations import activate, published_generations, served_generation
+from repository.check import check_repository
+from repository.generations import published_generations
+from repository.recorded import RECORDED_FILE, compare_answers, read_recorded
+from server.generations import activate, served_generation
 from server.launcher import TritonServer
-from stages.contract import ENSEMBLE, STAGES
-from stages.errors import ConfigError, ServerError
-from stages.generations import pinned_generation
-from stages.pipeline import Pipeline
+from serving.contract.errors import ConfigError, ServerError
+from serving.contract.generations import pinned_generation
+from serving.contract.tensors import ENSEMBLE, STAGES
+from serving.pipeline import Pipeline
 from tests.server.requests import ask_each, infer
 
-REPORT_EVERY_S = 1.0  # stages/triton.py, which only a server can import
+REPORT_EVERY_S = 1.0  # serving/stages/adapter/triton.py, which only a server can import
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,13 @@ from collections import Counter
 import pytest
 import tritonclient.grpc as grpcclient
 
+from repository.generations import pin, published_generations
 from server import generations
-from server.generations import activate, pin, published_generations, served_generation
+from server.generations import activate, served_generation
 from server.health import model_states
 from server.launcher import held_generations
-from stages.errors import ConfigError, ServerError
-from stages.generations import pinned_generation
+from serving.contract.errors import ConfigError, ServerError
+from serving.contract.generations import pinned_generation
 from tests.server import toys
 
 CLIENTS = 4

@@ -23,7 +23,7 @@ from server.launcher import TritonServer, clear_stale, running_servers, stop_ser
 from server.ports import Ports, free_ports, is_free
 from server.processes import SHM_DIR, is_running, members
 from server.state import ServerState, known_servers
-from stages.errors import ConfigError, ServerError
+from serving.contract.errors import ConfigError, ServerError
 from tests.server import toys
 
 
@@ -73,7 +73,7 @@ def test_two_servers_at_once_and_stopping_one_leaves_the_other(repo, launch, run
 
 
 def test_models_see_the_threads_they_were_given_and_not_the_checkout(repo, launch):
-    checks = "import os\nassert os.environ['OMP_NUM_THREADS'] == '3'\nassert not os.path.exists('stages')\n"
+    checks = "import os\nassert os.environ['OMP_NUM_THREADS'] == '3'\nassert not os.path.exists('serving')\n"
     source = toys.MODEL.replace("import triton", f"{checks}import triton")
     toys.publish(repo.parent / "other", 1, source)
     server = launch(repo.parent / "other", threads=3)

@@ -10,20 +10,20 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from export.dataset import load_dataset
-from export.features import FeatureSettings, build_features
-from export.merlin.publish import publish_merlin
-from export.merlin.settings import MerlinSettings
-from export.merlin.source import Source
-from export.precision.agreement import EXACT, disagreement
-from export.repository.recorded import RECORDED_FILE, compare_answers, read_recorded
+from export.nvidia.precision.agreement import EXACT, disagreement
+from export.nvidia.publish import publish_merlin
+from export.nvidia.settings import MerlinSettings
+from export.nvidia.source import Source
 from export.settings import Settings
+from repository.recorded import RECORDED_FILE, compare_answers, read_recorded
 from server.launcher import TritonServer
-from stages.artifacts import read_stage, stage_folder
-from stages.contract import ENSEMBLE, STAGES, RecordSpec, new_lineage, packed, stage_specs, unpacked
+from serving.contract.artifacts import read_stage, stage_folder
+from serving.contract.tensors import ENSEMBLE, STAGES, RecordSpec, new_lineage, packed, stage_specs, unpacked
 from tests.server.conftest import DATA
 from tests.server.merlin_doubles import stand_in
 from tests.server.requests import ask_each, infer, tensor
+from training.dataset import load_dataset
+from training.features import FeatureSettings, build_features
 
 READY_TIMEOUT_S = 120.0
 

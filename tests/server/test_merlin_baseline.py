@@ -3,11 +3,11 @@
 import numpy as np
 import tritonclient.grpc as grpcclient
 
-from export.dataset import load_dataset
+from experiments.merlin.bench import HARDENED, baseline_spec
+from experiments.merlin.export import VARIANTS, Parts, export_variant, new_ensemble
+from experiments.merlin.features import read_sides
 from perf.load.workload import ask
-from perf.merlin.bench import HARDENED, baseline_spec
-from perf.merlin.export import VARIANTS, Parts, export_variant, new_ensemble
-from perf.merlin.features import read_sides
+from training.dataset import load_dataset
 
 
 def test_hardened_baseline_serves(launch, tmp_path):

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from experiments.overhead.empty import empty_kernels
 from perf import ab, full, measure
 from perf.answers import asked
 from perf.bench import new_bench
@@ -15,12 +16,11 @@ from perf.load.open_loop import floor_ns
 from perf.load.workload import read_requests, stage_inputs
 from perf.observe.hit_rates import hit_rates, read_samples
 from perf.observe.memory import read_memory
-from perf.overhead.empty import empty_kernels
 from perf.report.results import load_run
 from perf.target import own_server, running_site, serve, site_of
-from stages.contract import ENSEMBLE, STAGES, unpacked
-from stages.errors import ConfigError, ServerError
-from stages.pipeline import Pipeline
+from serving.contract.errors import ConfigError, ServerError
+from serving.contract.tensors import ENSEMBLE, STAGES, unpacked
+from serving.pipeline import Pipeline
 
 WINDOW_S = 0.3
 

@@ -11,14 +11,16 @@ import numpy as np
 import tritonclient.grpc as grpcclient
 
 from export.relayout import relayout
-from export.repository import publish
-from export.repository.recorded import RECORDED_FILE, Recorded, compare_answers, read_recorded
-from server.generations import activate, published_generations, served_generation
+from repository import publish
+from repository.generations import published_generations
+from repository.recorded import RECORDED_FILE, Recorded, compare_answers, read_recorded
+from repository.rules import compile_rules
+from server.generations import activate, served_generation
 from server.launcher import held_generations
-from stages.artifacts import MANIFEST_FILE, read_json, write_manifest
-from stages.contract import ENSEMBLE
-from stages.pipeline import Pipeline
-from stages.rules_config import RulesConfig, compile_rules
+from serving.contract.artifacts import MANIFEST_FILE, read_json, write_manifest
+from serving.contract.tensors import ENSEMBLE
+from serving.pipeline import Pipeline
+from serving.stages.rules.config import RulesConfig
 from tests.server.requests import infer
 
 CLIENTS = 4

@@ -12,14 +12,14 @@ import tritonclient.grpc as grpcclient
 
 from export.settings import TableSettings
 from server.launcher import TritonServer
-from stages.contract import Degraded
-from stages.embeddings.formats.redis_layout import value_hash
-from stages.embeddings.publisher import Publisher
-from stages.pipeline import Pipeline
+from serving.contract.tensors import Degraded
+from serving.pipeline import Pipeline
+from serving.tables.formats.redis_layout import value_hash
+from serving.tables.updates.publisher import Publisher
 from tests.server.requests import infer
 from tests.server.test_tables import settings_of, table_metrics, until, with_tables
-from tests.unit.embeddings.kafka_broker import MockBroker
-from tests.unit.embeddings.redis_server import RedisCluster
+from tests.unit.tables.kafka_broker import MockBroker
+from tests.unit.tables.redis_server import RedisCluster
 
 if shutil.which("redis-server") is None:
     pytest.skip("redis-server is not installed (Debian: apt-get install redis-server)", allow_module_level=True)

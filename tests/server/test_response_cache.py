@@ -9,8 +9,8 @@ from pathlib import Path
 import tritonclient.grpc as grpcclient
 
 from export.relayout import relayout
+from repository.models import read_config, write_config
 from server.generations import activate
-from server.repository import read_config, write_config
 from tests.server import toys
 from tests.server.requests import infer
 

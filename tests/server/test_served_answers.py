@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from export.repository.recorded import RECORDED_FILE, compare_answers, read_recorded
-from stages.contract import ENSEMBLE, STAGES
-from stages.pipeline import Pipeline
+from repository.recorded import RECORDED_FILE, compare_answers, read_recorded
+from serving.contract.tensors import ENSEMBLE, STAGES
+from serving.pipeline import Pipeline
 from tests.server.requests import ask_each, infer
 
 

@@ -1,4 +1,4 @@
-"""Updates, evictions and SIGKILLs for 40 s (perf/tiers/soak; ten minutes by default): no row torn, mixed up, stale or lost."""
+"""Updates, evictions and SIGKILLs for 40 s (experiments/tiers/soak): no row is torn, mixed up, stale or lost."""
 
 import json
 import signal
@@ -10,13 +10,13 @@ from pathlib import Path
 import psutil
 
 from server.environment import PROJECT
-from stages.embeddings.memory import ARENA_PREFIX
+from serving.tables.store.memory import ARENA_PREFIX
 
 SECONDS = 40
 
 
 def test_every_served_row_is_one_that_may_be_served_then():
-    command = [sys.executable, "-m", "perf.tiers.soak", "--seconds", str(SECONDS), "--instances", "2", "--rows", "5000"]
+    command = [sys.executable, "-m", "experiments.tiers.soak", "--seconds", str(SECONDS), "--instances", "2", "--rows", "5000"]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=5 * SECONDS)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout.splitlines()[-1])
@@ -26,7 +26,7 @@ def test_every_served_row_is_one_that_may_be_served_then():
 
 
 def test_told_to_stop_it_ends_the_processes_that_it_started():
-    command = [sys.executable, "-m", "perf.tiers.soak", "--seconds", "600", "--instances", "1", "--rows", "500"]
+    command = [sys.executable, "-m", "experiments.tiers.soak", "--seconds", "600", "--instances", "1", "--rows", "500"]
     soak = subprocess.Popen(command, cwd=PROJECT)
     running = psutil.Process(soak.pid)
     arena = Path("/dev/shm") / f"{ARENA_PREFIX}soak-{soak.pid}"

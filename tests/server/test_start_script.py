@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 
-from export.merlin.publish import publish_merlin
-from export.merlin.source import Source
-from export.precision.agreement import disagreement
-from export.precision.calibration import stage_folders
-from export.repository.recorded import RECORDED_FILE, read_recorded
+from export.nvidia.precision.agreement import disagreement
+from export.nvidia.precision.calibration import stage_folders
+from export.nvidia.publish import publish_merlin
+from export.nvidia.source import Source
 from export.settings import Settings
+from repository.recorded import RECORDED_FILE, read_recorded
 from server import health
 from server.environment import backend_directory, find_wheel, server_env
 from server.ports import free_ports
-from stages.contract import ENSEMBLE
+from serving.contract.tensors import ENSEMBLE
 from tests.server.requests import infer
 
 START = Path(__file__).parents[2] / "deploy" / "start.sh"

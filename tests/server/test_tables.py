@@ -14,23 +14,23 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 
-from export.models.cold_rows import ColdRows
 from export.settings import RankerChoice, TableSettings
 from export.tables import write_tables
 from server import supervisor, updaters
 from server.health import is_ready
 from server.launcher import TritonServer
-from stages.artifacts import MANIFEST_FILE, write_manifest
-from stages.embeddings.config import TiersConfig, read_config
-from stages.embeddings.publisher import Publisher
-from stages.embeddings.table import shared_root
-from stages.errors import ServerError
-from stages.pipeline import Pipeline
+from serving.contract.artifacts import MANIFEST_FILE, write_manifest
+from serving.contract.errors import ServerError
+from serving.pipeline import Pipeline
+from serving.tables.config import TiersConfig, read_config
+from serving.tables.store.table import shared_root
+from serving.tables.updates.publisher import Publisher
 from tests.server.requests import infer
 from tests.unit.small_shops import export, shop
+from training.models.cold_rows import ColdRows
 
 USERS = list(range(8))
-REPORT_EVERY_S = 1.0  # of stages/triton.py, which only a server can import
+REPORT_EVERY_S = 1.0  # of serving/stages/adapter/triton.py, which only a server can import
 VISIBLE_WITHIN_S = 5.0  # far more than it takes: this machine may be busy
 
 
@@ -199,7 +199,7 @@ def test_narrow_rows_are_served_and_updated(launch, broker, tmp_path, monkeypatc
 
 
 def test_a_source_that_cannot_be_followed_is_told_and_costs_no_answer(live, run_dir, info):
-    (live / "rank" / str(info.generation) / "stages" / "embeddings" / "updater.py").write_text(
+    (live / "rank" / str(info.generation) / "serving" / "tables" / "updates" / "updater.py").write_text(
         "raise RuntimeError('cut short')"
     )
     write_manifest(live / "rank" / str(info.generation), stage="rank", generation=info.generation)

@@ -7,8 +7,8 @@ import numpy as np
 import onnxruntime as ort
 import tritonclient.grpc as grpcclient
 
-from export.tensorrt import build_engines
-from tests.unit.tensorrt.conftest import publish
+from export.nvidia.tensorrt import build_engines
+from tests.unit.nvidia.tensorrt.conftest import publish
 
 
 def test_a_model_without_an_engine_is_served_by_onnx_runtime_and_answers_alike(tmp_path, launch):

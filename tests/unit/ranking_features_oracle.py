@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from stages.ranking_features import SCALE, SMALLEST_DEVIATION, SMALLEST_WEIGHT, VIEWS, ItemStatistics
+from serving.stages.features.ranking import SCALE, SMALLEST_DEVIATION, SMALLEST_WEIGHT, VIEWS, ItemStatistics
 from tests.unit.search_oracle import recency_weights_slowly
 
 

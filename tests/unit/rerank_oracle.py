@@ -1,15 +1,15 @@
 """The list that the re-ranker sees, and what is served of it, as numpy says it: whole batches, pass after pass over memory.
 
-Slow twin of the compiled loops of `stages/rerank.py`; `test_rerank.py` compares the two.
+Slow twin of the compiled loops of `serving/stages/rerank.py`; `test_rerank.py` compares the two.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from stages.contract import PAD_ID, Degraded
-from stages.ranking_features import SCALE
-from stages.rerank import Rerank
+from serving.contract.tensors import PAD_ID, Degraded
+from serving.stages.features.ranking import SCALE
+from serving.stages.rerank import Rerank
 
 Arrays = dict[str, np.ndarray]
 

@@ -1,6 +1,6 @@
 """The rules as one would write them down first: one request, plain Python, a greedy walk over the list.
 
-Slow and obvious on purpose; `test_rules.py` holds `stages/rules.py` against it. Reads names and ids, not codes.
+Slow and obvious on purpose; `test_rules.py` holds `serving/stages/rules/rules.py` against it. Reads names and ids, not codes.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from stages.rules_config import RulesConfig
+from serving.stages.rules.config import RulesConfig
 
 U64 = (1 << 64) - 1
 

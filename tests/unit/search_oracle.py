@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from stages.search import Blocked, Neighbours
+from serving.stages.search.search import Blocked, Neighbours
 
 
 def recency_weights_slowly(history: np.ndarray, n_items: int) -> np.ndarray:

@@ -8,8 +8,8 @@ import numpy as np
 from rich.console import Console
 
 from export.build import build_repository
-from export.dataset import Dataset, load_dataset
 from export.settings import Settings
+from training.dataset import Dataset, load_dataset
 
 SETTINGS = {"pipeline": {"recorded_requests": 64}}
 TOML = """

@@ -7,15 +7,15 @@ import pytest
 from typer.testing import CliRunner
 
 from export.__main__ import app
-from export.repository import check
-from export.repository.check import check_repository
-from export.repository.recorded import RECORDED_FILE, read_recorded
-from export.repository.replay import replay
-from server.repository import read_config, write_config
-from stages.artifacts import MANIFEST_FILE, read_json, sha256_of, write_manifest
-from stages.contract import ENSEMBLE, STAGES
-from stages.errors import ArtifactError
-from stages.pipeline import STAGE_TYPES, Pipeline
+from repository import check
+from repository.check import check_repository
+from repository.models import read_config, write_config
+from repository.recorded import RECORDED_FILE, read_recorded
+from repository.replay import replay
+from serving.contract.artifacts import MANIFEST_FILE, read_json, sha256_of, write_manifest
+from serving.contract.errors import ArtifactError
+from serving.contract.tensors import ENSEMBLE, STAGES
+from serving.pipeline import STAGE_TYPES, Pipeline
 from tests.unit.small_shops import export, shop
 
 
@@ -69,14 +69,17 @@ def test_published_code_and_checkout_answer_alike_here(repository):
 @pytest.mark.parametrize(
     ("code", "told"),
     [
-        ("from stages.errors import ArtifactError\nraise ArtifactError('vectors.npy is of another d. Export.')", "another d"),
+        (
+            "from serving.contract.errors import ArtifactError\nraise ArtifactError('vectors.npy is of another d. Export.')",
+            "another d",
+        ),
         ("import absent_library", r"does not run here: ModuleNotFoundError: No module named 'absent_library'. Export"),
         ("import os; os._exit(1)", "it ended without a word"),
     ],
     ids=["refuses", "library", "dies"],
 )
 def test_code_that_does_not_run_here_is_an_error(repository, code, told):
-    (repository / "preprocess" / "1" / "stages" / "pipeline.py").write_text(
+    (repository / "preprocess" / "1" / "serving" / "pipeline.py").write_text(
         f"class Pipeline:\n    def load(*_):\n        exec({code!r})\n"
     )
     reseal(repository)
@@ -85,7 +88,7 @@ def test_code_that_does_not_run_here_is_an_error(repository, code, told):
 
 
 def test_a_generation_without_code(repository):
-    shutil.rmtree(repository / "preprocess" / "1" / "stages")
+    shutil.rmtree(repository / "preprocess" / "1" / "serving")
     reseal(repository)
     (message,) = errors(repository)
     assert "holds no code to serve it with" in message

@@ -10,18 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stages.compiled import KEPT_FOLDERS, NAME, machine_code
-from stages.hashing import _mixed_all
+from serving.loops.compiled import KEPT_FOLDERS, NAME, machine_code
+from serving.loops.hashing import _mixed_all
 
-STAGES = Path(__file__).parents[2] / "stages"
+SERVING = Path(__file__).parents[2] / "serving"
 PROGRAM = """
 import numpy as np
-from stages.hashing import _mixed_all as loop
+from serving.loops.hashing import _mixed_all as loop
 print(loop(np.arange(3, dtype=np.uint64))[1], sum(loop.stats.cache_hits.values()))
 """
 LOSING = """
 import shutil
-from stages.hashing import _mixed_all
+from serving.loops.hashing import _mixed_all
 shutil.rmtree(_mixed_all._cache.cache_path)
 """
 LOSING_ALL = LOSING.replace("cache_path)", "cache_path.rsplit('/', 1)[0])")
@@ -35,7 +35,7 @@ COMPILED, FOUND = "0", "1"
 @pytest.fixture
 def copies(tmp_path):
     for name in ("one", "another"):
-        shutil.copytree(STAGES, tmp_path / name / "stages", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(SERVING, tmp_path / name / "serving", ignore=shutil.ignore_patterns("__pycache__"))
     return tmp_path
 
 
@@ -60,10 +60,32 @@ def test_machine_code_does_what_the_function_does():
     np.testing.assert_array_equal(machine_code(_mixed_all, numbers)(numbers), _mixed_all(numbers))
 
 
-def test_other_code_compiles_anew(copies):
+def test_another_module_or_docstring_compiles_nothing_anew(copies):
     cache = copies / "cache"
     run(copies / "one", cache)
-    with (copies / "another" / "stages" / "ids.py").open("a") as file:
+    for name in ("contract/tensors.py", "tables/levels/redis_store.py", "stages/features/encode.py"):
+        with (copies / "another" / "serving" / name).open("a") as file:
+            file.write('"""A remark."""\n')
+    assert run(copies / "another", cache)[0][1] == FOUND
+
+
+def test_a_constant_from_another_module_is_part_of_the_key(copies):
+    for folder in ("one", "another"):
+        with (copies / folder / "serving" / "loops" / "hashing.py").open("a") as file:
+            file.write("from serving.contract.tensors import NULL_ROW\n")
+    cache = copies / "cache"
+    run(copies / "one", cache)
+    tensors = copies / "another" / "serving" / "contract" / "tensors.py"
+    tensors.write_text(
+        tensors.read_text().replace("PAD_ROW, NULL_ROW, OOV_ROW = 0, 1, 2", "PAD_ROW, NULL_ROW, OOV_ROW = 0, 7, 2")
+    )
+    assert run(copies / "another", cache)[0][1] == COMPILED
+
+
+def test_changed_loops_compile_anew(copies):
+    cache = copies / "cache"
+    run(copies / "one", cache)
+    with (copies / "another" / "serving" / "loops" / "hashing.py").open("a") as file:
         file.write("\n")
     assert run(copies / "another", cache)[0][1] == COMPILED
 
@@ -118,7 +140,7 @@ def test_checked_code_is_kept_apart(copies):
 
 def older_folders(cache: Path, count: int) -> list[Path]:
     """Of other code, the one that was used last first."""
-    folders = [cache / f"{NAME}_{number:016x}{'_checked' * (number % 2)}" for number in range(count)]
+    folders = [cache / f"{NAME}_serving.loops.hashing_{number:016x}{'_checked' * (number % 2)}" for number in range(count)]
     for age, folder in enumerate(folders):
         folder.mkdir(parents=True)
         (folder / "loop.nbc").write_bytes(b"machine code")
@@ -129,7 +151,7 @@ def older_folders(cache: Path, count: int) -> list[Path]:
 def test_new_code_takes_the_place_of_what_was_not_used_for_longest(copies):
     cache = copies / "cache"
     older = older_folders(cache, 12)
-    strangers = [cache / f"{name}_{hashlib.sha1(b'/there').hexdigest()}" for name in ("stages", NAME)]  # numba's names
+    strangers = [cache / f"{name}_{hashlib.sha1(b'/there').hexdigest()}" for name in ("serving", NAME)]  # numba's names
     for folder in strangers:
         folder.mkdir()
         os.utime(folder, (0, 0))
@@ -147,7 +169,7 @@ def test_code_that_is_used_is_kept(copies):
     older_folders(cache, 12)
     os.utime(own, (0, 0))
     run(copies / "one", cache)
-    with (copies / "another" / "stages" / "ids.py").open("a") as file:
+    with (copies / "another" / "serving" / "loops" / "hashing.py").open("a") as file:
         file.write("\n")
     run(copies / "another", cache)
     assert len(list(cache.glob(f"{NAME}_*"))) == KEPT_FOLDERS

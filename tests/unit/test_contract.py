@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from stages.contract import Axes, RecordSpec, TensorSpec, packed, record, stage_specs, unpacked
-from stages.errors import RecommenderError
+from serving.contract.errors import RecommenderError
+from serving.contract.tensors import Axes, RecordSpec, TensorSpec, packed, record, stage_specs, unpacked
 
 # Widths that leave gaps: an odd number of 4-byte values before 8-byte ones, and nothing at all.
 ODD = Axes(candidates=5, history=3, user_categorical=2, user_continuous=1)

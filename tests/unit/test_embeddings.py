@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from stages.embeddings.tables import EmbeddingTables
-from stages.errors import ArtifactError
+from serving.contract.errors import ArtifactError
+from serving.tables.store.tables import EmbeddingTables
 
 
 def test_rows_are_looked_up_whatever_the_shape_of_the_request(tmp_path):

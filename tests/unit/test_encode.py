@@ -6,8 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pandas.util import hash_array
 
-from stages.contract import MISSING_INT, NULL_ROW, OOV_ROW
-from stages.encode import (
+from serving.contract.errors import ArtifactError
+from serving.contract.tensors import MISSING_INT, NULL_ROW, OOV_ROW
+from serving.loops.hashing import hash_integers, hash_strings
+from serving.stages.features.encode import (
     FIRST_ROW,
     CategoryColumn,
     IntegerVocabulary,
@@ -18,8 +20,6 @@ from stages.encode import (
     load_strings,
     save_strings,
 )
-from stages.errors import ArtifactError
-from stages.hashing import hash_integers, hash_strings
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 

@@ -4,11 +4,11 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from export.repository.config import Serving, ensemble_config, stage_config
-from stages.contract import ENSEMBLE, Axes, ensemble_spec, stage_specs
-from stages.errors import ArtifactError
-from stages.generations import pinned_generation
-from stages.pipeline import Pipeline
+from repository.config import Serving, ensemble_config, stage_config
+from serving.contract.errors import ArtifactError
+from serving.contract.generations import pinned_generation
+from serving.contract.tensors import ENSEMBLE, Axes, ensemble_spec, stage_specs
+from serving.pipeline import Pipeline
 
 SPECS = stage_specs(Axes())
 

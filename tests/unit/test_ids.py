@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from stages.contract import PAD_ID
-from stages.errors import ArtifactError
-from stages.ids import ItemIndex
+from serving.contract.errors import ArtifactError
+from serving.contract.tensors import PAD_ID
+from serving.stages.features.ids import ItemIndex
 
 INT64 = np.iinfo(np.int64)
 CATALOGUES = {

@@ -7,13 +7,13 @@ import sys
 import numpy as np
 import pytest
 
-from export.dataset import load_dataset, split_by_time
-from export.features import FeatureSettings, build_features
-from stages.artifacts import StageInfo
-from stages.contract import FROM_STORE, MISSING_INT, OOV_ROW, PAD_ID, Axes, Degraded
-from stages.errors import ArtifactError, DependencyError
-from stages.features import UserStore
-from stages.preprocess import MAX_STRING_BYTES, Preprocess
+from serving.contract.artifacts import StageInfo
+from serving.contract.errors import ArtifactError, DependencyError
+from serving.contract.tensors import FROM_STORE, MISSING_INT, OOV_ROW, PAD_ID, Axes, Degraded
+from serving.stages.features.user_state import UserStore
+from serving.stages.preprocess import MAX_STRING_BYTES, Preprocess
+from training.dataset import load_dataset, split_by_time
+from training.features import FeatureSettings, build_features
 
 H = 8
 
@@ -200,6 +200,6 @@ def test_empty_state_is_that_of_an_unknown_user(exported):
 
 
 def test_serving_needs_neither_pandas_nor_nvtabular():
-    code = "import sys, stages.preprocess; print(sorted({'pandas', 'nvtabular', 'torch'} & sys.modules.keys()))"
+    code = "import sys, serving.stages.preprocess; print(sorted({'pandas', 'nvtabular', 'torch'} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

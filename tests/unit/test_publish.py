@@ -12,15 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from export.repository import publish
-from export.repository.config import CONFIG_FILE, LAYOUTS, WARMUP_BATCH, Serving
-from export.repository.publish import Staging, generations_present, served_by, write_warmup
-from server.generations import pin
-from server.lock import publication_lock
-from server.repository import read_config, read_repository
-from stages.artifacts import MANIFEST_FILE, StageInfo, read_stage, sha256_of, stage_folder, verify_manifest
-from stages.contract import ENSEMBLE, STAGES, Axes, ModelSpec, TensorSpec, ensemble_spec, stage_specs
-from stages.errors import ArtifactError, ConfigError, ExportError, ServerError
+from repository import publish
+from repository.config import CONFIG_FILE, LAYOUTS, WARMUP_BATCH, Serving
+from repository.generations import pin
+from repository.lock import publication_lock
+from repository.models import read_config, read_repository
+from repository.publish import Staging, generations_present, held_by_nobody, served_by, write_warmup
+from serving.contract.artifacts import MANIFEST_FILE, StageInfo, read_stage, sha256_of, stage_folder, verify_manifest
+from serving.contract.errors import ArtifactError, ConfigError, ExportError, ServerError
+from serving.contract.tensors import ENSEMBLE, STAGES, Axes, ModelSpec, TensorSpec, ensemble_spec, stage_specs
 
 AXES = Axes(candidates=4, history=3, exclusions=2, items_returned=2, user_categorical=2, user_continuous=1)
 SERVING = dict.fromkeys((*STAGES, ENSEMBLE), Serving())
@@ -31,9 +31,9 @@ def recorded(specs, rows=4):
     return {name: np.zeros((rows, *t.dims), t.numpy_dtype) for name, t in tensors.items()}
 
 
-def publish_once(repository, axes=AXES, layout="ensemble"):
+def publish_once(repository, axes=AXES, layout="ensemble", find_held=held_by_nobody):
     specs = stage_specs(axes)
-    with Staging(repository, layout) as staging:
+    with Staging(repository, layout, find_held) as staging:
         for name in STAGES:
             StageInfo(name, staging.generation, axes).write(staging.folder(name))
         staging.seal_stages(specs)
@@ -51,7 +51,7 @@ def test_a_generation_is_whole_and_verified(tmp_path):
     for name in STAGES:
         manifest = verify_manifest(repository / name / "1")
         assert "model.py" in manifest["files"]
-        assert "stages/contract.py" in manifest["files"]
+        assert "serving/contract/tensors.py" in manifest["files"]
         assert {w.batch_size for w in read_config(repository / name / CONFIG_FILE).model_warmup} == {1, WARMUP_BATCH}
         first = stage_specs(AXES)[name].inputs[0]
         size = int(np.prod(first.dims)) * first.numpy_dtype.itemsize
@@ -74,7 +74,7 @@ def test_the_fused_layout_is_one_model_with_the_stages_inside(tmp_path):
     version = repository / ENSEMBLE / "1"
     assert read_stage(version).spec == ensemble_spec(stage_specs(AXES))
     facts = verify_manifest(version)
-    assert {f"{name}/stage.json" for name in STAGES} | {"model.py", "stages/contract.py"} <= facts["files"].keys()
+    assert {f"{name}/stage.json" for name in STAGES} | {"model.py", "serving/contract/tensors.py"} <= facts["files"].keys()
     for name in STAGES:
         assert sha256_of(stage_folder(repository, name, 1) / MANIFEST_FILE) == facts["stages"][name]
         verify_manifest(version / name)
@@ -130,7 +130,7 @@ def test_another_layout_is_refused(tmp_path):
 def test_importing_published_code_leaves_its_folder_as_it_was(tmp_path):
     publish_once(tmp_path / "repo")
     folder = tmp_path / "repo" / "rank" / "1"
-    subprocess.run([sys.executable, "-c", "import stages.contract, stages.embeddings"], cwd=folder, check=True)
+    subprocess.run([sys.executable, "-c", "import serving.contract.tensors, serving.tables"], cwd=folder, check=True)
     assert not [path for path in folder.rglob("__pycache__") if path.is_dir()]
     verify_manifest(folder)
 
@@ -138,7 +138,7 @@ def test_importing_published_code_leaves_its_folder_as_it_was(tmp_path):
 def test_the_published_code_imports_without_the_checkout(tmp_path):
     publish_once(tmp_path / "repo")
     folder = tmp_path / "repo" / "rank" / "1"
-    code = "import stages.contract, sys; print(stages.contract.__file__)"
+    code = "import serving.contract.tensors, sys; print(serving.contract.tensors.__file__)"
     output = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True).stdout
     assert output.startswith(str(folder))
 
@@ -208,15 +208,12 @@ def test_a_publication_waits_for_a_move_and_gives_up_rather_than_interleave(tmp_
     assert publish_once(tmp_path) == 2
 
 
-def test_what_a_running_server_holds_stays(tmp_path, monkeypatch):
-    held = {1}
-    monkeypatch.setattr(publish, "held_generations", lambda repository, run_dir: held)
-    assert [publish_once(tmp_path) for _ in range(4)] == [1, 2, 3, 4]
+def test_what_a_running_server_holds_stays(tmp_path):
+    for _ in range(4):
+        publish_once(tmp_path, find_held=lambda _: {1})
     assert generations_present(tmp_path) == {1, 3, 4}
-    held = None  # a server that does not say what it holds
-    publish_once(tmp_path)
+    publish_once(tmp_path, find_held=lambda _: None)  # a server does not answer
     assert generations_present(tmp_path) == {1, 3, 4, 5}
-    held = set()
     publish_once(tmp_path)
     assert generations_present(tmp_path) == {5, 6}
 

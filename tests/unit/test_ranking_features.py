@@ -6,10 +6,18 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from export.models.item_statistics import Sales, StatisticsSettings, fit_statistics, view_matrices, visits
-from stages.errors import ArtifactError
-from stages.ranking_features import HORIZONS_DAYS, SCALE, VIEWS, ItemStatistics, cross_features, feature_names, pair_numbers
+from serving.contract.errors import ArtifactError
+from serving.stages.features.ranking import (
+    HORIZONS_DAYS,
+    SCALE,
+    VIEWS,
+    ItemStatistics,
+    cross_features,
+    feature_names,
+    pair_numbers,
+)
 from tests.unit.ranking_features_oracle import cross_features_slowly
+from training.models.item_statistics import Sales, StatisticsSettings, fit_statistics, view_matrices, visits
 
 N_ITEMS, B, C, H = 40, 6, 12, 8
 DAY = 86_400

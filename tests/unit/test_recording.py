@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from export.dataset import load_dataset
 from export.recording import requests_like
-from export.repository.recorded import Recorded, compare_answers, read_recorded
-from stages.contract import FROM_STORE, PAD_ID, Axes, ensemble_spec, stage_specs
-from stages.errors import ArtifactError
+from repository.recorded import Recorded, compare_answers, read_recorded
+from serving.contract.errors import ArtifactError
+from serving.contract.tensors import FROM_STORE, PAD_ID, Axes, ensemble_spec, stage_specs
+from training.dataset import load_dataset
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,10 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from export.repository import config as c
-from server.repository import read_config, write_config
-from stages.contract import STAGES, Axes, ContextColumn, ModelSpec, TensorSpec, ensemble_spec, record, stage_specs
-from stages.errors import ExportError
+from repository import config as c
+from repository.models import read_config, write_config
+from serving.contract.errors import ExportError
+from serving.contract.tensors import STAGES, Axes, ContextColumn, ModelSpec, TensorSpec, ensemble_spec, record, stage_specs
 
 SPECS = stage_specs(
     Axes(user_categorical=5, user_continuous=3), (ContextColumn("device", "string"), ContextColumn("hour", "continuous"))

@@ -5,13 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.artifacts import StageInfo
-from stages.contract import PAD_ID, Axes, Degraded, new_lineage
-from stages.ids import ItemIndex
-from stages.ordering import falling, sort_stably
-from stages.rerank import Rerank, RerankSettings, first_by_score, list_features
-from stages.rules import Rules
-from stages.rules_config import RulesConfig, compile_rules
+from repository.rules import compile_rules
+from serving.contract.artifacts import StageInfo
+from serving.contract.tensors import PAD_ID, Axes, Degraded, new_lineage
+from serving.loops.ordering import falling, sort_stably
+from serving.stages.features.ids import ItemIndex
+from serving.stages.rerank import Rerank, RerankSettings, first_by_score, list_features
+from serving.stages.rules.config import RulesConfig
+from serving.stages.rules.rules import Rules
 from tests.unit import rerank_oracle
 
 N_ITEMS, C, M, K = 300, 40, 24, 8

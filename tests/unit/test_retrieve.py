@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from export.models.parity import export_network
-from export.models.two_tower import UserTower
-from export.retrieval.save import DYNAMIC
-from stages.artifacts import StageInfo
-from stages.contract import PAD_ID, Axes, Degraded, new_lineage, stage_specs
-from stages.errors import ArtifactError, RequestError
-from stages.features import SeenItems
-from stages.ids import ItemIndex
-from stages.retrieve import Retrieve
-from stages.search import Neighbours, Search, recency_weights
+from serving.contract.artifacts import StageInfo
+from serving.contract.errors import ArtifactError, RequestError
+from serving.contract.tensors import PAD_ID, Axes, Degraded, new_lineage, stage_specs
+from serving.stages.features.ids import ItemIndex
+from serving.stages.features.user_state import SeenItems
+from serving.stages.retrieve import Retrieve
+from serving.stages.search.search import Neighbours, Search, recency_weights
+from training.models.parity import export_network
+from training.models.two_tower import UserTower
+from training.retrieval.save import DYNAMIC
 
 N_ITEMS, TASTE, N_USER_ROWS, EMBEDDING = 60, 7, 5, 3
 AXES = Axes(candidates=10, history=4, exclusions=3, items_returned=5, user_categorical=2, user_continuous=2)

@@ -7,10 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from stages.errors import ArtifactError, ConfigError
-from stages.rule_passes import uniform
-from stages.rules import Rules, hashed_seed
-from stages.rules_config import (
+from repository.rules import compile_rules
+from serving.contract.errors import ArtifactError, ConfigError
+from serving.stages.rules.config import (
     CONFIG_FILE,
     ITEMS_FILE,
     KEPT,
@@ -20,8 +19,9 @@ from stages.rules_config import (
     Pin,
     ProviderFloor,
     RulesConfig,
-    compile_rules,
 )
+from serving.stages.rules.passes import uniform
+from serving.stages.rules.rules import Rules, hashed_seed
 from tests.unit import rules_oracle
 
 N_ITEMS, K, GENERATION = 120, 8, 3

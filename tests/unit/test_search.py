@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from numba import TypingError
 
-from export.retrieval.index import index_vectors
-from stages.errors import ArtifactError
-from stages.inner_product import inner_product
-from stages.retrieve import RetrieveSettings, load_search
-from stages.search import INDEX_FILE, Blocked, Neighbours, Search, index_queries, recency_weights
-from stages.search_loops import smallest_first
+from serving.contract.errors import ArtifactError
+from serving.loops.inner_product import inner_product
+from serving.stages.retrieve import RetrieveSettings, load_search
+from serving.stages.search.loops import smallest_first
+from serving.stages.search.search import INDEX_FILE, Blocked, Neighbours, Search, index_queries, recency_weights
 from tests.unit.search_oracle import inner_product_slowly, recency_weights_slowly, search_slowly
+from training.retrieval.index import index_vectors
 
 N_ITEMS, WIDTH, HISTORY, N_NEIGHBOURS, B = 300, 8, 6, 5, 12
 
@@ -86,7 +86,7 @@ def test_rows_left_short_by_the_filters_are_searched_exactly(monkeypatch):
     users, history, _ = random_requests()
     best = search_item_by_item(*catalogue, users[:1], history[:1], nothing_blocked(1), 200)[0][0]
     blocked = Blocked(best, np.where(np.arange(B + 1) > 0, 200, 0))  # of the first request
-    monkeypatch.setattr("stages.search.MOST_ANN_RESULTS", 25)
+    monkeypatch.setattr("serving.stages.search.search.MOST_ANN_RESULTS", 25)
     search = Search(*catalogue, index=flat_index(catalogue[0], catalogue[2]))
     widened = []
     exact = search.exact

@@ -3,10 +3,10 @@
 import pytest
 
 from export.build import ranking_settings
-from export.models.cold_rows import ColdRows
 from export.settings import Settings, read_settings
-from stages.contract import ENSEMBLE, STAGES
-from stages.errors import ConfigError
+from serving.contract.errors import ConfigError
+from serving.contract.tensors import ENSEMBLE, STAGES
+from training.models.cold_rows import ColdRows
 
 
 def read(tmp_path, text):

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from export.repository.check import check_repository
-from export.repository.config import WARMUP_ROWS, warmup_file
-from server.generations import pin
-from stages.artifacts import read_json
-from stages.contract import ENSEMBLE, PAD_ID, Degraded, unpacked
-from stages.errors import ConfigError, RequestError
-from stages.pipeline import Pipeline
+from repository.check import check_repository
+from repository.config import WARMUP_ROWS, warmup_file
+from repository.generations import pin
+from serving.contract.artifacts import read_json
+from serving.contract.errors import ConfigError, RequestError
+from serving.contract.tensors import ENSEMBLE, PAD_ID, Degraded, unpacked
+from serving.pipeline import Pipeline
 from tests.unit.small_shops import CONTEXT, PRICE, export, shop
 
 STRANGER = 999_999

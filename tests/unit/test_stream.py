@@ -13,17 +13,17 @@ import torch
 from rich.console import Console
 
 from export.build import build_repository
-from export.dataset import load_dataset, split_by_time
-from export.models.cold_rows import ColdRows
 from export.settings import RankerChoice, Settings
 from export.stream import RESERVED_ROWS, LatestRows, StreamSettings, batch_of, learn, network_of, source_of, stream_updates
-from stages.embeddings.mixed_widths import cold_table
-from stages.embeddings.tables import EmbeddingTables
-from stages.errors import ConfigError, ExportError
-from stages.pipeline import Pipeline
-from stages.rank import TABLES_FOLDER
-from tests.unit.embeddings.kafka_broker import MockBroker
-from tests.unit.embeddings.updating import updating
+from serving.contract.errors import ConfigError, ExportError
+from serving.pipeline import Pipeline
+from serving.stages.rank import TABLES_FOLDER
+from serving.tables.store.mixed_widths import cold_table
+from serving.tables.store.tables import EmbeddingTables
+from tests.unit.tables.kafka_broker import MockBroker
+from tests.unit.tables.updating import updating
+from training.dataset import load_dataset, split_by_time
+from training.models.cold_rows import ColdRows
 
 STEPS = StreamSettings()
 

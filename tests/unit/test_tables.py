@@ -13,11 +13,11 @@ import pytest
 from export.settings import TableSettings
 from export.tables import PS_FILE, faults_of, plan_tables, write_tables
 from hps_config.reader import check_ps_json, read_ps_json
-from stages.embeddings.config import read_config
-from stages.embeddings.opening import open_tables
-from stages.embeddings.tables import EmbeddingTables
-from stages.embeddings.tiers import CONFIG_FILE
-from stages.errors import ConfigError, DataError
+from serving.contract.errors import ConfigError, DataError
+from serving.tables.config import read_config
+from serving.tables.opening import open_tables
+from serving.tables.store.tables import EmbeddingTables
+from serving.tables.store.tiers import CONFIG_FILE
 
 SHAPES = {"user_0": (4_000, 8), "item_0": (500, 8), "item_1": (12, 8)}
 SOME = "100 KiB"  # of memory: too little for all rows

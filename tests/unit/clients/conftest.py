@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from clients import Recommendations
-from stages.contract import Degraded
+from serving.contract.tensors import Degraded
 from tests.unit.clients.grpc_double import GrpcDouble
 
 ANSWER = Recommendations((30, 10, 20, 40), (4.0, 3.0, 3.5, 1.0), Degraded.RANK | Degraded.RERANK, generation=2)

@@ -13,7 +13,7 @@ from tritonclient.utils import deserialize_bytes_tensor, np_to_triton_dtype, tri
 
 from clients.fake import FakeTransport
 from clients.models import Call
-from stages.contract import ENSEMBLE, Axes, ContextColumn, ensemble_spec, stage_specs
+from serving.contract.tensors import ENSEMBLE, Axes, ContextColumn, ensemble_spec, stage_specs
 
 AXES = Axes(history=4, exclusions=3, items_returned=5)
 CONTEXT = (ContextColumn("store", "integer"), ContextColumn("device", "string"), ContextColumn("basket", "continuous"))

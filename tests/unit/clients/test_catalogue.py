@@ -9,7 +9,7 @@ import pytest
 
 from clients import Catalogue
 from clients.catalogue import known_users
-from stages.errors import ArtifactError
+from serving.contract.errors import ArtifactError
 
 
 def test_a_generation_or_the_one_that_answers(repo):

@@ -30,7 +30,7 @@ from clients import (
 )
 from clients.transport import is_loopback
 from server.ports import free_ports
-from stages.contract import Axes, ContextColumn, Degraded
+from serving.contract.tensors import Axes, ContextColumn, Degraded
 from tests.unit.clients.conftest import ANSWER
 
 UNAVAILABLE = (grpc.StatusCode.UNAVAILABLE, "GOAWAY")

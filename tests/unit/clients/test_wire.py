@@ -7,7 +7,7 @@ import pytest
 
 from clients import InvalidRequest, Query, Timeout
 from clients.wire import Signature, check_k, decode, encode
-from stages.contract import FROM_STORE, MISSING_INT, PAD_ID, Axes, ContextColumn, Degraded, ensemble_spec, stage_specs
+from serving.contract.tensors import FROM_STORE, MISSING_INT, PAD_ID, Axes, ContextColumn, Degraded, ensemble_spec, stage_specs
 
 H, E, K = 3, 2, 4
 SIGNATURE = Signature(H, E, K, {"store": "INT64", "device": "BYTES", "basket": "FP32"}, max_batch=2)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from tests.unit.embeddings.redis_server import free_port
+from tests.unit.tables.redis_server import free_port
 
 SCRIPT = Path(__file__).parents[3] / "deploy" / "create-cluster.sh"
 

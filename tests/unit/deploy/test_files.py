@@ -43,9 +43,9 @@ def mounts() -> list[tuple[str, str, str]]:
 
 
 def triton_adapter():
-    """-> stages.triton, which imports what Triton's stub provides inside the server."""
+    """-> serving.stages.adapter.triton, which imports what Triton's stub provides inside the server."""
     sys.modules.setdefault("triton_python_backend_utils", fake_backend)
-    from stages import triton
+    from serving.stages.adapter import triton
 
     return triton
 
@@ -55,7 +55,7 @@ def published_metrics() -> set[str]:
     recorded = set(re.findall(r"^# TYPE (\S+)", (Path(__file__).parent / "metrics.txt").read_text(), re.MULTILINE))
     recorded |= {f"{name}_{part}" for name in recorded for part in ("sum", "count") if name.endswith("_summary_us")}
     own = {measured.name for measured in triton_adapter().Metrics("rank").measurements()}
-    source = (PROJECT / "stages" / "embeddings" / "measurements.py").read_text()
+    source = (PROJECT / "serving" / "contract" / "measurements.py").read_text()
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
     own |= {f"recommender_table_{n.args[0].value}" for n in calls if getattr(n.func, "id", "") in ("_counter", "_gauge")}
     return recorded | own | GPU_METRICS
@@ -207,8 +207,8 @@ def test_scripts_are_sound_for_their_shell(script):
 
 # Names of the standard library that CPython 3.11 brought, of those that this code might use
 SINCE_3_11 = {"file_digest", "tomllib", "Self", "StrEnum", "ExceptionGroup", "TaskGroup", "timeout_at", "assert_never", "chdir"}
-OLDEST = {"deploy/preflight.py": (3, 8), "export/tensorrt/build_engines.py": (3, 8)}
-IN_THE_CONTAINER = [*OLDEST, *sorted(str(path.relative_to(PROJECT)) for path in (PROJECT / "stages").rglob("*.py"))]
+OLDEST = {"deploy/preflight.py": (3, 8), "export/nvidia/tensorrt/build_engines.py": (3, 8)}
+IN_THE_CONTAINER = [*OLDEST, *sorted(str(path.relative_to(PROJECT)) for path in (PROJECT / "serving").rglob("*.py"))]
 
 
 @pytest.mark.parametrize("name", IN_THE_CONTAINER)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.tensorrt.conftest import publish
+from tests.unit.nvidia.tensorrt.conftest import publish
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 
@@ -126,7 +126,7 @@ def test_preflight_names_each_fault(image, tmp_path):
     assert "no tensorrt backend" in preflight(tmp_path)
     (tmp_path / "backends" / "tensorrt").mkdir()
     assert preflight(tmp_path) == ""
-    (version / "stages").mkdir()
+    (version / "serving").mkdir()
     said = preflight(tmp_path, "faiss")
     assert "lacks faiss" in said
     assert "pip install 'faiss-gpu-cu12==1.12.0'" in said

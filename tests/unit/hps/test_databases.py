@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from rocksdict import Options, Rdict
 
-from stages.embeddings.formats import redis_layout, rocksdb_layout, rows
-from stages.errors import DataError
+from serving.contract.errors import DataError
+from serving.tables.formats import redis_layout, rocksdb_layout, rows
 
 KEYS = np.array([0, 1, -2, 256, 2**62, np.iinfo(np.int64).min])  # zero bytes at either end must survive
 VECTORS = np.random.default_rng(0).normal(size=(len(KEYS), 3)).astype(np.float32)

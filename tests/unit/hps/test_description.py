@@ -12,8 +12,8 @@ from hps_config.planning import plan_tiers
 from hps_config.ps_writer import ps_document, write_ps_json
 from hps_config.reader import check_document, read_ps_json
 from hps_config.report import human_bytes
-from stages.embeddings.formats.kafka import subscribed
-from stages.errors import ConfigError
+from serving.contract.errors import ConfigError
+from serving.tables.formats.kafka import subscribed
 
 DEFAULTS = Path(hps_config.__file__).parent / "defaults.toml"
 

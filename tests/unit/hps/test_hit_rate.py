@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hps_config.hit_rate import NEVER, WARM_UP_SHARE, predict_hit_rates, stack_distances
-from stages.errors import DataError
+from serving.contract.errors import DataError
 from tests.unit.hps.oracle import simulate
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from export.hugectr.layers import DlrmLayers, check_layers, interaction_width, layers_from_arrays, layers_from_torch
-from export.hugectr.model import read_model, slot_offsets, write_model
-from export.hugectr.network import Network, network_document, read_network
-from stages.errors import ArtifactError, ExportError
+from export.nvidia.hugectr.layers import DlrmLayers, check_layers, interaction_width, layers_from_arrays, layers_from_torch
+from export.nvidia.hugectr.model import read_model, slot_offsets, write_model
+from export.nvidia.hugectr.network import Network, network_document, read_network
+from serving.contract.errors import ArtifactError, ExportError
 from tests.unit.hps.oracle import read_sparse
 
 WIDTH, DENSE = 4, 13
@@ -122,9 +122,9 @@ def test_files_alone_give_what_the_weights_give(written):
 
 
 def test_the_projects_own_ranker_is_written_and_recomputed(tmp_path):
-    """export/models/dlrm.py: its logits, candidate by candidate, equal the network's written as HugeCTR files."""
+    """training/models/dlrm.py: its logits, candidate by candidate, equal the network's written as HugeCTR files."""
     torch = pytest.importorskip("torch")
-    from export.models.dlrm import DLRM, Shape
+    from training.models.dlrm import DLRM, Shape
 
     torch.manual_seed(0)
     shape = Shape({"user": 6}, {"item": 9, "genres": 5}, user_numbers=8, pair_numbers=5, width=WIDTH, bottom=(8,), top=(6, 5))

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.embeddings.formats import kafka
-from stages.errors import ConfigError, DataError
+from serving.contract.errors import ConfigError, DataError
+from serving.tables.formats import kafka
 from tests.unit.hps.oracle import message, mix, read_message
 
 RNG_SEED = 0

@@ -1,6 +1,6 @@
 import numpy as np
 
-from stages.embeddings.formats.mixer import mix_keys, partition_of
+from serving.tables.formats.mixer import mix_keys, partition_of
 from tests.unit.hps.oracle import mix
 
 # key, mixed, mod 8, mod 16: computed by NVIDIA's C++ header

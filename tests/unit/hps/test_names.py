@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from stages.embeddings.formats.names import INT64_MAX, check_keys, check_name, split_tag, tag_name
-from stages.errors import ConfigError, DataError
+from serving.contract.errors import ConfigError, DataError
+from serving.tables.formats.names import INT64_MAX, check_keys, check_name, split_tag, tag_name
 
 
 def test_tag_and_back():

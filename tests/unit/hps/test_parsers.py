@@ -8,7 +8,7 @@ import pytest
 
 from hps_config.parsers import Finding, load_json, read_as_a, read_as_b
 from hps_config.ps_config import NO_MARGIN
-from stages.errors import ConfigError
+from serving.contract.errors import ConfigError
 
 SMALLEST = {
     "supportlonglong": True,

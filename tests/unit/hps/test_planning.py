@@ -11,10 +11,10 @@ from hps_config.planning import SHARE_STEPS, Budgets, plan_tiers, predict
 from hps_config.ps_config import NO_MARGIN
 from hps_config.report import human_bytes, print_plan
 from hps_config.tables import ROW_FORMATS, TableSpec
-from stages.embeddings.config import RocksConfig
-from stages.embeddings.rocks_store import BLOCK_CACHE_BYTES, RocksStore, reader_bytes
-from stages.embeddings.row_formats import RowCodec
-from stages.errors import ConfigError
+from serving.contract.errors import ConfigError
+from serving.tables.config import RocksConfig
+from serving.tables.levels.rocks_store import BLOCK_CACHE_BYTES, RocksStore, reader_bytes
+from serving.tables.store.row_formats import RowCodec
 from tests.unit.hps.oracle import simulate
 
 MIB = 2**20
@@ -191,7 +191,7 @@ def test_disk_bytes_of_a_real_rocksdb(tmp_path):
     """The per-row overhead the planner assumes covers RocksDB's, and by no more than 15 % of the whole."""
     from rocksdict import Options, Rdict, WriteBatch
 
-    from stages.embeddings.formats.rows import encode_keys, encode_vectors
+    from serving.tables.formats.rows import encode_keys, encode_vectors
 
     table = TableSpec("item", rows=50_000, width=16)
     rng = np.random.default_rng(0)

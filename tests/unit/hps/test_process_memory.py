@@ -14,9 +14,9 @@ import pytest
 from hps_config.memory import table_config
 from hps_config.planning import Budgets, plan_tiers
 from hps_config.tables import TableSpec
-from stages.embeddings.config import RocksConfig, TiersConfig
-from stages.embeddings.loading import load_l3
-from stages.embeddings.tiers import Tiers
+from serving.tables.config import RocksConfig, TiersConfig
+from serving.tables.levels.loading import load_l3
+from serving.tables.store.tiers import Tiers
 
 MIB = 2**20
 SPEC = TableSpec("item", rows=600_000, width=16)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hps_config.reader import check_document, check_ps_json, read_ps_json
-from stages.errors import ConfigError
+from serving.contract.errors import ConfigError
 from tests.unit.hps.test_parsers import document, errors, warnings
 
 NAMED = {"embedding_table_names": ["t0", "t1"], "cache_refresh_percentage_per_iteration": 0.2}

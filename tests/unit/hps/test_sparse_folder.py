@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from stages.embeddings.formats import sparse_folder
-from stages.embeddings.formats.sparse_folder import read_sparse_folder, write_sparse_folder
-from stages.errors import ArtifactError, DataError
+from serving.contract.errors import ArtifactError, DataError
+from serving.tables.formats import sparse_folder
+from serving.tables.formats.sparse_folder import read_sparse_folder, write_sparse_folder
 from tests.unit.hps.oracle import read_sparse
 
 KEYS = np.array([7, -5, 2**40, 0])

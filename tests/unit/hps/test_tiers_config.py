@@ -15,11 +15,11 @@ from hps_config.planning import Budgets, plan_tiers
 from hps_config.reader import read_ps_json
 from hps_config.tables import TableSpec
 from hps_config.tiers import sparse_rows, tiers_config
-from stages.embeddings.config import RedisConfig, RocksConfig, TableConfig, UpdateConfig
-from stages.embeddings.formats.sparse_folder import write_sparse_folder
-from stages.embeddings.table import TieredTable, open_shared
-from stages.embeddings.tiers import Tiers
-from stages.errors import ArtifactError, ConfigError
+from serving.contract.errors import ArtifactError, ConfigError
+from serving.tables.config import RedisConfig, RocksConfig, TableConfig, UpdateConfig
+from serving.tables.formats.sparse_folder import write_sparse_folder
+from serving.tables.store.table import TieredTable, open_shared
+from serving.tables.store.tiers import Tiers
 from tests.unit.hps.test_parsers import document
 from tests.unit.hps.test_reader import NAMED
 

@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from export.retrieval.index import Choice, choose_index
 from perf.observe.latency import Latency
 from perf.observe.memory import ProcessMemory
 from perf.observe.server_stats import StageTimes
 from perf.report.results import Closed, Machine, Open, Run, Yardstick
-from stages.contract import STAGES, Axes
+from serving.contract.tensors import STAGES, Axes
+from training.retrieval.index import Choice, choose_index
 
 AXES = Axes(candidates=20, history=3, exclusions=2, items_returned=2, user_categorical=2, user_continuous=1)
 N_ITEMS, WIDTH = 3_000, 8
@@ -124,5 +124,5 @@ def vectors() -> np.ndarray:
 @pytest.fixture(scope="session")
 def choice(vectors) -> Choice:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("export.retrieval.index.EXACT_UP_TO", 100)
+        patch.setattr("training.retrieval.index.EXACT_UP_TO", 100)
         return choose_index(vectors, np.arange(N_ITEMS), vectors[:64], AXES.candidates)

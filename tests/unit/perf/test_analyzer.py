@@ -10,7 +10,7 @@ import pytest
 
 from perf.load import analyzer
 from perf.load.analyzer import Target, command, late_share, measure, parse_csv, parse_export, what_it_said
-from stages.errors import ConfigError, ServerError
+from serving.contract.errors import ConfigError, ServerError
 
 SAMPLES = Path(__file__).parent / "samples"
 

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from export.repository.recorded import Recorded
 from perf import answers
 from perf.answers import differing_at_once, differing_messages, tensors_of
-from stages.contract import ModelSpec, TensorSpec
+from repository.recorded import Recorded
+from serving.contract.tensors import ModelSpec, TensorSpec
 from tests.unit.perf.grpc_server import serving
 
 RECOMMEND = ModelSpec(

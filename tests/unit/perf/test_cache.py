@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from perf.cache.log import Stretch, read_stretch
-from perf.cache.rates import hit_rate
+from experiments.cache.log import Stretch, read_stretch
+from experiments.cache.rates import hit_rate
 
 
 def naive(stretch: Stretch, ttl_s: float, events: bool) -> float:

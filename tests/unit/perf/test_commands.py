@@ -8,8 +8,8 @@ import typer
 from typer.testing import CliRunner
 
 from perf import cli
-from stages.contract import STAGES
-from stages.errors import ConfigError
+from serving.contract.errors import ConfigError
+from serving.contract.tensors import STAGES
 
 
 @pytest.fixture

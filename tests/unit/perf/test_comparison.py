@@ -6,7 +6,7 @@ from perf import ab
 from perf.figure import Ratio
 from perf.report import tables
 from perf.report.page import write_comparison
-from stages.errors import ConfigError
+from serving.contract.errors import ConfigError
 
 
 def test_two_runs_are_compared_by_objective(run):

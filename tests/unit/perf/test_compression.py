@@ -1,13 +1,13 @@
-"""What `python -m perf.quality.compression` concludes from the networks it taught. Nothing is taught here."""
+"""What `python -m experiments.quality.compression` concludes from the networks it taught. Nothing is taught here."""
 
 import json
 
 import pytest
 from typer.testing import CliRunner
 
+from experiments.quality import compression
+from experiments.quality.compression import SERVED, Row
 from export.settings import Settings
-from perf.quality import compression
-from perf.quality.compression import SERVED, Row
 
 TAUGHT = Row("as taught", 1_200, 0.2, 0.3, 0.7, {1: 100.0, 32: 900.0})
 INT8 = Row(f"{SERVED}, int8 (0 products stay fp32)", 100, 0.01, 0.3, 0.01, {1: 40.0, 32: 300.0})  # not what is served

@@ -7,7 +7,7 @@ import pytest
 
 from perf.load import schedule
 from perf.observe.latency import Latency
-from stages.errors import ConfigError
+from serving.contract.errors import ConfigError
 
 
 def slow_percentile(values: list[int], q: float) -> int:

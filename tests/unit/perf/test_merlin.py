@@ -9,17 +9,17 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from export.dataset import load_dataset
-from export.repository.recorded import RECORDED_FILE, Recorded
-from perf.merlin import bench, tables
-from perf.merlin.__main__ import LAYOUTS, ROWS, drawn_users, report
-from perf.merlin.export import MODEL, VARIANTS, Parts, export_variant, new_ensemble
-from perf.merlin.features import encode, read_sides
-from perf.merlin.networks import pair_positions, write_dlrm, write_tower
-from perf.merlin.once import OnceExecutor
-from server.repository import read_config, read_repository
-from stages.contract import ENSEMBLE, FROM_STORE, PAD_ID, Axes, ContextColumn, ensemble_spec, stage_specs
-from stages.errors import ConfigError
+from experiments.merlin import bench, tables
+from experiments.merlin.__main__ import LAYOUTS, ROWS, drawn_users, report
+from experiments.merlin.export import MODEL, VARIANTS, Parts, export_variant, new_ensemble
+from experiments.merlin.features import encode, read_sides
+from experiments.merlin.networks import pair_positions, write_dlrm, write_tower
+from experiments.merlin.once import OnceExecutor
+from repository.models import read_config, read_repository
+from repository.recorded import RECORDED_FILE, Recorded
+from serving.contract.errors import ConfigError
+from serving.contract.tensors import ENSEMBLE, FROM_STORE, PAD_ID, Axes, ContextColumn, ensemble_spec, stage_specs
+from training.dataset import load_dataset
 
 CANDIDATES = 50
 USERS = [1, 5, 7, 400]

@@ -10,18 +10,19 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from perf import cli, growth
-from perf import recall as recall_of_index
+from experiments import growth
+from experiments import recall as recall_of_index
+from experiments.growth import Axis
+from experiments.overhead.bounds import AT_HALF, figures_of, mb
+from experiments.overhead.breakdown import Breakdown, as_taken, kernel_us, median_of, models_of, parts_of
+from experiments.overhead.rounds import Overhead
+from perf import cli
 from perf.figure import Figure
-from perf.growth import Axis
 from perf.observe.hit_rates import parse
 from perf.observe.memory import ProcessMemory
 from perf.observe.server_stats import StageTimes
-from perf.overhead.bounds import AT_HALF, figures_of, mb
-from perf.overhead.breakdown import Breakdown, as_taken, kernel_us, median_of, models_of, parts_of
-from perf.overhead.rounds import Overhead
 from perf.report import plots, tables
-from stages.errors import ServerError
+from serving.contract.errors import ServerError
 
 PER_LAYOUT = {"p50": 3.0, "rate": 500.0, "rate, many": 400.0, "unbatched p50": 3.0}
 PER_LAYOUT |= {"server us": 100.0, "models us": 900.0}
@@ -129,16 +130,16 @@ def test_an_index_that_finds_too_little_at_the_c_that_is_measured_is_the_exit_co
     """Every bound but the recall's is met."""
     both = SimpleNamespace(batch=8, benches={})
     once = {name: values[0] for name, values in taken(1, **WITHIN_ALL_BOUNDS).items()}
-    monkeypatch.setattr("perf.overhead.rounds.require_comparable", lambda repo: None)
-    monkeypatch.setattr("perf.overhead.rounds.lay_out", lambda repo, scratch, candidates: candidates)
+    monkeypatch.setattr("experiments.overhead.rounds.require_comparable", lambda repo: None)
+    monkeypatch.setattr("experiments.overhead.rounds.lay_out", lambda repo, scratch, candidates: candidates)
     trial = SimpleNamespace(recall=recall)
     monkeypatch.setattr(recall_of_index, "now", lambda search, queries, count: trial if count == 1_000 else None)
     monkeypatch.setattr(recall_of_index, "recorded_vectors", lambda pipeline, repo, first: None)
     monkeypatch.setattr(recall_of_index, "Pipeline", SimpleNamespace(load=lambda repo: UNREAD))
-    monkeypatch.setattr("perf.overhead.rounds.peak_alone", lambda *_: (32, []))
-    monkeypatch.setattr("perf.overhead.rounds.sides", lambda *_: contextlib.nullcontext(both))
-    monkeypatch.setattr("perf.overhead.rounds._differing", lambda both: "")
-    monkeypatch.setattr("perf.overhead.rounds._round", lambda *_: once)
+    monkeypatch.setattr("experiments.overhead.rounds.peak_alone", lambda *_: (32, []))
+    monkeypatch.setattr("experiments.overhead.rounds.sides", lambda *_: contextlib.nullcontext(both))
+    monkeypatch.setattr("experiments.overhead.rounds._differing", lambda both: "")
+    monkeypatch.setattr("experiments.overhead.rounds._round", lambda *_: once)
     monkeypatch.setattr(cli, "new_folder", lambda: tmp_path)
     done = CliRunner().invoke(cli.app, ["overhead", "--candidates", "1000", "--rounds", "2"])
     assert done.exit_code == exit_code, done.exception

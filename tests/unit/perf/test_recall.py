@@ -7,15 +7,15 @@ import faiss
 import numpy as np
 import pytest
 
-from export.retrieval import effort
-from export.retrieval.effort import now, try_wider, widen_search
-from export.retrieval.index import WANTED_RECALL, Choice
-from perf import recall
+from experiments import recall
 from perf.tune import efforts
-from stages.contract import FROM_STORE
-from stages.errors import ExportError
-from stages.search import INDEX_FILE
+from serving.contract.errors import ExportError
+from serving.contract.tensors import FROM_STORE
+from serving.stages.search.search import INDEX_FILE
 from tests.unit.perf.conftest import AXES, N_ITEMS
+from training.retrieval import effort
+from training.retrieval.effort import now, try_wider, widen_search
+from training.retrieval.index import WANTED_RECALL, Choice
 
 REQUESTS = {"user_id": np.zeros((64, 1), np.int64), "history": np.full((64, 3), FROM_STORE)}
 

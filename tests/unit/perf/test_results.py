@@ -10,8 +10,8 @@ from perf import answers
 from perf.report import results
 from perf.report.page import notes
 from perf.report.results import config_hash, last_line, latest_run, load_run, summary
-from stages.contract import STAGES
-from stages.errors import ConfigError
+from serving.contract.errors import ConfigError
+from serving.contract.tensors import STAGES
 from tests.unit.perf.conftest import stage_times
 
 

@@ -1,4 +1,4 @@
-"""What `python -m perf.quality.row_formats` compares, and when it says that a bound is missed."""
+"""What `python -m experiments.quality.row_formats` compares, and when it says that a bound is missed."""
 
 from dataclasses import dataclass, replace
 
@@ -6,12 +6,21 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from perf.quality.drops import Drop
-from perf.quality.row_formats import Aucs, in_format, memory_bytes, quality_table, row_bytes, size_table, verdict_of, with_rows
-from stages.embeddings.config import TableConfig
-from stages.embeddings.opening import in_memory
-from stages.embeddings.row_formats import RowCodec
-from stages.pipeline import Pipeline
+from experiments.quality.drops import Drop
+from experiments.quality.row_formats import (
+    Aucs,
+    in_format,
+    memory_bytes,
+    quality_table,
+    row_bytes,
+    size_table,
+    verdict_of,
+    with_rows,
+)
+from serving.pipeline import Pipeline
+from serving.tables.config import TableConfig
+from serving.tables.opening import in_memory
+from serving.tables.store.row_formats import RowCodec
 
 TABLES = (TableConfig("a", 100, 16), TableConfig("b", 50, 16))
 

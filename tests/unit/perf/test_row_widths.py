@@ -1,11 +1,11 @@
-"""What `python -m perf.quality.row_widths` makes of its runs."""
+"""What `python -m experiments.quality.row_widths` makes of its runs."""
 
 import numpy as np
 import pytest
 
-from perf.quality.compression import Qualities
-from perf.quality.drops import drop_of
-from perf.quality.row_widths import Taught, verdict_of
+from experiments.quality.compression import Qualities
+from experiments.quality.drops import drop_of
+from experiments.quality.row_widths import Taught, verdict_of
 
 N_USERS = 400
 

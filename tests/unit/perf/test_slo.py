@@ -4,7 +4,7 @@ import pytest
 
 from perf import slo
 from perf.report.results import summary
-from stages.errors import ConfigError
+from serving.contract.errors import ConfigError
 
 
 def bound(**side) -> slo.Bound:

@@ -1,4 +1,4 @@
-"""perf.tiers: what it measures is what it says: keys, budgets, rates."""
+"""experiments.tiers: what it measures is what it says: keys, budgets, rates."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from experiments.tiers import feed, large, traffic, updates
+from experiments.tiers.big import cases_of, shares
+from experiments.tiers.large import Side
+from experiments.tiers.large_catalogue import TABLE, ItemRows
+from experiments.tiers.ram import ENOUGH_ROWS, RAM_SHARE, ram_share
+from experiments.tiers.served import Cores, described
+from experiments.tiers.traffic import WIDTH, resident_keys, seconds_per_call, tiers_over, warm, write_table, zipf_keys
 from perf.load.open_loop import Outcome
-from perf.tiers import feed, large, traffic, updates
-from perf.tiers.big import cases_of, shares
-from perf.tiers.large import Side
-from perf.tiers.large_catalogue import TABLE, ItemRows
-from perf.tiers.ram import ENOUGH_ROWS, RAM_SHARE, ram_share
-from perf.tiers.served import Cores, described
-from perf.tiers.traffic import WIDTH, resident_keys, seconds_per_call, tiers_over, warm, write_table, zipf_keys
-from stages.embeddings.config import TableConfig
-from stages.embeddings.formats.kafka import KEY_GROUPS, decode_message
-from stages.embeddings.formats.mixer import partition_of
-from stages.embeddings.metrics import TableCounts
-from stages.embeddings.rocks_store import BLOCK_CACHE_BYTES, reader_bytes
-from stages.embeddings.table import l1_sections, l2_sections
-from stages.errors import ConfigError, ServerError
-from stages.rank import Rank
+from serving.contract.errors import ConfigError, ServerError
+from serving.stages.rank import Rank
+from serving.tables.config import TableConfig
+from serving.tables.formats.kafka import KEY_GROUPS, decode_message
+from serving.tables.formats.mixer import partition_of
+from serving.tables.levels.rocks_store import BLOCK_CACHE_BYTES, reader_bytes
+from serving.tables.metrics import TableCounts
+from serving.tables.store.table import l1_sections, l2_sections
 
 
 def test_keys_follow_zipfs_law():

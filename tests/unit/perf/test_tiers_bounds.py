@@ -1,4 +1,4 @@
-"""What python -m perf.tiers says of its figures: met, missed, and its exit code. No timings."""
+"""What python -m experiments.tiers says of its figures: met, missed, and its exit code. No timings."""
 
 import json
 
@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from experiments.tiers import __main__ as command
+from experiments.tiers.bounds import OF_PART, figures_of
+from experiments.tiers.native_device import BLOCK_BYTES, NativeDevice
 from perf.report.tables import figure_table
-from perf.tiers import __main__ as command
-from perf.tiers.bounds import OF_PART, figures_of
-from perf.tiers.native_device import BLOCK_BYTES, NativeDevice
-from stages.errors import ArtifactError, ConfigError
+from serving.contract.errors import ArtifactError, ConfigError
 
 GROWN = [
     {"rows": rows, "memory_hit_rate": in_memory, "ratio": ratio, "device_ratio": ratio}

@@ -6,13 +6,13 @@ import numpy as np
 import psutil
 import pytest
 
-from export.repository.recorded import Recorded
 from export.settings import Settings
 from perf import turns
 from perf.tune import lab
 from perf.tune.lab import Lab
 from perf.tune.space import SERVER_THREADS
-from stages.contract import ensemble_spec, stage_specs
+from repository.recorded import Recorded
+from serving.contract.tensors import ensemble_spec, stage_specs
 from tests.unit.perf.conftest import AXES
 
 CANDIDATES = [{"compute.rank_threads": 2}, {SERVER_THREADS: 2}]

@@ -20,7 +20,7 @@ from hyperframe.frame import (
 
 from perf.load.open_loop import INFER
 from perf.load.unary import FRAME_BYTES, WINDOW_BYTES, Answer, UnaryCalls
-from stages.errors import ConfigError, ServerError
+from serving.contract.errors import ConfigError, ServerError
 from tests.unit.perf.grpc_server import frames_of, scripted, serving
 
 DEADLINE_S = 5.0

@@ -9,20 +9,20 @@ import faiss
 import numpy as np
 import pytest
 
-from export.repository.config import LAYOUTS
-from export.repository.publish import Staging
 from export.settings import Settings, read_settings
 from perf.tune import report
 from perf.tune.__main__ import summary, tune
 from perf.tune.search import FINAL_TURNS, Outcome, Trial
 from perf.tune.space import SERVER_THREADS
 from perf.variant import make_variant, settings_of
-from server.repository import read_config
-from stages.artifacts import MANIFEST_FILE, StageInfo, read_stage, sha256_of, stage_folder, verify_manifest
-from stages.contract import ENSEMBLE, STAGES, stage_specs
-from stages.errors import ConfigError
-from stages.rank import RankSettings
-from stages.search import INDEX_FILE
+from repository.config import LAYOUTS
+from repository.models import read_config
+from repository.publish import Staging
+from serving.contract.artifacts import MANIFEST_FILE, StageInfo, read_stage, sha256_of, stage_folder, verify_manifest
+from serving.contract.errors import ConfigError
+from serving.contract.tensors import ENSEMBLE, STAGES, stage_specs
+from serving.stages.rank import RankSettings
+from serving.stages.search.search import INDEX_FILE
 from tests.unit.perf.conftest import AXES
 
 

@@ -7,7 +7,8 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from perf.load.workload import draw, read_requests, serialised, write_analyzer_json
-from stages.contract import (
+from serving.contract.errors import ArtifactError, ConfigError
+from serving.contract.tensors import (
     FROM_STORE,
     MISSING_INT,
     PAD_ID,
@@ -17,7 +18,6 @@ from stages.contract import (
     packed,
     stage_specs,
 )
-from stages.errors import ArtifactError, ConfigError
 
 AXES = Axes(candidates=8, history=4, exclusions=3, items_returned=2, user_categorical=1, user_continuous=1)
 CONTEXT = (ContextColumn("store", "integer"), ContextColumn("device", "string"), ContextColumn("hour", "continuous"))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from server import environment
-from stages.errors import ServerError
+from serving.contract.errors import ServerError
 
 
 def test_the_stub_lies_beside_the_backend_and_is_for_this_python(tmp_path):

@@ -3,7 +3,7 @@ import socket
 import pytest
 
 from server.ports import Ports, check_free, free_ports, is_free, listens
-from stages.errors import ConfigError, ServerError
+from serving.contract.errors import ConfigError, ServerError
 
 
 def test_free_ports_are_three_and_free():

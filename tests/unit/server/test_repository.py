@@ -6,16 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from repository.generations import pin, published_generations, write_pins
+from repository.lock import publication_lock
+from repository.models import check_backends, read_config, read_repository
 from server import generations, health, launcher
-from server.generations import activate, pin, published_generations, write_pins
+from server.generations import activate
 from server.launcher import held_generations
-from server.lock import publication_lock
 from server.memory import INSTANCE_BYTES, INSTANCE_SHM_BYTES, MiB, available_bytes, check_memory, estimate
 from server.ports import Ports
-from server.repository import check_backends, read_config, read_repository
 from server.state import ServerState
-from stages.errors import ArtifactError, ConfigError, ServerError
-from stages.generations import pinned_generation
+from serving.contract.errors import ArtifactError, ConfigError, ServerError
+from serving.contract.generations import pinned_generation
 from tests.server import toys
 
 

@@ -14,8 +14,8 @@ import pytest
 from server import supervisor, updaters
 from server.ports import Ports
 from server.state import ServerState
-from stages.contract import ENSEMBLE
-from stages.errors import ServerError
+from serving.contract.errors import ServerError
+from serving.contract.tensors import ENSEMBLE
 
 FOLLOWS = "import sys, time; print('follows', *sys.argv[1:], flush=True); time.sleep(60)"
 
@@ -25,10 +25,10 @@ def publish(repo: Path, generation: int, updates: dict | None, code: str = FOLLO
     stage = repo / "rank" / str(generation)
     (stage / "tables").mkdir(parents=True)
     (stage / "tables" / "tiers.json").write_text(json.dumps({"updates": updates}))
-    (stage / "stages" / "embeddings").mkdir(parents=True)
-    for package in (stage / "stages", stage / "stages" / "embeddings"):
+    (stage / "serving" / "tables").mkdir(parents=True)
+    for package in (stage / "serving", stage / "serving" / "tables"):
         (package / "__init__.py").touch()
-    (stage / "stages" / "embeddings" / "__main__.py").write_text(code)
+    (stage / "serving" / "tables" / "__main__.py").write_text(code)
 
 
 def pin(repo: Path, generation: int) -> None:
@@ -85,7 +85,7 @@ def test_the_code_of_the_fused_layout_lies_once_above_its_stages(state, tmp_path
     fused = state.repo / ENSEMBLE / "1"
     fused.mkdir(parents=True)
     (state.repo / "rank" / "1").rename(fused / "rank")
-    (fused / "rank" / "stages").rename(fused / "stages")
+    (fused / "rank" / "serving").rename(fused / "serving")
     pin(state.repo, 1)
     updaters.follow(state, tmp_path)
     (process,) = working(state)

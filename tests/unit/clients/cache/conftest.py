@@ -10,8 +10,8 @@ from threading import Event
 import pytest
 
 from clients import AsyncRecommender, FakeTransport, MemoryCache, Query, Recommendations, Recommender, RedisCache
-from stages.contract import Axes, ContextColumn, Degraded
-from tests.unit.embeddings.redis_server import RedisServer
+from serving.contract.tensors import Axes, ContextColumn, Degraded
+from tests.unit.tables.redis_server import RedisServer
 
 WAIT_S = 20.0  # for what must happen; far more than it takes
 

@@ -9,7 +9,7 @@ import prometheus_client
 import pytest
 
 from clients import InvalidRequest, MemoryCache, Overloaded, Query, Recommendations, Recommender, RedisCache, Unavailable
-from stages.contract import Degraded
+from serving.contract.tensors import Degraded
 
 
 def test_a_question_is_asked_once(recommend, shop, cache):

@@ -13,7 +13,7 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, TopicPartition
 
 from clients import InvalidRequest, MemoryCache
 from clients.cache.events import Followed, Names, _assign, follow_log, follow_topic
-from stages.errors import DependencyError
+from serving.contract.errors import DependencyError
 from tests.unit.clients.cache.test_races import until
 
 

@@ -12,8 +12,8 @@ from clients.cache.base import Entry
 from clients.cache.entries import Key, keys_of
 from clients.cache.generation import Belief
 from clients.cache.memory import MIB
-from stages.errors import DependencyError
-from tests.unit.embeddings.redis_server import RedisServer
+from serving.contract.errors import DependencyError
+from tests.unit.tables.redis_server import RedisServer
 
 
 class Clock:

@@ -1,0 +1,276 @@
+"""Quality against latency of smaller ranking networks: `python -m experiments.quality.compression --data online-retail`.
+
+Trains the DLRM on the training part of a data set, makes smaller ones of it, and asks all of them to rank the same candidates
+of the test users. Every network runs as it would be served: as ONNX, on ONNX Runtime's CPU kernels, one thread. Latencies are
+taken in turns, medians of many rounds: their ratios count. The last line is one line of JSON; the exit code is 1 when the
+student that an export serves by default keeps too little of the DLRM. The others are there to compare.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import scipy.sparse as sp
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from export.build import progress, retrieve_fitter
+from export.nvidia.precision.graphs import tidy
+from export.nvidia.precision.int8 import quantized, weighted_products
+from export.nvidia.precision.lower import outputs
+from export.settings import PipelineSettings
+from perf.command import BROKEN, run
+from perf.figure import Figure
+from perf.report.results import last_line
+from perf.report.tables import figure_table
+from training.dataset import Dataset, load_dataset, split_by_time
+from training.evaluation.metrics import auc, ndcg_at, recall_at
+from training.evaluation.problem import TEST_SHARE, problem_of
+from training.features.build import build_features
+from training.features.schema import FeatureSettings
+from training.models.distill import STUDENT, distil, macs, strongest_units_of, student_of
+from training.models.dlrm_graph import export_dlrm
+from training.models.ranking import RankingSettings, moments
+from training.models.ranking_data import Requests, served_requests, statistics_of, unlabelled_requests
+from training.models.save_ranker import network_inputs
+from training.models.train_ranker import Ranker, RankerSettings, parts, retrieval_z, train_ranker
+
+MOST_USERS = 3_000  # test users, drawn at random where there are more
+BATCHES = (1, 32)
+ROUNDS = 25
+CALIBRATION_BATCHES = 8
+TOLERATED = 0.003  # by a product in int8: root mean square of the change, in standard deviations of the logits
+WIDE_STUDENT = replace(STUDENT, width=RankerSettings().width)
+SERVED = f"distilled, tables of {STUDENT.width}"  # by default
+PRUNED = RankerSettings(bottom=(16,), top=(32, 16), epochs=4, learning_rate=1e-3)
+LEAST_NDCG_SHARE, LEAST_AUC_SHARE = 0.99, 0.999  # of the DLRM as taught
+LEAST_SAVING = 12.0  # times fewer multiply-accumulates
+
+Say = Callable[[str], None]
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests to learn from, to choose by, and to be measured on. relevant: CSR bool [N, n_items] of the test requests.
+
+    unlabelled: of other users after the training part; nothing is known of what they took, so only students learn from them
+    """
+
+    teaching: tuple[Requests, ...]
+    unlabelled: Requests
+    validation: Requests
+    test: Requests
+    relevant: sp.csr_matrix
+    tables: tuple[dict[str, int], dict[str, int]]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A network as it is served, and how it was come by."""
+
+    name: str
+    ranker: Ranker
+    session: ort.InferenceSession
+
+
+@dataclass(frozen=True)
+class Row:
+    """latency_us: batch size -> median of one run, microseconds. macs: multiply-accumulates per candidate."""
+
+    name: str
+    macs: int
+    ndcg_at_10: float
+    recall_at_20: float
+    auc: float
+    latency_us: dict[int, float]
+
+
+def workload_of(dataset: Dataset, say: Say, seed: int = 0) -> Workload:
+    problem, pipeline = problem_of(dataset), PipelineSettings(seed=seed)
+    train, _ = split_by_time(dataset.interactions, TEST_SHARE)
+    dataset = replace(dataset, interactions=train)
+    features = build_features(dataset, train, FeatureSettings(history_length=pipeline.history), seed)
+    fit_retrieve, settings = retrieve_fitter(dataset, features, pipeline, lambda _: None), RankingSettings()
+    rng = np.random.default_rng(seed)
+    say("requests of the training part, as a retriever of its time would have served them")
+    latest, *older = moments(dataset, train, features, fit_retrieve, settings, rng)
+    teaching, validation = parts(latest, settings.ranker.validation_share, rng)
+    say("requests of the test users")
+    users = problem.test_users
+    users = np.sort(rng.choice(users, min(len(users), MOST_USERS), replace=False))
+    retrieve = fit_retrieve(train.assign(row=np.arange(len(train))))
+    statistics = statistics_of(features, train, settings.statistics)
+    test = served_requests(features, problem.user_ids[users], statistics, retrieve)
+    others = train[~train["user_id"].isin(problem.user_ids[users])]
+    unlabelled = unlabelled_requests(features, others, statistics, retrieve, settings.most_requests, rng)
+    tables = (dict(features.user_rows), dict(features.item_rows))
+    return Workload((teaching, *older), unlabelled, validation, test, problem.test.relevant[users], tables)
+
+
+def variants_of(work: Workload, say: Say, folder: Path, seed: int = 0) -> list[Variant]:
+    """The DLRM as taught first: all others are held against it."""
+    quiet = {"seed": seed, "report": lambda _: None}
+    lessons = (*work.teaching, work.unlabelled)
+    say("the DLRM, as taught")
+    full = train_ranker(work.teaching, work.validation, work.tables, RankerSettings(), **quiet)
+    found = {"as taught": full}
+    for name, settings, begin in (
+        (SERVED, STUDENT, student_of),
+        (f"distilled, tables of {WIDE_STUDENT.width}", WIDE_STUDENT, student_of),
+        ("pruned", PRUNED, strongest_units_of),
+    ):
+        say(name)
+        found[name] = distil(full, lessons, work.validation, settings, begin=begin, least_kept=0.0, **quiet)
+    say("as small as the distilled one, taught without a teacher")
+    alone = replace(STUDENT, blends=RankerSettings().blends)
+    found["small, without a teacher"] = train_ranker(work.teaching, work.validation, work.tables, alone, **quiet)
+    variants = [as_served(name, ranker, work, folder) for name, ranker in found.items()]
+    for variant in variants[:2]:
+        say(f"int8: {variant.name}")
+        variants.append(quantised(variant, work, folder))
+    return variants
+
+
+def as_served(name: str, ranker: Ranker, work: Workload, folder: Path) -> Variant:
+    ranker = copy.deepcopy(ranker)
+    ranker.model.network.fold()
+    path = folder / f"{len(list(folder.iterdir()))}.onnx"
+    export_dlrm(ranker.model.network, network_inputs(ranker.model, work.test.take(np.arange(8))), path)
+    return Variant(name, ranker, session_of(path))
+
+
+def quantised(variant: Variant, work: Workload, folder: Path) -> Variant:
+    """Products of matrices in int8 where that does not move the logits."""
+    blocks = np.array_split(np.arange(min(len(work.validation), 32 * CALIBRATION_BATCHES)), CALIBRATION_BATCHES)
+    feeds = [network_inputs(variant.ranker.model, work.validation.take(rows)) for rows in blocks if len(rows)]
+    graph, kept = in_int8(tidy(onnx.load(variant.session._model_path)), feeds)
+    path = folder / f"{len(list(folder.iterdir()))}.onnx"
+    onnx.save(graph, str(path))
+    return replace(variant, name=f"{variant.name}, int8 ({len(kept)} products stay fp32)", session=session_of(path))
+
+
+def in_int8(model: onnx.ModelProto, feeds: list[dict[str, np.ndarray]]) -> tuple[onnx.ModelProto, list[str]]:
+    """model: tidy -> (graph with Q/DQ pairs, products kept in fp32). Ranges are of every other batch, errors of the rest."""
+    ranges, measured = feeds[::2], feeds[1::2] or feeds
+    exact, names = outputs(model, measured), weighted_products(model)
+    errors = {name: np.sqrt(np.mean((outputs(quantized(model, ranges, {name}), measured) - exact) ** 2)) for name in names}
+    kept = [name for name in names if errors[name] > TOLERATED * exact.std()]
+    return quantized(model, ranges, set(names) - set(kept)), kept
+
+
+def session_of(path: Path) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def scores_of(variant: Variant, requests: Requests) -> np.ndarray:
+    """float32 [N, C] as the rank stage serves them, -inf at padding."""
+    blocks = np.array_split(np.arange(len(requests)), -(-len(requests) // 32))
+    feeds = (network_inputs(variant.ranker.model, requests.take(rows)) for rows in blocks)
+    logits = np.concatenate([variant.session.run(["logits"], feed)[0] for feed in feeds])
+    return np.where(requests.valid, logits + np.float32(variant.ranker.blend) * retrieval_z(requests), -np.inf)
+
+
+@dataclass(frozen=True)
+class Qualities:
+    """Of each test request, float64 [N]; NaN where there is nothing to find. auc: among its candidates."""
+
+    ndcg_at_10: np.ndarray
+    recall_at_20: np.ndarray
+    auc: np.ndarray
+
+
+def qualities_of(scores: np.ndarray, work: Workload) -> Qualities:
+    """scores: float32 [N, C] of the test requests' candidates, as the rank stage serves them."""
+    test = work.test
+    ranked = np.take_along_axis(test.candidates, np.argsort(-scores, axis=1, kind="stable"), axis=1)[:, :20]
+    rows, columns = np.nonzero(test.valid)
+    positions = test.candidates[rows, columns]
+    taken = sp.csr_matrix(scores.shape, dtype=bool).tolil()
+    hit = np.asarray(work.relevant[rows, positions]).ravel() > 0
+    taken[rows[hit], columns[hit]] = True
+    among = auc(np.where(test.valid, scores, 0.0), taken.tocsr(), sp.csr_matrix(~test.valid))
+    return Qualities(ndcg_at(ranked, work.relevant, 10), recall_at(ranked, work.relevant, 20), among)
+
+
+def row_of(variant: Variant, work: Workload, latency_us: dict[int, float]) -> Row:
+    quality = qualities_of(scores_of(variant, work.test), work)
+    means = (float(np.nanmean(each)) for each in (quality.ndcg_at_10, quality.recall_at_20, quality.auc))
+    return Row(variant.name, macs(variant.ranker.model.shape), *means, latency_us)
+
+
+def latencies(variants: list[Variant], work: Workload) -> list[dict[int, float]]:
+    """In turns, so that a slow moment of the machine meets all of them."""
+    times = [{batch: [] for batch in BATCHES} for _ in variants]
+    for batch in BATCHES:
+        feeds = [network_inputs(variant.ranker.model, work.test.take(np.arange(batch))) for variant in variants]
+        for _ in range(ROUNDS):
+            for variant, feed, own in zip(variants, feeds, times, strict=True):
+                started = time.perf_counter()
+                variant.session.run(None, feed)
+                own[batch].append((time.perf_counter() - started) * 1e6)
+    return [{batch: float(np.median(values)) for batch, values in own.items()} for own in times]
+
+
+def table_of(rows: list[Row]) -> Table:
+    table = Table(title="Ranking networks: quality on the test users against latency")
+    headings = ("MACs per candidate", "NDCG@10", "of as taught", "Recall@20", "AUC of candidates", "of as taught")
+    table.add_column("")
+    for heading in (*headings, *(f"µs at batch {batch}" for batch in BATCHES)):
+        table.add_column(heading, justify="right")
+    full = rows[0]
+    for row in rows:
+        ndcg, area = row.ndcg_at_10 / full.ndcg_at_10, row.auc / full.auc
+        kept = f"{ndcg:.1%} {'met' if ndcg >= LEAST_NDCG_SHARE else 'missed'}"
+        kept_auc = f"{area:.2%} {'met' if area >= LEAST_AUC_SHARE else 'missed'}"
+        size = f"{row.macs:,} (1/{full.macs / row.macs:.1f})"
+        numbers = (size, f"{row.ndcg_at_10:.4f}", kept, f"{row.recall_at_20:.4f}", f"{row.auc:.4f}", kept_auc)
+        table.add_row(row.name, *numbers, *(f"{row.latency_us[batch]:.0f}" for batch in BATCHES))
+    return table
+
+
+def bounds_of_served(rows: list[Row]) -> list[Figure]:
+    """rows: the DLRM as taught first. What the default student keeps of its quality, as shares, and what it saves."""
+    taught, served = rows[0], next(row for row in rows if row.name == SERVED)
+    kept = (
+        ("NDCG@10, of its teacher's", served.ndcg_at_10 / taught.ndcg_at_10, LEAST_NDCG_SHARE),
+        ("AUC of candidates, of its teacher's", served.auc / taught.auc, LEAST_AUC_SHARE),
+        ("its teacher's arithmetic, times its own", taught.macs / served.macs, LEAST_SAVING),
+    )
+    return [Figure(name=f"{SERVED}: {what}", values=[v], bound=least, at_most=False) for what, v, least in kept]
+
+
+@app.command()
+def main(data: Annotated[str, typer.Option(help="folder with a dataset.toml, or a bundled name")] = "online-retail") -> None:
+    """Quality against latency of smaller ranking networks: distilled, pruned, int8. Trains them all: minutes.
+
+    Exit code 1 when the student that is served by default keeps too little, or saves too little.
+    """
+    console = Console(width=130, soft_wrap=True)
+    say = progress(console)
+    work = workload_of(load_dataset(data), say)
+    with tempfile.TemporaryDirectory() as folder:
+        variants = variants_of(work, say, Path(folder))
+        rows = [row_of(variant, work, times) for variant, times in zip(variants, latencies(variants, work), strict=True)]
+    bounds = bounds_of_served(rows)
+    missed = [figure.name for figure in bounds if not figure.met]
+    console.print(table_of(rows), figure_table("Served by default", bounds).to_rich())
+    print(last_line({"perf": "compression", "data": data, "networks": [asdict(row) for row in rows], "missed": missed}))
+    if missed:
+        raise typer.Exit(BROKEN)
+
+
+if __name__ == "__main__":
+    run(app, "python -m experiments.quality.compression")

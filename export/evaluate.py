@@ -1,0 +1,169 @@
+"""`make eval`: how good the recommendations are, stage by stage and through a real server, beside four baselines.
+
+The test is the last 20 % of each user's events in time. The pipeline is exported from the rest alone, into a repository of its
+own, and served by a real tritonserver; what users already had is neither served nor counted. AUC is over the whole catalogue:
+a stage's list first, then what the stage before it ordered.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import tritonclient.grpc as grpc
+from rich.console import Console
+from rich.table import Table
+
+from export.build import build_repository
+from export.settings import Settings
+from server.health import local_client
+from server.launcher import TritonServer
+from serving.contract.errors import ConfigError, DataError
+from serving.contract.tensors import ENSEMBLE, PAD_ID
+from serving.pipeline import Pipeline
+from serving.stages.search.search import Blocked
+from training.dataset import Dataset, split_by_time
+from training.evaluation.baselines import Baseline, Quality, baselines, evaluate
+from training.evaluation.metrics import auc, countable, coverage, ndcg_at, recall_at
+from training.evaluation.problem import TEST_SHARE, Problem, problem_of
+
+USERS_PER_CALL = 32
+CONCURRENT_CALLS = 4
+
+
+def evaluate_dataset(dataset: Dataset, repository: Path, settings: Settings, console: Console) -> dict[str, Quality]:
+    """Export from the training part into `repository`, serve it, and print the table. -> quality by name.
+
+    The last line printed is the same as one line of JSON.
+    """
+    problem = problem_of(dataset)
+    refuse_nothing_to_find(dataset, problem)
+    remove_repository(repository)
+    train, _ = split_by_time(dataset.interactions, TEST_SHARE)
+    build_repository(replace(dataset, interactions=train), repository, settings, console)
+    rows: dict[str, Quality] = {}
+    for baseline in baselines(problem.validation, problem.test, console.print):
+        rows[named(baseline)] = evaluate(baseline.scores, problem.test)
+        console.print(f"{named(baseline)}: {rows[named(baseline)]}")
+    rows |= stage_qualities(Pipeline.load(repository), problem)
+    with TritonServer(repository) as server:
+        # What is served is a list of K: behind it, the AUC's order is that of the pipeline in process.
+        rows["served (end to end)"] = quality_of(served_lists(server.grpc_url, problem), rows["after rerank"].auc, problem)
+    console.print(table_of(dataset, problem, rows))
+    console.print_json(json.dumps({name: asdict(quality) for name, quality in rows.items()}), indent=None)
+    return rows
+
+
+def remove_repository(folder: Path) -> None:
+    """Remove what an earlier evaluation left. Raises ConfigError when something else is there."""
+    if folder.exists() and any(folder.iterdir()) and not (folder / ENSEMBLE).is_dir():
+        raise ConfigError(f"{folder} is no model repository, and its contents would be lost. Name another folder with --work.")
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def refuse_nothing_to_find(dataset: Dataset, problem: Problem) -> None:
+    """Raises DataError when no user has a later positive to find, in the test or in the validation part."""
+    for part, split in (("test", problem.test), ("validation", problem.validation)):
+        if not countable(split.relevant).any():
+            raise DataError(
+                f"{dataset.description.name}: no user has a positive in the {part} part that they did not have before. "
+                "Evaluation needs users with at least 4 different positives; the export does not."
+            )
+
+
+def named(baseline: Baseline) -> str:
+    chosen = ", ".join(f"{key} {value:g}" for key, value in baseline.settings.items())
+    return f"{baseline.name} ({chosen})" if chosen else baseline.name
+
+
+def stage_qualities(pipeline: Pipeline, problem: Problem) -> dict[str, Quality]:
+    """-> quality of the list as retrieval orders it, as the ranker orders it, and as the whole pipeline returns it."""
+    return {
+        f"after {stage}": quality_of(ids, float(np.nanmean(aucs)), problem)
+        for stage, (ids, aucs) in stage_lists(pipeline, problem).items()
+    }
+
+
+def stage_lists(pipeline: Pipeline, problem: Problem) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """-> by stage: int64 [U, 20] item ids, and float64 [U] AUC, of the test users."""
+    lists: dict[str, list[np.ndarray]] = {"retrieve": [], "rank": [], "rerank": []}
+    aucs: dict[str, list[np.ndarray]] = {"retrieve": [], "rank": [], "rerank": []}
+    for block in blocks(problem.test_users):
+        tensors = pipeline.trace({"user_id": problem.user_ids[block][:, None]})
+        by_rank = np.argsort(-tensors["rank_scores"], axis=1, kind="stable")
+        found = {
+            "retrieve": tensors["candidate_ids"],
+            "rank": np.take_along_axis(tensors["candidate_ids"], by_rank, axis=1),
+            "rerank": tensors["item_ids"],
+        }
+        order = retrieval_order(pipeline, tensors, problem)
+        for stage, ids in found.items():
+            order = moved_up(order, positions_of(ids, problem))
+            aucs[stage].append(auc(order, problem.test.relevant[block], problem.test.seen[block]))
+            lists[stage].append(ids)
+    return {stage: (np.concatenate(ids)[:, :20], np.concatenate(aucs[stage])) for stage, ids in lists.items()}
+
+
+def retrieval_order(pipeline: Pipeline, tensors: dict[str, np.ndarray], problem: Problem) -> np.ndarray:
+    """-> float32 [B, n_items]: every item of the catalogue as retrieval orders it, scored by its place."""
+    retrieve = pipeline.stages["retrieve"]
+    history = retrieve.items.positions(tensors["history_ids"])
+    nothing = Blocked(np.empty(0, np.int64), np.zeros(len(history) + 1, np.int64))
+    vectors, n_items = retrieve.user_vectors(tensors, history), len(problem.item_ids)
+    positions, _ = retrieve.search.exact(vectors, history, nothing, n_items)
+    return moved_up(np.zeros((len(history), n_items), np.float32), positions)
+
+
+def moved_up(order: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """-> float32 [B, n_items] scores in which the items of `first` [B, K], best first, come before all others, which keep
+    their order."""
+    n_rows, n_items = order.shape
+    moved = np.pad(order, ((0, 0), (0, 1)))  # a column for padding
+    top = order.max() + np.arange(first.shape[1], 0, -1, dtype=np.float32)
+    moved[np.arange(n_rows)[:, None], first] = top
+    return moved[:, :n_items]
+
+
+def served_lists(url: str, problem: Problem) -> np.ndarray:
+    """-> int64 [U, K] item ids that a running server recommends to the test users."""
+    with local_client(url) as client, ThreadPoolExecutor(CONCURRENT_CALLS) as pool:
+
+        def call(block: np.ndarray) -> np.ndarray:
+            user_id = grpc.InferInput("user_id", [len(block), 1], "INT64")
+            user_id.set_data_from_numpy(problem.user_ids[block][:, None])
+            return client.infer(ENSEMBLE, [user_id]).as_numpy("item_ids")
+
+        return np.concatenate(list(pool.map(call, blocks(problem.test_users))))
+
+
+def blocks(users: np.ndarray) -> list[np.ndarray]:
+    return [users[start : start + USERS_PER_CALL] for start in range(0, len(users), USERS_PER_CALL)]
+
+
+def positions_of(item_ids: np.ndarray, problem: Problem) -> np.ndarray:
+    """int64 [U, K] ids -> int64 [U, K] positions, n_items for PAD_ID."""
+    return np.where(item_ids == PAD_ID, len(problem.item_ids), np.searchsorted(problem.item_ids, item_ids))
+
+
+def quality_of(item_ids: np.ndarray, auc_mean: float, problem: Problem) -> Quality:
+    """item_ids: int64 [U, K], the lists of the test users, PAD_ID padded."""
+    positions = positions_of(item_ids, problem)
+    relevant = problem.test.relevant[problem.test_users]
+    recall, ndcg = recall_at(positions, relevant, 20).mean(), ndcg_at(positions, relevant, 10).mean()
+    return Quality(float(recall), float(ndcg), coverage(positions, len(problem.item_ids)), auc_mean)
+
+
+def table_of(dataset: Dataset, problem: Problem, rows: dict[str, Quality]) -> Table:
+    table = Table(title=f"{dataset.description.name}: {len(problem.test_users):,} test users, last 20 % of their events")
+    table.caption = "AUC: whole catalogue; of what is served, behind the list, as ordered in process"
+    table.add_column("")
+    for heading in ("Recall@20", "NDCG@10", "coverage", "AUC"):
+        table.add_column(heading, justify="right")
+    for name, quality in rows.items():
+        numbers = (quality.recall_at_20, quality.ndcg_at_10, quality.coverage, quality.auc)
+        table.add_row(name, *(f"{number:.4f}" for number in numbers))
+    return table

@@ -1,0 +1,258 @@
+"""`make check` on a merlin repository: what NVIDIA's backends would refuse or answer wrongly from, without starting anything.
+
+What only they can tell is named in BY_FORMAT_ONLY: it was held against their documented formats, and never loaded here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from tritonclient.grpc import model_config_pb2 as pb
+
+from export.nvidia import config_rules, hps_rules
+from export.nvidia.hps import PS_FILE
+from export.nvidia.parts import HPS, NVTABULAR, PYTHON, TENSORRT, WORKFLOW, models_of, parts_of
+from export.nvidia.precision.agreement import disagreement
+from export.nvidia.publish import answer
+from export.nvidia.settings import MerlinSettings
+from export.nvidia.tensorrt.checks import check_tensorrt_model
+from export.settings import MERLIN
+from hps_config.reader import check_ps_json, read_ps_json
+from repository.check import Finding
+from repository.config import CONFIG_FILE, fields_stated
+from repository.models import read_config
+from repository.recorded import RECORDED_FILE, read_recorded
+from serving.contract.artifacts import MANIFEST_FILE, read_json, read_stage, sha256_of
+from serving.contract.generations import pinned_generation
+from serving.contract.tensors import ENSEMBLE
+from serving.stages.parts.gpu_index import MOST_GPU_RESULTS
+from serving.stages.parts.specs import RANK_EMBEDDINGS, RANK_FEATURES, RETRIEVE_SEARCH, Sizes, StepSettings, keys_per_request
+
+AGAIN = "Export the repository again."
+BY_FORMAT_ONLY = {
+    HPS: (
+        "that the hps backend loads ps.json and the sparse folder (both its parsers are modelled, the bytes read back)",
+        "that hps caches, refreshes and consumes updates as config.pbtxt and ps.json state (by the rules of its source)",
+    ),
+    TENSORRT: (
+        "that TensorRT builds and runs the engines (ONNX Runtime ran the networks; profiles and CUDA graphs were compared)",
+    ),
+    PYTHON: ("that Faiss takes the index to the GPU, and how much memory all of it needs there",),
+}
+
+
+def by_format_only(repository: Path) -> tuple[str, ...]:
+    """-> those of the backends that serve this repository."""
+    kinds = {part.kind for part in parts_of(merlin_of(repository))}
+    return tuple(what for kind, only in BY_FORMAT_ONLY.items() if kind in kinds for what in only)
+
+
+def check_models(repository: Path) -> Iterator[Finding]:
+    """Every model is there under its name, and nothing else is."""
+    models = models_of(merlin_of(repository))
+    for name in models:
+        path = repository / name / CONFIG_FILE
+        if not path.is_file():
+            yield error(f"{name}/{CONFIG_FILE}", "The file is missing")
+        elif (config := read_config(path)).name != name:
+            yield error(f"{name}/{CONFIG_FILE}", f"It names the model {config.name!r}, expected {name!r}")
+    for path in sorted(repository.iterdir()):
+        if path.is_dir() and path.name not in models:
+            yield Finding("error", path.name, "It is no model of this profile", "Move it out of the repository.")
+
+
+def check_files(repository: Path) -> Iterator[Finding]:
+    """Every file is the published one; engines, which are built where they run, are no part of a publication."""
+    generation = pinned_generation(repository)
+    digests = read_json(repository / ENSEMBLE / str(generation), MANIFEST_FILE)["stages"]
+    for name in (*digests, ENSEMBLE):
+        folder = repository / name / str(generation)
+        manifest = read_json(folder, MANIFEST_FILE)
+        if manifest["generation"] != generation or digests.get(name, "") not in ("", sha256_of(folder / MANIFEST_FILE)):
+            yield error(f"{name}/{generation}", "It is not the one this generation was published with")
+        for file, fact in manifest["files"].items():
+            if not (folder / file).is_file() or sha256_of(folder / file) != fact["sha256"]:
+                yield error(f"{name}/{generation}/{file}", "It is missing or not the file that was published")
+
+
+def check_ensembles(repository: Path) -> Iterator[Finding]:
+    """Both ends of every edge agree, batches and versions too, as tritonserver will demand."""
+    configs = {path.parent.name: read_config(path) for path in repository.glob(f"*/{CONFIG_FILE}")}
+    generation = pinned_generation(repository)
+    for name, config in sorted(configs.items()):
+        for fact in ensemble_faults(config, configs, generation):
+            yield error(f"{name}/{CONFIG_FILE}", fact)
+
+
+def ensemble_faults(config: pb.ModelConfig, configs: dict[str, pb.ModelConfig], generation: int) -> Iterator[str]:
+    """What is wrong with one ensemble; nothing with a plain model."""
+    known = {tensor.name: meaning(config, tensor) for tensor in config.input}
+    if both := sorted(known.keys() & {tensor.name for tensor in config.output} if known and is_ensemble(config) else ()):
+        yield f"{', '.join(both)} comes in and goes out under one name: callers would get back what they sent"
+    for step in config.ensemble_scheduling.step:
+        if (model := configs.get(step.model_name)) is None:
+            yield f"Step {step.model_name} is no model of this repository; expected one of {', '.join(sorted(configs))}"
+            continue
+        if step.model_version != generation:
+            yield f"Step {step.model_name} is pinned to {step.model_version}, expected {generation}"
+        if config.max_batch_size > model.max_batch_size:
+            yield f"It allows batches of {config.max_batch_size}, and its step {model.name} of {model.max_batch_size}"
+        inputs, outputs = ({tensor.name: meaning(model, tensor) for tensor in side} for side in (model.input, model.output))
+        for tensor, source in step.input_map.items():
+            if not agree(known.get(source), inputs.get(tensor)):
+                both = " meets ".join(in_words(side) for side in (known.get(source), inputs.get(tensor)))
+                yield f"Edge {source} -> {model.name}.{tensor}: {both}"
+        known |= {target: outputs.get(tensor) for tensor, target in step.output_map.items()}
+
+
+def is_ensemble(config: pb.ModelConfig) -> bool:
+    return config.platform == "ensemble"
+
+
+def meaning(config: pb.ModelConfig, tensor: pb.ModelInput | pb.ModelOutput) -> tuple[int, tuple[int, ...], str]:
+    """-> type, dims with the batch axis, and of a record its fields."""
+    return tensor.data_type, full_dims(config, tensor), fields_stated(config, tensor.name)
+
+
+def in_words(meant: tuple[int, tuple[int, ...], str] | None) -> str:
+    if meant is None:
+        return "nothing"
+    kind, dims, fields = meant
+    return f"{pb.DataType.Name(kind)} {list(dims)}" + (f" ({fields})" if fields else "")
+
+
+def full_dims(config: pb.ModelConfig, tensor: pb.ModelInput | pb.ModelOutput) -> tuple[int, ...]:
+    """Dims with the batch axis, which Triton adds where max_batch_size is above 0."""
+    return (*((-1,) if config.max_batch_size else ()), *tensor.dims)
+
+
+def agree(one: tuple | None, other: tuple | None) -> bool:
+    """Types and fields equal, and dims where both say a number; a flat tensor of unknown length meets its like."""
+    if one is None or other is None or (one[0], one[2]) != (other[0], other[2]):
+        return False
+    return len(one[1]) == len(other[1]) and all(a == b or -1 in (a, b) for a, b in zip(one[1], other[1], strict=True))
+
+
+def check_hps(repository: Path) -> Iterator[Finding]:
+    """ps.json by both of its parsers, and the `hps` model by the backend's rules. Nothing where our own tiers serve."""
+    settings = merlin_of(repository)
+    if not any(part.kind == HPS for part in parts_of(settings)):
+        return
+    read = [Finding(f.severity, f"{PS_FILE} {f.where}", f.message, AGAIN) for f in check_ps_json(repository / PS_FILE)]
+    yield from dict.fromkeys(read)  # what both parsers say alike is said once
+    if any(finding.level == "error" for finding in read):
+        return
+    generation, config = pinned_generation(repository), read_config(repository / RANK_EMBEDDINGS / CONFIG_FILE)
+    ps = read_ps_json(repository / PS_FILE)
+    if ps.update_source.type != "null" and config.parameters["refresh_interval"].string_value == "0":
+        fact = "refresh_interval is 0, and ps.json has an update_source: a row that the GPU has cached never changes"
+        yield Finding("warning", f"{RANK_EMBEDDINGS}/{CONFIG_FILE}", fact, "Set [merlin] refresh_interval_s and export again.")
+    if ps.volatile_db.type == "redis_cluster" and "," in ps.volatile_db.address:
+        fact = f"volatile_db.address is {ps.volatile_db.address}; HPS asks the first only, expected one that is always there"
+        yield Finding("warning", PS_FILE, fact, "Put such a node first ([tables] redis) and export again.")
+    if others := sorted({params.model for params in ps.models} - {RANK_EMBEDDINGS}):
+        fact = f"It names the models {', '.join(others)}, which are not in this repository: HPS loads them all when it starts"
+        yield Finding("warning", PS_FILE, fact, "Remove them from ps.json, or export again.")
+    params = hps_rules.model_of(ps, RANK_EMBEDDINGS)
+    if params is None:
+        yield error(PS_FILE, f"It names no model {RANK_EMBEDDINGS!r}: the backend would not load it")
+        return
+    features = repository / RANK_FEATURES / str(generation)
+    info = read_stage(features)
+    own = StepSettings.of(features, info)
+    most = read_config(repository / RANK_FEATURES / CONFIG_FILE).max_batch_size
+    facts = (
+        *hps_rules.tensor_faults(config),
+        *hps_rules.instance_faults(config, params),
+        *hps_rules.refresh_faults(config, params),
+        *hps_rules.table_faults(params, repository, settings.mount),
+        *hps_rules.key_faults(params, repository, settings.mount, features, own),
+        *hps_rules.batch_faults(params, keys_per_request(info, Sizes(**own.sizes)), most),
+    )
+    for fact in facts:
+        yield error(f"{RANK_EMBEDDINGS}/{CONFIG_FILE}", fact)
+    if len(params.sparse_files) == 1 and (fact := hps_rules.order_fault(params, repository, settings.mount, features, own)):
+        yield Finding("warning", f"{RANK_EMBEDDINGS}/{generation}", fact, AGAIN)
+
+
+def check_wiring(repository: Path) -> Iterator[Finding]:
+    """KEYS and NUMKEYS reach the `hps` model as it reads them."""
+    configs = {path.parent.name: read_config(path) for path in repository.glob(f"*/{CONFIG_FILE}")}
+    if RANK_EMBEDDINGS in configs:
+        for fact in hps_rules.wiring_faults(configs["rank"], configs):
+            yield error(f"rank/{CONFIG_FILE}", fact)
+
+
+def check_configs(repository: Path) -> Iterator[Finding]:
+    """Every model's version, model file and warm-up."""
+    generation = pinned_generation(repository)
+    for name in models_of(merlin_of(repository)):
+        config, folder = read_config(repository / name / CONFIG_FILE), repository / name
+        facts = (
+            *config_rules.version_faults(config, generation),
+            *config_rules.model_file_faults(config, folder / str(generation)),
+            *config_rules.warmup_faults(config, folder / "warmup"),
+        )
+        for fact in facts:
+            yield error(f"{name}/{CONFIG_FILE}", fact)
+
+
+def check_tensorrt(repository: Path) -> Iterator[Finding]:
+    """Every network by the TensorRT backend's rules."""
+    for part in parts_of(merlin_of(repository)):
+        if part.kind == TENSORRT:
+            yield from check_tensorrt_model(repository / part.name)
+
+
+def check_search(repository: Path) -> Iterator[Finding]:
+    """The search asks for no more than a GPU index gives."""
+    candidates = read_stage(repository / RETRIEVE_SEARCH / str(pinned_generation(repository))).axes.candidates
+    if candidates > MOST_GPU_RESULTS:
+        yield error(RETRIEVE_SEARCH, f"{candidates} candidates; Faiss gives at most {MOST_GPU_RESULTS} on a GPU")
+
+
+def check_pickles(repository: Path) -> Iterator[Finding]:
+    """NVTabular's own workflow is a pickle, which runs code wherever it is loaded: here too, for the next check."""
+    for name in workflow_models(repository):
+        fact = f"{WORKFLOW}/workflow.pkl is a pickle: it runs code when it is loaded"
+        remedy = 'Serve it only if you trust whoever wrote it, or export with [merlin] preprocess = "compiled".'
+        yield Finding("warning", f"{name}/{pinned_generation(repository)}", fact, remedy)
+
+
+def workflow_models(repository: Path) -> list[str]:
+    return [part.name for part in parts_of(merlin_of(repository)) if part.kind == NVTABULAR]
+
+
+def check_answers(repository: Path) -> Iterator[Finding]:
+    """The recorded requests, through the repository's own files, get the cpu profile's answers."""
+    generation = pinned_generation(repository)
+    recorded = read_recorded(repository / ENSEMBLE / str(generation) / RECORDED_FILE)
+    settings = merlin_of(repository)
+    if difference := disagreement(settings.precision, answer(repository, generation, settings.mount), recorded.outputs):
+        yield error(f"{ENSEMBLE}/{generation}", f"Recorded requests are answered differently: {difference}")
+
+
+def merlin_of(repository: Path) -> MerlinSettings:
+    """The settings it was exported with."""
+    facts = read_json(repository / ENSEMBLE / str(pinned_generation(repository)), MANIFEST_FILE)
+    return MerlinSettings(**facts[MERLIN])
+
+
+def error(where: str, fact: str) -> Finding:
+    return Finding("error", where, fact, AGAIN)
+
+
+CHECKS = (
+    check_models,
+    check_files,
+    check_configs,
+    check_ensembles,
+    check_wiring,
+    check_hps,
+    check_tensorrt,
+    check_search,
+    check_pickles,
+    check_answers,
+)
+LAST_WORD = (check_models, check_files, check_search)  # nothing more is run where these, or what came before, found an error

@@ -1,0 +1,66 @@
+"""What every config.pbtxt of a merlin repository must keep, whichever backend serves it: warm-up, model file, version."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from tritonclient.grpc import model_config_pb2 as pb
+
+from repository.check import warmup_bytes_of
+
+MODEL_FILES = {"python": "model.py", "onnxruntime": "model.onnx", "tensorrt": "model.plan"}  # where the config names none
+BUILT_LATER = frozenset({"model.plan"})  # by the start script, on the machine that serves it
+
+
+def version_faults(config: pb.ModelConfig, generation: int) -> Iterator[str]:
+    """Triton loads the version that the ensembles are pinned to."""
+    if (versions := list(config.version_policy.specific.versions)) != [generation]:
+        yield f"Its version_policy names {versions or 'no version'}; the ensembles are pinned to {generation}"
+
+
+def model_file_faults(config: pb.ModelConfig, version: Path) -> Iterator[str]:
+    """The file that Triton will open is there; engines are built where they run, under the one name they are built as."""
+    expected = MODEL_FILES.get(config.backend)
+    if expected is None:
+        return
+    named = config.default_model_filename or expected
+    if named != expected:
+        yield f"default_model_filename is {named!r}; for {config.backend} the export writes {expected}"
+    elif named not in BUILT_LATER and not (version / named).is_file():
+        yield f"{version.name}/{named} is missing, which {config.backend} opens"
+
+
+def warmup_faults(config: pb.ModelConfig, folder: Path) -> Iterator[str]:
+    """A model does not load when its warm-up is not made of its inputs. folder: `warmup` of the model."""
+    inputs = {tensor.name: tensor for tensor in config.input}
+    for warmup in config.model_warmup:
+        if missing := sorted({name for name, tensor in inputs.items() if not tensor.optional} - {*warmup.inputs}):
+            yield f"Warm-up {warmup.name} lacks {', '.join(missing)}, which the model must be sent"
+        if warmup.batch_size > max(config.max_batch_size, 1):
+            yield f"Warm-up {warmup.name} has a batch of {warmup.batch_size}; max_batch_size is {config.max_batch_size}"
+        for name, entry in sorted(warmup.inputs.items()):
+            yield from _tensor_faults(warmup.name, name, entry, inputs.get(name))
+            if entry.input_data_file:
+                yield from _file_faults(entry, folder / entry.input_data_file)
+
+
+def _tensor_faults(warmup: str, name: str, entry: pb.ModelWarmup.Input, stated: pb.ModelInput | None) -> Iterator[str]:
+    """dims of a warm-up never hold the batch axis that Triton adds, as those of the input do not."""
+    if stated is None:
+        yield f"Warm-up {warmup} sends {name}, which the model does not take"
+        return
+    if entry.data_type != stated.data_type:
+        sent, taken = (pb.DataType.Name(kind) for kind in (entry.data_type, stated.data_type))
+        yield f"Warm-up {warmup} sends {name} as {sent}, the model takes {taken}"
+    fits = len(entry.dims) == len(stated.dims) and all(b in (-1, a) for a, b in zip(entry.dims, stated.dims, strict=True))
+    if not fits or any(size < 1 for size in entry.dims):
+        yield f"Warm-up {warmup} sends {name} with the dims {list(entry.dims)}, the model takes {list(stated.dims)}"
+
+
+def _file_faults(entry: pb.ModelWarmup.Input, path: Path) -> Iterator[str]:
+    where = f"warmup/{entry.input_data_file}"
+    if not path.is_file():
+        yield f"{where}: The file is missing"
+    elif path.stat().st_size < (least := warmup_bytes_of(entry)):
+        yield f"{where} holds {path.stat().st_size} bytes, a row of its tensor takes {least}"

@@ -1,0 +1,85 @@
+"""What the `hps` backend serves: one table with the rows of all slots, and the ps.json that names it.
+
+One table, because its answer is flat: with one table the rows of a request lie together, in the order its keys were sent, and
+the network behind it reads them by one reshape. A key is the first key of its slot's own table plus the row there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sized
+from pathlib import Path
+
+import numpy as np
+
+from export.nvidia.hugectr.model import slot_offsets
+from export.settings import Settings
+from export.tables import plan_tables
+from hps_config.description import PersistentSection, TableSection
+from hps_config.planning import plan_tiers
+from hps_config.ps_writer import sparse_folder_name, write_ps_json
+from repository.config import Serving
+from serving.stages.features.ranking import SCALE
+from serving.stages.parts.specs import RANK_EMBEDDINGS
+from serving.tables.formats.sparse_folder import write_sparse_folder
+
+PS_FILE = "ps.json"
+STATE_ROOT = "/var/lib/hps"  # in the container, unless [tables] state is absolute
+
+
+def table_name(tables: dict[str, np.ndarray]) -> str:
+    """Named by what is in it: a key means another row in another export, and HPS keeps the rows of all servers of a Redis
+    cluster, a RocksDB folder and a Kafka under the names of model and table."""
+    digest = hashlib.sha256()
+    for name, table in tables.items():
+        digest.update(f"{name} {table.shape} ".encode())
+        digest.update(np.ascontiguousarray(table, "<f4"))
+    return f"rank-{digest.hexdigest()[:12]}"
+
+
+def write_table(folder: Path, tables: dict[str, np.ndarray], use_counts: dict[str, np.ndarray]) -> dict[str, int]:
+    """Write the sparse folder into a version folder of `rank_embeddings` -> the first key of each slot's table."""
+    rows = np.concatenate(list(tables.values()))
+    counts = np.concatenate([use_counts[name] for name in tables])
+    write_sparse_folder(folder / sparse_folder_name(table_name(tables)), np.arange(len(rows)), rows, counts)
+    return slot_offsets(tables)
+
+
+def estimated_uses(
+    tables: Mapping[str, Sized], item_tables: tuple[str, ...], item_rows: np.ndarray, popularity: np.ndarray
+) -> dict[str, np.ndarray]:
+    """How often each row will be asked for, up to a factor, float64 [rows] by table: HPS fills its cache hottest first.
+
+    tables: name -> its rows, in slot order; item_rows: int [n_items + 1, Si];
+    popularity: float32 [n_items + 1] scaled logarithm of how often each item was taken.
+    Items' rows count what their items count. Users' rows are numbered by falling frequency, so the r-th counts 1 / r.
+    """
+    taken = np.expm1(popularity.astype(np.float64) / SCALE).clip(min=0.0)
+    uses = {}
+    for name, table in tables.items():
+        if name in item_tables:
+            uses[name] = np.bincount(item_rows[:, item_tables.index(name)], taken, len(table))
+        else:
+            uses[name] = taken.sum() / np.arange(1, len(table) + 1)
+    return uses
+
+
+def write_ps(
+    path: Path, settings: Settings, tables: dict[str, np.ndarray], keys_per_request: int, generation: int, serving: Serving
+) -> None:
+    """Write ps.json. tables: of all slots, float32 [rows, D]. Raises ConfigError when a budget cannot hold what it must."""
+    budgets = settings.tables.model_copy(update={"row_format": "fp32", "row_formats": {}})  # HPS has no other
+    samples, name = serving.max_batch_size, table_name(tables)
+    n_rows, width = sum(map(len, tables.values())), next(iter(tables.values())).shape[1]
+    description, plan = plan_tables(budgets, {name: (n_rows, width)}, serving.instances, samples, RANK_EMBEDDINGS)
+    table = TableSection(name=name, rows=n_rows, width=width, keys_per_sample=keys_per_request)
+    description = description.model_copy(
+        update={
+            "sparse_root": f"{settings.merlin.mount}/{RANK_EMBEDDINGS}/{generation}",
+            "serving": description.serving.model_copy(update={"devices": [settings.merlin.gpu]}),
+            "persistent": PersistentSection(path=str(Path(STATE_ROOT, description.persistent.path))),
+            "tables": [table],
+        }
+    )
+    plan = plan_tiers(description.specs, plan.budgets)
+    write_ps_json(path, description, plan)

@@ -1,0 +1,156 @@
+"""The `hps` backend's rules (hps.cc, model_state.cpp, model_instance_state.cpp), read off an exported repository."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+from tritonclient.grpc import model_config_pb2 as pb
+
+from export.nvidia.hps import PS_FILE, estimated_uses
+from export.nvidia.pipeline import under
+from hps_config.ps_config import ModelParams, PsConfig
+from serving.contract.artifacts import open_array
+from serving.stages.parts.specs import HPS_OUTPUT, KEYS, NUMKEYS, RANK_EMBEDDINGS, StepSettings
+from serving.tables.formats.sparse_folder import read_sparse_folder
+
+READ = {"refresh_interval", "refresh_delay", "freeze_sparse"}  # parameters of config.pbtxt
+CHUNK_ROWS = 1 << 16
+ROUNDING = 1e-6  # of use counts, which another machine may compute otherwise in the last digits
+TENSORS = {KEYS: pb.TYPE_INT64, NUMKEYS: pb.TYPE_INT32}
+
+
+def tensor_faults(config: pb.ModelConfig) -> Iterator[str]:
+    """What the backend checks when it loads the model, and the batching it cannot bear."""
+    inputs = {tensor.name: tensor.data_type for tensor in config.input}
+    if inputs != TENSORS:
+        stated = {name: pb.DataType.Name(kind) for name, kind in inputs.items()}
+        yield f"Its inputs are {stated}; the backend takes {KEYS} TYPE_INT64 and {NUMKEYS} TYPE_INT32 only"
+    if [tensor.data_type for tensor in config.output] != [pb.TYPE_FP32]:
+        yield "It has not exactly one output of TYPE_FP32"
+    for tensor in (*config.input, *config.output):
+        if not tensor.dims or tensor.dims[0] != -1:
+            yield f"{tensor.name} has the dims {list(tensor.dims)}; the backend wants a first one of -1"
+    if any(len(tensor.dims) + (config.max_batch_size > 0) != 2 for tensor in config.input):
+        yield f"{KEYS} and {NUMKEYS} do not arrive with two axes; the backend reads the second"
+    if config.HasField("dynamic_batching"):
+        yield "dynamic_batching: rows of several requests would come back as one; the backend runs them one by one anyway"
+    if [tensor.name for tensor in config.output] != [HPS_OUTPUT]:
+        yield f"Its output is not called {HPS_OUTPUT}, as the ensemble around it expects"
+
+
+def instance_faults(config: pb.ModelConfig, params: ModelParams) -> Iterator[str]:
+    """Where the instances run, against the model's entry in ps.json."""
+    if not config.instance_group:
+        yield "There is no instance_group, which the backend demands"
+    for group in config.instance_group:
+        if params.gpucache and (group.kind != pb.ModelInstanceGroup.KIND_GPU or not group.gpus):
+            yield "An instance_group is not KIND_GPU with gpus, although ps.json has gpucache"
+        if foreign := sorted(set(group.gpus) - set(params.deployed_device_list)):
+            yield f"It runs on the GPUs {foreign}, which deployed_device_list of {PS_FILE} lacks"
+        elif group.gpus and params.deployed_device_list[-1] not in group.gpus:
+            last, gpus = params.deployed_device_list[-1], list(group.gpus)
+            yield f"deployed_device_list of {PS_FILE} ends with GPU {last}, where all instances would run; config has {gpus}"
+        if len(set(group.gpus)) > 1:
+            yield f"It runs on the GPUs {list(group.gpus)}: all instances would use the last one"
+        if (group.count or 1) > params.num_of_worker_buffer_in_pool:
+            yield f"{group.count} instances share {params.num_of_worker_buffer_in_pool} worker buffers; requests would spin"
+
+
+def refresh_faults(config: pb.ModelConfig, params: ModelParams) -> Iterator[str]:
+    """The interval is read from config.pbtxt and cut to whole seconds; other parameters than READ are passed over."""
+    if unread := sorted({*config.parameters} - READ):
+        yield f"The parameters {', '.join(unread)} are not read by the backend; it knows {', '.join(sorted(READ))}"
+    stated = config.parameters["refresh_interval"].string_value if "refresh_interval" in config.parameters else "0"
+    if not stated.isdecimal():
+        yield f"refresh_interval is {stated!r}: only whole seconds are read, and less than one never rests"
+    if params.refresh_interval:
+        yield f"refresh_interval of {PS_FILE} is {params.refresh_interval}; the backend goes by that of config.pbtxt, {stated}"
+    if stated.isdecimal() and int(stated) and not params.cache_refresh_percentage_per_iteration > 0:
+        yield f"refresh_interval is {stated}, and cache_refresh_percentage_per_iteration of {PS_FILE} is 0: nothing happens"
+
+
+def table_faults(params: ModelParams, repository: Path, mount: str) -> Iterator[str]:
+    """The sparse folders: there, whole, finite, with unique and unreserved keys. Raises ArtifactError, which says so."""
+    for path, width in zip(params.sparse_files, params.embedding_vecsize_per_table, strict=True):
+        table = read_sparse_folder(under(repository, mount, path), width)
+        if (row := first_unsound(table.vectors)) is not None:
+            yield f"Row {row} of {path}, key {table.keys[row]}, is not finite; expected numbers. Its answers would be NaN"
+    if any(row_format != "fp32" for row_format in params.row_format_per_table):
+        yield f"row_format_per_table is {list(params.row_format_per_table)}; HPS serves fp32 whatever it says"
+
+
+def first_unsound(vectors: np.ndarray) -> int | None:
+    """float32 [N, D] -> the first row with a NaN or an infinity."""
+    for start in range(0, len(vectors), CHUNK_ROWS):
+        sound = np.isfinite(vectors[start : start + CHUNK_ROWS]).all(axis=1)
+        if not sound.all():
+            return start + int(np.argmin(sound))
+    return None
+
+
+def order_fault(params: ModelParams, repository: Path, mount: str, features: Path, own: StepSettings) -> str:
+    """-> "" when the hottest keys come first, as far as the statistics tell that `rank_features` is published with."""
+    table = read_sparse_folder(under(repository, mount, params.sparse_files[0]), params.embedding_vecsize_per_table[0])
+    names = sorted(own.first_keys, key=own.first_keys.__getitem__)
+    ends = [*(own.first_keys[name] for name in names[1:]), len(table.keys)]
+    rows = {name: range(end - own.first_keys[name]) for name, end in zip(names, ends, strict=True)}
+    popularity = np.asarray(open_array(features, "popularity"))[:, 0]
+    uses = estimated_uses(rows, tuple(own.stage["item_tables"]), np.asarray(open_array(features, "item_rows")), popularity)
+    in_order = np.concatenate([uses[name] for name in names])[table.keys]
+    hotter = np.flatnonzero(in_order[1:] > in_order[:-1] * (1 + ROUNDING))
+    if not len(hotter):
+        return ""
+    at = int(hotter[0]) + 1
+    return (
+        f"Key {table.keys[at]}, asked for more often than key {table.keys[at - 1]}, comes after it in the sparse folder "
+        f"({len(hotter):,} such places): the GPU cache is filled from the start of the file, expected hottest first"
+    )
+
+
+def wiring_faults(rank: pb.ModelConfig, configs: Mapping[str, pb.ModelConfig]) -> Iterator[str]:
+    """rank: the ensemble around the `hps` model. It gets both tensors from one step, in host memory, one request at a time."""
+    steps = {step.model_name: step for step in rank.ensemble_scheduling.step}
+    if RANK_EMBEDDINGS not in steps:
+        yield f"The ensemble {rank.name} has no step {RANK_EMBEDDINGS}; it has {', '.join(steps)}"
+        return
+    made_by = {target: (name, own) for name, step in steps.items() for own, target in step.output_map.items()}
+    lookup = steps[RANK_EMBEDDINGS]
+    for tensor in TENSORS:
+        edge = lookup.input_map.get(tensor, "")
+        source, own = made_by.get(edge, ("", ""))
+        if own != tensor:
+            yield f"{tensor} of {RANK_EMBEDDINGS} is fed by {edge or 'nothing'}; expected what a step gives as {tensor}"
+        elif any(group.kind != pb.ModelInstanceGroup.KIND_CPU for group in configs[source].instance_group):
+            yield f"{source} makes {tensor} and is not KIND_CPU; the backend copies it from host memory, whatever lies there"
+    for name in (rank.name, RANK_EMBEDDINGS):
+        if configs[name].max_batch_size:
+            yield f"{name} has max_batch_size {configs[name].max_batch_size}; behind hps nothing is batched, expected 0"
+
+
+def key_faults(params: ModelParams, repository: Path, mount: str, features: Path, own: StepSettings) -> Iterator[str]:
+    """Every key that `rank_features` may send has a row: its tables lie one after the other, without a gap, in one."""
+    if len(params.sparse_files) != 1:
+        yield f"{PS_FILE} names {len(params.sparse_files)} tables; {features.parent.name} sends the keys of one"
+        return
+    table = read_sparse_folder(under(repository, mount, params.sparse_files[0]), params.embedding_vecsize_per_table[0])
+    if not np.array_equal(np.sort(table.keys), np.arange(len(table.keys))):
+        yield f"The keys of the table are not 0 to {len(table.keys) - 1}, as {features.parent.name} counts them"
+    rows, item_tables = open_array(features, "item_rows"), own.stage["item_tables"]
+    largest = max(own.first_keys[name] + int(rows[:, slot].max()) for slot, name in enumerate(item_tables))
+    if largest >= len(table.keys):
+        yield f"{features.parent.name} sends keys up to {largest}; the table has {len(table.keys)}"
+
+
+def batch_faults(params: ModelParams, keys_per_request: int, max_batch_size: int) -> Iterator[str]:
+    """A request's keys are as many samples as ps.json believes."""
+    per_sample = sum(params.maxnum_catfeature_query_per_table_per_sample)
+    if per_sample != keys_per_request:
+        yield f"{PS_FILE} counts {per_sample} keys per sample, a request sends {keys_per_request}"
+    if params.max_batch_size < max_batch_size:
+        yield f"max_batch_size of {PS_FILE} is {params.max_batch_size}; callers may send {max_batch_size} requests at once"
+
+
+def model_of(config: PsConfig, name: str) -> ModelParams | None:
+    return next((params for params in config.models if params.model == name), None)

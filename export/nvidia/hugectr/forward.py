@@ -1,0 +1,35 @@
+"""What a DLRM read from HugeCTR's files answers: plain numpy, layer by layer, as HugeCTR computes it at inference."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from export.nvidia.hugectr.layers import DlrmLayers
+
+
+def logits(layers: DlrmLayers, dense: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """dense: float32 [N, Gu + Gp]; rows: float32 [N, S, D], the pooled row of each slot -> float32 [N], before the sigmoid."""
+    hidden = dense
+    for layer in layers.bottom:
+        hidden = np.maximum(hidden @ layer.weight + layer.bias, 0.0)
+    hidden = interaction(hidden, rows)
+    for layer in layers.top[:-1]:
+        hidden = np.maximum(hidden @ layer.weight + layer.bias, 0.0)
+    last = layers.top[-1]
+    return (hidden @ last.weight + last.bias)[:, 0]
+
+
+def interaction(bottom: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """[N, D], [N, S, D] -> [N, D + (S + 1) * S / 2 + 1]: row 0 itself, the dot products of all pairs of rows, one zero."""
+    meeting = np.concatenate([bottom[:, None], rows], axis=1)
+    later, earlier = np.tril_indices(meeting.shape[1], -1)
+    products = (meeting @ meeting.transpose(0, 2, 1))[:, later, earlier]
+    return np.concatenate([bottom, products, np.zeros((len(bottom), 1), bottom.dtype)], axis=1)
+
+
+def slot_rows(keys: np.ndarray, vectors: np.ndarray, wanted: np.ndarray, default: float = 0.0) -> np.ndarray:
+    """Rows of a sparse table, int64 [n] and float32 [n, D], for keys of any shape [...] -> float32 [..., D]."""
+    order = np.argsort(keys)
+    place = np.minimum(np.searchsorted(keys, wanted, sorter=order), len(keys) - 1)
+    found = keys[order[place]] == wanted
+    return np.where(found[..., None], vectors[order[place]], np.float32(default))

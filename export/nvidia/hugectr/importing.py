@@ -1,0 +1,157 @@
+"""A DLRM that HugeCTR trained becomes the rank stage's model: its weights in this project's order, its rows in its tables.
+
+<folder>/<name>.json                      network, as `graph_to_json` writes it
+<folder>/<name>_dense_<iteration>.model   weights
+<folder>/<name>0_sparse_<iteration>.model rows
+<folder>/<name>_inputs.json               which columns it was taught (export/nvidia/hugectr/inputs.py)
+
+Columns that the model was not taught get zeros: weights of numbers, rows of slots. So it answers what it answered.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from export.nvidia.hugectr.dense_file import read_dense_file
+from export.nvidia.hugectr.foreign import ForeignDlrm, read_foreign
+from export.nvidia.hugectr.forward import logits, slot_rows
+from export.nvidia.hugectr.inputs import Inputs, read_inputs
+from export.nvidia.hugectr.layers import DlrmLayers, Layer, interaction_width
+from serving.contract.errors import ArtifactError, ConfigError, ExportError
+from serving.contract.tensors import PAD_ROW
+from serving.tables.formats.sparse_folder import SparseTable, read_sparse_folder
+from training.models.dlrm import DLRM, Shape
+
+PARITY_ROWS, PARITY_LIMIT = 256, 1e-4
+
+
+def import_dlrm(folder: Path, name: str, ours: Inputs, lists: frozenset[str] = frozenset()) -> DLRM:
+    """-> a DLRM with the shape of `ours` that answers like the files. lists: slots that hold several keys per item.
+
+    Raises ConfigError when the model is none that can be served here or speaks of other columns, ArtifactError when its
+    files are missing or broken.
+    """
+    network, theirs = read_foreign(folder / f"{name}.json"), read_inputs(folder / f"{name}_inputs.json")
+    _refuse_other_columns(folder, name, network, theirs, ours, lists)
+    layers = read_dense_file(latest(folder, f"{name}_dense_"), network.bottom, network.top)
+    rows = read_sparse_folder(latest(folder, f"{name}0_sparse_"), network.width)
+    model = _model(ours, placed(layers, theirs, ours), tables_of(rows, theirs, ours))
+    _prove(model, layers, rows, theirs, ours)
+    return model
+
+
+def latest(folder: Path, prefix: str) -> Path:
+    """-> `<prefix><iteration>.model` of the highest iteration. Raises ArtifactError without one."""
+    found = {path.stem.removeprefix(prefix): path for path in folder.glob(f"{prefix}*.model")}
+    numbered = {int(iteration): path for iteration, path in found.items() if iteration.isdecimal()}
+    if not numbered:
+        raise ArtifactError(f"{folder} holds no {prefix}<iteration>.model. Expected HugeCTR's snapshot. Copy it there.")
+    return numbered[max(numbered)]
+
+
+def _refuse_other_columns(
+    folder: Path, name: str, network: ForeignDlrm, theirs: Inputs, ours: Inputs, lists: frozenset[str]
+) -> None:
+    where = folder / f"{name}_inputs.json"
+    stated, found = (len(theirs.numbers), len(theirs.slots)), (network.bottom[0][0], network.slots)
+    if stated != found:
+        raise ConfigError(f"{where} names {stated} numbers and slots, the network has {found}. Expected equal. Correct it.")
+    sizes = {slot.name: slot.rows for slot in ours.slots}
+    named = (*theirs.numbers, *(slot.name for slot in theirs.slots))
+    if unknown := sorted(set(named) - set(ours.numbers) - sizes.keys()):
+        raise ConfigError(
+            f"{where} names {', '.join(unknown)}, which the data set has not. It has {', '.join(ours.numbers)}; "
+            f"{', '.join(sizes)}. Import the model with the data set it was trained on."
+        )
+    if len(set(named)) != len(named):
+        raise ConfigError(f"{where} names a column twice. Expected each once. Correct it.")
+    for slot in theirs.slots:
+        if slot.rows != sizes[slot.name]:
+            raise ConfigError(
+                f"{where}: slot {slot.name} has {slot.rows} rows, the data set's encoding {sizes[slot.name]}. Expected equal: "
+                "rows would mean other values. Train on the same log and settings as the export."
+            )
+        if slot.name in lists and network.combiner != "mean":
+            raise ConfigError(
+                f"{where}: slot {slot.name} holds lists, and the combiner is {network.combiner}. Expected mean. Train with it."
+            )
+
+
+def placed(layers: DlrmLayers, theirs: Inputs, ours: Inputs) -> DlrmLayers:
+    """The same function of our inputs: rows of the first layers moved to where our numbers and pairs of slots stand."""
+    first = layers.bottom[0]
+    weight = np.zeros((len(ours.numbers), first.weight.shape[1]), np.float32)
+    weight[[ours.numbers.index(name) for name in theirs.numbers]] = first.weight
+    names = [slot.name for slot in ours.slots]
+    places = [names.index(slot.name) for slot in theirs.slots]
+    interacted = Layer(_pairs_placed(layers.top[0].weight, layers.width, places, len(names)), layers.top[0].bias)
+    return DlrmLayers((Layer(weight, first.bias), *layers.bottom[1:]), (interacted, *layers.top[1:]))
+
+
+def _pairs_placed(weight: np.ndarray, width: int, places: list[int], slots: int) -> np.ndarray:
+    """[D + pairs + 1, out] over their slots -> the same over ours. places: their slot -> ours."""
+    rows = np.array([0, *(1 + place for place in places)])
+    later, earlier = np.tril_indices(len(rows), -1)
+    column = np.zeros((slots + 1, slots + 1), np.int64)
+    column[np.tril_indices(slots + 1, -1)] = np.arange(slots * (slots + 1) // 2)
+    high, low = np.maximum(rows[later], rows[earlier]), np.minimum(rows[later], rows[earlier])
+    result = np.zeros((interaction_width(width, slots), weight.shape[1]), np.float32)
+    result[:width] = weight[:width]
+    result[width + column[high, low]] = weight[width : width + len(later)]
+    return result
+
+
+def tables_of(rows: SparseTable, theirs: Inputs, ours: Inputs) -> dict[str, np.ndarray]:
+    """Slot -> float32 [rows, D] in our order; zeros for keys and slots that were never taught, and for padding."""
+    width, known = rows.vectors.shape[1], {slot.name: slot for slot in theirs.slots}
+    tables = {}
+    for slot in ours.slots:
+        table = np.zeros((slot.rows, width), np.float32)
+        if slot.name in known:
+            wanted = known[slot.name].first_key + np.arange(slot.rows)
+            table = slot_rows(np.asarray(rows.keys), np.asarray(rows.vectors), wanted).copy()
+            table[PAD_ROW] = 0.0
+        tables[slot.name] = table
+    return tables
+
+
+@torch.no_grad()
+def _model(ours: Inputs, layers: DlrmLayers, tables: dict[str, np.ndarray]) -> DLRM:
+    n_user_numbers = sum(name.startswith("user.") for name in ours.numbers)
+    hidden = [tuple(layer.shape[1] for layer in stack[:-1]) for stack in (layers.bottom, layers.top)]
+    sizes = (n_user_numbers, len(ours.numbers) - n_user_numbers, layers.width)
+    model = DLRM(Shape(ours.user_slots, ours.item_slots, *sizes, bottom=hidden[0], top=hidden[1]))
+    network = model.network
+    for linear, layer in zip((*network.bottom, *network.top), (*layers.bottom, *layers.top), strict=True):
+        linear.weight.copy_(torch.from_numpy(layer.weight.T.copy()))
+        linear.bias.copy_(torch.from_numpy(layer.bias.copy()))
+    for table, array in zip((*model.user_tables, *model.item_tables), tables.values(), strict=True):
+        table.vectors.weight.copy_(torch.from_numpy(array))
+    return model.eval()
+
+
+@torch.no_grad()
+def _prove(model: DLRM, layers: DlrmLayers, rows: SparseTable, theirs: Inputs, ours: Inputs) -> None:
+    """Random inputs: the model answers what the files say. Raises ExportError."""
+    rng = np.random.default_rng(0)
+    numbers = rng.normal(size=(PARITY_ROWS, len(ours.numbers))).astype(np.float32)
+    chosen = {slot.name: rng.integers(PAD_ROW + 1, slot.rows, PARITY_ROWS) for slot in ours.slots}
+    keys = np.stack([slot.first_key + chosen[slot.name] for slot in theirs.slots], axis=1)
+    dense = numbers[:, [ours.numbers.index(name) for name in theirs.numbers]]
+    expected = logits(layers, dense, slot_rows(np.asarray(rows.keys), np.asarray(rows.vectors), keys))
+    got = _answers(model, numbers, [chosen[slot.name] for slot in ours.slots])
+    difference = float(np.abs(got - expected).max() / (1 + np.abs(expected).max()))
+    if not difference <= PARITY_LIMIT:
+        raise ExportError(f"The imported model differs from its files by {difference:.1e}. Report this as a bug.")
+
+
+def _answers(model: DLRM, numbers: np.ndarray, rows: list[np.ndarray]) -> np.ndarray:
+    """numbers float32 [N, Gu + Gp]; rows: int64 [N] of each slot -> logits float32 [N]: one candidate per request."""
+    n_users, n_numbers = len(model.user_tables), model.shape.user_numbers
+    user_rows = model.user_rows(torch.from_numpy(np.stack(rows[:n_users], axis=1)))
+    item_rows = model.item_rows([torch.from_numpy(each[:, None, None]) for each in rows[n_users:]])
+    values = torch.from_numpy(numbers)
+    return model.network(values[:, :n_numbers], user_rows, values[:, None, n_numbers:], item_rows)[:, 0].numpy()

@@ -1,0 +1,142 @@
+"""HugeCTR's network JSON of a DLRM, written and read back.
+
+    Data ─▶ one embedding layer over all slots ─┐
+      └▶ InnerProduct, ReLU … (bottom) ─────────┴▶ Interaction ─▶ InnerProduct, ReLU … (top) ─▶ BinaryCrossEntropyLoss
+
+All slots share one embedding layer whose keys are offset per slot (`model.py`): one table in HPS, one [batch, slots, D] input
+of the dense network, and no need for HugeCTR's or the ONNX converter's handling of several tables.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from export.nvidia.hugectr.layers import DlrmLayers, check_layers, interaction_width
+from serving.contract.errors import ArtifactError
+
+LABEL, DENSE, KEYS, ROWS, LOGIT = "label", "dense", "keys", "sparse_embedding", "logit"
+EMBEDDING = "DistributedSlotSparseEmbeddingHash"
+
+
+@dataclass(frozen=True)
+class Network:
+    """What the JSON says: (in, out) of each layer, and the embedding layer."""
+
+    bottom: tuple[tuple[int, int], ...]
+    top: tuple[tuple[int, int], ...]
+    width: int
+    nnz_per_slot: tuple[int, ...]  # most keys of each slot
+    vocabulary: int  # rows of the embedding table
+
+    @property
+    def slots(self) -> int:
+        return len(self.nnz_per_slot)
+
+
+def network_of(layers: DlrmLayers, nnz_per_slot: tuple[int, ...], vocabulary: int) -> Network:
+    """The network of some layers. ExportError when they do not fit that many slots."""
+    check_layers(layers, len(nnz_per_slot))
+    shapes = [tuple(layer.shape for layer in stack) for stack in (layers.bottom, layers.top)]
+    return Network(shapes[0], shapes[1], layers.width, nnz_per_slot, vocabulary)
+
+
+def network_document(network: Network) -> dict[str, Any]:
+    """The network JSON as a dict."""
+    bottom, dense_rows = _mlp("bottom", DENSE, network.bottom, relu_last=True)
+    top, logit = _mlp("top", "interaction", network.top, relu_last=False)
+    interaction = {"type": "Interaction", "bottom": [dense_rows, ROWS], "top": "interaction"}
+    loss = {"type": "BinaryCrossEntropyLoss", "bottom": [logit, LABEL], "top": "loss"}
+    return {"layers": [_data(network), _embedding(network), *bottom, interaction, *top, loss]}
+
+
+def write_network(path: Path, network: Network) -> None:
+    """Write the network JSON."""
+    path.write_text(json.dumps(network_document(network), indent=1) + "\n")
+
+
+def _data(network: Network) -> dict[str, Any]:
+    keys = {
+        "top": KEYS,
+        "nnz_per_slot": list(network.nnz_per_slot),
+        "is_fixed_length": all(nnz == 1 for nnz in network.nnz_per_slot),
+        "slot_num": network.slots,
+    }
+    return {
+        "name": "data",
+        "type": "Data",
+        "label": {"top": LABEL, "label_dim": 1},
+        "dense": {"top": DENSE, "dense_dim": network.bottom[0][0]},
+        "sparse": [keys],
+    }
+
+
+def _embedding(network: Network) -> dict[str, Any]:
+    return {
+        "name": ROWS,
+        "type": EMBEDDING,
+        "bottom": KEYS,
+        "top": ROWS,
+        "sparse_embedding_hparam": {
+            "embedding_vec_size": network.width,
+            "combiner": "mean",
+            "workspace_size_per_gpu_in_mb": -(-network.vocabulary * network.width * 4 // 2**20),
+            "max_vocabulary_size_global": network.vocabulary,
+            "default_emb_vec_value": 0.0,
+        },
+        "optimizer": {"type": "SGD", "update_type": "Local"},
+    }
+
+
+def _mlp(name: str, enters: str, shapes: tuple[tuple[int, int], ...], relu_last: bool) -> tuple[list[dict[str, Any]], str]:
+    """InnerProduct and ReLU layers of one MLP, and the name of the tensor that leaves it."""
+    layers: list[dict[str, Any]] = []
+    for i, (_, outputs) in enumerate(shapes):
+        last = i == len(shapes) - 1
+        top = LOGIT if last and not relu_last else f"{name}_fc{i}"
+        layers.append({"type": "InnerProduct", "bottom": enters, "top": top, "fc_param": {"num_output": outputs}})
+        enters = top
+        if not last or relu_last:
+            enters = f"{name}_relu{i}"
+            layers.append({"type": "ReLU", "bottom": top, "top": enters})
+    return layers, enters
+
+
+def read_network(path: Path) -> Network:
+    """The network of a JSON written here. ArtifactError when it is missing, not JSON, or no such DLRM."""
+    try:
+        layers = json.loads(path.read_text())["layers"]
+        network = _network(layers)
+    except OSError as error:
+        raise ArtifactError(f"{path} cannot be read ({error.strerror}). Expected a network JSON. Export it again.") from error
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise ArtifactError(
+            f"{path} is no DLRM ({error!r}). Expected the layers written by the export. Export it again."
+        ) from error
+    if network_document(network)["layers"] != layers:
+        raise ArtifactError(
+            f"{path} has other layers than bottom MLP, Interaction, top MLP and BinaryCrossEntropyLoss over one embedding. "
+            "Expected a DLRM in the export's own layout. Export it again."
+        )
+    return network
+
+
+def _network(layers: list[dict[str, Any]]) -> Network:
+    data, embedding = layers[0], layers[1]
+    interaction = [layer["type"] for layer in layers].index("Interaction")
+    width = embedding["sparse_embedding_hparam"]["embedding_vec_size"]
+    nnz_per_slot = tuple(data["sparse"][0]["nnz_per_slot"])
+    return Network(
+        _shapes(layers[:interaction], data["dense"]["dense_dim"]),
+        _shapes(layers[interaction:], interaction_width(width, len(nnz_per_slot))),
+        width,
+        nnz_per_slot,
+        embedding["sparse_embedding_hparam"]["max_vocabulary_size_global"],
+    )
+
+
+def _shapes(layers: list[dict[str, Any]], enters: int) -> tuple[tuple[int, int], ...]:
+    outputs = [layer["fc_param"]["num_output"] for layer in layers if layer["type"] == "InnerProduct"]
+    return tuple(zip([enters, *outputs[:-1]], outputs, strict=True))

@@ -1,0 +1,36 @@
+"""What `fit_ranking` calls in place of training when `[hugectr] model` names a model that HugeCTR trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from export.nvidia.hugectr.importing import import_dlrm
+from export.nvidia.hugectr.inputs import inputs_of
+from training.features.build import Features
+from training.models.ranking import FitRanker
+from training.models.ranking_data import Requests
+from training.models.train_ranker import Ranker, RankerSettings, Report, best_blend, predict, retrieval_z
+
+
+def imported_ranker(folder: Path, name: str, features: Features) -> FitRanker:
+    """-> a fitter that imports the model and chooses only how much of the retrieval score is added to its logits.
+
+    It raises what `import_dlrm` raises.
+    """
+
+    def fit(
+        teaching: Sequence[Requests],
+        validation: Requests,
+        tables: tuple[dict[str, int], dict[str, int]],
+        settings: RankerSettings,
+        seed: int = 0,
+        report: Report = print,
+    ) -> Ranker:
+        lists = frozenset(f"item.{name}" for name in features.item_arrays.lists)
+        model = import_dlrm(folder, name, inputs_of(features), lists)
+        blend, quality = best_blend(predict(model, validation), retrieval_z(validation), validation, settings.blends)
+        report(f"ranker: imported from {folder}, validation {quality}, blend {blend}")
+        return Ranker(model, blend, quality | {"imported": 1.0})
+
+    return fit

@@ -1,0 +1,107 @@
+"""The ranker's training requests as HugeCTR reads them: Parquet, one row per (request, candidate).
+
+<folder>/train/*.parquet, validation/*.parquet     label, numbers, keys (offset per slot; lists as lists)
+<folder>/<part>/_metadata.json, _file_list.txt     what HugeCTR's Parquet reader wants beside them
+<folder>/dlrm_inputs.json                          names, for the way back (inputs.py)
+<folder>/training.json                             sizes, for export/nvidia/hugectr/container/train_dlrm.py
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from export.nvidia.hugectr.inputs import Inputs
+from serving.contract.errors import DataError
+from serving.contract.tensors import PAD_ROW
+from training.models.ranking_data import Requests
+from training.models.train_ranker import RankerSettings
+
+NAME, LABEL = "dlrm", "label"
+
+
+def write_training_data(
+    folder: Path,
+    teaching: Sequence[Requests],
+    validation: Requests,
+    inputs: Inputs,
+    settings: RankerSettings,
+    rng: np.random.Generator,
+) -> dict[str, int]:
+    """-> rows written by part. inputs: in the order of the requests' columns. Raises DataError when nothing was taken."""
+    parts = {"train": teaching, "validation": [validation]}
+    rows = {part: _write_part(folder / part, requests, inputs, settings, rng) for part, requests in parts.items()}
+    if not all(rows.values()):
+        raise DataError(f"The log leaves {rows} rows to train on. Expected some of both. Use a log in which users come back.")
+    inputs.write(folder / f"{NAME}_inputs.json")
+    lengths = [1] * len(inputs.user_slots) + [slot.shape[1] for slot in validation.items.rows]
+    sizes = {
+        "dense_dim": len(inputs.numbers),
+        "nnz_per_slot": lengths,
+        "vocabulary": sum(slot.rows for slot in inputs.slots),
+        "width": settings.width,
+        "bottom": [*settings.bottom, settings.width],
+        "top": [*settings.top, 1],
+        "rows": rows,
+    }
+    (folder / "training.json").write_text(json.dumps(sizes, indent=1) + "\n")
+    return rows
+
+
+def _write_part(
+    folder: Path, parts: Sequence[Requests], inputs: Inputs, settings: RankerSettings, rng: np.random.Generator
+) -> int:
+    folder.mkdir(parents=True, exist_ok=True)
+    tables = [_table(part, inputs, settings, rng) for part in parts]
+    files = {f"{number}.parquet": table for number, table in enumerate(tables) if table.num_rows}
+    for name, table in files.items():
+        pq.write_table(table, folder / name)
+    names = [LABEL, *map(column, inputs.numbers), *(column(slot.name) for slot in inputs.slots)]
+    kinds = {"labels": slice(0, 1), "conts": slice(1, 1 + len(inputs.numbers)), "cats": slice(1 + len(inputs.numbers), None)}
+    metadata = {"file_stats": [{"file_name": name, "num_rows": table.num_rows} for name, table in files.items()]}
+    indexed = [{"col_name": name, "index": index} for index, name in enumerate(names)]
+    metadata |= {kind: indexed[place] for kind, place in kinds.items()}
+    (folder / "_metadata.json").write_text(json.dumps(metadata, indent=1) + "\n")
+    (folder / "_file_list.txt").write_text("\n".join([str(len(files)), *(f"./{folder.name}/{name}" for name in files), ""]))
+    return sum(table.num_rows for table in files.values())
+
+
+def column(name: str) -> str:
+    """Parquet readers take a dot for a nested column."""
+    return name.replace(".", "_")
+
+
+def _table(part: Requests, inputs: Inputs, settings: RankerSettings, rng: np.random.Generator) -> pa.Table:
+    """Rows of the requests in which something was taken: all of that, and a draw of what was not."""
+    request, place = np.nonzero(_chosen(part, settings.candidates_per_request, rng))
+    items = part.candidates[request, place]
+    numbers = np.concatenate(
+        [part.users.user_continuous[request], part.items.numbers[items], part.cross[request, place]], axis=1
+    )
+    keys = [part.users.user_categorical[request, slot, None] for slot in range(len(inputs.user_slots))]
+    keys += [rows[items] for rows in part.items.rows]
+    columns = {LABEL: pa.array(part.taken[request, place].astype(np.float32))}
+    columns |= {column(name): pa.array(numbers[:, i].astype(np.float32)) for i, name in enumerate(inputs.numbers)}
+    columns |= {column(slot.name): _keys(rows, slot.first_key) for slot, rows in zip(inputs.slots, keys, strict=True)}
+    return pa.table(columns)
+
+
+def _chosen(part: Requests, width: int, rng: np.random.Generator) -> np.ndarray:
+    """bool [N, C]: of each request with something taken, that and others drawn at random, `width` together at most."""
+    order = rng.random(part.taken.shape) + 2.0 * ~part.valid - part.taken
+    rank = np.argsort(np.argsort(order, axis=1), axis=1)
+    return (rank < width) & part.valid & part.taken.any(axis=1, keepdims=True)
+
+
+def _keys(rows: np.ndarray, first_key: int) -> pa.Array:
+    """int [N, L] rows of a slot's table, PAD_ROW padded where L > 1 -> int64 keys [N], or lists of them."""
+    if rows.shape[1] == 1:
+        return pa.array(rows[:, 0].astype(np.int64) + first_key)
+    kept = rows != PAD_ROW
+    offsets = np.concatenate([[0], np.cumsum(kept.sum(axis=1))]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(rows[kept].astype(np.int64) + first_key))

@@ -1,0 +1,108 @@
+"""The models of a merlin repository: which part of which stage each is, and the files of that stage it needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from export.nvidia.settings import MerlinSettings
+from serving.contract.tensors import ENSEMBLE, STAGES
+from serving.stages.parts.specs import (
+    PREPROCESS_FEATURES,
+    PREPROCESS_TENSORS,
+    PREPROCESS_WORKFLOW,
+    RANK_DENSE,
+    RANK_EMBEDDINGS,
+    RANK_FEATURES,
+    RANK_ROWS,
+    RANK_SCORES,
+    RERANK_LIST,
+    RERANK_NETWORK,
+    RERANK_RULES,
+    RETRIEVE_FEATURES,
+    RETRIEVE_SEARCH,
+    TOWERS_USER,
+)
+
+PYTHON, TENSORRT, HPS, NVTABULAR = "python", "tensorrt", "hps", "nvtabular"
+WORKFLOW = "workflow"  # folder of NVTabular's saved workflow, in the version folder of its model
+
+
+@dataclass(frozen=True)
+class Part:
+    """One model inside a nested stage. files: patterns in the stage's version folder, besides stage.json."""
+
+    name: str
+    stage: str
+    kind: str
+    files: tuple[str, ...] = ()
+
+
+PREPROCESS_PARTS = {
+    "compiled": (),
+    "nvtabular": (
+        Part(PREPROCESS_FEATURES, "preprocess", PYTHON, ("item_ids.npy", "item_category.npy", "store/*")),
+        Part(PREPROCESS_WORKFLOW, "preprocess", NVTABULAR),
+        Part(PREPROCESS_TENSORS, "preprocess", PYTHON),
+    ),
+}
+RETRIEVE_PARTS = (
+    Part(RETRIEVE_FEATURES, "retrieve", PYTHON, ("item_ids.npy", "tables/*")),
+    Part(TOWERS_USER, "retrieve", TENSORRT, ("user_tower.onnx",)),
+    Part(
+        RETRIEVE_SEARCH,
+        "retrieve",
+        PYTHON,
+        ("item_ids.npy", "item_vectors.npy", "available.npy", "neighbour*.npy", "seen*", "items.faiss"),
+    ),
+)
+PAIR_FILES = (
+    "item_ids.npy",
+    "item_rows.npy",
+    "item_numbers.npy",
+    "neighbour*.npy",
+    "popularity*.npy",
+    "sold_days.npy",
+    "groups.npy",
+    "item_statistics.json",
+    "layers.npz",  # for export/stream.py
+)
+RANK_PARTS = {
+    "24.03": (
+        Part(RANK_FEATURES, "rank", PYTHON, PAIR_FILES),
+        Part(RANK_EMBEDDINGS, "rank", HPS),
+        Part(RANK_DENSE, "rank", TENSORRT, ("rank.onnx",)),
+        Part(RANK_SCORES, "rank", PYTHON),
+    ),
+    "modern": (
+        Part(RANK_ROWS, "rank", PYTHON, (*PAIR_FILES, "projections.npz", "tables/*")),
+        Part(RANK_DENSE, "rank", TENSORRT, ("rank.onnx",)),
+        Part(RANK_SCORES, "rank", PYTHON),
+    ),
+}
+RERANK_PARTS = (
+    Part(RERANK_LIST, "rerank", PYTHON, ("item_ids.npy", "item_vectors.npy")),
+    Part(RERANK_NETWORK, "rerank", TENSORRT, ("rerank.onnx",)),
+    Part(RERANK_RULES, "rerank", PYTHON, ("item_ids.npy", "rules*")),
+)
+
+
+def parts_of(settings: MerlinSettings) -> tuple[Part, ...]:
+    """-> the parts of all stages, in the order a request meets them."""
+    return (*PREPROCESS_PARTS[settings.preprocess], *RETRIEVE_PARTS, *RANK_PARTS[settings.triton], *RERANK_PARTS)
+
+
+def nested(settings: MerlinSettings) -> tuple[str, ...]:
+    """-> stages that are ensembles themselves; with the compiled plan preprocess is the cpu profile's model."""
+    return STAGES if PREPROCESS_PARTS[settings.preprocess] else STAGES[1:]
+
+
+def models_of(settings: MerlinSettings) -> tuple[str, ...]:
+    """-> every model of the repository; what a model is made of comes before it."""
+    whole = [name for name in STAGES if name not in nested(settings)]
+    return (*whole, *(part.name for part in parts_of(settings)), *nested(settings), ENSEMBLE)
+
+
+def python_models(settings: MerlinSettings) -> tuple[str, ...]:
+    """-> the models that run the stages' code."""
+    whole = [name for name in STAGES if name not in nested(settings)]
+    return (*whole, *(part.name for part in parts_of(settings) if part.kind == PYTHON))

@@ -1,0 +1,159 @@
+"""A merlin repository's own ensembles, carried out in this process from its own files: slow, exact, without a server.
+
+python     the kernels of the steps                hps         the sparse folder that ps.json names, read back
+ensemble   its steps, as config.pbtxt wires them   tensorrt    model.onnx by ONNX Runtime, rounded as its types say
+                                                   workflow    NVTabular, by merlin-systems' own runner
+
+The export rehearses a repository with it before anything is published, and `make check` compares recorded answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from export.nvidia.hps import PS_FILE
+from export.nvidia.precision.faithful import faithful_session
+from export.nvidia.tensorrt.build_engines import ENGINE_FILE
+from hps_config.reader import read_ps_json
+from repository.config import CONFIG_FILE, differing_tensors, spec_of
+from repository.models import read_config
+from serving.contract.artifacts import open_network, read_json, verify_manifest
+from serving.contract.errors import ArtifactError, RequestError
+from serving.contract.tensors import ENSEMBLE, ModelSpec, packed, unpacked
+from serving.stages.parts.kernels import STEP_TYPES, RankFeatures
+from serving.stages.parts.specs import HPS_OUTPUT, KEYS, PREPROCESS_WORKFLOW, RANK_EMBEDDINGS
+from serving.stages.preprocess import Preprocess
+from serving.tables.formats.sparse_folder import read_sparse_folder
+
+Arrays = dict[str, np.ndarray]
+Run = Callable[[Arrays], Arrays]
+NETWORK = "model"  # .onnx, in the version folder of a TensorRT model
+
+
+class MerlinPipeline:
+    """One generation. mount: where ps.json believes the repository to be."""
+
+    def __init__(self, repository: Path, generation: int, mount: str) -> None:
+        """Raises ArtifactError or ConfigError when something is missing or was not published so."""
+        self.repository, self.generation, self.mount = repository, generation, mount
+        self.configs = {path.parent.name: read_config(path) for path in sorted(repository.glob(f"*/{CONFIG_FILE}"))}
+        self._runs = {name: self._opened(name, config) for name, config in self.configs.items()}
+
+    def __call__(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
+        """One batch through `recommend` -> its outputs. Raises RequestError for the first malformed row."""
+        return self._runs[ENSEMBLE](dict(inputs))
+
+    def trace(self, inputs: Mapping[str, np.ndarray]) -> dict[str, Arrays]:
+        """-> model -> what it was given, records as their fields, for every model but the ensembles."""
+        given: dict[str, Arrays] = {}
+        plain = {name: run for name, run in self._runs.items() if not self.configs[name].HasField("ensemble_scheduling")}
+        recording = {name: _recording(spec_of(self.configs[name]), run, given) for name, run in plain.items()}
+        self._runs |= recording
+        try:
+            self(inputs)
+        finally:
+            self._runs |= plain
+        return given
+
+    def _opened(self, name: str, config: Any) -> Run:
+        folder = self.repository / name / str(self.generation)
+        if config.platform == "ensemble":
+            return lambda tensors: self._ensemble(config, tensors)
+        if config.backend == "hps":
+            return _Lookup(self.repository, self.mount)
+        if config.platform == "tensorrt_plan":
+            network = _network(folder)
+            outputs = [tensor.name for tensor in config.output]
+            return lambda tensors: dict(zip(outputs, network.run(outputs, tensors), strict=True))
+        verify_manifest(folder)
+        if name in STEP_TYPES:
+            kernel = STEP_TYPES[name].load(folder)
+            return _kernel_run(kernel, same_tensors(kernel.spec, config))
+        if name == PREPROCESS_WORKFLOW:
+            from export.nvidia.workflow import workflow_run  # only now: NVTabular takes seconds to import
+
+            return workflow_run(folder)
+        if name == "preprocess":
+            kernel = Preprocess.load(folder)
+            return _kernel_run(kernel, same_tensors(kernel.info.spec, config))
+        raise ArtifactError(f"{self.repository} has the model {name}, which no export writes. Move it out of the repository.")
+
+    def _ensemble(self, config: Any, tensors: Arrays) -> Arrays:
+        known = dict(tensors)
+        for step in config.ensemble_scheduling.step:
+            given = {own: known[source] for own, source in step.input_map.items() if source in known}
+            outputs = self._runs[step.model_name](given)
+            known |= {target: outputs[own] for own, target in step.output_map.items()}
+        return {tensor.name: known[tensor.name] for tensor in config.output}
+
+
+class _Lookup:
+    """The `hps` model: rows of the table by key, the default value for keys it has not."""
+
+    def __init__(self, repository: Path, mount: str) -> None:
+        params = read_ps_json(repository / PS_FILE).model(RANK_EMBEDDINGS)
+        folder = under(repository, mount, params.sparse_files[0])
+        table = read_sparse_folder(folder, params.embedding_vecsize_per_table[0])
+        order = np.argsort(table.keys)
+        self.keys, self.vectors = np.asarray(table.keys)[order], np.asarray(table.vectors)[order]
+        self.default = np.float32(params.default_value_for_each_table[0])
+
+    def __call__(self, tensors: Arrays) -> Arrays:
+        wanted = tensors[KEYS][0]
+        place = np.minimum(np.searchsorted(self.keys, wanted), len(self.keys) - 1)
+        found = (self.keys[place] == wanted)[:, None]
+        return {HPS_OUTPUT: np.where(found, self.vectors[place], self.default).ravel()}
+
+
+def _network(folder: Path) -> Any:
+    """What an engine of this network will compute. ONNX Runtime left alone would not round where fp16 does."""
+    session = open_network(folder, NETWORK)
+    if read_json(folder, ENGINE_FILE)["precision"] == "fp32":
+        return session
+    return faithful_session(onnx.load(str(folder / f"{NETWORK}.onnx")))
+
+
+def under(repository: Path, mount: str, path: str) -> Path:
+    """A path in the container -> where it lies here. Raises ArtifactError when it lies outside of the mount."""
+    inside = Path(path)
+    if not inside.is_relative_to(mount):
+        raise ArtifactError(
+            f"{repository / PS_FILE} names {path}, outside of {mount}, where the repository is mounted. Export it again."
+        )
+    return repository / inside.relative_to(mount)
+
+
+def same_tensors(spec: ModelSpec, config: Any) -> ModelSpec:
+    """-> spec. Raises ArtifactError when config.pbtxt, which the other models go by, states other tensors."""
+    if differing := differing_tensors(config, spec):
+        raise ArtifactError(
+            f"{spec.name}/{CONFIG_FILE} and the code of this checkout know different tensors: {differing}. "
+            "Use the checkout that exported the repository, or export again."
+        )
+    return spec
+
+
+def _kernel_run(kernel: Any, spec: ModelSpec) -> Run:
+    def run(tensors: Arrays) -> Arrays:
+        batch = len(next(iter(tensors.values())))
+        fills = {t.name: t.filled(batch) for t in spec.inputs if t.optional}
+        inputs = unpacked(spec.inputs, fills | tensors)
+        if faults := kernel.faults(inputs):
+            raise RequestError(faults[min(faults)])
+        outputs = packed(spec.outputs, inputs | kernel(inputs))
+        return RankFeatures.for_one_request(outputs) if isinstance(kernel, RankFeatures) else outputs
+
+    return run
+
+
+def _recording(spec: ModelSpec, run: Run, given: dict[str, Arrays]) -> Run:
+    def recorded(tensors: Arrays) -> Arrays:
+        given[spec.name] = unpacked(tuple(t for t in spec.inputs if t.name in tensors), tensors)
+        return run(tensors)
+
+    return recorded

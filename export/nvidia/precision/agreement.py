@@ -1,0 +1,75 @@
+"""Do answers of a lowered pipeline agree with fp32's, as far as the precision promises? What nodes are chosen by, and an export
+is rehearsed with.
+
+fp32: the same lists, scores within 1e-4. fp16: scores within 2e-3, and only items whose exact scores are closer than twice
+that change places. int8: no score is promised; the lists that people see, the first ten, hardly move (`moved_share`), but for
+what fp16 may do to them as well: a network that bears no int8 is fp16.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from export.nvidia.precision.calibration import Arrays
+from repository.recorded import compare_answers
+from serving.contract.tensors import PAD_ID
+
+EXACT, HALF = 1e-4, 2e-3  # of scores, absolute
+MOST_MOVED = 0.001  # of the first TOP places, by their weight in NDCG
+TOP = 10
+
+
+def disagreement(precision: str, got: Arrays, expected: Arrays) -> str:
+    """got, expected: `item_ids` int64 [R, K] and `scores` float32 [R, K] of R requests -> "" or what differs.
+
+    What was chosen on the same requests kept half of what is promised here.
+    """
+    if precision == "fp32":
+        return compare_answers(got, expected, EXACT)
+    if precision == "fp16":
+        apart, change = beyond(got, expected, HALF), np.abs(got["scores"] - expected["scores"]).max(initial=0.0)
+        fact = f"{apart.sum()} of {len(apart)} lists differ by more than {HALF} explains, scores by up to {change:.2g}"
+        return fact if apart.any() else ""
+    moved = moved_share(got, expected, HALF)
+    return f"{moved:.2%} of the first {TOP} places moved, at most {2 * MOST_MOVED:.1%} may" if moved > 2 * MOST_MOVED else ""
+
+
+def beyond(got: Arrays, expected: Arrays, tolerance: float) -> np.ndarray:
+    """-> bool [R]: a score is off by more, or a place went to an item whose exact score is not within twice of it."""
+    return np.array(
+        [
+            _beyond(*(answers[name][row] for answers in (got, expected) for name in ("item_ids", "scores")), tolerance)
+            for row in range(len(got["item_ids"]))
+        ],
+        bool,
+    )
+
+
+def _beyond(ids: np.ndarray, scores: np.ndarray, exact_ids: np.ndarray, exact: np.ndarray, tolerance: float) -> bool:
+    if not (np.abs(scores - exact) <= tolerance).all():
+        return True
+    for place in np.flatnonzero(ids != exact_ids):
+        at = np.flatnonzero(exact_ids == ids[place])
+        if not len(at):  # it was just behind the list: its own score is all that is known of it
+            continue
+        if abs(exact[at[0]] - exact[place]) > 2 * tolerance or abs(scores[place] - exact[at[0]]) > tolerance:
+            return True
+    return False
+
+
+def moved_share(got: Arrays, expected: Arrays, tolerance: float) -> float:
+    """-> by how much items moved among the first TOP places, a share of what all those places weigh, mean of all lists.
+
+    Lists that scores so close explain (`beyond`) count as unmoved. NDCG weighs places so; were every moved item relevant, and
+    moved the wrong way, NDCG would lose this share.
+    """
+    ids, exact_ids = (answers["item_ids"][:, :TOP] for answers in (got, expected))
+    weights = 1.0 / np.log2(np.arange(2, TOP + 2))[: ids.shape[1]]
+    moved = [_moved(a, b, weights) for a, b in zip(ids, exact_ids, strict=True)]
+    return float(np.mean(moved * beyond(got, expected, tolerance)))
+
+
+def _moved(ids: np.ndarray, exact_ids: np.ndarray, weights: np.ndarray) -> float:
+    items, at = np.unique(np.concatenate([ids, exact_ids]), return_inverse=True)
+    change = np.bincount(at, np.concatenate([weights, -weights]), len(items))
+    return float(np.abs(change[items != PAD_ID]).sum() / weights.sum())

@@ -1,0 +1,61 @@
+"""The tensors that real requests feed to each network of a repository: what ranges are taken from, and errors measured on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from serving.contract.artifacts import read_stage, stage_folder
+from serving.contract.generations import pinned_generation
+from serving.contract.tensors import ENSEMBLE, STAGES, stage_specs
+from serving.pipeline import STAGE_TYPES, Pipeline
+
+Arrays = dict[str, np.ndarray]
+
+NETWORKS = {"retrieve": "user_tower", "rank": "rank", "rerank": "rerank"}  # stage -> its network
+
+
+@dataclass
+class Recorder:
+    """Stands in for an ONNX Runtime session and keeps what it is fed."""
+
+    session: Any
+    fed: list[Arrays]
+
+    def run(self, outputs: list[str], feeds: Arrays) -> list[np.ndarray]:
+        self.fed.append({name: np.array(values) for name, values in feeds.items()})
+        return self.session.run(outputs, feeds)
+
+
+def with_networks(pipeline: Pipeline, networks: Mapping[str, Any]) -> Pipeline:
+    """-> the pipeline with some stages' networks replaced by other sessions."""
+    return replace(
+        pipeline,
+        stages=pipeline.stages | {stage: replace(pipeline.stages[stage], network=own) for stage, own in networks.items()},
+    )
+
+
+def stage_folders(repository: Path) -> dict[str, Path]:
+    """-> version folders of every stage and of `recommend`, of the generation a server answers with."""
+    generation = pinned_generation(repository)
+    return {stage: stage_folder(repository, stage, generation) for stage in STAGES} | {
+        ENSEMBLE: repository / ENSEMBLE / str(generation)
+    }
+
+
+def opened(folders: Mapping[str, Path]) -> Pipeline:
+    """folders: as `stage_folders` gives them -> the pipeline of that generation, published or only staged."""
+    kernels = {stage: STAGE_TYPES[stage].load(folders[stage]) for stage in STAGES}
+    info = read_stage(folders[STAGES[0]])
+    return Pipeline(info, kernels, stage_specs(info.axes, info.context))
+
+
+def shortened(feed: Arrays) -> Arrays:
+    """-> lists of the re-ranker of which only the first half is there: what few recorded requests need, and every user may."""
+    places = feed["valid"].shape[1]
+    there = (np.arange(places) < places // 2).astype(np.float32)
+    return {name: values * there.reshape(1, -1, *[1] * (values.ndim - 2)) for name, values in feed.items()}

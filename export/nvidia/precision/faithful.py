@@ -1,0 +1,70 @@
+"""ONNX Runtime on a CPU, made to compute what a graph's types say.
+
+Left alone it does not (1.31.1): few of its CPU kernels know fp16, around the others it casts to fp32 and back, and casts that
+come to stand beside each other it drops, with the rounding they were to do. Its fused int8 kernels round elsewhere, too. So a
+graph looks better than TensorRT will compute it. Here every fp16 tensor is rounded, by three fp32 operations that nobody
+drops, and Q/DQ pairs stay unfused.
+What fp16 sums inside of a product cannot be seen: sums are fp32 here, as tensor cores usually hold them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, helper, numpy_helper
+
+from export.nvidia.precision.half import MOVING
+
+SPLITTER = 2.0**13 + 1.0  # Veltkamp: x * s - (x * s - x) keeps the 24 - 13 = 11 leading bits of an fp32
+
+
+def faithful_session(model: onnx.ModelProto) -> ort.InferenceSession:
+    """-> a session that gives what the graph's types say, up to fp16's subnormals, which are below 6.2e-5."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
+    return ort.InferenceSession(rounded(model).SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def rounded(model: onnx.ModelProto) -> onnx.ModelProto:
+    """-> the graph in fp32, every tensor rounded that was fp16; the same graph where none was."""
+    graph = onnx.shape_inference.infer_shapes(model, strict_mode=True).graph
+    half = {value.name for value in graph.value_info if value.type.tensor_type.elem_type == TensorProto.FLOAT16}
+    half |= {weight.name for weight in graph.initializer if weight.data_type == TensorProto.FLOAT16}
+    if not half:
+        return model
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for weight in copy.graph.initializer:
+        if weight.name in half:
+            weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight).astype(np.float32), weight.name))
+    copy.graph.initializer.append(numpy_helper.from_array(np.array(SPLITTER, np.float32), "splitter"))
+    nodes = [own for node in copy.graph.node for own in _in_fp32(node, half)]
+    del copy.graph.node[:], copy.graph.value_info[:]
+    copy.graph.node.extend(nodes)
+    return copy
+
+
+def _in_fp32(node: onnx.NodeProto, half: set[str]) -> list[onnx.NodeProto]:
+    """-> what does a node's work in fp32; its fp16 outputs are rounded, but where it only moved what already was."""
+    to_half = half.intersection(node.output)
+    if node.op_type == "Cast":
+        if to_half:
+            return _rounding(node.input[0], node.output[0])
+        if node.input[0] in half:
+            return [helper.make_node("Identity", node.input, node.output)]
+    if not to_half or node.op_type in MOVING:
+        return [node]
+    after = [own for name in sorted(to_half) for own in _rounding(f"{name}_exact", name)]
+    node.output[:] = [f"{name}_exact" if name in to_half else name for name in node.output]
+    return [node, *after]
+
+
+def _rounding(source: str, target: str) -> list[onnx.NodeProto]:
+    scaled, rest = f"{target}_scaled", f"{target}_rest"
+    return [
+        helper.make_node("Mul", [source, "splitter"], [scaled]),
+        helper.make_node("Sub", [scaled, source], [rest]),
+        helper.make_node("Sub", [scaled, rest], [target]),
+    ]

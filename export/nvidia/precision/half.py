@@ -1,0 +1,100 @@
+"""fp16 graphs: chosen products compute in fp16, and what only moves or clips numbers beside them; all else stays fp32.
+
+Casts stand wherever the two kinds meet. Sums, normalisations and everything else between products stay fp32: they cost next to
+nothing, and fp16 has 11 bits. Which products are chosen, and how far that moves the answers: `lower.py`.
+Inputs and outputs stay fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from export.nvidia.precision.graphs import float_tensors
+
+MOVING = frozenset({"Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten", "Slice", "Relu"})  # exact in either type
+ANY_TYPE = frozenset({"Shape"})  # reads a float tensor and gives none: takes either kind
+
+
+def halved(model: onnx.ModelProto, products: Collection[str]) -> tuple[onnx.ModelProto, tuple[str, ...]]:
+    """model: tidy; products: names of nodes -> (the graph with casts, names of the nodes that stay fp32)."""
+    half = with_movers(model, products)
+    kept = tuple(node.name for node in model.graph.node if node.name not in half)
+    return with_casts(model, kept), kept
+
+
+def with_movers(model: onnx.ModelProto, products: Collection[str]) -> set[str]:
+    """-> products, and the moving nodes that read a halved node or are read by halved ones only: they round nothing."""
+    half, made_by = set(products), {output: node for node in model.graph.node for output in node.output}
+    readers: dict[str, list[str]] = {}
+    for node in model.graph.node:
+        for name in node.input if node.op_type not in ANY_TYPE else ():
+            readers.setdefault(name, []).append(node.name)
+    moving = [node for node in model.graph.node if node.op_type in MOVING]
+    for node in (*moving, *reversed(moving)):
+        source, read_by = made_by.get(node.input[0]), readers.get(node.output[0], [])
+        if (source is not None and source.name in half) or (read_by and half.issuperset(read_by)):
+            half.add(node.name)
+    return half
+
+
+def with_casts(model: onnx.ModelProto, kept: Collection[str]) -> onnx.ModelProto:
+    """model: tidy -> the graph in which all nodes but `kept` take and give fp16."""
+    graph = _Halving(model)
+    for node in model.graph.node:
+        graph.add(node, node.name not in kept)
+    for output in model.graph.output:
+        graph.have(output.name, half=False)
+    return graph.model()
+
+
+class _Halving:
+    """A graph under construction. Each float tensor exists as fp32 under its name, as fp16 under `_half(name)`, or as both."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.source = model
+        self.floats = float_tensors(model)
+        self.weights = {weight.name: numpy_helper.to_array(weight) for weight in model.graph.initializer}
+        self.nodes: list[onnx.NodeProto] = []
+        self.there = {value.name for value in model.graph.input} | self.weights.keys()
+
+    def add(self, node: onnx.NodeProto, halve: bool) -> None:
+        """Append a node that computes in fp16 or as it was; what it reads is cast first."""
+        halve = halve and not self.floats.isdisjoint(node.input)  # ConstantOfShape states its own type
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        if node.op_type in ANY_TYPE:
+            copy.input[:] = [name if name in self.there else _half(name) for name in node.input]
+        else:
+            copy.input[:] = [self.have(name, halve) if name in self.floats else name for name in node.input]
+        copy.output[:] = [_half(name) if halve and name in self.floats else name for name in node.output]
+        self.there |= set(copy.output)
+        self.nodes.append(copy)
+
+    def have(self, name: str, half: bool) -> str:
+        """-> the name of a float tensor in the wanted type, cast when it exists only in the other."""
+        wanted, other = (_half(name), name) if half else (name, _half(name))
+        if wanted not in self.there:
+            if half and name in self.weights:
+                self.weights[wanted] = self.weights[name].astype(np.float16)
+            else:
+                to = TensorProto.FLOAT16 if half else TensorProto.FLOAT
+                self.nodes.append(helper.make_node("Cast", [other], [wanted], name=f"cast_{wanted}", to=to))
+            self.there.add(wanted)
+        return wanted
+
+    def model(self) -> onnx.ModelProto:
+        read = {name for node in self.nodes for name in node.input}
+        weights = [numpy_helper.from_array(array, name) for name, array in self.weights.items() if name in read]
+        own = self.source.graph
+        graph = helper.make_graph(self.nodes, own.name, own.input, own.output, weights)
+        model = helper.make_model(graph, opset_imports=self.source.opset_import, ir_version=self.source.ir_version)
+        onnx.checker.check_model(model, full_check=True)
+        return model
+
+
+def _half(name: str) -> str:
+    return f"{name}_fp16"

@@ -1,0 +1,127 @@
+"""The ranker's and the re-ranker's networks in one precision, as far as the recorded requests bear it.
+
+Per network: each matrix product is lowered alone, to see how far that moves the output. Then, cheapest first (error per
+multiplication), products are added as long as the answers to the recorded requests keep half of what the precision promises
+(`agreement.py`). The rest stays fp32. A network in which no product bears int8 becomes what it would be under fp16; that is
+said.
+
+networks = lower_networks(stage_folders(repository), "fp16")
+networks["rank"].model, networks["rank"].share
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from export.nvidia.precision.agreement import HALF, MOST_MOVED, beyond, moved_share
+from export.nvidia.precision.calibration import NETWORKS, Arrays
+from export.nvidia.precision.faithful import faithful_session
+from export.nvidia.precision.graphs import PRODUCTS, multiply_adds, tidy
+from export.nvidia.precision.half import halved
+from export.nvidia.precision.int8 import quantized, weighted_products
+from export.nvidia.precision.trial import LOWERED_STAGES, Trial
+from serving.contract.errors import ConfigError
+
+PRECISIONS = ("fp32", "fp16", "int8")
+NEXT = {"int8": "fp16", "fp16": "fp32"}  # what a network becomes that does not bear a precision
+RANGE_BATCHES, ALONE_BATCHES = 16, 8  # batches that ranges are taken from, and that single products are measured on
+LEAST_WORK = 0.01  # of a network's: casts around a smaller product cost more than it
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """model: ONNX; fp32_nodes: names of the nodes that TensorRT 8 must not lower; share: of the multiply-adds, below fp32."""
+
+    model: onnx.ModelProto
+    precision: str
+    fp32_nodes: tuple[str, ...] = ()
+    share: float = 0.0
+
+
+def lower_networks(folders: Mapping[str, Path], precision: str, report: Callable[[str], None] = print) -> dict[str, Lowered]:
+    """folders: as `stage_folders` gives them -> stage -> its network. Raises ConfigError for a precision there is not."""
+    if precision not in PRECISIONS:
+        raise ConfigError(f"There is no precision {precision!r}. Expected one of {', '.join(PRECISIONS)}.")
+    source = {stage: onnx.load(str(folders[stage] / f"{NETWORKS[stage]}.onnx")) for stage in LOWERED_STAGES}
+    if precision == "fp32":
+        return {stage: Lowered(model, precision) for stage, model in source.items()}
+    trial, found, sessions = Trial(folders), {}, {}
+    for stage, model in source.items():
+        found[stage] = lower_network(tidy(model), stage, precision, trial, sessions)
+        sessions[stage] = faithful_session(found[stage].model)
+        report(said(stage, precision, found[stage]))
+    return found
+
+
+def said(stage: str, wanted: str, got: Lowered) -> str:
+    """-> one line on what became of a network."""
+    if got.precision == wanted:
+        return f"{stage}: {got.share:.0%} of the multiply-adds in {wanted}"
+    rest = f"; {got.share:.0%} of its multiply-adds are {got.precision} instead" if got.share else ""
+    bound = {"int8": f"{MOST_MOVED:.1%} of the first places", "fp16": f"a score by {HALF / 2}"}[wanted]
+    return f"{stage}: no product bears {wanted} without moving more than {bound}; it stays {got.precision}{rest}"
+
+
+def lower_network(model: onnx.ModelProto, stage: str, precision: str, trial: Trial, sessions: Mapping[str, Any]) -> Lowered:
+    """model: tidy; sessions: of networks that were lowered before, by stage."""
+    feeds = trial.feeds[stage]
+    work = multiply_adds(model, feeds[0])
+
+    def lower(products: set[str]) -> Lowered:
+        share = sum(work[name] for name in products) / sum(work.values())
+        if precision == "fp16":
+            graph, kept = halved(model, products)
+            return Lowered(graph, precision, kept, share)
+        return Lowered(quantized(model, spread(feeds, RANGE_BATCHES), products), precision, (), share)
+
+    chosen: set[str] = set()
+    for name in cheapest_first(model, feeds, work, precision, lower):
+        answers = trial.answers({**sessions, stage: faithful_session(lower({*chosen, name}).model)})
+        if bears(precision, answers, trial.exact):
+            chosen.add(name)
+    if chosen:
+        return lower(chosen)
+    if NEXT[precision] == "fp32":
+        return Lowered(model, "fp32")
+    return lower_network(model, stage, NEXT[precision], trial, sessions)
+
+
+def cheapest_first(
+    model: onnx.ModelProto, feeds: list[Arrays], work: Mapping[str, int], precision: str, lower: Callable[[set[str]], Lowered]
+) -> list[str]:
+    """-> products by how far each alone moves the output, per multiply-add.
+
+    Left out: those with next to no work, and those that give what is not finite.
+    """
+    sample, least = spread(feeds, ALONE_BATCHES), LEAST_WORK * sum(work.values())
+    exact = outputs(model, sample)
+    names = weighted_products(model) if precision == "int8" else [n.name for n in model.graph.node if n.op_type in PRODUCTS]
+    names = [name for name in names if work[name] >= least]
+    errors = {name: float(np.sqrt(np.mean((outputs(lower({name}).model, sample) - exact) ** 2))) for name in names}
+    return sorted((name for name in names if np.isfinite(errors[name])), key=lambda name: errors[name] / work[name])
+
+
+def bears(precision: str, answers: Arrays, exact: Arrays) -> bool:
+    """Do answers keep half of what the precision promises?"""
+    if not np.isfinite(answers["scores"]).all():
+        return False
+    if precision == "fp16":
+        return not beyond(answers, exact, HALF / 2).any()
+    return moved_share(answers, exact, HALF / 2) <= MOST_MOVED
+
+
+def outputs(model: onnx.ModelProto, feeds: list[Arrays]) -> np.ndarray:
+    """-> the one output for all batches, joined, as the graph's types say."""
+    session = faithful_session(model)
+    return np.concatenate([session.run(None, feed)[0] for feed in feeds])
+
+
+def spread(feeds: list[Arrays], count: int) -> list[Arrays]:
+    """-> about `count` batches from all over the recorded requests."""
+    return feeds[:: max(1, len(feeds) // count)]

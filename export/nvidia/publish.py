@@ -1,0 +1,122 @@
+"""From a generation of the cpu profile to a merlin repository, rehearsed before it takes the old one's place.
+
+The whole repository is replaced: the `hps` backend takes its tables from ps.json when the server starts, and knows one set of
+them per model name. So a move to another generation is a restart, and there is nothing to go back to but another repository.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from export.nvidia.hugectr_backend import refuse_foreign, write_hugectr_repository
+from export.nvidia.pipeline import MerlinPipeline
+from export.nvidia.precision.agreement import disagreement
+from export.nvidia.source import Source
+from export.nvidia.write import Writer
+from export.settings import MERLIN, Settings
+from repository.check import profile_of
+from repository.config import CONFIG_FILE
+from repository.recorded import RECORDED_FILE, read_recorded
+from serving.contract.errors import ConfigError, ExportError
+from serving.contract.tensors import ENSEMBLE
+from serving.stages.parts.gpu_index import MOST_GPU_RESULTS
+
+BATCH = 32
+
+
+def publish_merlin(source: Source, repository: Path, settings: Settings, report: Callable[[str], None] = print) -> int:
+    """Write, rehearse and put in place -> the generation.
+
+    Raises ConfigError for settings the backends do not take, ExportError when the answers are not the cpu profile's.
+    """
+    refuse_places(repository, settings)
+    refuse_long_lists(source)
+    refuse_missing_workflow(source, settings)
+    target = repository.resolve()  # what a link leads to is replaced, and the link left alone
+    building = target.parent / f".{target.name}.merlin"
+    shutil.rmtree(building, ignore_errors=True)
+    try:
+        Writer(source, building, settings, report).write()
+        rehearse(building, source.generation, settings.merlin.mount, settings.merlin.precision)
+        if settings.merlin.hugectr:
+            write_hugectr_repository(source, hugectr_place(repository), settings)
+        replace_folder(building, target)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return source.generation
+
+
+def refuse_places(repository: Path, settings: Settings) -> None:
+    """Raises ExportError when something else lies where this profile writes."""
+    refuse_other_profile(repository)
+    if settings.merlin.hugectr:
+        refuse_foreign(hugectr_place(repository))
+
+
+def hugectr_place(repository: Path) -> Path:
+    """-> where the model for the older `hugectr` backend goes."""
+    return repository.with_name(f"{repository.name}.hugectr")
+
+
+def refuse_other_profile(repository: Path) -> None:
+    """Raises ExportError when another profile lives in `repository`, which would be replaced with all its generations."""
+    path = repository / ENSEMBLE / CONFIG_FILE
+    if path.is_file() and profile_of(repository) != MERLIN:
+        raise ExportError(
+            f"{repository} holds another profile. A merlin export replaces the whole repository: export into another REPO, or "
+            "remove this one first."
+        )
+
+
+def refuse_long_lists(source: Source) -> None:
+    """Raises ConfigError for candidates that a GPU index cannot give."""
+    candidates = source.info["retrieve"].axes.candidates
+    if candidates > MOST_GPU_RESULTS:
+        raise ConfigError(
+            f"[pipeline] candidates is {candidates}; Faiss gives at most {MOST_GPU_RESULTS} results on a GPU. Lower it, or "
+            "export the cpu profile."
+        )
+
+
+def refuse_missing_workflow(source: Source, settings: Settings) -> None:
+    """Raises ConfigError where NVTabular is to serve and its workflow was not kept: repositories hold the compiled plan."""
+    if settings.merlin.preprocess == "nvtabular" and source.workflow is None:
+        raise ConfigError(
+            '[merlin] preprocess is "nvtabular", and NVTabular\'s workflow was not kept when this generation was trained. '
+            "Export from the data set (make export PROFILE=merlin)."
+        )
+
+
+def rehearse(repository: Path, generation: int, mount: str, precision: str = "fp32") -> None:
+    """The recorded requests through the repository's own files.
+
+    Raises ExportError unless they get the recorded answers, as far as the precision promises.
+    """
+    recorded = read_recorded(repository / ENSEMBLE / str(generation) / RECORDED_FILE)
+    if difference := disagreement(precision, answer(repository, generation, mount), recorded.outputs):
+        raise ExportError(
+            f"The merlin profile answers recorded requests otherwise than the cpu profile: {difference}. Report this as a bug."
+        )
+
+
+def answer(repository: Path, generation: int, mount: str) -> dict[str, np.ndarray]:
+    """-> the outputs of all recorded requests."""
+    inputs = read_recorded(repository / ENSEMBLE / str(generation) / RECORDED_FILE).inputs
+    pipeline = MerlinPipeline(repository, generation, mount)
+    starts = range(0, len(inputs["user_id"]), BATCH)
+    parts = [pipeline({name: values[start : start + BATCH] for name, values in inputs.items()}) for start in starts]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def replace_folder(new: Path, old: Path) -> None:
+    """Put `new` where `old` is. A server that runs on the old folder keeps its open files until it is stopped."""
+    aside = old.parent / f".{old.name}.replaced"
+    shutil.rmtree(aside, ignore_errors=True)
+    if old.exists():
+        old.rename(aside)
+    new.rename(old)
+    shutil.rmtree(aside, ignore_errors=True)

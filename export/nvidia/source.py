@@ -1,0 +1,73 @@
+"""A generation of the cpu profile, published or staged, as the merlin profile reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from serving.contract.artifacts import StageInfo, open_array, read_stage, verify_manifest
+from serving.contract.tensors import STAGES, ModelSpec, stage_specs
+from serving.stages.features.ranking import feature_names
+from serving.stages.parts.specs import Sizes
+from serving.stages.rerank import LIST_FEATURES
+from serving.tables.store.mixed_widths import MixedWidths
+from serving.tables.store.tables import EmbeddingTables
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A staged generation of the cpu profile: its version folders by model, and what they say of themselves."""
+
+    folders: Mapping[str, Path]
+    info: Mapping[str, StageInfo]
+    sizes: Sizes
+    workflow: Path | None = None
+
+    @classmethod
+    def open(cls, folders: Mapping[str, Path], workflow: Path | None = None) -> Source:
+        """folders: version folder of every stage and of `recommend`; workflow: NVTabular's, where `build_features` kept it.
+
+        Raises ArtifactError when a folder is not as published.
+        """
+        for folder in folders.values():
+            verify_manifest(folder)
+        info = {name: read_stage(folders[name]) for name in STAGES}
+        return cls(folders, info, _sizes(folders, info), workflow)
+
+    @property
+    def generation(self) -> int:
+        return self.info["rank"].generation
+
+    @property
+    def specs(self) -> dict[str, ModelSpec]:
+        return stage_specs(self.info["rank"].axes, self.info["rank"].context)
+
+    def tables(self) -> Arrays:
+        """The ranker's tables float32 [rows, W], users' first, in slot order; cold rows as wide as the others: HPS knows one
+        width per table, and one table is what it gets (hps.py)."""
+        settings, folder = self.info["rank"].settings, self.folders["rank"]
+        names, tables = (*settings["user_tables"], *settings["item_tables"]), EmbeddingTables.load(folder / "tables")
+        return MixedWidths.load(folder, settings.get("first_cold", {})).whole(tables, names)
+
+
+def _sizes(folders: Mapping[str, Path], info: Mapping[str, StageInfo]) -> Sizes:
+    def width(stage: str, name: str) -> int:
+        return open_array(folders[stage], name).shape[1]
+
+    of_user = [f"tables/{name}" for name in info["retrieve"].settings["user_tables"]]
+    return Sizes(
+        pair_numbers=width("rank", "item_numbers") + len(feature_names()),
+        item_tables=width("rank", "item_rows"),
+        row_width=width("rank", f"tables/{info['rank'].settings['user_tables'][0]}"),
+        history_width=width("retrieve", "tables/history"),
+        user_embeddings=sum(width("retrieve", name) for name in of_user),
+        user_vector=width("retrieve", "item_vectors"),
+        list_length=info["rerank"].settings["list_length"],
+        item_vector=width("rerank", "item_vectors"),
+        list_features=LIST_FEATURES,
+    )

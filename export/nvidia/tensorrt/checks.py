@@ -1,0 +1,177 @@
+"""The TensorRT backend's rules, read off an exported model before its engine exists.
+
+The engine is built on the target machine: what is known of it here are the network's tensors and the profiles of `engine.json`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import TensorProto
+from tritonclient.grpc import model_config_pb2 as pb
+
+from export.nvidia.tensorrt import build_engines
+from repository.check import Finding
+from repository.models import read_config
+from serving.contract.errors import ArtifactError
+
+AGAIN = "Export the repository again."
+TYPES = {  # what the backend knows (tensorrt_utils.cc); the ONNX type that an engine's tensor then has
+    pb.TYPE_FP32: TensorProto.FLOAT,
+    pb.TYPE_FP16: TensorProto.FLOAT16,
+    pb.TYPE_INT8: TensorProto.INT8,
+    pb.TYPE_UINT8: TensorProto.UINT8,
+    pb.TYPE_INT32: TensorProto.INT32,
+    pb.TYPE_INT64: TensorProto.INT64,
+    pb.TYPE_BOOL: TensorProto.BOOL,
+    pb.TYPE_BF16: TensorProto.BFLOAT16,
+}
+# Operators that networks like ours use and that TensorRT 8.6 imports (onnx-tensorrt at release/8.6-GA, docs/operators.md)
+LOOKED_UP = """
+Abs Add Cast Clip Concat Constant ConstantOfShape DequantizeLinear Div Einsum Equal Erf Exp Expand Flatten Gather Gemm Identity
+LayerNormalization Log MatMul Max Min Mod Mul Neg Pow QuantizeLinear Range ReduceMean ReduceSum Relu Reshape Shape Sigmoid Slice
+Softmax Split Sqrt Squeeze Sub Sum Tanh Tile Transpose Unsqueeze Where
+"""
+OPERATORS = frozenset(LOOKED_UP.split())
+MODEL_FILES = {  # what each configuration must have Triton open
+    build_engines.TENSORRT: build_engines.PLAN,
+    build_engines.ONE_PROFILE: build_engines.PLAN,
+    build_engines.ONNXRUNTIME: build_engines.ONNX,
+    build_engines.PYTHON: "model.py",
+}
+NEWEST_OPSET = 17  # of TensorRT 8.6
+
+
+def check_tensorrt_model(model: Path) -> Iterator[Finding]:
+    """model: <REPO>/<name>, exported for TensorRT. -> what its backend would refuse, or the start script could not do."""
+    where = f"{model.name}/{build_engines.CONFIG}"
+    if missing := [name for name in MODEL_FILES if not (model / "configs" / f"{name}.pbtxt").is_file()]:
+        fact = f"configs/ lacks {', '.join(missing)}: the start script could not fall back"
+        yield Finding("error", model.name, fact, AGAIN)
+        return
+    configs = {name: read_config(model / "configs" / f"{name}.pbtxt") for name in MODEL_FILES}
+    config, placed = configs[build_engines.TENSORRT], read_config(model / build_engines.CONFIG)
+    for name, expected in MODEL_FILES.items():
+        if (named := configs[name].default_model_filename) != expected:
+            fact = f"default_model_filename is {named!r}, expected {expected!r}: Triton would open another file"
+            yield Finding("error", f"{model.name}/configs/{name}.pbtxt", fact, AGAIN)
+    if placed not in configs.values():
+        fact = "It is none of those in configs/, one of which the start script puts in its place; only they are checked"
+        yield Finding("error", where, fact, "Change them, not it, or export the repository again.")
+    if placed.backend != "tensorrt":
+        fact = "It is served by ONNX Runtime: the start script found no engine when it last ran"
+        yield Finding("warning", where, fact, "Read what build_engines.py said, mend that, and start again.")
+    for version in config.version_policy.specific.versions:
+        yield from check_version(config, model / str(version), where)
+    for fact in (*placement_faults(config), *batching_faults(config)):
+        yield Finding("error", where, fact, AGAIN)
+
+
+def check_version(config: pb.ModelConfig, version: Path, where: str) -> Iterator[Finding]:
+    """The network and its profiles against the config that serves them."""
+    if missing := [name for name in ("model.onnx", "engine.json", "model.py") if not (version / name).is_file()]:
+        yield Finding("error", str(version), f"{', '.join(missing)} missing", AGAIN)
+        return
+    try:
+        engine = json.loads((version / build_engines.ENGINE_FILE).read_text())
+        profiles = engine["profiles"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ArtifactError(f"{version / build_engines.ENGINE_FILE} does not describe an engine ({error}). {AGAIN}") from error
+    try:
+        network = onnx.load(str(version / build_engines.ONNX))
+    except DecodeError as error:
+        raise ArtifactError(f"{version / build_engines.ONNX} is not an ONNX file ({error}). {AGAIN}") from error
+    for fact in operator_faults(network):
+        yield Finding(
+            "warning", f"{version.parent.name}/{version.name}/{build_engines.ONNX}", fact, "ONNX Runtime serves it then."
+        )
+    for fact in (*tensor_faults(config, network.graph), *profile_faults(config, profiles), *graph_faults(config, profiles)):
+        yield Finding("error", where, fact, AGAIN)
+
+
+def placement_faults(config: pb.ModelConfig) -> Iterator[str]:
+    """Where the instances live: the backend knows GPUs only."""
+    if not config.instance_group:
+        yield "There is no instance_group: the profiles would not be named"
+    for group in config.instance_group:
+        if group.kind != pb.ModelInstanceGroup.KIND_GPU or not group.gpus:
+            yield "An instance_group is not KIND_GPU with gpus; the TensorRT backend has no other"
+
+
+def batching_faults(config: pb.ModelConfig) -> Iterator[str]:
+    if not config.max_batch_size and config.HasField("dynamic_batching"):
+        yield "dynamic_batching with max_batch_size 0: there is no axis to batch on"
+    if too_big := [size for size in config.dynamic_batching.preferred_batch_size if size > config.max_batch_size]:
+        yield f"preferred_batch_size {too_big} above max_batch_size {config.max_batch_size}"
+
+
+def operator_faults(network: onnx.ModelProto) -> Iterator[str]:
+    """What the oldest TensorRT might not import; its parser has the last word when the engine is built."""
+    if unknown := sorted({node.op_type for node in network.graph.node} - OPERATORS):
+        yield f"It uses {', '.join(unknown)}, which are not among the operators looked up for TensorRT 8.6"
+    if (opset := max(entry.version for entry in network.opset_import)) > NEWEST_OPSET:
+        yield f"Its opset is {opset}; TensorRT 8.6 reads up to {NEWEST_OPSET}"
+
+
+def tensor_faults(config: pb.ModelConfig, graph: onnx.GraphProto) -> Iterator[str]:
+    """Names, types and axes of the network: the engine has one axis more than the config where Triton adds the batch."""
+    added = 1 if config.max_batch_size else 0
+    for side, stated, actual in (("input", config.input, graph.input), ("output", config.output, graph.output)):
+        network = {value.name: value.type.tensor_type for value in actual}
+        if {tensor.name for tensor in stated} != network.keys():
+            yield f"It names the {side}s {sorted(t.name for t in stated)}, the network has {sorted(network)}"
+            continue
+        for tensor in stated:
+            shape = network[tensor.name].shape.dim
+            if TYPES.get(tensor.data_type) != network[tensor.name].elem_type:
+                yield f"{tensor.name} is {pb.DataType.Name(tensor.data_type)}, which the network does not take"
+            if len(tensor.dims) + added != len(shape):
+                yield f"{tensor.name} has {len(tensor.dims) + added} axes with the batch, the network {len(shape)}"
+            elif added and shape[0].HasField("dim_value"):
+                yield f"{tensor.name} has a fixed first axis, and Triton must be able to batch on it"
+
+
+def profile_faults(config: pb.ModelConfig, profiles: list[dict]) -> Iterator[str]:
+    """Every profile that is named exists, accepts the config's dims, and one of them the largest batch."""
+    named = {index for group in config.instance_group for index in group.profile}
+    if unknown := sorted(named - {str(index) for index in range(len(profiles))}):
+        yield f"instance_group names the profiles {unknown}, engine.json has {len(profiles)}"
+    largest = max((min(span[2][0] for span in profile.values()) for profile in profiles), default=0)
+    if config.max_batch_size > largest:
+        yield f"max_batch_size {config.max_batch_size}, and no profile accepts more than {largest} rows"
+    for number, profile in enumerate(profiles):
+        for tensor in config.input:
+            dims = ([-1] if config.max_batch_size else []) + list(tensor.dims)
+            smallest, _, most = profile.get(tensor.name, ([], [], []))
+            if len(dims) != len(most):
+                yield f"profile {number} gives {tensor.name} {len(most)} axes, expected {len(dims)}"
+            elif any(size != -1 and not low <= size <= high for size, low, high in zip(dims, smallest, most, strict=True)):
+                yield f"{tensor.name} with dims {list(tensor.dims)} lies outside profile {number}: {smallest} to {most}"
+
+
+def graph_faults(config: pb.ModelConfig, profiles: list[dict]) -> Iterator[str]:
+    """CUDA graphs: batch size 0 exactly where the model has none, bounds in order, shapes that a profile accepts."""
+    for graph in config.optimization.cuda.graph_spec:
+        size, least = graph.batch_size, graph.graph_lower_bound.batch_size
+        if (size == 0) != (config.max_batch_size == 0) or size > config.max_batch_size:
+            yield f"A CUDA graph of batch size {size} with max_batch_size {config.max_batch_size}"
+        if graph.HasField("graph_lower_bound") and not 0 < least <= size:
+            yield f"A CUDA graph of batch size {size} from {least} on"
+        if {*graph.input} != {tensor.name for tensor in config.input}:
+            yield f"A CUDA graph for the inputs {sorted(graph.input)}; it must name all of them"
+        for name, shape in graph.input.items():
+            dims = ([size] if config.max_batch_size else []) + list(shape.dim)
+            if not any(within(dims, profile.get(name)) for profile in profiles):
+                yield f"A CUDA graph gives {name} the shape {dims}, which no profile accepts"
+
+
+def within(dims: list[int], span: list[list[int]] | None) -> bool:
+    return (
+        bool(span)
+        and len(dims) == len(span[0])
+        and all(low <= size <= high for size, low, high in zip(dims, span[0], span[2], strict=True))
+    )

@@ -1,0 +1,137 @@
+"""config.pbtxt of a TensorRT model, and of its two stand-ins that serve the same tensors from the ONNX file.
+
+CUDA graphs: one per tuned batch size and the largest, captured at load. A graph also serves the sizes between the next smaller
+one and itself; the rows that are missing hold stale values, which no other row's result depends on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tritonclient.grpc import model_config_pb2 as pb
+
+from export.nvidia.tensorrt.profiles import Profile, largest_batch
+from repository.config import TRITON_TYPE
+from serving.contract.errors import ConfigError
+from serving.contract.tensors import TensorSpec
+
+PLAN, ONNX, PYTHON_MODEL = "model.plan", "model.onnx", "model.py"
+
+
+def tensorrt_config(
+    name: str,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    max_batch_size: int,
+    profiles: Sequence[Profile],
+    versions: Sequence[int],
+    preferred_batch_sizes: Sequence[int] = (),
+    queue_delay_us: int = 0,
+    instances: int = 1,
+    gpus: Sequence[int] = (0,),
+    cuda_graphs: bool = True,
+) -> pb.ModelConfig:
+    """-> platform tensorrt_plan, `instances` per GPU, each with one execution context per profile.
+
+    Raises ConfigError where tritonserver would refuse the model: a batch no profile accepts, a type TensorRT has not, no GPU.
+    """
+    config = _served(name, inputs, outputs, max_batch_size, versions)
+    if max_batch_size:
+        config.dynamic_batching.preferred_batch_size.extend(preferred_batch_sizes)
+        config.dynamic_batching.max_queue_delay_microseconds = queue_delay_us
+    config.platform, config.backend, config.default_model_filename = "tensorrt_plan", "tensorrt", PLAN
+    if not gpus:
+        raise ConfigError(f"{name} has no GPU: TensorRT serves from GPUs only. Name at least one, by its number.")
+    if max_batch_size > largest_batch(profiles):
+        raise ConfigError(
+            f"{name} is to be served in batches of {max_batch_size}, and no profile accepts more than "
+            f"{largest_batch(profiles)} rows. Make the profiles with the same max_batch_size."
+        )
+    group = config.instance_group.add(kind=pb.ModelInstanceGroup.KIND_GPU, count=instances, gpus=gpus)
+    group.profile.extend(str(index) for index in range(len(profiles)))
+    if cuda_graphs:
+        _add_graphs(config, profiles)
+    _add_warmup(config, profiles)
+    return config
+
+
+def onnxruntime_config(tensorrt: pb.ModelConfig) -> pb.ModelConfig:
+    """-> the same model on Triton's ONNX Runtime backend, same tensors and batching; current Triton images have it."""
+    config = _stand_in(tensorrt)
+    config.backend, config.default_model_filename = "onnxruntime", ONNX
+    return config
+
+
+def python_config(tensorrt: pb.ModelConfig) -> pb.ModelConfig:
+    """-> the same model with ONNX Runtime inside the Python backend: merlin-hugectr images have no ONNX Runtime backend."""
+    config = _stand_in(tensorrt)
+    config.backend, config.default_model_filename = "python", PYTHON_MODEL
+    del config.instance_group[:]
+    config.instance_group.add(kind=pb.ModelInstanceGroup.KIND_CPU, count=1)
+    config.parameters["FORCE_CPU_ONLY_INPUT_TENSORS"].string_value = "yes"
+    return config
+
+
+def _served(
+    name: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], max_batch_size: int, versions: Sequence[int]
+) -> pb.ModelConfig:
+    """-> what every backend is told: tensors, the largest batch, versions."""
+    if strings := [tensor.name for tensor in (*inputs, *outputs) if tensor.dtype == "BYTES"]:
+        raise ConfigError(f"{name} has the string tensors {strings}; TensorRT has none. Encode them in the preprocess stage.")
+    config = pb.ModelConfig(name=name, max_batch_size=max_batch_size)
+    for tensor in inputs:
+        config.input.add(name=tensor.name, data_type=TRITON_TYPE[tensor.dtype], dims=tensor.dims)
+    for tensor in outputs:
+        config.output.add(name=tensor.name, data_type=TRITON_TYPE[tensor.dtype], dims=tensor.dims)
+    config.version_policy.specific.versions.extend(versions)
+    return config
+
+
+def _add_warmup(config: pb.ModelConfig, profiles: Sequence[Profile]) -> None:
+    """One row and the most. Zeros suffice: kernels load and memory is allocated whatever the values."""
+    batched = config.max_batch_size > 0
+    for label, profile in (("one_row", profiles[0]), ("most_rows", profiles[-1])):
+        shapes = {name: span.smallest if label == "one_row" else span.largest for name, span in profile.items()}
+        rows = next(iter(shapes.values()))[0]
+        warmup = config.model_warmup.add(name=label, batch_size=rows if batched else 1)
+        for tensor in config.input:
+            entry = warmup.inputs[tensor.name]
+            entry.data_type, entry.zero_data = tensor.data_type, True
+            entry.dims.extend(shapes[tensor.name][1:] if batched else shapes[tensor.name])
+
+
+def _add_graphs(config: pb.ModelConfig, profiles: Sequence[Profile]) -> None:
+    """One graph per tuned shape and the largest, each from just above the one before it."""
+    config.optimization.cuda.graphs = True
+    tuned = [{name: span.usual for name, span in profile.items()} for profile in profiles]
+    largest = {name: span.largest for name, span in profiles[-1].items()}
+    sizes = tuned if largest in tuned else [*tuned, largest]
+    for position, shapes in enumerate(sizes):
+        below = sizes[position - 1] if position else None
+        _add_graph(config, shapes, below)
+
+
+def _add_graph(config: pb.ModelConfig, shapes: dict[str, tuple[int, ...]], below: dict[str, tuple[int, ...]] | None) -> None:
+    """A graph for `shapes`, used from just above `below` on. Where no batch axis is added, shapes must match exactly."""
+    graph = config.optimization.cuda.graph_spec.add()
+    batched = config.max_batch_size > 0
+    for name, shape in shapes.items():
+        graph.input[name].dim.extend(shape[1:] if batched else shape)
+    if not batched:
+        return
+    rows = next(iter(shapes.values()))[0]
+    graph.batch_size = rows
+    graph.graph_lower_bound.batch_size = next(iter(below.values()))[0] + 1 if below else rows
+    for name, shape in shapes.items():
+        graph.graph_lower_bound.input[name].dim.extend(shape[1:])
+
+
+def _stand_in(tensorrt: pb.ModelConfig) -> pb.ModelConfig:
+    """-> a copy without what only TensorRT understands."""
+    config = pb.ModelConfig()
+    config.CopyFrom(tensorrt)
+    config.platform = ""
+    config.ClearField("optimization")
+    for group in config.instance_group:
+        del group.profile[:]
+    return config

@@ -1,0 +1,82 @@
+"""Write what a TensorRT model consists of before its engine exists (the package's docstring lists the files)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
+
+from export.nvidia.precision.lower import PRECISIONS
+from export.nvidia.tensorrt import build_engines
+from export.nvidia.tensorrt.config import onnxruntime_config, python_config
+from export.nvidia.tensorrt.profiles import Profile
+from repository.models import write_config
+from serving.contract.errors import ExportError
+
+STAND_IN = Path(__file__).parent / "onnxruntime_model.py"  # imports what only tritonserver has
+
+
+@dataclass(frozen=True)
+class Engine:
+    """`engine.json`. fp32_nodes: names of ONNX nodes that TensorRT 8 must not lower; later ones read it off the graph."""
+
+    precision: str
+    profiles: tuple[Profile, ...]
+    fp32_nodes: tuple[str, ...] = ()
+
+    def as_json(self) -> str:
+        profiles = [
+            {name: [list(span.smallest), list(span.usual), list(span.largest)] for name, span in profile.items()}
+            for profile in self.profiles
+        ]
+        return json.dumps({"precision": self.precision, "fp32_nodes": list(self.fp32_nodes), "profiles": profiles}, indent=1)
+
+
+def write_version(version: Path, network: Path, engine: Engine) -> None:
+    """Everything of a version folder but its engine. network: the ONNX file, precision written into it.
+
+    Raises ExportError when profiles and network speak of different inputs.
+    """
+    graph = onnx.load(str(network), load_external_data=False).graph
+    ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in graph.input}
+    for profile in engine.profiles:
+        stated = {name: len(span.largest) for name, span in profile.items()}
+        if stated != ranks:
+            raise ExportError(
+                f"{network.name} takes {ranks} (name and number of axes), its profile speaks of {stated}. "
+                "Make the profiles from the tensors of the network."
+            )
+    if engine.precision not in PRECISIONS:
+        raise ExportError(f"{network.name} has the precision {engine.precision!r}. Expected one of {', '.join(PRECISIONS)}.")
+    version.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(network, version / build_engines.ONNX)
+    (version / build_engines.ENGINE_FILE).write_text(engine.as_json() + "\n")
+    shutil.copyfile(STAND_IN, version / "model.py")
+    (version / "__pycache__").touch()  # a file: Python cannot write a cache there, the folder stays as published
+
+
+def write_configs(model: Path, tensorrt: pb.ModelConfig) -> None:
+    """config.pbtxt for TensorRT, and under configs/ everything the start script may replace it with."""
+    (model / "configs").mkdir(parents=True, exist_ok=True)
+    for name, config in configs_of(tensorrt).items():
+        (model / "configs" / f"{name}.pbtxt").write_text(text_format.MessageToString(config))
+    write_config(model / build_engines.CONFIG, tensorrt)
+
+
+def configs_of(tensorrt: pb.ModelConfig) -> dict[str, pb.ModelConfig]:
+    """-> configurations by the names that `build_engines.py` knows them by."""
+    one_profile = pb.ModelConfig()
+    one_profile.CopyFrom(tensorrt)
+    for group in one_profile.instance_group:
+        group.profile[:] = ["0"]
+    return {
+        build_engines.TENSORRT: tensorrt,
+        build_engines.ONE_PROFILE: one_profile,
+        build_engines.ONNXRUNTIME: onnxruntime_config(tensorrt),
+        build_engines.PYTHON: python_config(tensorrt),
+    }

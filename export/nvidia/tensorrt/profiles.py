@@ -1,0 +1,75 @@
+"""Optimisation profiles: which shapes an engine accepts, and which ones it is tuned for.
+
+Every profile spans all batches the server may form, so that each of them serves any request; they differ in the batch they are
+tuned for. tritonserver holds one execution context per profile and takes the one whose tuned shape is closest to the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from serving.contract.errors import ConfigError
+from serving.contract.tensors import TensorSpec
+
+Shape = tuple[int, ...]
+VARIABLE = -1
+
+
+@dataclass(frozen=True)
+class Range:
+    """Shapes of one input as the engine sees them, the batch axis included."""
+
+    smallest: Shape
+    usual: Shape  # what the profile is tuned for
+    largest: Shape
+
+
+Profile = dict[str, Range]
+
+
+def profiles_for(
+    inputs: Sequence[TensorSpec],
+    max_batch_size: int,
+    tuned_for: Sequence[int] = (),
+    largest_rows: int = 0,
+    per_row: Mapping[str, int] | None = None,
+) -> tuple[Profile, ...]:
+    """-> one profile per batch size in {1, *tuned_for}, each from 1 row to the most.
+
+    max_batch_size > 0: Triton adds the batch axis, dims are fixed.
+    max_batch_size = 0 (behind the `hps` backend, which knows no batches): an axis of -1 in the dims is the rows, up to
+    `largest_rows`; `per_row` says of which inputs one row has several entries on that axis (a flat OUTPUT0: tables * width).
+    Raises ConfigError when an axis varies that must not, or none does.
+    """
+    most = max_batch_size or largest_rows
+    if most < 1:
+        raise ConfigError(f"An engine for at most {most} rows is asked for. Give max_batch_size or largest_rows, at least 1.")
+    for tensor in inputs:
+        varying = tensor.dims.count(VARIABLE)
+        if varying != (0 if max_batch_size else 1):
+            raise ConfigError(
+                f"Input {tensor.name!r} has the dims {tensor.dims} with max_batch_size {max_batch_size}. Expected fixed dims "
+                "where Triton adds the batch axis, and otherwise exactly one -1, the axis of the rows."
+            )
+    if outside := [size for size in tuned_for if not 1 <= size <= most]:
+        raise ConfigError(f"The engine cannot be tuned for {outside} rows: it accepts 1 to {most}. Change the preferred sizes.")
+    return tuple(
+        {
+            tensor.name: Range(*(shape_at(tensor, rows, max_batch_size, per_row or {}) for rows in (1, usual, most)))
+            for tensor in inputs
+        }
+        for usual in sorted({1, *tuned_for})
+    )
+
+
+def shape_at(tensor: TensorSpec, rows: int, max_batch_size: int, per_row: Mapping[str, int]) -> Shape:
+    """-> the shape an engine sees for a batch of `rows`."""
+    if max_batch_size:
+        return (rows, *tensor.dims)
+    return tuple(rows * per_row.get(tensor.name, 1) if size == VARIABLE else size for size in tensor.dims)
+
+
+def largest_batch(profiles: Sequence[Profile]) -> int:
+    """-> the most rows that some profile accepts, as Triton computes it: the least over its inputs."""
+    return max(min(span.largest[0] for span in profile.values()) for profile in profiles)

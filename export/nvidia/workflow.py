@@ -1,0 +1,89 @@
+"""NVTabular's own workflow of the users as a model: exported by merlin-systems 23.8, run in this process for the rehearsal.
+
+merlin-systems writes the saved workflow, config.pbtxt and model.py. Changed of these: the batch axis (as exported the model
+knows none, and no ensemble around it could allow batches), where it runs, and model.py, which looks at the manifest before it
+unpickles.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from tritonclient.grpc import model_config_pb2 as pb
+
+from export.nvidia.parts import WORKFLOW
+from repository.code import PROJECT, copy_serving_code, imported_modules
+from repository.config import CONFIG_FILE, DTYPE, Serving
+from repository.models import read_config
+from repository.publish import forbid_caches
+from serving.stages.features.encode import FIRST_ROW, VOCABULARIES, Plan
+from serving.stages.parts.specs import PREPROCESS_WORKFLOW, WorkflowColumns
+from training.features.quiet_nvtabular import Workflow  # first: it imports Merlin's packages without their remarks
+
+Arrays = dict[str, np.ndarray]
+MODEL_PY = Path(__file__).with_name("workflow_model.py")  # imports what only tritonserver has
+OPERATORS = PROJECT / "training" / "features" / "operators.py"
+
+
+def write_workflow_model(saved: Path, version: Path, serving: Serving) -> pb.ModelConfig:
+    """saved: what `build_features` kept; version: the model's version folder -> its config, without warm-up."""
+    from merlin.systems.dag.ops.workflow import TransformWorkflow
+    from merlin.systems.dag.runtimes.triton.ops.workflow import TransformWorkflowTriton
+
+    with tempfile.TemporaryDirectory() as folder:
+        operator = TransformWorkflowTriton(TransformWorkflow(Workflow.load(saved)))
+        operator.export(folder, None, None)
+        exported = Path(folder) / operator.nvt_model_name
+        shutil.copytree(exported / "1" / WORKFLOW, version / WORKFLOW)
+        config = read_config(exported / CONFIG_FILE)
+    shutil.copyfile(MODEL_PY, version / "model.py")
+    publish_code(version)
+    return with_batch_axis(config, int(version.name), serving)
+
+
+def publish_code(version: Path) -> None:
+    """The operators that the pickle names, under the names it knows them by."""
+    copy_serving_code(version, imported_modules(OPERATORS))
+    copy = version / OPERATORS.relative_to(PROJECT)
+    copy.parent.mkdir(parents=True)
+    for package in (copy.parent, copy.parent.parent):
+        (package / "__init__.py").touch()
+    shutil.copyfile(OPERATORS, copy)
+    forbid_caches(version)
+
+
+def with_batch_axis(config: pb.ModelConfig, generation: int, serving: Serving) -> pb.ModelConfig:
+    """-> merlin-systems' config, its columns [B] told to Triton as [B, 1]. No dynamic batching: it runs request by request."""
+    config.name, config.max_batch_size = PREPROCESS_WORKFLOW, serving.max_batch_size
+    for tensor in (*config.input, *config.output):
+        tensor.dims[:] = [1]
+        tensor.reshape.SetInParent()  # to no dims but the batch
+    config.version_policy.specific.versions.append(generation)
+    del config.instance_group[:]
+    config.instance_group.add(kind=pb.ModelInstanceGroup.KIND_CPU, count=serving.instances)
+    return config
+
+
+def columns_of(config: pb.ModelConfig, plan: Plan) -> WorkflowColumns:
+    """What the workflow takes and gives. plan: the compiled one, whose order and rows are those of the contract."""
+    types = ({tensor.name: DTYPE[tensor.data_type] for tensor in side} for side in (config.input, config.output))
+    first_rows = {column.name: 0 if column.kind in VOCABULARIES else FIRST_ROW for column in plan.categorical}
+    return WorkflowColumns(*types, first_rows, tuple(column.name for column in plan.continuous))
+
+
+def workflow_run(version: Path) -> Callable[[Arrays], Arrays]:
+    """-> the model as merlin-systems' runs it: the same runner on the same tensors."""
+    from merlin.systems.workflow.base import WorkflowRunner
+
+    runner = WorkflowRunner(Workflow.load(version / WORKFLOW), {}, {"parameters": {}}, "CPU")
+
+    def run(tensors: Arrays) -> Arrays:
+        columns = {name: values[:, 0] for name, values in tensors.items()}
+        texts = {name: values.astype("str") for name, values in columns.items() if values.dtype == object}
+        return {name: values.reshape(-1, 1) for name, values in runner.run_workflow(columns | texts).items()}
+
+    return run

@@ -1,0 +1,247 @@
+"""Writes a merlin repository, model by model."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from export.nvidia.config import hps_config, nested_config, preferred_sizes, tensorrt_profiles
+from export.nvidia.graph import FLAT, fix_candidates, with_flat_rows
+from export.nvidia.hps import PS_FILE, estimated_uses, write_ps, write_table
+from export.nvidia.index import index_bytes, write_gpu_index
+from export.nvidia.parts import NVTABULAR, PYTHON, TENSORRT, Part, models_of, nested, parts_of, python_models
+from export.nvidia.pipeline import MerlinPipeline
+from export.nvidia.precision.lower import Lowered, lower_networks
+from export.nvidia.source import Source
+from export.nvidia.tensorrt.config import tensorrt_config
+from export.nvidia.tensorrt.model import Engine, write_configs, write_version
+from export.settings import MERLIN, Settings
+from hps_config.reader import read_ps_json
+from repository.code import copy_serving_code
+from repository.config import CONFIG_FILE, WARMUP_ROWS, add_warmup, stage_config
+from repository.models import write_config
+from repository.publish import forbid_caches, write_warmup
+from repository.recorded import RECORDED_FILE, read_recorded
+from serving.contract.artifacts import MANIFEST_FILE, open_array, read_json, sha256_of, write_manifest
+from serving.contract.tensors import ANY_GENERATION, ENSEMBLE, ModelSpec, ensemble_spec, new_lineage
+from serving.stages.features.encode import Plan
+from serving.stages.parts.gpu_index import SCRATCH_BYTES
+from serving.stages.parts.kernels import STEP_TYPES
+from serving.stages.parts.specs import (
+    PREPROCESS_WORKFLOW,
+    RANK_DENSE,
+    RANK_EMBEDDINGS,
+    RETRIEVE_SEARCH,
+    StepSettings,
+    WorkflowColumns,
+    all_specs,
+    keys_per_request,
+    preprocess_specs,
+)
+
+MODEL_PY = '''"""Written by the exporter: serves the code that lies beside it."""
+
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+from serving.stages.parts.kernels import {kernel}
+from serving.stages.parts.triton import step_model
+
+TritonPythonModel = step_model({kernel})
+'''
+
+
+class Writer:
+    """Writes one repository into `target`, which must not exist."""
+
+    def __init__(self, source: Source, target: Path, settings: Settings, report: Callable[[str], None] = print) -> None:
+        self.source, self.target, self.settings, self.report = source, target, settings, report
+        self.merlin, self.serving = settings.merlin, settings.serving_of()
+        self.behind_hps = self.merlin.triton == "24.03"
+        self.parts = parts_of(self.merlin)
+        self.specs = all_specs(source.info["rank"], source.sizes, self.behind_hps)
+        self.first_keys: dict[str, int] = {}
+        self.columns = WorkflowColumns()
+
+    def write(self) -> None:
+        """Everything; nothing is changed once it was written."""
+        for name in models_of(self.merlin):
+            self.version(name).mkdir(parents=True)
+        if self.behind_hps:
+            self._hps_model()
+        if self.merlin.preprocess == "nvtabular":
+            self._workflow_model()
+        else:
+            self._preprocess()
+        for part in self.parts:
+            if part.kind == PYTHON:
+                self._step(part)
+            elif part.kind == TENSORRT:
+                self._network_model(part)
+        self._ensembles()
+        self._recommend()
+        self._warmup()
+
+    def version(self, model: str) -> Path:
+        return self.target / model / str(self.source.generation)
+
+    def batch(self, stage: str) -> int:
+        """max_batch_size of an ensemble or of a network: 0 behind `hps`, which knows no batches."""
+        return 0 if self.behind_hps and stage in ("rank", ENSEMBLE) else self.serving[stage].max_batch_size
+
+    def _hps_model(self) -> None:
+        """The table, ps.json and the model of the `hps` backend."""
+        source, serving, version = self.source, self.serving["rank"], self.version(RANK_EMBEDDINGS)
+        tables = source.tables()
+        uses = estimated_uses(
+            tables,
+            tuple(source.info["rank"].settings["item_tables"]),
+            np.asarray(open_array(source.folders["rank"], "item_rows")),
+            np.asarray(open_array(source.folders["rank"], "popularity"))[:, 0],
+        )
+        self.first_keys = write_table(version, tables, uses)
+        per_request = keys_per_request(source.info["rank"], source.sizes)
+        write_ps(self.target / PS_FILE, self.settings, tables, per_request, source.generation, serving)
+        config = hps_config(self.merlin, source.generation, serving.instances)
+        write_config(self.target / RANK_EMBEDDINGS / CONFIG_FILE, config)
+        write_manifest(version, generation=source.generation)
+
+    def _preprocess(self) -> None:
+        """The cpu profile's model."""
+        shutil.copytree(self.source.folders["preprocess"], self.version("preprocess"), dirs_exist_ok=True)
+        self._python_config(self.source.specs["preprocess"], "preprocess")
+
+    def _workflow_model(self) -> None:
+        """NVTabular's own workflow, with what its neighbours need to know of its columns."""
+        from export.nvidia.workflow import columns_of, write_workflow_model  # only now: NVTabular takes seconds to import
+
+        version = self.version(PREPROCESS_WORKFLOW)
+        config = write_workflow_model(self.source.workflow, version, self.serving["preprocess"])
+        self.columns = columns_of(config, Plan.load(self.source.folders["preprocess"] / "plan"))
+        self.specs |= preprocess_specs(self.source.info["preprocess"], self.columns)
+        add_warmup(config, self.specs[PREPROCESS_WORKFLOW], WARMUP_ROWS)
+        write_config(self.target / PREPROCESS_WORKFLOW / CONFIG_FILE, config)
+        write_manifest(version, generation=self.source.generation)
+
+    def _step(self, part: Part) -> None:
+        """A part in Python: files of its stage, its code, a manifest."""
+        info, folder, version = self.source.info[part.stage], self.source.folders[part.stage], self.version(part.name)
+        for path in sorted({path for pattern in part.files for path in folder.glob(pattern)}):
+            copy = version / path.relative_to(folder)
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, copy)
+        settings = dict(info.settings)
+        if part.name == RETRIEVE_SEARCH:
+            settings["index"] = write_gpu_index(version, settings["index"])
+        columns = asdict(self.columns) if part.stage == "preprocess" else {}
+        own = StepSettings(part.name, asdict(self.source.sizes), settings, self.first_keys, columns, self.merlin.gpu)
+        replace(info, settings=asdict(own)).write(version)
+        copy_serving_code(version, ("serving.stages.parts.triton",))
+        (version / "model.py").write_text(MODEL_PY.format(kernel=STEP_TYPES[part.name].__name__))
+        forbid_caches(version)
+        write_manifest(version, stage=part.stage, generation=self.source.generation)
+        self._python_config(self.specs[part.name], part.stage)
+
+    def _python_config(self, spec: ModelSpec, stage: str) -> None:
+        config = stage_config(spec, self.serving[stage], [self.source.generation], WARMUP_ROWS)
+        write_config(self.target / spec.name / CONFIG_FILE, config)
+
+    def _network_model(self, part: Part) -> None:
+        """A network: ONNX, profiles, configurations; its engine is built where it will run."""
+        spec, serving, generation = self.specs[part.name], self.serving[part.stage], self.source.generation
+        batch = self.batch(part.stage)
+        per_row = {FLAT: keys_per_request(self.source.info["rank"], self.source.sizes) * self.source.sizes.row_width}
+        profiles = tensorrt_profiles(spec, serving, batch, per_row)
+        config = tensorrt_config(
+            part.name,
+            spec.inputs,
+            spec.outputs,
+            batch,
+            profiles,
+            versions=[generation],
+            preferred_batch_sizes=preferred_sizes(serving),
+            queue_delay_us=serving.queue_delay_us,
+            gpus=[self.merlin.gpu],
+            cuda_graphs=self.merlin.cuda_graphs,
+        )
+        network = self.target / f"{part.name}.onnx"
+        precision, fp32_nodes = self._network(part, network)
+        write_version(self.version(part.name), network, Engine(precision, profiles, fp32_nodes))
+        network.unlink()
+        write_configs(self.target / part.name, config)
+        write_manifest(self.version(part.name), generation=generation)
+
+    def _network(self, part: Part, target: Path) -> tuple[str, tuple[str, ...]]:
+        """The stage's ONNX file as this profile serves it -> its precision, and the nodes that TensorRT 8 must not lower."""
+        path, axes = self.source.folders[part.stage] / part.files[0], self.source.info[part.stage].axes
+        lowered = self.lowered.get(part.stage) or Lowered(onnx.load(str(path)), "fp32")
+        model = lowered.model
+        fix_candidates(model, axes.candidates)
+        onnx.save(model, str(target))
+        if self.behind_hps and part.name == RANK_DENSE:
+            sizes = self.source.sizes
+            with_flat_rows(target, target, axes.user_categorical, axes.candidates, sizes.item_tables, sizes.row_width)
+        return lowered.precision, lowered.fp32_nodes
+
+    @cached_property
+    def lowered(self) -> dict[str, Lowered]:
+        """Stage -> its network in the precision that was asked for, as far as the recorded requests bear it."""
+        return (
+            {} if self.merlin.precision == "fp32" else lower_networks(self.source.folders, self.merlin.precision, self.report)
+        )
+
+    def _ensembles(self) -> None:
+        for stage in nested(self.merlin):
+            steps = [self.specs[part.name] for part in self.parts if part.stage == stage]
+            config = nested_config(self.source.specs[stage], steps, self.source.generation, self.batch(stage))
+            write_config(self.target / stage / CONFIG_FILE, config)
+        stages = self.source.specs
+        config = nested_config(ensemble_spec(stages), list(stages.values()), self.source.generation, self.batch(ENSEMBLE))
+        write_config(self.target / ENSEMBLE / CONFIG_FILE, config)
+
+    def _recommend(self) -> None:
+        """What the cpu profile publishes with the ensemble, and a manifest that names every model of this one."""
+        folder, version = self.source.folders[ENSEMBLE], self.version(ENSEMBLE)
+        shutil.copytree(folder, version, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST_FILE))
+        facts = {k: v for k, v in read_json(folder, MANIFEST_FILE).items() if k not in ("schema", "files", "stages")}
+        with_manifest = [name for name in models_of(self.merlin) if (self.version(name) / MANIFEST_FILE).exists()]
+        digests = {name: sha256_of(self.version(name) / MANIFEST_FILE) for name in with_manifest}
+        facts |= {
+            "profile": MERLIN,
+            MERLIN: self.merlin.model_dump(mode="json"),
+            "stages": digests,
+            "gpu_memory_bytes": self._gpu_memory(),
+        }
+        write_manifest(version, **facts)
+
+    def _gpu_memory(self) -> dict[str, int]:
+        """What is known before anything runs: rows that HPS caches, the index and its scratch space, per instance of a model.
+
+        TensorRT's contexts come on top: their need is known once the engines are built.
+        """
+        planned = {"search_index": index_bytes(self.version(RETRIEVE_SEARCH)), "search_scratch": SCRATCH_BYTES}
+        if self.behind_hps:
+            params = read_ps_json(self.target / PS_FILE).model(RANK_EMBEDDINGS)
+            rows = sum(map(len, self.source.tables().values()))
+            planned["hps_cache"] = int(rows * params.gpucacheper) * self.source.sizes.row_width * 4
+        return planned
+
+    def _warmup(self) -> None:
+        """Recorded requests, traced through what was written, warm every model in Python up."""
+        recorded = read_recorded(self.version(ENSEMBLE) / RECORDED_FILE)
+        pipeline = MerlinPipeline(self.target, self.source.generation, self.merlin.mount)
+        given = pipeline.trace({name: values[:WARMUP_ROWS] for name, values in recorded.inputs.items()})
+        specs = self.source.specs | self.specs
+        workflows = [part.name for part in self.parts if part.kind == NVTABULAR]
+        for spec in (specs[name] for name in (*python_models(self.merlin), *workflows)):
+            fills = {t.name: t.filled(WARMUP_ROWS) for t in spec.inputs if t.optional}
+            tensors = fills | given[spec.name] | {"lineage": new_lineage(WARMUP_ROWS, ANY_GENERATION)}
+            write_warmup(self.target / spec.name / "warmup", spec, tensors, WARMUP_ROWS)

@@ -1,0 +1,305 @@
+"""`make check`: read a repository and say what will fail, and how to mend it, without starting anything.
+
+Each check returns findings; an error means that tritonserver would refuse the repository or answer wrongly from it.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+from tritonclient.grpc import model_config_pb2 as pb
+
+from export.settings import CPU, MERLIN
+from export.tables import PS_FILE, faults_of
+from repository.config import CONFIG_FILE, fields_stated, layout_of, models_of, spec_of
+from repository.models import read_config, refuse_unservable_path
+from repository.recorded import RECORDED_FILE, compare_answers, read_recorded
+from repository.replay import replay
+from server.environment import RUN_DIR
+from server.updaters import has_update_source
+from serving.contract.artifacts import MANIFEST_FILE, read_json, read_stage, sha256_of, stage_folder, verify_manifest
+from serving.contract.errors import RecommenderError
+from serving.contract.generations import pinned_generation
+from serving.contract.tensors import ENSEMBLE, STAGES, ModelSpec
+from serving.stages.parts.specs import RANK_DENSE
+from serving.stages.rank import TABLES_FOLDER
+
+SERVING_LIBRARIES = ("numpy", "onnxruntime", "faiss-cpu")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fact about a repository that somebody should act on. level: "error" or "warning"."""
+
+    level: str
+    where: str
+    fact: str
+    remedy: str
+
+
+Check = Callable[[Path], Iterator[Finding]]
+
+
+def check_repository(repository: Path) -> list[Finding]:
+    """-> all findings, errors first. Later checks run only where the earlier ones they rest on found no error."""
+    found: list[Finding] = []
+    checks, last_word = checks_of(repository)
+    for check in checks:
+        found += run(check, repository)
+        if any(finding.level == "error" for finding in found) and check in last_word:
+            break
+    return sorted(found, key=lambda finding: finding.level)
+
+
+def checks_of(repository: Path) -> tuple[Sequence[Check], Sequence[Check]]:
+    """-> the checks of the repository's profile, and those after whose errors no other runs."""
+    if profile_of(repository) == MERLIN:
+        from export.nvidia import check as merlin  # which takes its findings from here
+
+        return merlin.CHECKS, merlin.LAST_WORD
+    return CHECKS, (check_layout, check_versions, check_stages)
+
+
+def profile_of(repository: Path) -> str:
+    """-> the profile that a repository was exported for, by its manifest, or by its models where that is gone."""
+    try:
+        return read_json(repository / ENSEMBLE / str(pinned_generation(repository)), MANIFEST_FILE).get("profile", CPU)
+    except RecommenderError:
+        return MERLIN if (repository / RANK_DENSE).is_dir() else CPU
+
+
+def checked_by_format(repository: Path) -> tuple[str, ...]:
+    """-> what the checks could only hold against a documented format, because what reads it is not here."""
+    if profile_of(repository) == MERLIN:
+        from export.nvidia.check import by_format_only
+
+        return by_format_only(repository)
+    return ()
+
+
+def run(check: Check, repository: Path) -> list[Finding]:
+    """-> what a check found; an artifact it could not read is a finding too."""
+    found: list[Finding] = []
+    try:
+        found += check(repository)
+    except RecommenderError as error:
+        fact, _, remedy = str(error).partition(". ")
+        found.append(Finding("error", str(repository), fact, remedy))
+    return found
+
+
+def models_in(repository: Path) -> tuple[str, ...]:
+    """-> the models of a repository, as the config of `recommend` lays it out. Without that config: those of the ensemble."""
+    path = repository / ENSEMBLE / CONFIG_FILE
+    return models_of(layout_of(read_config(path)) if path.is_file() else "ensemble")
+
+
+def check_layout(repository: Path) -> Iterator[Finding]:
+    """Folders and configs are there, and each config is of its folder."""
+    if not repository.is_dir():
+        yield Finding("error", str(repository), "There is no such folder", "Create the repository: make export REPO=…")
+        return
+    models = models_in(repository)
+    for name in models:
+        if not (repository / name / CONFIG_FILE).is_file():
+            yield Finding("error", f"{name}/{CONFIG_FILE}", "The file is missing", "Export the repository again.")
+        elif (config := read_config(repository / name / CONFIG_FILE)).name != name:
+            yield Finding(
+                "error", f"{name}/{CONFIG_FILE}", f"It names the model {config.name!r}", "Export the repository again."
+            )
+    yield from check_strangers(repository, models)
+
+
+def check_strangers(repository: Path, models: Sequence[str]) -> Iterator[Finding]:
+    """tritonserver takes every folder for a model, and starts only when all of them load."""
+    strangers = sorted(repository.iterdir()) if (repository / ENSEMBLE).is_dir() else []
+    remedy = "Move it out of the repository."
+    for path in strangers:
+        if not path.is_dir() or path.name in models:
+            continue
+        if not (path / CONFIG_FILE).is_file():
+            yield Finding("error", path.name, "It is no model, and tritonserver takes it for one", remedy)
+        elif (name := read_config(path / CONFIG_FILE).name) not in ("", path.name):
+            fact = f"Its config names the model {name!r}, and tritonserver expects the folder's name"
+            yield Finding("error", path.name, fact, remedy)
+
+
+def check_path(repository: Path) -> Iterator[Finding]:
+    """Models start from where the repository lies."""
+    refuse_unservable_path(repository)
+    yield from ()
+
+
+def check_run_folder(repository: Path) -> Iterator[Finding]:
+    """Models start in this checkout's run folder, wherever the repository lies."""
+    refuse_unservable_path(RUN_DIR)
+    yield from ()
+
+
+def check_edges(repository: Path) -> Iterator[Finding]:
+    """Both ends of each ensemble edge agree: in type and dims, as tritonserver will demand, and in the fields of records."""
+    configs = {name: read_config(repository / name / CONFIG_FILE) for name in models_in(repository)}
+    specs = {name: spec_of(config) for name, config in configs.items()}
+    known = {t.name: t.text for t in specs[ENSEMBLE].inputs}
+    for step in configs[ENSEMBLE].ensemble_scheduling.step:
+        spec = specs[step.model_name]
+        inputs, outputs = ({t.name: t.text for t in side} for side in (spec.inputs, spec.outputs))
+        for tensor, source in step.input_map.items():
+            if known.get(source) != inputs.get(tensor):
+                fact = f"Edge {source} -> {step.model_name}.{tensor}: {known.get(source)} meets {inputs.get(tensor)}"
+                yield Finding("error", f"{ENSEMBLE}/{CONFIG_FILE}", fact, "Export the repository again.")
+        known.update({target: outputs.get(tensor) for tensor, target in step.output_map.items()})
+
+
+def check_versions(repository: Path) -> Iterator[Finding]:
+    """The generation that answers is there in every model, and every file of it is the published one."""
+    generation = pinned_generation(repository)
+    digests = read_json(repository / ENSEMBLE / str(generation), MANIFEST_FILE).get("stages", {})
+    stages = {name: stage_folder(repository, name, generation) for name in STAGES}
+    for folder in (repository / ENSEMBLE / str(generation), *stages.values()):
+        manifest = verify_manifest(folder)
+        if manifest.get("generation") != generation:
+            fact = f"Folder {generation} holds generation {manifest.get('generation')}"
+            yield Finding("error", str(folder.relative_to(repository)), fact, "Folders were moved by hand; export again.")
+    for name, folder in stages.items():
+        if sha256_of(folder / MANIFEST_FILE) != digests.get(name):
+            where = str(folder.relative_to(repository))
+            yield Finding("error", where, "It is not the one this generation was published with", "Export again.")
+
+
+def check_libraries(repository: Path) -> Iterator[Finding]:
+    """What is installed here against what the generation was exported with."""
+    generation = pinned_generation(repository)
+    exported_with = read_json(repository / ENSEMBLE / str(generation), MANIFEST_FILE).get("versions", {})
+    for library in SERVING_LIBRARIES:
+        try:
+            here = metadata.version(library)
+        except metadata.PackageNotFoundError:
+            yield Finding("error", library, "The library is not installed here", "Run `make setup`.")
+            continue
+        if here != exported_with.get(library, here):
+            fact = f"Version {here} is installed, the export used {exported_with[library]}"
+            yield Finding("warning", library, fact, "Install the pinned one (`make setup`) or export again.")
+    if int(np.__version__.split(".")[0]) >= 2:
+        yield Finding(
+            "error", "numpy", f"{np.__version__}: this server's Python stub returns empty tensors", "Pin numpy 1.26.4."
+        )
+    if sys.version_info[:2] not in {(3, minor) for minor in range(8, 14)}:
+        yield Finding("error", "python", f"No Triton stub for {sys.version.split()[0]}", "Use CPython 3.8 to 3.13.")
+
+
+def check_warmup(repository: Path) -> Iterator[Finding]:
+    """Every warm-up file is there and whole: otherwise its model does not load."""
+    for name in models_in(repository):
+        for warmup in read_config(repository / name / CONFIG_FILE).model_warmup:
+            for entry in warmup.inputs.values():
+                path, where = repository / name / "warmup" / entry.input_data_file, f"{name}/warmup/{entry.input_data_file}"
+                if not path.is_file():
+                    yield Finding("error", where, "The file is missing", "Export again.")
+                elif path.stat().st_size < (least := warmup_bytes_of(entry)):
+                    fact = f"It holds {path.stat().st_size} bytes, a row of its tensor takes {least}"
+                    yield Finding("error", where, fact, "Export again.")
+
+
+def warmup_bytes_of(entry: pb.ModelWarmup.Input) -> int:
+    """-> bytes of one row; of strings at least their lengths."""
+    width = {pb.TYPE_STRING: 4, pb.TYPE_FP32: 4, pb.TYPE_INT32: 4, pb.TYPE_UINT8: 1}.get(entry.data_type, 8)
+    return width * math.prod(entry.dims)
+
+
+def check_stages(repository: Path) -> Iterator[Finding]:
+    """Every stage's settings are of the generation whose folder they lie in, and its records hold what config.pbtxt says."""
+    generation = pinned_generation(repository)
+    for name in STAGES:
+        folder = stage_folder(repository, name, generation)
+        info = read_stage(folder)
+        if info.generation != generation:
+            yield Finding("error", f"{name}/{generation}", "stage.json states another generation", "Export again.")
+        if (repository / name).is_dir():
+            config = read_config(repository / name / CONFIG_FILE)
+            for fact in record_faults(config, info.spec):
+                yield Finding("error", f"{name}/{CONFIG_FILE}", fact, "Export again.")
+
+
+def record_faults(config: pb.ModelConfig, spec: ModelSpec) -> Iterator[str]:
+    """Records whose fields config.pbtxt does not state as the stage knows them: it would refuse to load."""
+    named = {tensor.name for tensor in (*config.input, *config.output)}
+    for record in spec.records:
+        if record.name in named:
+            stated = fields_stated(config, record.name) or "nothing"
+            if stated != record.stated_fields:
+                yield f"The record {record.name} is stated as {stated}, stage.json says {record.stated_fields}"
+
+
+def check_tables(repository: Path) -> Iterator[Finding]:
+    """The ranker's ps.json would be read by NVIDIA's parsers, and says what the tiers' own settings say."""
+    generation = pinned_generation(repository)
+    folder = stage_folder(repository, "rank", generation) / TABLES_FOLDER
+    if not (folder / PS_FILE).exists():  # exported before there were levels: the tables are served whole from memory
+        return
+    for severity, where, message in faults_of(folder):
+        fact, _, remedy = message.partition(". ")
+        yield Finding(severity, f"rank/{generation}/{TABLES_FOLDER}/{where}", f"It {fact}", remedy)
+
+
+def check_answers(repository: Path) -> Iterator[Finding]:
+    """Every stage loads on this machine, and the recorded requests get their recorded answers.
+
+    By the generation's own code, as in a server: the checkout's may refuse what serves well, or answer what will not be served.
+    """
+    generation = pinned_generation(repository)
+    recorded = read_recorded(repository / ENSEMBLE / str(generation) / RECORDED_FILE)
+    answers = replay(repository, generation, recorded.inputs)
+    if difference := compare_answers(answers, recorded.outputs):
+        remedy = "Compare the library versions in the manifest with this machine's; export again here."
+        level, fact = "error", f"Recorded requests are answered differently: {difference}"
+        if has_update_source(repository, generation):
+            level, fact = "warning", f"{fact}; rows that were updated since the export do that"
+        yield Finding(level, f"{ENSEMBLE}/{generation}", fact, remedy)
+
+
+def check_batching(repository: Path) -> Iterator[Finding]:
+    """Batch sizes that tritonserver refuses, and settings that make the batcher of 2.51 oversleep (docs/serving.md)."""
+    largest = read_config(repository / ENSEMBLE / CONFIG_FILE).max_batch_size
+    for name in models_in(repository):
+        config = read_config(repository / name / CONFIG_FILE)
+        batching, where = config.dynamic_batching, f"{name}/{CONFIG_FILE}"
+        if config.max_batch_size < max(largest, *batching.preferred_batch_size, 0):
+            fact = f"max_batch_size is {config.max_batch_size}, below a preferred size or that of {ENSEMBLE} ({largest})"
+            yield Finding("error", where, fact, "Set it at least as large ([serving] of the export's settings).")
+        if batching.priority_levels or batching.HasField("default_queue_policy"):
+            fact = "Priorities or a queue policy: some requests wait up to 500 ms for the batcher of tritonserver 2.51"
+            yield Finding("warning", f"{name}/{CONFIG_FILE}", fact, "Leave both out ([serving] of the export's settings).")
+
+
+def check_response_cache(repository: Path) -> Iterator[Finding]:
+    """Triton's response cache keeps answers without end: right where a generation always says the same."""
+    if not has_update_source(repository, pinned_generation(repository)):
+        return
+    for name in models_in(repository):
+        if read_config(repository / name / CONFIG_FILE).response_cache.enable:
+            fact = "The response cache keeps answers, and the ranker's rows are updated while they are served"
+            remedy = "Leave response_cache out ([serving]), or the brokers ([tables]); clients/cache keeps answers for a while."
+            yield Finding("error", f"{name}/{CONFIG_FILE}", fact, remedy)
+
+
+CHECKS = (
+    check_layout,
+    check_path,
+    check_run_folder,
+    check_edges,
+    check_versions,
+    check_libraries,
+    check_warmup,
+    check_batching,
+    check_response_cache,
+    check_stages,
+    check_tables,
+    check_answers,
+)

@@ -1,0 +1,58 @@
+"""Select the files that a version folder carries: the modules that its model.py imports, directly or through one another."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[1]
+PACKAGE = "serving"
+
+
+def copy_serving_code(folder: Path, modules: Iterable[str]) -> None:
+    """Copy the package `serving` into `folder`, reduced to what `modules` import. Raises FileNotFoundError."""
+    for source in sorted(files_reached(modules)):
+        target = folder / source.relative_to(PROJECT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+
+
+def files_reached(modules: Iterable[str]) -> set[Path]:
+    """Return the source files of `modules` and of every module of `serving` that they import, wherever in their code."""
+    reached: set[Path] = set()
+    waiting = list(modules)
+    while waiting:
+        module = waiting.pop()
+        path = source_of(module)
+        packages = package_files(module)
+        if path in reached:
+            continue
+        reached |= {path, *packages}
+        for source in (path, *packages):
+            waiting += imported_modules(source)
+    return reached
+
+
+def imported_modules(source: Path) -> list[str]:
+    """Return the modules of `serving` that a file imports; `from package import module` names the module."""
+    modules = []
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == PACKAGE:
+            submodules = [f"{node.module}.{alias.name}" for alias in node.names]
+            modules += [node.module, *(name for name in submodules if source_of(name).is_file())]
+        elif isinstance(node, ast.Import):
+            modules += [alias.name for alias in node.names if alias.name.split(".")[0] == PACKAGE]
+    return modules
+
+
+def source_of(module: str) -> Path:
+    path = PROJECT / module.replace(".", "/")
+    return path / "__init__.py" if path.is_dir() else path.with_name(f"{path.name}.py")
+
+
+def package_files(module: str) -> list[Path]:
+    """Return the `__init__.py` of every package above a module."""
+    parts = module.split(".")[:-1]
+    return [PROJECT.joinpath(*parts[:depth], "__init__.py") for depth in range(1, len(parts) + 1)]

@@ -1,0 +1,218 @@
+"""`config.pbtxt` is output: written from the specs of `serving/contract/tensors.py`, parsed back by the official protobuf.
+
+Triton's schema: `model_config.proto` of the 2.51 client (`tritonclient.grpc.model_config_pb2`).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+from tritonclient.grpc import model_config_pb2 as pb
+
+from serving.contract.errors import ExportError
+from serving.contract.tensors import ENSEMBLE, RECORD, STAGES, ModelSpec, RecordSpec, TensorSpec, ensemble_spec
+
+CONFIG_FILE = "config.pbtxt"
+LAYOUTS = ("ensemble", "fused")  # one model per stage behind an ensemble, or one model that runs the four kernels
+WARMUP_ROWS = 4  # recorded requests in the warm-up files
+WARMUP_BATCH = 8
+LAST_RESORT = 1_000  # of a rate limiter's priorities, of which 1 is asked so many times as often
+TRITON_TYPE = {
+    "INT64": pb.TYPE_INT64,
+    "INT32": pb.TYPE_INT32,
+    "FP32": pb.TYPE_FP32,
+    "FP64": pb.TYPE_FP64,
+    "UINT8": pb.TYPE_UINT8,
+    "BYTES": pb.TYPE_STRING,
+}
+DTYPE = {value: key for key, value in TRITON_TYPE.items()}
+
+
+def models_of(layout: str) -> tuple[str, ...]:
+    """-> the models of a repository, in the order they are placed: the one that callers know comes last."""
+    return (*STAGES, ENSEMBLE) if layout == "ensemble" else (ENSEMBLE,)
+
+
+def layout_of(config: pb.ModelConfig) -> str:
+    """config: of `recommend`."""
+    return "ensemble" if config.platform == "ensemble" else "fused"
+
+
+@dataclass(frozen=True)
+class Serving:
+    """How Triton runs one model. Times in microseconds, 0 = off.
+
+    No preferred batch sizes for a stage: with them the batcher cuts queues of 40 into batches of 8, and the
+    kernels work best on what has come together by the time they are free (32 clients: a fifth more answers per second without).
+    The fused layout's two processes leave each other some of a queue so (export/settings.py).
+
+    No queue delay: what waits while a batch is computed is the next batch. 100 us in the first stage cost one client as much,
+    and 32 clients got a fifteenth fewer answers per second.
+
+    Priorities and queue limits are off by default: on tritonserver 2.51 each of them alone keeps the batcher asleep for up to
+    500 ms when a request arrives while the only instance is busy and none follows (docs/serving.md). Callers' own deadlines do
+    the work meanwhile: a request that its caller gave up leaves the queue.
+    """
+
+    instances: int = 1
+    max_batch_size: int = 64
+    preferred_batch_sizes: tuple[int, ...] = ()
+    queue_delay_us: int = 0
+    priority_levels: int = 0  # 1 is served first
+    default_priority: int = 1
+    queue_timeout_us: int = 0  # a request that waited longer is refused (UNAVAILABLE), not served late
+    queue_length: int = 0  # requests beyond it are refused at once
+    response_cache: bool = False
+
+
+def stage_config(spec: ModelSpec, serving: Serving, versions: list[int], warmup_rows: int) -> pb.ModelConfig:
+    """-> one Python-backend model: a stage, or `recommend` of the fused layout.
+
+    The server holds `versions` of it; warm-up files hold `warmup_rows` recorded rows.
+    """
+    config = pb.ModelConfig(name=spec.name, backend="python", max_batch_size=serving.max_batch_size)
+    _add_tensors(config, spec)
+    config.version_policy.specific.versions.extend(versions)
+    set_instances(config, serving.instances)
+    _add_batching(config.dynamic_batching, serving)
+    config.response_cache.enable = serving.response_cache
+    config.parameters["FORCE_CPU_ONLY_INPUT_TENSORS"].string_value = "yes"
+    add_warmup(config, spec, warmup_rows)
+    return config
+
+
+def set_instances(config: pb.ModelConfig, count: int) -> None:
+    """As many processes, of which one is asked whenever it is free, and the others only while it is not.
+
+    One client's requests so find a process that the one before has left warm, not two in turns that both go cold. A server
+    asks all alike unless it was started with `--rate-limit=execution_count`, as server/launcher.py does.
+    """
+    del config.instance_group[:]
+    first = config.instance_group.add(kind=pb.ModelInstanceGroup.KIND_CPU, count=1)
+    if count > 1:
+        others = config.instance_group.add(kind=pb.ModelInstanceGroup.KIND_CPU, count=count - 1)
+        first.rate_limiter.priority, others.rate_limiter.priority = 1, LAST_RESORT
+
+
+def ensemble_config(stages: dict[str, ModelSpec], generation: int, serving: Serving) -> pb.ModelConfig:
+    """-> `recommend`, with every step pinned to `generation`: an answer never mixes two."""
+    spec = ensemble_spec(stages)
+    config = pb.ModelConfig(name=spec.name, platform="ensemble", max_batch_size=serving.max_batch_size)
+    _add_tensors(config, spec)
+    config.version_policy.specific.versions.append(generation)
+    config.response_cache.enable = serving.response_cache
+    for name in STAGES:
+        step = config.ensemble_scheduling.step.add(model_name=name, model_version=generation)
+        for tensor in stages[name].inputs:
+            step.input_map[tensor.name] = tensor.name
+        for tensor in stages[name].outputs:
+            step.output_map[tensor.name] = tensor.name
+    return config
+
+
+def _add_tensors(config: pb.ModelConfig, spec: ModelSpec) -> None:
+    for tensor in spec.inputs:
+        config.input.add(name=tensor.name, data_type=TRITON_TYPE[tensor.dtype], dims=tensor.dims, optional=tensor.optional)
+    for tensor in spec.outputs:
+        config.output.add(name=tensor.name, data_type=TRITON_TYPE[tensor.dtype], dims=tensor.dims)
+    state_records(config, spec)
+
+
+def state_records(config: pb.ModelConfig, spec: ModelSpec) -> None:
+    """The fields of every record, as a parameter: nothing else in a config says what its bytes are."""
+    for record in spec.records:
+        config.parameters[record.parameter].string_value = record.stated_fields
+
+
+def fields_stated(config: pb.ModelConfig, tensor: str) -> str:
+    """-> the fields that a config states of one of its tensors; "" where it is no record."""
+    parameter = f"{RECORD}{tensor}"
+    return config.parameters[parameter].string_value if parameter in config.parameters else ""
+
+
+def _add_batching(batching: pb.ModelDynamicBatching, serving: Serving) -> None:
+    batching.preferred_batch_size.extend(size for size in serving.preferred_batch_sizes if size <= serving.max_batch_size)
+    batching.max_queue_delay_microseconds = serving.queue_delay_us
+    if serving.priority_levels:
+        batching.priority_levels = serving.priority_levels
+        batching.default_priority_level = serving.default_priority
+    if serving.queue_timeout_us or serving.queue_length:
+        policy = batching.default_queue_policy
+        policy.timeout_action = pb.ModelQueuePolicy.REJECT
+        policy.default_timeout_microseconds = serving.queue_timeout_us
+        policy.allow_timeout_override = True
+        policy.max_queue_size = serving.queue_length
+
+
+def add_warmup(config: pb.ModelConfig, spec: ModelSpec, rows: int) -> None:
+    """Warm up with recorded requests: each alone, and a batch. Triton reads one row per file and repeats it for a batch."""
+    for row, batch in [(row, 1) for row in range(rows)] + [(0, min(WARMUP_BATCH, config.max_batch_size))]:
+        warmup = config.model_warmup.add(name=f"recorded_{row}_batch_{batch}", batch_size=batch)
+        for tensor in spec.inputs:
+            entry = warmup.inputs[tensor.name]
+            entry.data_type = TRITON_TYPE[tensor.dtype]
+            entry.dims.extend(tensor.dims)
+            entry.input_data_file = warmup_file(tensor.name, row)
+
+
+def warmup_file(tensor: str, row: int) -> str:
+    return f"{tensor}_{row}"
+
+
+def warmup_bytes(array: np.ndarray) -> bytes:
+    """-> a tensor as Triton reads it from a warm-up file: raw little-endian values, strings with a 4-byte length each."""
+    if array.dtype != np.object_:
+        return np.ascontiguousarray(array).tobytes()
+    return b"".join(len(text).to_bytes(4, "little") + text for text in array.ravel())
+
+
+def holds_row(stored: bytes, array: np.ndarray) -> bool:
+    """Whether a warm-up file is as long as one of such an array: whose values it holds does not matter."""
+    if array.dtype != np.object_:
+        return len(stored) == array.nbytes
+    end = 0
+    for _ in range(array.size):
+        end += 4 + int.from_bytes(stored[end : end + 4], "little")
+    return end == len(stored)
+
+
+def check_edges(stages: dict[str, ModelSpec]) -> None:
+    """Raises ExportError unless each tensor means the same on both ends of its edge and every output is used."""
+    produced: dict[str, TensorSpec] = {}
+    for name in STAGES:
+        for tensor in stages[name].inputs:
+            source = produced.get(tensor.name, tensor)
+            if source.text != tensor.text:
+                raise ExportError(
+                    f"A tensor leaves its stage as {source.text} and {name} expects {tensor.text}. "
+                    "Make serving/contract/tensors.py say one thing."
+                )
+        produced.update({tensor.name: tensor for tensor in stages[name].outputs})
+    used = {t.name for spec in stages.values() for t in spec.inputs} | {t.name for t in stages[STAGES[-1]].outputs}
+    if unused := sorted(produced.keys() - used):
+        raise ExportError(f"No stage uses {', '.join(unused)}; Triton refuses such an ensemble. Remove them from the contract.")
+
+
+def spec_of(config: pb.ModelConfig) -> ModelSpec:
+    """-> names, types, dims and the fields of records as a config states them (fills are not part of a config)."""
+    inputs = tuple(tensor_of(config, TensorSpec(t.name, DTYPE[t.data_type], tuple(t.dims), t.optional)) for t in config.input)
+    outputs = tuple(tensor_of(config, TensorSpec(t.name, DTYPE[t.data_type], tuple(t.dims))) for t in config.output)
+    return ModelSpec(config.name, inputs, outputs)
+
+
+def differing_tensors(config: pb.ModelConfig, spec: ModelSpec) -> str:
+    """-> "" when a config states the tensors of `spec`, else those that only one of them has."""
+    stated, known = ({t.text for t in (*both.inputs, *both.outputs)} for both in (spec_of(config), spec))
+    return ", ".join(sorted(stated ^ known))
+
+
+def tensor_of(config: pb.ModelConfig, tensor: TensorSpec) -> TensorSpec:
+    """-> the record that the config says it is, or the tensor itself."""
+    stated = fields_stated(config, tensor.name)
+    if not stated:
+        return tensor
+    fields = re.findall(r"(\S+) (\S+) \[([\d, ]*)\]", stated)
+    specs = (TensorSpec(name, dtype, tuple(int(n) for n in dims.split(",") if n)) for name, dtype, dims in fields)
+    return RecordSpec(**vars(tensor), fields=tuple(specs))

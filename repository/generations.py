@@ -1,0 +1,67 @@
+"""Which generations a repository holds, and which one its configs are pinned to.
+
+Generation g is version g of every model. Two places in the configs on disk make a generation the served one:
+
+    recommend/config.pbtxt      every step pinned to model_version g;  version_policy specific [g]
+    <step>/config.pbtxt         version_policy specific [g]
+
+Moving a running server is `server/generations.py`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from repository.lock import publication_lock
+from repository.models import Model, read_repository, write_config
+from serving.contract.errors import ConfigError
+from serving.contract.tensors import ENSEMBLE
+
+
+def published_generations(repo: Path) -> tuple[int, ...]:
+    """Generations of which every model has its version folder."""
+    models = pipeline_models(read_repository(repo))
+    return tuple(sorted(set.intersection(*(set(model.versions_on_disk) for model in models))))
+
+
+def pin(repo: Path, generation: int) -> None:
+    """Make the repository answer with another generation it holds; a running server is moved by `activate`. ConfigError."""
+    with publication_lock(repo):
+        require_published(repo, generation)
+        write_pins(repo, generation)
+
+
+def write_pins(repo: Path, generation: int, keep: tuple[int, ...] = ()) -> None:
+    """Write the configs so that `generation` answers, and the steps hold it and those of `keep`. Nothing is loaded.
+
+    The caller holds the publication lock.
+    """
+    for model in pipeline_models(read_repository(repo)):
+        config = model.config
+        versions = {generation} if model.name == ENSEMBLE else {generation, *keep}
+        config.version_policy.Clear()
+        config.version_policy.specific.versions.extend(sorted(versions))
+        for step in config.ensemble_scheduling.step:
+            step.model_version = generation
+        write_config(model.folder / "config.pbtxt", config)
+
+
+def require_published(repo: Path, generation: int) -> tuple[int, ...]:
+    """The published generations; ConfigError when `generation` is none of them."""
+    published = published_generations(repo)
+    if generation not in published:
+        raise ConfigError(
+            f"Generation {generation} is not in {repo}, which holds {list(published)}. Publish it with `make export`."
+        )
+    return published
+
+
+def pipeline_models(models: list[Model]) -> list[Model]:
+    """The ensemble's steps and the ensemble itself, in the order they must load."""
+    by_name = {model.name: model for model in models}
+    if ENSEMBLE not in by_name:
+        raise ConfigError(f"The repository has no model {ENSEMBLE}; it has {sorted(by_name)}.")
+    names = [step.model_name for step in by_name[ENSEMBLE].config.ensemble_scheduling.step]
+    if missing := [name for name in names if name not in by_name]:
+        raise ConfigError(f"{ENSEMBLE} has steps {missing}, which are not in the repository; it has {sorted(by_name)}.")
+    return [by_name[name] for name in (*dict.fromkeys(names), ENSEMBLE)]

@@ -1,0 +1,45 @@
+"""Allow one writer of a repository's configs at a time: a publication or a move between generations, never both.
+
+The lock file lies in the repository itself, so that every path and every mount that leads there meets the same lock;
+tritonserver looks at folders only. It is held for seconds: an export takes it when it publishes, not while it trains.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from serving.contract.errors import ConfigError, ServerError
+
+LOCK_FILE = ".publication.lock"
+LOCK_TIMEOUT_S = 600.0  # a move loads two generations of every stage; a finished export rather waits for it than fails
+POLL_S = 0.05
+
+
+@contextmanager
+def publication_lock(repo: Path, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
+    """Hold `repo` against other publications and moves; not reentrant. ServerError after `timeout_s` of waiting."""
+    if not repo.is_dir():
+        raise ConfigError(f"There is no model repository at {repo}. Make one with `make export REPO={repo}`.")
+    deadline = time.monotonic() + timeout_s
+    with (repo / LOCK_FILE).open("w") as file:  # closing it, or dying, gives the lock back
+        while not try_lock(file.fileno()):
+            if time.monotonic() > deadline:
+                raise ServerError(
+                    f"Another publication or move has held {repo} for {timeout_s:.0f} s. Wait until it ends "
+                    f"(`fuser {repo / LOCK_FILE}` names its process), then try again."
+                )
+            time.sleep(POLL_S)
+        yield
+
+
+def try_lock(descriptor: int) -> bool:
+    """Take an exclusive lock on an open file without waiting. Return whether it was free."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

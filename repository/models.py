@@ -1,0 +1,133 @@
+"""A model repository as tritonserver will read it: models, parsed configs, and which versions a start loads."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from serving.contract.artifacts import MANIFEST_FILE, sha256_of
+from serving.contract.errors import ArtifactError, ConfigError
+from serving.contract.generations import pinned_generation
+from serving.contract.tensors import ENSEMBLE
+
+# tritonserver 2.51 writes paths unquoted into the shell command that starts a model's process, which reads them as ASCII
+SERVABLE_PATH = re.compile(r"[A-Za-z0-9_./@%+=:,~#-]+")
+
+
+@dataclass(frozen=True)
+class Model:
+    name: str
+    folder: Path
+    config: model_config_pb2.ModelConfig
+
+    @property
+    def is_ensemble(self) -> bool:
+        return self.config.platform == "ensemble"
+
+    @property
+    def versions_on_disk(self) -> tuple[int, ...]:
+        return tuple(sorted(int(entry.name) for entry in self.folder.iterdir() if entry.is_dir() and entry.name.isdigit()))
+
+    @property
+    def versions_loaded(self) -> tuple[int, ...]:
+        """Versions on disk that the version policy admits (Triton's default: the latest one)."""
+        policy, on_disk = self.config.version_policy, self.versions_on_disk
+        if policy.HasField("all"):
+            return on_disk
+        if policy.HasField("specific"):
+            return tuple(v for v in on_disk if v in policy.specific.versions)
+        return on_disk[-(policy.latest.num_versions or 1) :]
+
+    @property
+    def instances(self) -> int:
+        """Instances per version; each instance of a Python model is a process of its own."""
+        return 0 if self.is_ensemble else sum(group.count or 1 for group in self.config.instance_group) or 1
+
+    @property
+    def has_priorities(self) -> bool:
+        """Some instances are to be asked before others."""
+        return any(group.rate_limiter.priority for group in self.config.instance_group)
+
+
+def read_config(path: Path) -> model_config_pb2.ModelConfig:
+    try:
+        return text_format.Parse(path.read_text(), model_config_pb2.ModelConfig())
+    except FileNotFoundError:
+        raise ArtifactError(
+            f"{path} is missing; every folder in a repository is a model and needs one. Move a folder that is none out of "
+            "it, or publish again with `make export`."
+        ) from None
+    except text_format.ParseError as error:
+        raise ArtifactError(
+            f"{path} is not a model configuration: {error}. Publish the repository again with `make export`."
+        ) from error
+
+
+def write_config(path: Path, config: model_config_pb2.ModelConfig) -> None:
+    """Replace a config as a whole; the new file is made beside the model folder: tritonserver looks at everything inside."""
+    beside = path.parents[1] / f".{path.parent.name}.config.pbtxt.{os.getpid()}"
+    with beside.open("w") as file:
+        file.write(text_format.MessageToString(config))
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def refuse_unservable_path(folder: Path) -> None:
+    """ConfigError when tritonserver could not start a model's process from `folder` (after symbolic links are followed)."""
+    path = str(folder.resolve())
+    if not SERVABLE_PATH.fullmatch(path):
+        odd = "".join(sorted(set(SERVABLE_PATH.sub("", path))))
+        raise ConfigError(
+            f"The path {path!r} holds {odd!r}, and no model starts from there. Expected a path of a-z, A-Z, 0-9 and "
+            "_ . / @ % + = : , ~ # - only: tritonserver passes it unquoted to a shell. Move the folder below a plain path; "
+            "a symbolic link is followed to where it points and does not help."
+        )
+
+
+def read_repository(repo: Path) -> list[Model]:
+    """Every model of `repo`, by name; ConfigError when there is none or the path cannot be served from.
+
+    ArtifactError for a model that is unreadable or empty.
+    """
+    refuse_unservable_path(repo)
+    if not repo.is_dir():
+        raise ConfigError(
+            f"There is no model repository at {repo}. Make one with `make export REPO={repo}`, or pass another REPO=…."
+        )
+    folders = sorted(entry for entry in repo.iterdir() if entry.is_dir())
+    models = [Model(folder.name, folder, read_config(folder / "config.pbtxt")) for folder in folders]
+    if not models:
+        raise ConfigError(f"The model repository {repo} holds no model. Fill it with `make export REPO={repo}`.")
+    for model in models:
+        if not model.versions_loaded:
+            raise ArtifactError(
+                f"Model {model.name} has no version to load: {list(model.versions_on_disk)} on disk in {model.folder}, and its "
+                f"version_policy admits none of them. Publish the repository again with `make export REPO={repo}`."
+            )
+    return models
+
+
+def content_of(repo: Path, generation: int | None = None) -> str:
+    """-> SHA-256 of a generation's manifest, by default of the one that the repository names; "" where there is none."""
+    with contextlib.suppress(ArtifactError, FileNotFoundError):
+        return sha256_of(repo / ENSEMBLE / str(generation or pinned_generation(repo)) / MANIFEST_FILE)
+    return ""
+
+
+def check_backends(models: list[Model]) -> None:
+    """ConfigError for models that only another tritonserver can load: the wheel's has the Python backend and no other."""
+    foreign = {model.name: model.config.backend or model.config.platform for model in models}
+    foreign = {name: backend for name, backend in foreign.items() if backend not in ("python", "ensemble")}
+    if foreign:
+        needed = ", ".join(sorted(set(foreign.values())))
+        raise ConfigError(
+            f"The models {', '.join(sorted(foreign))} need the backends {needed}, and the tritonserver installed here has the "
+            "Python backend only. Serve this repository in NVIDIA's container: deploy/README.md."
+        )

@@ -1,0 +1,288 @@
+"""Publication: a generation is built beside the repository, verified, and renamed into it; the ensemble's config moves last.
+
+    with Staging(repository) as staging:
+        ... write artifacts into staging.folder("rank") and StageInfo with staging.generation ...
+        staging.seal_stages(specs)          # code, model.py, manifests: the stages in staging.root load now
+        ... rehearse with Pipeline.load(staging.root, staging.generation) ...
+        staging.seal(facts)
+        staging.publish(specs, serving, warmup)
+
+Until `recommend/config.pbtxt` is replaced (one rename), everybody still sees the previous generation; a restart at any moment
+finds a repository it can serve. A crash leaves version folders that nothing points to; the next publication takes a higher
+number and removes them. A running server moves to the new generation by `python -m server activate`.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import numpy as np
+
+from repository.code import copy_serving_code
+from repository.config import (
+    CONFIG_FILE,
+    Serving,
+    check_edges,
+    differing_tensors,
+    ensemble_config,
+    holds_row,
+    layout_of,
+    models_of,
+    stage_config,
+    warmup_bytes,
+    warmup_file,
+)
+from repository.generations import published_generations, write_pins
+from repository.lock import publication_lock
+from repository.models import read_config, refuse_unservable_path, write_config
+from serving.contract.artifacts import MANIFEST_FILE, read_stage, sha256_of, verify_manifest, write_manifest
+from serving.contract.errors import ArtifactError, ConfigError, ExportError
+from serving.contract.generations import pinned_generation
+from serving.contract.tensors import ENSEMBLE, STAGES, ModelSpec, ensemble_spec, packed
+
+SERVED_MODULES = ("serving.pipeline", "serving.stages.adapter.triton", "serving.tables.__main__")  # the last is the updater
+MODEL_PY = '''"""Written by the exporter: serves the code that lies beside it."""
+
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+{imports}
+from serving.stages.adapter.triton import triton_model
+
+TritonPythonModel = triton_model({kernels})
+'''
+
+FindHeld = Callable[[Path], set[int] | None]
+
+
+def held_by_nobody(repository: Path) -> set[int]:
+    """Return no generation: no server can run on a repository that only this process knows."""
+    return set()
+
+
+class Staging:
+    """A folder shaped like the repository, on the same file system, where the next generation is built. One at a time.
+
+    layout: "ensemble", or "fused" (`recommend` alone; what the stages load lies in subfolders of its version)
+    find_held: returns the generations that running servers hold, which a publication keeps; None when one does not answer
+    """
+
+    def __init__(self, repository: Path, layout: str = "ensemble", find_held: FindHeld = held_by_nobody) -> None:
+        self.repository = repository.resolve()  # beside what a link leads to, which may be on another file system
+        self.layout, self.models = layout, models_of(layout)
+        self.root = self.repository.parent / f".{self.repository.name}.staging"
+        self.generation = 0
+        self._find_held = find_held
+        self._lock: IO[str] | None = None
+
+    def __enter__(self) -> Staging:
+        try:
+            self.repository.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.repository.parent / f".{self.repository.name}.lock").open("w")
+        except OSError as error:
+            raise ExportError(
+                f"No repository can be written at {self.repository}: {error.strerror or error}. "
+                "Choose another REPO: a folder, or a new name, below a folder that can be written."
+            ) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._lock.close()
+            raise ExportError(f"Another export is writing {self.repository}. Wait for it, or choose another REPO.") from error
+        try:
+            self._prepare()
+        except BaseException:  # __exit__ is for what was entered
+            self._clear()
+            raise
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._clear()
+
+    def _prepare(self) -> None:
+        shutil.rmtree(self.root, ignore_errors=True)
+        self.generation = 1 + max(generations_present(self.repository), default=0)
+        for name in (ENSEMBLE, *STAGES):
+            self.folder(name).mkdir(parents=True)
+        refuse_other_file_system(self.root, self.repository)
+
+    def _clear(self) -> None:
+        shutil.rmtree(self.root, ignore_errors=True)
+        self._lock.close()
+
+    def folder(self, model: str) -> Path:
+        """-> where a stage, or `recommend`, of this generation lies in the staging area."""
+        if self.layout == "fused" and model in STAGES:
+            return self.folder(ENSEMBLE) / model
+        return self.root / model / str(self.generation)
+
+    def check_contract(self, specs: dict[str, ModelSpec]) -> int | None:
+        """-> the generation now served, None without one. Raises ExportError when it speaks another contract than `specs`.
+
+        ConfigError when nothing could be served from where the repository lies.
+        """
+        refuse_unservable_path(self.repository)
+        previous = served_by(self.repository)
+        if previous:
+            refuse_other_contract(self.repository, self.layout, specs)
+        return previous
+
+    def seal_stages(self, specs: dict[str, ModelSpec]) -> None:
+        """Add the serving code and write the stages' manifests; from here on no file of theirs changes, and they load.
+
+        Raises ExportError on unsound edges.
+        """
+        check_edges(specs)
+        if self.layout == "fused":
+            replace(read_stage(self.folder(STAGES[0])), stage=ENSEMBLE, settings={}).write(self.folder(ENSEMBLE))
+            write_code(self.folder(ENSEMBLE), STAGES)
+        for name in STAGES:
+            if self.layout == "ensemble":
+                write_code(self.folder(name), (name,))
+            write_manifest(self.folder(name), stage=name, generation=self.generation)
+
+    def seal(self, facts: dict[str, Any]) -> None:
+        """Write the generation's own manifest: `facts`, and which stages it consists of."""
+        digests = {name: sha256_of(self.folder(name) / MANIFEST_FILE) for name in STAGES}
+        write_manifest(self.folder(ENSEMBLE), generation=self.generation, stages=digests, **facts)
+
+    def publish(self, specs: dict[str, ModelSpec], serving: dict[str, Serving], warmup: dict[str, np.ndarray]) -> int:
+        """Move the sealed generation into the repository and point `recommend` at it.
+
+        serving: settings by model name; warmup: tensors of some recorded rows by tensor name, [rows, *dims].
+        -> the generation. Raises ExportError when the repository in place speaks another contract.
+        """
+        for name in self.models:
+            verify_manifest(self.folder(name))
+        with publication_lock(self.repository):
+            previous = self.check_contract(specs) or self.generation
+            self._place(specs, serving, warmup, previous)
+            held = self._find_held(self.repository)
+            if held is not None:  # a server that does not answer may hold any of them: the next publication prunes
+                prune(self.repository, {self.generation, previous, *held})
+        return self.generation
+
+    def _place(
+        self, specs: dict[str, ModelSpec], serving: dict[str, Serving], warmup: dict[str, np.ndarray], previous: int
+    ) -> None:
+        rows = len(warmup["user_id"])
+        for name, spec in (specs if self.layout == "ensemble" else {ENSEMBLE: ensemble_spec(specs)}).items():
+            folder, versions = self.repository / name, {self.generation} if name == ENSEMBLE else {previous, self.generation}
+            place_version(self.folder(name), folder)
+            write_warmup(folder / "warmup", spec, warmup, rows)
+            write_config(folder / CONFIG_FILE, stage_config(spec, serving[name], sorted(versions), rows))
+        if self.layout == "ensemble":
+            place_version(self.folder(ENSEMBLE), self.repository / ENSEMBLE)
+            write_config(self.repository / ENSEMBLE / CONFIG_FILE, ensemble_config(specs, self.generation, serving[ENSEMBLE]))
+        write_pins(self.repository, self.generation)
+
+
+def refuse_other_file_system(staging: Path, repository: Path) -> None:
+    """Rename a file from one into the other, as publication will after all of the training.
+
+    Raises ExportError when the repository is a mount of its own: nothing from outside is renamed into one.
+    """
+    staged, placed = staging / ".probe", repository / f".{repository.name}.probe"
+    staged.touch()
+    try:
+        staged.rename(placed)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        raise ExportError(
+            f"Nothing can be renamed from {staging.parent} into {repository}, which is another file system or a mount of its "
+            f"own. A generation is built beside its repository: choose a REPO inside of the mount, {repository / 'repository'}."
+        ) from error
+    placed.unlink()
+
+
+def served_by(repository: Path) -> int | None:
+    """-> the generation that `recommend` answers with, None where none is whole: publishing also mends a damaged repository."""
+    try:
+        generation = pinned_generation(repository)
+        return generation if generation in published_generations(repository) else None
+    except (ConfigError, ArtifactError):
+        return None
+
+
+def generations_present(repository: Path) -> set[int]:
+    """-> every version number that any model of the repository has."""
+    folders = (path for name in (*STAGES, ENSEMBLE) for path in (repository / name).glob("*"))
+    return {int(path.name) for path in folders if path.is_dir() and path.name.isdecimal()}
+
+
+def refuse_other_contract(repository: Path, layout: str, specs: dict[str, ModelSpec]) -> None:
+    """One config.pbtxt speaks for all versions of a model, so generations must agree about layout and tensors."""
+    found = layout_of(read_config(repository / ENSEMBLE / CONFIG_FILE))
+    if found != layout:
+        raise ExportError(
+            f"{repository} is laid out as {found!r}, this generation as {layout!r}. "
+            "Generations of one repository share their layout: export into another REPO, or remove this one first."
+        )
+    specs = {**specs, ENSEMBLE: ensemble_spec(specs)}
+    for name in models_of(layout):
+        if differing := differing_tensors(read_config(repository / name / CONFIG_FILE), specs[name]):
+            raise ExportError(
+                f"{repository} serves another contract: {differing} of {name} differ. "
+                "Generations of one repository share their tensors: export into another REPO, or remove this one first."
+            )
+
+
+def write_code(folder: Path, stages: Sequence[str]) -> None:
+    """Copy what serves into a version folder, and a model.py that runs these stages' kernels."""
+    copy_serving_code(folder, SERVED_MODULES)
+    kernels = [(name, name.capitalize()) for name in stages]
+    imports = "\n".join(f"from serving.stages.{module} import {kernel}" for module, kernel in sorted(kernels))
+    (folder / "model.py").write_text(MODEL_PY.format(imports=imports, kernels=", ".join(kernel for _, kernel in kernels)))
+    forbid_caches(folder)
+
+
+def forbid_caches(folder: Path) -> None:
+    """Put an empty *file* where Python would keep its caches: tritonserver reloads a version whose folder ever changes."""
+    for code in {path.parent for path in folder.rglob("*.py")}:
+        (code / "__pycache__").touch()
+
+
+def place_version(staged: Path, model_folder: Path) -> None:
+    model_folder.mkdir(exist_ok=True)
+    staged.rename(model_folder / staged.name)
+
+
+def write_warmup(folder: Path, spec: ModelSpec, recorded: dict[str, np.ndarray], rows: int) -> None:
+    """Once per repository: tritonserver loads the served version again when anything beside it changes.
+
+    Files that are missing or cut off (a full disk, a killed export) are written: otherwise the model does not load.
+    """
+    folder.mkdir(exist_ok=True)
+    for name, values in packed(spec.inputs, recorded).items():
+        for row in range(rows):
+            path = folder / warmup_file(name, row)
+            if not path.exists() or not holds_row(path.read_bytes(), values[row]):
+                replace_warmup(path, warmup_bytes(values[row]))
+
+
+def replace_warmup(path: Path, content: bytes) -> None:
+    """Whole or not at all; made beside the model folder, as configs are."""
+    beside = path.parents[2] / f".{path.parents[1].name}.{path.name}.{os.getpid()}"
+    try:
+        beside.write_bytes(content)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def prune(repository: Path, kept: set[int]) -> None:
+    """Remove what nobody holds or goes back to: older generations, and the remains of failed publications."""
+    for name in (*STAGES, ENSEMBLE):
+        for generation in generations_present(repository) - kept:
+            shutil.rmtree(repository / name / str(generation), ignore_errors=True)

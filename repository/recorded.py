@@ -1,0 +1,54 @@
+"""Recorded requests: real users' requests and the in-process answers to them, published with the generation.
+
+They warm the server up, rehearse the export, feed perf_analyzer, and prove that what is served equals what was computed here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+
+from serving.contract.errors import ArtifactError
+
+RECORDED_FILE = "recorded_requests.npz"
+SCORE_TOLERANCE = 1e-5
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """inputs, outputs: the ensemble's tensors by name, each [R, *dims] for R requests of one row."""
+
+    inputs: Arrays
+    outputs: Arrays
+
+    def write(self, path: Path) -> None:
+        both = {f"in_{k}": v for k, v in self.inputs.items()} | {f"out_{k}": v for k, v in self.outputs.items()}
+        np.savez_compressed(path, **{k: v.astype(bytes) if v.dtype == np.object_ else v for k, v in both.items()})
+
+
+def read_recorded(path: Path) -> Recorded:
+    """Raises ArtifactError when the file is missing or damaged."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError, BadZipFile) as error:
+        raise ArtifactError(f"{path} cannot be read: {error}. Export the repository again (`make export`).") from error
+    arrays = {k: v.astype(object) if v.dtype.kind == "S" else v for k, v in arrays.items()}
+    inputs = {k.removeprefix("in_"): v for k, v in arrays.items() if k.startswith("in_")}
+    return Recorded(inputs, {k.removeprefix("out_"): v for k, v in arrays.items() if k.startswith("out_")})
+
+
+def compare_answers(got: Arrays, expected: Arrays, tolerance: float = SCORE_TOLERANCE) -> str:
+    """-> "" when ids are equal and scores within `tolerance` (absolute or relative), else what differs."""
+    ids_differ = (got["item_ids"] != expected["item_ids"]).any(axis=1)
+    if ids_differ.any():
+        row = int(np.argmax(ids_differ))
+        return f"{ids_differ.sum()} of {len(ids_differ)} id lists differ, first request {row}"
+    if not np.allclose(got["scores"], expected["scores"], rtol=tolerance, atol=tolerance, equal_nan=False):
+        return f"scores differ by up to {np.abs(got['scores'] - expected['scores']).max():.2g}"
+    return ""

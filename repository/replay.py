@@ -1,0 +1,46 @@
+"""Requests answered as a server would: by the code inside the generation, which may be older or newer than the checkout.
+
+In a process of its own: two versions of `stages` cannot be imported side by side.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from repository import replay_worker
+from serving.contract.artifacts import REMEDY, stage_folder
+from serving.contract.errors import ArtifactError
+from serving.contract.tensors import STAGES
+
+Arrays = dict[str, np.ndarray]
+
+
+def replay(repository: Path, generation: int, inputs: Arrays) -> Arrays:
+    """inputs, -> outputs: the ensemble's tensors by name, each [R, *dims]. Raises ArtifactError when it cannot load or run."""
+    with tempfile.TemporaryDirectory(prefix="replay-") as folder:
+        asked, answered = Path(folder, "inputs.npz"), Path(folder, "outputs.npz")
+        np.savez(asked, **{name: array.astype(bytes) if array.dtype == object else array for name, array in inputs.items()})
+        code = code_folder(repository, generation)
+        command = [sys.executable, "-I", replay_worker.__file__, repository.resolve(), generation, code, asked, answered]
+        ended = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+        if ended.returncode == replay_worker.REFUSED:
+            raise ArtifactError(ended.stdout.strip())
+        if ended.returncode:
+            said = (ended.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+            raise ArtifactError(f"The code in {code} does not run here: {said}. {REMEDY}")
+        with np.load(answered, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+
+
+def code_folder(repository: Path, generation: int) -> Path:
+    """-> the folder beside whose artifacts the published `serving/` lies: the first stage's, or that of the one model."""
+    folder = stage_folder(repository, STAGES[0], generation).resolve()
+    found = next((place for place in (folder, folder.parent) if (place / "serving" / "pipeline.py").is_file()), None)
+    if found is None:
+        raise ArtifactError(f"{folder} holds no code to serve it with (serving/). {REMEDY}")
+    return found

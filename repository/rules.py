@@ -1,0 +1,141 @@
+"""Compile the shop's rules against its catalogue: names and ids become per-item arrays that the rerank stage opens."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from serving.contract.errors import ConfigError
+from serving.contract.tensors import PAD_ID
+from serving.stages.rules.config import (
+    BLOCKED,
+    CATEGORY,
+    CONFIG_FILE,
+    ITEM_RULES,
+    ITEMS_FILE,
+    NEVER,
+    NO_CAP,
+    OVER_CAP,
+    PROVIDER,
+    TOO_DEAR,
+    RulesConfig,
+)
+
+
+def compile_rules(
+    folder: Path,
+    config: RulesConfig,
+    *,
+    item_ids: np.ndarray,
+    category: Sequence[str | None],
+    provider: Sequence[str | None],
+    price: np.ndarray | None,
+    popularity: np.ndarray,
+    items_returned: int,
+    item_names: Mapping[str, int] | None = None,
+) -> None:
+    """Resolves `config` against the catalogue and writes rules.json and rules_items.npy into `folder`.
+
+    item_ids: i8 [n_items] sorted; category, provider: n_items names, None where unknown;
+    price: f4 [n_items], NaN where unknown (never counted as dear), or None when the data has no price;
+    popularity: [n_items], larger is more popular; items_returned: K;
+    item_names: id by name, where the shop's item ids are text.
+    Raises ConfigError where the config speaks of something this catalogue does not have.
+    """
+    _check_fits(config, category, provider, has_price=price is not None, items_returned=items_returned)
+    n_items = len(item_ids)
+    records = np.zeros(n_items + 1, ITEM_RULES)
+    records["cap"] = NO_CAP
+    records["draw_rate"] = 1.0
+    items = records[:n_items]
+    items["group"][:, CATEGORY] = _codes(category)
+    items["group"][:, PROVIDER] = _codes(provider)
+    items["cap"][:, CATEGORY] = _caps(category, config.max_per_category, config.category_caps)
+    items["cap"][:, PROVIDER] = _caps(provider, config.max_per_provider, {})
+    if config.exploration:
+        items["draw_rate"] = np.exp(_novelty(popularity) * config.exploration.novelty)
+    items["blocked"] = np.isin(item_ids, [_wire_id("blocked_items", item_id, item_names) for item_id in config.blocked_items])
+    items["behind"] = OVER_CAP if config.price_cap is None else np.where(price > config.price_cap, TOO_DEAR, OVER_CAP)
+    if config.provider_floor:
+        favoured = set(config.provider_floor.providers)
+        items["in_floor_group"] = [name in favoured for name in provider] & ~items["blocked"]
+    for pin in config.pinned:
+        items["zone"][item_ids == _wire_id("pinned", pin.item_id, item_names)] = pin.slot - BLOCKED
+    records["blocked"][n_items] = True  # padding is never served
+    records["zone"][records["blocked"]] = BLOCKED  # also when pinned
+    records["behind"][records["blocked"]] = NEVER
+
+    folder.mkdir(parents=True, exist_ok=True)
+    np.save(folder / ITEMS_FILE, records, allow_pickle=False)
+    text = json.dumps(config.to_dict(), indent=2, ensure_ascii=False)
+    (folder / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
+
+
+def _check_fits(
+    config: RulesConfig, category: Sequence[str | None], provider: Sequence[str | None], has_price: bool, items_returned: int
+) -> None:
+    """Raises ConfigError where the config speaks of something this catalogue or this list length does not have."""
+    for pin in config.pinned:
+        if pin.slot >= items_returned:
+            raise ConfigError(
+                f"rules: pinned item {pin.item_id} wants slot {pin.slot}; lists have slots 0 to {items_returned - 1}. "
+                "Choose a slot in that range, or export with a larger K."
+            )
+    if config.exploration and config.exploration.slots > items_returned:
+        raise ConfigError(
+            f"rules: exploration.slots is {config.exploration.slots}, but a list has {items_returned} slots. Give it fewer."
+        )
+    if config.price_cap is not None and not has_price:
+        raise ConfigError(
+            "rules: price_cap is set, but the items have no price. "
+            'Name its column in dataset.toml ([items] price = "…"), or leave price_cap out.'
+        )
+    _check_known("category_caps", config.category_caps, category)
+    _check_known("provider_floor.providers", config.provider_floor.providers if config.provider_floor else (), provider)
+
+
+def _wire_id(key: str, item_id: int | str, item_names: Mapping[str, int] | None) -> int:
+    """The int64 id of an item; one that no item has for a name that the catalogue does not hold.
+
+    A number is a name too where the shop's ids are text: TOML and JSON know 22423 and "22423" apart, people do not. One that
+    is no name is taken for the int64 id itself, as clients/catalogue.py does.
+    """
+    if item_names is not None:
+        return item_names.get(str(item_id), PAD_ID if isinstance(item_id, str) else int(item_id))
+    if isinstance(item_id, str):
+        raise ConfigError(
+            f"rules: {key} names item {item_id!r}, but the ids of this shop's items are numbers. Give the number."
+        )
+    return int(item_id)
+
+
+def _codes(names: Sequence[str | None]) -> np.ndarray:
+    """i4 [n]: one code per name, in the order of the names; a nameless item gets -1 - its position."""
+    known = {name: code for code, name in enumerate(sorted({name for name in names if name is not None}))}
+    return np.array([known[name] if name is not None else -1 - row for row, name in enumerate(names)], np.int32)
+
+
+def _caps(names: Sequence[str | None], general: int | None, named: Mapping[str, int]) -> np.ndarray:
+    """i2 [n]: the quota of each item's group. An item without a group has none."""
+    general = NO_CAP if general is None else general
+    return np.array([NO_CAP if name is None else named.get(name, general) for name in names], np.int16)
+
+
+def _novelty(popularity: np.ndarray) -> np.ndarray:
+    """f8 [n] in 0…1: the share of items that are strictly more popular."""
+    by_popularity = np.sort(np.asarray(popularity, np.float64))
+    more_popular = len(by_popularity) - np.searchsorted(by_popularity, popularity, side="right")
+    return more_popular / max(len(by_popularity) - 1, 1)
+
+
+def _check_known(key: str, wanted: Sequence[str] | Mapping[str, int], present: Sequence[str | None]) -> None:
+    known = {name for name in present if name is not None}
+    for name in wanted:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=3)
+            hint = f"Did you mean {', '.join(map(repr, close))}?" if close else f"The catalogue has {len(known)} others."
+            raise ConfigError(f"rules: {key} names {name!r}, which no item has. {hint}")

@@ -1,0 +1,38 @@
+"""Which generation a repository answers with, read without a protobuf library: serving and clients have none to spare.
+
+`recommend/config.pbtxt` says it, in its version policy and in the versions its steps are pinned to; server/generations.py
+writes both. A newer generation on disk may be one that was moved away from.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from serving.contract.errors import ArtifactError
+from serving.contract.tensors import ENSEMBLE
+
+COMMENT = re.compile(r"#.*")
+PINS = (
+    re.compile(r"\bversion_policy\s*:?\s*\{\s*specific\s*:?\s*\{([^}]*)\}"),
+    re.compile(r"\bmodel_version\s*:\s*(\d+)"),
+)
+
+
+def pinned_generation(repository: Path) -> int:
+    """-> the generation that `recommend` answers with. Raises ArtifactError when its config is missing or names not one."""
+    path = repository / ENSEMBLE / "config.pbtxt"
+    try:
+        text = COMMENT.sub("", path.read_text())
+    except OSError as error:
+        raise ArtifactError(
+            f"{path} cannot be read: {error.strerror}; it says which generation the repository answers with. "
+            f"Create one with `make export REPO={repository}`."
+        ) from error
+    pins = {int(number) for pattern in PINS for found in pattern.findall(text) for number in re.findall(r"\d+", found)}
+    if len(pins) != 1:
+        raise ArtifactError(
+            f"{path} is pinned to versions {sorted(pins)}; expected one for the model and all its steps. "
+            f"Choose one with `python -m export point GENERATION --repo {repository}`."
+        )
+    return pins.pop()

@@ -1,0 +1,285 @@
+"""The contract: axes, tensors and the five models. Everything that names a tensor imports it from here.
+
+Axes: B requests in a batch (never written in a spec: Triton adds it), C candidates, H history, E exclusions, K items returned,
+Fu / Gu categorical and continuous columns of the user. Ids are the shop's own int64 ids.
+
+    recommend's inputs ─▶ preprocess ─[user]─▶ retrieve ─[candidates]─▶ rank ─[ranked]─▶ rerank ─▶ recommend's outputs
+
+What passes between two stages is one tensor, a record: its fields side by side, row by row. Kernels see the fields; records are
+packed and unpacked in the adapter (serving/stages/adapter/triton.py), because a tensor costs a stage more than its bytes do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntFlag
+from functools import cached_property
+from itertools import chain
+
+import numpy as np
+
+from serving.contract.errors import RecommenderError
+
+PAD_ID = -1  # no item here; real item ids are >= 0, which the export checks
+FROM_STORE = -2  # whole `history` row: the caller sent none, use the feature store's
+MISSING_INT = np.iinfo(np.int64).min  # an integer context value that was not sent
+
+PAD_SCORE = float(np.finfo(np.float32).min)  # beside PAD_ID between stages: below any score, and finite: inf - inf is no number
+
+PAD_ROW, NULL_ROW, OOV_ROW = 0, 1, 2  # reserved rows of every category, as NVTabular 23.8 numbers them
+
+ANY_GENERATION = 0  # as the generation of a request's lineage: not checked (warm-up, profiling of a single stage)
+
+RECORD = "record_"  # before a record's name: the parameter of config.pbtxt that states its fields
+
+STAGES = ("preprocess", "retrieve", "rank", "rerank")
+ENSEMBLE = "recommend"
+
+
+NUMPY_DTYPES = {  # by Triton's name
+    "INT64": np.dtype(np.int64),
+    "INT32": np.dtype(np.int32),
+    "FP32": np.dtype(np.float32),
+    "FP64": np.dtype(np.float64),
+    "UINT8": np.dtype(np.uint8),
+    "BYTES": np.dtype(np.object_),
+}
+
+
+class Degraded(IntFlag):
+    """Bits of the `degraded` output: which stage answered by its fallback."""
+
+    NONE = 0
+    PREPROCESS = 1
+    RETRIEVE = 2
+    RANK = 4
+    RERANK = 8
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Sizes fixed at export. Read once from `stage.json`, never guessed from an array."""
+
+    candidates: int = 256  # C
+    history: int = 64  # H
+    exclusions: int = 64  # E
+    items_returned: int = 20  # K
+    user_categorical: int = 0  # Fu
+    user_continuous: int = 0  # Gu
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor without its batch axis. `fill` stands in for an optional tensor the caller left out."""
+
+    name: str
+    dtype: str  # Triton's name: a key of NUMPY_DTYPES
+    dims: tuple[int, ...]
+    optional: bool = False
+    fill: int | float | bytes | None = None
+
+    @property
+    def numpy_dtype(self) -> np.dtype:
+        return NUMPY_DTYPES[self.dtype]
+
+    @property
+    def text(self) -> str:
+        """As people read it."""
+        return f"{self.name} {self.dtype} {list(self.dims)}"
+
+    def fits(self, values: np.ndarray, batch: int) -> bool:
+        """Is it an array of this type, [batch, *dims]?"""
+        return values.dtype == self.numpy_dtype and values.shape == (batch, *self.dims)
+
+    def filled(self, batch: int) -> np.ndarray:
+        """[batch, *dims] of the fill value."""
+        return np.full((batch, *self.dims), self.fill, self.numpy_dtype)
+
+
+@dataclass(frozen=True)
+class RecordSpec(TensorSpec):
+    """Several tensors that travel as one of bytes: UINT8 [n]. Each field begins where its type wants it to.
+
+    config.pbtxt states the fields as the parameter `record_<name>`, for people and to be compared with stage.json.
+    """
+
+    fields: tuple[TensorSpec, ...] = ()
+
+    @property
+    def text(self) -> str:
+        return f"{super().text} ({self.stated_fields})"
+
+    @property
+    def parameter(self) -> str:
+        return f"{RECORD}{self.name}"
+
+    @property
+    def stated_fields(self) -> str:
+        return "; ".join(field.text for field in self.fields)
+
+    @cached_property
+    def layout(self) -> np.dtype:
+        """One row, as a numpy structure."""
+        return row_layout(self.fields)
+
+    def pack(self, tensors: Mapping[str, np.ndarray], fit: bool = False) -> np.ndarray:
+        """Tensors by name, each [B, *dims] -> uint8 [B, n]. Raises RecommenderError when one is of another form.
+
+        numpy would spread a single row over all, and change types, without a word. fit: the caller has looked.
+        """
+        batch = len(tensors[self.fields[0].name])
+        rows = np.zeros(batch, self.layout)  # zeros: what lies between fields is the same in every run
+        for field in self.fields:
+            values = tensors[field.name]
+            if not (fit or field.fits(values, batch)):
+                raise RecommenderError(
+                    f"{field.name} of the record {self.name} is {values.dtype} {values.shape}; the contract says {field.dtype} "
+                    f"{(batch, *field.dims)}."
+                )
+            rows[field.name] = values
+        return rows.view(np.uint8).reshape(batch, -1)
+
+    def unpack(self, packed: np.ndarray) -> dict[str, np.ndarray]:
+        """uint8 [B, n] -> its fields by name, each [B, *dims]."""
+        rows = packed.view(self.layout)[:, 0]
+        if not rows.flags.aligned:  # compiled loops would be compiled once more for such arrays
+            rows = rows.copy()
+        return {field.name: np.ascontiguousarray(rows[field.name]) for field in self.fields}
+
+
+def row_layout(fields: tuple[TensorSpec, ...]) -> np.dtype:
+    """-> the structure that holds one row of each field; 8 bytes and their multiples, so that rows in a batch stay aligned."""
+    return np.dtype([(field.name, field.numpy_dtype, field.dims) for field in fields], align=True)
+
+
+def record(name: str, *fields: TensorSpec) -> RecordSpec:
+    return RecordSpec(name, "UINT8", (row_layout(fields).itemsize,), fields=fields)
+
+
+def fields_of(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """-> every tensor once by name, records as their fields."""
+    parts = chain.from_iterable(t.fields if isinstance(t, RecordSpec) else (t,) for t in tensors)
+    return tuple({part.name: part for part in parts}.values())
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """One model: name, inputs, outputs. Serving settings (batching, instances) live with the exporter.
+
+    inputs, outputs: the tensors on the wire; `taken` and `given`: the same as a kernel sees them, records as their fields.
+    """
+
+    name: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+    @cached_property
+    def taken(self) -> tuple[TensorSpec, ...]:
+        return fields_of(self.inputs)
+
+    @cached_property
+    def given(self) -> tuple[TensorSpec, ...]:
+        return fields_of(self.outputs)
+
+    @property
+    def records(self) -> tuple[RecordSpec, ...]:
+        return tuple(tensor for tensor in (*self.inputs, *self.outputs) if isinstance(tensor, RecordSpec))
+
+
+def packed(specs: tuple[TensorSpec, ...], tensors: Mapping[str, np.ndarray], fit: bool = False) -> dict[str, np.ndarray]:
+    """Fields by name -> the tensors that carry them. fit: as of `pack`."""
+    return {t.name: t.pack(tensors, fit) if isinstance(t, RecordSpec) else tensors[t.name] for t in specs}
+
+
+def unpacked(specs: tuple[TensorSpec, ...], tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The tensors of `specs` by name -> their fields, a field of two records from the later one."""
+    fields: dict[str, np.ndarray] = {}
+    for tensor in specs:
+        fields |= tensor.unpack(tensors[tensor.name]) if isinstance(tensor, RecordSpec) else {tensor.name: tensors[tensor.name]}
+    return fields
+
+
+@dataclass(frozen=True)
+class ContextColumn:
+    """A column known at request time. kind: "integer" and "string" are categorical, "continuous" is FP32."""
+
+    name: str
+    kind: str
+
+    def tensor(self) -> TensorSpec:
+        dtype, fill = {"integer": ("INT64", MISSING_INT), "string": ("BYTES", b""), "continuous": ("FP32", float("nan"))}[
+            self.kind
+        ]
+        return TensorSpec(self.name, dtype, (1,), optional=True, fill=fill)
+
+
+USER_ID = TensorSpec("user_id", "INT64", (1,))
+DEGRADED = TensorSpec("degraded", "INT32", (1,))
+GENERATION = TensorSpec("generation", "INT64", (1,))
+LINEAGE = TensorSpec("lineage", "INT64", (2,))  # handed from stage to stage: the generation, and the Degraded bits so far
+
+
+def stage_specs(axes: Axes, context: tuple[ContextColumn, ...] = ()) -> dict[str, ModelSpec]:
+    """The four stages of the pipeline, in order, keyed by name."""
+    exclude = TensorSpec("exclude", "INT64", (axes.exclusions,), optional=True, fill=PAD_ID)
+    history = TensorSpec("history", "INT64", (axes.history,), optional=True, fill=FROM_STORE)
+    user = record(
+        "user",
+        USER_ID,
+        TensorSpec("user_categorical", "INT64", (axes.user_categorical,)),
+        TensorSpec("user_continuous", "FP32", (axes.user_continuous,)),
+        TensorSpec("history_ids", "INT64", (axes.history,)),
+        TensorSpec("history_age_days", "FP32", (axes.history,)),
+        LINEAGE,
+    )
+    ids, scores, rank_scores = (
+        TensorSpec(name, dtype, (axes.candidates,))
+        for name, dtype in (("candidate_ids", "INT64"), ("retrieval_scores", "FP32"), ("rank_scores", "FP32"))
+    )
+    candidates = record("candidates", ids, scores, LINEAGE)
+    ranked = record("ranked", USER_ID, ids, scores, rank_scores, LINEAGE)
+    answer = (
+        TensorSpec("item_ids", "INT64", (axes.items_returned,)),
+        TensorSpec("scores", "FP32", (axes.items_returned,)),
+        DEGRADED,
+        GENERATION,
+    )
+    specs = (
+        ModelSpec("preprocess", (USER_ID, *(c.tensor() for c in context), history), (user,)),
+        ModelSpec("retrieve", (user, exclude), (candidates,)),
+        ModelSpec("rank", (user, candidates), (ranked,)),
+        ModelSpec("rerank", (ranked,), answer),
+    )
+    return {spec.name: spec for spec in specs}
+
+
+def ensemble_spec(stages: dict[str, ModelSpec]) -> ModelSpec:
+    """`recommend`: what no stage produces comes in, what the last stage gives goes out."""
+    produced = {t.name for spec in stages.values() for t in spec.outputs}
+    inputs = {t.name: t for spec in stages.values() for t in spec.inputs if t.name not in produced}
+    return ModelSpec(ENSEMBLE, tuple(inputs.values()), stages[STAGES[-1]].outputs)
+
+
+def new_lineage(batch: int, generation: int, degraded: int = Degraded.NONE) -> np.ndarray:
+    """-> int64 [batch, 2]: where requests come from that the first stage of `generation` prepares."""
+    lineage = np.empty((batch, 2), np.int64)
+    lineage[:] = generation, int(degraded)
+    return lineage
+
+
+def fallen_back(lineage: np.ndarray, rows: np.ndarray, stage: Degraded) -> np.ndarray:
+    """int64 [B, 2], bool [B] -> int64 [B, 2]: with the stage's bit where it answered by its fallback."""
+    if not np.count_nonzero(rows):  # a fifth of what `any` takes
+        return lineage
+    return lineage | np.outer(rows, (0, int(stage)))
+
+
+def generation_faults(lineage: np.ndarray, own: int) -> dict[int, str]:
+    """int64 [B, 2] -> row -> message where a request was prepared by another generation than this stage's."""
+    generations = lineage[:, 0].tolist()
+    return {
+        row: f"generation is {generation}, this stage serves {own}; send requests through the ensemble"
+        for row, generation in enumerate(generations)
+        if generation not in (own, ANY_GENERATION)
+    }

@@ -1,0 +1,233 @@
+"""Compile loops over requests, items and neighbours to machine code, where numpy would need one pass over memory per step.
+
+    @compiled
+    def gathered(listed, blocked, place): ...
+
+numba compiles a function for the types of its first call and keeps the result. Every published repository carries a copy of
+this code, so machine code is cached by content, not by path: a new generation finds what an older one compiled. The key of a
+function covers its own module, the loop modules that module imports, and the constants it takes from elsewhere; editing any
+other file recompiles nothing. Results lie in NUMBA_CACHE_DIR, or else in the user's cache folder, in one folder per module and
+key, of which the KEPT_FOLDERS used last are kept for each module. Where the folder cannot be written or read, or its files
+are damaged or removed, a process compiles for itself: that costs seconds at its start, and nothing else.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from numba import njit, typeof
+from numba.core import config
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
+from numba.misc.appdirs import AppDirs
+
+PACKAGE = Path(__file__).resolve().parents[1]  # `serving`, in the checkout or in a version folder
+THIS_MODULE = f"{PACKAGE.name}.loops.compiled"
+NAME = "recommender-loops"  # prefix of every entry in the cache root: one folder per module and key, and a lock per user
+OURS = re.compile(rf"{NAME}_(?P<module>[\w.]+)_[0-9a-f]{{16}}(_checked)?")
+KEPT_FOLDERS = 8  # per module
+
+
+def compiled(function: Callable, nogil: bool = True) -> Any:
+    """Return `function` as machine code. No bounds are checked and division follows numpy's rules, not Python's.
+
+    nogil: other threads have the interpreter meanwhile. To give it away and take it again costs as much as 15 rows of a table.
+    """
+    loop = njit(nogil=nogil, error_model="numpy")(function)
+    with contextlib.suppress(RuntimeError):  # "no locator available": there is no such folder, and none can be made
+        loop._cache = Kept(function)  # what `cache=True` does, with a place of our own
+    return loop
+
+
+def machine_code(function: Any, *arguments: Any) -> Callable:
+    """Return the entry point that a `compiled` function uses for arguments of these types, after one call with them.
+
+    It skips numba's dispatch by type, half the cost of a short call: the caller guarantees the types.
+    """
+    function(*arguments)
+    return function.overloads[tuple(typeof(argument) for argument in arguments)].entry_point
+
+
+class ByContent(_CacheLocator):
+    """Locates the machine code of a function of this package."""
+
+    def __init__(self, source: Path, line: int) -> None:
+        self._module = source.relative_to(PACKAGE.parent).with_suffix("").as_posix().replace("/", ".")
+        self._line = line
+
+    def get_cache_path(self) -> str:
+        checked = "_checked" if config.BOUNDSCHECK else ""
+        return os.path.join(root(), f"{NAME}_{self._module}_{module_key(self._module)}{checked}")
+
+    def get_source_stamp(self) -> str:
+        return module_key(self._module)
+
+    def get_disambiguator(self) -> str:
+        return str(self._line)
+
+    @classmethod
+    def from_function(cls, py_func: Callable, py_file: str) -> ByContent | None:
+        locator = cls(Path(py_file).resolve(), py_func.__code__.co_firstlineno)
+        return locator if usable(locator.get_cache_path()) else None
+
+
+class Place(CompileResultCacheImpl):
+    """Writes machine code as numba does, in folders that we choose."""
+
+    _locator_classes = (ByContent,)
+
+
+class Kept(FunctionCache):
+    """The machine code of one function, shared by processes that may all compile, die or run out of space at any moment."""
+
+    _impl_class = Place
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        try:
+            return super().load_overload(sig, target_context)
+        except OSError as error:
+            reason = error.strerror or error
+            warnings.warn(f"Compiled code in {self.cache_path} cannot be read ({reason}): compiled again.", stacklevel=2)
+        except Exception as error:  # a file that was cut short raises whatever unpickling met
+            self._write(self.flush)
+            warnings.warn(f"Compiled code in {self.cache_path} is damaged ({error!r}): compiled again.", stacklevel=2)
+        return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        self._write(partial(super().save_overload, sig, data))
+
+    def _write(self, write: Callable[[], None]) -> None:
+        """Write under a lock, because numba numbers its files without one. What cannot be written is not kept."""
+        try:
+            with alone():
+                os.makedirs(self.cache_path, exist_ok=True)  # another process may have removed it since this one started
+                write()
+        except OSError as error:
+            reason = error.strerror or error
+            warnings.warn(f"Compiled code is not kept in {self.cache_path} ({reason}): every start compiles it.", stacklevel=2)
+
+
+def root() -> str:
+    """Return the folder that holds the folders of all modules."""
+    return config.CACHE_DIR or AppDirs("numba", appauthor=False).user_cache_dir
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Hold the lock that keeps other processes of this user from writing or removing machine code.
+
+    There is one lock per user, because users of one root cannot open each other's; it lies beside the folders it guards.
+    """
+    os.makedirs(root(), exist_ok=True)
+    with open(os.path.join(root(), f"{NAME}-{os.getuid()}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@cache
+def usable(folder: str) -> bool:
+    """Return whether the folder exists or could be made. Mark it as used; after making it, remove the oldest ones."""
+    known = os.path.isdir(folder)
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError:
+        return False
+    with contextlib.suppress(OSError):  # what is another's can neither be marked as used nor removed
+        os.utime(folder)
+        if not known:
+            remove_oldest()
+    return True
+
+
+def remove_oldest() -> None:
+    """Keep the folders of each module that were used last. A process that is starting with another one compiles for itself."""
+    with alone():
+        by_module: dict[str, list[Path]] = {}
+        for path in Path(root()).iterdir():
+            if ours := OURS.fullmatch(path.name):
+                by_module.setdefault(ours["module"], []).append(path)
+        for folders in by_module.values():
+            for folder in sorted(folders, key=lambda path: path.stat().st_mtime_ns)[:-KEPT_FOLDERS]:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+@cache
+def module_key(module: str) -> str:
+    """Return the digest of everything a compiled function of `module` may hold: code it calls and constants it names."""
+    digest = hashlib.sha256()
+    for name in sorted(loop_modules_reached(module)):
+        digest.update(name.encode() + b"\0" + source_of(name).read_bytes())
+        for constant in sorted(imports_of(name).constants):
+            digest.update(constant.encode() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def loop_modules_reached(module: str) -> set[str]:
+    """Return `module` and the modules with compiled loops that it imports, directly or through one another."""
+    reached, waiting = set(), [module]
+    while waiting:
+        name = waiting.pop()
+        if name not in reached:
+            reached.add(name)
+            waiting += imports_of(name).loop_modules
+    return reached
+
+
+class Imports(NamedTuple):
+    """What a module takes from this package: modules with compiled loops, and the definitions of constants from others."""
+
+    loop_modules: tuple[str, ...]
+    constants: tuple[str, ...]
+
+
+@cache
+def imports_of(module: str) -> Imports:
+    loop_modules, constants = [], []
+    for node in syntax_of(module).body:
+        if not (isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == PACKAGE.name):
+            continue
+        for alias in node.names:
+            submodule = f"{node.module}.{alias.name}"
+            source = submodule if source_of(submodule).is_file() else str(node.module)
+            if holds_loops(source):
+                loop_modules.append(source)
+            elif source != THIS_MODULE and (definition := assignment(source, alias.name)):
+                constants.append(definition)
+    return Imports(tuple(loop_modules), tuple(constants))
+
+
+def holds_loops(module: str) -> bool:
+    names = (node.module for node in syntax_of(module).body if isinstance(node, ast.ImportFrom))
+    return THIS_MODULE in names
+
+
+def assignment(module: str, name: str) -> str:
+    """Return the source of the top-level assignments to `name`; "" when it is a class, a function or imported."""
+    found = []
+    for node in syntax_of(module).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        if any(isinstance(part, ast.Name) and part.id == name for target in targets for part in ast.walk(target)):
+            found.append(ast.unparse(node))
+    return "\n".join(found)
+
+
+@cache
+def syntax_of(module: str) -> ast.Module:
+    path = source_of(module)
+    return ast.parse(path.read_bytes() if path.is_file() else b"")
+
+
+def source_of(module: str) -> Path:
+    """Return the file of a module of this package; a package's own file is its `__init__.py`."""
+    path = PACKAGE.parent / module.replace(".", "/")
+    return path / "__init__.py" if path.is_dir() else path.with_name(f"{path.name}.py")

@@ -1,0 +1,91 @@
+"""Hashes of values as pandas computes them (`pandas.util.hash_array`), for serving without pandas.
+
+Integers are mixed by splitmix64. Strings go through SipHash-2-4 with pandas' fixed key, then through the same mixing.
+pandas' hash is the one NVTabular uses on a CPU; `tests/unit/test_encode.py` compares the two value by value.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from serving.loops.compiled import compiled
+
+KEY = b"0123456789123456"
+_K0, _K1 = (np.uint64(int.from_bytes(KEY[i : i + 8], "little")) for i in (0, 8))
+_START = tuple(np.uint64(int.from_bytes(text, "big")) for text in (b"somepseu", b"dorandom", b"lygenera", b"tedbytes"))
+
+
+def hash_integers(values: np.ndarray) -> np.ndarray:
+    """int64 [n] -> uint64 [n]."""
+    return _mixed_all(values)
+
+
+def hash_strings(values: np.ndarray) -> np.ndarray:
+    """object [n] of str, bytes or None -> uint64 [n]. Missing (None) hashes as the empty string."""
+    texts = [value if isinstance(value, bytes) else (value or "").encode() for value in values.tolist()]
+    ends = np.cumsum([len(text) for text in texts], dtype=np.int64)
+    return _hash_texts(np.frombuffer(b"".join(texts), np.uint8), ends)
+
+
+@compiled
+def _mixed_all(values):
+    hashes = np.empty(len(values), np.uint64)
+    for row in range(len(values)):
+        hashes[row] = _mixed(np.uint64(values[row]))
+    return hashes
+
+
+@compiled
+def _mixed(x):
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+@compiled
+def _hash_texts(text, ends):
+    """text: uint8, n texts laid end to end; ends: int64 [n] where each one ends -> uint64 [n]"""
+    hashes = np.empty(len(ends), np.uint64)
+    start = 0
+    for row in range(len(ends)):
+        hashes[row] = _mixed(_siphash(text[start : ends[row]]))
+        start = ends[row]
+    return hashes
+
+
+@compiled
+def _siphash(text):
+    """SipHash-2-4 of uint8 [n]: read as little-endian words, the last one ending in the length's low byte."""
+    v0, v1, v2, v3 = _K0 ^ _START[0], _K1 ^ _START[1], _K0 ^ _START[2], _K1 ^ _START[3]
+    for start in range(0, len(text) + 1, 8):
+        word = np.uint64(0)
+        for at in range(start, min(start + 8, len(text))):
+            word |= np.uint64(text[at]) << np.uint64(8 * (at - start))
+        if start + 8 > len(text):
+            word |= np.uint64(len(text)) << np.uint64(56)
+        v0, v1, v2, v3 = _round(*_round(v0, v1, v2, v3 ^ word))
+        v0 ^= word
+    v2 ^= np.uint64(0xFF)
+    for _ in range(4):
+        v0, v1, v2, v3 = _round(v0, v1, v2, v3)
+    return v0 ^ v1 ^ v2 ^ v3
+
+
+@compiled
+def _round(v0, v1, v2, v3):
+    v0 += v1
+    v1 = _rotated(v1, 13) ^ v0
+    v0 = _rotated(v0, 32)
+    v2 += v3
+    v3 = _rotated(v3, 16) ^ v2
+    v0 += v3
+    v3 = _rotated(v3, 21) ^ v0
+    v2 += v1
+    v1 = _rotated(v1, 17) ^ v2
+    v2 = _rotated(v2, 32)
+    return v0, v1, v2, v3
+
+
+@compiled
+def _rotated(value, bits):
+    return (value << np.uint64(bits)) | (value >> np.uint64(64 - bits))

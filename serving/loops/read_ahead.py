@@ -1,0 +1,37 @@
+"""Rows that are wanted soon, asked for all at once: memory answers many requests in the time of one, if it is told of them."""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from serving.loops.compiled import compiled
+
+LINE_BYTES = 64  # of a processor's cache
+
+
+@compiled
+def read_ahead(array, rows):
+    """Asks for rows of a C-contiguous array to be brought into the processor's cache, and waits for nothing. rows: int [N]."""
+    row_bytes = array.size // len(array) * array.itemsize
+    for row in rows:
+        for offset in range(0, row_bytes, LINE_BYTES):
+            prefetch(array, row * row_bytes + offset)
+
+
+@intrinsic
+def prefetch(typing_context, array, offset):
+    """array, int64 -> nothing: the cache line at that byte of the array, into the second level. Numba has no word for it."""
+
+    def generate(context, builder, signature, arguments):
+        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        place = builder.gep(builder.bitcast(data, byte), [arguments[1]])
+        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        ask = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
+        reading, second_level, of_data = 0, 2, 1
+        builder.call(ask, [place, *(ir.Constant(word, number) for number in (reading, second_level, of_data))])
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64), generate

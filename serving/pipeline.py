@@ -1,0 +1,105 @@
+"""The four stages in one process, without a server: for tests, evaluation, and as the yardstick of served speed.
+
+pipeline = Pipeline.load(Path("model_repository"))
+answer = pipeline.recommend([17850, 12583])
+answer["item_ids"]      # int64 [2, K]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from serving.contract.artifacts import StageInfo, read_stage, stage_folder, verify_manifest
+from serving.contract.errors import RequestError
+from serving.contract.generations import pinned_generation
+from serving.contract.tensors import PAD_ID, STAGES, ModelSpec, ensemble_spec, stage_specs
+from serving.stages.preprocess import Preprocess
+from serving.stages.rank import Rank
+from serving.stages.rerank import Rerank
+from serving.stages.retrieve import Retrieve
+
+Arrays = dict[str, np.ndarray]
+STAGE_TYPES = {"preprocess": Preprocess, "retrieve": Retrieve, "rank": Rank, "rerank": Rerank}
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The stages of one generation and the specs of their tensors."""
+
+    info: StageInfo
+    stages: dict[str, Any]
+    specs: dict[str, ModelSpec]
+
+    @classmethod
+    def load(cls, repository: Path, generation: int | None = None) -> Pipeline:
+        """Load one generation (default: the one a server answers with). Raises ArtifactError on what was not published so."""
+        generation = generation or pinned_generation(repository)
+        folders = {name: stage_folder(repository, name, generation) for name in STAGES}
+        for folder in folders.values():
+            verify_manifest(folder)
+        info = read_stage(folders["preprocess"])
+        stages = {name: STAGE_TYPES[name].load(folder) for name, folder in folders.items()}
+        return cls(info, stages, stage_specs(info.axes, info.context))
+
+    def close(self) -> None:
+        """Let go of what the stages share with other processes. Nothing is answered afterwards."""
+        for stage in self.stages.values():
+            if hasattr(stage, "close"):
+                stage.close()
+
+    def __call__(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
+        """One batch through the four kernels.
+
+        inputs: the ensemble's tensors by name, each [B, *dims]; absent optional ones take their fill value
+        ->      the ensemble's outputs by name, each [B, *dims]
+        Raises RequestError for the first malformed row.
+        """
+        tensors = self.trace(inputs)
+        return {tensor.name: tensors[tensor.name] for tensor in self.specs[STAGES[-1]].outputs}
+
+    def trace(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
+        """Like a call, but -> every tensor on the way, by name (`lineage` as the last stage but one left it)."""
+        tensors = dict(inputs)
+        batch = len(tensors["user_id"])
+        for name in STAGES:
+            spec = self.specs[name]
+            given = {t.name: tensors[t.name] if t.name in tensors else t.filled(batch) for t in spec.taken}
+            if faults := self.stages[name].faults(given):
+                raise RequestError(faults[min(faults)])
+            tensors.update(self.stages[name](given))
+        return tensors
+
+    def recommend(
+        self,
+        user_ids: Sequence[int],
+        history: Sequence[Sequence[int]] | None = None,
+        exclude: Sequence[Sequence[int]] | None = None,
+        context: Mapping[str, Sequence[Any]] | None = None,
+    ) -> Arrays:
+        """Recommendations for plain Python values; `ensemble_spec` says what each argument means. Raises RequestError."""
+        if not len(user_ids):
+            raise RequestError("There are no user_ids. Expected one at least; a user nobody knows is served as a cold start.")
+        inputs: Arrays = {"user_id": np.asarray(user_ids, np.int64).reshape(-1, 1)}
+        optional = {t.name: t for t in ensemble_spec(self.specs).inputs if t.optional}
+        for name, rows in (("history", history), ("exclude", exclude)):
+            if rows is not None:
+                inputs[name] = padded(rows, optional[name].dims[0])
+        for name, values in (context or {}).items():
+            if name not in optional:
+                raise RequestError(f"There is no context column {name!r}; this repository has {sorted(optional)}.")
+            inputs[name] = np.asarray(values, optional[name].numpy_dtype).reshape(-1, 1)
+        return self(inputs)
+
+
+def padded(rows: Sequence[Sequence[int]], width: int) -> np.ndarray:
+    """-> int64 [B, width], each row's first `width` ids, PAD_ID after the last."""
+    array = np.full((len(rows), width), PAD_ID, np.int64)
+    for target, row in zip(array, rows, strict=True):
+        ids = list(row)[:width]
+        target[: len(ids)] = ids
+    return array

@@ -1,0 +1,311 @@
+"""The one adapter between Triton's Python backend and the kernels.
+
+    requests ─▶ join (one array per tensor) ─▶ unpack ─▶ faults? ─▶ one kernel call ─▶ pack ─▶ split ─▶ responses
+
+A published `model.py` is `TritonPythonModel = triton_model(Rank)`. In the fused layout it is
+`triton_model(Preprocess, Retrieve, Rank, Rerank)`: one kernel after another on the same arrays, without a server in between.
+Nothing else in `stages/` knows Triton.
+A malformed request gets an error of its own; the rest of its batch is answered.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from serving.contract.artifacts import StageInfo, read_stage, verify_manifest
+from serving.contract.errors import ArtifactError, RecommenderError
+from serving.contract.measurements import COUNTER, Measurement
+from serving.contract.tensors import ENSEMBLE, STAGES, ModelSpec, RecordSpec, packed, unpacked
+
+Arrays = dict[str, np.ndarray]
+
+REPORT_EVERY_S = 1.0
+
+# Names, not values: the backend fills its module only after this file was imported.
+ERROR_CODES = {
+    "INVALID_ARGUMENT": "INVALID_ARG",
+    "UNAVAILABLE": "UNAVAILABLE",
+    "FAILED_PRECONDITION": "UNAVAILABLE",  # the Python backend has no code of that name
+    "INTERNAL": "INTERNAL",
+}
+
+
+def triton_model(*kernel_classes: type) -> type:
+    """-> the `TritonPythonModel` class that serves one kernel (`load`, `faults` and `__call__`), or all of them in order."""
+
+    class TritonPythonModel(StageModel):
+        kernel_types = kernel_classes
+
+    return TritonPythonModel
+
+
+@dataclass(frozen=True)
+class Link:
+    """One kernel of the chain that a model runs."""
+
+    spec: ModelSpec
+    kernel: Any
+    metrics: Metrics
+
+
+class StageModel:
+    """Loads one stage from its version folder, or the whole chain from its subfolders, and answers batches of requests."""
+
+    kernel_types: tuple[type, ...]
+
+    def initialize(self, args: dict[str, str]) -> None:
+        folder = Path(args["model_repository"]) / args["model_version"]
+        try:
+            verify_manifest(folder)
+            info = read_stage(folder)
+            self.chain = self._chain(folder, info)
+            self.spec = info.spec if len(self.chain) > 1 else self.chain[0].spec
+            check_config(self.spec, json.loads(args["model_config"]))
+        except RecommenderError as error:
+            raise pb_utils.TritonModelException(f"{args['model_name']}: {error}") from error
+        self.first = self.chain[0]
+        of_kernels = {"instance": args["model_instance_name"], "version": args["model_version"]}
+        sources: list[Source] = [(link.metrics.measurements, {}) for link in self.chain]
+        sources += [(link.kernel.measurements, of_kernels) for link in self.chain if hasattr(link.kernel, "measurements")]
+        self.reporter = Reporter(sources)
+
+    def finalize(self) -> None:
+        """The server lets go of this version: so do the kernels of what they share with other processes."""
+        self.reporter.close()
+        for link in self.chain:
+            if hasattr(link.kernel, "close"):
+                link.kernel.close()
+
+    def _chain(self, folder: Path, info: StageInfo) -> list[Link]:
+        folders = [folder / name for name in STAGES] if info.stage == ENSEMBLE else [folder]
+        infos = [read_stage(path) for path in folders]
+        kernels = [kind.load(path) for kind, path in zip(self.kernel_types, folders, strict=True)]
+        return [Link(own.spec, kernel, Metrics(own.stage)) for own, kernel in zip(infos, kernels, strict=True)]
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        tensors, rows = join(self.spec, requests)
+        inputs = unpacked(self.spec.inputs, tensors)
+        errors: dict[int, pb_utils.TritonError] = {}
+        if faults := self.first.kernel.faults(inputs):  # what the first kernel hands on is sound
+            errors = {request: invalid(message) for request, message in by_request(faults, rows).items()}
+            self.first.metrics.rejected += len(errors)
+        healthy = [i for i in range(len(requests)) if i not in errors]
+        outputs = self._answer(inputs, rows, healthy, errors) if healthy else {}
+        return [
+            pb_utils.InferenceResponse(error=errors[i]) if i in errors else self._respond(outputs[i])
+            for i in range(len(requests))
+        ]
+
+    def _respond(self, outputs: Arrays) -> Any:
+        return respond(self.spec, outputs)
+
+    def _answer(self, inputs: Arrays, rows: list[int], healthy: list[int], errors: dict[int, Any]) -> dict[int, Arrays]:
+        """-> outputs by request: one kernel call for all, or, if that fails, one each, so that only the culprit fails."""
+        try:
+            outputs = self._call(take(inputs, rows, healthy))
+        except Exception as error:
+            if len(healthy) > 1:
+                alone = (self._answer(inputs, rows, [i], errors) for i in healthy)
+                return {i: outputs for answer in alone for i, outputs in answer.items()}
+            errors[healthy[0]] = coded(self.spec.name, error)
+            return {}
+        return dict(zip(healthy, split(outputs, [rows[i] for i in healthy]), strict=True))
+
+    def _call(self, inputs: Arrays) -> Arrays:
+        """-> the answer's tensors."""
+        tensors, batch = dict(inputs), len(next(iter(inputs.values())))
+        for link in self.chain:
+            started_s = time.perf_counter()
+            outputs = link.kernel({tensor.name: tensors[tensor.name] for tensor in link.spec.taken})
+            tensors.update(outputs)
+            check_outputs(link.spec, tensors, batch)
+            link.metrics.count(degraded_of(outputs), time.perf_counter() - started_s)
+        return packed(self.spec.outputs, tensors, fit=True)
+
+
+def degraded_of(outputs: Arrays) -> np.ndarray:
+    """int [B, 1]: the Degraded bits in a stage's outputs. The last stage's have a tensor of their own."""
+    return outputs["degraded"] if "degraded" in outputs else outputs["lineage"][:, 1:]
+
+
+@dataclass
+class Metrics:
+    """What Triton does not count itself, of one stage: totals of this process, which the Reporter publishes."""
+
+    stage: str
+    calls: int = 0
+    rows: int = 0
+    degraded: int = 0
+    rejected: int = 0
+    seconds: float = 0.0
+
+    def count(self, degraded: np.ndarray, seconds: float) -> None:
+        self.calls += 1
+        self.rows += len(degraded)
+        if np.count_nonzero(degraded):  # rare
+            self.degraded += int(np.count_nonzero(degraded & (1 << STAGES.index(self.stage))))  # its bit of Degraded
+        self.seconds += seconds
+
+    def measurements(self) -> Iterator[Measurement]:
+        labels = {"stage": self.stage}
+        for name, description, value in (
+            ("kernel_calls", "Kernel calls: one per batch", self.calls),
+            ("kernel_rows", "Rows (users) that kernel calls answered", self.rows),
+            ("kernel_seconds", "Time within kernel calls", self.seconds),
+            ("degraded", "Rows that this stage answered by its fallback", self.degraded),
+            ("rejected", "Requests refused as malformed", self.rejected),
+        ):
+            yield Measurement(f"recommender_{name}", description, COUNTER, labels, value)
+
+
+Source = tuple[Callable[[], Iterable[Measurement]], dict[str, str]]  # what is measured, and further labels of it
+
+
+class Reporter:
+    """Publishes what is measured, beside the calls: every changed value is a message to the server, and costs as much as a
+    stage's hop."""
+
+    def __init__(self, sources: list[Source]) -> None:
+        self._sources = sources
+        self._families: dict[str, Any] = {}
+        self._metrics: dict[tuple[str, ...], Any] = {}
+        self._values: dict[tuple[str, ...], float] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(REPORT_EVERY_S):
+            try:
+                self.report()
+            except Exception:
+                pb_utils.Logger.log_error(f"metrics: {traceback.format_exc()}")
+
+    def report(self) -> None:
+        """Bring the server's metrics to what is measured now."""
+        for measure, labels in self._sources:
+            for measured in measure():
+                if self._stop.is_set():
+                    return
+                self._publish(measured, labels)
+
+    def _publish(self, measured: Measurement, labels: dict[str, str]) -> None:
+        key = (measured.name, *measured.labels.values())
+        before = self._values.get(key)
+        if measured.value == before:
+            return
+        if before is None:
+            self._metrics[key] = self._family(measured).Metric(labels=labels | measured.labels)
+        if measured.kind == COUNTER:
+            self._metrics[key].increment(measured.value - (before or 0.0))
+        else:
+            self._metrics[key].set(measured.value)
+        self._values[key] = measured.value
+
+    def _family(self, measured: Measurement) -> Any:
+        """Kept: the backend deletes the metrics with it."""
+        if measured.name not in self._families:
+            kind = pb_utils.MetricFamily.COUNTER if measured.kind == COUNTER else pb_utils.MetricFamily.GAUGE
+            self._families[measured.name] = pb_utils.MetricFamily(measured.name, measured.description, kind)
+        return self._families[measured.name]
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def check_config(spec: ModelSpec, config: dict[str, Any]) -> None:
+    """Raises ArtifactError when config.pbtxt and `stage.json` disagree about a tensor."""
+    for side, tensors in (("input", spec.inputs), ("output", spec.outputs)):
+        stated = {t["name"]: (t["data_type"], tuple(int(d) for d in t["dims"])) for t in config[side]}
+        needed = {t.name: (f"TYPE_{'STRING' if t.dtype == 'BYTES' else t.dtype}", t.dims) for t in tensors}
+        for record in (t for t in tensors if isinstance(t, RecordSpec)):
+            needed[record.parameter] = record.stated_fields
+            if record.parameter in config["parameters"]:
+                stated[record.parameter] = config["parameters"][record.parameter]["string_value"]
+        if stated != needed:
+            differing = sorted(name for name in stated.keys() | needed.keys() if stated.get(name) != needed.get(name))
+            facts = "; ".join(
+                f"{n}: config.pbtxt {stated.get(n, 'lacks it')}, stage.json {needed.get(n, 'lacks it')}" for n in differing
+            )
+            raise ArtifactError(f"config.pbtxt and stage.json disagree about {side}s ({facts}). Export the repository again.")
+
+
+def join(spec: ModelSpec, requests: list[Any]) -> tuple[Arrays, list[int]]:
+    """-> ({tensor: [sum of rows, *dims]}, rows of each request). Absent optional tensors become their fill value."""
+    given = [{tensor.name(): tensor.as_numpy() for tensor in request.inputs()} for request in requests]
+    rows = [len(next(iter(tensors.values()))) for tensors in given]
+    for tensor in spec.inputs:
+        if tensor.optional:
+            for tensors, n in zip(given, rows, strict=True):
+                if tensor.name not in tensors:
+                    tensors[tensor.name] = tensor.filled(n)
+    if len(given) == 1:
+        return given[0], rows
+    return {t.name: np.concatenate([tensors[t.name] for tensors in given]) for t in spec.inputs}, rows
+
+
+def take(inputs: Arrays, rows: list[int], requests: list[int]) -> Arrays:
+    """-> the rows of some requests, in order; the arrays themselves when these are all of them."""
+    if len(requests) == len(rows):
+        return inputs
+    keep = np.zeros(len(rows), bool)
+    keep[requests] = True
+    mask = np.repeat(keep, rows)
+    return {name: array[mask] for name, array in inputs.items()}
+
+
+def split(outputs: Arrays, rows: list[int]) -> list[Arrays]:
+    """-> one dict of arrays per request, views of the joined outputs."""
+    if len(rows) == 1:
+        return [outputs]
+    return [
+        {name: array[end - n : end] for name, array in outputs.items()} for n, end in zip(rows, accumulate(rows), strict=True)
+    ]
+
+
+def by_request(faults: dict[int, str], rows: list[int]) -> dict[int, str]:
+    """Faults by row -> faults by request (the first one of each)."""
+    request_of_row = np.repeat(np.arange(len(rows)), rows)
+    found: dict[int, str] = {}
+    for row in sorted(faults):
+        found.setdefault(int(request_of_row[row]), faults[row])
+    return found
+
+
+def respond(spec: ModelSpec, outputs: Arrays) -> Any:
+    return pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor(t.name, outputs[t.name]) for t in spec.outputs])
+
+
+def check_outputs(spec: ModelSpec, outputs: Arrays, batch: int) -> None:
+    """Raises RecommenderError when a kernel's answer breaks the contract: a caller must never see a misshapen tensor."""
+    for tensor in spec.given:
+        array = outputs[tensor.name]
+        if not tensor.fits(array, batch):
+            raise RecommenderError(
+                f"The kernel of {spec.name} gave {tensor.name} as {array.dtype} {array.shape}; "
+                f"the contract says {tensor.dtype} {(batch, *tensor.dims)}."
+            )
+
+
+def invalid(message: str) -> Any:
+    return pb_utils.TritonError(message, pb_utils.TritonError.INVALID_ARG)
+
+
+def coded(stage: str, error: Exception) -> Any:
+    """What the caller is told: our own errors whole, anything else without its traceback (that goes to the log)."""
+    if isinstance(error, RecommenderError):
+        return pb_utils.TritonError(str(error), getattr(pb_utils.TritonError, ERROR_CODES[error.status]))
+    pb_utils.Logger.log_error(f"{stage}: {traceback.format_exc()}")
+    return pb_utils.TritonError(f"Internal error in {stage} ({type(error).__name__}); the server's log has the details.")

@@ -1,0 +1,330 @@
+"""The compiled workflow: raw columns in, category rows and normalised numbers out, in one vectorised pass, without NVTabular.
+
+    raw column ─▶ vocabulary | hash | buckets              ─▶ category row   int64 [B, F]
+    raw column ─▶ fill ─▶ clip ─▶ log(1 + x) ─▶ normalise  ─▶ number         float32 [B, G]
+    raw list   ─▶ vocabulary of the flattened values       ─▶ Ragged of rows
+
+A Plan is `plan.json` (what to do with which column) and one vocabulary per categorical column in `.npy` files.
+`training/features/compile.py` writes it from a fitted NVTabular workflow; every export replays rows through both.
+
+Raw columns: int64 (MISSING_INT = missing), float64 (NaN = missing), or object of str or bytes (None, "" or b"" = missing).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from serving.contract.artifacts import REMEDY, open_array, open_form, read_json
+from serving.contract.errors import ArtifactError
+from serving.contract.tensors import MISSING_INT, NULL_ROW, OOV_ROW
+from serving.loops.compiled import compiled
+from serving.loops.hashing import hash_integers, hash_strings
+
+PLAN_FILE = "plan.json"
+FIRST_ROW = 3  # the first row that is a real value: after PAD_ROW, NULL_ROW and OOV_ROW
+
+
+class Ragged(NamedTuple):
+    """B lists laid end to end: list b is values[offsets[b] : offsets[b + 1]]. offsets: int64 [B + 1]."""
+
+    values: np.ndarray
+    offsets: np.ndarray
+
+
+@dataclass(frozen=True)
+class CategoryColumn:
+    """How one raw column becomes a category row (or, as a list, rows).
+
+    kind "integers" and "strings": looked up in a vocabulary. "hash": `buckets` buckets by hash. "bins": between `boundaries`,
+    after fill and clip. Hashed and binned values start at FIRST_ROW, so that every table has the same reserved rows.
+    n_rows: rows the embedding table needs, the reserved ones included
+    """
+
+    name: str
+    source: str
+    kind: str
+    n_rows: int
+    buckets: int = 0
+    boundaries: tuple[float, ...] = ()
+    fill: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class NumberColumn:
+    """How one raw column becomes a number: fill, clip to [low, high], log(1 + x), (x - mean) / std. None: left out."""
+
+    name: str
+    source: str
+    fill: float | None = None
+    low: float | None = None
+    high: float | None = None
+    log: bool = False
+    mean: float = 0.0
+    std: float = 1.0
+
+
+class IntegerVocabulary:
+    """Sorted keys and their rows, both int64 [n]. MISSING_INT, the smallest int64, is always the first key."""
+
+    def __init__(self, keys: np.ndarray, rows: np.ndarray):
+        self.keys, self.rows = keys, rows
+
+    @classmethod
+    def of(cls, values: np.ndarray, rows: np.ndarray) -> IntegerVocabulary:
+        """From values in any order, none of them missing."""
+        order = np.argsort(values)
+        return cls(
+            np.concatenate([[MISSING_INT], values[order]]).astype(np.int64),
+            np.concatenate([[NULL_ROW], rows[order]]).astype(np.int64),
+        )
+
+    def __call__(self, values: np.ndarray) -> np.ndarray:
+        """int64 [B] -> int64 [B] rows, OOV_ROW for unknown values."""
+        return _looked_up(self.keys, self.rows, values)
+
+    def save(self, folder: Path, name: str) -> None:
+        np.save(folder / f"{name}.keys.npy", self.keys)
+        np.save(folder / f"{name}.rows.npy", self.rows)
+
+    @classmethod
+    def load(cls, folder: Path, name: str) -> IntegerVocabulary:
+        """Raises ArtifactError when a file is missing or broken, or they do not fit together."""
+        keys = open_form(folder, f"{name}.keys", "int64", None)
+        if (keys[1:] <= keys[:-1]).any():
+            raise ArtifactError(f"{folder / name}.keys.npy does not rise; expected keys in ascending order. {REMEDY}")
+        return cls(keys, open_form(folder, f"{name}.rows", "int64", len(keys)))
+
+
+class StringVocabulary:
+    """A dict of both spellings of each value, str (export) and UTF-8 bytes (Triton), to its row."""
+
+    def __init__(self, values: list[str], rows: np.ndarray):
+        self.values, self._value_rows = values, rows
+        self.rows: dict[str | bytes | None, int] = {None: NULL_ROW, "": NULL_ROW, b"": NULL_ROW}
+        for value, row in zip(values, rows.tolist(), strict=True):
+            self.rows[value] = self.rows[value.encode()] = row
+
+    def __call__(self, values: np.ndarray) -> np.ndarray:
+        """object [B] of str, bytes or None -> int64 [B] rows, OOV_ROW for unknown values."""
+        row_of = self.rows.get
+        return np.array([row_of(value, OOV_ROW) for value in values.tolist()], np.int64)
+
+    def save(self, folder: Path, name: str) -> None:
+        save_strings(folder, name, self.values)
+        np.save(folder / f"{name}.rows.npy", self._value_rows)
+
+    @classmethod
+    def load(cls, folder: Path, name: str) -> StringVocabulary:
+        values = load_strings(folder, name)
+        return cls(values, open_form(folder, f"{name}.rows", "int64", len(values)))
+
+
+VOCABULARIES = {"integers": IntegerVocabulary, "strings": StringVocabulary}
+Vocabulary = IntegerVocabulary | StringVocabulary
+
+
+class Encoded(NamedTuple):
+    """categorical: int64 [B, F] rows; continuous: float32 [B, G]; lists: name -> Ragged of int64 rows."""
+
+    categorical: np.ndarray
+    continuous: np.ndarray
+    lists: dict[str, Ragged]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A workflow as data. `vocabularies` holds one entry per "integers" or "strings" column, by the column's name."""
+
+    categorical: tuple[CategoryColumn, ...]
+    continuous: tuple[NumberColumn, ...]
+    lists: tuple[CategoryColumn, ...] = ()
+    vocabularies: dict[str, Vocabulary] = field(default_factory=dict)
+
+    @cached_property
+    def _numbers(self) -> _Numbers:
+        return _Numbers(self.continuous)
+
+    @cached_property
+    def _bins(self) -> dict[str, tuple[float, float, float, np.ndarray]]:
+        """Fill, low, high and boundaries of each "bins" column, by name."""
+        columns = (c for c in (*self.categorical, *self.lists) if c.kind == "bins")
+        return {c.name: (*_limits(c), np.array(c.boundaries, np.float64)) for c in columns}
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """Rows of the embedding table of each categorical and list column, by name."""
+        return {column.name: column.n_rows for column in (*self.categorical, *self.lists)}
+
+    def __call__(self, columns: Mapping[str, np.ndarray | Ragged]) -> Encoded:
+        """Encode B rows. `columns` must hold every source this plan reads; others are ignored."""
+        n_rows = next((len(columns[column.source]) for column in (*self.categorical, *self.continuous)), 0)
+        categorical = np.empty((n_rows, len(self.categorical)), np.int64)
+        for position, column in enumerate(self.categorical):
+            categorical[:, position] = self._category_rows(column, columns[column.source])
+        continuous = self._numbers(columns, n_rows)
+        lists = {
+            c.name: Ragged(self._category_rows(c, columns[c.source].values), columns[c.source].offsets) for c in self.lists
+        }
+        return Encoded(categorical, continuous, lists)
+
+    def _category_rows(self, column: CategoryColumn, values: np.ndarray) -> np.ndarray:
+        """[n] raw values -> int64 [n] rows."""
+        if column.kind in VOCABULARIES:
+            return self.vocabularies[column.name](values)
+        if column.kind == "hash":
+            hashed = hash_strings(values) if values.dtype == object else hash_integers(values)
+            return (hashed % np.uint64(column.buckets)).astype(np.int64) + FIRST_ROW
+        return _binned(values, *self._bins[column.name])
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        parts = {"categorical": self.categorical, "continuous": self.continuous, "lists": self.lists}
+        layout = {"schema": 1, **{name: [asdict(column) for column in part] for name, part in parts.items()}}
+        (folder / PLAN_FILE).write_text(json.dumps(layout, indent=1) + "\n")
+        for name, vocabulary in self.vocabularies.items():
+            vocabulary.save(folder, f"vocabulary.{self._file_number(name)}")
+
+    @classmethod
+    def load(cls, folder: Path) -> Plan:
+        """Raises ArtifactError when a file is missing or is not a plan of this version."""
+        layout = read_json(folder, PLAN_FILE)
+        try:
+            categorical, lists = (
+                tuple(CategoryColumn(**{**c, "boundaries": tuple(c["boundaries"])}) for c in layout[part])
+                for part in ("categorical", "lists")
+            )
+            bare = cls(categorical, tuple(NumberColumn(**c) for c in layout["continuous"]), lists)
+        except (KeyError, TypeError) as error:
+            raise ArtifactError(f"{folder / PLAN_FILE} is not a plan of this version ({error}). {REMEDY}") from error
+        vocabularies = {
+            c.name: VOCABULARIES[c.kind].load(folder, f"vocabulary.{bare._file_number(c.name)}")
+            for c in (*categorical, *lists)
+            if c.kind in VOCABULARIES
+        }
+        return cls(bare.categorical, bare.continuous, bare.lists, vocabularies)
+
+    def _file_number(self, name: str) -> int:
+        """Columns are named by the shop, so their files are numbered."""
+        return [column.name for column in (*self.categorical, *self.lists)].index(name)
+
+
+class _Numbers:
+    """The continuous columns, all at once: fill, clip, with or without a logarithm, normalise.
+
+    NVTabular's LogOp works in float32 and everything without it in float64; the difference shows, so it is kept. So is numpy's
+    logarithm: others differ in the last bit.
+    """
+
+    def __init__(self, columns: tuple[NumberColumn, ...]):
+        self.sources = [column.source for column in columns]
+        self._limits = np.array([_limits(column) for column in columns]).reshape(-1, 3)
+        self._moments = np.array([(column.mean, column.std) for column in columns]).reshape(-1, 2)
+        with_log = [position for position, column in enumerate(columns) if column.log]
+        self._log_row = np.full(len(columns), -1)
+        self._log_row[with_log] = np.arange(len(with_log))
+        self._n_logs = len(with_log)
+
+    def __call__(self, columns: Mapping[str, np.ndarray], n_rows: int) -> np.ndarray:
+        """-> float32 [B, G]."""
+        values = np.empty((len(self.sources), n_rows))
+        for row, source in zip(values, self.sources, strict=True):
+            row[:] = columns[source]
+        logs = np.empty((self._n_logs, n_rows), np.float32)
+        _clean(values, self._limits, self._log_row, logs)
+        if self._n_logs:
+            with np.errstate(all="ignore"):  # a chain without clip may see -inf, and then says so as NVTabular does
+                np.log(logs, out=logs)
+        return _normalised(values, logs, self._log_row, self._moments)
+
+
+def _limits(column: CategoryColumn | NumberColumn) -> tuple[float, float, float]:
+    """(fill, low, high), with values that change nothing for what is left out."""
+    return (
+        np.nan if column.fill is None else column.fill,
+        -np.inf if column.low is None else column.low,
+        np.inf if column.high is None else column.high,
+    )
+
+
+@compiled
+def _looked_up(keys, rows, values):
+    """keys: int64 [n] ascending; rows: int64 [n]; values: int64 [B] -> int64 [B] rows of the keys, OOV_ROW for other values."""
+    found = np.searchsorted(keys, values)
+    for at in range(len(values)):
+        known = found[at] < len(keys) and keys[found[at]] == values[at]
+        found[at] = rows[found[at]] if known else OOV_ROW
+    return found
+
+
+@compiled
+def _binned(values, fill, low, high, boundaries):
+    """number [B] -> int64 [B]: FIRST_ROW and how many boundaries, float64 [n] ascending, are no larger; NaN is beyond them."""
+    rows = np.empty(len(values), np.int64)
+    for at in range(len(values)):
+        value = _clipped(np.float64(values[at]), fill, low, high)
+        rows[at] = FIRST_ROW
+        for boundary in boundaries:
+            rows[at] += not value < boundary
+    return rows
+
+
+@compiled
+def _clean(values, limits, log_row, logs):
+    """Fills and clips `values`, float64 [G, B]; limits: float64 [G, 3]; logs[log_row[g]]: 1 + column g, if not -1."""
+    for column in range(values.shape[0]):
+        fill, low, high = limits[column]
+        for at in range(values.shape[1]):
+            value = _clipped(values[column, at], fill, low, high)
+            values[column, at] = value
+            if log_row[column] >= 0:
+                logs[log_row[column], at] = np.float32(value) + np.float32(1)
+
+
+@compiled
+def _normalised(values, logs, log_row, moments):
+    """-> float32 [B, G]; moments: float64 [G, 2], mean and deviation."""
+    normal = np.empty((values.shape[1], values.shape[0]), np.float32)
+    for column in range(values.shape[0]):
+        mean, deviation = moments[column]
+        for at in range(values.shape[1]):
+            if log_row[column] >= 0:
+                normal[at, column] = (logs[log_row[column], at] - np.float32(mean)) / np.float32(deviation)
+            else:
+                normal[at, column] = (values[column, at] - mean) / deviation
+    return normal
+
+
+@compiled
+def _clipped(value, fill, low, high):
+    """NaN stays NaN where fill is."""
+    if np.isnan(value):
+        value = fill
+    if value < low:
+        value = low
+    return high if value > high else value
+
+
+def save_strings(folder: Path, name: str, texts: list[str]) -> None:
+    """UTF-8 bytes laid end to end and where each text starts: `.npy` files without pickle."""
+    encoded = [text.encode() for text in texts]
+    np.save(folder / f"{name}.bytes.npy", np.frombuffer(b"".join(encoded), np.uint8))
+    np.save(folder / f"{name}.offsets.npy", np.cumsum([0, *map(len, encoded)], dtype=np.int64))
+
+
+def load_strings(folder: Path, name: str) -> list[str]:
+    """What save_strings wrote. Raises ArtifactError when the files are missing or disagree."""
+    blob = open_array(folder, f"{name}.bytes").tobytes()
+    offsets = open_array(folder, f"{name}.offsets").tolist()
+    if offsets[0] != 0 or offsets[-1] != len(blob):
+        raise ArtifactError(f"{folder / name}: the offsets end at {offsets[-1]}, the text at byte {len(blob)}. {REMEDY}")
+    return [blob[start:end].decode() for start, end in pairwise(offsets)]

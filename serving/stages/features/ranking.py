@@ -1,0 +1,360 @@
+"""What the ranker knows of a (user, candidate) pair beyond their own features: the same code for training and for requests.
+
+Co-occurrence comes from neighbour lists. An item's list names the items that go with it, with one weight per view:
+
+    customers   the same people had both
+    visits      both in one visit (a basket, a sitting), large visits counting less
+    next        the neighbour was taken soon after the item
+
+A candidate's affinity is the sum, over the history, of the weights with which its items name the candidate; once with all
+items of the history equal, once with recent ones first.
+
+Letters: B requests, C candidates, H history, N neighbours, V views, T time buckets. Positions are rows of per-item arrays,
+n_items the padding row (serving/stages/features/ids.py).
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numba import literal_unroll
+
+from serving.contract.artifacts import check_range, open_array, read_json
+from serving.contract.errors import ArtifactError
+from serving.loops.compiled import compiled
+from serving.loops.read_ahead import read_ahead
+from serving.stages.search.search import weigh_by_recency
+
+VIEWS = ("customers", "visits", "next")
+WEIGHTINGS = ("even", "recent")
+HORIZONS_DAYS = (7.0, 30.0, 90.0)  # recent popularity: an event's weight falls by 1/e in each of these
+CLOCK_FILE = "item_statistics.json"
+ARRAYS = ("neighbours", "neighbour_weights", "popularity", "popularity_then", "sold_days", "groups")
+SMALLEST_DEVIATION = 1e-6  # numbers that are all the same stay near 0, however they were rounded
+SMALLEST_WEIGHT = 1e-3  # below it, affinities are as good as none: the floor of their logarithm
+SCALE = 1 / 3  # brings logarithms of counts and days near one
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The store's clock and the time buckets of `popularity_then`, in days before the clock."""
+
+    log_days: float  # age of the log's first event
+    bucket_days: float
+
+
+@dataclass(frozen=True)
+class ItemStatistics:
+    """How items sold and what they sold with, up to the store's clock. The last row of every array is the padding row.
+
+    neighbours         int32 [n_items + 1, N] positions, strongest first, n_items padded
+    neighbour_weights  float16 [n_items + 1, N, V], 0 where padded
+    popularity         float32 [n_items + 1, 1 + len(HORIZONS_DAYS)] scaled logarithms of counts: ever, then by horizon
+    popularity_then    float16 [n_items + 1, T] scaled logarithm of the count around each bucket; bucket 0 is the log's start
+    sold_days          float32 [n_items + 1, 2] days before the clock of the first and the latest sale
+    groups             int32 [n_items + 1, 2] category and provider; negative = none
+    """
+
+    neighbours: np.ndarray
+    neighbour_weights: np.ndarray
+    popularity: np.ndarray
+    popularity_then: np.ndarray
+    sold_days: np.ndarray
+    groups: np.ndarray
+    clock: Clock
+    lock: threading.Lock = field(default_factory=threading.Lock, init=False, compare=False, repr=False)  # of the scratch
+
+    @cached_property
+    def of_loops(self) -> tuple:
+        """What the compiled loops take: the arrays, float16 as its bits, the clock, and scratch for one call at a time."""
+        arrays = [getattr(self, name) for name in ARRAYS]
+        arrays = [array.view(np.uint16) if array.dtype == np.float16 else array.view() for array in arrays]
+        for array in arrays:
+            array.flags.writeable = False  # as those of a repository are: compiled once for both
+        column_of = np.full(self.n_items + 1, -1, np.int32)
+        group_counts = np.zeros((int(self.groups.max()) + 1, self.groups.shape[1]), np.int32)
+        return (*arrays, self.clock.log_days, self.clock.bucket_days, column_of, group_counts)
+
+    @property
+    def n_items(self) -> int:
+        return len(self.neighbours) - 1
+
+    def save(self, folder: Path) -> None:
+        for name in ARRAYS:
+            np.save(folder / f"{name}.npy", getattr(self, name))
+        (folder / CLOCK_FILE).write_text(json.dumps(asdict(self.clock)) + "\n")
+
+    @classmethod
+    def load(cls, folder: Path) -> ItemStatistics:
+        """Raises ArtifactError when a file is missing or broken, or they do not speak of the same catalogue."""
+        arrays = {name: open_array(folder, name) for name in ARRAYS}
+        rows = {name: len(array) for name, array in arrays.items()}
+        if len(set(rows.values())) != 1:
+            raise ArtifactError(f"{folder} holds item statistics of different lengths {rows}. Export the repository again.")
+        for name, (kind, shape) in _forms(arrays["neighbours"].shape[-1], arrays["popularity_then"].shape[-1]).items():
+            found = arrays[name]
+            if found.dtype != kind or found.shape[1:] != shape:  # compiled loops check no bounds
+                raise ArtifactError(
+                    f"{folder / name}.npy holds {found.dtype} rows of shape {list(found.shape[1:])}; "
+                    f"expected {kind} {list(shape)}. Export the repository again."
+                )
+        if not arrays["popularity_then"].size:
+            raise ArtifactError(f"{folder / 'popularity_then'}.npy holds no bucket; expected one. Export the repository again.")
+        check_range(folder / "neighbours.npy", arrays["neighbours"], rows["neighbours"] - 1)
+        try:
+            clock = Clock(**read_json(folder, CLOCK_FILE))
+            usable = np.isfinite(np.float32(clock.log_days)) and 0 < np.float32(clock.bucket_days) < np.inf
+        except (TypeError, ValueError) as error:
+            raise ArtifactError(f"{folder / CLOCK_FILE} is not a clock: {error}. Export the repository again.") from error
+        if not usable:
+            raise ArtifactError(
+                f"{folder / CLOCK_FILE} holds {clock}; expected finite days and a bucket longer than 0. "
+                "Export the repository again."
+            )
+        return cls(**{name: array.view(np.ndarray) for name, array in arrays.items()}, clock=clock)
+
+
+def _forms(n_neighbours: int, n_buckets: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Array -> its type and the shape of its rows."""
+    return {
+        "neighbours": ("int32", (n_neighbours,)),
+        "neighbour_weights": ("float16", (n_neighbours, len(VIEWS))),
+        "popularity": ("float32", (1 + len(HORIZONS_DAYS),)),
+        "popularity_then": ("float16", (n_buckets,)),
+        "sold_days": ("float32", (2,)),
+        "groups": ("int32", (2,)),
+    }
+
+
+def feature_names() -> tuple[str, ...]:
+    """Names of the last axis of `cross_features`, in order."""
+    affinities = [f"{view}_{weighting}" for view in VIEWS for weighting in WEIGHTINGS]
+    return (
+        *("retrieval_score", "retrieval_rank"),
+        *affinities,
+        *(f"{name}_log" for name in affinities),
+        *("popularity", *(f"popularity_{days:.0f}d" for days in HORIZONS_DAYS)),
+        *("popularity_then", "trend_then", "first_sold_since", "last_sold_since"),
+        *("category_share", "provider_share", "history_length", "idle_days"),
+    )
+
+
+_column = feature_names().index
+SCORE, RANK = _column("retrieval_score"), _column("retrieval_rank")
+AFFINITY, LOGARITHM = _column("customers_even"), _column("customers_even_log")  # the first of them, as in what follows
+POPULARITY, THEN, SOLD = _column("popularity"), _column("popularity_then"), _column("first_sold_since")
+SHARE, LENGTH, IDLE = _column("category_share"), _column("history_length"), _column("idle_days")
+N_FEATURES = len(feature_names())
+NO_NUMBERS = np.empty((1, 0), np.float32)
+NO_NUMBERS.flags.writeable = False
+
+
+def cross_features(
+    statistics: ItemStatistics,
+    history: np.ndarray,
+    history_age_days: np.ndarray,
+    candidates: np.ndarray,
+    retrieval_scores: np.ndarray,
+) -> np.ndarray:
+    """One row of numbers per candidate.
+
+    history           int [B, H] positions, newest first, n_items padded
+    history_age_days  float32 [B, H]
+    candidates        int [B, C] positions, best first, no item twice in a row, n_items padded
+    retrieval_scores  float32 [B, C]; what stands at padded places is ignored
+    ->                float32 [B, C, len(feature_names())], finite; zeros at padded candidates
+    """
+    return pair_numbers(statistics, NO_NUMBERS, history, history_age_days, candidates, retrieval_scores)
+
+
+def pair_numbers(
+    statistics: ItemStatistics,
+    item_numbers: np.ndarray,
+    history: np.ndarray,
+    history_age_days: np.ndarray,
+    candidates: np.ndarray,
+    retrieval_scores: np.ndarray,
+) -> np.ndarray:
+    """The numbers of each candidate's item, then its cross features; arguments as of `cross_features`.
+
+    item_numbers  float32 [n_items + 1, G]
+    ->            float32 [B, C, G + len(feature_names())]
+    """
+    pairs = np.empty((*candidates.shape, item_numbers.shape[1] + N_FEATURES), np.float32)
+    with statistics.lock:
+        write_pairs(
+            *statistics.of_loops,
+            item_numbers,
+            np.ascontiguousarray(history, np.int64),
+            np.ascontiguousarray(history_age_days, np.float32),
+            np.ascontiguousarray(candidates, np.int64),
+            np.ascontiguousarray(retrieval_scores, np.float32),
+            pairs,
+        )
+    return pairs
+
+
+@compiled
+def write_pairs(
+    neighbours, neighbour_weights, popularity, popularity_then, sold_days, groups, log_days, bucket_days,
+    column_of, group_counts, item_numbers, history, history_age_days, candidates, retrieval_scores, pairs,
+):  # fmt: skip
+    """`pair_numbers`, request by request. The scratch is left as it was found: column_of of -1, group_counts of 0.
+
+    `cross` of what is called from here: float32 [C, len(feature_names())], some of whose columns are written.
+    """
+    n_items, n_numbers = len(neighbours) - 1, item_numbers.shape[1]
+    recent, values = np.empty(history.shape[1], np.float32), np.zeros((candidates.shape[1], LOGARITHM))
+    ranks = log1p(np.arange(candidates.shape[1])) * SCALE
+    per_candidate = (popularity, popularity_then, sold_days, groups, item_numbers)
+    for row in range(len(candidates)):
+        if row == 0:
+            read_ahead_of_request(neighbours, neighbour_weights, per_candidate, history[row], candidates[row])
+        if row + 1 < len(candidates):  # while this one is worked on
+            read_ahead_of_request(neighbours, neighbour_weights, per_candidate, history[row + 1], candidates[row + 1])
+        own, listed, cross = history[row], candidates[row], pairs[row, :, n_numbers:]
+        n_distinct, idle_days = weigh_by_recency(own, n_items, recent), np.float32(0.0)
+        if n_distinct > 0 and 0 < history_age_days[row, 0] < np.inf:
+            idle_days = history_age_days[row, 0]
+        values[:, SCORE] = retrieval_scores[row]
+        sum_affinities(neighbours, neighbour_weights, own, recent, n_distinct, listed, column_of, values)
+        write_standardized(values, listed, n_items, cross)
+        write_logarithms(values, cross)
+        write_sales(popularity, popularity_then, sold_days, log_days, bucket_days, idle_days, listed, cross)
+        write_group_shares(groups, own, recent, n_distinct, listed, group_counts, cross)
+        length, idle = log1p(n_distinct) * SCALE, log1p(idle_days) * SCALE
+        for place in range(len(listed)):
+            cross[place, RANK], cross[place, LENGTH], cross[place, IDLE] = ranks[place], length, idle
+            if listed[place] == n_items:
+                cross[place] = 0.0
+            for number in range(n_numbers):
+                pairs[row, place, number] = item_numbers[listed[place], number]
+
+
+@compiled
+def read_ahead_of_request(neighbours, neighbour_weights, per_candidate, history, candidates):
+    """The rows lie all over the catalogue: waiting for one after another took longer than the arithmetic."""
+    read_ahead(neighbours, history)
+    read_ahead(neighbour_weights, history)
+    for array in literal_unroll(per_candidate):
+        read_ahead(array, candidates)
+
+
+@compiled
+def sum_affinities(neighbours, neighbour_weights, history, recent, n_distinct, candidates, column_of, values):
+    """How strongly one history names each candidate, view by view: affinities of values, float64 [C, LOGARITHM].
+
+    neighbour_weights: uint16, the bits of float16; recent, n_distinct: of `weigh_by_recency`
+    """
+    for place in range(len(candidates)):
+        column_of[candidates[place]] = place
+    column_of[len(neighbours) - 1] = -1
+    values[:, AFFINITY:] = 0.0
+    named = np.empty(neighbours.shape[1], np.int32)
+    even, total = np.float32(1.0 / np.sqrt(max(n_distinct, 1))), np.float32(max(recent.sum(), 1.0))
+    for age in range(len(history)):
+        if recent[age] == 0:
+            continue
+        item, newest = history[age], recent[age] / total
+        n_named = 0
+        for number in range(neighbours.shape[1]):  # without a branch, which would be foreseen wrong as often as not
+            named[n_named] = number
+            n_named += column_of[neighbours[item, number]] >= 0
+        for number in named[:n_named]:
+            place = column_of[neighbours[item, number]]
+            for view in range(len(VIEWS)):
+                strength = half(neighbour_weights[item, number, view])
+                values[place, AFFINITY + len(WEIGHTINGS) * view] += strength * even
+                values[place, AFFINITY + len(WEIGHTINGS) * view + 1] += strength * newest
+    for place in range(len(candidates)):
+        column_of[candidates[place]] = -1
+
+
+@compiled
+def half(bits):
+    """The float32 of a float16 that is not negative; bits: uint16."""
+    return np.int32(np.int32(bits) << 13).view(np.float32) * np.float32(2.0**112)
+
+
+@compiled
+def log1p(values):
+    """log(1 + values) in float64, where a day's millionth still counts; the C library's own takes three times as long."""
+    return np.log(1.0 + values)
+
+
+@compiled
+def write_standardized(values, candidates, n_items, cross):
+    """The columns before the logarithms: values, float64 [C, LOGARITHM], with mean 0 and deviation 1 over the candidates."""
+    count, mean, scale = 0, np.zeros(LOGARITHM), np.zeros(LOGARITHM)
+    for place in range(len(candidates)):
+        if candidates[place] != n_items:
+            count += 1
+            for number in range(LOGARITHM):
+                mean[number] += values[place, number]
+    mean /= max(count, 1)
+    for place in range(len(candidates)):
+        if candidates[place] != n_items:
+            for number in range(LOGARITHM):
+                scale[number] += (values[place, number] - mean[number]) ** 2
+    for number in range(LOGARITHM):
+        scale[number] = 1.0 / (np.sqrt(scale[number] / max(count, 1)) + SMALLEST_DEVIATION)
+    for place in range(len(candidates)):
+        for number in range(LOGARITHM):
+            cross[place, number] = (values[place, number] - mean[number]) * scale[number]
+
+
+@compiled
+def write_logarithms(values, cross):
+    """Of affinities. Many are 0, in both weightings at once."""
+    nothing = np.log(np.float32(SMALLEST_WEIGHT)) * np.float32(SCALE)
+    for place in range(len(values)):
+        for view in range(len(VIEWS)):
+            named = values[place, AFFINITY + len(WEIGHTINGS) * view] > 0
+            for number in range(len(WEIGHTINGS) * view, len(WEIGHTINGS) * (view + 1)):
+                logarithm = nothing
+                if named:
+                    logarithm = np.log(np.float32(values[place, AFFINITY + number] + SMALLEST_WEIGHT)) * np.float32(SCALE)
+                cross[place, LOGARITHM + number] = logarithm
+
+
+@compiled
+def write_sales(popularity, popularity_then, sold_days, log_days, bucket_days, idle_days, candidates, cross):
+    """Popularity; around the user's last visit, alone and against ever; first and latest sale after it.
+
+    What a user has not been back for cannot have been passed over: an item that came later is new to them.
+    idle_days: float32, from the last event of the history to the clock
+    """
+    last = popularity_then.shape[1] - 1
+    bucket = int(min(max((np.float32(log_days) - idle_days) // np.float32(bucket_days), 0.0), last))
+    for place in range(len(candidates)):
+        item = candidates[place]
+        for number in range(popularity.shape[1]):
+            cross[place, POPULARITY + number] = popularity[item, number]
+        then = half(popularity_then[item, bucket])
+        cross[place, THEN] = then
+        cross[place, THEN + 1] = then - popularity[item, 0]
+        for number in range(sold_days.shape[1]):
+            after = idle_days - sold_days[item, number]  # days after the last visit
+            cross[place, SOLD + number] = np.copysign(log1p(abs(after)), after) * SCALE
+
+
+@compiled
+def write_group_shares(groups, history, recent, n_distinct, candidates, group_counts, cross):
+    """Share of the history in the candidate's category and provider."""
+    for place in range(len(history)):
+        for kind in range(groups.shape[1]):
+            if recent[place] > 0 and groups[history[place], kind] >= 0:
+                group_counts[groups[history[place], kind], kind] += 1
+    for place in range(len(candidates)):
+        for kind in range(groups.shape[1]):
+            group = groups[candidates[place], kind]
+            cross[place, SHARE + kind] = group_counts[group, kind] / max(n_distinct, 1) if group >= 0 else 0.0
+    for place in range(len(history)):
+        for kind in range(groups.shape[1]):
+            if groups[history[place], kind] >= 0:
+                group_counts[groups[history[place], kind], kind] = 0

@@ -1,0 +1,97 @@
+"""Preprocess in parts, around NVTabular itself: state and raw columns before it, the contract's tensors behind it.
+
+The compiled plan (serving/stages/features/encode.py) does the same in one pass; `export/nvidia/publish.py` compares the two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from urllib.parse import quote
+
+import numpy as np
+
+from serving.contract.artifacts import StageInfo, open_array, read_stage
+from serving.contract.tensors import ModelSpec, new_lineage
+from serving.stages.features.encode import Plan
+from serving.stages.features.ids import ItemIndex
+from serving.stages.features.user_state import UserStore
+from serving.stages.parts.specs import StepSettings, WorkflowColumns, encoded_tensor, preprocess_specs, raw_tensor
+from serving.stages.preprocess import Preprocess
+
+Arrays = dict[str, np.ndarray]
+NO_PLAN = Plan((), ())
+
+
+@dataclass(frozen=True)
+class PreprocessStep:
+    """What both parts have."""
+
+    info: StageInfo
+    own: StepSettings
+
+    @cached_property
+    def columns(self) -> WorkflowColumns:
+        return WorkflowColumns(**self.own.columns)
+
+    @cached_property
+    def spec(self) -> ModelSpec:
+        return preprocess_specs(self.info, self.columns)[self.own.step]
+
+
+@dataclass(frozen=True)
+class PreprocessFeatures(PreprocessStep):
+    """The raw columns of the users, as the workflow's tensors carry them, and their history."""
+
+    preprocess: Preprocess
+
+    @classmethod
+    def load(cls, folder: Path) -> PreprocessFeatures:
+        info = read_stage(folder)
+        store, items = UserStore(folder / "store"), ItemIndex.load(folder / "item_ids.npy")
+        categories = np.asarray(open_array(folder, "item_category"))
+        whole = Preprocess(info, NO_PLAN, store, store, items, categories)
+        return cls(info, StepSettings.of(folder, info), whole)
+
+    def faults(self, inputs: Arrays) -> dict[int, str]:
+        return self.preprocess.faults(inputs)
+
+    def __call__(self, inputs: Arrays) -> Arrays:
+        state, degraded = self.preprocess.state_of(inputs)
+        raw = self.preprocess.raw_columns(state, inputs)
+        return {
+            **{raw_tensor(name): as_tensor(raw[name]) for name in self.columns.raw},
+            **self.preprocess.history_of(state),
+            "store_degraded": np.full((len(state.user_ids), 1), int(degraded), np.int32),
+        }
+
+
+@dataclass(frozen=True)
+class PreprocessTensors(PreprocessStep):
+    """From the workflow's columns to the tensors of the contract."""
+
+    @classmethod
+    def load(cls, folder: Path) -> PreprocessTensors:
+        info = read_stage(folder)
+        return cls(info, StepSettings.of(folder, info))
+
+    def faults(self, inputs: Arrays) -> dict[int, str]:
+        return {}
+
+    def __call__(self, inputs: Arrays) -> Arrays:
+        degraded = inputs["store_degraded"]
+        rows = [inputs[encoded_tensor(name)] + first for name, first in self.columns.categorical.items()]
+        numbers = [inputs[encoded_tensor(name)] for name in self.columns.continuous]
+        return {
+            "user_categorical": np.concatenate(rows, axis=1, dtype=np.int64),
+            "user_continuous": np.concatenate(numbers, axis=1, dtype=np.float32),
+            "lineage": new_lineage(len(degraded), self.info.generation) | np.pad(degraded, ((0, 0), (1, 0))),
+        }
+
+
+def as_tensor(column: np.ndarray) -> np.ndarray:
+    """[B] -> [B, 1]. Texts (str, bytes or None) percent-encoded, as merlin-systems 23.8 reads ASCII only; None as ""."""
+    if column.dtype == object:
+        column = np.array([quote(text or b"").encode() for text in column], object)
+    return column.reshape(-1, 1)

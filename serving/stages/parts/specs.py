@@ -1,0 +1,184 @@
+"""Names and tensors of the parts of a stage, as Triton sees them without the batch axis.
+
+Axes as in serving/contract/tensors.py; also Gp numbers of a (user, candidate) pair, Si item tables, W width of their rows,
+M length of the re-ranked list, S = Fu + C * Si table rows that one request needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from serving.contract.artifacts import StageInfo, stage_settings
+from serving.contract.tensors import USER_ID, ModelSpec, TensorSpec, stage_specs
+
+PREPROCESS_FEATURES, PREPROCESS_WORKFLOW, PREPROCESS_TENSORS = (
+    "preprocess_features",
+    "preprocess_workflow",
+    "preprocess_tensors",
+)
+RETRIEVE_FEATURES, TOWERS_USER, RETRIEVE_SEARCH = "retrieve_features", "towers_user", "retrieve_search"
+RANK_FEATURES, RANK_ROWS, RANK_EMBEDDINGS, RANK_DENSE, RANK_SCORES = (
+    "rank_features",
+    "rank_rows",
+    "rank_embeddings",
+    "rank_dense",
+    "rank_scores",
+)
+RERANK_LIST, RERANK_NETWORK, RERANK_RULES = "rerank_list", "rerank_network", "rerank_rules"
+
+KEYS, NUMKEYS, HPS_OUTPUT = "KEYS", "NUMKEYS", "OUTPUT0"  # the hps backend's own names
+FREE = -1
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the axes of the contract do not say. Read once from the settings of a step."""
+
+    pair_numbers: int  # Gp
+    item_tables: int  # Si
+    row_width: int  # W
+    history_width: int  # of one history vector
+    user_embeddings: int  # all table rows of a user in the tower, side by side
+    user_vector: int  # what leaves the user tower
+    list_length: int  # M
+    item_vector: int  # of one item in the re-ranker
+    list_features: int
+
+
+@dataclass(frozen=True)
+class WorkflowColumns:
+    """What NVTabular's workflow of the users takes and gives, by column.
+
+    raw, encoded: Triton's types; categorical: what is added to NVTabular's number to get the category row, in the order of
+    user_categorical; continuous: in the order of user_continuous
+    """
+
+    raw: dict[str, str] = field(default_factory=dict)
+    encoded: dict[str, str] = field(default_factory=dict)
+    categorical: dict[str, int] = field(default_factory=dict)
+    continuous: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """`settings` of a step's stage.json.
+
+    stage: settings of the stage it is a part of; first_keys: table -> its first key; columns: WorkflowColumns;
+    gpu: the number of the one it was exported for
+    """
+
+    step: str
+    sizes: dict[str, int]
+    stage: dict[str, Any] = field(default_factory=dict)
+    first_keys: dict[str, int] = field(default_factory=dict)
+    columns: dict[str, Any] = field(default_factory=dict)
+    gpu: int = 0
+
+    @classmethod
+    def of(cls, folder: Path, info: StageInfo) -> StepSettings:
+        return stage_settings(folder, info, cls)
+
+
+def step_specs(info: StageInfo, sizes: Sizes) -> dict[str, ModelSpec]:
+    """All parts but `rank_embeddings`, by name; `rank_dense` as it is over our own tiers. See `behind_hps`."""
+    stages = stage_specs(info.axes, info.context)
+    known = {t.name: t for spec in stages.values() for t in (*spec.taken, *spec.given, *spec.inputs, *spec.outputs)}
+    for tensor in _between(info, sizes):
+        known[tensor.name] = tensor
+
+    def spec(name: str, inputs: str, outputs: str) -> ModelSpec:
+        return ModelSpec(name, *(tuple(known[tensor] for tensor in side.split()) for side in (inputs, outputs)))
+
+    of_pairs = "user_numbers pair_numbers retrieval_part lineage"
+    specs = (
+        spec(RETRIEVE_FEATURES, "user", "history_vectors history_weights user_embeddings user_continuous"),
+        spec(TOWERS_USER, "history_vectors history_weights user_embeddings user_continuous", "user_vectors"),
+        spec(RETRIEVE_SEARCH, "user exclude user_vectors", "candidates"),
+        spec(RANK_FEATURES, "user candidates", f"{KEYS} {NUMKEYS} {of_pairs}"),
+        spec(RANK_ROWS, "user candidates", f"user_rows item_rows {of_pairs}"),
+        spec(RANK_DENSE, "user_numbers user_rows pair_numbers item_rows", "logits"),
+        spec(RANK_SCORES, "user candidates logits retrieval_part lineage", "ranked"),
+        spec(RERANK_LIST, "ranked", "features vectors valid"),
+        spec(RERANK_NETWORK, "features vectors valid", "correction"),
+        spec(RERANK_RULES, "ranked correction", "item_ids scores degraded generation"),
+    )
+    return {spec.name: spec for spec in specs}
+
+
+def _between(info: StageInfo, sizes: Sizes) -> tuple[TensorSpec, ...]:
+    """The tensors that pass between the parts of a stage."""
+    axes = info.axes
+    candidates, listed = axes.candidates, min(sizes.list_length, axes.candidates)
+    return (
+        TensorSpec("history_vectors", "FP32", (axes.history, sizes.history_width)),
+        TensorSpec("history_weights", "FP32", (axes.history,)),
+        TensorSpec("user_embeddings", "FP32", (sizes.user_embeddings,)),
+        TensorSpec("user_vectors", "FP32", (sizes.user_vector,)),
+        TensorSpec(KEYS, "INT64", (FREE,)),
+        TensorSpec(NUMKEYS, "INT32", (FREE,)),
+        TensorSpec("user_numbers", "FP32", (axes.user_continuous,)),
+        TensorSpec("user_rows", "FP32", (axes.user_categorical, sizes.row_width)),
+        TensorSpec("item_rows", "FP32", (candidates, sizes.item_tables, sizes.row_width)),
+        TensorSpec("pair_numbers", "FP32", (candidates, sizes.pair_numbers)),
+        TensorSpec("retrieval_part", "FP32", (candidates,)),
+        TensorSpec("logits", "FP32", (candidates,)),
+        TensorSpec("features", "FP32", (listed, sizes.list_features)),
+        TensorSpec("vectors", "FP32", (listed, sizes.item_vector)),
+        TensorSpec("valid", "FP32", (listed,)),
+        TensorSpec("correction", "FP32", (listed,)),
+    )
+
+
+def keys_per_request(info: StageInfo, sizes: Sizes) -> int:
+    """S: the rows of the user's slots, then those of each candidate's."""
+    return info.axes.user_categorical + info.axes.candidates * sizes.item_tables
+
+
+def all_specs(info: StageInfo, sizes: Sizes, hps: bool) -> dict[str, ModelSpec]:
+    """Every part by name, `rank_embeddings` too, as they are behind the `hps` backend or without it."""
+    specs = step_specs(info, sizes)
+    if hps:
+        keys, numkeys = (TensorSpec(name, dtype, (FREE, FREE)) for name, dtype in ((KEYS, "INT64"), (NUMKEYS, "INT32")))
+        specs[RANK_EMBEDDINGS] = ModelSpec(RANK_EMBEDDINGS, (keys, numkeys), (TensorSpec(HPS_OUTPUT, "FP32", (FREE,)),))
+        specs[RANK_DENSE] = behind_hps(specs[RANK_DENSE])
+    return specs
+
+
+def behind_hps(dense: ModelSpec) -> ModelSpec:
+    """`rank_dense` where the `hps` backend gives the rows: flat, and without a batch axis, which it does not know.
+
+    Its dims hold the batch axis: every other tensor begins with the requests, `embeddings` holds S * W values of each.
+    """
+    kept = [TensorSpec(t.name, t.dtype, (FREE, *t.dims)) for t in dense.inputs if t.name not in ("user_rows", "item_rows")]
+    outputs = tuple(TensorSpec(t.name, t.dtype, (FREE, *t.dims)) for t in dense.outputs)
+    return ModelSpec(dense.name, (*kept, TensorSpec("embeddings", "FP32", (FREE,))), outputs)
+
+
+def preprocess_specs(info: StageInfo, columns: WorkflowColumns) -> dict[str, ModelSpec]:
+    """The parts of preprocess where NVTabular itself encodes. Its model calls the raw and the encoded columns alike."""
+    stage = stage_specs(info.axes, info.context)["preprocess"]
+    known = {tensor.name: tensor for tensor in stage.given}
+    raw, encoded = (
+        {name: TensorSpec(side(name), dtype, (1,)) for name, dtype in types.items()}
+        for side, types in ((raw_tensor, columns.raw), (encoded_tensor, columns.encoded))
+    )
+    bare = (tuple(TensorSpec(name, t.dtype, t.dims) for name, t in types.items()) for types in (raw, encoded))
+    degraded = TensorSpec("store_degraded", "INT32", (1,))
+    history = (known["history_ids"], known["history_age_days"])
+    specs = (
+        ModelSpec(PREPROCESS_FEATURES, stage.inputs, (*raw.values(), *history, degraded)),
+        ModelSpec(PREPROCESS_WORKFLOW, *bare),
+        ModelSpec(PREPROCESS_TENSORS, (USER_ID, *encoded.values(), *history, degraded), stage.outputs),
+    )
+    return {spec.name: spec for spec in specs}
+
+
+def raw_tensor(column: str) -> str:
+    """-> what a raw column is called between the parts of preprocess."""
+    return f"raw_{column}"
+
+
+def encoded_tensor(column: str) -> str:
+    return f"encoded_{column}"

@@ -1,0 +1,93 @@
+"""First stage: from a user id to what the models read of that user.
+
+    user_id ─▶ store ─▶ UserState ─(history override)─▶ derive + context ─▶ Plan ─▶ user_categorical, user_continuous, history
+
+Unknown users, negative and huge ids are cold-start users. A store that cannot answer makes everyone one, with `degraded` set.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from serving.contract.artifacts import REMEDY, StageInfo, open_array, read_stage
+from serving.contract.errors import ArtifactError, DependencyError
+from serving.contract.tensors import Degraded, new_lineage
+from serving.stages.features.encode import Plan
+from serving.stages.features.ids import ItemIndex
+from serving.stages.features.user_state import FeatureStore, UserState, UserStore, derive, history_age_days, override_history
+
+MAX_STRING_BYTES = 1024
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass
+class Preprocess:
+    """The kernel. `store` may be any FeatureStore; `embedded` says what an unknown user looks like."""
+
+    info: StageInfo
+    plan: Plan
+    store: FeatureStore
+    embedded: UserStore
+    items: ItemIndex
+    item_category: np.ndarray  # int32 [n_items + 1]
+
+    @classmethod
+    def load(cls, folder: Path) -> Preprocess:
+        """Version folder -> stage. Raises ArtifactError when a file is missing or disagrees with `stage.json`."""
+        info = read_stage(folder)
+        plan, store = Plan.load(folder / "plan"), UserStore(folder / "store")
+        stated = (info.axes.user_categorical, info.axes.user_continuous, info.axes.history)
+        found = (len(plan.categorical), len(plan.continuous), store.history_length)
+        if stated != found:
+            raise ArtifactError(f"{folder}: stage.json states Fu, Gu, H = {stated}, plan and store have {found}. {REMEDY}")
+        items = ItemIndex.load(folder / "item_ids.npy")
+        return cls(info, plan, store, store, items, np.asarray(open_array(folder, "item_category")))
+
+    def faults(self, inputs: Arrays) -> dict[int, str]:
+        """Row -> message for context that cannot be a feature: infinite numbers, strings past MAX_STRING_BYTES."""
+        faults: dict[int, str] = {}
+        for column in self.info.context:
+            values = inputs[column.name]
+            if column.kind == "continuous" and np.isinf(values).any():
+                message = f"{column.name} is infinite; expected a finite number, or NaN for a missing one"
+                faults |= dict.fromkeys(np.flatnonzero(np.isinf(values).any(axis=1)).tolist(), message)
+            elif column.kind == "string":
+                for row, value in enumerate(values[:, 0]):
+                    if len(value) > MAX_STRING_BYTES:
+                        faults[row] = f"{column.name} has {len(value)} bytes; expected at most {MAX_STRING_BYTES}, shorten it"
+        return faults
+
+    def __call__(self, inputs: Arrays) -> Arrays:
+        """`preprocess` of serving/contract/tensors.py, one batch."""
+        state, degraded = self.state_of(inputs)
+        encoded = self.plan(self.raw_columns(state, inputs))
+        return {
+            "user_categorical": encoded.categorical,
+            "user_continuous": encoded.continuous,
+            **self.history_of(state),
+            "lineage": new_lineage(len(state.user_ids), self.info.generation, degraded),
+        }
+
+    def state_of(self, inputs: Arrays) -> tuple[UserState, Degraded]:
+        """What is known of the users, and whether the store could say it."""
+        user_ids = inputs["user_id"][:, 0]
+        degraded = Degraded.NONE
+        try:
+            state = self.store.lookup(user_ids)
+        except DependencyError:
+            state, degraded = self.embedded.empty(user_ids), Degraded.PREPROCESS
+        state = override_history(state, inputs["history"], self.items, self.item_category, self.embedded.as_of_s)
+        return state, degraded
+
+    def raw_columns(self, state: UserState, inputs: Arrays) -> dict[str, np.ndarray]:
+        """-> what the workflow encodes, by column, each [B]."""
+        context = {column.name: inputs[column.name][:, 0] for column in self.info.context}
+        return derive(state, context, self.embedded.as_of_s)
+
+    def history_of(self, state: UserState) -> Arrays:
+        """-> history_ids int64 [B, H], history_age_days float32 [B, H]."""
+        return {"history_ids": state.history_ids, "history_age_days": history_age_days(state, self.embedded.as_of_s)}

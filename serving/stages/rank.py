@@ -1,0 +1,199 @@
+"""Third stage: score every candidate with the DLRM, all requests of a batch in one run of the network, or few.
+
+history, candidates ─▶ cross features ─┐
+rows of the user ─▶ tables ────────────┼─▶ network ─▶ logits (+ blend * standardised retrieval score) ─▶ rank_scores
+rows of the candidates ─▶ tables ──────┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from serving.contract.artifacts import REMEDY, StageInfo, check_range, open_form, open_network, read_stage, stage_settings
+from serving.contract.errors import ArtifactError, DependencyError
+from serving.contract.measurements import Measurement
+from serving.contract.tensors import PAD_ID, PAD_SCORE, Degraded, fallen_back, generation_faults
+from serving.loops.compiled import compiled
+from serving.stages.features.ids import ItemIndex
+from serving.stages.features.ranking import SCORE, ItemStatistics, pair_numbers
+from serving.tables.measurements import measurements
+from serving.tables.opening import open_tables
+from serving.tables.store.mixed_widths import ONE_WIDTH, MixedWidths
+from serving.tables.store.tiers import Tiers
+
+Arrays = dict[str, np.ndarray]
+
+TABLES_FOLDER, NETWORK = "tables", "rank"
+OF_REQUESTS = ("user_continuous", "history_ids", "history_age_days", "retrieval_scores")  # inputs that scores are made of
+PAIRS_AT_ONCE = 4_096  # of a request and a candidate: with 64,000 the rank stage took 1.6 times as long for each
+
+
+@dataclass(frozen=True)
+class RankSettings:
+    """`settings` of stage.json. blend: how much of the retrieval score is added to the logits; threads: of the network.
+
+    first_cold: table -> its first cold key, for tables with rows of two widths (serving/tables/store/mixed_widths.py)
+    """
+
+    user_tables: tuple[str, ...]
+    item_tables: tuple[str, ...]
+    blend: float
+    threads: int = 1
+    first_cold: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for side in ("user_tables", "item_tables"):
+            object.__setattr__(self, side, tuple(getattr(self, side)))  # JSON knows lists only
+
+
+@dataclass(frozen=True)
+class Rank:
+    """The kernel. item_rows: int32 [n_items + 1, Si] table rows; item_numbers: float32 [n_items + 1, Gi]."""
+
+    info: StageInfo
+    settings: RankSettings
+    items: ItemIndex
+    item_rows: np.ndarray
+    item_numbers: np.ndarray
+    statistics: ItemStatistics
+    tables: Tiers
+    network: Any
+    widths: MixedWidths = ONE_WIDTH
+
+    @classmethod
+    def load(cls, folder: Path) -> Rank:
+        """Version folder -> stage. Raises ArtifactError when a file is missing or disagrees with the others."""
+        info = read_stage(folder)
+        settings = stage_settings(folder, info, RankSettings)
+        return cls.load_from(folder, info, open_network(folder, NETWORK, settings.threads))
+
+    @classmethod
+    def load_from(cls, folder: Path, info: StageInfo, network: Any) -> Rank:
+        """`load` with a network at hand; None where the network is a model of its own (serving/stages/parts)."""
+        settings = stage_settings(folder, info, RankSettings)
+        items, rows, numbers, statistics = load_items(folder)
+        widths = MixedWidths.load(folder, settings.first_cold)
+        names = (*settings.user_tables, *settings.item_tables, *widths.cold_tables)
+        tables = open_tables(folder / TABLES_FOLDER, info.stage, names)
+        try:
+            if len(settings.user_tables) != info.axes.user_categorical or len(settings.item_tables) != rows.shape[1]:
+                raise ArtifactError(
+                    f"{folder} names {len(settings.user_tables)} user and {len(settings.item_tables)} item tables; expected "
+                    f"{info.axes.user_categorical} and {rows.shape[1]}, one per categorical column. {REMEDY}"
+                )
+            n_rows = widths.n_rows({table.name: table.rows for table in tables.config.tables})
+            for name, column in zip(settings.item_tables, rows.T, strict=True):
+                check_range(f"{folder / 'item_rows.npy'}, of table {name},", column, n_rows[name] - 1)
+            return cls(info, settings, items, rows, numbers, statistics, tables, network, widths)
+        except BaseException:  # whatever it is: nobody else knows of the tables
+            tables.close()
+            raise
+
+    def close(self) -> None:
+        """Leave the tables, which other instances share. Nothing is answered afterwards."""
+        self.tables.close()
+
+    def measurements(self) -> Iterator[Measurement]:
+        """What the tables' levels did so far."""
+        return measurements(self.tables.metrics())
+
+    def faults(self, inputs: Arrays) -> dict[int, str]:
+        """Row -> message for requests of another generation."""
+        return generation_faults(inputs["lineage"], self.info.generation)
+
+    def __call__(self, inputs: Arrays) -> Arrays:
+        """`rank` of serving/contract/tensors.py, one batch."""
+        candidates = self.items.positions(inputs["candidate_ids"])
+        try:
+            logits, retrieval_part = self._logits(inputs, candidates)
+        except DependencyError:  # the tables cannot be read
+            logits = retrieval_part = np.full(candidates.shape, np.nan, np.float32)
+        outputs = ranked(inputs, logits, retrieval_part, self.settings.blend)
+        if self.tables.degraded:  # a level that was needed is down: some rows may be defaults, or as they were exported
+            outputs["lineage"] = fallen_back(outputs["lineage"], np.ones(len(candidates), bool), Degraded.RANK)
+        return outputs
+
+    def _logits(self, inputs: Arrays, candidates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """int [B, C] positions -> (logits, retrieval_part), float32 [B, C].
+
+        Rows are looked up for all at once, so that a slow level is asked once. The rest is computed for as many requests at a
+        time as leave their numbers in the processor's cache.
+        """
+        given = {name: inputs[name] for name in OF_REQUESTS} | self.rows(inputs, candidates)
+        at_once = evenly(len(candidates), max(1, PAIRS_AT_ONCE // candidates.shape[1]))
+        logits, retrieval_part = np.empty(candidates.shape, np.float32), np.empty(candidates.shape, np.float32)
+        for first in range(0, len(candidates), at_once):
+            part = slice(first, first + at_once)
+            own = {name: values[part] for name, values in given.items()}
+            pairs = self.pair_numbers(own, candidates[part])
+            feeds = {"user_numbers": own["user_continuous"], "pair_numbers": pairs}
+            feeds |= {name: own[name] for name in ("user_rows", "item_rows")}
+            logits[part] = self.network.run(["logits"], feeds)[0]
+            retrieval_part[part] = self.retrieval_part(pairs)
+        return logits, retrieval_part
+
+    def rows(self, inputs: Arrays, candidates: np.ndarray) -> Arrays:
+        """Table rows float32: those of the user [B, Fu, D], those of the candidates [B, C, Si, D]."""
+        user_rows, item_rows = self.widths.gather(
+            self.tables,
+            (self.settings.user_tables, inputs["user_categorical"]),
+            (self.settings.item_tables, self.item_rows.take(candidates, axis=0)),
+        )
+        return {"user_rows": user_rows, "item_rows": item_rows}
+
+    def pair_numbers(self, inputs: Arrays, candidates: np.ndarray) -> np.ndarray:
+        """int [B, C] positions -> float32 [B, C, Gp]: numbers of the items, then the cross features."""
+        history = self.items.positions(inputs["history_ids"])
+        ages, scores = inputs["history_age_days"], inputs["retrieval_scores"]
+        return pair_numbers(self.statistics, self.item_numbers, history, ages, candidates, scores)
+
+    def retrieval_part(self, pair_numbers: np.ndarray) -> np.ndarray:
+        """-> float32 [B, C]: the standardised retrieval score, one of the cross features."""
+        return pair_numbers[..., self.item_numbers.shape[1] + SCORE]
+
+
+def evenly(count: int, most: int) -> int:
+    """-> how many to take at a time, 1 to `most`, so that the last part is not much smaller than the others."""
+    n_parts = max(1, -(-count // most))
+    return max(1, -(-count // n_parts))
+
+
+def load_items(folder: Path) -> tuple[ItemIndex, np.ndarray, np.ndarray, ItemStatistics]:
+    """-> items, item_rows, item_numbers and statistics, as in Rank. Raises ArtifactError when they disagree."""
+    items, statistics = ItemIndex.load(folder / "item_ids.npy"), ItemStatistics.load(folder)
+    rows = open_form(folder, "item_rows", "int32", None, None)
+    numbers = open_form(folder, "item_numbers", "float32", None, None)
+    lengths = {"item_rows": len(rows), "item_numbers": len(numbers), "statistics": statistics.n_items + 1}
+    if set(lengths.values()) != {items.n_items + 1}:
+        raise ArtifactError(f"{folder}: {items.n_items} items need {items.n_items + 1} rows, found {lengths}. {REMEDY}")
+    return items, rows, numbers, statistics
+
+
+def ranked(inputs: Arrays, logits: np.ndarray, retrieval_part: np.ndarray, blend: float) -> Arrays:
+    """float32 [B, C] twice -> the outputs of `rank`: scores are logits + blend * retrieval_part.
+
+    A request with a score that is not finite keeps retrieval's order, degraded.
+    """
+    rank_scores, broken = np.empty(logits.shape, np.float32), np.zeros(len(logits), bool)
+    write_ranked(inputs["candidate_ids"], inputs["retrieval_scores"], logits, retrieval_part, blend, rank_scores, broken)
+    return {"rank_scores": rank_scores, "lineage": fallen_back(inputs["lineage"], broken, Degraded.RANK)}
+
+
+@compiled
+def write_ranked(candidate_ids, retrieval_scores, logits, retrieval_part, blend, rank_scores, broken):
+    """`ranked`, request by request. Written: rank_scores float32 [B, C]; broken bool [B], all False before."""
+    for row in range(len(logits)):
+        for place in range(logits.shape[1]):
+            score = logits[row, place] + np.float32(blend) * retrieval_part[row, place]
+            broken[row] |= candidate_ids[row, place] != PAD_ID and not np.isfinite(score)
+            rank_scores[row, place] = score
+        for place in range(logits.shape[1]):
+            if candidate_ids[row, place] == PAD_ID:
+                rank_scores[row, place] = PAD_SCORE
+            elif broken[row]:
+                rank_scores[row, place] = retrieval_scores[row, place]

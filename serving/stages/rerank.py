@@ -1,0 +1,219 @@
+"""Fourth stage: the best candidates as a list, re-scored in sight of each other; then the shop's rules.
+
+rank_scores ─▶ first M ─▶ list features, item vectors ─▶ network ─▶ + rank scores ─▶ rules ─▶ first K
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from serving.contract.artifacts import REMEDY, StageInfo, open_form, open_network, read_stage, stage_settings
+from serving.contract.errors import ArtifactError
+from serving.contract.tensors import PAD_ID, Degraded, fallen_back, generation_faults
+from serving.loops.compiled import compiled
+from serving.loops.ordering import falling, sort_stably
+from serving.stages.features.ids import ItemIndex
+from serving.stages.features.ranking import SCALE
+from serving.stages.rules.rules import Rules
+
+Arrays = dict[str, np.ndarray]
+
+NETWORK = "rerank"
+LIST_FEATURES = 5  # width of `list_features`
+
+
+@dataclass(frozen=True)
+class RerankSettings:
+    """`settings` of stage.json. list_length: M; trust: how much of the network's correction is added to the rank scores."""
+
+    list_length: int
+    trust: float
+    threads: int = 1
+
+
+class BestCandidates(NamedTuple):
+    """ids, positions: int64 [B, M], PAD_ID and n_items padded; both scores: float32 [B, M]; valid: bool [B, M], not padding."""
+
+    ids: np.ndarray
+    positions: np.ndarray
+    rank_scores: np.ndarray
+    retrieval_scores: np.ndarray
+    valid: np.ndarray
+
+
+@dataclass(frozen=True)
+class Rerank:
+    """The kernel. item_vectors: float32 [n_items + 1, D], the last row padding."""
+
+    info: StageInfo
+    settings: RerankSettings
+    items: ItemIndex
+    item_vectors: np.ndarray
+    rules: Rules
+    network: Any
+
+    @classmethod
+    def load(cls, folder: Path) -> Rerank:
+        """Version folder -> stage. Raises ArtifactError when a file is missing or disagrees with the others."""
+        info = read_stage(folder)
+        settings = stage_settings(folder, info, RerankSettings)
+        items = ItemIndex.load(folder / "item_ids.npy")
+        vectors, rules = load_vectors(folder, items), load_rules(folder, items, info.generation)
+        return cls(info, settings, items, vectors, rules, open_network(folder, NETWORK, settings.threads))
+
+    def faults(self, inputs: Arrays) -> dict[int, str]:
+        """Row -> message for requests of another generation."""
+        return generation_faults(inputs["lineage"], self.info.generation)
+
+    def __call__(self, inputs: Arrays) -> Arrays:
+        """`rerank` of serving/contract/tensors.py, one batch."""
+        best = self.best(inputs)
+        (correction,) = self.network.run(["correction"], self.feeds(best))
+        return self.served(inputs, best, correction)
+
+    def best(self, inputs: Arrays) -> BestCandidates:
+        """The list that the network sees: the first M candidates by rank score."""
+        columns = first_by_score(inputs["rank_scores"], self.settings.list_length)
+        ids, rank_scores, retrieval, valid = _listed(
+            columns, inputs["candidate_ids"], inputs["rank_scores"], inputs["retrieval_scores"]
+        )
+        return BestCandidates(ids, self.items.positions(ids), rank_scores, retrieval, valid)
+
+    def feeds(self, best: BestCandidates) -> Arrays:
+        """What the network takes, by name."""
+        return {
+            "features": list_features(best.rank_scores, best.retrieval_scores, best.valid),
+            "vectors": self.item_vectors.take(best.positions, axis=0),
+            "valid": best.valid.astype(np.float32),
+        }
+
+    def served(self, inputs: Arrays, best: BestCandidates, correction: np.ndarray) -> Arrays:
+        """correction: float32 [B, M], added to the rank scores, meaningless where not valid -> the outputs of `rerank`."""
+        trust, k = np.float32(self.settings.trust), self.info.axes.items_returned
+        scores, broken = _corrected(best.rank_scores, best.valid, correction, trust)
+        columns = self.rules.apply(best.positions, scores, inputs["user_id"][:, 0], k)
+        item_ids, scores = _chosen(columns, best.ids, scores)
+        lineage = fallen_back(inputs["lineage"], broken, Degraded.RERANK)
+        return {
+            "item_ids": item_ids,
+            "scores": scores,
+            "degraded": lineage[:, 1:].astype(np.int32),
+            "generation": lineage[:, :1],
+        }
+
+
+def load_vectors(folder: Path, items: ItemIndex) -> np.ndarray:
+    """-> item_vectors, as in Rerank. Raises ArtifactError when they are of another catalogue."""
+    return open_form(folder, "item_vectors", "float32", items.n_items + 1, None)
+
+
+def load_rules(folder: Path, items: ItemIndex, generation: int) -> Rules:
+    """Raises ArtifactError when the rules are broken, or of another catalogue."""
+    rules = Rules.load(folder, generation)
+    if rules.n_items != items.n_items:
+        raise ArtifactError(f"{folder}: item_ids.npy has {items.n_items} items, the rules {rules.n_items}. {REMEDY}")
+    return rules
+
+
+@compiled
+def first_by_score(scores: np.ndarray, count: int) -> np.ndarray:
+    """float32 [B, C] -> int64 [B, min(count, C)] columns by falling score; the earlier one on a tie, NaN last."""
+    batch, width = scores.shape
+    columns = np.empty((batch, min(count, width)), np.int64)
+    ranks, spare_ranks = np.empty(width, np.int64), np.empty(width, np.int64)
+    order, spare_order = np.empty(width, np.int64), np.empty(width, np.int64)
+    for row in range(batch):
+        for column in range(width):
+            ranks[column], order[column] = falling(scores[row, column]), column
+        sort_stably(ranks, order, width, spare_ranks, spare_order)
+        columns[row] = order[: columns.shape[1]]
+    return columns
+
+
+@compiled
+def _listed(columns, candidate_ids, rank_scores, retrieval_scores):
+    """-> (ids, rank scores, retrieval scores, valid), each [B, M], of the columns int64 [B, M]."""
+    ids, valid = np.empty(columns.shape, np.int64), np.empty(columns.shape, np.bool_)
+    ranked, retrieved = np.empty(columns.shape, np.float32), np.empty(columns.shape, np.float32)
+    for row in range(columns.shape[0]):
+        for place in range(columns.shape[1]):
+            column = columns[row, place]
+            ids[row, place] = candidate_ids[row, column]
+            ranked[row, place] = rank_scores[row, column]
+            retrieved[row, place] = retrieval_scores[row, column]
+            valid[row, place] = candidate_ids[row, column] != PAD_ID
+    return ids, ranked, retrieved, valid
+
+
+@compiled
+def _corrected(rank_scores, valid, correction, trust):
+    """-> (scores float32 [B, M], -inf where not valid; bool [B], where the network gave what is no number).
+
+    Of a broken list the ranker's order is what is left.
+    """
+    scores, broken = np.empty(rank_scores.shape, np.float32), np.zeros(len(rank_scores), np.bool_)
+    for row in range(len(scores)):
+        for place in range(scores.shape[1]):
+            broken[row] |= valid[row, place] and not np.isfinite(correction[row, place])
+        for place in range(scores.shape[1]):
+            own = np.float32(0.0) if broken[row] else correction[row, place]
+            scores[row, place] = rank_scores[row, place] + trust * own if valid[row, place] else np.float32(-np.inf)
+    return scores, broken
+
+
+@compiled
+def _chosen(columns, ids, scores):
+    """-> (item ids int64 [B, K], their scores float32 [B, K]) of the columns int64 [B, K]; PAD_ID and 0 where there is none."""
+    chosen_ids, chosen_scores = np.full(columns.shape, PAD_ID, np.int64), np.zeros(columns.shape, np.float32)
+    for row in range(columns.shape[0]):
+        for place in range(columns.shape[1]):
+            column = columns[row, place]
+            if column >= 0:
+                chosen_ids[row, place], chosen_scores[row, place] = ids[row, column], scores[row, column]
+    return chosen_ids, chosen_scores
+
+
+@compiled
+def list_features(rank_scores: np.ndarray, retrieval: np.ndarray, valid: np.ndarray) -> np.ndarray:
+    """What the network knows of each place of the list: the same code for training and for requests.
+
+    rank_scores, retrieval: float32 [B, M] by falling rank score; valid: bool [B, M]
+    -> float32 [B, M, LIST_FEATURES]: both scores standardised, distance to the best and to the next, logarithm of the place
+    """
+    batch, length = valid.shape
+    features = np.zeros((batch, length, LIST_FEATURES), np.float32)
+    log_place = np.log1p(np.arange(length)) * SCALE
+    for row in range(batch):
+        scores, own = rank_scores[row], features[row]
+        _standardize(scores, valid[row], own[:, 0])
+        _standardize(retrieval[row], valid[row], own[:, 1])
+        for place in range(length):
+            if not valid[row, place]:
+                continue
+            own[place, 2] = (scores[0] if valid[row, 0] else np.float32(0.0)) - scores[place]
+            if place + 1 < length and valid[row, place + 1]:
+                own[place, 3] = scores[place] - scores[place + 1]
+            own[place, 4] = log_place[place]
+    return features
+
+
+@compiled
+def _standardize(values, valid, standard):
+    """Fills `standard`, float32 [M], with values of mean 0 and deviation 1 over the valid ones; the others stay as they are."""
+    count, total, squares = 0, 0.0, 0.0
+    for place in range(len(values)):
+        if valid[place]:
+            count += 1
+            total += values[place]
+    mean = total / max(count, 1)
+    for place in range(len(values)):
+        if valid[place]:
+            squares += (values[place] - mean) ** 2
+    scale = 1.0 / (np.sqrt(squares / max(count, 1)) + 1e-6)
+    for place in range(len(values)):
+        if valid[place]:
+            standard[place] = (values[place] - mean) * scale

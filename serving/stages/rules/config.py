@@ -1,0 +1,225 @@
+"""Business rules: their typed configuration, and the layout of the files that a compiled configuration becomes.
+
+`RulesConfig` is what people write (TOML, JSON or keyword arguments); every rule is off by default, so that a repository
+without rules serves exactly what the re-ranker returned. `compile_rules` (`repository/rules.py`) resolves names and ids
+against the catalogue and writes two files into the rerank folder:
+
+    rules.json       the config, echoed, for people and for the settings the kernel reads
+    rules_items.npy  [n_items + 1] of ITEM_RULES, one record per item position; the last one is the padding row
+
+`serving/stages/rules/rules.py` opens both and never sees a name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+
+import numpy as np
+
+from serving.contract.errors import ConfigError
+
+CONFIG_FILE = "rules.json"
+ITEMS_FILE = "rules_items.npy"
+
+NO_CAP = np.iinfo(np.int16).max
+BLOCKED = 1 << 20
+KEPT, OVER_CAP, TOO_DEAR, NEVER = range(4)  # the order of a list after the caps
+CATEGORY, PROVIDER = 0, 1  # the groups of an item, in ITEM_RULES
+
+ITEM_RULES = np.dtype(
+    [
+        ("group", np.int32, (2,)),  # its CATEGORY and PROVIDER; without one a negative code of its own: never "the same"
+        ("cap", np.int16, (2,)),  # how many items of that category and of that provider one list may hold
+        ("draw_rate", np.float32),  # weight in the exploration's draw
+        ("zone", np.int32),  # pinned: slot - BLOCKED; BLOCKED; all others 0. Sorts pinned items to the front, blocked back
+        ("blocked", np.bool_),
+        ("behind", np.int8),  # how far behind when a list does not keep it: OVER_CAP, TOO_DEAR or NEVER
+        ("in_floor_group", np.bool_),
+    ],
+    align=True,
+)
+
+
+@dataclass(frozen=True)
+class Pin:
+    """Show this item at this slot (0 is the top) whenever it is among the candidates."""
+
+    item_id: int | str
+    slot: int
+
+    def __post_init__(self) -> None:
+        _check_item_id("pinned.item_id", self.item_id)
+        _check_whole("pinned.slot", self.slot, at_least=0)
+
+
+@dataclass(frozen=True)
+class ProviderFloor:
+    """Of every first p free slots, at least floor(share * p) show an item of these providers."""
+
+    providers: tuple[str, ...]
+    share: float
+
+    def __post_init__(self) -> None:
+        _check_names("provider_floor.providers", self.providers)
+        object.__setattr__(self, "providers", tuple(self.providers))
+        _check_number("provider_floor.share", self.share, above=0.0, at_most=1.0)
+
+
+@dataclass(frozen=True)
+class Exploration:
+    """The last `slots` of the K slots are drawn from the next `pool` items of the list instead of taken in order.
+
+    An item's weight in the draw is exp(novelty * how unpopular it is in 0…1): 0 draws evenly, -10 to 10 are possible.
+    The draw depends on seed, generation, user and item alone, so a request replays exactly.
+    """
+
+    slots: int
+    pool: int = 20
+    novelty: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check_whole("exploration.slots", self.slots, at_least=1)
+        _check_whole("exploration.pool", self.pool, at_least=self.slots)
+        _check_number("exploration.novelty", self.novelty, at_least=-10.0, at_most=10.0)
+        _check_whole("exploration.seed", self.seed, at_least=0, at_most=np.iinfo(np.int64).max)
+
+
+@dataclass(frozen=True)
+class RulesConfig:
+    """All rules of one generation; the default changes nothing.
+
+    Written as JSON or TOML, with pins as {item_id, slot}, and read by `from_dict`:
+
+        diversity = 0.2
+        max_per_category = 4
+        pinned = [{ item_id = 22423, slot = 0 }]
+        exploration = { slots = 2, pool = 20, novelty = 1.0 }
+
+    Items are named by the shop's ids, numbers or text; where the shop's are text, 22423 is "22423". Those that the catalogue
+    does not hold are passed over: nobody could serve them.
+
+    Where rules disagree, the earlier one wins: blocked_items, pinned, price_cap, caps (category and provider),
+    provider_floor, diversity, exploration. Only blocked_items may leave a list short: every other rule relaxes when
+    the candidates run out, caps first and price_cap last.
+    """
+
+    blocked_items: tuple[int | str, ...] = ()  # never served
+    pinned: tuple[Pin, ...] = ()
+    price_cap: float | None = None  # dearer items come after all others
+    max_per_category: int | None = None  # quota of every category in one list
+    category_caps: Mapping[str, int] = field(default_factory=dict)  # quota of named categories, instead of the general one
+    max_per_provider: int | None = None
+    provider_floor: ProviderFloor | None = None
+    diversity: float = 0.0  # weight of variety over categories, 0…1; at 0.2 a category's second item falls by K/8 places
+    exploration: Exploration | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("blocked_items", "pinned"):
+            value = getattr(self, name)
+            if isinstance(value, str) or not isinstance(value, Sequence):
+                raise ConfigError(f"rules: {name} is {value!r}; expected a list. Write [] for none.")
+            object.__setattr__(self, name, tuple(value))
+        for item_id in self.blocked_items:
+            _check_item_id("blocked_items", item_id)
+        _check_pins(self.pinned)
+        if self.price_cap is not None:
+            _check_number("price_cap", self.price_cap, above=0.0)
+        for name in ("max_per_category", "max_per_provider"):
+            if getattr(self, name) is not None:
+                _check_whole(name, getattr(self, name), at_least=1, at_most=NO_CAP - 1)
+        if not isinstance(self.category_caps, Mapping):
+            raise ConfigError(f'rules: category_caps is {self.category_caps!r}; expected names with caps, {{"Bags": 2}}.')
+        for name, cap in self.category_caps.items():
+            _check_whole(f"category_caps[{name!r}]", cap, at_least=0, at_most=NO_CAP - 1)
+        _check_number("diversity", self.diversity, at_least=0.0, at_most=1.0)
+
+    @classmethod
+    def from_dict(cls, values: Mapping) -> RulesConfig:
+        """The config as JSON holds it. Raises ConfigError on an unknown key or a bad value."""
+        _check_keys(cls, values, "rules")
+        values = dict(values)
+        if isinstance(values.get("pinned"), Sequence) and not isinstance(values["pinned"], str):
+            values["pinned"] = tuple(_part(Pin, pin, "pinned") for pin in values["pinned"])
+        for name, kind in (("provider_floor", ProviderFloor), ("exploration", Exploration)):
+            if values.get(name) is not None:
+                values[name] = _part(kind, values[name], name)
+        return cls(**values)
+
+    def to_dict(self) -> dict:
+        return asdict(self)
+
+    @classmethod
+    def load(cls, path: Path) -> RulesConfig:
+        """Reads a JSON file. Raises ConfigError."""
+        try:
+            values = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"rules: {path} cannot be read as JSON: {error}. Mend the file, or leave the rules out."
+            ) from error
+        return cls.from_dict(values)
+
+
+def _check_pins(pins: tuple[Pin, ...]) -> None:
+    for name in ("item_id", "slot"):
+        values = [str(getattr(pin, name)) for pin in pins]  # as text: 5 and "5" may be one item
+        twice = sorted({value for value in values if values.count(value) > 1})
+        if twice:
+            raise ConfigError(
+                f"rules: pinned has {name} {twice[0]} more than once; each item and each slot can be pinned once."
+            )
+
+
+def _part(kind: type, values: object, key: str) -> object:
+    _check_keys(kind, values, key)
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise ConfigError(f"rules: {key} is {values!r}: {error}. Expected {_keys(kind)}.") from error
+
+
+def _check_keys(kind: type, values: object, key: str) -> None:
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"rules: {key} is {values!r}; expected an object with {_keys(kind)}.")
+    for name in values:
+        if name not in {f.name for f in fields(kind)}:
+            raise ConfigError(f"rules: {key} has no setting {name!r}. There are {_keys(kind)}. Correct or remove it.")
+
+
+def _keys(kind: type) -> str:
+    return ", ".join(f.name for f in fields(kind))
+
+
+def _check_names(key: str, names: object) -> None:
+    listed = isinstance(names, Sequence) and not isinstance(names, str)
+    if not listed or not names or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f'rules: {key} is {names!r}; expected a list of names such as ["brand"].')
+
+
+def _check_item_id(key: str, value: object) -> None:
+    if not isinstance(value, str):
+        _check_whole(key, value, at_least=0)
+
+
+def _check_whole(key: str, value: object, *, at_least: int, at_most: int | None = None) -> None:
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not whole or value < at_least or (at_most is not None and value > at_most):
+        limits = f"of at least {at_least}" + (f" and at most {at_most}" if at_most is not None else "")
+        raise ConfigError(f"rules: {key} is {value!r}; expected a whole number {limits}. Correct it, or leave the rule out.")
+
+
+def _check_number(
+    key: str, value: object, *, at_least: float | None = None, above: float | None = None, at_most: float | None = None
+) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool) and np.isfinite(value)
+    fits = number and (
+        (at_least is None or value >= at_least) and (above is None or value > above) and (at_most is None or value <= at_most)
+    )
+    if not fits:
+        bounds = ((at_least, "at least"), (above, "above"), (at_most, "at most"))
+        limits = " and ".join(f"{word} {bound}" for bound, word in bounds if bound is not None)
+        raise ConfigError(f"rules: {key} is {value!r}; expected a number {limits}. Correct it, or leave the rule out.")

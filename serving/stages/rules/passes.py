@@ -1,0 +1,268 @@
+"""The passes of `serving/stages/rules/rules.py`, as compiled walks over one list at a time.
+
+A list is the columns of its items in their present order, pinned ones first by rising slot; what must not be served is not
+in it. A place is an index into the list, 0 … count - 1.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from serving.loops.compiled import compiled
+from serving.loops.ordering import falling, sort_stably
+from serving.stages.rules.config import BLOCKED, CATEGORY, KEPT, OVER_CAP, PROVIDER, TOO_DEAR
+
+_ROUNDING = 1e-9  # a share times a count may come out this little off a whole number
+
+
+class Passes(NamedTuple):
+    """The settings of the passes; 0 leaves one out."""
+
+    diversity: float
+    explored_slots: int
+    pool: int
+    seed: np.uint64  # of the draws
+    capped: bool
+    floor_share: float
+
+
+class Desk(NamedTuple):
+    """One list and what its passes work with. All arrays but the first and the last are [M]."""
+
+    items: np.ndarray  # ITEM_RULES [n_items + 1]
+    positions: np.ndarray  # int64, by column
+    order: np.ndarray  # int64, the list: columns
+    ranks: np.ndarray  # int64
+    costs: np.ndarray  # float64
+    spare_order: np.ndarray
+    spare_ranks: np.ndarray
+    spare_costs: np.ndarray
+    in_group: np.ndarray  # int32 [2, n_groups]: items of each category, provider; zeros before and after a pass
+
+
+@compiled
+def serve(
+    diversity, explored_slots, pool, seed, capped, floor_share,  # Passes
+    items, positions, scores, user_ids, in_group, columns,
+):  # fmt: skip
+    """Fills `columns`, int64 [B, k]: what is served, best first, -1 after the last.
+
+    items: ITEM_RULES [n_items + 1]; in_group: int32 [2, n_groups] zeros
+    positions: int64 [B, M]; scores: float32 [B, M]; user_ids: int64 [B]
+    Raises IndexError for a position beyond the items.
+
+    Settings one by one: numba works out the type of a named tuple in Python at every call, dearer than all passes of a request.
+    """
+    passes = Passes(diversity, explored_slots, pool, seed, capped, floor_share)
+    k, width = columns.shape[1], positions.shape[1]
+    integers, numbers = np.empty((4, width), np.int64), np.empty((2, width))
+    for row in range(len(positions)):
+        desk = Desk(items, positions[row], integers[0], integers[1], numbers[0], integers[2], integers[3], numbers[1], in_group)
+        n_pinned, count = by_score(desk, scores[row])
+        n_kept = count
+        if passes.diversity > 0.0:
+            diversify(desk, n_pinned, count, passes.diversity, k)
+        if passes.explored_slots > 0:
+            explore(desk, count, passes, user_ids[row], k)
+        if passes.capped:
+            n_kept = cap(desk, n_pinned, count, k, math.ceil(passes.floor_share * k))
+        if passes.floor_share > 0.0:
+            raise_floor(desk, n_pinned, n_kept, count, passes.floor_share)
+        if n_pinned:
+            place_pins(desk, n_pinned, count)
+        for place in range(k):
+            columns[row, place] = desk.order[place] if place < count else -1
+
+
+@compiled
+def item_at(desk, place):
+    return desk.items[desk.positions[desk.order[place]]]
+
+
+@compiled
+def by_score(desk, scores):
+    """The list: pinned items by slot, the others by falling score, equal ones by position. -> (n_pinned, count)"""
+    order, ranks = desk.order, desk.ranks
+    n_pinned = n_free = 0
+    for column in range(len(desk.positions)):
+        position = desk.positions[column]
+        if position < -1 or position >= len(desk.items):
+            raise IndexError("rules: an item position is beyond the items that the rules were compiled for")
+        item = desk.items[position]  # -1 is the padding row, the last
+        if item.blocked:
+            continue
+        if item.zone == 0:
+            desk.spare_order[n_free] = column
+            ranks[n_free] = falling(scores[column]) << 32 | position
+            n_free += 1
+            continue
+        place = n_pinned
+        while place > 0 and item_at(desk, place - 1).zone > item.zone:
+            order[place] = order[place - 1]
+            place -= 1
+        order[place] = column
+        n_pinned += 1
+    count = n_pinned + n_free
+    order[n_pinned:count] = desk.spare_order[:n_free]
+    sort_stably(ranks, order[n_pinned:], n_free, desk.spare_ranks, desk.spare_order)
+    return n_pinned, count
+
+
+@compiled
+def diversify(desk, n_pinned, count, weight, k):
+    """Maximal marginal relevance over categories: each further item of a category is worth less.
+
+    value = (1 - weight) * (1 - place / k) - weight * (1 - 0.5 ** items of its category before it)
+
+    Relevance is the place by score, 1 at the top and 0 at place k, as scores have another scale after every training.
+    Within a category values only fall, so always taking the largest next value is the same as sorting by value.
+    """
+    counts = desk.in_group[CATEGORY]
+    for place in range(count):
+        group = item_at(desk, place).group[CATEGORY]
+        alike = 0
+        if group >= 0:
+            alike = counts[group]
+            counts[group] += 1
+        desk.costs[place] = place * ((1.0 - weight) / k) - weight * math.ldexp(1.0, -alike)
+    _forget(desk, count)
+    sort_stably(desk.costs[n_pinned:], desk.order[n_pinned:], count - n_pinned, desk.spare_costs, desk.spare_order)
+
+
+@compiled
+def explore(desk, count, passes, user_id, k):
+    """Draws the last slots from the items that stand next, without replacement, by the exponential race.
+
+    An item arrives after -log(u) / rate; the first n to arrive are a draw of n in proportion to the rates.
+    Drawn items keep their order, and so do those left behind. Pinned items are always drawn.
+    """
+    n_drawn, arrivals = passes.explored_slots, desk.costs
+    start = max(k - n_drawn, 0)
+    end = min(start + passes.pool, count)
+    if end - start <= n_drawn:
+        return
+    for place in range(start, end):
+        item = item_at(desk, place)
+        draw = uniform(passes.seed, user_id, desk.positions[desk.order[place]])
+        arrivals[place] = item.zone - math.log(draw) / item.draw_rate
+    found = 0
+    for place in range(start, end):
+        earlier = 0
+        for other in range(start, end):
+            earlier += arrivals[other] < arrivals[place]
+        if earlier < n_drawn:
+            desk.ranks[found], desk.spare_ranks[found] = place, start + found
+            found += 1
+    move(desk, count, found)
+
+
+@compiled
+def cap(desk, n_pinned, count, k, n_favoured):
+    """Moves items whose category or provider is full behind the rest, and items over the price cap behind those. -> n_kept
+
+    Whether an item has room depends on what was kept before it. The walk ends where k items and, for the floor, n_favoured
+    of the favoured providers are found, all besides the pinned ones.
+    """
+    order, behind = desk.order, desk.ranks
+    n_kept = 0
+    for place in range(count):
+        item = item_at(desk, place)
+        pinned = place < n_pinned
+        enough = n_favoured <= 0 and n_kept >= n_pinned + k
+        if not pinned and (enough or item.behind != OVER_CAP or _full(desk, item, CATEGORY) or _full(desk, item, PROVIDER)):
+            behind[place] = item.behind
+            continue
+        behind[place] = KEPT
+        n_kept += 1
+        n_favoured -= item.in_floor_group and not pinned
+        for kind in (CATEGORY, PROVIDER):
+            if item.group[kind] >= 0:
+                desk.in_group[kind, item.group[kind]] += 1
+    _forget(desk, count)
+    at = 0
+    for which in (KEPT, OVER_CAP, TOO_DEAR):
+        for place in range(count):
+            if behind[place] == which:
+                desk.spare_order[at] = order[place]
+                at += 1
+    order[:count] = desk.spare_order[:count]
+    return n_kept
+
+
+@compiled
+def _full(desk, item, kind):
+    return item.group[kind] >= 0 and desk.in_group[kind, item.group[kind]] >= item.cap[kind]
+
+
+@compiled
+def _forget(desk, count):
+    """Zeros where the list's items were counted."""
+    for place in range(count):
+        item = item_at(desk, place)
+        for kind in (CATEGORY, PROVIDER):
+            if item.group[kind] >= 0:
+                desk.in_group[kind, item.group[kind]] = 0
+
+
+@compiled
+def raise_floor(desk, n_pinned, n_kept, count, share):
+    """Lifts items of the favoured providers so that every first p free slots show floor(share * p) of them.
+
+    The j-th such item may stand no later than free slot ceil(j / share); it moves there if it stands later, and the
+    others close up. Only items that keep the caps are lifted: the floor never breaks a cap.
+    """
+    places, targets = desk.ranks, desk.spare_ranks
+    n_lifted = 0
+    for place in range(n_pinned, n_kept):
+        if item_at(desk, place).in_floor_group:
+            places[n_lifted] = place
+            n_lifted += 1
+            deadline = math.ceil(n_lifted / share - _ROUNDING)
+            targets[n_lifted - 1] = min(place, n_pinned - 1 + deadline)
+    move(desk, count, n_lifted)
+
+
+@compiled
+def place_pins(desk, n_pinned, count):
+    """Puts the pinned items, so far in front, at their slots; a short list takes them at its end."""
+    for place in range(n_pinned):
+        desk.ranks[place] = place
+        desk.spare_ranks[place] = min(item_at(desk, place).zone + BLOCKED, count - n_pinned + place)
+    move(desk, count, n_pinned)
+
+
+@compiled
+def move(desk, count, n_members):
+    """Moves the items at places `ranks` to places `spare_ranks`, both [n_members] and rising; the others keep their order."""
+    member = passed = other = 0
+    for place in range(count):
+        while passed < n_members and desk.ranks[passed] == other:
+            passed += 1
+            other += 1
+        if member < n_members and (desk.spare_ranks[member] <= place or other == count):
+            desk.spare_order[place] = desk.order[desk.ranks[member]]
+            member += 1
+        else:
+            desk.spare_order[place] = desk.order[other]
+            other += 1
+    desk.order[:count] = desk.spare_order[:count]
+
+
+@compiled
+def uniform(seed, user_id, position):
+    """A draw in (0, 1) by hashing seed (uint64), user and item position (int64): any request replays exactly."""
+    state = mixed(seed ^ np.uint64(user_id))
+    state = mixed(state ^ np.uint64(position))
+    return (np.float64(state >> np.uint64(12)) + 0.5) * 2.0**-52  # of 52 bits the half still fits, 1.0 never comes
+
+
+@compiled
+def mixed(x):
+    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014), uint64: every input bit reaches every output bit."""
+    x += np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

@@ -1,0 +1,85 @@
+"""Business rules over the re-ranked candidates: a handful of passes over an ordered list (serving/stages/rules/passes.py).
+
+    order by score ─▶ diversity ─▶ exploration ─▶ caps ─▶ provider floor ─▶ pins to their slots ─▶ first K
+
+Each pass reorders what the one before left, so a later pass has the last word; pinned items wait in front of the list
+and blocked ones are out of it from the start. `tests/unit/rules_oracle.py` says the same as plainly as can be.
+
+Pinned items are only moved when they are among the candidates: retrieval has already dropped what the caller excluded,
+and a pin must not bring it back. Equal scores go to the lower item position, whatever order the candidates came in.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+
+from serving.contract.artifacts import check_range
+from serving.contract.errors import ArtifactError, ConfigError
+from serving.stages.rules.config import CONFIG_FILE, ITEM_RULES, ITEMS_FILE, OVER_CAP, TOO_DEAR, RulesConfig
+from serving.stages.rules.passes import Passes, mixed, serve
+
+
+class Rules:
+    """The rules of one generation; they answer one call at a time, a second one waits: passes count in memory that is kept."""
+
+    def __init__(self, config: RulesConfig, items: np.ndarray, generation: int = 0) -> None:
+        """items: ITEM_RULES [n_items + 1], the padding row last; generation: part of the exploration's seed."""
+        self.config = config
+        self._items = items
+        explored, floor = config.exploration, config.provider_floor
+        self._passes = Passes(
+            diversity=float(config.diversity),
+            explored_slots=explored.slots if explored else 0,
+            pool=explored.pool if explored else 0,
+            seed=hashed_seed(explored.seed if explored else 0, generation),
+            capped=any((config.max_per_category, config.category_caps, config.max_per_provider, config.price_cap)),
+            floor_share=float(floor.share) if floor else 0.0,
+        )
+        self._in_group = np.zeros((2, max(items["group"].max() + 1, 1)), np.int32)
+        self._lock = threading.Lock()
+
+    @classmethod
+    def load(cls, folder: Path, generation: int = 0) -> Rules:
+        """Opens what `compile_rules` wrote into the rerank folder. Raises ArtifactError."""
+        folder = Path(folder)
+        try:
+            config = RulesConfig.load(folder / CONFIG_FILE)
+            items = np.load(folder / ITEMS_FILE, mmap_mode="r", allow_pickle=False)
+        except (ConfigError, OSError, ValueError) as error:
+            raise ArtifactError(f"the rules in {folder} cannot be loaded: {error} Export the repository again.") from error
+        if items.dtype != ITEM_RULES or items.ndim != 1 or len(items) == 0:
+            raise ArtifactError(
+                f"{folder / ITEMS_FILE} holds {items.dtype} {items.shape}; expected one ITEM_RULES record per item. "
+                "It comes from another version of this project: export the repository again."
+            )
+        items = items.view(np.ndarray)
+        behind = items["behind"][~items["blocked"]]  # an item that says anything else, `cap` would lose from its list
+        check_range(f"{folder / ITEMS_FILE}, field behind,", behind, TOO_DEAR, first=OVER_CAP)
+        return cls(config, items, generation)
+
+    @property
+    def n_items(self) -> int:
+        """How many items the rules were compiled for: item positions are below."""
+        return len(self._items) - 1
+
+    def apply(self, item_position: np.ndarray, scores: np.ndarray, user_id: np.ndarray, k: int) -> np.ndarray:
+        """Chooses and orders what is served.
+
+        item_position: i8 [B, M] rows of the per-item arrays, -1 or n_items for padding; no item twice in a list
+        scores:        f4 [B, M] larger is better; NaN counts as the worst
+        user_id:       i8 [B] part of the exploration's seed
+        k:             items to serve
+        ->             i8 [B, k] columns of the candidates, best first, -1 after the last
+        """
+        columns = np.empty((len(item_position), k), np.int64)
+        with self._lock:
+            serve(*self._passes, self._items, item_position, scores, user_id, self._in_group, columns)
+        return columns
+
+
+def hashed_seed(seed: int, generation: int) -> np.uint64:
+    """The seed of `uniform`: another stream of draws for every seed and generation."""
+    return np.uint64(mixed(np.uint64(mixed(np.uint64(seed))) ^ np.uint64(generation)))

@@ -1,0 +1,200 @@
+"""The search's loops over one request: block, gather, score, choose. The arrays they share are those of one Search.
+
+An item of a request's list has a slot; `place` says which. Between requests every place is FREE or NEVER.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from serving.loops.compiled import compiled
+from serving.loops.inner_product import inner_product
+from serving.loops.ordering import falling
+from serving.loops.read_ahead import LINE_BYTES, prefetch
+
+FREE, BLOCKED, NEVER = -1, -2, -3  # may be served; not to this user; to nobody
+ITEM_BITS = 32  # the lower half of a key is the item, the upper half its score
+
+
+class Catalogue(NamedTuple):
+    """vectors: float32 [n_items, D]; neighbours: int32 [n_items + 1, N]; weights: float32 [n_items + 1, N]."""
+
+    vectors: np.ndarray
+    neighbours: np.ndarray
+    weights: np.ndarray
+
+
+class Scratch(NamedTuple):
+    """What the loops write into. place: int32 [n_items + 1] by position; the others [n_items] by slot."""
+
+    place: np.ndarray
+    items: np.ndarray  # int32 position
+    sums: np.ndarray  # float64: what the history says, then the whole score
+    keys: np.ndarray  # int64, rising from the best to the worst
+
+    @classmethod
+    def of(cls, servable: np.ndarray) -> Scratch:
+        """servable: bool [n_items + 1]"""
+        place = np.where(servable, FREE, NEVER).astype(np.int32)
+        n_items = len(servable) - 1
+        return cls(place, np.empty(n_items, np.int32), np.empty(n_items), np.empty(n_items, np.int64))
+
+
+@compiled
+def count_blocked(positions, starts, place, counts):
+    """Blocked of B requests -> int64 [B], written: how many distinct items each is kept from that could be served."""
+    for row in range(len(counts)):
+        own = positions[starts[row] : starts[row + 1]]
+        counts[row] = block(own, place)
+        release(own, place)
+
+
+@compiled
+def search_requests(
+    user_vectors, history, recency, blocked, starts, near,  # what is asked
+    vectors, neighbours, weights, place, items, sums, keys,  # Catalogue and Scratch
+    positions, scores, n_near,  # int64 [B, C], float32 [B, C], int64 [B], written
+):  # fmt: skip
+    """`search_request` of B requests.
+
+    Arrays one by one: numba takes a tuple apart anew at every call, for as long as the search of a request takes.
+    """
+    catalogue, scratch = Catalogue(vectors, neighbours, weights), Scratch(place, items, sums, keys)
+    for row in range(len(user_vectors)):
+        n_near[row] = search_request(
+            user_vectors[row],
+            history[row],
+            recency[row],
+            blocked[starts[row] : starts[row + 1]],
+            near[min(row, len(near) - 1)],
+            catalogue,
+            scratch,
+            positions[row],
+            scores[row],
+        )
+
+
+@compiled
+def search_request(vector, history, weights, blocked, near, catalogue, scratch, positions, scores):
+    """The best of what a request's history and the index name.
+
+    vector: float32 [D]; history: int [H], weights: float32 [H]; blocked: int64 [X]; near: int64 [A], negative = none
+    positions: int64 [C], scores: float32 [C], written: best first, then padding
+    -> how many of `near` may be served
+    """
+    place, items, sums, keys = scratch
+    block(blocked, place)
+    n_items = take_named(history, weights, catalogue, scratch)
+    n_items, n_near = take_near(near, n_items, catalogue.vectors, scratch)
+    for slot in range(n_items):
+        item = items[slot]
+        score = np.float32(sums[slot]) + inner_product(catalogue.vectors[item], vector)
+        sums[slot] = score
+        keys[slot] = (falling(score) << ITEM_BITS) | item  # of equal scores the lower position comes first
+    n_kept = smallest_first(keys, n_items, len(positions))
+    for rank in range(n_kept):
+        item = keys[rank] & (2**ITEM_BITS - 1)
+        positions[rank], scores[rank] = item, sums[place[item]]
+    positions[n_kept:] = len(place) - 1
+    scores[n_kept:] = -np.inf
+    for slot in range(n_items):
+        place[items[slot]] = FREE
+    release(blocked, place)
+    return n_near
+
+
+@compiled
+def block(positions, place):
+    """-> how many items this blocks: repeats and what is never served do not count."""
+    n_blocked = 0
+    for position in positions:
+        if place[position] == FREE:
+            place[position] = BLOCKED
+            n_blocked += 1
+    return n_blocked
+
+
+@compiled
+def release(positions, place):
+    for position in positions:
+        if place[position] == BLOCKED:
+            place[position] = FREE
+
+
+@compiled
+def take_named(history, weights, catalogue, scratch):
+    """Gives the neighbours of a request's history slots and adds up how strongly it names them -> number of slots."""
+    place, items, sums, _ = scratch
+    n_items = 0
+    for rank in range(len(history)):
+        if weights[rank] > 0.0:
+            fetch_ahead(catalogue.neighbours[history[rank]])
+            fetch_ahead(catalogue.weights[history[rank]])
+    for rank in range(len(history)):
+        if weights[rank] == 0.0:
+            continue
+        neighbours, strengths = catalogue.neighbours[history[rank]], catalogue.weights[history[rank]]
+        for at in range(len(neighbours)):
+            item, strength = neighbours[at], weights[rank] * strengths[at]
+            slot = place[item]
+            if slot >= 0:
+                sums[slot] += strength
+            elif slot == FREE:
+                place[item], items[n_items], sums[n_items] = n_items, item, strength
+                fetch_ahead(catalogue.vectors[item])
+                n_items += 1
+    return n_items
+
+
+@compiled
+def take_near(near, n_items, vectors, scratch):
+    """Gives the index's answers slots, those that have none -> (number of slots, how many of `near` may be served)."""
+    place, items, sums, _ = scratch
+    n_near = 0
+    for item in near:
+        if item < 0:
+            continue
+        slot = place[item]
+        n_near += slot >= FREE
+        if slot == FREE:
+            place[item], items[n_items], sums[n_items] = n_items, item, 0.0
+            fetch_ahead(vectors[item])
+            n_items += 1
+    return n_items, n_near
+
+
+@compiled
+def smallest_first(keys, n_keys, count):
+    """Moves the smallest `count` of the first n_keys to the front and sorts them -> how many these are."""
+    first, last = 0, n_keys - 1
+    while count < n_keys and first < last:  # Hoare's selection: what divides them lies in first … last
+        a, b, c = keys[first], keys[(first + last) // 2], keys[last]
+        pivot = max(min(a, b), min(max(a, b), c))
+        left, right = first, last
+        while left <= right:
+            while keys[left] < pivot:
+                left += 1
+            while keys[right] > pivot:
+                right -= 1
+            if left <= right:
+                keys[left], keys[right] = keys[right], keys[left]
+                left += 1
+                right -= 1
+        if count <= right:
+            last = right
+        elif count > left:
+            first = left
+        else:
+            break
+    n_kept = min(count, n_keys)
+    keys[:n_kept].sort()
+    return n_kept
+
+
+@compiled
+def fetch_ahead(row):
+    """A contiguous row of a large table, picked at random: to fetch it costs more than to use it, so it is asked for early."""
+    for offset in range(0, row.size * row.itemsize, LINE_BYTES):
+        prefetch(row, offset)

@@ -1,0 +1,35 @@
+"""`python -m serving.tables <tiers.json>`: apply live updates on this machine until told to stop (SIGTERM, SIGINT)."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import threading
+from pathlib import Path
+
+from serving.contract.errors import ConfigError
+from serving.tables.config import read_config
+from serving.tables.updates.updater import Updater
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m serving.tables", description=__doc__)
+    parser.add_argument("config", type=Path, help="tiers.json of a rank model's version folder")
+    parser.add_argument("--tag", help="of the server it belongs to, by which that finds it again")
+    config = read_config(parser.parse_args().config)
+    if config.updates is None:
+        raise ConfigError(f"model {config.model} names no update source. Expected `updates` with brokers. Export it with one.")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    stop = threading.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda *_: stop.set())
+    updater = Updater(config)
+    try:
+        updater.run(stop)
+    finally:
+        updater.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""What the tiers of one model are: its tables, how many of their rows each level holds, and where the levels live.
+
+Written by the exporter as JSON, read by every instance and by the updater. Names and meanings follow ps.json: L1 is the cache
+(`gpucache`), L2 the volatile database, L3 the persistent database.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from serving.contract.errors import ConfigError
+from serving.tables.formats.names import check_name
+
+EXACT = 1.1  # a hit-rate threshold above 1: every miss is waited for
+
+
+@dataclass(frozen=True)
+class TableConfig:
+    """One table. Dense tables have the keys 0 … rows - 1; others any int64 keys but -1 and 2^63 - 1."""
+
+    name: str
+    rows: int
+    width: int  # values per row
+    row_format: str = "fp32"  # of L2; L1 holds decoded rows, L3 and Redis hold fp32 as HPS does
+    dense: bool = True
+    l1_rows: int = 0  # per process; 0: no L1, lookups go straight to L2 (HPS: gpucache false)
+    l2_rows: int = 0  # per machine; `rows` or more of a dense table: all of it; 0: no L2 in shared memory
+    default: float | tuple[float, ...] = 0.0  # for keys without a row: one value for all columns, or one per column
+
+    def __post_init__(self) -> None:
+        check_name("table", self.name)
+        if self.rows < 1 or self.width < 1 or min(self.l1_rows, self.l2_rows) < 0:
+            raise ConfigError(
+                f"table {self.name}: rows {self.rows}, width {self.width}, l1_rows {self.l1_rows}, l2_rows {self.l2_rows}. "
+                "Expected at least one row and column, and no negative sizes. Correct the table's settings."
+            )
+        if isinstance(self.default, list | tuple):
+            object.__setattr__(self, "default", tuple(map(float, self.default)))  # JSON knows lists only
+            if len(self.default) != self.width:
+                raise ConfigError(
+                    f"table {self.name}: the default vector has {len(self.default)} values. Expected {self.width}, its width, "
+                    "or one number. Correct `default`."
+                )
+
+    @property
+    def complete(self) -> bool:
+        """L2 has room for the whole table."""
+        return self.dense and self.l2_rows >= self.rows
+
+
+@dataclass(frozen=True)
+class RedisConfig:
+    """L2 in a Redis cluster, shared by many machines (`volatile_db` of type redis_cluster)."""
+
+    address: str = "127.0.0.1:7000"  # host:port,… of nodes: any that answers tells of the others
+    num_partitions: int = 16  # fixed once data is written
+    user_name: str = "default"
+    password: str = ""
+    timeout_ms: int = 20  # what a request may lose to each node that does not answer, once per backoff
+
+
+@dataclass(frozen=True)
+class RocksConfig:
+    """L3 (`persistent_db`). `path` lies outside the repository: updates change it."""
+
+    path: str
+    read_threads: int = 16  # of one wave of reads
+    direct_reads: bool = False  # past the page cache
+    read_only: bool = False  # updates leave it alone
+
+
+@dataclass(frozen=True)
+class UpdateConfig:
+    """Where live updates come from (`update_source`)."""
+
+    brokers: str = "127.0.0.1:9092"
+    update_filters: tuple[str, ...] = (".+",)
+    poll_timeout_ms: int = 100
+    max_batch_size: int = 8192  # messages
+    max_commit_interval: int = 32  # batches
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "update_filters", tuple(self.update_filters))  # JSON knows lists only
+
+
+@dataclass(frozen=True)
+class TiersConfig:
+    """All of one model. `arena` names the rows in shared memory: instances with the same name share one copy."""
+
+    model: str
+    tables: tuple[TableConfig, ...]
+    arena: str
+    shared_folder: str = ""  # empty: chosen by every machine (table.py): /dev/shm when there is room
+    hit_rate_threshold: float = EXACT
+    redis: RedisConfig | None = None
+    rocksdb: RocksConfig | None = None
+    updates: UpdateConfig | None = None
+    source: str | None = None  # folder of <table>.npy, float32 [rows, width]: fills an empty L3, or is L3 where there is none
+
+    def __post_init__(self) -> None:
+        check_name("model", self.model)
+        check_name("arena", self.arena)
+        if not self.tables or len({table.name for table in self.tables}) != len(self.tables):
+            raise ConfigError(f"model {self.model}: expected one or more tables of unique names. Correct `tables`.")
+        self._check_levels()
+
+    def _check_levels(self) -> None:
+        lacking = [table.name for table in self.tables if not table.complete]
+        if lacking and not (self.redis or self.rocksdb or self.source):
+            raise ConfigError(
+                f"model {self.model}: {', '.join(lacking)} fit L2 only in part, and there is no L3. Expected a complete level. "
+                "Add `rocksdb`, or raise l2_rows to the tables' rows."
+            )
+
+        if lacking and self.updates and (not self.rocksdb or self.rocksdb.read_only):
+            raise ConfigError(
+                f"model {self.model}: updates of {', '.join(lacking)} would be lost on leaving L2. Expected RocksDB below, "
+                "to be written. Add `rocksdb` without read_only, or raise l2_rows to the tables' rows."
+            )
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), indent=2) + "\n")
+
+
+def read_config(path: Path) -> TiersConfig:
+    """Raises ConfigError when the file is unreadable or says something the tiers do not know.
+
+    A relative `source` lies beside the file, wherever the repository was moved; a relative RocksDB path in the temp folder.
+    """
+    try:
+        raw = json.loads(path.read_text())
+        parts = {"redis": RedisConfig, "rocksdb": RocksConfig, "updates": UpdateConfig}
+        for name, part in parts.items():
+            raw[name] = part(**raw[name]) if raw.get(name) else None
+        config = TiersConfig(**{**raw, "tables": tuple(TableConfig(**table) for table in raw["tables"])})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path} does not describe embedding tiers ({error}). Export the repository again.") from error
+    if config.rocksdb is not None:
+        rocksdb = replace(config.rocksdb, path=str(Path(tempfile.gettempdir(), config.rocksdb.path)))
+        config = replace(config, rocksdb=rocksdb)
+    return config if config.source is None else replace(config, source=str(path.parent / config.source))

@@ -1,0 +1,149 @@
+"""HPS's update messages. Topic = the table's tag, message key empty, payload:
+
+    b"HCTR"  u32 value_size  { i64 key  float32[value_size / 4] } ...
+
+A payload of just the header is a beacon. There is no delete; null payloads are ignored. NVIDIA's consumer checks
+no bounds, so ours does, and so does the writer. Updates of one key always land in one Kafka partition, which keeps their order.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator, Sequence
+from functools import cache
+
+import numpy as np
+
+from serving.contract.errors import ConfigError, DataError
+from serving.tables.formats.mixer import partition_of
+from serving.tables.formats.names import TAG_PREFIX, check_keys, tag_name
+
+MAGIC = b"HCTR"
+HEADER_BYTES = 8
+MAX_MESSAGE_BYTES = 256 * 1024
+KEY_GROUPS = 8
+
+
+def topic(model: str, table: str) -> str:
+    """The topic of one table's updates: its tag."""
+    return tag_name(model, table)
+
+
+def subscription(update_filters: list[str]) -> list[str]:
+    """Regular expressions a consumer subscribes to: each filter is matched against the *model* part of the topic."""
+    return [rf"^{TAG_PREFIX}\.{update_filter}\..+$" for update_filter in update_filters]
+
+
+def subscribed(update_filters: list[str], model: str, table: str) -> bool:
+    """Whether a consumer with these filters would see the table's updates."""
+    return any(re.search(pattern, topic(model, table)) for pattern in subscription(update_filters))
+
+
+def consumer_group(database: str, shared: bool, hostname: str) -> str:
+    """Consumer group of the "volatile" or "persistent" database; only a volatile one may be shared by machines."""
+    return "hps.volatile" if database == "volatile" and shared else f"hps.{database}.{hostname}"
+
+
+@cache
+def _row_dtype(width: int) -> np.dtype:
+    return np.dtype([("key", "<i8"), ("vector", "<f4", (width,))])
+
+
+def _header(width: int) -> bytes:
+    return MAGIC + struct.pack("<I", 4 * width)
+
+
+def beacon(width: int) -> bytes:
+    """A message without rows, used to test a connection."""
+    return _header(width)
+
+
+def rows_per_message(width: int, max_bytes: int = MAX_MESSAGE_BYTES) -> int:
+    """Rows that fit one message of at most `max_bytes` bytes."""
+    rows = (max_bytes - HEADER_BYTES) // _row_dtype(width).itemsize
+    if rows < 1:
+        raise ConfigError(
+            f"a row of width {width} takes {_row_dtype(width).itemsize} bytes and does not fit a message of {max_bytes} bytes. "
+            "Expected at least one row per message. Raise the message size or narrow the table."
+        )
+    return rows
+
+
+def encode_message(keys: np.ndarray, vectors: np.ndarray) -> bytes:
+    """int64 [N] keys and float32 [N, D] vectors -> one payload. Reserved keys and unequal lengths are refused."""
+    vectors = np.asarray(vectors, np.float32)
+    keys = check_keys(keys, "update")
+    if vectors.ndim != 2 or len(vectors) != len(keys) or vectors.shape[1] < 1:
+        raise DataError(
+            f"update of {len(keys)} keys carries vectors {list(vectors.shape)}. Expected [{len(keys)}, D]. "
+            "Pass one vector per key."
+        )
+    rows = np.empty(len(keys), _row_dtype(vectors.shape[1]))
+    rows["key"], rows["vector"] = keys, vectors
+    return _header(vectors.shape[1]) + rows.tobytes()
+
+
+def encode_updates(
+    keys: np.ndarray, vectors: np.ndarray, max_bytes: int = MAX_MESSAGE_BYTES, partition_count: int = KEY_GROUPS
+) -> Iterator[tuple[int, bytes]]:
+    """Rows -> (Kafka partition, payload of at most `max_bytes`); within a partition the rows keep their order.
+
+    A key's group, 0 … 7, decides its partition (`kafka_partition`); with 8 and more they are the same. Groups that share a
+    partition share its messages: every message costs its reader more than a row does. keys int64 [N], vectors float32 [N, D].
+    """
+    keys, vectors = np.asarray(keys), np.asarray(vectors, np.float32)
+    per_message = rows_per_message(vectors.shape[1], max_bytes)
+    partitions = kafka_partition(partition_of(check_keys(keys, "update"), KEY_GROUPS), partition_count)
+    for partition in range(min(KEY_GROUPS, partition_count)):
+        members = np.flatnonzero(partitions == partition)
+        for start in range(0, len(members), per_message):
+            chosen = members[start : start + per_message]
+            yield partition, encode_message(keys[chosen], vectors[chosen])
+
+
+def kafka_partition(group: int | np.ndarray, partition_count: int) -> int | np.ndarray:
+    """The Kafka partition of a key group, or of each of several."""
+    return group % partition_count
+
+
+def decode_message(payload: bytes | None, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Payload -> (int64 [N] keys, float32 [N, D] vectors); a beacon or a null payload gives N = 0.
+
+    Raises DataError for anything that is not exactly rows of width `width` with ordinary keys.
+    """
+    if payload is None:
+        return np.empty(0, np.int64), np.empty((0, width), np.float32)
+    if len(payload) < HEADER_BYTES or payload[:4] != MAGIC:
+        raise DataError(
+            f"message of {len(payload)} bytes starts with {payload[:8]!r}. Expected HCTR and a u32 value size. "
+            "Something other than an HPS publisher writes to this topic: stop it."
+        )
+    value_size = struct.unpack_from("<I", payload, 4)[0]
+    if len(payload) > HEADER_BYTES and value_size != 4 * width:  # NVIDIA's beacons carry a value size of their own
+        raise DataError(
+            f"message carries vectors of {value_size} bytes. Expected {4 * width} for width {width}. "
+            "Publish rows of the width the serving generation was exported with."
+        )
+    row = _row_dtype(width)
+    if (len(payload) - HEADER_BYTES) % row.itemsize:
+        raise DataError(
+            f"message of {len(payload)} bytes ends inside a row. Expected 8 + n·{row.itemsize} bytes. "
+            "It was cut or badly written: publish it again."
+        )
+    rows = np.frombuffer(payload, row, offset=HEADER_BYTES)
+    return check_keys(rows["key"], "update").copy(), rows["vector"].astype(np.float32)
+
+
+def decode_messages(payloads: Sequence[bytes | None], width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Payloads -> all their rows in order: (int64 [N] keys, float32 [N, D] vectors, int64 [M] rows of each payload).
+
+    Raises as `decode_message` does.
+    """
+    header, row = _header(width), _row_dtype(width)
+    if not all(body and body[:HEADER_BYTES] == header and len(body) % row.itemsize == HEADER_BYTES for body in payloads):
+        keys, vectors = zip(*(decode_message(payload, width) for payload in payloads), strict=True)
+        return np.concatenate(keys), np.concatenate(vectors), np.array([len(part) for part in keys])
+    rows = np.frombuffer(b"".join([body[HEADER_BYTES:] for body in payloads]), row)
+    counts = (np.array([len(body) for body in payloads]) - HEADER_BYTES) // row.itemsize
+    return check_keys(rows["key"].copy(), "update"), rows["vector"].astype(np.float32), counts

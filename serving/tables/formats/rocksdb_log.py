@@ -1,0 +1,77 @@
+"""RocksDB's write-ahead log: is it whole? Over some garbage in its middle a secondary never comes back from opening.
+
+Blocks of 32 KiB; in each, records one behind the other, none across the end of a block:
+
+    u32 masked CRC-32C  u16 length  u8 type  [u32 number of the log, types 5 to 8]  payload of `length` bytes
+
+The CRC covers everything from the type on. Zeros fill what is left of a block. The last block may end anywhere: a writer that
+was killed, or that is just writing, leaves the beginning of a record.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from serving.loops.compiled import compiled
+
+BLOCK_BYTES, HEADER_BYTES, LOG_NUMBER_BYTES = 32 << 10, 7, 4
+FIRST_RECYCLED, LAST_RECYCLED = 5, 8  # record types with the log's number
+MASK = np.uint32(0xA282EAD8)
+
+
+def _crc_table() -> np.ndarray:
+    """uint32 [256]: of CRC-32C (Castagnoli), bytes from their lowest bit on."""
+    table = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = np.where(table & 1, (table >> 1) ^ np.uint32(0x82F63B78), table >> 1)
+    return table
+
+
+CRC_TABLE = _crc_table()
+
+
+def first_damage(path: Path) -> int:
+    """-> where the first record lies that is not what was written; -1 when there is none."""
+    return int(_first_damage(np.frombuffer(path.read_bytes(), np.uint8), CRC_TABLE))
+
+
+@compiled
+def crc32c(data, table):
+    """uint8 [N] -> uint32"""
+    crc = np.uint32(0xFFFFFFFF)
+    for byte in data:
+        crc = (crc >> np.uint32(8)) ^ table[(crc ^ byte) & np.uint32(0xFF)]
+    return crc ^ np.uint32(0xFFFFFFFF)
+
+
+@compiled
+def _first_damage(data, table):
+    at, size = 0, len(data)
+    while at < size:
+        block_end = at - at % BLOCK_BYTES + BLOCK_BYTES
+        if block_end - at < HEADER_BYTES:
+            at = block_end
+            continue
+        if size - at < HEADER_BYTES:
+            return -1
+        stored = np.uint32(0)
+        for place in range(4):
+            stored |= np.uint32(data[at + place]) << np.uint32(8 * place)
+        length, kind = np.int64(data[at + 4]) | np.int64(data[at + 5]) << 8, data[at + 6]
+        if kind == 0 and length == 0 and stored == 0:  # room that was set aside
+            at = block_end
+            continue
+        own = LOG_NUMBER_BYTES if FIRST_RECYCLED <= kind <= LAST_RECYCLED else 0
+        end = at + HEADER_BYTES + own + length
+        if end > size and block_end >= size:
+            return -1
+        if end > block_end:
+            return at
+        crc = crc32c(data[at + 6 : end], table)
+        masked = np.uint32((crc >> np.uint32(15) | crc << np.uint32(17)) + MASK)
+        if masked != stored:
+            return at
+        at = end
+    return -1

@@ -1,0 +1,92 @@
+"""A database below the cache (Redis, RocksDB, the exported tables): opened when needed, left alone while it is down."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from serving.contract.errors import DependencyError
+from serving.tables.levels.breaker import Breaker
+
+Found = dict[str, tuple[np.ndarray, np.ndarray | None]]  # table -> (float32 [N, D]; bool [N] found, None: all)
+
+
+class Store(Protocol):
+    def read(self, wanted: dict[str, np.ndarray]) -> tuple[Found, bool]: ...
+
+    def close(self) -> None: ...
+
+
+class Level:
+    """One store behind a breaker. A store that fails is closed, and opened again when the breaker lets a call through.
+
+    The first call waits while the store is opened. Later ones never do, as that may mean to fill a database again.
+    """
+
+    def __init__(self, name: str, open_store: Callable[[], Store]) -> None:
+        self.name, self._open_store = name, open_store
+        self.store: Store | None = None
+        self.breaker = Breaker()
+        self._changing = threading.Lock()
+        self._tried = self._reopening = False
+        self._closings = 0
+
+    def use(self, action: Callable[[Any], tuple[Any, bool]]) -> tuple[Any, bool]:
+        """-> what `action` gives: a result, and whether it is whole; (None, False) when the level is down or fails now."""
+        if not self.breaker.closed:
+            return None, False
+        store = None
+        try:
+            store = self.store or self._opened()
+            if store is None:
+                return None, False
+            result = action(store)
+        except (DependencyError, OSError) as error:
+            self.breaker.failed(error)
+            self._drop(store)
+            return None, False
+        self.breaker.succeeded()
+        return result
+
+    def _opened(self) -> Store | None:
+        """None while it is being opened again."""
+        with self._changing:
+            if self.store is None and not self._tried:
+                self._tried = True
+                self.store = self._open_store()
+            elif self.store is None and not self._reopening:
+                self._reopening = True
+                threading.Thread(target=self._reopen, args=(self._closings,), name=f"open-{self.name}", daemon=True).start()
+            return self.store
+
+    def _reopen(self, closings: int) -> None:
+        store = None
+        try:
+            store = self._open_store()
+        except Exception as error:  # nobody else would hear of it
+            self.breaker.failed(error)
+        finally:
+            with self._changing:
+                self._reopening = False
+                if closings == self._closings:
+                    self.store, store = store, None
+        if store is not None:  # nobody wants it any more
+            store.close()
+
+    def _drop(self, store: Store | None) -> None:
+        """Close the store that failed, if no other thread has."""
+        with self._changing:
+            if store is None or self.store is not store:
+                return
+            self.store = None
+        store.close()
+
+    def close(self) -> None:
+        with self._changing:
+            self._closings += 1
+            store, self.store = self.store, None
+        if store is not None:
+            store.close()

@@ -1,0 +1,224 @@
+"""The first filling of L3, by whichever process comes first; and the end of databases that nobody will open again.
+
+Databases of one machine lie side by side, one for each generation of tables. Beside the rows lie a few small files: which
+tables are in, whether they were updated, where they came from (a generation's folder), and locks: of the one that loads, of the
+one that writes, and one that every user shares.
+
+A database that is damaged is put aside, as `<its name>.corrupt-<unix seconds>`, and filled again, by the first that opens it
+while nobody writes it: where we made it, and the exported tables have every table. Its marks go with it: the updater reads its
+topics from the beginning. Disks that are full or read-only are no damage, and nothing is moved for them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import logging
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO
+
+from serving.contract.errors import ArtifactError, DependencyError
+from serving.tables.config import TiersConfig
+from serving.tables.levels.rocks_store import DAMAGED_MARK, LOADING_PREFIX, DamagedError, RocksStore
+from serving.tables.updates.source import Source, names_in
+
+LOADED_MARK = "tables.loaded"  # in the database's folder: names of the tables that are in
+UPDATED_MARK = "tables.updated"  # there once an updater has opened the database
+CREATED_MARK = "tables.created"  # it was made here: all its rows came from the exported tables, and from updates
+SOURCE_FILE, USERS_FILE, WRITER_FILE = "tables.source", "tables.users", "tables.writer"
+
+log = logging.getLogger(__name__)
+
+
+def load_l3(config: TiersConfig) -> None:
+    """Fill the tables of RocksDB that are empty from `config.source`. Does nothing when they are loaded, or without a source.
+
+    Raises DependencyError when RocksDB cannot be opened or written, ArtifactError when the exported tables are not what they
+    should be.
+    """
+    path = Path(config.rocksdb.path)
+    mark = path / f"{config.model}-{LOADED_MARK}"
+    if config.source is None or (wanted := names_in(Path(config.source), config.tables)) <= _names_in(mark):
+        return
+    remove_forsaken(path.parent)
+    with _locked(path, f"{config.model}-loading.lock"):
+        if wanted <= _names_in(mark):
+            return
+        for left in path.glob(f"{LOADING_PREFIX}*"):  # by one that was killed
+            shutil.rmtree(left)
+        if not (path / "CURRENT").exists():
+            (path / f"{config.model}-{CREATED_MARK}").touch()
+        source, store = Source(Path(config.source), config.tables), _store(config, writable=True)
+        try:
+            for name in source.names:
+                if not store.loaded(name):
+                    vectors = source.vectors(name)
+                    store.bulk_load(name, source.keys(name, 0, len(vectors)), vectors)
+        finally:
+            store.close()
+        mark.write_text("\n".join(sorted(wanted | _names_in(mark))))
+
+
+def open_l3(config: TiersConfig, writable: bool = False) -> RocksStore:
+    """The database, filled, and kept from being removed until it is closed; a new one in place of one that is damaged.
+
+    Raises as `load_l3`.
+    """
+    try:
+        if _refillable(config) and _marked_damaged(config):
+            _put_aside(config)
+        try:
+            return _open(config, writable)
+        except DamagedError:
+            if not _refillable(config) or not _put_aside(config):
+                raise
+        return _open(config, writable)
+    except OSError as error:
+        raise DependencyError(
+            f"RocksDB at {config.rocksdb.path} cannot be used: {error}. Expected a folder that can be read and, to load it or "
+            "to update its rows, written, by one process at a time. Check the disk, its free room and the permissions."
+        ) from error
+
+
+def _open(config: TiersConfig, writable: bool) -> RocksStore:
+    path, held = Path(config.rocksdb.path), ExitStack()
+    try:
+        users = enter(config)
+        if users is not None:
+            held.enter_context(users)
+        load_l3(config)
+        if writable:
+            held.enter_context(_lock(path, WRITER_FILE, fcntl.LOCK_EX | fcntl.LOCK_NB))
+        store = _store(config, writable, held)
+        if users is None or _is_here(users, path / USERS_FILE):
+            return store
+        store.close()
+        raise DependencyError(f"RocksDB at {path} was replaced while it was opened. The new one is opened next.")
+    except BaseException:
+        held.close()
+        raise
+
+
+def _store(config: TiersConfig, writable: bool, held: ExitStack | None = None) -> RocksStore:
+    complete = {table.name: table.rows for table in config.tables if table.dense} if _refillable(config) else None
+    widths = {table.name: table.width for table in config.tables}
+    return RocksStore(config.rocksdb, config.model, widths, writable, held, complete)
+
+
+def enter(config: TiersConfig) -> IO[bytes] | None:
+    """Become a user of the database, whose tables are those of `config.source` from now on -> what to close on leaving.
+
+    None on a disk that is read-only: there nobody removes anything.
+    """
+    path = Path(config.rocksdb.path)
+    try:
+        users = _lock(path, USERS_FILE, fcntl.LOCK_SH)
+    except OSError:
+        return None
+    if config.source is not None:
+        draft = path / f"{SOURCE_FILE}-{os.getpid()}"
+        draft.write_text(str(Path(config.source).absolute()))
+        draft.rename(path / SOURCE_FILE)
+    return users
+
+
+def _lock(path: Path, name: str, kind: int) -> IO[bytes]:
+    """Wait for the lock `name` of the database that lies at `path` when it is granted: another may lie there by then."""
+    while True:
+        path.mkdir(parents=True, exist_ok=True)
+        file = open(path / name, "ab")  # noqa: SIM115 - its lock is what is asked for
+        try:
+            fcntl.flock(file, kind)
+            if _is_here(file, path / name):
+                return file
+        except OSError:
+            file.close()
+            raise
+        file.close()
+
+
+def _is_here(file: IO[bytes], path: Path) -> bool:
+    return path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())
+
+
+@contextmanager
+def _locked(path: Path, name: str) -> Iterator[None]:
+    with _lock(path, name, fcntl.LOCK_EX):
+        yield
+
+
+# --- damage -----------------------------------------------------------------------------------------------------------------
+def _refillable(config: TiersConfig) -> bool:
+    """Everything in the database came from the exported tables, and no other model's rows are there."""
+    path, own = Path(config.rocksdb.path), f"{config.model}-{LOADED_MARK}"
+    if config.source is None or not (path / f"{config.model}-{CREATED_MARK}").exists():
+        return False
+    others = {mark.name for mark in path.glob(f"*-{LOADED_MARK}")} - {own}
+    there = all(Path(config.source, f"{table.name}.npy").exists() for table in config.tables if table.dense)
+    return there and not others and names_in(Path(config.source), config.tables) == {table.name for table in config.tables}
+
+
+def _marked_damaged(config: TiersConfig) -> bool:
+    return (Path(config.rocksdb.path) / DAMAGED_MARK).exists()
+
+
+def _put_aside(config: TiersConfig) -> bool:
+    """Let a new database begin where a damaged one lies. False when a live process writes it, or no tables can fill it."""
+    path = Path(config.rocksdb.path)
+    try:
+        Source(Path(config.source), config.tables).close()
+    except (ArtifactError, FileNotFoundError):
+        return False
+    with _locked(path, f"{config.model}-loading.lock"), open(path / WRITER_FILE, "ab") as writer:
+        try:
+            fcntl.flock(writer, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        if not _marked_damaged(config):  # somebody else was first
+            return True
+        for older in path.parent.glob(f"{glob.escape(path.name)}.corrupt-*"):
+            shutil.rmtree(older)
+        aside = path.with_name(f"{path.name}.corrupt-{int(time.time())}")
+        taken = sum(file.stat().st_size for file in path.iterdir())
+        path.rename(aside)
+        log.warning("RocksDB at %s is damaged: moved to %s, and filled again from %s", path, aside, config.source)
+        if shutil.disk_usage(path.parent).free < taken:  # no room for both
+            shutil.rmtree(aside)
+    return True
+
+
+def remove_forsaken(root: Path) -> None:
+    """Delete the databases in `root` that nobody uses and whose tables are gone: their generation will not be served again."""
+    for source in root.glob(f"*/{SOURCE_FILE}"):
+        try:
+            with open(source.parent / USERS_FILE, "rb") as users:
+                fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not Path(source.read_text()).exists():
+                    shutil.rmtree(source.parent, ignore_errors=True)
+        except (FileNotFoundError, BlockingIOError):
+            pass
+
+
+def mark_updated(config: TiersConfig) -> None:
+    """From now on RocksDB may hold rows that differ from `config.source`."""
+    (Path(config.rocksdb.path) / f"{config.model}-{UPDATED_MARK}").touch()
+
+
+def never_updated(config: TiersConfig) -> bool:
+    """RocksDB is not there yet, or as it was loaded."""
+    return not (Path(config.rocksdb.path) / f"{config.model}-{UPDATED_MARK}").exists()
+
+
+def as_exported(config: TiersConfig) -> bool:
+    """RocksDB holds what `config.source` holds: large parts of a table are read faster from there."""
+    loaded = _names_in(Path(config.rocksdb.path) / f"{config.model}-{LOADED_MARK}")
+    return config.source is not None and names_in(Path(config.source), config.tables) <= loaded and never_updated(config)
+
+
+def _names_in(mark: Path) -> set[str]:
+    return set(mark.read_text().split()) if mark.exists() else set()

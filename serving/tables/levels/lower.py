@@ -1,0 +1,278 @@
+"""What lies below the first level: L2 (shared memory or Redis), then L3, then the default vector.
+
+While RocksDB is down the exported tables answer in its place: rows without the updates since then, given but kept nowhere.
+While a store lacks updates that were published, they are taken from the update ring; where that is too short for them, rows of
+the store may be old: given, but kept nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from serving.contract.errors import DependencyError
+from serving.tables.config import TiersConfig
+from serving.tables.levels.level import Level, Store
+from serving.tables.store.memory import SharedFolder
+from serving.tables.store.row_formats import RowCodec
+from serving.tables.store.table import TieredTable, open_shared, shared_root
+from serving.tables.updates.ring import STORED, UNKNOWN
+
+NOWHERE, IN_L2, IN_L3, PERHAPS_OLD = 0, 2, 3, 4  # `Fetched.level`
+FEW = np.arange(16)  # nobody writes in it
+FEW.setflags(write=False)
+
+
+@dataclass
+class Fetched:
+    """Rows of distinct keys of one table. Arrays of it may be others' and read-only."""
+
+    keys: np.ndarray  # int64 [U]
+    vectors: np.ndarray  # float32 [U, D] as a lookup gives them; where no level has the key, `fetch` gives the default vector
+    exact: np.ndarray  # float32 [U, D] as L3 holds them, where L3 had the row: what L2 encodes
+    level: np.ndarray  # int8 [U] which level had the row
+    lacking: np.ndarray  # positions in `keys` that no level asked so far had, rising
+    position: int  # of the update ring before the first read: what was updated later is not to be cached from here
+    trusted: bool = True  # the stores below have all updates up to then, or those that they lack are known
+
+    @classmethod
+    def joined(cls, parts: Sequence[Fetched]) -> Fetched:
+        """Rows of one table that were read one after the other, as if at once: of a key that comes again, the latest."""
+        if len(parts) == 1:
+            return parts[0]
+        latest_first = parts[::-1]
+        keys, at = np.unique(np.concatenate([part.keys for part in latest_first]), return_index=True)
+        vectors, exact, level = (
+            np.concatenate([getattr(part, name) for part in latest_first])[at] for name in ("vectors", "exact", "level")
+        )
+        position = min(part.position for part in parts)
+        return cls(keys, vectors, exact, level, np.flatnonzero(level == NOWHERE), position, all(p.trusted for p in parts))
+
+    def take_in(self, at: np.ndarray, stored: np.ndarray, codec: RowCodec) -> None:
+        """Rows of a store (float32 [M, D]), at positions that lacked them."""
+        decoded = codec.roundtrip(stored)
+        if len(at) == len(self.keys):  # the usual, without a copy
+            self.exact, self.vectors = stored, decoded
+            return
+        self.vectors[at] = decoded
+        if self.exact is not self.vectors:
+            self.exact[at] = stored
+
+    def cut(self, most: int) -> Iterator[Fetched]:
+        """The same in parts of at most `most` rows."""
+        for start in range(0, len(self.keys), most):
+            of = slice(start, start + most)
+            level = self.level[of]
+            lacking = np.flatnonzero(level == NOWHERE)
+            yield Fetched(self.keys[of], self.vectors[of], self.exact[of], level, lacking, self.position, self.trusted)
+
+
+class LowerLevels:
+    """Opens, reads and fills L2 and L3 for all tables of a model. A level's client is imported when the level is opened."""
+
+    def __init__(self, config: TiersConfig, tables: dict[str, TieredTable]) -> None:
+        self.config, self.tables = config, tables
+        self._widths = {table.name: table.width for table in config.tables}
+        self.shared = Level("shared memory", self._attach)
+        self.redis = Level("redis", self._open_redis) if config.redis else None
+        self.source = Level("source", self._open_source) if config.source else None
+        self.l3 = Level("rocksdb", self._open_rocksdb) if config.rocksdb else self.source
+        self.levels = [level for level in (self.shared, self.redis, self.l3) if level is not None]
+        self._caught_up = dict.fromkeys(tables, 0)  # ring positions that L3 reads are known to include
+        self.attach()
+
+    # --- opening ------------------------------------------------------------------------------------------------------------
+    def attach(self) -> bool:
+        """Map the shared rows if they are not; False while there is no room for them."""
+        return self.shared.store is not None or self.shared.use(lambda _: (None, True))[1]
+
+    def _attach(self) -> Store:
+        folder = SharedFolder(shared_root(self.config), self.config.arena)
+        try:
+            opened = open_shared(folder.path, self.config.tables)
+        except DependencyError:
+            folder.close()
+            raise
+        for name, shared in opened.items():
+            self.tables[name].attach(shared)
+        return folder
+
+    def _open_redis(self) -> Store:
+        from serving.tables.levels.redis_store import RedisStore
+
+        return RedisStore(self.config.redis, self.config.model, self._widths)
+
+    def _open_rocksdb(self) -> Store:
+        from serving.tables.levels.loading import open_l3
+
+        self._caught_up = self._stored()
+        rings = {name: table.shared.ring for name, table in self.tables.items() if table.shared is not None}
+        had = {name: ring.stored_reached.copy() for name, ring in rings.items()}
+        store = open_l3(self.config)
+        if any((store.reached(name) < had[name]).any() for name in rings):
+            store.catch_up()  # written since it was opened
+        for name, ring in rings.items():
+            if (store.reached(name) < had[name]).any():  # another database, without the updates: the updater brings them again
+                ring.set(STORED, UNKNOWN)
+                self._caught_up[name] = UNKNOWN  # when it has them all, `stored` may be what it was before
+        return store
+
+    def _open_source(self) -> Store:
+        from serving.tables.updates.source import Source
+
+        return Source(Path(self.config.source), self.config.tables)
+
+    def check(self) -> bool:
+        """Whether L3 is open and still what it was when it was opened; it is opened again otherwise."""
+        if self.l3.breaker.last_error is not None:  # for the next read to find out: a look that succeeds says nothing of rows
+            return False
+        return self.l3.use(lambda store: (store.check(), True))[1]
+
+    # --- reading ------------------------------------------------------------------------------------------------------------
+    def fetch(self, wanted: dict[str, np.ndarray]) -> tuple[dict[str, Fetched], bool]:
+        """{table: int64 [U] distinct keys} -> ({table: rows}, intact). Not intact: a level that was needed is down."""
+        fetched = {name: self._nothing_yet(name, keys) for name, keys in wanted.items()}
+        intact = self._from_memory(fetched)
+        if self.redis is not None:
+            intact = self._from_store(self.redis, fetched, IN_L2)
+        intact = self._from_l3(fetched) and intact
+        for name, rows in fetched.items():
+            if len(rows.lacking):
+                rows.vectors[rows.lacking] = self.tables[name].default
+        return fetched, intact
+
+    def first_keys(self, name: str, start: int, stop: int) -> np.ndarray:
+        """int64 [at most stop - start]: a part of the hottest keys, as far as these are known."""
+        table = self.tables[name].config
+        if table.dense:
+            return np.arange(start, min(stop, table.rows))
+        source = None if self.source is None else self.source.use(lambda store: (store, True))[0]
+        return source.keys(name, start, stop) if source is not None and name in source.names else np.empty(0, np.int64)
+
+    def fetch_first(self, name: str, keys: np.ndarray) -> dict[str, Fetched]:
+        """The same, for filling an empty L2 with much of a table."""
+        from serving.tables.levels.loading import as_exported
+
+        fetched = {name: self._nothing_yet(name, keys)}  # before the look at the mark: an update after that is noticed
+        opened = self.config.rocksdb is not None and self.check()  # which fills an empty one
+        if not opened or not as_exported(self.config) or not self.check():  # again: the marks may be of what took its place
+            return self.fetch({name: keys})[0]
+        self._from_memory(fetched)
+        self._from_store(self.source, fetched, IN_L3)
+        return fetched
+
+    def _nothing_yet(self, name: str, keys: np.ndarray) -> Fetched:
+        table = self.tables[name]
+        vectors = np.empty((len(keys), table.config.width), np.float32)
+        exact = vectors if table.codec.row_format == "fp32" else np.empty_like(vectors)
+        return Fetched(keys, vectors, exact, np.zeros(len(keys), np.int8), _positions(len(keys)), table.ring_head)
+
+    def _from_memory(self, fetched: dict[str, Fetched]) -> bool:
+        """What shared memory has: L2, and updates that a store below lacks."""
+        for name, rows in fetched.items():
+            table = self.tables[name]
+            if table.l1 is not None and table.shared.slots is not None:  # without L1, L2 was asked first
+                vectors, missing = table.read_l2(rows.keys)
+                found = slice(None) if missing is None else ~missing
+                rows.vectors[found], rows.level[found] = vectors[found], IN_L2
+                rows.lacking = rows.lacking[:0] if missing is None else np.flatnonzero(missing)
+            if table.shared is not None and table.shared.ring.stored != table.shared.ring.head:
+                self._from_ring(table, rows)
+        return self.shared.store is not None
+
+    def _from_ring(self, table: TieredTable, rows: Fetched) -> None:
+        ring = table.shared.ring
+        recent = ring.since(ring.stored)
+        if recent is None:
+            rows.trusted = False
+            return
+        keys, stored, _ = recent  # in rising order of key
+        asked = rows.keys[rows.lacking]
+        at = np.minimum(np.searchsorted(keys, asked), max(len(keys) - 1, 0))
+        there = keys[at] == asked if len(keys) else np.zeros(len(asked), bool)
+        found, rows.lacking = rows.lacking[there], rows.lacking[~there]
+        rows.vectors[found], rows.level[found] = table.codec.decode(stored[at[there]]), IN_L2
+
+    def _from_l3(self, fetched: dict[str, Fetched]) -> bool:
+        if self.l3 is None:
+            return True
+        caught_up = not self._behind(fetched) or self.catch_up()
+        if caught_up and self._from_store(self.l3, fetched, IN_L3):
+            return True
+        if self.source is not None and self.source is not self.l3:
+            self._from_store(self.source, fetched, PERHAPS_OLD)
+        return False
+
+    def _from_store(self, level: Level, fetched: dict[str, Fetched], mark: int) -> bool:
+        wanted = {name: rows.keys[rows.lacking] for name, rows in fetched.items() if len(rows.lacking)}
+        if not wanted:
+            return True
+        found, intact = level.use(lambda store: store.read(wanted))
+        for name, (vectors, there) in (found or {}).items():
+            rows, shared = fetched[name], self.tables[name].shared
+            rows.trusted = rows.trusted and (shared is None or shared.ring.stored != UNKNOWN)  # found out while it was read
+            at = rows.lacking if there is None else rows.lacking[there]
+            rows.lacking = rows.lacking[:0] if there is None else rows.lacking[~there]
+            rows.take_in(at, vectors if there is None else vectors[there], self.tables[name].codec)
+            rows.level[at] = mark if rows.trusted else PERHAPS_OLD
+            intact = intact and (rows.trusted or not len(at))
+        return intact
+
+    def _behind(self, fetched: dict[str, Fetched]) -> bool:
+        """Some key that L3 is asked for was updated after this process's L3 last caught up."""
+        for name, rows in fetched.items():
+            shared, caught_up = self.tables[name].shared, self._caught_up[name]
+            if (
+                len(rows.lacking)
+                and shared is not None
+                and shared.ring.head != caught_up
+                and shared.ring.changed(rows.keys[rows.lacking], caught_up).any()
+            ):
+                return True
+        return False
+
+    def catch_up(self) -> bool:
+        """Let L3 reads include all updates that it has by now."""
+        stored = self._stored()
+        if self.shared.store is not None and stored == self._caught_up:
+            return True
+        _, caught_up = self.l3.use(lambda store: (store.catch_up(), True))
+        if caught_up:
+            self._caught_up = stored
+        return caught_up
+
+    def _stored(self) -> dict[str, int]:
+        """Positions of the update rings up to which all stores have the rows."""
+        return {name: 0 if table.shared is None else table.shared.ring.stored for name, table in self.tables.items()}
+
+    # --- filling ------------------------------------------------------------------------------------------------------------
+    def promote(self, name: str, rows: Fetched) -> bool:
+        """Rows that L3 had, into L2; False when there is no room for them."""
+        at = np.flatnonzero(rows.level == IN_L3)
+        shared = self.tables[name].shared
+        if not len(at):
+            return True
+        if self.redis is None:
+            if shared is not None and shared.slots is not None:
+                shared.promote(rows.keys[at], rows.exact[at], rows.position)
+            return True
+        reached, known = self.l3.use(lambda store: (store.reached(name), True))  # before the look at what is fresh
+        if not known:
+            return False
+        fresh = at if shared is None else at[~shared.ring.changed(rows.keys[at], rows.position)]
+        filled, _ = self.redis.use(lambda store: (store.fill(name, rows.keys[fresh], rows.exact[fresh], reached), True))
+        return filled is not False
+
+    def close(self) -> None:
+        for table in self.tables.values():
+            table.detach()
+        for level in self.levels:
+            level.close()
+
+
+def _positions(count: int) -> np.ndarray:
+    """0 … count - 1. Few, which is what most requests miss, are made once: with cold caches each array costs 4 us."""
+    return FEW[:count] if count <= len(FEW) else np.arange(count)

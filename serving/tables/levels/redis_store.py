@@ -1,0 +1,208 @@
+"""L2 in a Redis cluster, shared by many machines, in HPS's own layout: one hash of rows per table and partition."""
+
+from __future__ import annotations
+
+import numpy as np
+from redis.backoff import NoBackoff
+from redis.cluster import ClusterNode, RedisCluster
+from redis.exceptions import OutOfMemoryError, RedisClusterException, RedisError
+from redis.retry import Retry
+
+from serving.contract.errors import DataError, DependencyError
+from serving.tables.config import RedisConfig
+from serving.tables.formats.mixer import partition_of
+from serving.tables.formats.redis_layout import log_hash, value_hash
+from serving.tables.formats.rows import decode_vectors, encode_keys, encode_vectors
+from serving.tables.levels.level import Found
+from serving.tables.store.batch import PARTITIONS, Batch
+
+BEGUN = b"begun"  # a field of the log's hash, beside the partitions
+FAR = np.iinfo(np.int64).max
+
+# Scripts, because they are one step: rows, and how far the log's updates are in. KEYS: the two hashes of a partition. Machines
+# share Redis, and each writes the whole log: what is older than what is in changes nothing.
+#
+# BEGIN. ARGV: partitions of the log, each with how far this writer had it in. They are believed where Redis knows nothing at
+# all: once it has begun, a partition that is not named counts as not read.
+BEGIN = """
+if redis.call('HSETNX', KEYS[2], 'begun', 0) == 0 then return end
+for i = 1, #ARGV, 2 do redis.call('HSETNX', KEYS[2], ARGV[i], ARGV[i + 1]) end"""
+# UPDATE. ARGV: for each partition of the log its number, how far this writer had it in before, how far these rows reach, how
+# many they are, and the rows. -> how many of them lack something before these rows: nothing of those is written. So it is after
+# a failover that lost the last writes, or with the contents of an older snapshot.
+UPDATE = """
+local lacking, at, begun = 0, 1, redis.call('HEXISTS', KEYS[2], 'begun') == 1
+while at <= #ARGV do
+  local since, reached, last = tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), at + 3 + 2 * tonumber(ARGV[at + 3])
+  local log = tonumber(redis.call('HGET', KEYS[2], ARGV[at]) or (begun and 0 or since))
+  if since > log then
+    lacking = lacking + 1
+  elseif reached > log then
+    for i = at + 4, last, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
+    redis.call('HSET', KEYS[2], ARGV[at], ARGV[at + 2])
+  end
+  at = last + 1
+end
+return lacking"""
+# SET. ARGV: a partition of the log, and how far it is in at least; 0: not at all.
+SET = """
+local log, reached = tonumber(redis.call('HGET', KEYS[2], ARGV[1]) or 0), tonumber(ARGV[2])
+if reached == 0 or reached > log then redis.call('HSET', KEYS[2], ARGV[1], ARGV[2]) end"""
+# FILL. ARGV: how many partitions of the log this machine's L3 has read, each with how far; then the rows. Who is behind another
+# writes nothing: it may hold an old row. Where Redis knows nothing, nobody knows who is: an updater says so first (BEGIN),
+# unless there never was an update.
+FILL = """
+local own, first, log = {}, 2 + 2 * tonumber(ARGV[1]), redis.call('HGETALL', KEYS[2])
+for i = 2, first - 1, 2 do own[ARGV[i]] = tonumber(ARGV[i + 1]) end
+if #log == 0 and first > 2 then return end
+for i = 1, #log, 2 do if tonumber(log[i + 1]) > (own[log[i]] or 0) then return end end
+redis.call('HSETNX', KEYS[2], 'begun', 0)
+for i = first, #ARGV, 2 do redis.call('HSETNX', KEYS[1], ARGV[i], ARGV[i + 1]) end"""
+
+
+class NoRoomError(DependencyError):
+    """Redis is at its maxmemory, and evicts nothing."""
+
+
+class RedisStore:
+    """Rows of one model's tables, `widths` values each. Connects when first used; every failure is a DependencyError."""
+
+    def __init__(self, config: RedisConfig, model: str, widths: dict[str, int]) -> None:
+        self._config, self._model, self._widths = config, model, widths
+        self._cluster: RedisCluster | None = None
+
+    def read(self, wanted: dict[str, np.ndarray]) -> tuple[Found, bool]:
+        """{table: int64 [N] keys} -> (`Found`, True): one pipeline for all tables."""
+        parts = [(table, positions) for table, keys in wanted.items() for positions in self._by_partition(keys)]
+        replies = self._run(
+            [("HMGET", self._hashes(table, wanted[table][at])[0], *encode_keys(wanted[table][at])) for table, at in parts]
+        )
+        values: dict[str, list[bytes | None]] = {table: [None] * len(keys) for table, keys in wanted.items()}
+        for (table, positions), reply in zip(parts, replies, strict=True):
+            for position, value in zip(positions.tolist(), reply, strict=True):
+                values[table][position] = value
+        try:
+            return {table: decode_vectors(rows, self._widths[table]) for table, rows in values.items()}, True
+        except DataError as error:
+            raise DependencyError(f"Redis at {self._config.address} holds rows of another shape: {error}") from error
+
+    def begin(self, table: str, reached: np.ndarray) -> None:
+        """Say how far the log is in, where Redis does not know: it is empty. reached: int64 [PARTITIONS]"""
+        log = _positions(reached)
+        self._run([("EVAL", BEGIN, 2, *names, *log) for names in self._all_hashes(table)])
+
+    def reached(self, table: str) -> np.ndarray:
+        """int64 [PARTITIONS]: how far every hash has the log, as UPDATE sees it: one that has not begun (Redis threw it out, or
+        lost it with all else) says nothing of the partitions that it does not name."""
+        least = np.full(PARTITIONS, FAR)
+        for log in self._run([("HGETALL", of_log) for _, of_log in self._all_hashes(table)]):
+            reached = np.full(PARTITIONS, 0 if BEGUN in log else FAR)
+            for partition, position in log.items():
+                if partition != BEGUN:
+                    reached[int(partition)] = int(position)
+            np.minimum(least, reached, out=least)
+        return least
+
+    def update(self, table: str, batch: Batch, since: np.ndarray) -> bool:
+        """Rows of the log, except what is older than what is in. since: int64 [PARTITIONS] how far this writer had it in.
+
+        -> whether rows before these are lacking; nothing is written of those partitions of the log.
+        """
+        rows, reached = batch.latest, batch.reached
+        fields, values = encode_keys(rows.keys), encode_vectors(rows.vectors)
+        at = {int(partition_of(rows.keys[at[:1]], self._config.num_partitions)[0]): at for at in self._by_partition(rows.keys)}
+        commands = []
+        for part, names in enumerate(self._all_hashes(table)):  # all of them: each keeps how far the log is in
+            positions = at.get(part, np.empty(0, np.int64))
+            arguments: list[bytes | int] = []
+            for partition in np.flatnonzero(reached):
+                own = positions[rows.partitions[positions] == partition]
+                log = [int(partition), int(since[partition]), int(reached[partition]), len(own)]
+                arguments += [*log, *_alternating(fields, values, own)]
+            commands.append(("EVAL", UPDATE, 2, *names, *arguments))
+        return any(self._run(commands))
+
+    def fill(self, table: str, keys: np.ndarray, vectors: np.ndarray, reached: np.ndarray) -> bool:
+        """Rows that this machine has (int64 [N], float32 [N, D]) and Redis has not; False when Redis has no room for them.
+
+        reached: int64 [PARTITIONS] how far the log is in where the rows come from. When Redis is further, nothing is written.
+        """
+        fields, values, log = encode_keys(keys), encode_vectors(vectors), _positions(reached)
+        try:
+            self._run(
+                [
+                    ("EVAL", FILL, 2, *self._hashes(table, keys[at]), len(log) // 2, *log, *_alternating(fields, values, at))
+                    for at in self._by_partition(keys)
+                ]
+            )
+        except NoRoomError:
+            return False
+        return True
+
+    def set_log(self, table: str, partition: int, reached: int) -> None:
+        """From now on, at least so much of this partition of the log counts as being in; 0: nothing does."""
+        self._run([("EVAL", SET, 2, *names, partition, reached) for names in self._all_hashes(table)])
+
+    def _by_partition(self, keys: np.ndarray) -> list[np.ndarray]:
+        """Positions of the keys of each partition that has any."""
+        partitions = partition_of(keys, self._config.num_partitions)
+        order = np.argsort(partitions, kind="stable")
+        starts = np.flatnonzero(np.diff(partitions[order], prepend=-1))
+        return np.split(order, starts[1:]) if len(keys) else []
+
+    def _hashes(self, table: str, keys: np.ndarray) -> tuple[str, str]:
+        """What keys of one partition lie in: their rows, and how far the log is in."""
+        partition = int(partition_of(keys[:1], self._config.num_partitions)[0])
+        return value_hash(self._model, table, partition), log_hash(self._model, table, partition)
+
+    def _all_hashes(self, table: str) -> list[tuple[str, str]]:
+        """Of every partition."""
+        parts = range(self._config.num_partitions)
+        return [(value_hash(self._model, table, part), log_hash(self._model, table, part)) for part in parts]
+
+    def _run(self, commands: list[tuple]) -> list:
+        try:
+            cluster = self._cluster or self._connect()
+            self._cluster = cluster
+            pipeline = cluster.pipeline(transaction=False)
+            for command in commands:
+                pipeline.execute_command(*command)
+            return pipeline.execute()
+        except OutOfMemoryError as error:
+            raise NoRoomError(
+                f"Redis at {self._config.address} is full. Expected room for the tables' rows below maxmemory. "
+                "Raise maxmemory, or set maxmemory-policy allkeys-lru."
+            ) from error
+        except (RedisError, RedisClusterException, OSError) as error:
+            self._cluster = None
+            raise DependencyError(
+                f"Redis at {self._config.address} did not answer ({error!r}). Expected a cluster that replies within "
+                f"{self._config.timeout_ms} ms. Check that it runs with cluster-enabled yes; rows come from L3 meanwhile."
+            ) from error
+
+    def _connect(self) -> RedisCluster:
+        places = [address.strip().rsplit(":", 1) for address in self._config.address.split(",")]
+        timeout_s = self._config.timeout_ms / 1e3
+        return RedisCluster(
+            startup_nodes=[ClusterNode(host, int(port)) for host, port in places],
+            username=self._config.user_name if self._config.password else None,
+            password=self._config.password or None,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
+            retry=Retry(NoBackoff(), 0),
+        )
+
+    def close(self) -> None:
+        """Let the connections go; another thread may be in the middle of a call, and finishes it."""
+        self._cluster = None
+
+
+def _positions(reached: np.ndarray) -> list[int]:
+    """partition, how far, partition, how far, … of those of which anything is in."""
+    read = np.flatnonzero(reached)
+    return np.column_stack([read, reached[read]]).ravel().tolist()
+
+
+def _alternating(fields: list[bytes], values: list[bytes], at: np.ndarray) -> list[bytes]:
+    """field, value, field, value, … of these positions."""
+    return [part for i in at.tolist() for part in (fields[i], values[i])]

@@ -1,0 +1,388 @@
+"""L3: every row of every table in RocksDB, in HPS's own layout. One process writes (the updater); instances are secondaries.
+
+A secondary sees what the primary had written when it last caught up. It names files by the folder itself, not by its path: a
+database that is put aside (loading.py) stays what it was for those who have it open, and they are told to open the new one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from math import ceil
+from pathlib import Path
+
+import numpy as np
+from rocksdict import AccessType, BlockBasedOptions, Cache, MemtableFactory, Options, Rdict, SstFileWriter, WriteBatch
+
+from serving.contract.errors import DataError, DependencyError
+from serving.tables.config import RocksConfig
+from serving.tables.formats.names import check_keys
+from serving.tables.formats.rocksdb_layout import DEFAULT_COLUMN_FAMILY, column_family, log_key
+from serving.tables.formats.rocksdb_log import first_damage
+from serving.tables.formats.rows import decode_vectors, encode_keys, encode_vectors
+from serving.tables.levels.level import Found
+from serving.tables.store.batch import Batch, nothing_reached
+from serving.tables.store.wave import Wave
+from serving.tables.updates.following import Following
+
+BLOCK_CACHE_BYTES = 8 << 20  # of one store, all tables; index and filters live outside it; hot rows are in L1 and L2, not here
+BLOOM_BITS_PER_KEY = 10  # 1 % of unknown keys cost a read
+BLOCK_BYTES = 4096
+INDEX_BYTES_PER_BLOCK, READER_BYTES = 15, 2048  # measured; of one file: its properties, and rounding
+BLOCK_ROW_BYTES = 16  # beside a row in a block: key, sequence number, lengths
+FULL_SHARE = 0.9  # of a block: what does not fit what is left goes to the next one
+KEYS_PER_READ = 2  # of one thread: fewer are not worth waking it
+MEMTABLE_BYTES = 4 << 20  # what a secondary replays at most when it catches up, holding the interpreter: 0.6 us per row
+MERGED_BYTES_PER_S = 160 << 20  # at most; it starts from a twentieth, enough for 80,000 updated rows a second
+REPORT_BYTES = 1 << 20  # of RocksDB's own LOG, of which it keeps two: without, 40 MB a day at 10,000 updated rows a second
+REFILL_US, PIECE_BYTES = 10_000, 128 << 10
+SST_ROWS = 1_000_000  # of one file: bounds the memory of loading
+LOADING_PREFIX = "loading-files-"  # folders of such files, in the database's; what is left of them has died
+DAMAGED_MARK = "tables.damaged"  # in the database's folder: it is not what was written; who opens it next puts it aside
+SYNCED_FILE = "tables.synced"  # the number of a write that was on disk: RocksDB takes a log that was cut short for complete
+
+log = logging.getLogger(__name__)
+
+
+def reader_bytes(rows: int, width: int) -> int:
+    """Bytes that every process with the database open keeps for a table, whatever it reads: filters, and an index of blocks."""
+    rows_per_block = ceil(FULL_SHARE * BLOCK_BYTES / (BLOCK_ROW_BYTES + 4 * width))
+    index_bytes = INDEX_BYTES_PER_BLOCK * ceil(rows / rows_per_block)
+    return ceil(rows * BLOOM_BITS_PER_KEY / 8) + index_bytes + READER_BYTES * ceil(rows / SST_ROWS)
+
+
+class DamagedError(DependencyError):
+    """What lies on disk is not what was written. Waiting does not mend it."""
+
+
+class RocksStore:
+    """Rows of one model's tables, `widths` values each. Every failure of RocksDB is a DependencyError.
+
+    writable: opened as the one writer, and created when there is none; else as a secondary. held: closed with the store.
+    complete: {table: N}, whose keys 0 … N - 1 must be there; None where a damaged database cannot be filled again. Where it
+    can, damage is marked in its folder and soon raises DamagedError; where not, it costs the rows of the damaged blocks.
+    """
+
+    def __init__(
+        self,
+        config: RocksConfig,
+        model: str,
+        widths: dict[str, int],
+        writable: bool = False,
+        held: ExitStack | None = None,
+        complete: dict[str, int] | None = None,
+    ) -> None:
+        self._config, self._widths, self.writable, self._complete = config, widths, writable, complete
+        self._families = {table: column_family(model, table) for table in widths}
+        self._path, self._damage = Path(config.path), ""
+        self._cache = Cache(BLOCK_CACHE_BYTES)
+        self._reading = self._failures("read")
+        with ExitStack() as on_failure, self._failures("open"):
+            self._access = AccessType.read_write() if writable else self._as_secondary(on_failure)
+            self._following = Following(self._path, config.path, self._open_database)
+            try:
+                self._open()
+            except Exception as error:
+                if writable or not _is_damage(error):
+                    raise
+                self._open()  # the writer may have been in the middle of a change
+            self._held = on_failure.pop_all()
+        if held is not None:
+            self._held.push(held)
+        self._wave = Wave(config.read_threads - 1)  # the thread that asks reads as well
+
+    def _as_secondary(self, undo: ExitStack) -> AccessType:
+        folder = os.open(self._path, os.O_PATH | os.O_DIRECTORY)
+        undo.callback(os.close, folder)
+        self._identity = os.fstat(folder)
+        self._path = Path(f"/proc/self/fd/{folder}")
+        return AccessType.secondary(
+            undo.enter_context(tempfile.TemporaryDirectory(prefix="rocksdb-secondary-", ignore_cleanup_errors=True))
+        )
+
+    def _open(self) -> None:
+        synced = self._synced()
+        if self.writable:
+            self._path.mkdir(parents=True, exist_ok=True)
+            self._open_database()
+        else:
+            self._check_log_files()
+            self._following.open()
+        try:
+            self._check_log(synced)
+        except Exception:
+            self._close_database()
+            raise
+
+    def _open_database(self) -> Rdict:
+        """In place of what is open: that is closed when the last of those who read it has done so."""
+        path = str(self._path)
+        there = Rdict.list_cf(path) if Path(path, "CURRENT").exists() else [DEFAULT_COLUMN_FAMILY]
+        names = {*there, *self._families.values()} if self.writable else there
+        families = {name: self._options() for name in names}
+        self._db = Rdict(path, self._options(), column_families=families, access_type=self._access)
+        self._tables = {table: self._db.get_column_family(name) for table, name in self._families.items() if name in families}
+        return self._db
+
+    def _options(self) -> Options:
+        options = Options(raw_mode=True)
+        options.create_if_missing(True)
+        options.create_missing_column_families(True)
+        options.set_use_direct_reads(self._config.direct_reads)
+        options.set_advise_random_on_open(True)
+        options.set_keep_log_file_num(2)
+        options.set_max_file_opening_threads(1)  # 16 a table, started anew whenever a secondary catches up: 4 ms for 10 tables
+        options.set_write_buffer_size(MEMTABLE_BYTES)
+        if self.writable:  # sorts its rows when they are full, not one by one: a quarter of the time; who writes never reads
+            options.set_memtable_factory(MemtableFactory.vector())
+            options.set_allow_concurrent_memtable_write(False)
+            # Not a secondary's, whose folder is a temporary one: where that was cleared away, RocksDB crashes at the next file.
+            options.set_max_log_file_size(REPORT_BYTES)
+            # Flushing and merging in small pieces: at once they take a core from the requests for up to 0.2 s.
+            options.set_auto_tuned_ratelimiter(MERGED_BYTES_PER_S, REFILL_US, fairness=10)
+            options.set_writable_file_max_buffer_size(PIECE_BYTES)
+        blocks = BlockBasedOptions()
+        blocks.set_block_size(BLOCK_BYTES)
+        blocks.set_bloom_filter(BLOOM_BITS_PER_KEY, False)
+        blocks.set_block_cache(self._cache)
+        options.set_block_based_table_factory(blocks)
+        return options
+
+    def _failures(self, doing: str) -> _Failures:
+        return _Failures(f"RocksDB at {self._config.path} failed to {doing}", self.damaged)
+
+    # --- damage -------------------------------------------------------------------------------------------------------------
+    def damaged(self, what: str) -> DamagedError:
+        """Mark the database as damaged, when it can be filled again -> the error that says so."""
+        remedy = "Delete the folder: it is loaded again from the exported tables (updates since the export are lost)."
+        if self._complete is not None:
+            self._damage = what
+            remedy = "It is put aside and filled again by the next process that opens it while nobody else writes."
+            with suppress(OSError):  # a disk that takes no mark takes no new database either
+                (self._path / DAMAGED_MARK).touch()
+        return DamagedError(f"RocksDB at {self._config.path} is damaged: {what}. Expected what was written there. {remedy}")
+
+    def check(self) -> None:
+        """Raises DamagedError when this or another process met damage, DependencyError when another database lies here now."""
+        with self._reading:
+            self._check_damage()
+            if self.writable:
+                if self._complete is not None and (self._path / DAMAGED_MARK).exists():
+                    raise self.damaged("an instance could not read it")
+            elif not os.path.samestat(self._identity, os.stat(self._config.path)):
+                raise DependencyError(f"RocksDB at {self._config.path} was replaced by a new one, which is opened next.")
+
+    def _check_damage(self) -> None:
+        if self._damage:
+            raise self.damaged(self._damage)
+
+    def _synced(self) -> int:
+        """The number of the last write that was certainly on disk."""
+        try:
+            return int((self._path / SYNCED_FILE).read_text())
+        except (FileNotFoundError, ValueError):  # never written, or cut short by a power failure: nothing is known
+            return 0
+
+    def _check_log_files(self) -> None:
+        """Raises DamagedError for a log that a secondary may never come back from."""
+        for file in self._path.glob("*.log"):
+            try:
+                at = first_damage(file)
+            except FileNotFoundError:  # the writer is done with it
+                continue
+            if at >= 0:
+                raise self.damaged(f"its log {file.name} is not what was written, from byte {at} on")
+
+    def _check_log(self, synced: int) -> None:
+        """Raises DamagedError when the log ends before the write `synced`."""
+        if self._complete is None or self._db.latest_sequence_number() >= synced:
+            return
+        if not self.writable:
+            self._following.catch_up()
+        if (last := self._db.latest_sequence_number()) < synced:
+            raise self.damaged(f"its log ends at write {last}, and {synced} was on disk")
+
+    # --- reading ------------------------------------------------------------------------------------------------------------
+    def read(self, wanted: dict[str, np.ndarray]) -> tuple[Found, bool]:
+        """{table: int64 [N] keys} -> (`Found`, intact): one wave of reads for all tables.
+
+        Not intact: some rows could not be read (a damaged block) and count as not found.
+
+        Whether another database lies here by now is not looked at: that would take as long as a tenth of the read. Rows of the
+        one that was put aside are what they were; `check` tells before a secondary catches up with what was updated since.
+        """
+        with self._reading:
+            self._check_damage()
+            found, intact = self._following.undisturbed(lambda: self._read(wanted))
+            if intact and self._lacks(wanted, found):  # perhaps the writer has replaced a file since this was opened
+                self._following.catch_up()
+                found, intact = self._following.undisturbed(lambda: self._read(wanted))
+                if intact and self._lacks(wanted, found):
+                    raise self.damaged("rows that were loaded are not there")
+            return found, intact
+
+    def _lacks(self, wanted: dict[str, np.ndarray], found: Found) -> bool:
+        """Whether a row is missing that must be there."""
+        if not self._complete or self.writable:
+            return False
+        return any(
+            there is not None
+            and table in self._complete
+            and (wanted[table][~there].view(np.uint64) < self._complete[table]).any()
+            for table, (_, there) in found.items()
+        )
+
+    def _read(self, wanted: dict[str, np.ndarray]) -> tuple[Found, bool]:
+        if len(wanted) == 1:
+            ((table, keys),) = wanted.items()
+            if len(keys) <= KEYS_PER_READ:  # the usual miss: all that follows would take as long as half a read
+                values, intact = self._get(table, encode_keys(keys))
+                return {table: decode_vectors(values, self._widths[table])}, intact
+        parts = [(table, chunk) for table, keys in wanted.items() for chunk in self._chunks(encode_keys(keys))]
+        replies = self._wave.run(self._get, parts)
+        values: dict[str, list[bytes | None]] = {table: [] for table in wanted}
+        for (table, _), (reply, _) in zip(parts, replies, strict=True):
+            values[table] += reply
+        found = {table: decode_vectors(rows, self._widths[table]) for table, rows in values.items()}
+        return found, all(intact for _, intact in replies)
+
+    def _chunks(self, keys: list[bytes]) -> list[list[bytes]]:
+        """What each thread reads of one table."""
+        size = max(KEYS_PER_READ, -(-len(keys) // self._config.read_threads))
+        return [keys[start : start + size] for start in range(0, len(keys), size)]
+
+    def _get(self, table: str, keys: list[bytes]) -> tuple[list[bytes | None], bool]:
+        """Values of the keys, and whether all could be read. One damaged block must not cost the rows of the others."""
+        family = self._tables[table]
+        try:
+            return [family.get(keys[0])] if len(keys) == 1 else family.get(keys), True
+        except Exception:
+            values, last_error = [], None
+            for key in keys:
+                try:
+                    values.append(family.get(key))
+                except Exception as error:
+                    values.append(None)
+                    last_error = error
+            if last_error is not None and not any(values):
+                raise last_error from None
+            if last_error is not None and self._complete is not None and not self._damage and _is_damage(last_error):
+                log.warning("%s", self.damaged(str(last_error)))  # and the next call raises
+            return values, last_error is None
+
+    def catch_up(self) -> None:
+        """Let a secondary see all that was written up to now. The writer sees it anyway."""
+        if not self.writable:
+            self.check()
+            with self._failures("catch up"):
+                synced = self._synced()
+                self._following.catch_up()
+                self._check_log(synced)
+
+    def loaded(self, table: str) -> bool:
+        """Whether the table has rows."""
+        with self._failures("read"):
+            family = self._tables.get(table)
+            return family is not None and next(iter(family.keys()), None) is not None
+
+    # --- writing ------------------------------------------------------------------------------------------------------------
+    def update(self, table: str, batch: Batch, since: np.ndarray) -> None:
+        """Those rows of the log that are not in yet, and how far that is now: all of it or, after a crash, nothing.
+
+        since: int64 [PARTITIONS] how far it is in, `reached`.
+        """
+        new = batch.beyond(since)
+        if not len(new):
+            return
+        rows, reached = new.latest, np.maximum(since, new.reached)
+        reached = reached[: np.flatnonzero(reached)[-1] + 1]  # trim_zeros takes as long as all else here
+        with self._failures("write"):
+            changes = WriteBatch(raw_mode=True)
+            handle = self._db.get_column_family_handle(self._families[table])
+            for key, value in zip(encode_keys(rows.keys), encode_vectors(rows.vectors), strict=True):
+                changes.put(key, value, handle)
+            changes.put(log_key(self._families[table]), reached.astype("<i8").tobytes())
+            self._db.write(changes)
+
+    def reached(self, table: str) -> np.ndarray:
+        """int64 [PARTITIONS]: how far the log is in."""
+        with self._failures("read"):
+            stored = np.frombuffer(self._db.get(log_key(self._families[table])) or b"", "<i8")
+        reached = nothing_reached()
+        reached[: len(stored)] = stored
+        return reached
+
+    def set_log(self, table: str, partition: int, reached: int) -> None:
+        """From now on, at least so much of this partition of the log counts as being in; 0: nothing does."""
+        all_reached = self.reached(table)
+        all_reached[partition] = max(reached, all_reached[partition]) if reached else 0
+        with self._failures("write"):
+            self._db.put(log_key(self._families[table]), all_reached.astype("<i8").tobytes())
+
+    def sync(self) -> None:
+        """Everything written is on disk after this, also for a power failure."""
+        with self._failures("write"):
+            self._db.flush_wal(True)
+            draft = self._path / f"{SYNCED_FILE}-draft"
+            draft.write_text(str(self._db.latest_sequence_number()))
+            draft.replace(self._path / SYNCED_FILE)
+
+    def bulk_load(self, table: str, keys: np.ndarray, vectors: np.ndarray) -> None:
+        """Fill an empty table by sorted files, at once. keys int64 [N] unique, vectors float32 [N, D] (or a memmap)."""
+        order = np.argsort(check_keys(keys, table).astype("<i8").view(">u8"), kind="stable")  # RocksDB orders keys as bytes
+        with self._failures("bulk load"), tempfile.TemporaryDirectory(prefix=LOADING_PREFIX, dir=self._path) as folder:
+            files = []
+            for start in range(0, len(order), SST_ROWS):
+                rows = order[start : start + SST_ROWS]
+                files.append(f"{folder}/{start}.sst")
+                writer = SstFileWriter(self._options())
+                writer.open(files[-1])
+                for key, value in zip(encode_keys(keys[rows]), encode_vectors(vectors[rows]), strict=True):
+                    writer[key] = value
+                writer.finish()
+            self._tables[table].ingest_external_file(files)
+
+    def close(self) -> None:
+        self._wave.close()
+        self._close_database()
+        self._path = Path(os.devnull)  # a read that is still under way must not mark what is opened next
+        self._held.close()
+
+    def _close_database(self) -> None:
+        self._tables.clear()
+        try:
+            self._db.close()
+        except Exception as error:  # it failed before: what was acknowledged is in its log, and the next opening reads that
+            log.warning("RocksDB at %s closed with an error: %s", self._config.path, error)
+
+
+def _is_damage(error: Exception) -> bool:
+    """Whether RocksDB (bare Exceptions, mostly) speaks of what was written, not of a disk that is full or not to be used."""
+    text = str(error)
+    lacks = "No such file or directory" in text and ("/MANIFEST" in text or "/CURRENT" in text)  # every other file names itself
+    return text.startswith("Corruption") or lacks
+
+
+class _Failures:
+    """Turns whatever RocksDB raises into a DependencyError."""
+
+    def __init__(self, doing: str, damaged: Callable[[str], DamagedError]) -> None:
+        self._doing, self._damaged = doing, damaged
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
+        if not isinstance(error, Exception) or isinstance(error, DependencyError):
+            return
+        if _is_damage(error):
+            raise self._damaged(str(error)) from error
+        remedy = (
+            str(error)
+            if isinstance(error, DataError)
+            else "Expected a database that can be read, with room to write. Check the disk and the permissions."
+        )
+        raise DependencyError(f"{self._doing}: {error!r}. {remedy}") from error

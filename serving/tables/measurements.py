@@ -1,0 +1,70 @@
+"""Report the counts of the tiers as named measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from serving.contract.measurements import COUNTER, GAUGE, Measurement
+from serving.tables.metrics import Metrics, TableMetrics
+
+
+def measurements(metrics: Metrics) -> Iterator[Measurement]:
+    """Everything a snapshot holds. L2 and the updater are the machine's, all else is this process's."""
+    for name, table in metrics.tables.items():
+        yield from _of_lookups(name, table)
+        yield from _of_memory(name, table)
+        yield from _of_updates(name, table)
+    misses = metrics.misses
+    yield _gauge("hit_rate_overall", "Rows of all tables answered by any level with the key's own row, share", metrics.hit_rate)
+    yield _counter("misses", "Requests with rows that the first level lacked", sum(misses.buckets))
+    yield _counter("miss_seconds", "Time such requests waited for the levels below", misses.total_us / 1e6)
+    for share in (0.5, 0.99):
+        yield _gauge(
+            "miss_latency_us", "The same, quantiles, µs (upper bounds)", misses.quantile_us(share), quantile=str(share)
+        )
+    yield _counter("degraded_lookups", "Lookups that needed a level which was down", misses.degraded_lookups)
+    yield _counter("insertions_dropped", "Insertions that found no room in the queue or in Redis", misses.insertions_dropped)
+    for level, failures in metrics.failures.items():
+        yield _counter("level_failures", "Calls to a level that failed", failures, level=level)
+        yield _gauge("level_down", "1 while a level is left alone after a failure", level in metrics.down, level=level)
+
+
+def _of_lookups(name: str, table: TableMetrics) -> Iterator[Measurement]:
+    counts = table.counts
+    rows = {"l1": counts.l1_hits, "l2": counts.l2_hits, "l3": counts.l3_hits}
+    others = {"perhaps_old": counts.perhaps_old, "default_late": counts.late, "default_unknown": counts.unknown}
+    for answer, value in {**rows, **others}.items():
+        yield _counter("rows", "Rows asked for, by what answered", value, table=name, answer=answer)
+    rates = {"l1": counts.l1_hit_rate, "l2": counts.l2_hit_rate, "l3": counts.l3_hit_rate, "all": counts.hit_rate}
+    for level, value in rates.items():
+        yield _gauge("hit_rate", "Share of the rows that reached a level and were there", value, table=name, level=level)
+    yield _gauge("default_rate", "Share of the rows answered by the default vector", counts.default_rate, table=name)
+
+
+def _of_memory(name: str, table: TableMetrics) -> Iterator[Measurement]:
+    for level, rows, nbytes in (("l1", table.l1_rows, table.l1_bytes), ("l2", table.l2_rows, table.l2_bytes)):
+        yield _gauge("resident_rows", "Rows in memory", rows, table=name, level=level)
+        yield _gauge("resident_bytes", "Bytes of these rows, with keys and indices", nbytes, table=name, level=level)
+
+
+def _of_updates(name: str, table: TableMetrics) -> Iterator[Measurement]:
+    updater = table.updater
+    yield _gauge(
+        "updates_applied", "Rows updated on this machine since its tables were opened", updater.rows_applied, table=name
+    )
+    yield _gauge("updates_rejected", "Update messages refused as malformed", updater.messages_rejected, table=name)
+    yield _gauge(
+        "updates_lost", "Update messages that brokers removed before they were read", updater.messages_lost, table=name
+    )
+    yield _gauge("update_lag_seconds", "From the producer's time stamp to visible", updater.lag_ms / 1e3, table=name)
+    yield _gauge("updater_seen", "The updater's last sign of life, unix seconds", updater.heartbeat_unix_ms / 1e3, table=name)
+    yield _gauge("broker_down", "1 while the updater reaches no broker", updater.broker_down, table=name)
+    yield _gauge("store_down", "1 while updates wait for a database that is down", updater.store_down, table=name)
+
+
+def _counter(name: str, description: str, value: float, **labels: str) -> Measurement:
+    return Measurement(f"recommender_table_{name}", description, COUNTER, labels, float(value))
+
+
+def _gauge(name: str, description: str, value: float, **labels: str) -> Measurement:
+    return Measurement(f"recommender_table_{name}", description, GAUGE, labels, float(value))

@@ -1,0 +1,42 @@
+"""The tables of a stage, as its kernel opens them: the tiers of its `tiers.json`, or every table whole in shared memory."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from serving.contract.artifacts import REMEDY, open_array
+from serving.contract.errors import ArtifactError
+from serving.tables.config import TableConfig, TiersConfig, read_config
+from serving.tables.store.tiers import CONFIG_FILE, Tiers
+
+
+def open_tables(folder: Path, model: str, needed: Sequence[str] = ()) -> Tiers:
+    """`folder` holds <table>.npy files, float32 [rows, D], and perhaps tiers.json; `model` names them without it.
+
+    Raises ArtifactError when one of the `needed` tables, or what it is filled from, is not there as it should be; ConfigError.
+    """
+    config = read_config(folder / CONFIG_FILE) if (folder / CONFIG_FILE).exists() else in_memory(folder, model)
+    if missing := set(needed) - {table.name for table in config.tables}:
+        raise ArtifactError(f"{folder} lacks the tables {sorted(missing)}. {REMEDY}")
+    return Tiers(config)
+
+
+def in_memory(folder: Path, model: str) -> TiersConfig:
+    """Settings for complete tables in memory, one copy for all instances that open the same files."""
+    names = sorted(path.stem for path in folder.glob("*.npy"))
+    if not names:
+        raise ArtifactError(f"{folder} holds no embedding table; expected <table>.npy files. {REMEDY}")
+    shapes = {name: open_array(folder, name).shape for name in names}
+    if wrong := [name for name, shape in shapes.items() if len(shape) != 2]:
+        raise ArtifactError(f"{folder / wrong[0]}.npy has shape {list(shapes[wrong[0]])}; expected [rows, D]. {REMEDY}")
+    tables = tuple(TableConfig(name, rows, width, l2_rows=rows) for name, (rows, width) in shapes.items())
+    return TiersConfig(model, tables, arena_of(folder, names), source=str(folder))
+
+
+def arena_of(folder: Path, names: list[str]) -> str:
+    """A name that changes with the files: another export gets rows of its own."""
+    stats = {name: (folder / f"{name}.npy").stat() for name in names}
+    facts = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()]
+    return hashlib.blake2b(repr((str(folder.resolve()), facts)).encode(), digest_size=12).hexdigest()

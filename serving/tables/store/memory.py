@@ -1,0 +1,152 @@
+"""Memory that tables lie in: private to the process (L1), or one file in shared memory for all processes (L2).
+
+A shared file belongs to whoever maps it. Its users hold a shared lock on `users` beside it; the last one to leave, or the next
+one to come after a crash, removes it. Kernel locks (flock) die with their process: a killed process never blocks another.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import shutil
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from serving.contract.errors import DependencyError
+
+ALIGNMENT = 64  # bytes; a cache line
+ARENA_PREFIX = "embedding-tiers-"
+USERS_FILE = "users"
+
+
+class Sections:
+    """Named arrays one behind the other in a block of bytes. Zero bytes must be a valid initial state of each."""
+
+    def __init__(self, specs: dict[str, tuple[np.dtype | type, tuple[int, ...]]]) -> None:
+        self.offsets: dict[str, int] = {}
+        self.specs, self.nbytes = specs, 0
+        for name, (dtype, shape) in specs.items():
+            self.offsets[name] = self.nbytes
+            size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+            self.nbytes += -(-size // ALIGNMENT) * ALIGNMENT
+
+    def array(self, block: memoryview, name: str) -> np.ndarray:
+        """The section as a writable array over `block`."""
+        dtype, shape = self.specs[name]
+        return np.frombuffer(block, dtype, int(np.prod(shape)), self.offsets[name]).reshape(shape)
+
+
+class PrivateBlock:
+    """Zeroed memory of this process. Pages (of 2 MiB where the system has them) cost nothing until they are written."""
+
+    def __init__(self, nbytes: int) -> None:
+        block = mmap.mmap(-1, max(nbytes, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # page-aligned: a row is one cache line
+        with suppress(OSError):  # a kernel built without large pages refuses the advice, and nothing is lost but speed
+            block.madvise(mmap.MADV_HUGEPAGE)  # rows are read here and there: almost each on another page, were these of 4 KiB
+        self.view = memoryview(block)
+        self.lock = threading.Lock()
+
+
+class FileLock:
+    """Excludes threads and processes. The kernel frees it when its process dies."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._threads = file, threading.Lock()
+
+    def acquire(self, blocking: bool = True) -> bool:
+        if not self._threads.acquire(blocking):
+            return False
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | (0 if blocking else fcntl.LOCK_NB))
+        except BlockingIOError:
+            self._threads.release()
+            return False
+        return True
+
+    def release(self) -> None:
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+        self._threads.release()
+
+    def __enter__(self) -> FileLock:
+        self.acquire()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class SharedBlock:
+    """A file of `nbytes`, mapped by every process that opens the same path; zeroed when created, then `initialise`d once.
+
+    The file appears under its name only when it is complete. Raises DependencyError when there is no room for it.
+    """
+
+    def __init__(self, path: Path, nbytes: int, initialise: Callable[[memoryview], None]) -> None:
+        self.path = path
+        with open(path.with_suffix(".lock"), "wb") as creation:
+            fcntl.flock(creation, fcntl.LOCK_EX)
+            if not path.exists() or path.stat().st_size != nbytes:
+                self._create(nbytes, initialise)
+            file = open(path, "r+b")  # noqa: SIM115 - its lock is the writers' lock
+        self.view = memoryview(mmap.mmap(file.fileno(), nbytes))
+        self.lock = FileLock(file)
+
+    def _create(self, nbytes: int, initialise: Callable[[memoryview], None]) -> None:
+        draft = self.path.with_suffix(".draft")
+        try:
+            with open(draft, "w+b") as file:
+                os.posix_fallocate(file.fileno(), 0, nbytes)  # now, not as a SIGBUS in the middle of a request
+                initialise(memoryview(mmap.mmap(file.fileno(), nbytes)))
+            draft.rename(self.path)
+        except OSError as error:
+            draft.unlink(missing_ok=True)
+            free = shutil.disk_usage(self.path.parent).free
+            raise DependencyError(
+                f"{self.path.parent} has no room for {nbytes} bytes of embedding rows ({error.strerror}; {free} bytes free). "
+                "Lower the tables' l2_rows, choose a smaller row_format, or enlarge shared memory (docker --shm-size)."
+            ) from error
+
+
+class SharedFolder:
+    """The folder of one arena. While it is open, nobody removes it; `close` removes it when this was the last user."""
+
+    def __init__(self, root: Path, name: str) -> None:
+        self.path = root / f"{ARENA_PREFIX}{name}"
+        for stale in root.glob(f"{ARENA_PREFIX}*"):
+            if stale != self.path:
+                remove_unused(stale)
+        while not self._enter():
+            pass
+        self.close = weakref.finalize(self, leave, self._users, self.path)  # at the latest when the interpreter ends
+
+    def _enter(self) -> bool:
+        """Become a user. False when the folder's last user removed it meanwhile."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self._users = open(self.path / USERS_FILE, "wb")  # noqa: SIM115 - its lock says that we are here
+            fcntl.flock(self._users, fcntl.LOCK_SH)
+            return os.path.samestat(os.fstat(self._users.fileno()), os.stat(self.path / USERS_FILE))
+        except FileNotFoundError:
+            return False
+
+
+def leave(users: IO[bytes], arena: Path) -> None:
+    users.close()
+    remove_unused(arena)
+
+
+def remove_unused(arena: Path) -> None:
+    """Delete an arena that no living process uses."""
+    try:
+        with open(arena / USERS_FILE, "r+b") as users:
+            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(arena, ignore_errors=True)
+    except (FileNotFoundError, BlockingIOError):
+        pass

@@ -1,0 +1,140 @@
+"""Rows of two widths: a table's hot rows are as wide as the network reads them, its cold rows narrow, widened on the way out.
+
+    key < first cold key ─▶ <table>        float32 [first cold key, D]
+    key from there on    ─▶ <table>-cold   float32 [cold rows, W] · projection of the table [W, D]
+
+To the levels below both are tables like any other, with budgets, row formats and updates of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from serving.contract.artifacts import REMEDY
+from serving.contract.errors import ArtifactError
+from serving.tables.store.tables import EmbeddingTables
+
+PROJECTIONS_FILE = "projections.npz"  # table -> float32 [W, D]
+
+Wanted = tuple[tuple[str, ...], np.ndarray]  # S table names, int [..., S] a key of each
+
+
+def cold_table(name: str) -> str:
+    """Where the cold rows of a table are."""
+    return f"{name}-cold"
+
+
+class Tables(Protocol):
+    def gather(self, *wanted: Wanted) -> list[np.ndarray]: ...
+
+
+@dataclass(frozen=True)
+class MixedWidths:
+    """first_cold: table -> its first cold key, for tables that have any; projections: table -> float32 [W, D]."""
+
+    first_cold: Mapping[str, int]
+    projections: Mapping[str, np.ndarray]
+
+    @classmethod
+    def load(cls, folder: Path, first_cold: Mapping[str, int]) -> MixedWidths:
+        """Raises ArtifactError when a table with cold rows lacks its projection."""
+        if not first_cold:
+            return ONE_WIDTH
+        try:
+            with np.load(folder / PROJECTIONS_FILE) as file:
+                projections = {name: file[name] for name in first_cold}
+        except (OSError, KeyError, ValueError) as error:
+            raise ArtifactError(
+                f"{folder / PROJECTIONS_FILE} does not widen the cold rows of {', '.join(first_cold)} ({error}). {REMEDY}"
+            ) from error
+        return cls(dict(first_cold), projections)
+
+    @property
+    def cold_tables(self) -> tuple[str, ...]:
+        return tuple(map(cold_table, self.first_cold))
+
+    def n_rows(self, stored: Mapping[str, int]) -> dict[str, int]:
+        """Table -> how many keys it has, from how many rows are stored under each name."""
+        return {**stored, **{name: first + stored[cold_table(name)] for name, first in self.first_cold.items()}}
+
+    def whole(self, tables: EmbeddingTables, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """Those tables with all their rows, float32 [rows, D]."""
+        rows = {name: tables.tables[name] for name in names}
+        for name in self.first_cold:
+            rows[name] = np.concatenate([rows[name], widened(tables.tables[cold_table(name)], self.projections[name])])
+        return rows
+
+    def gather(self, tables: Tables, *wanted: Wanted) -> list[np.ndarray]:
+        """As `tables.gather`, for keys of whole tables: for each (S names, int [..., S] keys) float32 [..., S, D].
+
+        One call of `tables.gather`, so that misses of hot and of cold rows are read in one wave.
+        """
+        if not self.first_cold or not any(name in self.first_cold for names, _ in wanted for name in names):
+            return tables.gather(*wanted)
+        groups = [group for answer, (names, keys) in enumerate(wanted) for group in self._groups(answer, names, keys)]
+        groups = [group for group in groups if group.keys.size]
+        read = tables.gather(*((group.names, group.keys) for group in groups))
+        width = next(iter(self.projections.values())).shape[1]
+        answers = [np.empty((*keys.shape, width), np.float32) for _, keys in wanted]
+        for group, rows in zip(groups, read, strict=True):
+            answers[group.answer][group.place] = rows if group.projection is None else widened(rows, group.projection)
+        return answers
+
+    def _groups(self, answer: int, names: tuple[str, ...], keys: np.ndarray) -> Iterator[_Group]:
+        whole = [slot for slot, name in enumerate(names) if name not in self.first_cold]
+        if whole:
+            yield _Group(answer, np.s_[..., whole, :], tuple(names[slot] for slot in whole), keys[..., whole])
+        for slot, name in enumerate(names):
+            if name in self.first_cold:
+                own, first, place = keys[..., slot], self.first_cold[name], slice(slot, slot + 1)
+                hot = own < first
+                yield _Group(answer, (hot, place), (name,), own[hot][:, None])
+                yield _Group(answer, (~hot, place), (cold_table(name),), own[~hot][:, None] - first, self.projections[name])
+
+    def split(self, name: str, keys: np.ndarray) -> list[Part]:
+        """int64 [N] rising keys of a whole table -> the hot ones, then, where the table has any, the cold ones."""
+        if name not in self.first_cold:
+            return [Part(name, keys)]
+        first = self.first_cold[name]
+        n_hot = int(np.searchsorted(keys, first))
+        return [Part(name, keys[:n_hot]), Part(cold_table(name), keys[n_hot:] - first, first, self.projections[name])]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Keys of a whole table whose rows are as wide as each other."""
+
+    table: str  # where they are
+    keys: np.ndarray  # int64 [N] there
+    first: int = 0  # key of the whole table that is 0 there
+    projection: np.ndarray | None = None  # float32 [W, D] that widens them
+
+
+@dataclass(frozen=True)
+class _Group:
+    """What one group of tables adds to an answer."""
+
+    answer: int
+    place: tuple  # in the answer
+    names: tuple[str, ...]
+    keys: np.ndarray
+    projection: np.ndarray | None = None
+
+
+ONE_WIDTH = MixedWidths({}, {})
+
+
+def widened(rows: np.ndarray, projection: np.ndarray) -> np.ndarray:
+    """float32 [..., W] narrow rows, [W, D] -> float32 [..., D].
+
+    Added up in one order whatever the batch, which a product of matrices is not: a row is the same in every answer.
+    """
+    wide = rows[..., :1] * projection[0]
+    for column in range(1, len(projection)):
+        wide += rows[..., column, None] * projection[column]
+    return wide

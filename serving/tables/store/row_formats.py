@@ -1,0 +1,120 @@
+"""Row formats of L1 and L2: fp32, fp16, int8 and int4, encoded on the way in and decoded on the way out.
+
+An int8 or int4 row is its codes, then a float16 scale and a float16 offset of its own: value = code · scale + offset.
+The offset is rounded down and the scale up, so that the codes cover the row's whole range and the error of a value stays
+within `error_bound`. Encoding a decoded row again gives the same bytes' values back only for fp32 and fp16; a row is therefore
+encoded once, from the fp32 row that L3 and the update messages carry.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from serving.contract.errors import ConfigError, DataError
+
+FP16_MAX = float(np.finfo(np.float16).max)
+LEVELS = {"int8": 255, "int4": 15}  # highest code
+SCALE_BYTES = 4  # float16 scale, float16 offset
+
+
+class RowCodec:
+    """Rows of one width in one format. A stored row has `columns` values of `dtype`, `row_bytes` bytes in all."""
+
+    def __init__(self, row_format: str, width: int) -> None:
+        shapes = {
+            "fp32": (np.float32, width),
+            "fp16": (np.float16, width),
+            "int8": (np.uint8, width + SCALE_BYTES),
+            "int4": (np.uint8, (width + 1) // 2 + SCALE_BYTES),
+        }
+        if row_format not in shapes:
+            raise ConfigError(
+                f"row_format = {row_format!r}. Expected one of {', '.join(shapes)}. Correct the table's settings."
+            )
+        self.row_format, self.width = row_format, width
+        self.dtype, self.columns = np.dtype(shapes[row_format][0]), shapes[row_format][1]
+        self.row_bytes = self.columns * self.dtype.itemsize
+
+    def encode(self, vectors: np.ndarray) -> np.ndarray:
+        """float32 [N, width] -> stored rows [N, columns]. Raises DataError on values the format cannot hold."""
+        if self.row_format == "fp32":
+            return np.ascontiguousarray(vectors, np.float32)
+        self._check_range(vectors)
+        if self.row_format == "fp16":
+            return vectors.astype(np.float16)
+        codes, scale, offset = quantize(vectors, LEVELS[self.row_format])
+        if self.row_format == "int4":
+            codes = pack_nibbles(codes)
+        return np.concatenate([codes, scale[:, None].view(np.uint8), offset[:, None].view(np.uint8)], axis=1)
+
+    def decode(self, stored: np.ndarray) -> np.ndarray:
+        """Stored rows [N, columns] -> float32 [N, width]. fp32 rows come back as they are, not copied."""
+        if self.row_format == "fp32":
+            return stored
+        if self.row_format == "fp16":
+            return stored.astype(np.float32)
+        codes = stored[:, :-SCALE_BYTES]
+        if self.row_format == "int4":
+            codes = unpack_nibbles(codes, self.width)
+        scales = np.ascontiguousarray(stored[:, -SCALE_BYTES:]).view(np.float16).astype(np.float32)
+        vectors = codes * scales[:, :1]
+        vectors += scales[:, 1:]
+        return vectors
+
+    def plain(self, stored: np.ndarray) -> np.ndarray:
+        """Stored rows [N, columns], the same memory, of a type that compiled loops can read: uint16 in place of float16."""
+        return stored.view(np.uint16) if self.row_format == "fp16" else stored
+
+    def roundtrip(self, vectors: np.ndarray) -> np.ndarray:
+        """What a lookup gives back for these fp32 rows: the same, whichever level holds them."""
+        return vectors if self.row_format == "fp32" else self.decode(self.encode(vectors))
+
+    def error_bound(self, vectors: np.ndarray) -> np.ndarray:
+        """float32 [N, width] -> float64 [N, 1]: no decoded value of the row is further from its original than this."""
+        low = vectors.min(axis=1, keepdims=True).astype(np.float64)
+        high = vectors.max(axis=1, keepdims=True).astype(np.float64)
+        largest = np.maximum(np.abs(low), np.abs(high))
+        if self.row_format == "fp32":
+            return np.zeros_like(low)
+        if self.row_format == "fp16":
+            return largest * 2.0**-11 + 2.0**-25
+        ulp = 2.0**-10  # of a float16, relative; its smallest step is 2^-24
+        step = ((high - low) + np.abs(low) * ulp + 2.0**-24) / LEVELS[self.row_format] * (1 + ulp) + 2.0**-24
+        return step / 2 + largest * 2.0**-22  # half a step, and the float32 arithmetic of decoding
+
+    def _check_range(self, vectors: np.ndarray) -> None:
+        bad = ~(np.abs(vectors) <= FP16_MAX / 2)  # also true of NaN; half, so that a row's range fits a float16 as well
+        if bad.any():
+            row, column = np.argwhere(bad)[0]
+            raise DataError(
+                f"row {row}, value {column} is {vectors[row, column]}. {self.row_format} rows hold finite values up to "
+                f"{FP16_MAX / 2:.0f}. Keep this table in fp32, or mend the training that produced the value."
+            )
+
+
+def quantize(vectors: np.ndarray, levels: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """float32 [N, D] -> (codes uint8 [N, D] of 0 … levels, scale float16 [N], offset float16 [N])."""
+    low, high = vectors.min(axis=1), vectors.max(axis=1)
+    offset = low.astype(np.float16)
+    offset = np.where(offset > low, np.nextafter(offset, np.float16(-np.inf)), offset)
+    exact_scale = (high - offset.astype(np.float32)) / np.float32(levels)
+    scale = exact_scale.astype(np.float16)
+    scale = np.where(scale < exact_scale, np.nextafter(scale, np.float16(np.inf)), scale)
+    divisor = np.where(scale > 0, scale, np.float16(1)).astype(np.float32)
+    codes = np.rint((vectors - offset.astype(np.float32)[:, None]) / divisor[:, None])
+    return np.clip(codes, 0, levels).astype(np.uint8), scale, offset
+
+
+def pack_nibbles(codes: np.ndarray) -> np.ndarray:
+    """uint8 [N, D] of 0 … 15 -> uint8 [N, ceil(D / 2)]; the first of two codes is the low half of its byte."""
+    if codes.shape[1] % 2:
+        codes = np.pad(codes, ((0, 0), (0, 1)))
+    return codes[:, 0::2] | (codes[:, 1::2] << 4)
+
+
+def unpack_nibbles(packed: np.ndarray, width: int) -> np.ndarray:
+    """Inverse of `pack_nibbles` -> uint8 [N, width]."""
+    codes = np.empty((len(packed), packed.shape[1] * 2), np.uint8)
+    np.bitwise_and(packed, 15, out=codes[:, 0::2])
+    np.right_shift(packed, 4, out=codes[:, 1::2])
+    return codes[:, :width]

@@ -1,0 +1,81 @@
+"""Embedding tables as plain float32 arrays, memory-mapped so that all instances of a machine share their pages.
+
+<folder>/<table>.npy   float32 [rows, D]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from serving.contract.artifacts import REMEDY, open_array
+from serving.contract.errors import ArtifactError, RequestError
+from serving.loops.compiled import compiled
+
+
+@dataclass(frozen=True)
+class EmbeddingTables:
+    """All tables of one stage: name -> float32 [rows, D]. Takes the place of `Tiers` in a kernel, as their slow exact twin."""
+
+    tables: Mapping[str, np.ndarray]
+    degraded = False  # there is no level that could be down
+
+    @classmethod
+    def load(cls, folder: Path) -> EmbeddingTables:
+        """Raises ArtifactError when there is no table, or one is not float32 [rows, D]."""
+        names = sorted(path.stem for path in folder.glob("*.npy"))
+        if not names:
+            raise ArtifactError(f"{folder} holds no embedding table; expected <table>.npy files. {REMEDY}")
+        tables = {name: open_array(folder, name) for name in names}
+        for name, table in tables.items():
+            if table.dtype != np.float32 or table.ndim != 2:
+                raise ArtifactError(
+                    f"{folder / name}.npy is {table.dtype} {list(table.shape)}; expected float32 [rows, D]. {REMEDY}"
+                )
+        # A plain view of the same pages: numpy's memmap class costs microseconds per lookup.
+        return cls({name: table.view(np.ndarray) for name, table in tables.items()})
+
+    def lookup(self, name: str, rows: np.ndarray) -> np.ndarray:
+        """int [...] rows of table `name` -> float32 [..., D]. Rows must exist: they come from the plan that sized the table."""
+        return self.tables[name].take(rows, axis=0)
+
+    def side_by_side(self, names: Sequence[str], rows: np.ndarray) -> np.ndarray:
+        """int64 [B, S], a row of each of `names` -> float32 [B, sum of D]. Raises RequestError for a row that is not there."""
+        tables = [self.tables[name] for name in names]
+        vectors, start = np.empty((len(rows), sum(table.shape[1] for table in tables)), np.float32), 0
+        try:
+            for slot, table in enumerate(tables):  # not all at once: numba takes a tuple apart anew at every call, in 60 us
+                put_rows(table, rows, slot, vectors, start)
+                start += table.shape[1]
+        except IndexError:
+            raise no_such_row(names[slot], rows[:, slot], len(table)) from None
+        return vectors
+
+    def gather(self, *wanted: tuple[tuple[str, ...], np.ndarray]) -> list[np.ndarray]:
+        """For each (S table names of one width, int [..., S] a row of each): float32 [..., S, D]."""
+        return [
+            np.stack([self.lookup(name, rows[..., slot]) for slot, name in enumerate(names)], axis=-2) for names, rows in wanted
+        ]
+
+
+def no_such_row(name: str, rows: np.ndarray, n_rows: int) -> RequestError:
+    """What to say of a caller who asks for rows, int [B], that are not all among the n_rows of table `name`."""
+    wrong = rows[(rows < 0) | (rows >= n_rows)][0]
+    return RequestError(
+        f"row {wrong} of the embedding table {name!r} was asked for; it has the rows 0 to {n_rows - 1}. "
+        "Send the user_categorical that `preprocess` of this generation gives, or call `recommend`."
+    )
+
+
+@compiled
+def put_rows(table, rows, slot, vectors, start):
+    """table: float32 [rows, D]; rows: int64 [B, S], of which `slot` counts; vectors: float32 [B, …], written at `start`."""
+    for request in range(len(rows)):
+        row = rows[request, slot]
+        if row < 0 or row >= len(table):
+            raise IndexError("there is no such row in the embedding table")
+        for d in range(table.shape[1]):
+            vectors[request, start + d] = table[row, d]

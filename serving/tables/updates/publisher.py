@@ -1,0 +1,80 @@
+"""Sends updated rows to the serving machines, as HPS's own sink does: a topic per table, a key always in the same partition."""
+
+from __future__ import annotations
+
+import numpy as np
+from confluent_kafka import KafkaException, Producer
+
+from serving.contract.errors import DataError, DependencyError
+from serving.tables.formats.kafka import MAX_MESSAGE_BYTES, encode_updates, topic
+
+
+class Publisher:
+    """Rows of one model's tables, `widths` values each. `brokers` is a comma list of host:port."""
+
+    def __init__(self, brokers: str, model: str, widths: dict[str, int], timeout_s: float = 10.0) -> None:
+        self._brokers, self._model, self._widths, self._timeout_s = brokers, model, widths, timeout_s
+        self._producer = Producer(
+            {
+                "bootstrap.servers": brokers,
+                "enable.idempotence": True,  # retries neither repeat nor reorder
+                "message.max.bytes": MAX_MESSAGE_BYTES + 1024,
+                "linger.ms": 1,
+                "log_level": 0,  # failures come back as errors
+                "delivery.timeout.ms": int(timeout_s * 1e3),
+                "socket.timeout.ms": int(timeout_s * 1e3),
+            }
+        )
+        self._partitions: dict[str, int] = {}
+        self._undelivered: list[str] = []
+
+    def publish(self, table: str, keys: np.ndarray, vectors: np.ndarray) -> None:
+        """Hand over int64 [N] keys and float32 [N, D] rows. Nothing is certain before `flush`.
+
+        Raises DataError when the rows are not of the table's width, DependencyError when no broker answers.
+        """
+        if vectors.shape != (len(keys), self._widths[table]):
+            raise DataError(
+                f"{table}: {len(keys)} keys and rows {list(vectors.shape)}. Expected [{len(keys)}, {self._widths[table]}]. "
+                "Publish rows of the width the serving generation was exported with."
+            )
+        name = topic(self._model, table)
+        for partition, payload in encode_updates(keys, vectors, partition_count=self._partition_count(name)):
+            self._produce(name, payload, partition)
+
+    def _produce(self, name: str, payload: bytes, partition: int) -> None:
+        while True:
+            try:
+                self._producer.produce(name, payload, partition=partition, on_delivery=self._delivered)
+                self._producer.poll(0)
+                return
+            except BufferError:  # its queue is full: let it send
+                self._producer.poll(0.1)
+
+    def _delivered(self, error, _message) -> None:
+        if error is not None:
+            self._undelivered.append(str(error))
+
+    def _partition_count(self, name: str) -> int:
+        if name not in self._partitions:
+            try:
+                metadata = self._producer.list_topics(name, self._timeout_s).topics[name]
+            except KafkaException as error:
+                raise self._failed(str(error)) from error
+            if not metadata.partitions:
+                raise self._failed(f"topic {name} has no partitions: {metadata.error}")
+            self._partitions[name] = len(metadata.partitions)
+        return self._partitions[name]
+
+    def flush(self) -> None:
+        """Return when the brokers have acknowledged everything published so far. Raises DependencyError otherwise."""
+        left = self._producer.flush(self._timeout_s)
+        failed, self._undelivered = self._undelivered, []
+        if left or failed:
+            raise self._failed(f"{left + len(failed)} messages were not acknowledged{': ' + failed[0] if failed else ''}")
+
+    def _failed(self, fact: str) -> DependencyError:
+        return DependencyError(
+            f"Kafka at {self._brokers}: {fact}. Expected an acknowledgement within {self._timeout_s:g} s. Check the brokers, "
+            "and that topics may be created, then publish the rows again: repeating them does no harm."
+        )

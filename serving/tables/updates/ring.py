@@ -1,0 +1,156 @@
+"""The latest updates of one table, in shared memory: how every instance's L1 learns of them.
+
+One writer at a time (it holds the lock of the table's block) appends rows; readers remember how far they have read. A reader
+that fell behind by more than the ring holds is told so, and must forget what it cached. Beside lie the updater's counters, and
+how far it has read the log (batch.py).
+
+    claimed ─▶ rows and keys ─▶ head          a reader copies up to `head`, then looks whether `claimed` lapped it
+
+Rows that a store below lacks, because it is down, are those from `stored` on: readers take them from here before they ask it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from serving.tables.store.batch import PARTITIONS, last_of_each
+from serving.tables.store.memory import Sections
+from serving.tables.store.row_formats import RowCodec
+
+CLAIMED, HEAD, APPLIED, REJECTED, LAG_US, HEARTBEAT_MS, BROKER_DOWN, STORE_DOWN, STORED, LOST = range(10)
+N_WORDS = 16
+MAX_ROWS = 16_384
+UNKNOWN = -(1 << 62)  # of `stored`: a store lost rows, nobody knows which; further back than any ring holds
+
+
+@dataclass(frozen=True)
+class UpdaterState:
+    """What the updater says of itself, per table."""
+
+    rows_applied: int
+    messages_rejected: int
+    messages_lost: int  # the brokers had removed them before they were read
+    lag_ms: float  # of the latest batch: from the producer's time stamp to visible
+    heartbeat_unix_ms: int  # 0: no updater has run
+    broker_down: bool
+    store_down: bool  # updates wait for RocksDB or Redis, or RocksDB is being filled
+
+
+class UpdateRing:
+    """Positions count all rows ever published; the row at position p lies at p modulo the ring's size.
+
+    begun, reached, stored_reached: int64 [PARTITIONS] how far the log was read by what the updater began to publish, by what it
+    published, and by what all stores below had when `stored` was last set.
+    """
+
+    def __init__(self, sections: Sections, base: memoryview) -> None:
+        self.words = base[: 8 * N_WORDS].cast("q")
+        self.begun, self.reached, self.stored_reached = sections.array(base, "log")
+        self._keys = sections.array(base, "keys")
+        self._rows = sections.array(base, "rows")
+        self.size = len(self._keys)
+        self._staged = 0  # position after the rows that `show` is to show
+
+    @staticmethod
+    def sections(n_rows: int, codec: RowCodec) -> Sections:
+        """For a table of `n_rows` rows."""
+        size = min(MAX_ROWS, max(n_rows, 64))
+        return Sections(
+            {
+                "words": (np.int64, (N_WORDS,)),
+                "log": (np.int64, (3, PARTITIONS)),
+                "keys": (np.int64, (size,)),
+                "rows": (codec.dtype, (size, codec.columns)),
+            }
+        )
+
+    @property
+    def head(self) -> int:
+        """Position after the latest row."""
+        return self.words[HEAD]
+
+    @property
+    def stored(self) -> int:
+        """Every store below has the rows before this position."""
+        return self.words[STORED]
+
+    def all_stored(self) -> None:
+        """Every store below has what is published."""
+        np.copyto(self.stored_reached, self.reached)
+        self.words[STORED] = self.words[HEAD]
+
+    def publish(self, keys: np.ndarray, stored: np.ndarray) -> None:
+        """Append rows (int64 [N], stored [N, columns]). The caller holds the block's lock."""
+        most = self.most_staged
+        for start in range(0, len(keys), most):
+            self.stage(keys[start : start + most], stored[start : start + most])
+            self.show()
+
+    @property
+    def most_staged(self) -> int:
+        """Rows that `stage` may be given: more would lap every reader at once."""
+        return self.size // 2
+
+    def stage(self, keys: np.ndarray, stored: np.ndarray) -> None:
+        """Rows as for `publish`, which nobody sees before `show`."""
+        head = self.words[HEAD]
+        places = np.arange(head, head + len(keys)) % self.size
+        self._staged = head + len(keys)
+        self.words[CLAIMED] = max(self._staged, self.words[CLAIMED])  # by one that died: what it overwrote stays overwritten
+        self._keys[places] = keys
+        self._rows[places] = stored
+
+    def show(self) -> None:
+        self.words[HEAD] = self._staged
+
+    def lap(self) -> None:
+        """Let every reader forget what it has kept."""
+        self.words[CLAIMED] = self.words[HEAD] + 2 * self.size
+        self.words[HEAD] = self.words[CLAIMED]
+
+    def since(self, position: int) -> tuple[np.ndarray, np.ndarray, int] | None:
+        """-> (keys, stored rows, position to go on from), the last row of each key; None when the ring lapped the reader."""
+        head = self.words[HEAD]
+        places = self._places(position, head)
+        keys, stored = self._keys[places], self._rows[places]
+        if self._lapped(position):
+            return None
+        latest = last_of_each(keys)
+        return keys[latest], stored[latest], head
+
+    def changed(self, keys: np.ndarray, position: int) -> np.ndarray:
+        """bool [N]: the key was updated since `position`, or may have been."""
+        head = self.words[HEAD]
+        if head == position:
+            return np.zeros(len(keys), bool)
+        recent = self._keys[self._places(position, head)]
+        return np.ones(len(keys), bool) if self._lapped(position) else np.isin(keys, recent)
+
+    def _places(self, position: int, head: int) -> np.ndarray:
+        """Where the rows from `position` to `head` lie; none when they are too many to lie anywhere."""
+        return np.arange(position, max(head, position) if head - position <= self.size else position) % self.size
+
+    def _lapped(self, position: int) -> bool:
+        """A row since `position` was, or is just being, overwritten; also for positions of a ring that is no more."""
+        return not 0 <= self.words[CLAIMED] - position <= self.size
+
+    def add(self, word: int, amount: int) -> None:
+        self.words[word] += amount
+
+    def set(self, word: int, value: int) -> None:
+        self.words[word] = value
+
+    @property
+    def updater(self) -> UpdaterState:
+        words = self.words
+        return UpdaterState(
+            words[APPLIED],
+            words[REJECTED],
+            words[LOST],
+            words[LAG_US] / 1e3,
+            words[HEARTBEAT_MS],
+            bool(words[BROKER_DOWN]),
+            bool(words[STORE_DOWN]),
+        )

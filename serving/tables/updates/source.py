@@ -1,0 +1,96 @@
+"""The exported tables themselves: L3's first filling, or L3 without RocksDB.
+
+<table>.npy      float32 [rows, width], keys 0 … rows - 1
+<table>.model/   HPS's sparse folder: `key` and `emb_vector`, any int64 keys, hottest first
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from serving.contract.artifacts import open_array
+from serving.contract.errors import ArtifactError
+from serving.tables.config import TableConfig
+from serving.tables.formats.sparse_folder import read_sparse_folder
+from serving.tables.levels.level import Found
+from serving.tables.store.batch import nothing_reached
+
+
+def sparse_folder(folder: Path, table: TableConfig) -> Path:
+    return folder / f"{table.name}.model"
+
+
+def names_in(folder: Path, tables: tuple[TableConfig, ...]) -> set[str]:
+    """Tables that come from here; a sparse one without its folder is filled by somebody else."""
+    return {table.name for table in tables if table.dense or sparse_folder(folder, table).is_dir()}
+
+
+class Source:
+    """Memory-mapped, read-only, shared by all instances through the page cache."""
+
+    def __init__(self, folder: Path, tables: tuple[TableConfig, ...]) -> None:
+        here = names_in(folder, tables)
+        held = [table for table in tables if table.name in here]
+        self._dense = {table.name: _dense_rows(folder, table) for table in held if table.dense}
+        self._sparse = {
+            table.name: read_sparse_folder(sparse_folder(folder, table), table.width) for table in held if not table.dense
+        }
+        self._order = {name: np.argsort(rows.keys) for name, rows in self._sparse.items()}
+
+    @property
+    def names(self) -> list[str]:
+        return [*self._dense, *self._sparse]
+
+    def keys(self, table: str, start: int, stop: int) -> np.ndarray:
+        """int64 [at most stop - start]: keys of these rows, the hottest first."""
+        if table in self._dense:
+            return np.arange(start, min(stop, len(self._dense[table])))
+        return np.asarray(self._sparse[table].keys[start:stop])
+
+    def vectors(self, table: str) -> np.ndarray:
+        """float32 [rows, D], memory-mapped"""
+        return self._dense[table] if table in self._dense else self._sparse[table].vectors
+
+    def read(self, wanted: dict[str, np.ndarray]) -> tuple[Found, bool]:
+        """{table: int64 [N] keys} -> (`Found`, True)."""
+        found: Found = {}
+        for table, keys in wanted.items():
+            if table in self._dense or table in self._sparse:
+                places, there = self._places(table, keys)
+                rows = np.asarray(self.vectors(table)[np.where(there, places, 0)])
+                found[table] = rows, None if there.all() else there
+        return found, True
+
+    def _places(self, table: str, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """-> (row of each key, anything where there is none; bool [N] there)"""
+        if table in self._dense:
+            return keys, keys.view(np.uint64) < len(self._dense[table])
+        own, order = self._sparse[table].keys, self._order[table]
+        at = np.minimum(np.searchsorted(own, keys, sorter=order), len(order) - 1)
+        return order[at], own[order[at]] == keys
+
+    def reached(self, _table: str) -> np.ndarray:
+        """int64 [PARTITIONS]: no update of the log is in."""
+        return nothing_reached()
+
+    def check(self) -> None:
+        """Nobody replaces it."""
+
+    def catch_up(self) -> None:
+        """Nobody writes here: reads are always current."""
+
+    def close(self) -> None:
+        self._dense.clear()
+        self._sparse.clear()
+
+
+def _dense_rows(folder: Path, table: TableConfig) -> np.ndarray:
+    array = open_array(folder, table.name)
+    if array.shape != (table.rows, table.width) or array.dtype != np.float32:
+        raise ArtifactError(
+            f"{folder / table.name}.npy is {array.dtype} {list(array.shape)}. Expected float32 "
+            f"[{table.rows}, {table.width}], as the tiers' settings say. Export the repository again."
+        )
+    return array

@@ -1,0 +1,272 @@
+"""`make check` on a merlin repository: sound ones have no findings, each rule of the backends that is broken has one."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
+from typer.testing import CliRunner
+
+from export.__main__ import app
+from export.nvidia.check import ensemble_faults
+from repository.check import check_repository
+from repository.models import read_config
+from serving.contract.artifacts import write_manifest
+from tests.unit.nvidia.merlin.breaking import EMBEDDINGS, edit, errors, reseal
+
+
+@pytest.mark.parametrize("triton", ["24.03", "modern"])
+def test_sound_repositories_have_no_findings(exported, triton):
+    assert check_repository(exported[triton]) == []
+    result = CliRunner().invoke(app, ["check", "--repo", str(exported[triton])])
+    assert (result.exit_code, "0 errors, 0 warnings" in result.output) == (0, True)
+    said = [line for line in result.output.splitlines() if line.startswith("checked by format only: that ")]
+    assert sum("TensorRT" in line or "Faiss" in line for line in said) == 2
+    assert sum("hps" in line for line in said) == (2 if triton == "24.03" else 0)
+
+
+def every_config(folder):
+    return [text_format.Parse(path.read_text(), pb.ModelConfig()) for path in sorted(folder.rglob("*.pbtxt"))]
+
+
+@pytest.mark.parametrize("triton", ["24.03", "modern"])
+def test_every_config_parses_with_the_official_protobuf(exported, triton):
+    configs = every_config(exported[triton])
+    assert {config.name for config in configs} == {path.name for path in exported[triton].iterdir() if path.is_dir()}
+
+
+class TestFiles:
+    def test_a_missing_model(self, repository):
+        (repository / "rank_dense" / "config.pbtxt").unlink()
+        assert "rank_dense/config.pbtxt: The file is missing" in errors(repository)
+
+    def test_a_missing_generation_of_the_model_that_callers_know(self, repository):
+        shutil.rmtree(repository / "recommend" / "1")
+        (found,) = errors(repository).splitlines()
+        assert "recommend/1" in found
+
+    def test_a_model_under_another_name(self, repository):
+        edit(repository, EMBEDDINGS, lambda config: setattr(config, "name", "other"))
+        assert f"{EMBEDDINGS}/config.pbtxt: It names the model 'other'" in errors(repository)
+
+    def test_a_stranger(self, repository):
+        (repository / "hugectr").mkdir()
+        assert "hugectr: It is no model of this profile. Move it out" in errors(repository)
+
+    @pytest.mark.parametrize(
+        "file", ["rank_dense/1/model.onnx", "rank_embeddings/1/rank-*.model/emb_vector", "rank_features/1/item_rows.npy"]
+    )
+    def test_a_changed_file(self, repository, file):
+        (path,) = repository.glob(file)
+        path.write_bytes(path.read_bytes()[:-1] + b"x")
+        assert f"{path.relative_to(repository)}: It is missing or not the file that was published" in errors(repository)
+
+    def test_a_folder_of_another_generation(self, repository):
+        folder = repository / "rank_scores" / "1"
+        write_manifest(folder, stage="rank", generation=2)
+        assert "rank_scores/1: It is not the one this generation was published with" in errors(repository)
+
+    def test_an_engine_beside_the_network_is_no_change(self, repository):
+        (repository / "rank_dense" / "1" / "model.plan").write_bytes(b"built where it runs")
+        assert errors(repository) == ""
+
+    def test_a_missing_warm_up_file(self, repository):
+        path = next((repository / "rank_features" / "warmup").iterdir())
+        path.unlink()
+        assert f"rank_features/config.pbtxt: warmup/{path.name}: The file is missing" in errors(repository)
+
+    def test_a_cut_warm_up_file(self, repository):
+        path = repository / "rank_features" / "warmup" / "user_0"
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1])
+        assert f"warmup/user_0 holds {len(whole) - 1} bytes, a row of its tensor takes {len(whole)}" in errors(repository)
+
+
+def of_warmup(name: str):
+    """-> (config -> the tensor of its first warm-up)."""
+    return lambda config: config.model_warmup[0].inputs[name]
+
+
+class TestConfigs:
+    """What Triton itself refuses, whichever backend serves the model."""
+
+    @pytest.mark.parametrize(
+        ("model", "change", "fact"),
+        [
+            (
+                "rank_scores",
+                lambda c: setattr(c, "default_model_filename", "rank.py"),
+                "is 'rank.py'; for python the export writes",
+            ),
+            (
+                "rank_dense",
+                lambda c: setattr(c, "default_model_filename", "dense.plan"),
+                "for tensorrt the export writes model.plan",
+            ),
+            (
+                "rank_scores",
+                lambda c: c.version_policy.specific.versions.append(7),
+                "version_policy names [1, 7]; the ensembles are",
+            ),
+            (
+                EMBEDDINGS,
+                lambda c: c.ClearField("version_policy"),
+                "version_policy names no version; the ensembles are pinned to 1",
+            ),
+            (
+                "rank_features",
+                lambda c: setattr(of_warmup("user")(c), "data_type", pb.TYPE_INT32),
+                "sends user as TYPE_INT32, the model takes TYPE_UINT8",
+            ),
+            (
+                "rank_features",
+                lambda c: of_warmup("user")(c).dims.__setitem__(0, 3),
+                "sends user with the dims [3], the model takes [",
+            ),
+            (
+                "rank_features",
+                lambda c: of_warmup("user")(c).dims.append(1),
+                ", 1], the model takes [",
+            ),
+            ("rank_features", lambda c: of_warmup("more")(c).dims.append(1), "sends more, which the model does not take"),
+            (
+                "rank_features",
+                lambda c: c.model_warmup[0].inputs.pop("user"),
+                "lacks user, which the model must be sent",
+            ),
+            (
+                "rank_features",
+                lambda c: setattr(c.model_warmup[0], "batch_size", 65),
+                "has a batch of 65; max_batch_size is 64",
+            ),
+            ("rank_dense", lambda c: of_warmup("embeddings")(c).dims.__setitem__(0, 0), "sends embeddings with the dims [0]"),
+        ],
+    )
+    def test_broken_rules(self, repository, model, change, fact):
+        edit(repository, model, change)
+        assert f"{model}/config.pbtxt: " in errors(repository)
+        assert fact in errors(repository)
+
+    def test_a_model_file_that_is_not_there(self, repository):
+        (repository / "rank_scores" / "1" / "model.py").unlink()
+        reseal(repository, "rank_scores")
+        assert "rank_scores/config.pbtxt: 1/model.py is missing, which python opens" in errors(repository)
+
+    @pytest.mark.parametrize("name", ["tensorrt", "tensorrt_one_profile", "onnxruntime", "python"])
+    def test_a_configuration_that_the_start_script_would_put_in_place(self, repository, name):
+        path = repository / "rank_dense" / "configs" / f"{name}.pbtxt"
+        config = read_config(path)
+        config.default_model_filename = "other"
+        path.write_text(text_format.MessageToString(config))
+        assert f"rank_dense/configs/{name}.pbtxt: default_model_filename is 'other', expected 'model." in errors(repository)
+
+
+class TestWiring:
+    """KEYS and NUMKEYS on their way to the backend."""
+
+    @pytest.mark.parametrize(
+        ("model", "change", "fact"),
+        [
+            (
+                "rank",
+                lambda c: c.ensemble_scheduling.step[1].input_map.__setitem__("KEYS", "pair_numbers"),
+                "is fed by pair_numbers",
+            ),
+            (
+                "rank",
+                lambda c: c.ensemble_scheduling.step[1].input_map.pop("NUMKEYS"),
+                "NUMKEYS of rank_embeddings is fed by nothing",
+            ),
+            ("rank", lambda c: c.ensemble_scheduling.step.pop(1), "The ensemble rank has no step rank_embeddings"),
+            (
+                "rank_features",
+                lambda c: setattr(c.instance_group[0], "kind", pb.ModelInstanceGroup.KIND_GPU),
+                "rank_features makes KEYS and is not KIND_CPU",
+            ),
+            (
+                EMBEDDINGS,
+                lambda c: setattr(c, "max_batch_size", 8),
+                "rank_embeddings has max_batch_size 8; behind hps nothing is",
+            ),
+            ("rank", lambda c: setattr(c, "max_batch_size", 8), "rank has max_batch_size 8; behind hps nothing is batched"),
+        ],
+    )
+    def test_broken_rules(self, repository, model, change, fact):
+        edit(repository, model, change)
+        assert fact in errors(repository)
+
+    def test_keys_and_their_numbers_exchanged(self, repository):
+        def exchange(config):
+            edges = config.ensemble_scheduling.step[1].input_map
+            edges["KEYS"], edges["NUMKEYS"] = "NUMKEYS", "KEYS"
+
+        edit(repository, "rank", exchange)
+        assert "KEYS of rank_embeddings is fed by NUMKEYS; expected what a step gives as KEYS" in errors(repository)
+
+
+class TestEnsembles:
+    def test_an_edge_between_two_types(self, repository):
+        edit(repository, "rank_scores", lambda c: setattr(c.input[0], "data_type", pb.TYPE_INT64))
+        assert "rank/config.pbtxt: Edge user -> rank_scores.user" in errors(repository)
+
+    def test_an_edge_between_records_of_other_fields(self, repository):
+        edit(repository, "rank_features", lambda c: setattr(c.parameters["record_user"], "string_value", "user_id INT64 [1]"))
+        assert "rank/config.pbtxt: Edge user -> rank_features.user" in errors(repository)
+
+    def test_an_edge_from_nowhere(self, repository):
+        edit(repository, "rank", lambda c: c.ensemble_scheduling.step[0].input_map.__setitem__("candidates", "gone"))
+        assert "Edge gone -> rank_features.candidates: nothing meets TYPE_UINT8 [" in errors(repository)
+
+    def test_batches_around_a_model_that_has_none(self, repository):
+        edit(repository, "rank", lambda c: setattr(c, "max_batch_size", 8))
+        assert "It allows batches of 8, and its step rank_embeddings of 0" in errors(repository)
+
+    def test_a_step_of_another_generation(self, repository):
+        edit(repository, "rerank", lambda c: setattr(c.ensemble_scheduling.step[1], "model_version", 7))
+        assert "Step rerank_network is pinned to 7, expected 1" in errors(repository)
+
+    def test_a_step_that_is_no_model(self, repository):
+        edit(repository, "rank", lambda c: setattr(c.ensemble_scheduling.step[3], "model_name", "gone"))
+        assert "rank/config.pbtxt: Step gone is no model of this repository; expected one of preprocess, " in errors(repository)
+
+    def test_one_name_for_what_comes_in_and_what_goes_out(self, repository):
+        config = read_config(repository / "rerank" / "config.pbtxt")
+        config.output.add(name="ranked", data_type=pb.TYPE_UINT8, dims=[1])
+        configs = {path.parent.name: read_config(path) for path in repository.glob("*/config.pbtxt")}
+        assert any("callers would get back what they sent" in fact for fact in ensemble_faults(config, configs, 1))
+
+
+class TestNetworks:
+    def test_the_tensorrt_backends_rules_are_asked(self, repository):
+        edit(repository, "rank_dense", lambda c: c.ClearField("backend"))
+        path = repository / "rank_dense" / "configs" / "tensorrt.pbtxt"
+        config = read_config(path)
+        config.max_batch_size = 1_000
+        path.write_text(text_format.MessageToString(config))
+        assert "rank_dense/config.pbtxt: max_batch_size 1000" in errors(repository)
+
+    def test_answers_are_compared(self, repository):
+        """A network that is whole, sealed, and another one."""
+        network = repository / "rank_dense" / "1" / "model.onnx"
+        import onnx
+        from onnx import numpy_helper
+
+        model = onnx.load(str(network))
+        for weights in model.graph.initializer:
+            array = numpy_helper.to_array(weights)
+            if array.dtype == np.float32 and array.ndim == 2:
+                weights.CopyFrom(numpy_helper.from_array(array * np.float32(1.5), weights.name))
+        onnx.save(model, str(network))
+        reseal(repository, "rank_dense")
+        assert "Recorded requests are answered differently" in errors(repository)
+
+
+def test_more_candidates_than_a_gpu_index_gives(repository):
+    folder = repository / "retrieve_search" / "1"
+    info = json.loads((folder / "stage.json").read_text())
+    info["axes"]["candidates"] = 3_000
+    (folder / "stage.json").write_text(json.dumps(info))
+    reseal(repository, "retrieve_search")
+    assert "3000 candidates; Faiss gives at most 2048" in errors(repository)

@@ -1,0 +1,240 @@
+"""`make check` on what HPS reads: its model, ps.json and the sparse folder. Each rule that is broken has a finding."""
+
+import json
+
+import numpy as np
+import pytest
+from tritonclient.grpc import model_config_pb2 as pb
+
+from hps_config.parsers import load_json
+from repository.check import check_repository
+from tests.unit.nvidia.merlin.breaking import EMBEDDINGS, edit, edit_ps, errors, reseal
+
+REQUIRED = [  # by parser B, and by A what has no default
+    *("model", "sparse_files", "max_batch_size", "embedding_vecsize_per_table", "maxnum_catfeature_query_per_table_per_sample"),
+    *("default_value_for_each_table", "deployed_device_list", "gpucache", "hit_rate_threshold", "gpucacheper"),
+    "num_of_worker_buffer_in_pool",
+]
+PER_TABLE = [
+    *("embedding_table_names", "embedding_vecsize_per_table", "maxnum_catfeature_query_per_table_per_sample"),
+    *("default_value_for_each_table", "row_format_per_table"),
+]
+KAFKA = {"update_source": {"type": "kafka", "brokers": "kafka:9092"}}
+ROCKS = {"type": "rocks_db", "path": "/var/lib/hps/rocksdb"}
+
+
+class TestHpsModel:
+    """Each rule the backend has for config.pbtxt."""
+
+    @pytest.mark.parametrize(
+        ("change", "fact"),
+        [
+            (lambda c: setattr(c.input[0], "data_type", pb.TYPE_INT32), "the backend takes KEYS TYPE_INT64"),
+            (lambda c: setattr(c.input[1], "name", "COUNTS"), "the backend takes KEYS TYPE_INT64 and NUMKEYS"),
+            (lambda c: c.input.pop(), "the backend takes KEYS TYPE_INT64 and NUMKEYS"),
+            (lambda c: setattr(c.output[0], "data_type", pb.TYPE_FP16), "not exactly one output of TYPE_FP32"),
+            (lambda c: c.output.add(name="MORE", data_type=pb.TYPE_FP32, dims=[-1]), "not exactly one output"),
+            (lambda c: setattr(c.output[0], "name", "ROWS"), "Its output is not called OUTPUT0"),
+            (lambda c: c.input[0].dims.__setitem__(0, 1), "the backend wants a first one of -1"),
+            (lambda c: c.input[0].dims.pop(), "do not arrive with two axes"),
+            (lambda c: c.dynamic_batching.SetInParent(), "dynamic_batching: rows of several requests"),
+            (lambda c: c.instance_group.pop(), "There is no instance_group"),
+            (lambda c: setattr(c.instance_group[0], "kind", pb.ModelInstanceGroup.KIND_CPU), "is not KIND_GPU with gpus"),
+            (lambda c: c.instance_group[0].gpus.append(3), "deployed_device_list of ps.json lacks"),
+            (lambda c: c.instance_group[0].gpus.append(3), "all instances would use the last one"),
+            (lambda c: setattr(c.instance_group[0], "count", 3), "3 instances share 2 worker buffers"),
+            (lambda c: setattr(c.parameters["refresh_interval"], "string_value", "0.5"), "only whole seconds are read"),
+            (lambda c: setattr(c.parameters["refresh_interval"], "string_value", "-1"), "only whole seconds are read"),
+            (lambda c: setattr(c.parameters["refresh"], "string_value", "5"), "parameters refresh are not read by the backend"),
+            (lambda c: c.instance_group[0].gpus.__setitem__(0, 1), "deployed_device_list of ps.json lacks"),
+        ],
+    )
+    def test_broken_rules(self, repository, change, fact):
+        edit(repository, EMBEDDINGS, change)
+        assert fact in errors(repository)
+
+    def test_a_refresh_that_refreshes_nothing(self, repository):
+        edit_ps(repository, cache_refresh_percentage_per_iteration=0.0)
+        edit(repository, EMBEDDINGS, lambda c: setattr(c.parameters["refresh_interval"], "string_value", "5"))
+        assert "cache_refresh_percentage_per_iteration of ps.json is 0" in errors(repository)
+
+    def test_updates_that_the_gpu_never_sees(self, repository):
+        document = load_json(repository / "ps.json") | {"update_source": {"type": "kafka", "brokers": "kafka:9092"}}
+        (repository / "ps.json").write_text(json.dumps(document))
+        warnings = [finding.fact for finding in check_repository(repository) if finding.level == "warning"]
+        assert any("a row that the GPU has cached never changes" in fact for fact in warnings)
+        edit(repository, EMBEDDINGS, lambda c: setattr(c.parameters["refresh_interval"], "string_value", "5"))
+        assert check_repository(repository) == []
+
+
+class TestPsJson:
+    """What both parsers need, and what they pass over in silence. tests/unit/hps has a test for each key."""
+
+    @pytest.mark.parametrize(
+        ("changes", "fact"),
+        [
+            ({"model": "rank"}, "names no model 'rank_embeddings'"),
+            ({"embedding_vecsize_per_table": [16, 16]}, "embedding_vecsize_per_table"),
+            ({"max_batch_size": 8}, "max_batch_size of ps.json is 8; callers may send 64"),
+            ({"maxnum_catfeature_query_per_table_per_sample": [5]}, "counts 5 keys per sample"),
+            ({"sparse_files": ["/elsewhere/rank.model"]}, "outside of /models"),
+            ({"sparse_files": ["/models/rank_embeddings/1/none.model"]}, "is missing or empty"),
+            ({"row_format_per_table": ["int8"]}, "HPS serves fp32 whatever it says"),
+            ({"num_of_refresher_buffer_in_pool": 0}, "a refresh would spin for ever"),
+            (
+                {"deployed_device_list": [0, 1]},
+                "deployed_device_list of ps.json ends with GPU 1, where all instances would run",
+            ),
+            ({"deployed_device_list": [1]}, "It runs on the GPUs [0], which deployed_device_list of ps.json lacks"),
+            ({"refresh_interval": 5}, "refresh_interval of ps.json is 5; the backend goes by that of config.pbtxt, 0"),
+            ({"cache_refresh_percentage_per_iteration": 1.5}, "Expected a share from 0 to 1"),
+            ({"embedding_table_names": ["rank.1"]}, "Expected 1 to 120 of A-Z a-z 0-9 _ -"),
+            ({"model": "rank.embeddings"}, "Expected 1 to 120 of A-Z a-z 0-9 _ -"),
+        ],
+    )
+    def test_broken_rules(self, repository, changes, fact):
+        edit_ps(repository, **changes)
+        assert fact in errors(repository)
+
+    @pytest.mark.parametrize("key", REQUIRED)
+    def test_every_required_key(self, repository, key):
+        edit_ps(repository, **{key: None})
+        assert f"ps.json models[0].{key}: is missing" in errors(repository)
+
+    @pytest.mark.parametrize("key", PER_TABLE)
+    @pytest.mark.parametrize("times", [0, 2])
+    def test_arrays_of_another_length_than_the_tables(self, repository, key, times):
+        value = load_json(repository / "ps.json")["models"][0][key]
+        edit_ps(repository, **{key: value * times})
+        assert f"ps.json models[0].{key}: has {times} values for 1 sparse files. Expected 1" in errors(repository)
+
+    @pytest.mark.parametrize(
+        ("top", "fact"),
+        [
+            ({"supportlonglong": False}, "The hps backend takes INT64 keys only"),
+            ({"fuse_embedding_table": True}, "The hps backend disagrees with fused caches"),
+            ({"models": []}, "Expected at least one model"),
+        ],
+    )
+    def test_what_holds_for_the_whole_file(self, repository, top, fact):
+        (repository / "ps.json").write_text(json.dumps(load_json(repository / "ps.json") | top))
+        assert fact in errors(repository)
+
+    def test_each_fault_is_told_once(self, repository):
+        edit_ps(repository, gpucacheper=None)
+        (finding,) = check_repository(repository)
+        assert finding.where == "ps.json models[0].gpucacheper"
+        (repository / "ps.json").write_text(json.dumps({"supportlonglong": True, "models": []}))
+        (finding,) = check_repository(repository)
+        assert finding.where == "ps.json models"
+
+    def test_comments(self, repository):
+        text = (repository / "ps.json").read_text()
+        (repository / "ps.json").write_text(text.replace("{", "{ // a comment\n", 1))
+        assert "Expected strict JSON, without comments" in errors(repository)
+
+    @pytest.mark.parametrize(
+        ("changes", "top", "fact"),
+        [
+            ({"hit_rate_threshold": 0.9}, {}, "gets default vectors for its misses"),
+            ({"cache_refresh_percentage_per_iteration": 0.0}, {}, "the cache starts empty"),
+            ({"max_get_batch_size": 1}, {}, "is read by neither parser"),
+            ({"use_static_table": True}, {}, "which parser A alone reads"),
+            ({"embedding_cache_type": "static"}, KAFKA, "no update reaches it"),
+            ({}, KAFKA | {"volatile_db": {"type": "hash_map", "num_partitions": 8}}, "matches no update of rank_embeddings"),
+            ({}, {"volatile_db": {"num_partitions": 8}, "persistent_db": ROCKS}, "which disables it. Expected the kind"),
+            ({}, {"persistent_db": {"type": "rocks_db"}}, "in the folder for temporary files"),
+        ],
+    )
+    def test_what_is_passed_over_in_silence(self, repository, changes, top, fact):
+        (repository / "ps.json").write_text(json.dumps(load_json(repository / "ps.json") | top))
+        edit_ps(repository, **changes)
+        assert any(fact in f"{f.fact} {f.remedy}" for f in check_repository(repository) if f.level == "warning")
+
+    def test_of_several_redis_nodes_hps_asks_the_first(self, repository):
+        redis = {"type": "redis_cluster", "address": "a:7000,b:7000", "num_partitions": 8, "update_filters": [".+"]}
+        (repository / "ps.json").write_text(json.dumps(load_json(repository / "ps.json") | {"volatile_db": redis}))
+        (finding,) = check_repository(repository)
+        assert (finding.level, finding.where) == ("warning", "ps.json")
+        assert "is a:7000,b:7000; HPS asks the first only" in finding.fact
+
+    def test_models_that_hps_would_load_as_well(self, repository):
+        document = load_json(repository / "ps.json")
+        document["models"].append(document["models"][0] | {"model": "another"})
+        (repository / "ps.json").write_text(json.dumps(document))
+        warnings = [finding.fact for finding in check_repository(repository) if finding.level == "warning"]
+        assert any("names the models another, which are not in this repository" in fact for fact in warnings)
+
+    def test_answers_that_are_not_exact_are_warned_of(self, repository):
+        edit_ps(repository, hit_rate_threshold=0.9)
+        warnings = [finding.fact for finding in check_repository(repository) if finding.level == "warning"]
+        assert any("gets default vectors for its misses" in fact for fact in warnings)
+
+    def test_two_tables_where_the_keys_are_of_one(self, repository):
+        document = load_json(repository / "ps.json")
+        model = document["models"][0]
+        for name, value in model.items():
+            if isinstance(value, list) and name != "deployed_device_list":
+                model[name] = value * 2
+        model["embedding_table_names"] = ["rank", "more"]
+        (repository / "ps.json").write_text(json.dumps(document))
+        assert "names 2 tables; rank_features sends the keys of one" in errors(repository)
+
+    def test_a_table_that_lacks_keys(self, repository):
+        (folder,) = (repository / EMBEDDINGS / "1").glob("rank-*.model")
+        width = load_json(repository / "ps.json")["models"][0]["embedding_vecsize_per_table"][0]
+        keys = np.fromfile(folder / "key", "<i8")
+        kept = keys < 20
+        vectors = np.fromfile(folder / "emb_vector", "<f4").reshape(-1, width)
+        keys[kept].tofile(folder / "key")
+        vectors[kept].tofile(folder / "emb_vector")
+        reseal(repository, EMBEDDINGS)
+        assert "rank_features sends keys up to" in errors(repository)
+        (keys[kept] + 1).tofile(folder / "key")
+        reseal(repository, EMBEDDINGS)
+        assert "are not 0 to 19" in errors(repository)
+
+
+class TestRows:
+    """The bytes of the sparse folder."""
+
+    @pytest.fixture
+    def folder(self, repository):
+        (folder,) = (repository / EMBEDDINGS / "1").glob("rank-*.model")
+        return folder
+
+    @pytest.mark.parametrize(
+        ("file", "dtype", "change", "fact"),
+        [
+            ("key", "<i8", lambda a: a.__setitem__(1, -1), "has key -1. HPS reserves"),
+            ("key", "<i8", lambda a: a.__setitem__(1, 2**63 - 1), "has key 9223372036854775807. HPS reserves"),
+            ("key", "<i8", lambda a: a.__setitem__(1, a[0]), "occurs more than once"),
+            ("emb_vector", "<f4", lambda a: a.__setitem__(40, np.nan), "Row 10 of /models/rank_embeddings/1/rank-"),
+            ("emb_vector", "<f4", lambda a: a.__setitem__(-1, np.inf), "is not finite; expected numbers"),
+        ],
+    )
+    def test_broken_rules(self, repository, folder, file, dtype, change, fact):
+        values = np.fromfile(folder / file, dtype)
+        change(values)
+        values.tofile(folder / file)
+        reseal(repository, EMBEDDINGS)
+        assert fact in errors(repository)
+
+    @pytest.mark.parametrize(("file", "fact"), [("key", "The files were cut or belong"), ("emb_vector", "The files were cut")])
+    def test_cut_files(self, repository, folder, file, fact):
+        (folder / file).write_bytes((folder / file).read_bytes()[:-4])
+        reseal(repository, EMBEDDINGS)
+        assert fact in errors(repository)
+
+    @pytest.mark.parametrize("order", ["coldest first", "by number"])
+    def test_keys_in_another_order_than_they_are_asked_for(self, repository, folder, order):
+        """Every answer is right, and the GPU cache is filled with rows that nobody wants."""
+        keys = np.fromfile(folder / "key", "<i8")
+        vectors = np.fromfile(folder / "emb_vector", "<f4").reshape(len(keys), -1)
+        at = np.arange(len(keys))[::-1] if order == "coldest first" else np.argsort(keys)
+        keys[at].tofile(folder / "key")
+        vectors[at].tofile(folder / "emb_vector")
+        reseal(repository, EMBEDDINGS)
+        (finding,) = check_repository(repository)
+        assert (finding.level, finding.where) == ("warning", f"{EMBEDDINGS}/1")
+        assert "the GPU cache is filled from the start of the file, expected hottest first" in finding.fact

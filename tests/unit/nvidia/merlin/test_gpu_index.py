@@ -1,0 +1,91 @@
+"""The index of the merlin profile: what a GPU can hold, and where it moves to."""
+
+import sys
+
+import faiss
+import numpy as np
+import pytest
+from google.protobuf.json_format import MessageToJson
+
+from export.nvidia.index import write_gpu_index
+from export.nvidia.publish import publish_merlin
+from export.settings import Settings
+from repository.models import read_config
+from serving.contract.artifacts import read_stage
+from serving.stages.parts.gpu_index import on_gpu
+from serving.stages.parts.kernels import RetrieveSearch
+from tests.contract import fake_backend
+from tests.unit.nvidia.merlin.conftest import source_of
+
+
+@pytest.fixture
+def fake_gpus(monkeypatch):
+    """Faiss's GPU API, as far as it is used, of a machine with two GPUs."""
+
+    class Resources:
+        def setTempMemory(self, n_bytes: int) -> None:
+            self.scratch_bytes = n_bytes
+
+    class Clone:
+        def __init__(self, gpu: int) -> None:
+            self.gpu = gpu
+
+    def clone(resources, gpu, index):
+        if index == "too large":
+            raise RuntimeError("out of memory")
+        assert isinstance(resources, Resources)
+        return Clone(gpu)
+
+    monkeypatch.setattr(faiss, "StandardGpuResources", Resources, raising=False)
+    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 2)
+    monkeypatch.setattr(faiss, "index_cpu_to_gpu", clone, raising=False)
+
+
+def test_lists_stay_as_they_are(tmp_path):
+    assert write_gpu_index(tmp_path, "lists") == "lists"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_gpus_cannot_hold_becomes_flat(exported):
+    folder = exported["24.03"] / "retrieve_search" / "1"
+    assert read_stage(folder).settings["stage"]["index"] == "flat"
+    index = faiss.read_index(str(folder / "items.faiss"))
+    assert index.ntotal == np.load(folder / "available.npy").sum()
+
+
+def test_the_index_moves_where_faiss_has_a_gpu(fake_gpus):
+    moved = on_gpu("index", 1)
+    assert moved.gpu == 1
+    assert moved.resources.scratch_bytes == 256 << 20
+    with pytest.raises(RuntimeError, match="out of memory"):  # not a silent, slow search on the CPU
+        on_gpu("too large", 0)
+    assert on_gpu(None, 0) is None
+
+
+@pytest.mark.parametrize(("kind", "device", "expected"), [("GPU", "2", 2), ("CPU", "0", 3)])
+def test_it_moves_to_the_gpu_of_its_instance_or_of_the_export(cpu, tmp_path, monkeypatch, kind, device, expected):
+    """As exported the instances are KIND_CPU, so that a server without a GPU starts: then [merlin] gpu counts."""
+    publish_merlin(source_of(cpu), tmp_path / "repository", Settings(merlin={"gpu": 3}))
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", fake_backend)
+    from serving.stages.parts.triton import step_model
+
+    monkeypatch.setattr("serving.stages.parts.kernels.on_gpu", lambda index, gpu: f"index on GPU {gpu}")
+    folder = tmp_path / "repository" / "retrieve_search"
+    model = step_model(RetrieveSearch)()
+    model.initialize(
+        {
+            "model_name": folder.name,
+            "model_instance_name": "retrieve_search_0_0",
+            "model_instance_kind": kind,
+            "model_instance_device_id": device,
+            "model_repository": str(folder),
+            "model_version": "1",
+            "model_config": MessageToJson(read_config(folder / "config.pbtxt"), preserving_proto_field_name=True),
+        }
+    )
+    assert model.first.kernel.retrieve.search.index == f"index on GPU {expected}"
+    model.finalize()
+
+
+def test_where_faiss_has_no_gpu_it_stays():
+    assert on_gpu("index", 0) == "index"

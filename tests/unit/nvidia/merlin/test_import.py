@@ -1,0 +1,390 @@
+"""A DLRM of HugeCTR's becomes the ranker: taught on what is written for it, by its own script, read back from its files."""
+
+import copy
+import json
+import runpy
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from rich.console import Console
+
+from export.build import build_repository
+from export.nvidia.hugectr.foreign import read_foreign
+from export.nvidia.hugectr.importing import import_dlrm, latest
+from export.nvidia.hugectr.inputs import Inputs, Slot, inputs_of, read_inputs
+from export.nvidia.hugectr.network import Network, network_document
+from export.nvidia.hugectr.teach import teach_hugectr
+from export.nvidia.pipeline import MerlinPipeline, under
+from export.nvidia.precision.agreement import EXACT
+from export.settings import Settings
+from hps_config.reader import read_ps_json
+from repository.recorded import RECORDED_FILE, compare_answers, read_recorded
+from serving.contract.artifacts import read_stage
+from serving.contract.errors import ArtifactError, ConfigError
+from serving.contract.tensors import ENSEMBLE, PAD_ID, PAD_ROW
+from serving.pipeline import Pipeline
+from serving.stages.rank import Rank
+from tests.unit.hps.oracle import read_sparse
+from tests.unit.hps.test_hugectr import interact
+from tests.unit.nvidia.merlin import fake_hugectr
+from tests.unit.small_shops import shop
+from training.dataset import load_dataset
+from training.features.build import build_features
+from training.models.ranking_data import ItemSlots
+
+SCRIPT = Path(__file__).parents[4] / "export" / "nvidia" / "hugectr" / "container" / "train_dlrm.py"
+TAGS = frozenset({"item.catalogue_tags"})
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    """A shop whose items have a list of tags."""
+    folder = tmp_path_factory.mktemp("shop")
+    whole = shop(folder / "data", users=30, items=40, events=600)
+    tags = [f"{i},{i},{'|'.join(f't{tag}' for tag in range(i % 3 + 1))}" for i in range(1, 41)]
+    (folder / "data" / "items.csv").write_text("\n".join(["sku,unit_price,tags", *tags, ""]))
+    toml = (folder / "data" / "dataset.toml").read_text()
+    (folder / "data" / "dataset.toml").write_text(toml + 'multi_categorical = { tags = "|" }\n')
+    assert len(whole.items) == 40
+    return load_dataset(folder / "data")
+
+
+@pytest.fixture(scope="module")
+def taught(dataset, tmp_path_factory):
+    """-> the folder that the training script leaves, with `hugectr` replaced."""
+    folder = tmp_path_factory.mktemp("hugectr")
+    teach_hugectr(dataset, folder, Settings(), Console(quiet=True))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)  # the script changes it
+        patch.setitem(sys.modules, "hugectr", fake_hugectr.module())
+        patch.setattr(sys, "argv", ["train_dlrm.py", "--folder", str(folder), "--batch-size", "64"])
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def features(dataset):
+    return build_features(dataset, dataset.interactions)
+
+
+@pytest.fixture(scope="module")
+def ours(features) -> Inputs:
+    return inputs_of(features)
+
+
+@pytest.fixture
+def folder(taught, tmp_path):
+    """A copy to break."""
+    return shutil.copytree(taught, tmp_path / "model")
+
+
+def from_bytes(folder: Path, numbers: np.ndarray, keys: list[list[list[int]]]) -> np.ndarray:
+    """Logits from the files alone, float64. numbers [N, Gu + Gp]; keys: per row, per slot, its keys."""
+    layers = json.loads((folder / "dlrm.json").read_text())["layers"]
+    weights = iter(np.fromfile(next(folder.glob("dlrm_dense_*.model")), "<f4").astype(np.float64))
+    width = layers[1]["sparse_embedding_hparam"]["embedding_vec_size"]
+    rows = {key: np.array(row) for key, row in read_sparse(next(folder.glob("dlrm0_sparse_*.model")), width)}
+    none = np.zeros(width)
+    tensor = numbers.astype(np.float64)
+    for layer in layers[2:]:
+        if layer["type"] == "InnerProduct":
+            n_out = layer["fc_param"]["num_output"]
+            weight = np.array([next(weights) for _ in range(tensor.shape[1] * n_out)]).reshape(-1, n_out)
+            tensor = tensor @ weight + np.array([next(weights) for _ in range(n_out)])
+        elif layer["type"] == "ReLU":
+            tensor = np.maximum(tensor, 0)
+        elif layer["type"] == "Interaction":
+            pooled = [[np.mean([rows.get(k, none) for k in slot] or [none], axis=0) for slot in row] for row in keys]
+            tensor = np.array([interact(bottom, slots) for bottom, slots in zip(tensor, pooled, strict=True)])
+    assert next(weights, None) is None
+    return tensor[:, 0]
+
+
+class TestTrainingData:
+    def test_columns_are_what_the_ranker_reads(self, taught, ours):
+        table = pq.read_table(taught / "train" / "0.parquet")
+        names = [entry["col_name"] for kind in ("labels", "conts", "cats") for entry in metadata(taught)[kind]]
+        assert names == ["label", *(n.replace(".", "_") for n in (*ours.numbers, *(slot.name for slot in ours.slots)))]
+        assert table.column_names == names
+        assert 0 < table["label"].to_numpy().mean() < 1
+        assert metadata(taught)["file_stats"][0] == {"file_name": "0.parquet", "num_rows": table.num_rows}
+
+    def test_keys_lie_in_their_slot(self, taught, ours):
+        table = pq.read_table(taught / "train" / "0.parquet")
+        for slot in ours.slots:
+            keys = fake_hugectr.flat(table[slot.name.replace(".", "_")])
+            assert slot.first_key <= keys.min()
+            assert keys.max() < slot.first_key + slot.rows
+        assert read_inputs(taught / "dlrm_inputs.json") == ours
+
+    def test_slots_do_not_overlap(self, ours, features):
+        assert {f"item.{name}" for name in features.item_arrays.lists} == TAGS
+        ends = [slot.first_key + slot.rows for slot in ours.slots]
+        assert [slot.first_key for slot in ours.slots] == [0, *ends[:-1]]
+
+
+def metadata(folder: Path) -> dict:
+    return json.loads((folder / "train" / "_metadata.json").read_text())
+
+
+class TestImport:
+    def test_the_model_answers_what_its_files_say(self, taught, ours):
+        """On the very rows it was taught, lists and keys it never met included."""
+        model = import_dlrm(taught, "dlrm", ours, TAGS)
+        table = pq.read_table(taught / "train" / "0.parquet").slice(0, 50).to_pydict()
+        numbers = np.stack([table[name.replace(".", "_")] for name in ours.numbers], axis=1).astype(np.float32)
+        keys = [[as_list(table[slot.name.replace(".", "_")][row]) for slot in ours.slots] for row in range(50)]
+        keys[0] = [[slot.first_key + 1] for slot in ours.slots]
+        got = answers(model, ours, numbers, keys)
+        np.testing.assert_allclose(got, from_bytes(taught, numbers, keys), rtol=1e-4, atol=1e-5)
+        assert got.std() > 0.01
+
+    def test_columns_in_another_order_and_not_all_of_them(self, folder, ours):
+        """The model was taught the reversed columns, less two numbers and one slot of the user."""
+        theirs = fewer(ours)
+        retrain(folder, theirs)
+        model = import_dlrm(folder, "dlrm", ours, TAGS)
+        rng = np.random.default_rng(1)
+        numbers = rng.normal(size=(20, len(ours.numbers))).astype(np.float32)
+        rows = {slot.name: rng.integers(1, slot.rows, 20) for slot in ours.slots}
+        got = answers(model, ours, numbers, [[[s.first_key + int(rows[s.name][r])] for s in ours.slots] for r in range(20)])
+        chosen = numbers[:, [ours.numbers.index(name) for name in theirs.numbers]]
+        keys = [[[slot.first_key + int(rows[slot.name][row])] for slot in theirs.slots] for row in range(20)]
+        np.testing.assert_allclose(got, from_bytes(folder, chosen, keys), rtol=1e-4, atol=1e-5)
+
+    def test_the_latest_snapshot_is_taken(self, tmp_path):
+        for iteration in (5, 40, 9):
+            (tmp_path / f"dlrm_dense_{iteration}.model").touch()
+        assert latest(tmp_path, "dlrm_dense_").name == "dlrm_dense_40.model"
+        with pytest.raises(ArtifactError, match=r"holds no other_<iteration>\.model"):
+            latest(tmp_path, "other_")
+
+
+def as_list(value) -> list[int]:
+    return value if isinstance(value, list) else [value]
+
+
+def answers(model, ours: Inputs, numbers: np.ndarray, keys: list[list[list[int]]]) -> np.ndarray:
+    """The imported DLRM on rows of one candidate each: keys back to rows of the slots' tables."""
+    longest = max(len(slot) for row in keys for slot in row)
+    rows = np.zeros((len(keys), len(ours.slots), longest), np.int64)
+    for r, row in enumerate(keys):
+        for s, slot in enumerate(row):
+            rows[r, s, : len(slot)] = [key - ours.slots[s].first_key for key in slot]
+    n_users, n_numbers = len(ours.user_slots), model.shape.user_numbers
+    with torch.no_grad():
+        user_rows = model.user_rows(torch.from_numpy(rows[:, :n_users, 0]))
+        item_rows = model.item_rows([torch.from_numpy(rows[:, None, slot]) for slot in range(n_users, len(ours.slots))])
+        values = torch.from_numpy(numbers)
+        return model.network(values[:, :n_numbers], user_rows, values[:, None, n_numbers:], item_rows)[:, 0].numpy()
+
+
+def fewer(ours: Inputs) -> Inputs:
+    numbers = tuple(reversed(ours.numbers))[2:]
+    left_out = next(iter(ours.user_slots))
+    slots, first = [], 0
+    for slot in reversed(ours.slots):
+        if slot.name != left_out:
+            slots.append(Slot(slot.name, slot.rows, first))
+            first += slot.rows
+    return Inputs(numbers, tuple(slots))
+
+
+def retrain(folder: Path, theirs: Inputs) -> None:
+    """Random weights and rows for a model of other inputs, in place of the one in `folder`."""
+    rng, width, hidden = np.random.default_rng(2), 4, 6
+    n_rows = sum(slot.rows for slot in theirs.slots)
+    slots = len(theirs.slots)
+    shapes = (((len(theirs.numbers), width),), ((width + slots * (slots + 1) // 2 + 1, hidden), (hidden, 1)))
+    document = network_document(Network(*shapes, width, (1,) * slots, n_rows))
+    (folder / "dlrm.json").write_text(json.dumps(document))
+    for path in folder.glob("dlrm_dense_*"):
+        path.unlink()
+    flat = [part for shape in (*shapes[0], *shapes[1]) for part in (rng.normal(size=shape), rng.normal(size=shape[1]))]
+    np.concatenate([part.ravel() for part in flat]).astype("<f4").tofile(folder / "dlrm_dense_999.model")
+    (folder / "dlrm0_sparse_999.model").mkdir()
+    np.arange(n_rows).astype("<i8").tofile(folder / "dlrm0_sparse_999.model" / "key")
+    rng.normal(size=(n_rows, width)).astype("<f4").tofile(folder / "dlrm0_sparse_999.model" / "emb_vector")
+    for path in folder.glob("dlrm0_sparse_*"):
+        if "999" not in path.name:
+            shutil.rmtree(path)
+    theirs.write(folder / "dlrm_inputs.json")
+
+
+class TestRefusals:
+    def edit_network(self, folder: Path, change) -> Path:
+        path = folder / "dlrm.json"
+        document = json.loads(path.read_text())
+        change(document["layers"])
+        path.write_text(json.dumps(document))
+        return path
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            (
+                lambda layers: (
+                    layers.insert(3, {"type": "MultiCross", "bottom": "dense", "top": "x"})
+                    or layers.insert(3, {"type": "GRU", "bottom": "dense", "top": "y"})
+                ),
+                r"layers that cannot be imported: GRU, MultiCross\. Expected a DLRM of",
+            ),
+            (lambda layers: layers.insert(2, copy.deepcopy(layers[1])), "has 2 embedding layers over 1 sparse inputs"),
+            (lambda layers: layers[0]["label"].update(label_dim=2), "has 2 labels"),
+            (lambda layers: layers[2].update(bottom="elsewhere"), r"layer InnerProduct reads \['elsewhere'\]"),
+            (lambda layers: layers.pop(3), "layer InnerProduct reads"),
+            (lambda layers: layers[1]["sparse_embedding_hparam"].update(embedding_vec_size=9), "rows have 9"),
+            (lambda layers: layers[-2]["fc_param"].update(num_output=3), "the top gives 3 values"),
+            (lambda layers: layers.clear(), "is no network JSON"),
+        ],
+    )
+    def test_networks(self, folder, change, message):
+        with pytest.raises(ConfigError, match=message):
+            read_foreign(self.edit_network(folder, change))
+
+    def test_a_network_without_interaction(self, folder):
+        def cut(layers):
+            at = [layer["type"] for layer in layers].index("Interaction")
+            layers[at:-1] = []
+            layers[-1]["bottom"] = [layers[-2]["top"], "label"]
+
+        with pytest.raises(ConfigError, match="before and after one Interaction"):
+            read_foreign(self.edit_network(folder, cut))
+
+    def test_a_missing_network(self, tmp_path):
+        with pytest.raises(ConfigError, match="cannot be read"):
+            read_foreign(tmp_path / "dlrm.json")
+
+    def test_a_relu_behind_the_logit(self, folder):
+        def add(layers):
+            logit = layers[-2]["top"]
+            layers.insert(-1, {"type": "ReLU", "bottom": logit, "top": "more"})
+            layers[-1]["bottom"] = ["more", "label"]
+
+        with pytest.raises(ConfigError, match="ReLUs are missing or too many"):
+            read_foreign(self.edit_network(folder, add))
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            (lambda raw: raw["numbers"].append("pair.more"), "numbers and slots, the network has"),
+            (lambda raw: raw["numbers"].__setitem__(0, "pair.none"), "names pair.none, which the data set has not"),
+            (lambda raw: raw["numbers"].__setitem__(0, raw["numbers"][1]), "names a column twice"),
+            (lambda raw: raw["slots"][0].update(rows=3), "has 3 rows, the data set's encoding"),
+            (lambda raw: raw.pop("slots"), "does not name a model's inputs"),
+        ],
+    )
+    def test_inputs(self, folder, ours, change, message):
+        path = folder / "dlrm_inputs.json"
+        raw = json.loads(path.read_text())
+        change(raw)
+        path.write_text(json.dumps(raw))
+        with pytest.raises(ConfigError, match=message):
+            import_dlrm(folder, "dlrm", ours)
+
+    def test_a_sum_over_lists(self, folder, ours):
+        self.edit_network(folder, lambda layers: layers[1]["sparse_embedding_hparam"].update(combiner="sum"))
+        with pytest.raises(ConfigError, match=r"slot item\.catalogue_tags holds lists, and the combiner is sum"):
+            import_dlrm(folder, "dlrm", ours, TAGS)
+
+    def test_weights_of_another_network(self, folder, ours):
+        next(folder.glob("dlrm_dense_*")).write_bytes(b"1234")
+        with pytest.raises(ArtifactError, match="has 4 bytes"):
+            import_dlrm(folder, "dlrm", ours)
+
+
+class TestMlp:
+    """HugeCTR's own DLRM samples write their chains as MLP layers."""
+
+    def document(self, **param):
+        mlp = {"num_outputs": [8, 4], "activation": "Relu"} | param
+        return {
+            "layers": [
+                {
+                    "type": "Data",
+                    "label": {"top": "label", "label_dim": 1},
+                    "dense": {"top": "dense", "dense_dim": 3},
+                    "sparse": [{"top": "keys", "nnz_per_slot": 1, "is_fixed_length": True, "slot_num": 2}],
+                },
+                {
+                    "type": "LocalizedSlotSparseEmbeddingHash",
+                    "bottom": "keys",
+                    "top": "rows",
+                    "sparse_embedding_hparam": {"embedding_vec_size": 4, "combiner": "sum"},
+                },
+                {"type": "MLP", "bottom": ["dense"], "top": ["mlp1"], "mlp_param": mlp},
+                {"type": "Interaction", "bottom": ["mlp1", "rows"], "top": ["inter", "inter_grad"]},
+                {"type": "FusedInnerProduct", "bottom": "inter", "top": "fc", "fc_param": {"num_output": 5}},
+                {"type": "Dropout", "bottom": "fc", "top": "drop", "rate": 0.5},
+                {"type": "InnerProduct", "bottom": "drop", "top": "logit", "fc_param": {"num_output": 1}},
+                {"type": "BinaryCrossEntropyLoss", "bottom": ["logit", "label"], "top": "loss"},
+            ]
+        }
+
+    def test_is_read(self, tmp_path):
+        (tmp_path / "net.json").write_text(json.dumps(self.document()))
+        found = read_foreign(tmp_path / "net.json")
+        assert (found.bottom, found.top) == (((3, 8), (8, 4)), ((4 + 3 + 1, 5), (5, 1)))
+        assert (found.slots, found.width, found.combiner) == (2, 4, "sum")
+
+    @pytest.mark.parametrize(
+        ("param", "message"),
+        [
+            ({"activations": ["Relu", "Tanh"]}, r"the activations \['Tanh'\]"),
+            ({"use_bias": False}, "layers without bias"),
+            ({"activations": ["Relu", "None"]}, "ReLUs are missing"),
+        ],
+    )
+    def test_what_it_must_not_have(self, tmp_path, param, message):
+        (tmp_path / "net.json").write_text(json.dumps(self.document(**param)))
+        with pytest.raises(ConfigError, match=message):
+            read_foreign(tmp_path / "net.json")
+
+
+def test_nvidias_containers_serve_it_too(dataset, taught, ours, tmp_path):
+    """PROFILE=merlin of the same settings: the cpu profile's answers, from HugeCTR's own rows behind `hps`."""
+    settings = Settings(hugectr={"model": str(taught)}, pipeline={"recorded_requests": 16})
+    for profile in ("cpu", "merlin"):
+        build_repository(dataset, tmp_path / profile, settings, Console(quiet=True), profile=profile)
+    recorded = read_recorded(tmp_path / "cpu" / ENSEMBLE / "1" / RECORDED_FILE)
+    answers = MerlinPipeline(tmp_path / "merlin", 1, "/models")(recorded.inputs)
+    assert compare_answers(answers, recorded.outputs, EXACT) == ""
+
+    first_keys = read_stage(tmp_path / "merlin" / "rank_features" / "1").settings["first_keys"]
+    params = read_ps_json(tmp_path / "merlin" / "ps.json").model("rank_embeddings")
+    (width,) = params.embedding_vecsize_per_table
+    served = dict(read_sparse(under(tmp_path / "merlin", "/models", params.sparse_files[0]), width))
+    taught_rows = dict(read_sparse(next(taught.glob("dlrm0_sparse_*.model")), width))
+    for slot, first in zip(ours.slots[: len(ours.user_slots)], first_keys.values(), strict=False):
+        own = [key for key in taught_rows if slot.first_key <= key < slot.first_key + slot.rows]
+        assert own
+        assert [served[key - slot.first_key + first] for key in own] == [taught_rows[key] for key in own]
+
+
+def test_an_export_serves_the_imported_model(dataset, taught, ours, features, tmp_path):
+    """The whole way: [hugectr] model in the settings, and what the published rank stage answers real requests."""
+    settings = Settings(hugectr={"model": str(taught)}, pipeline={"recorded_requests": 16})
+    build_repository(dataset, tmp_path / "repository", settings, Console(quiet=True))
+    rank = Rank.load(tmp_path / "repository" / "rank" / "1")
+    recorded = read_recorded(tmp_path / "repository" / ENSEMBLE / "1" / RECORDED_FILE)
+    given = Pipeline.load(tmp_path / "repository").trace({name: values[:4] for name, values in recorded.inputs.items()})
+    candidates = rank.items.positions(given["candidate_ids"])
+    pairs = rank.pair_numbers(given, candidates)
+    got = rank(given)["rank_scores"]
+    got = got - np.float32(rank.settings.blend) * rank.retrieval_part(pairs)
+
+    slots = ItemSlots.of(features.item_arrays, tuple(features.item_rows)).rows
+    request, place = np.nonzero(given["candidate_ids"] != PAD_ID)
+    numbers = np.concatenate([given["user_continuous"][request], pairs[request, place]], axis=1)
+    user_keys = given["user_categorical"][request] + [slot.first_key for slot in ours.slots[: len(ours.user_slots)]]
+    keys = []
+    for user, item in zip(user_keys.tolist(), candidates[request, place].tolist(), strict=True):
+        own = [rows[item][rows[item] != PAD_ROW] for rows in slots]
+        firsts = [slot.first_key for slot in ours.slots[len(ours.user_slots) :]]
+        keys.append([[key] for key in user] + [(rows + first).tolist() for rows, first in zip(own, firsts, strict=True)])
+    np.testing.assert_allclose(got[request, place], from_bytes(taught, numbers, keys), rtol=1e-4, atol=1e-4)

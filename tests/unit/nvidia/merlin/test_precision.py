@@ -1,0 +1,41 @@
+"""[merlin] precision: what is written into the networks, and that the answers are still those of the cpu profile."""
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+
+from export.nvidia.check import check_answers, check_tensorrt
+from export.nvidia.pipeline import MerlinPipeline
+from export.nvidia.precision.agreement import HALF, disagreement
+from export.nvidia.publish import publish_merlin
+from export.settings import Settings
+from repository.recorded import RECORDED_FILE, read_recorded
+from tests.unit.nvidia.merlin.conftest import source_of
+
+MARK = {"fp32": None, "fp16": "Cast", "int8": "QuantizeLinear"}  # the op by which a precision shows
+
+
+@pytest.mark.parametrize(("triton", "precision"), [("24.03", "fp16"), ("24.03", "int8"), ("modern", "fp16")])
+def test_ranker_and_reranker_are_lowered_as_far_as_they_bear_it(cpu, tmp_path, triton, precision):
+    repository, said = tmp_path / "repository", []
+    publish_merlin(source_of(cpu), repository, Settings(merlin={"triton": triton, "precision": precision}), said.append)
+    assert [line.split(":")[0] for line in said] == ["rank", "rerank"]
+    found = []
+    for name in ("rank_dense", "rerank_network", "towers_user"):
+        version = repository / name / "1"
+        engine = json.loads((version / "engine.json").read_text())
+        nodes = {node.name: node.op_type for node in onnx.load(str(version / "model.onnx")).graph.node}
+        assert {mark for mark in MARK.values() if mark in nodes.values()} == {*filter(None, [MARK[engine["precision"]]])}
+        assert bool(engine["fp32_nodes"]) == (engine["precision"] == "fp16")
+        assert set(engine["fp32_nodes"]) <= nodes.keys()
+        found.append(engine["precision"])
+    assert precision in found
+    assert found[-1] == "fp32"
+    recorded = read_recorded(cpu / "recommend" / "1" / RECORDED_FILE)
+    answers = MerlinPipeline(repository, 1, "/models")(recorded.inputs)
+    assert disagreement(precision, answers, recorded.outputs) == ""
+    if precision == "fp16":
+        assert 0 < np.abs(answers["scores"] - recorded.outputs["scores"]).max() <= HALF
+    assert [*check_tensorrt(repository), *check_answers(repository)] == []

@@ -1,0 +1,82 @@
+"""Tables with random rows, folders in shared memory, and tiers over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serving.tables.config import RocksConfig, TableConfig, TiersConfig
+from serving.tables.store.tiers import Tiers
+from tests.unit.tables.updating import TABLE
+
+
+def random_rows(rows: int, width: int, seed: int = 0) -> np.ndarray:
+    """float32 [rows, width]"""
+    return np.random.default_rng(seed).standard_normal((rows, width), dtype=np.float32)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Callable[..., str]:
+    """source(items=array, …) -> folder of `<table>.npy`"""
+
+    def write(**tables: np.ndarray) -> str:
+        folder = tmp_path / "tables"
+        folder.mkdir(exist_ok=True)
+        for name, array in tables.items():
+            np.save(folder / f"{name}.npy", array)
+        return str(folder)
+
+    return write
+
+
+@pytest.fixture
+def open_tiers(tmp_path: Path) -> Iterator[Callable[..., Tiers]]:
+    """open_tiers(tables, **settings) -> Tiers, closed after the test. Its shared memory lies in the test's own folder."""
+    opened: list[Tiers] = []
+    shared = tmp_path / "shared"
+    shared.mkdir()
+
+    def open_them(tables: TableConfig | tuple[TableConfig, ...], warm: bool = True, **settings) -> Tiers:
+        tables = tables if isinstance(tables, tuple) else (tables,)
+        settings = {"model": "rank", "arena": "test", "shared_folder": str(shared), **settings}
+        opened.append(Tiers(TiersConfig(tables=tables, **settings), warm))
+        return opened[-1]
+
+    yield open_them
+    for tiers in opened:
+        tiers.close()
+
+
+@pytest.fixture
+def over_rocksdb(tmp_path: Path, source: Callable[..., str]) -> Callable[[TableConfig, Path], TiersConfig]:
+    """Settings of one table of random rows, in a folder of shared memory and a RocksDB of its own; no brokers."""
+
+    def settings(table: TableConfig, database: Path) -> TiersConfig:
+        (tmp_path / "shared").mkdir()
+        tables, rows = (table,), random_rows(table.rows, table.width)
+        rocksdb = RocksConfig(str(database))
+        return TiersConfig("rank", tables, "updates", str(tmp_path / "shared"), source=source(items=rows), rocksdb=rocksdb)
+
+    return settings
+
+
+@pytest.fixture
+def config(over_rocksdb: Callable[[TableConfig, Path], TiersConfig], tmp_path: Path) -> TiersConfig:
+    """L1, partial L2 and RocksDB, as the tests of updates use them."""
+    return over_rocksdb(TABLE, tmp_path / "db")
+
+
+@pytest.fixture
+def instances(config: TiersConfig) -> Iterator[Callable[..., Tiers]]:
+    opened = []
+
+    def start(settings: TiersConfig = config) -> Tiers:
+        opened.append(Tiers(settings))
+        return opened[-1]
+
+    yield start
+    for tiers in opened:
+        tiers.close()

@@ -1,0 +1,61 @@
+"""Redis as L2 of one machine, or of several."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from serving.tables.config import RedisConfig, RocksConfig, TableConfig, TiersConfig
+from serving.tables.store.tiers import Tiers
+from serving.tables.updates.applier import Applier
+from tests.unit.tables.conftest import random_rows
+from tests.unit.tables.redis_level.rows import ROWS, TIMEOUT_MS, WIDTH
+from tests.unit.tables.redis_server import RedisServer
+
+
+@pytest.fixture
+def server(tmp_path) -> Iterator[RedisServer]:
+    if shutil.which("redis-server") is None:
+        pytest.skip("redis-server is not installed (Debian: apt-get install redis-server)")
+    server = RedisServer(tmp_path / "redis")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def config(server, tmp_path, source) -> TiersConfig:
+    (tmp_path / "shared").mkdir()
+    return TiersConfig(
+        "rank",
+        (TableConfig("items", ROWS, WIDTH),),
+        "redis",
+        str(tmp_path / "shared"),
+        source=source(items=random_rows(ROWS, WIDTH)),
+        redis=RedisConfig(server.address, num_partitions=8, timeout_ms=TIMEOUT_MS),
+        rocksdb=RocksConfig(str(tmp_path / "db")),
+    )
+
+
+@pytest.fixture
+def tiers(config) -> Iterator[Tiers]:
+    tiers = Tiers(config)
+    yield tiers
+    tiers.close()
+
+
+@pytest.fixture
+def machine(config, tmp_path) -> Iterator[Callable[[str], tuple[Tiers, Applier]]]:
+    """Each with a memory and a RocksDB of its own, all with one Redis."""
+    opened: list[Tiers | Applier] = []
+
+    def start(name: str) -> tuple[Tiers, Applier]:
+        own = replace(config, arena=name, rocksdb=RocksConfig(str(tmp_path / f"db-{name}")))
+        opened.extend((Tiers(own), Applier(own)))
+        return opened[-2], opened[-1]
+
+    yield start
+    for one in opened:
+        one.close()

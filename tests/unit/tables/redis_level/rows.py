@@ -1,0 +1,42 @@
+"""The rows that these tests look up, and what they look at."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from serving.tables.store.tiers import Tiers
+from serving.tables.updates.applier import Applier
+from tests.unit.tables.conftest import random_rows
+
+ROWS, WIDTH = 200, 4
+TIMEOUT_MS = 100
+PATIENT_MS = 5_000  # where no test is about time
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.02)
+
+
+def right(tiers: Tiers, rows: np.ndarray | None = None) -> bool:
+    """Every row as it should be; keys beyond the table get the default."""
+    rows = random_rows(ROWS, WIDTH) if rows is None else rows
+    answer = tiers.lookup("items", np.arange(ROWS + 1))
+    np.testing.assert_array_equal(answer, np.concatenate([rows, np.zeros((1, WIDTH), np.float32)]))
+    return True
+
+
+def version(number: int) -> np.ndarray:
+    return np.full((ROWS, WIDTH), number, np.float32)
+
+
+def redis_rows(applier: Applier) -> np.ndarray:
+    """All of them, from Redis itself."""
+    rows, found = applier._redis.level.store.read({"items": np.arange(ROWS)})[0]["items"]
+    assert found is None
+    return rows

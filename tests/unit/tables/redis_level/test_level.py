@@ -1,0 +1,164 @@
+"""Redis as L2: HPS's layout byte for byte, and what lookups give when it is gone, slow, flushed or full."""
+
+from __future__ import annotations
+
+import struct
+import time
+
+import numpy as np
+import pytest
+
+from serving.contract.errors import DependencyError
+from serving.tables.config import RedisConfig
+from serving.tables.levels.redis_store import RedisStore
+from serving.tables.store.batch import nothing_reached
+from serving.tables.updates.applier import Applier
+from tests.unit.tables.conftest import random_rows
+from tests.unit.tables.redis_level.rows import PATIENT_MS, ROWS, TIMEOUT_MS, WIDTH, redis_rows, right, until
+from tests.unit.tables.updating import Log
+
+
+def test_layout_as_an_independent_reader_sees_it(server):
+    """Names and values from the format's description: partitions by the mixer's published vectors."""
+    store = RedisStore(RedisConfig(server.address, num_partitions=8, timeout_ms=PATIENT_MS), "rank", {"items": 2})
+    keys = np.array([0, 1, 2, 42, 1_000_000_007])
+    vectors = np.arange(10, dtype=np.float32).reshape(5, 2)
+    store.update("items", Log().batch(keys, vectors), nothing_reached())
+    for key, partition, vector in zip(keys, (0, 3, 6, 5, 5), vectors, strict=True):
+        name = f"hps_et{{hps_et.rank.items/p{partition}}}v"
+        assert server.client.hget(name, int(key).to_bytes(8, "little")) == vector.astype("<f4").tobytes()
+    found, intact = store.read({"items": np.array([42, 7, 0])})
+    assert intact
+    assert found["items"][1].tolist() == [True, False, True]
+    np.testing.assert_array_equal(found["items"][0][[0, 2]], vectors[[3, 0]])
+    assert store.fill("items", keys[:1], vectors[1:2], np.array([1]))
+    np.testing.assert_array_equal(store.read({"items": keys[:1]})[0]["items"][0], vectors[:1])
+    store.close()
+
+
+def test_rows_that_an_independent_writer_put_there_are_read(server):
+    """In HPS's layout as its description spells it out: the hash's name, the mixer's published partitions, struct."""
+    partitions = {0: 0, 1: 3, 2: 6, 42: 5, 1_000_000_007: 5}
+    rows = {key: (float(at), -0.0, 2.0**-149) for at, key in enumerate(partitions)}
+    for key, partition in partitions.items():
+        name = f"hps_et{{hps_et.rank.items/p{partition}}}v"
+        server.client.hset(name, struct.pack("<q", key), struct.pack("<3f", *rows[key]))
+    elsewhere = "hps_et{hps_et.rank.items/p4}v"  # than where 7 belongs
+    server.client.hset(elsewhere, struct.pack("<q", 7), struct.pack("<3f", 1, 1, 1))
+    store = RedisStore(RedisConfig(server.address, num_partitions=8, timeout_ms=PATIENT_MS), "rank", {"items": 3})
+    found, intact = store.read({"items": np.array([7, *partitions])})
+    store.close()
+    vectors, there = found["items"]
+    assert intact
+    assert there.tolist() == [False] + [True] * len(rows)
+    assert vectors[1:].tobytes() == np.array(list(rows.values()), "<f4").tobytes()
+
+
+def test_rows_of_another_width_are_refused(server):
+    config = RedisConfig(server.address, timeout_ms=PATIENT_MS)
+    RedisStore(config, "rank", {"items": 3}).update(
+        "items", Log().batch(np.array([1]), np.ones((1, 3), np.float32)), nothing_reached()
+    )
+    with pytest.raises(DependencyError, match="another shape"):
+        RedisStore(config, "rank", {"items": 2}).read({"items": np.array([1])})
+
+
+def test_rows_come_from_redis_and_are_copied_up_from_rocksdb(tiers, server):
+    tiers.settle()
+    assert right(tiers)
+    tiers.settle()
+    before = tiers.metrics().tables["items"].counts
+    assert right(tiers)
+    after = tiers.metrics().tables["items"].counts
+    assert after.l2_hits - before.l2_hits == ROWS
+    assert not tiers.degraded
+
+
+def test_gone_and_back(tiers, server):
+    server.stop()
+    assert right(tiers)
+    assert tiers.degraded
+    assert "redis" in tiers.metrics().down
+    server.start()
+    until(lambda: right(tiers) and not tiers.degraded)
+    assert tiers.metrics().down == {}
+
+
+def test_slow_costs_one_timeout_and_then_nothing(tiers, server):
+    right(tiers)
+    server.freeze()
+    assert right(tiers)  # pays the timeouts
+    assert tiers.degraded
+    started_s = time.perf_counter()
+    assert right(tiers)  # left alone
+    assert tiers.degraded
+    assert time.perf_counter() - started_s < TIMEOUT_MS / 1e3
+    server.thaw()
+    until(lambda: right(tiers) and not tiers.degraded)
+
+
+def test_flushed(tiers, server):
+    right(tiers)
+    tiers.settle()
+    server.client.flushall()
+    assert right(tiers)
+    assert not tiers.degraded
+    tiers.settle()
+    assert server.client.dbsize() > 0  # filled again
+
+
+def test_updates_go_to_redis_and_wait_for_it_when_it_is_gone(config, tiers, server):
+    applier, log, rows = Applier(config), Log(), random_rows(ROWS, WIDTH)
+    rows[:50] = 7
+    applier.apply("items", log.batch(np.arange(50), rows[:50]))
+    until(lambda: right(tiers, rows))
+    server.stop()
+    rows[:20] = 8
+    applier.apply("items", log.batch(np.arange(20), rows[:20]))
+    assert applier.behind == 20
+    assert not applier.durable()
+    assert right(tiers, rows)  # from RocksDB
+    server.start()
+
+    def drained() -> bool:
+        applier.drain()
+        return applier.behind == 0
+
+    until(drained)
+    assert applier.durable()
+    until(lambda: right(tiers, rows) and not tiers.degraded)
+    applier.close()
+
+
+def test_a_full_redis_takes_no_more_rows_and_goes_on_answering(tiers, server):
+    """Nothing is evicted (noeviction): rows that do not fit come from L3 every time, and Redis counts as up."""
+    server.client.config_set("maxmemory", 1)
+    assert right(tiers)
+    tiers.settle()
+    assert tiers.metrics().misses.insertions_dropped > 0
+    assert right(tiers)
+    assert not tiers.degraded
+    assert tiers.metrics().down == {}
+    server.client.config_set("maxmemory", 0)
+    assert right(tiers)
+    tiers.settle()
+    assert server.client.dbsize() > 0
+
+
+def test_updates_that_a_full_redis_refuses_are_answered_all_the_same(config, tiers, server):
+    """It goes on holding the rows of before them."""
+    rows = random_rows(ROWS, WIDTH)
+    right(tiers)
+    tiers.settle()
+    applier, log = Applier(config), Log()
+    server.client.config_set("maxmemory", 1)
+    rows[:20] = 8
+    applier.apply("items", log.batch(np.arange(20), rows[:20]))
+    assert applier.behind == 20
+    assert right(tiers, rows)
+    assert not tiers.degraded
+    server.client.config_set("maxmemory", 0)
+    until(lambda: applier.drain() or applier.behind == 0)
+    assert right(tiers, rows)
+    np.testing.assert_array_equal(redis_rows(applier), rows)
+    applier.close()

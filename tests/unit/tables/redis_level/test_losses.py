@@ -1,0 +1,184 @@
+"""A Redis that lost writes, by a failover or with an older snapshot: nothing of it is trusted before they came again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from serving.contract.errors import DependencyError
+from serving.tables.config import TableConfig, TiersConfig
+from serving.tables.levels.redis_store import RedisStore
+from serving.tables.store.batch import PARTITIONS, Batch, nothing_reached
+from serving.tables.store.tiers import Tiers
+from serving.tables.updates.applier import Applier
+from serving.tables.updates.ring import UNKNOWN
+from tests.unit.tables.conftest import random_rows
+from tests.unit.tables.redis_level.rows import ROWS, WIDTH, redis_rows, right, until, version
+from tests.unit.tables.updating import Log
+
+
+def lose_all_but(batch: Batch, config: TiersConfig, *tables: str) -> None:
+    """As a failover that lost the last writes of all tables."""
+    redis = RedisStore(config.redis, config.model, {table.name: table.width for table in config.tables})
+    for table in tables:
+        redis.set_log(table, 0, 0)
+        redis.update(table, batch, nothing_reached())
+
+
+def test_a_redis_that_lost_its_last_writes_gets_them_again(machine, server):
+    """After a failover, or from an older snapshot: it says how far it has the log, and is sent the rest."""
+    log, keys, (tiers, applier) = Log(), np.arange(ROWS), machine("first")
+    batches = [log.batch(keys, version(number)) for number in range(4)]
+    for batch in batches[:3]:
+        applier.apply("items", batch)
+    lose_all_but(batches[0], applier._config, "items")
+    applier.apply("items", batches[3].only(slice(0, 20)))
+    assert applier.lost_rows
+    tiers.lookup("items", keys)  # most of them as Redis has them
+    assert tiers.degraded
+    start = applier.start({"items": np.where(np.arange(PARTITIONS) == 0, 3, 0)}, {"items": nothing_reached()})
+    assert start.offsets["items"][0] == 1
+    for batch in batches[1:]:
+        applier.apply("items", batch)
+    np.testing.assert_array_equal(redis_rows(applier), version(3))
+    assert not applier.lost_rows
+    assert right(tiers, version(3))
+
+
+def test_a_redis_that_lost_writes_of_all_tables_is_trusted_with_none_of_them(config, source):
+    """One update finds it out, of one table."""
+    source(users=random_rows(ROWS, WIDTH))
+    config = replace(config, tables=(*config.tables, TableConfig("users", ROWS, WIDTH)))
+    log, keys, applier = Log(), np.arange(ROWS), Applier(config)
+    batches = [log.batch(keys, version(number)) for number in range(3)]
+    for table in ("items", "users"):
+        for batch in batches[:2]:
+            applier.apply(table, batch)
+    lose_all_but(batches[0], config, "items", "users")
+    applier.apply("items", batches[2])
+    ring, committed = applier.shared["users"].ring, np.where(np.arange(PARTITIONS) == 0, 2, 0)
+    nothing = dict.fromkeys(("items", "users"), nothing_reached())
+    assert applier.start(dict.fromkeys(nothing, committed), nothing).offsets["users"][0] == 1
+    applier.drain()
+    assert ring.stored == UNKNOWN
+    applier.apply("users", batches[1])
+    assert ring.stored == ring.head
+    applier.close()
+
+
+def test_a_redis_that_lost_writes_is_found_out_without_an_update_and_what_was_kept_of_it_is_forgotten(config):
+    config = replace(config, tables=(TableConfig("items", ROWS, WIDTH, l1_rows=64),))
+    log, keys, applier, tiers = Log(), np.arange(ROWS), Applier(config), Tiers(config)
+    batches = [log.batch(keys, version(number)) for number in range(2)]
+    for batch in batches:
+        applier.apply("items", batch)
+    applier.look_at_redis()
+    assert not applier.lost_rows
+    lose_all_but(batches[0], config, "items")
+    late = Tiers(config)
+    assert right(late, version(0))  # nobody knows yet
+    late.settle()
+    applier.look_at_redis()
+    assert applier.lost_rows
+    late.lookup("items", keys)
+    assert late.degraded
+    committed = np.where(np.arange(PARTITIONS) == 0, 2, 0)
+    assert applier.start({"items": committed}, {"items": nothing_reached()}).offsets["items"][0] == 1
+    applier.apply("items", batches[1])
+    for instance in (tiers, late):
+        assert right(instance, version(1))
+        assert not instance.degraded
+        instance.close()
+    applier.close()
+
+
+def test_a_log_hash_that_redis_threw_out_is_no_loss(config, server):
+    """It comes again with the next update, of one partition; nothing is known of the others."""
+    keys, applier, logs = np.arange(ROWS), Applier(config), (Log(0), Log(1))
+    for log in logs:
+        applier.apply("items", log.batch(keys, version(log.partition)))
+    for partition in range(8):
+        server.client.delete(f"hps_et{{hps_et.rank.items/p{partition}}}log")
+    applier.apply("items", logs[1].batch(keys, version(2)))
+    applier.look_at_redis()
+    assert not applier.lost_rows
+    applier.close()
+
+
+def test_messages_without_rows_are_no_loss(config):
+    """They were refused: committed, and in no log."""
+    applier = Applier(config)
+    applier.apply("items", Log().batch(np.arange(ROWS), version(1)))
+    applier.close()
+    again, committed = Applier(config), np.where(np.arange(PARTITIONS) == 0, 3, 0)
+    again.start({"items": committed}, {"items": nothing_reached()})
+    again.look_at_redis()
+    assert not again.lost_rows
+    again.close()
+
+
+def test_a_new_updater_finds_out_what_redis_lost_of_what_was_not_yet_committed(config):
+    log, keys, applier = Log(), np.arange(ROWS), Applier(config)
+    batches = [log.batch(keys, version(number)) for number in range(2)]
+    tiers = Tiers(config)
+    for batch in batches:
+        applier.apply("items", batch)
+    applier.close()
+    lose_all_but(batches[0], config, "items")
+    again, nothing = Applier(config), {"items": nothing_reached()}
+    again.start(nothing, nothing)
+    again.look_at_redis()
+    assert again.lost_rows
+    again.start(nothing, nothing)
+    again.look_at_redis()
+    assert not again.lost_rows
+    for batch in batches:
+        again.apply("items", batch)
+    assert right(tiers, version(1))
+    assert not tiers.degraded
+    again.close()
+    tiers.close()
+
+
+def test_a_redis_that_goes_away_while_it_says_what_it_lost_is_asked_again(config, source, monkeypatch):
+    source(users=random_rows(ROWS, WIDTH))
+    config = replace(config, tables=(*config.tables, TableConfig("users", ROWS, WIDTH)))
+    log, keys, applier = Log(), np.arange(ROWS), Applier(config)
+    batches = [log.batch(keys, version(number)) for number in range(2)]
+    for table in ("items", "users"):
+        for batch in batches:
+            applier.apply(table, batch)
+    lose_all_but(batches[0], config, "items", "users")
+    reached = RedisStore.reached
+    asked = iter(["items", "items", "gone"])  # to find it out, then all tables
+
+    def gone_in_the_middle(store: RedisStore, table: str) -> np.ndarray:
+        if next(asked) == "gone":
+            raise DependencyError("gone")
+        return reached(store, table)
+
+    monkeypatch.setattr(RedisStore, "reached", gone_in_the_middle)
+    applier.look_at_redis()
+    assert list(asked) == []
+    assert not applier.lost_rows
+    assert [int(positions[0]) for positions in applier._redis.reached.values()] == [2, 2]
+    monkeypatch.undo()
+    until(lambda: applier.look_at_redis() or applier.lost_rows)
+    assert [int(positions[0]) for positions in applier._redis.reached.values()] == [1, 1]
+    applier.close()
+
+
+def test_a_log_that_starts_anew_is_read_anew(machine):
+    (_, applier), keys = machine("first"), np.arange(ROWS)
+    log = Log()
+    for number in range(3):
+        applier.apply("items", log.batch(keys, version(number)))
+    applier.forget_log("items", 0)
+    assert applier.lost_rows
+    start = applier.start({"items": nothing_reached()}, {"items": nothing_reached()})
+    assert not start.offsets["items"].any()
+    applier.apply("items", Log().batch(keys, version(7)))
+    np.testing.assert_array_equal(redis_rows(applier), version(7))
+    rows, _ = applier._rocksdb.level.store.read({"items": keys})[0]["items"]
+    np.testing.assert_array_equal(rows, version(7))

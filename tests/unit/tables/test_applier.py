@@ -1,0 +1,380 @@
+"""Updates into every level and every instance, without a broker: what each has had of the log, and what it has lost."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serving.contract.errors import DataError
+from serving.tables.config import TiersConfig
+from serving.tables.levels import loading
+from serving.tables.levels.rocks_store import DAMAGED_MARK, RocksStore
+from serving.tables.store.batch import PARTITIONS, nothing_reached
+from serving.tables.store.tiers import Tiers
+from serving.tables.updates.applier import Applier
+from serving.tables.updates.ring import UNKNOWN
+from tests.unit.tables.conftest import random_rows
+from tests.unit.tables.updating import ROWS, TABLE, WIDTH, Log, applied, full, until, versions
+
+NOTHING_GONE = {"items": nothing_reached()}
+
+
+def test_an_update_reaches_every_level_and_every_instance(config, instances):
+    first, second = instances(), instances()
+    keys = np.arange(0, ROWS, 3)  # some in L1, some in L2, some in L3 only
+    for tiers in (first, second):
+        tiers.lookup("items", np.arange(ROWS))
+        tiers.settle()
+    applier, log = Applier(config), Log()
+    applier.apply("items", log.batch(keys, versions(keys, 1)))
+    expected = random_rows(ROWS, WIDTH)
+    expected[keys] = versions(keys, 1)
+    for tiers in (first, second):
+        np.testing.assert_array_equal(tiers.lookup("items", np.arange(ROWS)), expected)
+    applier.close()
+    store = RocksStore(config.rocksdb, "rank", {"items": WIDTH})
+    (vectors, found), intact = (lambda reply: (reply[0]["items"], reply[1]))(store.read({"items": np.arange(ROWS)}))
+    store.close()
+    assert found is None
+    assert intact
+    np.testing.assert_array_equal(vectors, expected)
+
+
+def test_the_last_row_of_a_key_wins_within_one_batch(config, instances):
+    tiers = instances()
+    applier, log = Applier(config), Log()
+    applier.apply(
+        "items", log.batch(np.array([7, 8, 7]), np.concatenate([versions([7], 1), versions([8], 1), versions([7], 2)]))
+    )
+    np.testing.assert_array_equal(tiers.lookup("items", np.array([7, 8])), [versions([7], 2)[0], versions([8], 1)[0]])
+    applier.close()
+
+
+def test_replays_change_nothing_on_any_level(config, instances):
+    """Not even for a moment: a consumer that starts again from further back must not bring back older rows."""
+    tiers, applier, log, keys = instances(), Applier(config), Log(), np.arange(0, ROWS, 2)
+    batches = [log.batch(keys, versions(keys, version)) for version in range(3)]
+    for batch in batches:
+        applier.apply("items", batch)
+    for batch in batches:
+        applier.apply("items", batch)
+        np.testing.assert_array_equal(tiers.lookup("items", keys), versions(keys, 2))
+        found, _ = applier._rocksdb.level.store.read({"items": keys})
+        np.testing.assert_array_equal(found["items"][0], versions(keys, 2))
+    assert applied(tiers) == 3 * len(keys)
+    applier.close()
+
+
+def test_rocksdb_knows_what_it_has_of_the_log_when_all_processes_are_gone(config, instances):
+    """A restarted machine reads again what was not committed, and the memory that was filled from RocksDB stays as new."""
+    log, keys = Log(partition=3), np.arange(100)
+    batches = [log.batch(keys, versions(keys, version)) for version in range(3)]
+    applier = Applier(config)
+    for batch in batches:
+        applier.apply("items", batch)
+    applier.close()
+    tiers, applier = instances(), Applier(config)
+    start = applier.start({"items": np.where(np.arange(PARTITIONS) == 3, 1, 0)}, NOTHING_GONE)  # only the first was committed
+    assert start.offsets["items"][3] == 1
+    for batch in batches[1:]:
+        applier.apply("items", batch)
+        np.testing.assert_array_equal(tiers.lookup("items", keys), versions(keys, 2))
+    assert applied(tiers) == 0
+    applier.close()
+
+
+def test_an_instance_that_slept_through_the_whole_ring_forgets_its_cache(config, instances):
+    tiers = instances()
+    tiers.lookup("items", np.arange(ROWS))
+    tiers.settle()
+    applier, log = Applier(config), Log()
+    ring = applier.shared["items"].ring
+    for version in range(2 * ring.size // ROWS + 2):
+        applier.apply("items", log.batch(np.arange(ROWS), versions(np.arange(ROWS), version)))
+    np.testing.assert_array_equal(tiers.lookup("items", np.arange(ROWS)), versions(np.arange(ROWS), version))
+    applier.close()
+
+
+def test_a_row_read_before_its_update_is_not_cached_after_it(config, instances):
+    """The race of every cache: an old row is on its way up while the new one passes it."""
+    tiers = instances(replace(config, tables=(replace(TABLE, l2_rows=128),)))
+    keys = np.array([200, 201])
+    old, _ = tiers._lower.fetch({"items": keys})  # read from L3 …
+    applier, log = Applier(config), Log()
+    applier.apply("items", log.batch(keys[:1], versions(keys[:1], 5)))  # … updated …
+    tiers._keep(old)  # … and only now brought to L2 and L1
+    expected = [versions([200], 5)[0], random_rows(ROWS, WIDTH)[201]]
+    for _ in range(2):
+        np.testing.assert_array_equal(tiers.lookup("items", keys), expected)
+        tiers.settle()
+    applier.close()
+
+
+def test_a_new_arena_is_filled_with_updated_rows_not_with_exported_ones(config, instances):
+    """As after a restart of the machine: shared memory is empty, RocksDB has the updates."""
+    keys, before = np.arange(ROWS), instances(replace(config, arena="first"))
+    np.testing.assert_array_equal(before.lookup("items", keys), random_rows(ROWS, WIDTH))
+    applier, log = Applier(replace(config, arena="first")), Log()
+    applier.apply("items", log.batch(keys[:200], versions(keys[:200], 3)))
+    applier.close()
+    after = instances(replace(config, arena="second"))
+    assert after.metrics().tables["items"].l2_rows > 0.9 * TABLE.l2_rows  # before any lookup; a few of its sets are short
+    expected = np.concatenate([versions(keys[:200], 3), random_rows(ROWS, WIDTH)[200:]])
+    np.testing.assert_array_equal(after.lookup("items", keys), expected)
+
+
+def test_int8_rows_are_the_same_whether_updated_or_loaded(config, instances):
+    config = replace(config, tables=(replace(TABLE, row_format="int8"),))
+    tiers, rows = instances(config), random_rows(ROWS, WIDTH, seed=9)
+    applier, log = Applier(config), Log()
+    applier.apply("items", log.batch(np.arange(ROWS), rows))
+    codec = applier.shared["items"].codec
+    np.testing.assert_array_equal(tiers.lookup("items", np.arange(ROWS)), codec.roundtrip(rows))
+    applier.close()
+
+
+def test_values_that_the_row_format_cannot_hold_change_nothing(config):
+    applier, log = Applier(replace(config, tables=(replace(TABLE, row_format="int8"),))), Log()
+    with pytest.raises(DataError, match="finite"):
+        applier.apply("items", log.batch(np.array([1, 2]), np.array([[0] * WIDTH, [np.nan] * WIDTH], np.float32)))
+    assert applier.shared["items"].ring.head == 0
+    applier.close()
+
+
+def test_updates_wait_for_a_store_that_is_down(config, instances):
+    """Memory is served at once; RocksDB gets each key's last row when it is back. Nothing counts as durable before."""
+    tiers = instances()
+    applier, log = Applier(config), Log()
+    level = applier._rocksdb.level
+    level._open_store, opening = full, level._open_store
+    for version in (1, 2):
+        applier.apply("items", log.batch(np.arange(10), versions(np.arange(10), version)))
+    assert applier.behind == 10
+    assert not applier.durable()
+    np.testing.assert_array_equal(tiers.lookup("items", np.arange(10)), versions(np.arange(10), 2))
+    level._open_store = opening
+    level.breaker.succeeded()
+    until(lambda: applier.drain() or applier.behind == 0)
+    assert applier.durable()
+    found, _ = level.store.read({"items": np.arange(10)})
+    np.testing.assert_array_equal(found["items"][0], versions(np.arange(10), 2))
+    applier.close()
+
+
+def evict(tiers: Tiers, key: int) -> None:
+    """Look up others until L1 and L2 have thrown the key out."""
+    others, table = np.setdiff1d(np.arange(ROWS), [key]), tiers._tables["items"]
+    for start in range(0, 20 * ROWS, 40):
+        tiers.lookup("items", np.take(others, np.arange(start, start + 40), mode="wrap"))
+        tiers.settle()
+        if all(slots._find(np.array([key]))[1] is not None for slots in (table.shared.slots, table.l1.slots)):
+            return
+    raise AssertionError("the key stays")
+
+
+def test_an_updated_row_that_left_memory_is_not_followed_by_an_older_one(config, instances):
+    """RocksDB is down and has the row of before: the update ring answers."""
+    tiers, applier, log, key = instances(), Applier(config), Log(), 250
+    level = applier._rocksdb.level
+    level._open_store, opening = full, level._open_store
+    applier.apply("items", log.batch(np.array([key, 3]), versions([key, 3], 7)))
+    evict(tiers, key)
+    for _ in range(2):
+        np.testing.assert_array_equal(tiers.lookup("items", np.array([key])), versions([key], 7))
+        assert not tiers.degraded
+        tiers.settle()
+    level._open_store = opening
+    level.breaker.succeeded()
+    until(lambda: applier.drain() or applier.behind == 0)
+    ring = applier.shared["items"].ring
+    assert ring.stored == ring.head
+    evict(tiers, key)
+    np.testing.assert_array_equal(tiers.lookup("items", np.array([key])), versions([key], 7))
+    applier.close()
+
+
+@pytest.mark.parametrize("last_step", ["_begin", "_end", "insert", "_count", "write"])
+def test_what_an_updater_showed_before_it_died_stays(config, instances, monkeypatch, last_step):
+    """Rows half written are emptied: they come from the ring, if it had told of them, and not from a RocksDB without them,
+    until the next updater has stored them."""
+    tiers, applier, log, keys = instances(), Applier(config), Log(), np.arange(0, ROWS, 2)
+    applier.apply("items", log.batch(keys, versions(keys, 1)))
+    shared, batch = applier.shared["items"], log.batch(keys, versions(keys, 2))
+    monkeypatch.setattr({"_count": shared, "write": applier._rocksdb}.get(last_step, shared.slots), last_step, died)
+    with pytest.raises(InterruptedError):
+        applier.apply("items", batch)
+    expected = versions(keys, 1 if last_step == "_begin" else 2)
+
+    def stays() -> None:
+        for _ in range(2):
+            np.testing.assert_array_equal(tiers.lookup("items", keys), expected)
+            tiers.settle()
+
+    stays()
+    monkeypatch.undo()
+    applier.close()
+    successor = Applier(config)
+    successor.start({"items": nothing_reached()}, NOTHING_GONE)
+    successor.drain()
+    stays()
+    successor.apply("items", batch)
+    np.testing.assert_array_equal(tiers.lookup("items", keys), versions(keys, 2))
+    assert shared.ring.stored == shared.ring.head
+    successor.close()
+
+
+def died(*_) -> None:
+    raise InterruptedError
+
+
+def test_where_the_ring_is_too_short_rows_that_may_be_old_are_marked_and_kept_nowhere(config, instances):
+    tiers, applier, log, key = instances(), Applier(config), Log(), 250
+    level = applier._rocksdb.level
+    level._open_store, opening = full, level._open_store
+    ring, others = applier.shared["items"].ring, np.arange(100)
+    applier.apply("items", log.batch(np.array([key]), versions([key], 7)))
+    for version in range(ring.size // len(others) + 1):
+        applier.apply("items", log.batch(others, versions(others, version)))
+    evict(tiers, key)
+    for _ in range(2):
+        tiers.lookup("items", np.array([key]))
+        assert tiers.degraded
+        tiers.settle()
+    level._open_store = opening
+    level.breaker.succeeded()
+    until(lambda: applier.drain() or applier.behind == 0)
+    np.testing.assert_array_equal(tiers.lookup("items", np.array([key])), versions([key], 7))
+    assert not tiers.degraded
+    applier.close()
+
+
+def test_a_database_that_lost_rows_takes_nothing_before_they_come_again(config, instances):
+    """As when it was deleted beneath a running updater, and loaded again from the exported tables."""
+    applier, log, keys = Applier(config), Log(), np.arange(ROWS)
+    batches = [log.batch(keys, versions(keys, version)) for version in range(3)]
+    for batch in batches[:2]:
+        applier.apply("items", batch)
+    applier._rocksdb.level.close()
+    shutil.rmtree(config.rocksdb.path)
+    applier.apply("items", batches[2])
+    assert applier.behind == ROWS
+    until(lambda: applier.drain() or applier.lost_rows)
+    assert applier.start({"items": np.full(PARTITIONS, 2)}, NOTHING_GONE).offsets["items"][0] == 0  # committed was 2
+    for batch in batches:
+        applier.apply("items", batch)
+    found, _ = applier._rocksdb.level.store.read({"items": keys})
+    np.testing.assert_array_equal(found["items"][0], versions(keys, 2))
+    assert (applier.lost_rows, applier.behind) == (False, 0)
+    applier.close()
+
+
+def test_an_instance_knows_that_a_database_lacks_what_was_stored(config, instances):
+    """It was filled again while no updater was there: its rows are the exported ones, and may not stay anywhere."""
+    tiers, applier, log, keys = instances(), Applier(config), Log(), np.arange(ROWS)
+    batches = [log.batch(keys, versions(keys, number)) for number in range(2)]
+    for batch in batches:
+        applier.apply("items", batch)
+    applier.close()
+    tiers._lower.l3.close()
+    shutil.rmtree(config.rocksdb.path)
+    key = 250
+    evict(tiers, key)
+    until(lambda: len(tiers.lookup("items", np.array([key]))) and tiers._lower.l3.store is not None)
+    for _ in range(2):
+        tiers.lookup("items", np.array([key]))
+        assert tiers.degraded
+        tiers.settle()
+    applier = Applier(config)
+    committed = np.where(np.arange(PARTITIONS) == 0, 2, 0)
+    assert applier.start({"items": committed}, NOTHING_GONE).offsets["items"][0] == 0
+    for batch in batches:
+        applier.apply("items", batch)
+    np.testing.assert_array_equal(tiers.lookup("items", np.array([key])), versions([key], 1))
+    assert not tiers.degraded
+    applier.close()
+
+
+def damaged(config: TiersConfig, tiers: Tiers) -> None:
+    """The instance puts its database aside, and fills another one."""
+    (Path(config.rocksdb.path) / DAMAGED_MARK).touch()
+    tiers._lower.l3.close()
+    until(lambda: len(tiers.lookup("items", np.array([250]))) and tiers._lower.l3.store is not None)
+    assert tiers._tables["items"].shared.ring.stored == UNKNOWN
+
+
+def gives_doubtful_rows(tiers: Tiers, key: int) -> bool:
+    """And keeps none of them."""
+    degraded = []
+    for _ in range(2):
+        tiers.lookup("items", np.array([key]))
+        degraded.append(tiers.degraded)
+        tiers.settle()
+    return all(degraded)
+
+
+def test_an_updater_without_its_database_vouches_for_no_other(config, instances):
+    """What it has in mind was stored in the one that was put aside."""
+    tiers, applier, log, key = instances(), Applier(config), Log(), 250
+    applier.apply("items", log.batch(np.array([key]), versions([key], 1)))
+    evict(tiers, key)
+    applier._rocksdb.level.close()
+    applier._rocksdb.level._open_store = full
+    damaged(config, tiers)
+    applier.drain()
+    assert gives_doubtful_rows(tiers, key)
+    applier.close()
+
+
+def test_new_memory_knows_what_the_database_had(config, instances):
+    """No update came since the machine was started: what was stored before must be there all the same."""
+    first, second, key = replace(config, arena="first"), replace(config, arena="second"), 250
+    instances(first)
+    applier = Applier(first)
+    applier.apply("items", Log().batch(np.array([key]), versions([key], 1)))
+    applier.close()
+    tiers, applier = instances(second), Applier(second)
+    applier.start({"items": nothing_reached()}, NOTHING_GONE)
+    applier.close()
+    damaged(config, tiers)
+    assert gives_doubtful_rows(tiers, key)
+    applier = Applier(second)
+    applier.start({"items": nothing_reached()}, NOTHING_GONE)
+    applier.drain()
+    assert gives_doubtful_rows(tiers, key)
+    applier.close()
+
+
+def test_rows_that_warm_a_cache_while_the_first_update_comes_are_not_kept(config, monkeypatch):
+    tiers, applier, keys = Tiers(config, warm=False), Applier(config), np.arange(ROWS)  # more than L2 has room for
+
+    def never_updated_until_now(_: TiersConfig) -> bool:
+        applier.apply("items", Log().batch(keys, versions(keys, 1)))
+        return True
+
+    monkeypatch.setattr(loading, "as_exported", never_updated_until_now)
+    tiers._warm(config.tables[0])
+    np.testing.assert_array_equal(tiers.lookup("items", keys), versions(keys, 1))
+    applier.close()
+    tiers.close()
+
+
+def test_what_the_log_no_longer_has_is_done_without(config, instances):
+    """A new database after the broker removed the first messages: the rest is read, and the database counts as complete."""
+    instances()
+    applier, log, keys, gone = Applier(config), Log(), np.arange(ROWS), nothing_reached()
+    gone[0] = 5
+    start = applier.start({"items": nothing_reached()}, {"items": gone})
+    assert (start.wanted["items"][0], start.offsets["items"][0]) == (0, 5)
+    log.length = 5
+    applier.apply("items", log.batch(keys, versions(keys, 5)))
+    ring = applier.shared["items"].ring
+    assert ring.stored == ring.head
+    applier.close()
+    again = Applier(config)
+    assert again.start({"items": nothing_reached()}, {"items": gone}).wanted["items"][0] == 0
+    assert again._rocksdb.reached["items"][0] == 6
+    again.close()

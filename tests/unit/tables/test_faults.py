@@ -1,0 +1,349 @@
+"""What lookups give when a level is broken: the rows of the levels that are left, `degraded`, and never another key's row."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serving.contract.errors import ArtifactError, ConfigError, DependencyError
+from serving.tables.config import RocksConfig, TableConfig, TiersConfig, UpdateConfig, read_config
+from serving.tables.levels.breaker import FIRST_PAUSE_S, LONGEST_PAUSE_S, Breaker
+from serving.tables.levels.loading import load_l3
+from serving.tables.levels.rocks_store import RocksStore
+from serving.tables.store import memory
+from serving.tables.store.batch import nothing_reached
+from serving.tables.store.memory import SharedFolder
+from serving.tables.store.tiers import UPKEEP_EVERY_S, Tiers
+from serving.tables.updates.applier import Applier
+from serving.tables.updates.source import Source
+from tests.unit.tables.conftest import random_rows
+from tests.unit.tables.updating import Log
+
+ROWS, WIDTH = 5000, 16
+RESIDENT = 1000
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def settings(tmp_path, source) -> dict:
+    return {"source": source(items=random_rows(ROWS, WIDTH)), "rocksdb": RocksConfig(str(tmp_path / "db"))}
+
+
+PARTIAL = TableConfig("items", ROWS, WIDTH, l2_rows=RESIDENT, default=-1.0)
+
+
+def own_or_default(tiers: Tiers) -> np.ndarray:
+    """bool [ROWS]: the key's own row came back. Every other answer must be the default."""
+    rows, answer = random_rows(ROWS, WIDTH), tiers.lookup("items", np.arange(ROWS))
+    own = (answer == rows).all(axis=1)
+    assert (answer[~own] == -1).all()
+    return own
+
+
+# --- RocksDB ------------------------------------------------------------------------------------------------------------------
+def damage(path: Path) -> None:
+    """Overwrite the middle of every table file."""
+    for file in path.glob("*.sst"):
+        size = file.stat().st_size
+        with open(file, "r+b") as stream:
+            stream.seek(size // 4)
+            stream.write(os.urandom(size // 4))
+
+
+def test_damaged_blocks_cost_their_rows_only(open_tiers, settings):
+    load_l3(TiersConfig("rank", (PARTIAL,), "x", **settings))
+    damage(Path(settings["rocksdb"].path))
+    del settings["source"]
+    tiers = open_tiers(PARTIAL, **settings, warm=False)
+    own = own_or_default(tiers)
+    assert tiers.degraded
+    assert 0.2 < own.mean() < 0.95
+
+
+def test_a_database_that_cannot_be_opened(open_tiers, settings, tmp_path):
+    load_l3(TiersConfig("rank", (PARTIAL,), "x", **settings))
+    del settings["source"]
+    tiers = open_tiers(PARTIAL, **settings)  # warms L2
+    again = open_tiers(PARTIAL, **settings, arena="cold", warm=False)
+    shutil.move(settings["rocksdb"].path, tmp_path / "away")
+    (tmp_path / "db").write_text("not a database")
+    tiers._lower.l3.close()
+    resident = own_or_default(tiers)
+    assert tiers.degraded
+    assert resident.sum() == tiers.metrics().tables["items"].l2_rows
+    assert not own_or_default(again).any()
+    assert "rocksdb" in again.metrics().down
+
+    (tmp_path / "db").unlink()
+    shutil.move(tmp_path / "away", settings["rocksdb"].path)
+    until(lambda: own_or_default(tiers).all() and not tiers.degraded)
+    until(lambda: own_or_default(again).all() and not again.degraded)
+
+
+def test_exported_rows_stand_in_for_a_database_that_is_down(open_tiers, settings, tmp_path):
+    """They may be older than what was there, so they are kept nowhere."""
+    (tmp_path / "db").write_text("not a database")
+    tiers = open_tiers(PARTIAL, **settings)
+    assert own_or_default(tiers).all()
+    assert tiers.degraded
+    tiers.settle()
+    table = tiers.metrics().tables["items"]
+    assert (table.counts.perhaps_old, table.counts.unknown, table.l2_rows) == (ROWS, 0, 0)
+    assert tiers.metrics().hit_rate == 0
+
+    (tmp_path / "db").unlink()
+    until(lambda: own_or_default(tiers).all() and not tiers.degraded)
+    tiers.settle()
+    assert tiers.metrics().tables["items"].l2_rows == RESIDENT
+
+
+def test_a_look_at_the_database_ends_no_pause(open_tiers, settings):
+    """That it opens says nothing of its rows: where these cannot be read it would be opened again five times a second."""
+    tiers = open_tiers(PARTIAL, **settings)
+    assert own_or_default(tiers).all()
+    breaker = tiers._lower.l3.breaker
+    breaker.failed(DependencyError("rows cannot be read"))
+    until(lambda: breaker.closed)
+    time.sleep(4 * UPKEEP_EVERY_S)
+    assert breaker.last_error is not None
+    until(lambda: own_or_default(tiers).all() and not tiers.degraded)
+    assert breaker.last_error is None
+
+
+def test_read_only_l3_serves_and_is_not_updated(open_tiers, settings):
+    settings["rocksdb"] = RocksConfig(settings["rocksdb"].path, read_only=True)
+    complete = TableConfig("items", ROWS, WIDTH, l2_rows=ROWS, default=-1.0)
+    tiers = open_tiers(complete, **settings)
+    applier, log = Applier(tiers.config), Log()
+    applier.apply("items", log.batch(np.array([3]), np.full((1, WIDTH), 9, np.float32)))
+    assert (tiers.lookup("items", np.array([3])) == 9).all()
+    assert applier.behind == 0
+    applier.close()
+    store = RocksStore(settings["rocksdb"], "rank", {"items": WIDTH})
+    np.testing.assert_array_equal(store.read({"items": np.array([3])})[0]["items"][0], random_rows(ROWS, WIDTH)[[3]])
+    store.close()
+
+
+def _fill_disk(config: TiersConfig, path: str) -> None:
+    """A file size limit stands for a full disk: writes to RocksDB's log fail from here on."""
+    import resource
+
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    applier, log = Applier(config), Log()
+    applier.apply("items", log.batch(np.array([1]), np.full((1, WIDTH), 1, np.float32)))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    applier.apply("items", log.batch(np.array([2]), np.full((1, WIDTH), 2, np.float32)))
+    waiting, durable = applier.behind, applier.durable()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+    def drained() -> bool:
+        applier.drain()
+        return applier.behind == 0
+
+    until(drained)
+    Path(path).write_text(f"{waiting} {durable} {applier.durable()}")
+    applier.close()
+
+
+def test_a_full_disk_delays_l3_but_not_what_is_served(open_tiers, settings, tmp_path):
+    tiers = open_tiers(PARTIAL, **settings)
+    process = multiprocessing.get_context("spawn").Process(target=_fill_disk, args=(tiers.config, str(tmp_path / "report")))
+    process.start()
+    process.join(60)
+    assert (tmp_path / "report").read_text() == "1 False True"
+    assert (tiers.lookup("items", np.array([1, 2])) == [[1], [2]]).all()
+    tiers._lower.catch_up()
+    store = RocksStore(settings["rocksdb"], "rank", {"items": WIDTH})
+    assert (store.read({"items": np.array([1, 2])})[0]["items"][0] == [[1], [2]]).all()
+    store.close()
+
+
+def test_errors_of_rocksdb_name_the_place_and_the_remedy(tmp_path):
+    (tmp_path / "db").write_text("not a database")
+    with pytest.raises(DependencyError, match=r"RocksDB at .*db failed to open.*Check the disk"):
+        RocksStore(RocksConfig(str(tmp_path / "db")), "rank", {"items": WIDTH})
+
+
+def test_rows_of_another_width_in_rocksdb(tmp_path):
+    config = RocksConfig(str(tmp_path / "db"))
+    store = RocksStore(config, "rank", {"items": 3}, writable=True)
+    store.update("items", Log().batch(np.array([1]), np.ones((1, 3), np.float32)), nothing_reached())
+    store.close()
+    store = RocksStore(config, "rank", {"items": 4})
+    with pytest.raises(DependencyError, match="12 bytes"):
+        store.read({"items": np.array([1])})
+    store.close()
+
+
+# --- shared memory ------------------------------------------------------------------------------------------------------------
+def test_no_room_in_shared_memory(open_tiers, settings, monkeypatch):
+    """L3 answers alone, degraded; when there is room the rows move in."""
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(memory.os, "posix_fallocate", full)
+        tiers = open_tiers(PARTIAL, **settings)
+        assert own_or_default(tiers).all()
+        assert tiers.degraded
+        assert "no room" in tiers.metrics().down["shared memory"]
+    until(lambda: own_or_default(tiers).all() and not tiers.degraded)
+    tiers.settle()
+    assert tiers.metrics().tables["items"].l2_rows > 0
+
+
+def test_a_full_l2_evicts_and_stays_right(open_tiers, settings):
+    tiers = open_tiers(PARTIAL, **settings, warm=False)
+    rows, rng = random_rows(ROWS, WIDTH), np.random.default_rng(0)
+    for _ in range(50):
+        keys = rng.integers(0, ROWS, 300)
+        np.testing.assert_array_equal(tiers.lookup("items", keys), rows[keys])
+        tiers.settle()
+    assert tiers.metrics().tables["items"].l2_rows == RESIDENT
+
+
+def test_an_arena_left_by_killed_processes_is_removed_by_the_next_one(tmp_path):
+    left = tmp_path / f"{memory.ARENA_PREFIX}old"
+    left.mkdir()
+    (left / memory.USERS_FILE).touch()
+    used = SharedFolder(tmp_path, "used")
+    fresh = SharedFolder(tmp_path, "fresh")
+    assert not left.exists()
+    assert used.path.exists()
+    for folder in (used, fresh):
+        folder.close()
+        assert not folder.path.exists()
+
+
+def test_a_process_that_ends_takes_its_arena_along(settings, tmp_path):
+    """The server's stub ends its interpreter without asking the kernels."""
+    config = TiersConfig("rank", (PARTIAL,), "left", str(tmp_path), **settings)
+    config.write(tmp_path / "tiers.json")
+    script = "import pathlib, sys; from serving.tables.store.tiers import Tiers; tiers = Tiers.load(pathlib.Path(sys.argv[1]))"
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=60)
+    assert not list(tmp_path.glob(f"{memory.ARENA_PREFIX}*"))
+
+
+def _serve_for_ever(config: TiersConfig) -> None:
+    tiers, rng = Tiers(config), np.random.default_rng(os.getpid())
+    while True:
+        tiers.lookup("items", rng.integers(0, ROWS, 200))
+
+
+def _update_for_ever(config: TiersConfig) -> None:
+    applier, log, rng = Applier(config), Log(), np.random.default_rng(os.getpid())
+    log.length = int(applier.shared["items"].ring.reached[log.partition])  # it goes on where the one before it was killed
+    while True:
+        keys = rng.integers(0, ROWS, 100)
+        applier.apply("items", log.batch(keys, random_rows(ROWS, WIDTH)[keys]))
+
+
+def test_instances_and_updater_killed_in_the_middle(open_tiers, settings):
+    """SIGKILL while they promote, evict and update: the survivor's rows stay right and nothing blocks it."""
+    tiers = open_tiers(PARTIAL, **settings)
+    context = multiprocessing.get_context("spawn")
+    rows, rng = random_rows(ROWS, WIDTH), np.random.default_rng(0)
+    for _ in range(2):
+        others = [context.Process(target=target, args=(tiers.config,)) for target in (_serve_for_ever, _update_for_ever)]
+        for process in others:
+            process.start()
+        deadline = time.monotonic() + 4
+        while time.monotonic() < deadline:
+            keys = rng.integers(0, ROWS, 200)
+            np.testing.assert_array_equal(tiers.lookup("items", keys), rows[keys])
+        for process in others:
+            os.kill(process.pid, signal.SIGKILL)
+            process.join()
+    np.testing.assert_array_equal(tiers.lookup("items", np.arange(ROWS)), rows)
+
+
+# --- settings and parts -------------------------------------------------------------------------------------------------------
+def test_breaker_pauses_longer_and_longer():
+    now = [0.0]
+    breaker = Breaker(lambda: now[0])
+    assert breaker.closed
+    pause_s = FIRST_PAUSE_S
+    for _ in range(10):
+        breaker.failed(DependencyError("down"))
+        assert not breaker.closed
+        now[0] += pause_s
+        assert breaker.closed
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+    breaker.succeeded()
+    assert breaker.closed
+    assert breaker.failures == 10
+
+
+def test_source_of_another_shape_is_refused(source):
+    folder = source(items=random_rows(10, 3))
+    with pytest.raises(ArtifactError, match=r"Expected float32 \[10, 4\]"):
+        Source(Path(folder), (TableConfig("items", 10, 4),))
+
+
+@pytest.mark.parametrize(
+    ("tables", "more", "message"),
+    [
+        ((PARTIAL,), {}, "no L3"),
+        ((), {}, "one or more tables"),
+        ((PARTIAL, PARTIAL), {"source": "x"}, "unique names"),
+        ((PARTIAL,), {"source": "x", "updates": UpdateConfig()}, "lost on leaving L2"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(tables, more, message):
+    with pytest.raises(ConfigError, match=message):
+        TiersConfig("rank", tables, "x", **more)
+
+
+@pytest.mark.parametrize("wrong", [{"rows": 0}, {"width": 0}, {"l2_rows": -1}, {"default": (1.0, 2.0)}, {"name": "a.b"}])
+def test_tables_that_cannot_be_are_refused(wrong):
+    with pytest.raises(ConfigError):
+        TableConfig(**{"name": "items", "rows": 5, "width": 4, **wrong})
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"model": "rank", "tables": [{"nope": 1}], "arena": "x"}'])
+def test_unreadable_settings_are_refused(tmp_path, text):
+    (tmp_path / "tiers.json").write_text(text)
+    with pytest.raises(ConfigError, match="does not describe embedding tiers"):
+        read_config(tmp_path / "tiers.json")
+
+
+# --- what is left behind ------------------------------------------------------------------------------------------------------
+def test_databases_of_tables_that_are_gone_are_removed_once_nobody_uses_them(open_tiers, tmp_path):
+    """The next generation's first load clears up behind the generations that were removed from the repository."""
+
+    def generation(number: int) -> tuple[Tiers, Path, Path]:
+        tables, database = tmp_path / f"tables-{number}", tmp_path / "state" / f"rank-{number}"
+        tables.mkdir()
+        np.save(tables / "items.npy", random_rows(ROWS, WIDTH))
+        config = {"source": str(tables), "rocksdb": RocksConfig(str(database)), "arena": f"arena-{number}"}
+        return open_tiers(PARTIAL, **config), tables, database
+
+    (served, its_tables, used), (moved, old_tables, kept) = generation(1), generation(2)
+    gone, gone_tables, forsaken = generation(3)
+    for tiers in (moved, gone):
+        tiers.close()
+    shutil.rmtree(gone_tables)
+    shutil.rmtree(its_tables)  # pruned too early: but somebody still serves it
+    (tmp_path / "state" / "not ours").mkdir()
+    generation(4)
+    assert [path.exists() for path in (used, kept, forsaken)] == [True, True, False]
+    assert (tmp_path / "state" / "not ours").exists()
+    assert own_or_default(served).all()
+    assert old_tables.exists()

@@ -1,0 +1,271 @@
+"""A secondary that catches up while the writer replaces files.
+
+RocksDB gives rows as they were before, and no error, when a file goes away between its look at the list of files and its look
+at them. The moment is short (1 in 1,500 times on a machine with four times the work that it can do): here, they go away on
+call.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serving.contract.errors import DependencyError
+from serving.tables.config import RocksConfig
+from serving.tables.levels.rocks_store import RocksStore
+from serving.tables.store.batch import Batch, nothing_reached
+from serving.tables.updates.following import MOST_IN_A_ROW, Following
+
+KEYS = np.arange(4)
+
+
+class Watched:
+    """A secondary's database, whose writer replaces a file just when somebody catches up with it and then misses all that is
+    new."""
+
+    def __init__(self, of: RocksStore, folder: Path, replaced: int, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """replaced: how many times; meanwhile: called in the middle of each of them."""
+        self._folder, self._replaced, self._meanwhile, self.times = folder, replaced, meanwhile, 0
+        self._database, of._following._database = of._following._database, self
+        (folder / "90000.sst").touch()
+
+    def __getattr__(self, name: str):
+        return getattr(self._database, name)
+
+    def try_catch_up_with_primary(self) -> None:
+        self.times += 1
+        if self.times <= self._replaced:
+            (self._folder / f"{90000 + self.times}.sst").touch()
+            (self._folder / f"{90000 + self.times - 1}.sst").unlink()
+            self._meanwhile()
+        else:
+            self._database.try_catch_up_with_primary()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "rocksdb"
+
+
+@pytest.fixture
+def stores(folder):
+    """-> (writer, secondary) of one database."""
+    writer = RocksStore(RocksConfig(str(folder)), "rank", {"items": 2}, writable=True)
+    secondary = RocksStore(RocksConfig(str(folder)), "rank", {"items": 2})
+    yield writer, secondary
+    secondary.close()
+    writer.close()
+
+
+def update(writer: RocksStore, version: int, table: str = "items") -> None:
+    rows = np.full((len(KEYS), 2), version, np.float32)
+    writer.update(table, Batch(KEYS, rows, np.zeros(len(KEYS), np.int64), np.full(len(KEYS), version)), nothing_reached())
+
+
+def version_in(store: RocksStore) -> float:
+    """NaN where rows are not there."""
+    vectors, found = store.read({"items": KEYS})[0]["items"]
+    return vectors[0, 0] if found is None else np.nan
+
+
+@pytest.mark.parametrize("replaced", [0, 1, 3])
+def test_it_catches_up_again_until_no_file_went_away(stores, folder, replaced):
+    writer, secondary = stores
+    database = Watched(secondary, folder, replaced)
+    update(writer, 7)
+    secondary.catch_up()
+    assert database.times == replaced + 1
+    assert version_in(secondary) == 7
+
+
+def test_new_files_are_no_reason_to_do_it_again(stores, folder):
+    _, secondary = stores
+    database = Watched(secondary, folder, 0)
+    before = secondary._following.files()
+    secondary._following.files = iter([before, before | {"90001.sst"}]).__next__
+    secondary.catch_up()
+    assert database.times == 1
+
+
+def test_files_that_go_away_every_time_are_said(stores, folder):
+    _, secondary = stores
+    Watched(secondary, folder, MOST_IN_A_ROW)
+    with pytest.raises(
+        DependencyError, match=rf"RocksDB at {folder} failed to .*went away {MOST_IN_A_ROW} times.* check the disk"
+    ):
+        secondary.catch_up()
+
+
+def test_what_is_read_in_the_middle_is_read_again(stores, folder):
+    """The reader has rows that are behind, and is given them only when they are not."""
+    writer, secondary = stores
+    begun, reading, versions = threading.Event(), threading.Event(), []
+
+    def read() -> None:
+        begun.wait(10)
+        versions.append(version_in(secondary))
+
+    def meanwhile() -> None:
+        begun.set()
+        assert reading.wait(10)
+
+    read_rows = secondary._read
+
+    def watched_read(wanted):
+        rows = read_rows(wanted)
+        reading.set()
+        return rows
+
+    secondary._read = watched_read
+    Watched(secondary, folder, 1, meanwhile)
+    update(writer, 5)
+    reader = threading.Thread(target=read)
+    reader.start()
+    secondary.catch_up()
+    reader.join(10)
+    assert versions == [5]
+
+
+def test_nothing_is_read_where_catching_up_failed(stores, folder):
+    """Rows may be behind what was read before."""
+    writer, secondary = stores
+    begun, reading = threading.Event(), threading.Event()
+    Watched(secondary, folder, MOST_IN_A_ROW, lambda: (begun.set(), reading.wait(10)))
+    read_rows = secondary._read
+    secondary._read = lambda wanted: (read_rows(wanted), reading.set())[0]
+    update(writer, 5)
+    with ThreadPoolExecutor(1) as thread:
+        version = thread.submit(lambda: begun.wait(10) and version_in(secondary))
+        with pytest.raises(DependencyError):
+            secondary.catch_up()
+        with pytest.raises(DependencyError, match="opened again"):
+            version.result()
+
+
+def test_a_secondary_is_opened_again_until_no_file_went_away(stores, folder, monkeypatch):
+    opened = []
+    open_database = RocksStore._open_database
+    monkeypatch.setattr(RocksStore, "_open_database", lambda self: (opened.append(self), open_database(self))[1])
+    listed = iter([{"90001.sst"}, {"90001.sst", "90002.log"}, {"90001.sst"}, {"90002.log"}, {"90002.log"}, {"90002.log"}])
+    monkeypatch.setattr(Following, "files", lambda self: next(listed))
+    RocksStore(RocksConfig(str(folder)), "rank", {"items": 2}).close()
+    assert len(opened) == 1
+    RocksStore(RocksConfig(str(folder)), "rank", {"items": 2}).close()
+    assert len(opened) == 3
+
+
+# --- rows in a file, of a log that was not read to its end ------------------------------------------------------------------
+def write_until_killed(folder: str, versions) -> None:
+    writer = RocksStore(RocksConfig(folder), "rank", {"items": 2}, writable=True)
+    while True:
+        update(writer, versions.recv())
+        versions.send("written")
+
+
+@pytest.fixture
+def killed_in_the_end(folder):
+    """A secondary that has not seen what its writer wrote last, 3, before it was killed; in memory it has 2."""
+    ours, theirs = multiprocessing.get_context("spawn").Pipe()
+    writer = multiprocessing.get_context("spawn").Process(target=write_until_killed, args=(str(folder), theirs), daemon=True)
+    writer.start()
+
+    def write(version: int) -> None:
+        ours.send(version)
+        assert ours.recv() == "written"
+
+    write(1)
+    secondary = RocksStore(RocksConfig(str(folder)), "rank", {"items": 2})
+    write(2)
+    secondary.catch_up()
+    assert version_in(secondary) == 2
+    write(3)
+    os.kill(writer.pid, signal.SIGKILL)
+    writer.join()
+    yield secondary
+    secondary.close()
+
+
+@pytest.mark.parametrize("log_is", ["gone", "still there"])
+def test_the_last_row_of_a_killed_writer_is_not_hidden_by_an_older_one(folder, killed_in_the_end, tmp_path, log_is):
+    """The next writer puts its log into a file, and deletes it a moment later."""
+    (log,) = folder.glob("*.log")
+    (tmp_path / log.name).hardlink_to(log)
+    next_writer = RocksStore(RocksConfig(str(folder)), "rank", {"items": 2}, writable=True)
+    assert not log.exists()
+    if log_is == "still there":
+        log.hardlink_to(tmp_path / log.name)
+    killed_in_the_end.catch_up()
+    assert version_in(killed_in_the_end) == 3
+    update(next_writer, 4)
+    killed_in_the_end.catch_up()
+    assert version_in(killed_in_the_end) == 4
+    next_writer.close()
+
+
+def test_a_row_is_not_hidden_where_another_table_keeps_the_log(folder):
+    writer = RocksStore(RocksConfig(str(folder)), "rank", {"items": 2, "users": 2}, writable=True)
+    update(writer, 1)
+    update(writer, 1, "users")
+    secondary = RocksStore(RocksConfig(str(folder)), "rank", {"items": 2})
+    update(writer, 2)
+    secondary.catch_up()
+    assert version_in(secondary) == 2
+    update(writer, 3)
+    writer._tables["items"].flush()
+    assert len(list(folder.glob("*.log"))) == 2
+    secondary.catch_up()
+    assert version_in(secondary) == 3
+    secondary.close()
+    writer.close()
+
+
+class Told:
+    """A database, and the folder it lies in, that hold what they are told."""
+
+    def __init__(self, files: set[str], live: set[str]) -> None:
+        self.there, self.live, self.times_opened = files, live, 0
+        self.following = Following(Path(), "it", self.open)
+        self.following.files = lambda: set(self.there)
+        self.following.open()
+
+    def open(self) -> Told:
+        self.times_opened += 1
+        return self
+
+    def try_catch_up_with_primary(self) -> None:
+        pass
+
+    def live_files(self) -> list[dict]:
+        return [{"name": name} for name in self.live]
+
+
+@pytest.mark.parametrize(
+    ("seen", "times_opened"),
+    [
+        pytest.param([({"M-1", "2.log", "3.sst"}, {"3.sst"})], 1, id="a file without a new log: merged, or loaded"),
+        pytest.param([({"M-1", "2.log", "4.log", "3.sst"}, set())], 1, id="a new log, and what is not yet a file"),
+        pytest.param([({"M-1", "2.log", "4.log", "3.sst"}, {"3.sst"})], 2, id="both at once"),
+        pytest.param([({"M-1", "4.log", "3.sst"}, {"3.sst"})], 2, id="both at once, and the old log gone"),
+        pytest.param([({"M-5", "2.log", "3.sst"}, {"3.sst"})], 2, id="a file by a new writer"),
+        pytest.param([({"M-1", "2.log", "10.log"}, set()), ({"M-1", "10.log", "3.sst"}, {"3.sst"})], 1, id="one by one"),
+    ],
+)
+def test_it_opens_the_database_again_only_where_rows_may_be_hidden(seen, times_opened):
+    def names(files: set[str]) -> set[str]:
+        return {name.replace("M-", "MANIFEST-") for name in files}
+
+    database = Told(names({"M-1", "2.log"}), set())
+    for files, live in seen:
+        database.there, database.live = database.there | names(files), live
+        database.following.catch_up()
+        database.there = names(files)
+        database.following.catch_up()
+    assert database.times_opened == times_opened

@@ -1,0 +1,34 @@
+"""What is measured of the tiers, under names for people who watch a server."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from serving.contract.measurements import COUNTER
+from serving.tables.config import TableConfig
+from serving.tables.measurements import measurements
+from tests.unit.tables.conftest import random_rows
+
+
+def test_every_value_has_a_name_of_its_own_and_counters_only_grow(source, open_tiers):
+    config = TableConfig("items", 100, 4, l1_rows=16, l2_rows=32)
+    tiers = open_tiers(config, source=source(items=random_rows(100, 4)))
+    before: dict[tuple, float] = {}
+    for keys in (np.arange(50), np.arange(100), np.array([1000, 5])):
+        tiers.lookup("items", keys)
+        tiers.settle()
+        taken = list(measurements(tiers.metrics()))
+        now = {(one.name, *one.labels.items()): one.value for one in taken}
+        assert len(now) == len(taken)
+        kinds = {(one.name, *one.labels.items()): one.kind for one in taken}
+        assert all(now[key] >= before.get(key, 0.0) for key in now if kinds[key] == COUNTER)
+        before = now
+    answered = [value for key, value in before.items() if key[0] == "recommender_table_rows"]
+    assert sum(answered) == 152
+    assert before["recommender_table_rows", ("table", "items"), ("answer", "default_unknown")] == 1
+    assert before["recommender_table_default_rate", ("table", "items")] == 1 / 152
+    assert before[("recommender_table_hit_rate_overall",)] == 151 / 152
+    assert before["recommender_table_resident_rows", ("table", "items"), ("level", "l2")] == 32
+    assert before["recommender_table_level_down", ("level", "source")] == 0
+    assert before[("recommender_table_misses",)] == 3
+    assert before[("recommender_table_miss_seconds",)] > 0

@@ -1,0 +1,104 @@
+"""Opening the tables of a stage, with and without settings for tiers."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import tempfile
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serving.contract.errors import ArtifactError
+from serving.tables.config import RocksConfig, TableConfig, TiersConfig, read_config
+from serving.tables.opening import in_memory, open_tables
+from serving.tables.store import table as table_module
+from serving.tables.store.memory import ARENA_PREFIX
+from serving.tables.store.table import shared_root
+from serving.tables.store.tables import EmbeddingTables
+from serving.tables.store.tiers import CONFIG_FILE
+from tests.unit.tables.conftest import random_rows
+
+
+@pytest.fixture
+def shared(tmp_path, monkeypatch) -> Path:
+    (tmp_path / "shared").mkdir()
+    monkeypatch.setattr(table_module, "SHARED_MEMORY", str(tmp_path / "shared"))
+    return tmp_path / "shared"
+
+
+def test_without_settings_answers_are_those_of_the_plain_tables(source, shared):
+    folder = Path(source(items=random_rows(50, 4), users=random_rows(9, 3)))
+    tiers, plain = open_tables(folder, "rank"), EmbeddingTables.load(folder)
+    assert sorted(tiers.names) == ["items", "users"]
+    keys = np.random.default_rng(0).integers(0, 50, (4, 6)).astype(np.int32)
+    np.testing.assert_array_equal(tiers.lookup("items", keys), plain.lookup("items", keys))
+    np.testing.assert_array_equal(tiers.lookup("users", keys[:, 0] % 9), plain.lookup("users", keys[:, 0] % 9))
+    assert not tiers.degraded
+    tiers.close()
+
+
+def test_settings_beside_the_tables(source, shared, tmp_path):
+    folder = Path(source(items=random_rows(50, 4)))
+    table = TableConfig("items", 50, 4, l1_rows=8, l2_rows=16)
+    TiersConfig("rank", (table,), "moved", str(shared), rocksdb=RocksConfig(str(tmp_path / "db")), source=".").write(
+        folder / CONFIG_FILE
+    )
+    moved = tmp_path / "moved"
+    shutil.move(folder, moved)
+    tiers = open_tables(moved, "rank")
+    np.testing.assert_array_equal(tiers.lookup("items", np.arange(50)), random_rows(50, 4))
+    tiers.close()
+
+
+def test_relative_paths(tmp_path):
+    config = TiersConfig("rank", (TableConfig("items", 5, 4),), "x", rocksdb=RocksConfig("rank-3"), source="tables")
+    config.write(tmp_path / CONFIG_FILE)
+    read = read_config(tmp_path / CONFIG_FILE)
+    assert read.source == str(tmp_path / "tables")
+    assert read.rocksdb.path == str(Path(tempfile.gettempdir()) / "rank-3")
+    assert replace(read, source="tables", rocksdb=RocksConfig("rank-3")) == config
+
+
+def test_another_export_gets_rows_of_its_own(source, shared):
+    folder = Path(source(items=random_rows(50, 4)))
+    first = in_memory(folder, "rank")
+    assert in_memory(folder, "rank") == first
+    np.save(folder / "items.npy", random_rows(60, 4))
+    assert in_memory(folder, "rank").arena != first.arena
+
+
+def test_small_shared_memory_is_left_alone(source, shared, monkeypatch):
+    config = in_memory(Path(source(items=random_rows(50, 4))), "rank")
+    assert shared_root(config) == shared
+    monkeypatch.setattr(table_module.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
+    assert shared_root(config) == Path(tempfile.gettempdir())
+    (shared / f"{ARENA_PREFIX}{config.arena}").mkdir()  # by an instance that came before
+    assert shared_root(config) == shared
+    assert shared_root(replace(config, shared_folder="elsewhere")) == Path("elsewhere")
+
+
+def test_a_table_that_is_needed_and_not_there(source):
+    with pytest.raises(ArtifactError, match=r"lacks the tables \['users'\]"):
+        open_tables(Path(source(items=random_rows(50, 4))), "rank", ("items", "users"))
+
+
+def test_tables_that_nobody_closes_leave_no_thread(source, shared):
+    before = set(threading.enumerate())  # the threads, not their number: those of earlier tests may end meanwhile
+    tiers = open_tables(Path(source(items=random_rows(50, 4))), "rank")
+    (own,) = set(threading.enumerate()) - before
+    del tiers
+    gc.collect()
+    own.join(timeout=10)
+    assert not own.is_alive()
+    assert list(shared.iterdir()) == []
+
+
+def test_folders_without_tables_are_refused(tmp_path, source):
+    with pytest.raises(ArtifactError, match="no embedding table"):
+        open_tables(tmp_path, "rank")
+    with pytest.raises(ArtifactError, match=r"expected \[rows, D\]"):
+        open_tables(Path(source(items=np.zeros(5, np.float32))), "rank")

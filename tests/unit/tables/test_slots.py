@@ -1,0 +1,302 @@
+"""Slots against a dictionary; readers beside a writer; writers that die in the middle."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serving.tables.store import slots
+from serving.tables.store.memory import PrivateBlock, SharedBlock
+from serving.tables.store.row_formats import RowCodec
+from serving.tables.store.slots import WAYS, CachedTable, CompleteTable
+
+WIDTH = 4
+CODEC = RowCodec("fp32", WIDTH)
+KINDS = ("complete", "hashed", "direct")
+N_KEYS = 64
+
+
+def table_of(kind: str, capacity: int = 2048, path: Path | None = None, n_keys: int = N_KEYS):
+    """A table for the keys 0 … n_keys - 1; roomy enough not to evict unless `capacity` says otherwise."""
+    if kind == "complete":
+        sections = CompleteTable.sections(n_keys, CODEC)
+        make = CompleteTable
+
+        def initialise(view):
+            CompleteTable.initialise(view, n_keys, CODEC)
+    else:
+        sections = CachedTable.sections(capacity, CODEC, n_keys if kind == "direct" else 0)
+        make = CachedTable
+
+        def initialise(view):
+            CachedTable.initialise(view, sections)
+
+    if path is not None:
+        block = SharedBlock(path, sections.nbytes, initialise)
+    else:
+        block = PrivateBlock(sections.nbytes)
+        initialise(block.view)
+    return make(block, sections, CODEC, block.view)
+
+
+def rows_of(keys: np.ndarray, version: int = 0) -> np.ndarray:
+    """Rows that tell their key and version, and whether they are whole: every column is the same number."""
+    return np.repeat((np.asarray(keys) * 1000 + version).astype(np.float32)[:, None], WIDTH, axis=1)
+
+
+def put(table, keys, version=0):
+    keys = np.unique(np.asarray(keys, np.int64))
+    with table.writing():
+        missing = table.overwrite(keys, rows_of(keys, version))
+        if missing is not None:
+            table.insert(keys[missing], rows_of(keys[missing], version))
+
+
+writes = st.lists(st.lists(st.integers(0, N_KEYS - 1), min_size=1, max_size=20), max_size=12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(batches=writes, asked=st.lists(st.integers(-5, N_KEYS + 5), max_size=40))
+@settings(max_examples=60, deadline=None)
+def test_a_table_with_room_is_a_dictionary(kind, batches, asked):
+    table, twin = table_of(kind), {}
+    for version, keys in enumerate(batches):
+        put(table, keys, version)
+        twin.update({key: float(key * 1000 + version) for key in keys})
+    asked = np.array([key for key in asked if key != -1], np.int64)
+    rows, missing = table.read(asked)
+    missing = np.zeros(len(asked), bool) if missing is None else missing
+    assert missing.tolist() == [key not in twin for key in asked.tolist()]
+    there = asked[~missing]
+    np.testing.assert_array_equal(rows[~missing], np.array([[twin[key]] * WIDTH for key in there.tolist()]).reshape(-1, WIDTH))
+    assert table.rows_resident == len(twin)
+
+
+@pytest.mark.parametrize("kind", ["hashed", "direct"])
+@given(batches=writes)
+@settings(max_examples=60, deadline=None)
+def test_a_full_table_forgets_rows_but_never_mixes_them_up(kind, batches):
+    table, latest = table_of(kind, capacity=2 * WAYS), {}
+    for version, keys in enumerate(batches):
+        put(table, keys, version)
+        latest.update(dict.fromkeys(keys, version))
+    asked = np.arange(N_KEYS)
+    rows, missing = table.read(asked)
+    missing = np.zeros(N_KEYS, bool) if missing is None else missing
+    for key in np.flatnonzero(~missing).tolist():
+        assert rows[key].tolist() == [key * 1000 + latest[key]] * WIDTH
+    assert (~missing).sum() == table.rows_resident <= 2 * WAYS
+
+
+@given(keys=st.lists(st.integers(-(2**63), 2**63 - 2).filter(lambda key: key != -1), max_size=50, unique=True))
+@settings(max_examples=60, deadline=None)
+def test_any_int64_key_but_the_reserved_ones(keys):
+    table = table_of("hashed")
+    keys = np.array(keys, np.int64)
+    rows = np.arange(len(keys) * WIDTH, dtype=np.float32).reshape(-1, WIDTH)
+    with table.writing():
+        table.insert(keys, rows)
+    found, missing = table.read(keys)
+    assert missing is None
+    np.testing.assert_array_equal(found, rows)
+
+
+def test_keys_that_share_set_and_tag_are_told_apart():
+    """All keys in one set, and all with the same low 16 bits: only the full comparison separates them."""
+    table = table_of("hashed", capacity=WAYS)
+    keys = np.arange(WAYS, dtype=np.int64) << 16
+    put(table, keys)
+    rows, missing = table.read(keys)
+    assert missing is None
+    np.testing.assert_array_equal(rows, rows_of(keys))
+    assert table.read(np.array([99 << 16]))[1].all()
+
+
+def test_frequent_rows_stay_when_others_pass_through():
+    """A scan over many rows that are asked once must not push out the ones asked all the time."""
+    table = table_of("hashed", capacity=512, n_keys=100_000)
+    hot = np.arange(100)
+    put(table, hot)
+    for start in range(1000, 31_000, 50):
+        table.read(hot)
+        put(table, np.arange(start, start + 50))
+    _, missing = table.read(hot)
+    assert missing is None or missing.mean() < 0.05
+
+
+def test_one_insertion_in_so_many_halves_the_counts_of_its_set():
+    table = table_of("hashed", capacity=WAYS)
+    put(table, range(WAYS))
+    halved = []
+    for key in range(WAYS, WAYS + 2 * slots.HALVE_EVERY):
+        table._uses[:] = 200
+        put(table, [key])
+        assert sorted(set(table._uses.tolist()))[0] == 0  # the new row's
+        halved.append(table._uses.max() == 100)
+    assert np.diff(np.flatnonzero(halved)).tolist() == [slots.HALVE_EVERY]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_reader_beside_a_writer_sees_whole_rows_of_the_right_key(kind):
+    table = table_of(kind, capacity=4 * WAYS)
+    stop = threading.Event()
+
+    def write():
+        rng, version = np.random.default_rng(0), 0
+        while not stop.is_set():
+            version += 1
+            put(table, rng.integers(0, N_KEYS, 16), version % 900)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    rng, seen = np.random.default_rng(1), 0
+    try:
+        for _ in range(3000):
+            keys = rng.integers(0, N_KEYS, 32)
+            rows, missing = table.read(keys)
+            there = np.ones(32, bool) if missing is None else ~missing
+            assert (rows[there] == rows[there][:, :1]).all()
+            np.testing.assert_array_equal(rows[there][:, 0] // 1000, keys[there])
+            seen += there.sum()
+    finally:
+        stop.set()
+        writer.join()
+    assert seen > 1000
+
+
+class _Killed(BaseException):
+    """Stands for SIGKILL at one exact line: whatever follows in the writer does not happen."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_that_is_being_written_is_waited_for(kind, monkeypatch):
+    table, keys = table_of(kind), np.arange(N_KEYS)
+    put(table, keys)
+    begun, paused, done = threading.Event(), threading.Event(), threading.Event()
+    monkeypatch.setattr(slots, "time", SimpleNamespace(sleep=lambda _: (paused.set(), done.wait(10))))
+
+    def write() -> None:
+        begin = table._begin
+        table._begin = lambda slots: (begin(slots), begun.set(), paused.wait(10))[0]
+        put(table, keys[:5], version=1)
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert begun.wait(10)
+    rows, missing = table.read(keys)
+    writer.join(10)
+    assert paused.is_set()
+    assert missing is None
+    np.testing.assert_array_equal(rows, rows_of(keys) + (keys < 5)[:, None])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_beside_one_that_was_written_meanwhile_is_read_again(kind, monkeypatch):
+    """It would count as missing, and be asked of RocksDB while a request waits."""
+    table, keys = table_of(kind), np.arange(N_KEYS)
+    put(table, keys)
+    owned, writes = table._owned, iter([1, 2])
+
+    def written_meanwhile(slots, keys):
+        for version in writes:
+            put(table, [5, 6], version)
+            break
+        return owned(slots, keys)
+
+    monkeypatch.setattr(table, "_owned", written_meanwhile)
+    rows, missing = table._read_checked(keys, None)
+    assert missing is None
+    np.testing.assert_array_equal(rows, rows_of(keys) + 2 * np.isin(keys, [5, 6])[:, None])
+
+
+def dying(after: str, table, patch) -> None:
+    """Let the next writer of any row die at one place."""
+
+    def deadly(action, done=True):
+        def call(slots):
+            if not len(slots):
+                return action(slots)
+            if done:
+                action(slots)
+            raise _Killed
+
+        return call
+
+    match after:
+        case "marks":  # inside of `_begin`: how many rows are there is not told yet
+            patch.setattr(table._marks, "begin", deadly(table._marks.begin))
+        case "begin":
+            patch.setattr(table, "_begin", deadly(table._begin))
+        case "rows":
+            patch.setattr(table, "_end", deadly(table._end, done=False))
+        case "end":
+            patch.setattr(table, "_end", deadly(table._end))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dies_after", ["marks", "begin", "rows", "end"])
+@pytest.mark.parametrize("written", [[1, 2, 3], [16, 17]], ids=["rows that are there", "new rows"])
+def test_a_writer_that_dies_leaves_no_torn_row(kind, dies_after, written, monkeypatch):
+    """What it did not write stays as it was, the neighbours of its rows among it."""
+    table, keys = table_of(kind, capacity=8 * WAYS, n_keys=20), np.arange(20)
+    put(table, np.arange(16))
+    before, absent = table.read(keys)
+    with monkeypatch.context() as patch:
+        dying(dies_after, table, patch)
+        with pytest.raises(_Killed):
+            put(table, written, version=7)
+    expected, absent[written] = before.copy(), dies_after != "end"
+    expected[written] = rows_of(written, 7)
+    for _ in range(2):  # before anyone cleared up, and after
+        rows, missing = table.read(keys)
+        np.testing.assert_array_equal(missing, absent)
+        np.testing.assert_array_equal(rows[~missing], expected[~missing])
+        table.heal()
+    assert table.rows_resident == np.count_nonzero(~absent)
+    put(table, keys, version=9)
+    rows, missing = table.read(keys)
+    assert missing is None
+    np.testing.assert_array_equal(rows, rows_of(keys, 9))
+
+
+def _write_for_ever(kind: str, path: Path) -> None:
+    table, rng = table_of(kind, 4 * WAYS, path), np.random.default_rng(os.getpid())
+    while True:
+        put(table, rng.integers(0, N_KEYS, 24), int(rng.integers(900)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_processes_killed_while_they_write(kind, tmp_path):
+    """SIGKILL at random moments: every row read is whole and its key's own, and the survivors can go on writing."""
+    table = table_of(kind, 4 * WAYS, tmp_path / "block")
+    context = multiprocessing.get_context("fork")
+    rng = np.random.default_rng(0)
+    for _ in range(8):
+        writer = context.Process(target=_write_for_ever, args=(kind, tmp_path / "block"))
+        writer.start()
+        for _ in range(int(rng.integers(50, 200))):
+            check_rows(table)
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.join()
+        check_rows(table)
+    put(table, [5], version=1)
+    rows, missing = table.read(np.array([5]))
+    assert missing is None
+    assert rows[0, 0] == 5001
+
+
+def check_rows(table) -> None:
+    rows, missing = table.read(np.arange(N_KEYS))
+    there = np.arange(N_KEYS) if missing is None else np.flatnonzero(~missing)
+    assert (rows[there] == rows[there][:, :1]).all()
+    np.testing.assert_array_equal(rows[there][:, 0] // 1000, there)

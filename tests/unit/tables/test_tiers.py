@@ -1,0 +1,322 @@
+"""The tiers against a dictionary, and against HPS's meaning of the hit-rate threshold."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from serving.contract.errors import RequestError
+from serving.tables.config import RocksConfig, TableConfig, TiersConfig
+from serving.tables.formats.sparse_folder import write_sparse_folder
+from serving.tables.levels.lower import LowerLevels
+from serving.tables.levels.rocks_store import RocksStore
+from serving.tables.store.row_formats import RowCodec
+from serving.tables.store.tiers import CONFIG_FILE, Tiers
+from tests.unit.tables.conftest import random_rows
+
+ROWS, WIDTH = 400, 6
+SHAPES = {
+    "complete L2": {"l2_rows": ROWS},
+    "L1 over complete L2": {"l1_rows": 40, "l2_rows": ROWS},
+    "L1 over partial L2": {"l1_rows": 16, "l2_rows": 64},
+    "partial L2": {"l2_rows": 64},
+    "L1 alone": {"l1_rows": 64},
+    "L3 alone": {},
+}
+
+
+class DictionaryTwin:
+    """What a lookup must give: the row of the key as its format keeps it, or the default."""
+
+    def __init__(self, rows: np.ndarray, row_format: str, default: float) -> None:
+        vectors = RowCodec(row_format, rows.shape[1]).roundtrip(rows)
+        self.rows, self.default = dict(enumerate(vectors)), np.full(rows.shape[1], default, np.float32)
+
+    def lookup(self, keys: np.ndarray) -> np.ndarray:
+        return np.array([self.rows.get(key, self.default) for key in keys.tolist()], np.float32).reshape(-1, WIDTH)
+
+
+@pytest.mark.parametrize("row_format", ["fp32", "int8"])
+@pytest.mark.parametrize("below", ["rocksdb", "source"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_exact_mode_is_a_dictionary_bit_for_bit(shape, below, row_format, source, open_tiers, tmp_path):
+    rows = random_rows(ROWS, WIDTH)
+    rocksdb = RocksConfig(str(tmp_path / "db")) if below == "rocksdb" else None
+    table = TableConfig("items", ROWS, WIDTH, row_format, default=0.5, **SHAPES[shape])
+    tiers = open_tiers(table, source=source(items=rows), rocksdb=rocksdb, warm=False)
+    twin = DictionaryTwin(rows, row_format, 0.5)
+
+    @given(requests=st.lists(st.lists(st.integers(-3, ROWS + 3).filter(lambda key: key != -1), max_size=60), max_size=4))
+    @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    def check(requests):
+        for keys in requests:
+            keys = np.array(keys, np.int64)
+            answer = tiers.lookup("items", keys)
+            assert answer.dtype == np.float32
+            np.testing.assert_array_equal(answer, twin.lookup(keys))
+            tiers.settle()
+
+    check()
+    assert not tiers.degraded
+
+
+@given(keys=st.lists(st.integers(-(2**63), 2**63 - 2).filter(lambda key: key != -1), min_size=1, max_size=60, unique=True))
+@settings(max_examples=10, deadline=None)
+def test_sparse_keys_through_all_levels(keys, tmp_path_factory):
+    folder, keys = tmp_path_factory.mktemp("sparse"), np.array(keys, np.int64)
+    rows = random_rows(len(keys), WIDTH)
+    rocksdb = RocksConfig(str(folder / "db"))
+    store = RocksStore(rocksdb, "rank", {"items": WIDTH}, writable=True)
+    store.bulk_load("items", keys, rows)
+    store.close()
+    table = TableConfig("items", len(keys), WIDTH, dense=False, l1_rows=8, l2_rows=32)
+    tiers = Tiers(TiersConfig("rank", (table,), "sparse", str(folder), rocksdb=rocksdb))
+    try:
+        for _ in range(3):
+            np.testing.assert_array_equal(tiers.lookup("items", keys), rows)
+            tiers.settle()
+    finally:
+        tiers.close()
+
+
+def test_lookup_writes_into_the_callers_array(source, open_tiers):
+    rows = random_rows(ROWS, WIDTH)
+    for row_format in ("fp32", "fp16"):
+        tiers = open_tiers(TableConfig("items", ROWS, WIDTH, row_format, l2_rows=ROWS), source=source(items=rows))
+        out = np.empty((2, WIDTH), np.float32)
+        assert tiers.lookup("items", np.array([3, 5]), out) is out
+        np.testing.assert_array_equal(out, RowCodec(row_format, WIDTH).roundtrip(rows[[3, 5]]))
+
+
+def test_keys_of_any_shape_and_integer_type(source, open_tiers):
+    """As the kernels ask: [B, C] slices of int32 arrays, with and without a place for the answer."""
+    rows = random_rows(ROWS, WIDTH)
+    tiers = open_tiers(TableConfig("items", ROWS, WIDTH, l1_rows=ROWS, l2_rows=64), source=source(items=rows))
+    keys = np.random.default_rng(0).integers(0, ROWS, (3, 5, 2)).astype(np.int32)[..., 1]
+    for out in (None, np.empty((3, 5, WIDTH), np.float32)):
+        np.testing.assert_array_equal(tiers.lookup("items", keys, out), rows[keys])
+        assert out is None or (out == rows[keys]).all()
+    assert tiers.lookup("items", keys[:0]).shape == (0, 5, WIDTH)
+
+
+def test_one_wave_serves_all_tables(source, open_tiers, tmp_path):
+    tables = {"items": random_rows(ROWS, WIDTH), "users": random_rows(50, 3, seed=1)}
+    configs = (TableConfig("items", ROWS, WIDTH, l1_rows=16), TableConfig("users", 50, 3, l1_rows=16))
+    tiers = open_tiers(configs, source=source(**tables), rocksdb=RocksConfig(str(tmp_path / "db")), warm=False)
+    waves = []
+    level = tiers._lower.l3
+    level.use = lambda action, use=level.use: waves.append(1) or use(action)
+    wanted = {"items": np.array([1, 2, 1, 399]), "users": np.array([0, 49, 50])}
+    answers = tiers.lookup_many(wanted)
+    np.testing.assert_array_equal(answers["items"], tables["items"][wanted["items"]])
+    np.testing.assert_array_equal(answers["users"], [*tables["users"][[0, 49]], np.zeros(3)])
+    assert len(waves) == 1
+
+
+def with_l1_of(keys: np.ndarray, threshold: float, open_tiers, source) -> tuple[Tiers, np.ndarray]:
+    """Tiers whose L1 holds exactly `keys`, over a complete L2 -> (tiers, the table's rows)."""
+    rows = random_rows(ROWS, WIDTH)
+    table = TableConfig("items", ROWS, WIDTH, l1_rows=ROWS * 4, l2_rows=ROWS, default=0.25)
+    tiers = open_tiers(table, source=source(items=rows), hit_rate_threshold=threshold, warm=False)
+    tiers._tables["items"].l1.insert(keys, rows[keys], 0)
+    return tiers, rows
+
+
+THRESHOLDS = [(1.1, True), (1.0, True), (0.95, True), (0.9, False), (0.5, False), (0.0, False)]
+
+
+@pytest.mark.parametrize(("threshold", "waits"), THRESHOLDS)
+def test_the_threshold_means_what_hps_means(threshold, waits, open_tiers, source):
+    """100 distinct keys, 10 of them missing: a hit rate of 0.9, whatever is asked twice. Below the threshold: wait."""
+    tiers, rows = with_l1_of(np.arange(90), threshold, open_tiers, source)
+    keys = np.concatenate([np.arange(100), np.arange(5), np.full(50, 95)])
+    expected = rows[keys].copy()
+    if not waits:
+        expected[keys >= 90] = 0.25
+    np.testing.assert_array_equal(tiers.lookup("items", keys), expected)
+    assert tiers.metrics().tables["items"].counts.late == (0 if waits else 60)
+    tiers.settle()
+    np.testing.assert_array_equal(tiers.lookup("items", keys), rows[keys])  # fetched for later
+
+
+def test_unknown_keys_get_the_default_in_every_mode(open_tiers, source):
+    for threshold in (1.1, 0.5):
+        tiers, _ = with_l1_of(np.arange(90), threshold, open_tiers, source)
+        answer = tiers.lookup("items", np.array([ROWS + 1, -7]))
+        np.testing.assert_array_equal(answer, np.full((2, WIDTH), 0.25, np.float32))
+
+
+def test_a_default_vector_per_table(open_tiers, source):
+    default = tuple(np.arange(WIDTH, dtype=np.float32).tolist())
+    tiers = open_tiers(
+        TableConfig("items", ROWS, WIDTH, l2_rows=ROWS, default=default), source=source(items=random_rows(ROWS, WIDTH))
+    )
+    np.testing.assert_array_equal(tiers.lookup("items", np.array([ROWS])), [default])
+
+
+def test_rows_below_are_promoted_so_that_the_next_request_hits(open_tiers, source, tmp_path):
+    table = TableConfig("items", ROWS, WIDTH, l1_rows=128, l2_rows=128)
+    tiers = open_tiers(
+        table, source=source(items=random_rows(ROWS, WIDTH)), rocksdb=RocksConfig(str(tmp_path / "db")), warm=False
+    )
+    keys = np.arange(10)
+    for _ in range(2):
+        tiers.lookup("items", keys)
+        tiers.settle()
+    counts = tiers.metrics().tables["items"].counts
+    assert (counts.rows, counts.l1_hits, counts.l2_hits, counts.l3_hits) == (20, 10, 0, 10)
+    tiers._tables["items"].l1._forget(0)
+    tiers.lookup("items", keys)
+    assert tiers.metrics().tables["items"].counts.l2_hits == 10
+
+
+def test_metrics_add_up(open_tiers, source):
+    tiers, _ = with_l1_of(np.arange(90), 1.1, open_tiers, source)
+    tiers.lookup("items", np.array([0, 1, 2, 95, 95, ROWS]))
+    metrics = tiers.metrics()
+    counts = metrics.tables["items"].counts
+    assert (counts.rows, counts.l1_hits, counts.l2_hits, counts.l3_hits, counts.unknown, counts.late) == (6, 3, 0, 2, 1, 0)
+    assert metrics.hit_rate == counts.hit_rate == 5 / 6
+    assert (counts.l1_hit_rate, counts.memory_hit_rate, counts.default_rate) == (3 / 6, 3 / 6, 1 / 6)
+    assert metrics.misses.quantile_us(0.5) > 0
+    assert metrics.down == {}
+
+
+@pytest.mark.parametrize(
+    "out",
+    [
+        np.empty((4, WIDTH), np.float32),
+        np.empty((3, WIDTH)),
+        np.empty((3, 2 * WIDTH), np.float32)[:, ::2],
+        np.broadcast_to(np.empty((3, WIDTH), np.float32), (3, WIDTH)),
+    ],
+    ids=["too many rows", "float64", "not contiguous", "read-only"],
+)
+def test_an_answer_of_another_shape_or_type_is_refused(out, open_tiers, source):
+    tiers = open_tiers(TableConfig("items", ROWS, WIDTH, l2_rows=ROWS), source=source(items=random_rows(ROWS, WIDTH)))
+    with pytest.raises(RequestError, match=rf"Expected writable C-contiguous float32 \[3, {WIDTH}\]"):
+        tiers.lookup("items", np.arange(3), out)
+
+
+def test_keys_of_any_shape_fill_an_answer_of_that_shape(open_tiers, source):
+    rows = random_rows(ROWS, WIDTH)
+    tiers = open_tiers(TableConfig("items", ROWS, WIDTH, l2_rows=ROWS), source=source(items=rows))
+    for keys in (np.arange(6).reshape(2, 3), np.empty((0, 3), np.int64)):
+        out = np.empty((*keys.shape, WIDTH), np.float32)
+        np.testing.assert_array_equal(tiers.lookup("items", keys, out), rows[keys])
+        np.testing.assert_array_equal(out, rows[keys])
+
+
+def test_an_unknown_table_is_refused(open_tiers, source):
+    tiers = open_tiers(TableConfig("items", ROWS, WIDTH, l2_rows=ROWS), source=source(items=random_rows(ROWS, WIDTH)))
+    with pytest.raises(RequestError, match="'users'"):
+        tiers.lookup("users", np.arange(3))
+
+
+def test_load_reads_the_folder(tmp_path: Path, source):
+    rows = random_rows(ROWS, WIDTH)
+    config = TiersConfig(
+        "rank",
+        (TableConfig("items", ROWS, WIDTH, l2_rows=ROWS, default=(1.0,) * WIDTH),),
+        "load",
+        str(tmp_path),
+        source=source(items=rows),
+    )
+    config.write(tmp_path / CONFIG_FILE)
+    tiers = Tiers.load(tmp_path)
+    try:
+        assert tiers.config == config
+        np.testing.assert_array_equal(tiers.lookup("items", np.arange(ROWS)), rows)
+    finally:
+        tiers.close()
+    assert not list(tmp_path.glob("embedding-tiers-*"))  # the last user took the shared rows along
+
+
+def _looked_up_whole(config: TiersConfig) -> Tiers:
+    tiers = Tiers(config)
+    (table,) = config.tables
+    for keys in np.arange(table.rows).reshape(-1, 1000):  # at once, the allocator would keep arrays of megabytes
+        tiers.lookup(table.name, keys)
+    tiers.settle()  # rows that were asked for while another instance filled the table wait for being kept
+    return tiers
+
+
+def _proportional_bytes(small: TiersConfig, config: TiersConfig, ready, done) -> None:
+    _looked_up_whole(small).close()  # the machine code, numba, the threads: any stage brings them
+    ready.wait(60)  # libraries weigh less for each process that joins
+    before = psutil.Process().memory_full_info().pss
+    tiers = _looked_up_whole(config)
+    ready.wait(60)
+    done.put(psutil.Process().memory_full_info().pss - before)
+    ready.wait(60)
+    tiers.close()
+
+
+def test_instances_share_one_copy(tmp_path, source):
+    """Proportional memory of four instances, rows and caches, against one."""
+    sizes = {"small": 20_000, "items": 1_000_000}
+    folder = source(**{name: random_rows(n, 16) for name, n in sizes.items()})
+    small, config = (
+        TiersConfig("rank", (TableConfig(name, n, 16, l2_rows=n),), f"share-{name}", str(tmp_path), source=folder)
+        for name, n in sizes.items()
+    )
+    totals = {}
+    context = multiprocessing.get_context("spawn")
+    for instances in (1, 4):
+        ready, done = context.Barrier(instances), context.Queue()
+        processes = [context.Process(target=_proportional_bytes, args=(small, config, ready, done)) for _ in range(instances)]
+        for process in processes:
+            process.start()
+        totals[instances] = sum(done.get(timeout=60) for _ in processes)
+        for process in processes:
+            process.join(60)
+    assert totals[4] <= 1.2 * totals[1], totals
+
+
+@pytest.mark.parametrize("below", ["rocksdb", "source"])
+def test_hps_sparse_folders_fill_the_levels_hottest_keys_first(below, tmp_path, open_tiers):
+    rng = np.random.default_rng(0)
+    keys, rows, uses = rng.integers(-(2**62), 2**62, ROWS), random_rows(ROWS, WIDTH), rng.random(ROWS)
+    write_sparse_folder(tmp_path / "tables" / "items.model", keys, rows, uses)
+    table = TableConfig("items", ROWS, WIDTH, dense=False, l1_rows=16, l2_rows=64, default=-1.0)
+    rocksdb = RocksConfig(str(tmp_path / "db")) if below == "rocksdb" else None
+    tiers = open_tiers(table, source=str(tmp_path / "tables"), rocksdb=rocksdb)
+    hottest = keys[np.argsort(-uses)][:8]
+    tiers.lookup("items", hottest)
+    counts = tiers.metrics().tables["items"].counts
+    assert counts.l1_hits + counts.l2_hits == len(hottest)
+    for _ in range(2):
+        np.testing.assert_array_equal(tiers.lookup("items", keys), rows)
+        tiers.settle()
+    unknown = np.setdiff1d(keys + 1, keys)
+    assert (tiers.lookup("items", unknown) == -1).all()
+    assert not tiers.degraded
+
+
+def test_an_instance_that_finds_l2_filled_fills_nothing(open_tiers, source, monkeypatch):
+    table = TableConfig("items", ROWS, WIDTH, l2_rows=ROWS)
+    settings = {"source": source(items=random_rows(ROWS, WIDTH))}
+    open_tiers(table, **settings)
+    fetched = []
+    monkeypatch.setattr(LowerLevels, "fetch_first", lambda self, name, keys: fetched.append(name) or {})
+    tiers = open_tiers(table, **settings)
+    assert fetched == []
+    np.testing.assert_array_equal(tiers.lookup("items", np.arange(ROWS)), random_rows(ROWS, WIDTH))
+
+
+@pytest.mark.parametrize(("l2_rows", "catches_up"), [(1000, False), (100, True)])
+def test_only_tables_that_ask_l3_keep_it_current(source, open_tiers, tmp_path, monkeypatch, l2_rows, catches_up):
+    table = TableConfig("items", 1000, 4, l2_rows=l2_rows)
+    rocksdb = RocksConfig(str(tmp_path / "rocksdb"))
+    tiers = open_tiers(table, source=source(items=random_rows(1000, 4)), rocksdb=rocksdb)
+    assert tiers._lower.l3.store is not None
+    caught_up = []
+    monkeypatch.setattr(tiers._lower, "catch_up", lambda: caught_up.append(True))
+    tiers._upkeep()
+    assert bool(caught_up) == catches_up

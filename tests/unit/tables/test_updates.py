@@ -1,0 +1,282 @@
+"""Live updates through the real Kafka protocol, into every level and every instance."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import signal
+import threading
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+from serving.contract.errors import DataError, DependencyError
+from serving.tables.config import TiersConfig, UpdateConfig
+from serving.tables.formats.kafka import encode_message
+from serving.tables.store import memory
+from serving.tables.updates import updater as updater_module
+from serving.tables.updates.publisher import Publisher
+from serving.tables.updates.updater import Updater
+from tests.unit.tables.conftest import random_rows
+from tests.unit.tables.kafka_broker import MockBroker
+from tests.unit.tables.updating import GROUP, ROWS, WIDTH, applied, committed, full, until, updating, versions
+
+
+@pytest.fixture
+def broker(broker: MockBroker) -> MockBroker:
+    broker.create("hps_et.rank.items")
+    return broker
+
+
+@dataclass(frozen=True)
+class SentMessage:
+    """As the consumer gives them."""
+
+    body: bytes
+    at: int
+    group: int = 0
+    failure: str | None = None
+
+    def value(self) -> bytes:
+        return self.body
+
+    def offset(self) -> int:
+        return self.at
+
+    def partition(self) -> int:
+        return self.group
+
+    def topic(self) -> str:
+        return "hps_et.rank.items"
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, 0
+
+    def error(self) -> str | None:
+        return self.failure
+
+
+def test_a_message_at_fault_is_refused_alone(config, instances):
+    """Those before and after it in the batch are applied, in their order."""
+    tiers = instances()
+    updater = Updater(replace(config, updates=UpdateConfig()))
+    good = [encode_message(np.array([7, 8]), versions([7, 8], version)) for version in (1, 2)]
+    bodies = [good[0], b"not a message", good[1], encode_message(np.array([9]), np.ones((1, WIDTH + 1)))]
+    updater._apply_table("items", [SentMessage(body, offset) for offset, body in enumerate(bodies)])
+    np.testing.assert_array_equal(tiers.lookup("items", np.array([7, 8])), versions([7, 8], 2))
+    assert tiers.metrics().tables["items"].updater.messages_rejected == 2
+    updater.close()
+
+
+def test_what_a_killed_updater_was_publishing_is_applied_at_once(config, instances, caplog):
+    """It had begun with messages 0 to 2. In pieces, a key's first row among them would follow its last."""
+    instances()
+    updater = Updater(replace(config, updates=UpdateConfig()))
+    updater._applier.shared["items"].ring.begun[0] = 3
+    sent = [SentMessage(encode_message(np.array([7]), versions([7], offset)), offset) for offset in range(5)]
+    other = SentMessage(sent[0].body, 0, group=1)
+    assert updater._whole([other, *sent[:2]]) == [other]
+    assert updater._whole([]) == []
+    assert updater._whole([SentMessage(b"", 0, failure="broker: gone"), *sent[2:4]]) == sent[:4]
+    assert "broker: gone" in caplog.text
+    assert updater._whole(sent[4:]) == sent[4:]
+    updater.close()
+
+
+def test_a_topic_that_is_made_again_is_read_from_its_new_beginning(config, instances):
+    tiers, updater = instances(), Updater(replace(config, updates=UpdateConfig()))
+    for offsets in ((0, 1, 2), (0, 1)):
+        for offset in offsets:
+            sent = SentMessage(encode_message(np.array([7]), versions([7], 10 * len(offsets) + offset)), offset)
+            updater._apply(updater._whole([sent]))
+    np.testing.assert_array_equal(tiers.lookup("items", np.array([7])), versions([7], 21))
+    ends_and_begins = [SentMessage(encode_message(np.array([7]), versions([7], 30 + at)), at) for at in (8, 9, 0, 1)]
+    updater._apply(updater._whole(ends_and_begins))  # in one batch
+    np.testing.assert_array_equal(tiers.lookup("items", np.array([7])), versions([7], 31))
+    assert updater._applier.shared["items"].ring.reached[0] == 2
+    updater.close()
+
+
+# --- through a broker -------------------------------------------------------------------------------------------------------
+def test_from_publisher_to_lookup(broker, config, instances):
+    tiers = instances()
+    publisher = Publisher(broker.address, "rank", {"items": WIDTH})
+    with updating(replace(config, updates=UpdateConfig(broker.address))):
+        for version in range(5):
+            publisher.publish("items", np.arange(ROWS), versions(np.arange(ROWS), version))
+        publisher.flush()
+        until(lambda: (tiers.lookup("items", np.arange(ROWS)) == versions(np.arange(ROWS), 4)).all())
+        state = tiers.metrics().tables["items"].updater
+        assert state.lag_ms > 0
+        assert time.time() * 1e3 - state.heartbeat_unix_ms < 10_000
+        assert not state.broker_down
+        assert not state.store_down
+
+        broker.send("hps_et.rank.items", b"HCTR\x08\x00\x00\x00" + bytes(16))  # another width
+        broker.send("hps_et.rank.items", b"not a message")
+        broker.send("hps_et.rank.items", b"")
+        until(lambda: tiers.metrics().tables["items"].updater.messages_rejected == 3)
+    np.testing.assert_array_equal(tiers.lookup("items", np.arange(ROWS)), versions(np.arange(ROWS), 4))
+
+
+def test_a_database_that_is_gone_gets_its_updates_again(broker, config, instances):
+    """What was committed to the brokers was true of the old one: a machine that lost its disk starts from the beginning."""
+    config, keys = replace(config, updates=UpdateConfig(broker.address)), np.arange(ROWS)
+    publisher = Publisher(broker.address, "rank", {"items": WIDTH})
+    publisher.publish("items", keys, versions(keys, 1))
+    publisher.flush()
+    for _ in range(2):
+        tiers = instances(config)
+        with updating(config):
+            until(lambda tiers=tiers: (tiers.lookup("items", keys) == versions(keys, 1)).all())
+        tiers.close()
+        shutil.rmtree(config.rocksdb.path)
+
+
+def test_updates_wait_in_the_log_while_shared_memory_has_no_room(broker, config, instances, monkeypatch):
+    """The updater ends, and is started again until there is room (server/supervisor.py): L3 answers as it is, degraded."""
+    config, keys = replace(config, updates=UpdateConfig(broker.address)), np.arange(ROWS)
+    publisher = Publisher(broker.address, "rank", {"items": WIDTH})
+    publisher.publish("items", keys, versions(keys, 1))
+    publisher.flush()
+    with monkeypatch.context() as patch:
+        patch.setattr(memory.os, "posix_fallocate", no_room)
+        tiers = instances(config)
+        with pytest.raises(DependencyError, match="no room for"):
+            Updater(config)
+        np.testing.assert_array_equal(tiers.lookup("items", keys), random_rows(ROWS, WIDTH))
+        assert tiers.degraded
+    with updating(config):
+        until(lambda: (tiers.lookup("items", keys) == versions(keys, 1)).all() and not tiers.degraded)
+
+
+def no_room(*_) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_offsets_that_the_broker_no_longer_knows_lose_nothing(broker, config, instances, caplog):
+    """The topic was deleted and made again: what is committed of the old one lies beyond the end of the new one."""
+    config, tiers, keys = replace(config, updates=UpdateConfig(broker.address)), instances(), np.arange(ROWS)
+    consumer = Consumer({"bootstrap.servers": broker.address, "group.id": GROUP})
+    consumer.commit(offsets=[TopicPartition("hps_et.rank.items", partition, 100) for partition in range(4)], asynchronous=False)
+    consumer.close()
+    publisher = Publisher(broker.address, "rank", {"items": WIDTH})
+    publisher.publish("items", keys, versions(keys, 1))
+    publisher.flush()
+    with updating(config):
+        until(lambda: (tiers.lookup("items", keys) == versions(keys, 1)).all())
+    assert "it was made again" in caplog.text
+
+
+def test_a_database_filled_again_beneath_a_long_backlog_is_followed_again(broker, config, instances, monkeypatch):
+    monkeypatch.setattr(updater_module, "BACKLOG_ROWS", 10)
+    config, tiers, keys = replace(config, updates=UpdateConfig(broker.address)), instances(), np.arange(ROWS)
+    publisher = Publisher(broker.address, "rank", {"items": WIDTH})
+    with updating(config) as updater:
+        publisher.publish("items", keys, versions(keys, 1))
+        publisher.flush()
+        until(lambda: committed(config) == [1, 1, 1, 1])
+        level = updater._applier._rocksdb.level
+        level._open_store, opening = full, level._open_store
+        level.close()
+        shutil.rmtree(config.rocksdb.path)
+        publisher.publish("items", keys, versions(keys, 2))
+        publisher.flush()
+        until(lambda: updater._applier.behind > 10)
+        level._open_store = opening
+        until(lambda: (tiers.lookup("items", keys) == versions(keys, 2)).all() and not tiers.degraded)
+        until(lambda: committed(config) == [2, 2, 2, 2])
+
+
+def test_a_broker_that_is_back_counts_as_such_without_any_message(broker, config, instances):
+    tiers = instances()
+    with updating(replace(config, updates=UpdateConfig(broker.address))) as updater:
+        updater._on_error(KafkaError(KafkaError._ALL_BROKERS_DOWN))
+        assert tiers.metrics().tables["items"].updater.broker_down
+        until(lambda: not tiers.metrics().tables["items"].updater.broker_down)
+
+
+def test_what_was_applied_is_committed_while_it_runs(broker, config, instances):
+    config, tiers = replace(config, updates=UpdateConfig(broker.address)), instances()
+    publisher, keys = Publisher(broker.address, "rank", {"items": WIDTH}), np.arange(ROWS)
+    with updating(config):
+        for version in range(3):
+            publisher.publish("items", keys, versions(keys, version))
+            publisher.flush()
+        until(lambda: applied(tiers) >= ROWS)
+        until(lambda: committed(config) == [3, 3, 3, 3])
+
+
+def test_messages_are_kept_by_the_brokers_until_a_store_that_is_down_has_their_rows(broker, config, instances):
+    """Consumed, applied to memory and said to be so is not enough: were the machine to fail now, they must come again."""
+    config, tiers = replace(config, updates=UpdateConfig(broker.address)), instances()
+    publisher, keys = Publisher(broker.address, "rank", {"items": WIDTH}), np.arange(20)  # which L2 holds
+    with updating(config) as updater:
+        level = updater._applier._rocksdb.level
+        until(lambda: level.store is not None)
+        level._open_store, opening = (lambda: (_ for _ in ()).throw(DependencyError("disk full"))), level._open_store
+        level.close()
+        publisher.publish("items", keys, versions(keys, 1))
+        publisher.flush()
+        until(lambda: (tiers.lookup("items", keys) == versions(keys, 1)).all())
+        until(lambda: tiers.metrics().tables["items"].updater.store_down)
+        assert committed(config) == [0, 0, 0, 0]
+        level._open_store = opening
+        until(lambda: committed(config) == [1, 1, 1, 1])
+
+
+def _update_for_ever(config: TiersConfig) -> None:
+    Updater(config).run(threading.Event())
+
+
+def test_a_consumer_killed_again_and_again_loses_nothing(broker, config, instances):
+    config = replace(config, updates=UpdateConfig(broker.address))
+    tiers, publisher = instances(), Publisher(broker.address, "rank", {"items": WIDTH})
+    context, rng, latest = multiprocessing.get_context("spawn"), np.random.default_rng(0), np.zeros(ROWS, int)
+    keys = np.arange(ROWS)
+    publisher.publish("items", keys, versions(keys, 0))
+    for round_ in range(2):
+        process = context.Process(target=_update_for_ever, args=(config,))
+        process.start()
+        before = applied(tiers)
+        until(lambda before=before: applied(tiers) > before, 60)
+        for version in range(1, 40):
+            some = rng.choice(ROWS, 50, replace=False)
+            latest[some] = round_ * 100 + version
+            publisher.publish("items", some, versions(some, round_ * 100 + version))
+        publisher.flush()
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        rows = tiers.lookup("items", keys)
+        assert (rows == rows[:, :1]).all()
+        np.testing.assert_array_equal(np.where(rows[:, 0] > 1000, rows[:, 0] // 1000, keys), keys)
+    with updating(config):
+        until(lambda: (tiers.lookup("items", keys) == np.repeat((keys * 1000 + latest)[:, None], WIDTH, axis=1)).all(), 60)
+
+
+def test_a_broker_that_vanishes_leaves_serving_alone(config, instances):
+    broker = MockBroker()
+    broker.create("hps_et.rank.items")
+    tiers, rows = instances(), random_rows(ROWS, WIDTH)
+    with updating(replace(config, updates=UpdateConfig(broker.address))):
+        until(lambda: tiers.metrics().tables["items"].updater.heartbeat_unix_ms > 0)
+        broker.stop()
+        until(lambda: tiers.metrics().tables["items"].updater.broker_down)
+        np.testing.assert_array_equal(tiers.lookup("items", np.arange(ROWS)), rows)
+        assert not tiers.degraded
+
+
+def test_a_publisher_without_a_broker_says_so():
+    publisher = Publisher("127.0.0.1:9", "rank", {"items": WIDTH}, timeout_s=1.0)
+    with pytest.raises(DependencyError, match=r"127\.0\.0\.1:9"):
+        publisher.publish("items", np.arange(3), versions(np.arange(3), 0))
+
+
+def test_a_publisher_refuses_rows_of_another_width(broker):
+    publisher = Publisher(broker.address, "rank", {"items": WIDTH})
+    with pytest.raises(DataError, match=r"Expected \[3, 4\]"):
+        publisher.publish("items", np.arange(3), np.zeros((3, 5), np.float32))

@@ -1,0 +1,76 @@
+"""An updater at work beside a test, batches as it makes them, and what the tests of updates look at."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import numpy as np
+from confluent_kafka import Consumer, TopicPartition
+
+from serving.contract.errors import DependencyError
+from serving.tables.config import TableConfig, TiersConfig
+from serving.tables.formats.kafka import consumer_group
+from serving.tables.store.batch import Batch
+from serving.tables.store.tiers import Tiers
+from serving.tables.updates.updater import Updater
+
+ROWS, WIDTH = 300, 4
+TABLE = TableConfig("items", ROWS, WIDTH, l1_rows=64, l2_rows=128)
+GROUP = consumer_group("persistent", False, socket.gethostname())
+
+
+@contextmanager
+def updating(config: TiersConfig) -> Iterator[Updater]:
+    stop, updater = threading.Event(), Updater(config)
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(updater.run, stop)
+        try:
+            yield updater
+        finally:
+            stop.set()
+            running.result()  # whatever it raised
+            updater.close()
+
+
+class Log:
+    """One partition of a log: every batch is its next message."""
+
+    def __init__(self, partition: int = 0) -> None:
+        self.partition, self.length = partition, 0
+
+    def batch(self, keys: np.ndarray, vectors: np.ndarray) -> Batch:
+        self.length += 1
+        n = len(keys)
+        return Batch(keys, vectors, np.full(n, self.partition), np.full(n, self.length - 1))
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.01)
+
+
+def versions(keys: np.ndarray, version: int) -> np.ndarray:
+    return np.repeat((np.asarray(keys) * 1000 + version).astype(np.float32)[:, None], WIDTH, axis=1)
+
+
+def applied(tiers: Tiers) -> int:
+    return tiers.metrics().tables["items"].updater.rows_applied
+
+
+def full(*_) -> None:
+    raise DependencyError("disk full")
+
+
+def committed(config: TiersConfig) -> list[int]:
+    """Messages of each partition that the updater of this machine need not be sent again."""
+    consumer = Consumer({"bootstrap.servers": config.updates.brokers, "group.id": GROUP})
+    offsets = consumer.committed([TopicPartition("hps_et.rank.items", partition) for partition in range(4)], timeout=10)
+    consumer.close()
+    return [max(partition.offset, 0) for partition in offsets]

@@ -1,0 +1,109 @@
+"""Imports run one way: what serves imports nothing of what trains, and the README names what exists."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).parents[2]
+OFFLINE_LIBRARIES = {
+    "torch",
+    "pandas",
+    "nvtabular",
+    "merlin",
+    "dask",
+    "sklearn",
+    "matplotlib",
+    "rich",
+    "typer",
+    "pydantic",
+}
+SERVING = {"serving.contract", "serving.loops", "serving.tables", "serving.live", "serving.stages", "serving.pipeline"}
+MAY_IMPORT = {  # package: the other packages of this project that it may import
+    "serving.contract": set(),
+    "serving.loops": {"serving.contract"},
+    "serving.tables": {"serving.contract", "serving.loops"},
+    "serving.live": {"serving.contract", "serving.loops"},
+    "serving.stages": SERVING - {"serving.pipeline"},
+    "serving.pipeline": SERVING,
+    "hps_config": SERVING,
+    "repository": SERVING,
+    "training": SERVING | {"hps_config"},
+    "server": SERVING | {"repository"},
+    "export": SERVING | {"hps_config", "repository", "training", "server"},
+    "perf": SERVING | {"hps_config", "repository", "training", "server", "export", "clients"},
+    "experiments": SERVING | {"hps_config", "repository", "training", "server", "export", "clients", "perf"},
+}
+PACKAGES = {name.split(".")[0] for name in MAY_IMPORT} | {"clients", "gateway", "tests"}
+
+
+def files_of(package: str) -> list[Path]:
+    path = PROJECT / package.replace(".", "/")
+    return sorted(path.rglob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
+
+
+def imported(path: Path) -> set[str]:
+    """Return the modules that a file imports, wherever in it; `from a import b` counts as `a`."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            names.add(node.module)
+    return names
+
+
+def package_of(module: str) -> str:
+    first, *rest = module.split(".")
+    return f"{first}.{rest[0]}" if first == "serving" and rest else first
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_imports_run_one_way(package):
+    allowed = MAY_IMPORT[package] | {package}
+    for path in files_of(package):
+        packages = {package_of(name) for name in imported(path)}
+        assert {name for name in packages if name.split(".")[0] in PACKAGES} <= allowed, path
+
+
+def test_what_serves_imports_no_training_library():
+    for path in files_of("serving"):
+        assert not {name.split(".")[0] for name in imported(path)} & OFFLINE_LIBRARIES, path
+
+
+def test_loading_the_pipeline_loads_no_training_library():
+    code = "import sys, serving.pipeline; print(*{name.split('.')[0] for name in sys.modules})"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert "numpy" in loaded
+    assert not set(loaded) & OFFLINE_LIBRARIES
+
+
+def test_every_make_target_the_readme_names_exists():
+    targets = set(re.findall(r"^([a-z]+):", (PROJECT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"\bmake ([a-z]+)\b(?=[\s`]|$)", (PROJECT / "README.md").read_text()))
+    assert {"run", "test", "export", "serve", "check", "stop", "eval"} <= named
+    assert named <= targets
+
+
+def test_every_file_the_readme_links_to_exists():
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", (PROJECT / "README.md").read_text())
+    assert links
+    assert [link for link in links if not (PROJECT / link).exists()] == []
+
+
+def test_every_command_the_readme_names_has_help():
+    commands = set(re.findall(r"\.venv/bin/python -m (\w+ \w+)", (PROJECT / "README.md").read_text()))
+    assert commands
+    for command in sorted(commands):
+        module, verb = command.split()
+        run = subprocess.run([sys.executable, "-m", module, verb, "--help"], cwd=PROJECT, capture_output=True, text=True)
+        assert run.returncode == 0, run.stderr
+
+
+def test_the_readme_has_no_blanks_left():
+    assert re.findall(r"@[A-Z_]+@", (PROJECT / "README.md").read_text()) == []

@@ -1,0 +1,283 @@
+"""Every way a data set can be wrong: one DataError with file, column, row and remedy."""
+
+from __future__ import annotations
+
+import gzip
+
+import pandas as pd
+import pytest
+
+from serving.contract.errors import DataError
+from tests.unit.training.dataset.conftest import EVENTS_CSV, ITEMS, TOML, USERS
+from training.dataset import load_dataset, split_by_time
+
+LABELLED = TOML + 'label = "stars"\npositive_at = 4\n'
+
+
+def message(source) -> str:
+    with pytest.raises(DataError) as caught:
+        load_dataset(source)
+    return str(caught.value)
+
+
+# what is wrong -> dataset.toml, files, parts of the message
+BAD_DESCRIPTIONS = {
+    "not TOML": ("name = \n", ["dataset.toml is not valid TOML", "line 1"]),
+    "no name": (TOML.replace('name = "corner-shop"', ""), ["lacks the required key 'name'"]),
+    "name with a slash": (TOML.replace('"corner-shop"', '"../shop"'), ["name", "'../shop' is to name a folder", "slashes"]),
+    "no interactions": ('name = "x"\n', ["lacks the required key 'interactions'"]),
+    "no required key": (TOML.replace('timestamp = "time"', ""), ["[interactions] lacks the required key 'timestamp'"]),
+    "one column for two ids": (TOML.replace('item_id = "sku"', 'item_id = "customer"'), ["three columns"]),
+    "unknown key": (
+        TOML + 'labels = "stars"\n',
+        ["[interactions] has the unknown key 'labels'", "Allowed: path, user_id", "Rename"],
+    ),
+    "unknown section": (TOML + "[item]\n", ["unknown key 'item'", "Allowed: name, interactions, items, users, context"]),
+    "key of the wrong type": (TOML.replace('"time"', "3"), ["[interactions] timestamp", "valid string"]),
+    "empty column name": (TOML.replace('"time"', '""'), ["[interactions] timestamp", "at least 1 character"]),
+    "positive_at without label": (TOML + "positive_at = 4\n", ["[interactions]", "needs label"]),
+    "feature twice": (TOML + ITEMS.replace('["price"]', '["price", "brand"]'), ["[items]", "'brand' is declared twice"]),
+    "user feature twice": (TOML + USERS.replace('["age"]', '["country"]'), ["[users]", "'country' is declared twice"]),
+    "context twice": (TOML + '[context]\ncategorical = ["a", "a"]\n', ["[context]", "'a' is declared twice"]),
+    "feature named as a role": (
+        TOML + ITEMS.replace('["brand"]', '["title"]'),
+        ["[items]", "'title' has the name of a role", "rename"],
+    ),
+    "feature named as a role another column fills": (
+        TOML + ITEMS.replace('["brand"]', '["provider"]'),
+        ["[items]", "'provider' has the name of a role"],
+    ),
+    "list feature named as a role": (
+        TOML + ITEMS.replace("{ tags", "{ category"),
+        ["[items]", "'category' has the name of a role"],
+    ),
+    "feature price that is not the price": (
+        TOML + ITEMS + 'price = "brand"\n',
+        ["[items]", 'price = "brand" names what price rules speak of', "rename"],
+    ),
+    "feature named item_id": (TOML + ITEMS.replace('["brand"]', '["item_id"]'), ["'item_id' has the name of a role"]),
+    "feature named user_id": (TOML + USERS.replace('["country"]', '["user_id"]'), ["[users]", "user_id is always a feature"]),
+    "context named as a tensor": (TOML + '[context]\ncategorical = ["history"]\n', ["[context]", "'history' has a name that"]),
+    "context named as a record": (
+        TOML + '[context]\ncategorical = ["candidates"]\n',
+        ["[context]", "'candidates' has a name that"],
+    ),
+    "context named as a log column": (
+        TOML + '[context]\ncategorical = ["weight"]\n',
+        ["[context]", "'weight' has a name that"],
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_DESCRIPTIONS)
+def test_bad_description(shop, fault):
+    toml, parts = BAD_DESCRIPTIONS[fault]
+    text = message(shop(toml))
+    assert "dataset.toml" in text
+    for part in parts:
+        assert part in text
+
+
+BAD_LOGS = {
+    "missing column": (TOML, "customer,sku\n1,1\n", ["column 'time' is not there", "Row 1 has: customer, sku"]),
+    "semicolons": (TOML, "customer;sku;time\n1;1;1\n", ["column 'customer' is not there", "separated by semicolons"]),
+    "column twice": (TOML, "customer,sku,time,sku\n1,1,1,1\n", ["row 1 has the column 'sku' more than once"]),
+    "empty file": (TOML, "", ["is empty", "Expected customer, sku, time in row 1"]),
+    "header only": (TOML, "customer,sku,time\n", ["no usable row is left", "0 rows read"]),
+    "unparsable time": (
+        TOML,
+        "customer,sku,time\n1,1,2020-01-01\n1,1,01/02/2020\n",
+        ["column 'time', row 3: '01/02/2020' is not a time"],
+    ),
+    "impossible time": (
+        TOML,
+        "customer,sku,time\n1,1,2020-02-30\n",
+        ["column 'time', row 2: '2020-02-30' is not a time", "unix seconds"],
+    ),
+    "text among unix times": (
+        TOML,
+        "customer,sku,time\n1,1,5\n1,1,6\n1,1,soon\n",
+        ["column 'time', row 4: 'soon'", "unix time"],
+    ),
+    "days as numbers": (TOML, "customer,sku,time\n1,1,20200131\n1,1,20200201\n", ["row 2: '20200131' looks like a day"]),
+    "seconds and milliseconds": (
+        TOML,
+        "customer,sku,time\n1,1,1500000000\n1,1,1500000001\n1,1,1500000000000\n",
+        ["column 'time', row 4: '1500000000000' is no time in seconds"],
+    ),
+    "milliseconds and seconds": (
+        TOML,
+        "customer,sku,time\n1,1,1500000000000\n1,1,1500000001000\n1,1,1500000000\n",
+        ["column 'time', row 4: '1500000000' is no time in milliseconds"],
+    ),
+    "negative item": (
+        TOML,
+        "customer,sku,time\n1,1,1\n1,-2,1\n",
+        ["column 'sku', row 3: '-2' is a negative item id", "text ids"],
+    ),
+    "unparsable label": (
+        LABELLED,
+        "customer,sku,time,stars\n1,1,1,5\n1,1,1,good\n",
+        ["column 'stars', row 3: 'good' is not a number"],
+    ),
+    "infinite label": (LABELLED, "customer,sku,time,stars\n1,1,1,inf\n", ["column 'stars', row 2: 'inf' is not a number"]),
+    "no positive": (
+        LABELLED,
+        "customer,sku,time,stars\n1,1,1,1\n1,1,1,3.5\n",
+        ["no row is positive", "'stars' goes from 1 to 3.5", "positive_at = 4 or more"],
+    ),
+    "unparsable weight": (
+        TOML + 'weight = "n"',
+        "customer,sku,time,n\n1,1,1,one\n",
+        ["column 'n', row 2: 'one' is not a number"],
+    ),
+    "decimal comma": (
+        TOML + 'weight = "n"',
+        'customer,sku,time,n\n1,1,1,"2,5"\n',
+        ["row 2: '2,5' is not a number", "decimal point"],
+    ),
+    "nothing left": (
+        TOML,
+        "customer,sku,time\n,1,1\n1,,1\n",
+        ["no usable row", "1 rows dropped: no user", "1 rows dropped: no item"],
+    ),
+    "ragged row": (TOML, "customer,sku,time\n1,1,1\n\n1,1,1,1\n", ["row 4: Expected 3 columns, got 4", "commas"]),
+    "not UTF-8": (TOML, b"customer,sku,time\n1,1,1\n\xff\xfe,1,1\n", ["row 3", "Expected UTF-8"]),
+    "non-numeric context": (
+        TOML + '[context]\ncontinuous = ["km"]\n',
+        "customer,sku,time,km\n1,1,1,far\n",
+        ["column 'km', row 2: 'far' is not a number", "leave unknown ones empty"],
+    ),
+    "row after a quoted break": (TOML, 'customer,sku,time\n1,"a\nb",1\n1,1,soon\n1,1,2\n', ["column 'time', row 4: 'soon'"]),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_LOGS)
+def test_bad_log(shop, fault):
+    toml, events, parts = BAD_LOGS[fault]
+    text = message(shop(toml, **{"events.csv": events}))
+    assert "events.csv" in text
+    for part in parts:
+        assert part in text
+
+
+BAD_SIDE_FILES = {
+    "nothing available": (
+        ITEMS,
+        "items.csv",
+        "sku,description,brand,tags,price,in_stock\n10,,,,,0\n11,,,,,0\n12,,,,,0\n",
+        ["column 'in_stock': none of the", "is available", "the other way round"],
+    ),
+    "duplicate item": (
+        ITEMS,
+        "items.csv",
+        "sku,description,brand,tags,price,in_stock\n1,,,,,\n2,,,,,\n1,,,,,\n",
+        ["'sku', row 4: '1' was already in row 2"],
+    ),
+    "non-numeric price": (
+        ITEMS,
+        "items.csv",
+        "sku,description,brand,tags,price,in_stock\n1,,,,£3,\n",
+        ["'price', row 2: '£3' is not a number"],
+    ),
+    "unclear availability": (
+        ITEMS,
+        "items.csv",
+        "sku,description,brand,tags,price,in_stock\n1,,,,,soon\n",
+        ["'in_stock', row 2: 'soon' is neither 0 nor 1"],
+    ),
+    "negative item": (
+        ITEMS,
+        "items.csv",
+        "sku,description,brand,tags,price,in_stock\n-1,,,,,\n",
+        ["'sku', row 2: '-1' is a negative item id"],
+    ),
+    "missing item column": (ITEMS, "items.csv", "sku,description\n1,Tea\n", ["column 'tags' is not there"]),
+    "duplicate user": (
+        USERS,
+        "users.csv",
+        "customer,country,age\n1,,\n1,,\n",
+        ["'customer', row 3: '1' was already in row 2", "one row for each id"],
+    ),
+    "non-numeric age": (USERS, "users.csv", "customer,country,age\n1,,old\n", ["'age', row 2: 'old' is not a number"]),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_SIDE_FILES)
+def test_bad_side_file(shop, fault):
+    section, name, content, parts = BAD_SIDE_FILES[fault]
+    text = message(shop(TOML + section, **{name: content}))
+    assert name in text
+    for part in parts:
+        assert part in text
+
+
+def test_no_such_data_set():
+    text = message("no-such-shop")
+    assert "no data set 'no-such-shop'" in text
+    assert "online-retail" in text
+
+
+def test_folder_without_description(tmp_path):
+    assert "dataset.toml does not exist" in message(tmp_path)
+
+
+def test_missing_file_names_the_places_searched(shop, tmp_path, monkeypatch):
+    monkeypatch.setenv("RECOMMENDER_DATA", "/somewhere/else")
+    text = message(shop(TOML.replace("events.csv", "log.csv")))
+    assert "'log.csv' is not there" in text
+    assert str(tmp_path) in text
+    assert "/somewhere/else" in text
+    assert "set RECOMMENDER_DATA" in text
+
+
+def test_unknown_kind_of_file(shop, tmp_path):
+    (tmp_path / "events.json").write_text("{}")
+    text = message(shop(TOML.replace("events.csv", "events.json")))
+    assert "events.json: the kind of file is unknown" in text
+    assert ".parquet" in text
+
+
+@pytest.mark.parametrize(
+    "content", [b"no gzip at all", gzip.compress(EVENTS_CSV.encode() * 50)[:-20]], ids=["plain", "cut short"]
+)
+def test_broken_gzip(shop, content):
+    text = message(shop(TOML.replace("events.csv", "events.csv.gz"), **{"events.csv.gz": content}))
+    assert "events.csv.gz cannot be read to its end" in text
+
+
+def test_broken_parquet(shop):
+    text = message(shop(TOML.replace("events.csv", "events.parquet"), **{"events.parquet": b"PAR0 nothing"}))
+    assert "events.parquet is not a parquet file" in text
+
+
+def test_parquet_with_lists(shop, tmp_path):
+    pd.DataFrame({"customer": [[1]], "sku": [1], "time": [1]}).to_parquet(tmp_path / "events.parquet")
+    text = message(shop(TOML.replace("events.csv", "events.parquet")))
+    assert "column 'customer' holds list" in text
+    assert "separator" in text
+
+
+def test_parquet_rows_count_from_one(shop, tmp_path):
+    pd.DataFrame({"customer": [1, 1], "sku": [1, -1], "time": [1, 1]}).to_parquet(tmp_path / "events.parquet")
+    assert "events.parquet: column 'sku', row 2: '-1'" in message(shop(TOML.replace("events.csv", "events.parquet")))
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0])
+def test_impossible_test_share(shop, share):
+    with pytest.raises(DataError, match=r"test_share is .* such as 0\.2"):
+        split_by_time(load_dataset(shop()).interactions, share)
+
+
+@pytest.mark.parametrize(
+    ("spec", "part"),
+    [
+        ("large", "'large' is not understood. Expected one of tiny, small, reference"),
+        ("users=10,items=x,events=5", "'items=x' is not understood"),
+        ("users=10,articles=20,events=50", "'articles=20' is not understood"),
+        ("users=10,items=20", "events is not given"),
+        ("users=10,items=20,events=5", "these sizes make no data set"),
+    ],
+)
+def test_bad_synthetic_spec(spec, part):
+    assert part in message(f"synthetic:{spec}")

@@ -1,0 +1,100 @@
+"""Ids and times, value by value; the packed paths against slow twins."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from training.dataset.columns import Column
+from training.dataset.ids import ID_BITS, identify, stable_id, stable_ids
+from training.dataset.times import times
+
+
+def column(*texts: str | None) -> Column:
+    """A column of a file that is not there; None = missing."""
+    values = np.array([text for text in dict.fromkeys(texts) if text is not None], object)
+    codes = np.array([-1 if text is None else list(values).index(text) for text in texts], np.int64)
+    return Column(Path("log.csv"), "x", codes, values)
+
+
+def test_stable_id_never_changes():
+    assert stable_id("85123A") == 6648971616491731
+    assert stable_id("85123A", attempt=1) != stable_id("85123A")
+
+
+def test_stable_ids_are_exact_in_json_and_no_item_is_negative():
+    ids = stable_ids(str(number) for number in range(20_000)).values()
+    assert all(0 <= i < 2**ID_BITS and int(float(i)) == i for i in ids)
+    assert len(set(ids)) == 20_000
+
+
+def test_colliding_texts_get_different_ids_whatever_the_order():
+    def narrow(text: str, attempt: int) -> int:
+        return stable_id(text, attempt) % 97
+
+    texts = [f"sku-{number}" for number in range(90)]
+    ids = stable_ids(texts, narrow)
+    assert len(set(ids.values())) == len(texts)
+    assert ids == stable_ids(reversed(texts), narrow)
+    first_of = {}
+    for text in sorted(texts):  # the slow twin: who sorts first keeps the first free id
+        attempt = 0
+        while narrow(text, attempt) in first_of.values():
+            attempt += 1
+        first_of[text] = narrow(text, attempt)
+    assert ids == first_of
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (["7", "0", None], [7, 0, 0]),
+        (["17850.0", "1e+06", "1.5e+06"], [17850, 1_000_000, 1_500_000]),
+        (["9223372036854775807", "-5"], [2**63 - 1, -5]),
+    ],
+)
+def test_integers_stay_as_they_are(texts, expected):
+    (ids,), names = identify([column(*texts)], allow_negative=True)
+    assert ids.tolist() == expected
+    assert names is None
+
+
+@pytest.mark.parametrize("text", ["007", "1.5", "-0", "1e3", "9223372036854775808", "12a", "-3.2e+00", "1.55e+01"])
+def test_one_text_makes_the_whole_column_text(text):
+    (ids,), names = identify([column("7", text, None)], allow_negative=True)
+    assert ids.tolist() == [stable_id("7"), stable_id(text), 0]
+    assert sorted(names["name"]) == sorted(["7", text])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2010-12-01", "2010-12-01T00:00:00+00:00"),
+        ("2010-12-01 08:26", "2010-12-01T08:26:00+00:00"),
+        ("2010-12-01 08:26:00", "2010-12-01T08:26:00+00:00"),
+        ("2010-12-01T08:26:00Z", "2010-12-01T08:26:00+00:00"),
+        ("2010-12-01T08:26:00.999+01:00", "2010-12-01T07:26:00+00:00"),
+        ("2010-12-01 08:26:00-0530", "2010-12-01T13:56:00+00:00"),
+        ("1969-12-31 23:59:58.5", "1969-12-31T23:59:58+00:00"),
+    ],
+)
+def test_iso_times(text, expected):
+    seconds, kind = times(column(text, None))
+    assert kind == "ISO date-times"
+    assert seconds.tolist() == [int(datetime.fromisoformat(expected).timestamp()), 0]
+
+
+@pytest.mark.parametrize(
+    ("factor", "kind"), [(1, "seconds"), (10**3, "milliseconds"), (10**6, "microseconds"), (10**9, "nanoseconds")]
+)
+def test_unix_times_in_every_unit(factor, kind):
+    now_s = int(datetime(2024, 5, 1, tzinfo=UTC).timestamp())
+    assert times(column(str(now_s * factor), str((now_s + 60) * factor)))[0].tolist() == [now_s, now_s + 60]
+    assert times(column(str(now_s * factor)))[1] == kind
+
+
+def test_small_unix_times_are_seconds():
+    assert times(column("0", "1", "2.9", "-3"))[0].tolist() == [0, 1, 2, -3]

@@ -1,0 +1,100 @@
+"""The baselines against their formulas, and the search that chooses their settings."""
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from training.evaluation import baselines as module
+from training.evaluation.baselines import (
+    Split,
+    baselines,
+    evaluate,
+    fit_als,
+    fit_ease,
+    fit_item_knn,
+    fit_popularity,
+    search,
+)
+from training.models.ease import ease_weights
+
+
+def random_log(n_users=40, n_items=25, seed=0) -> sp.csr_matrix:
+    return sp.csr_matrix((np.random.default_rng(seed).random((n_users, n_items)) < 0.25).astype(np.float32))
+
+
+def halves(seed=0) -> Split:
+    """A split whose later half is drawn from the same tastes: two blocks of users, two blocks of items."""
+    rng = np.random.default_rng(seed)
+    taste = np.kron(np.eye(2), np.ones((30, 12))) * 0.5 + 0.05
+    had = rng.random(taste.shape) < taste
+    later = (rng.random(taste.shape) < taste) & ~had
+    later[0] = False
+    return Split(sp.csr_matrix(had.astype(np.float32)), sp.csr_matrix(had), sp.csr_matrix(later))
+
+
+@pytest.mark.parametrize("shape", [(40, 25), (25, 40)], ids=["items' side", "users' side"])
+def test_ease_equals_its_formula(shape):
+    log = random_log(*shape)
+    dense = log.toarray().astype(np.float64)
+    precision = np.linalg.inv(dense.T @ dense + 7.0 * np.eye(shape[1]))
+    weights = np.eye(shape[1]) - precision / np.diag(precision)
+    users = np.array([3, 0, 24])
+    np.testing.assert_allclose(fit_ease(log, l2=7.0)(users), (dense @ weights)[users], atol=1e-5)
+    np.testing.assert_allclose(ease_weights(log, l2=7.0), weights, atol=1e-6)
+
+
+@pytest.mark.parametrize("neighbours", [3, 100])
+def test_item_knn_equals_its_formula(neighbours):
+    log = random_log(n_users=400, n_items=12)  # users enough that no two similarities are equal
+    dense = log.toarray()
+    norm = np.sqrt(dense.sum(axis=0))
+    kept = np.zeros((12, 12))
+    for i in range(12):
+        similar = {j: dense[:, i] @ dense[:, j] / (norm[i] * norm[j] + 10.0) for j in range(12) if j != i}
+        for j in sorted(similar, key=similar.get, reverse=True)[:neighbours]:
+            kept[i, j] = similar[j]
+    np.testing.assert_allclose(fit_item_knn(log, neighbours, shrinkage=10.0)(np.arange(400)), dense @ kept.T, rtol=1e-5)
+
+
+def test_popularity_counts_users():
+    log = random_log()
+    np.testing.assert_array_equal(fit_popularity(log)(np.array([1, 2])), np.tile(log.toarray().sum(axis=0), (2, 1)))
+
+
+def test_als_is_seeded_and_finds_the_blocks():
+    split = halves()
+    als = fit_als(split.positives, factors=4, regularization=0.1, alpha=1.0)
+    again = fit_als(split.positives, factors=4, regularization=0.1, alpha=1.0)
+    users = np.arange(60)
+    np.testing.assert_array_equal(als(users), again(users))
+    assert evaluate(als, split).auc > 0.7
+
+
+def test_evaluate_averages_over_countable_users_only():
+    split = halves()
+    oracle = evaluate(lambda users: split.relevant[users].toarray().astype(np.float32), split)
+    assert (oracle.recall_at_20, oracle.ndcg_at_10, oracle.auc) == (1.0, pytest.approx(1.0), 1.0)
+
+
+def test_search_takes_the_best_and_the_earlier_on_a_tie():
+    split = halves()
+
+    def fit(positives, quality):
+        return lambda users: split.relevant[users].toarray().astype(np.float32) * np.float32(quality)
+
+    assert search(fit, {"quality": (0.0, 2.0, 1.0)}, split) == {"quality": 2.0}
+
+
+def test_all_four_are_fitted_and_better_than_popularity():
+    split = halves()
+    ndcg = {b.name: evaluate(b.scores, split).ndcg_at_10 for b in baselines(split, split)}
+    assert list(ndcg) == ["popularity", "item-kNN", "EASE", "ALS"]
+    assert min(ndcg["item-kNN"], ndcg["EASE"], ndcg["ALS"]) > ndcg["popularity"]
+
+
+def test_ease_says_why_it_is_left_out(monkeypatch):
+    monkeypatch.setattr(module, "GRAM_LIMIT", 10)
+    said = []
+    split = halves()
+    assert "EASE" not in [b.name for b in baselines(split, split, said.append)]
+    assert said == ["EASE skipped: 60 users and 24 items, its inverse stops at 10 of either."]

@@ -1,0 +1,43 @@
+"""The evaluation problem against a loop over users that does it the obvious way."""
+
+import numpy as np
+import pytest
+
+from training.dataset import load_dataset
+from training.evaluation.problem import problem_of
+
+
+@pytest.fixture(scope="module")
+def dataset():
+    return load_dataset("synthetic:tiny")
+
+
+def test_train_seen_and_relevant_equal_the_obvious_loop(dataset):
+    problem = problem_of(dataset)
+    log = dataset.interactions
+    for row, user in enumerate(problem.user_ids):
+        events = log[log["user_id"] == user]
+        n_test = min(int(np.ceil(len(events) * 0.2 - 1e-9)), len(events) - 1)
+        before, after = events.iloc[: len(events) - n_test], events.iloc[len(events) - n_test :]
+        seen = set(before["item_id"])
+        expected = set(after[after["positive"]]["item_id"]) - seen
+        assert ids(problem, problem.test.seen[row]) == seen
+        assert ids(problem, problem.test.positives[row]) == set(before[before["positive"]]["item_id"])
+        assert ids(problem, problem.test.relevant[row]) == expected
+        assert (row in problem.test_users) == bool(expected)
+
+
+def test_validation_lies_inside_the_training_part(dataset):
+    problem = problem_of(dataset)
+    everything = problem.validation.seen + problem.validation.relevant
+    assert (everything > 0).astype(int).multiply(problem.test.seen == 0).nnz == 0
+
+
+def test_entries_are_ones_however_often_a_user_met_an_item(dataset):
+    problem = problem_of(dataset)
+    for matrix in (*problem.test, *problem.validation):
+        assert set(matrix.data.tolist()) <= {1.0}
+
+
+def ids(problem, row) -> set[int]:
+    return set(problem.item_ids[row.indices].tolist())

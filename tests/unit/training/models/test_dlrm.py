@@ -1,0 +1,203 @@
+"""DLRM, arranged per request, against a plain one over one flat row per pair in HugeCTR's layer order."""
+
+from dataclasses import replace
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+import torch
+
+from serving.contract.errors import ExportError
+from serving.contract.tensors import OOV_ROW, PAD_ROW
+from training.models.cold_rows import ColdRows
+from training.models.dlrm import DLRM, MixedTable, Shape, Table
+from training.models.dlrm_graph import export_dlrm
+from training.models.parity import compare
+
+SHAPE = Shape({"a": 6, "b": 9}, {"c": 5, "d": 7, "e": 8}, user_numbers=3, pair_numbers=4, width=8, bottom=(10,), top=(12, 6))
+
+
+def random_network(seed=0, shape=SHAPE):
+    torch.manual_seed(seed)
+    network = DLRM(shape).network.eval()
+    network.mean.normal_()
+    network.scale.uniform_(0.5, 2.0)
+    return network
+
+
+def random_inputs(requests, candidates, seed=1, shape=SHAPE):
+    rng = np.random.default_rng(seed)
+    sizes = {
+        "user_numbers": (requests, shape.user_numbers),
+        "user_rows": (requests, len(shape.user_tables), shape.width),
+        "pair_numbers": (requests, candidates, shape.pair_numbers),
+        "item_rows": (requests, candidates, len(shape.item_tables), shape.width),
+    }
+    return {name: rng.normal(size=size).astype(np.float32) for name, size in sizes.items()}
+
+
+def run(network, inputs):
+    with torch.no_grad():
+        return network(*(torch.from_numpy(values) for values in inputs.values())).numpy()
+
+
+def plain_dlrm(layers, user_numbers, user_rows, pair_numbers, item_rows):
+    """One (user, candidate) pair, written from HugeCTR's description of InnerProduct, ReLU and Interaction."""
+
+    def mlp(values, name, last_relu):
+        count = sum(key.startswith(name) and key.endswith("weight") for key in layers)
+        for layer in range(count):
+            values = values @ layers[f"{name}{layer}.weight"].astype(np.float64) + layers[f"{name}{layer}.bias"]
+            if layer < count - 1 or last_relu:
+                values = np.maximum(values, 0.0)
+        return values
+
+    dense = mlp(np.concatenate([user_numbers, pair_numbers]), "bottom", last_relu=True)
+    rows = [dense, *user_rows, *item_rows]
+    dots = [rows[i] @ rows[j] for j in range(1, len(rows)) for i in range(j)]
+    return mlp(np.concatenate([dense, dots, [0.0]]), "top", last_relu=False)[0]
+
+
+def test_logits_equal_a_plain_dlrm_with_the_layers_weights():
+    network, inputs = random_network(), random_inputs(requests=3, candidates=4)
+    network.fold()
+    layers, logits = network.layers(), run(network, inputs)
+    for request in range(3):
+        for candidate in range(4):
+            expected = plain_dlrm(
+                layers,
+                inputs["user_numbers"][request],
+                inputs["user_rows"][request],
+                inputs["pair_numbers"][request, candidate],
+                inputs["item_rows"][request, candidate],
+            )
+            np.testing.assert_allclose(logits[request, candidate], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_layers_have_the_widths_of_the_reference_workload():
+    shape = Shape(dict.fromkeys("abcde", 4), dict.fromkeys("fghijk", 4), user_numbers=3, pair_numbers=2)
+    weights = {name: array.shape for name, array in random_network(shape=shape).layers().items() if name.endswith("weight")}
+    assert list(weights.items()) == [
+        ("bottom0.weight", (5, 64)),
+        ("bottom1.weight", (64, 16)),
+        ("top0.weight", (16 + 66 + 1, 128)),
+        ("top1.weight", (128, 64)),
+        ("top2.weight", (64, 1)),
+    ]
+
+
+def test_folding_changes_no_logit():
+    network, inputs = random_network(), random_inputs(2, 5)
+    before = run(network, inputs)
+    for _ in range(2):  # folding again changes nothing either
+        network.fold()
+        np.testing.assert_allclose(run(network, inputs), before, rtol=1e-4, atol=1e-5)
+
+
+def test_onnx_agrees_at_any_number_of_requests_and_candidates(tmp_path):
+    network, path = random_network(), tmp_path / "rank.onnx"
+    network.fold()
+    parity = export_dlrm(network, random_inputs(3, 4), path)
+    assert (parity.network, parity.values) == ("rank", 12)
+    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    for requests, candidates in ((1, 1), (1, 9), (32, 2)):
+        inputs = random_inputs(requests, candidates, seed=requests)
+        np.testing.assert_allclose(session.run(["logits"], inputs)[0], run(network, inputs), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("n_user", "n_item"), [(1, 1), (6, 1), (1, 4)])
+@pytest.mark.parametrize("layers", [{"bottom": (), "top": (5,)}, {"bottom": (7, 6), "top": (9, 8, 3)}], ids=["shallow", "deep"])
+def test_the_graph_is_the_network_whatever_its_shape(tmp_path, n_user, n_item, layers):
+    tables = [{f"{side}{n}": 5 for n in range(count)} for side, count in (("u", n_user), ("i", n_item))]
+    shape = Shape(*tables, user_numbers=2, pair_numbers=3, width=4, **layers)
+    network = random_network(shape=shape)
+    network.fold()
+    assert export_dlrm(network, random_inputs(3, 5, shape=shape), tmp_path / "rank.onnx").max_rel < 1e-5
+
+
+def test_a_network_that_onnx_computes_differently_is_refused(tmp_path):
+    network, inputs, path = random_network(), random_inputs(2, 3), tmp_path / "rank.onnx"
+    with pytest.raises(ExportError, match="differs"):
+        export_dlrm(network, inputs, path)  # its graph does not standardise the numbers
+    network.fold()
+    export_dlrm(network, inputs, path)
+    with pytest.raises(ExportError, match=r"rank\.onnx differs from the trained network by .*expected at most 1e-04"):
+        compare(path, inputs, run(network, inputs) + 0.1, limit=1e-4)
+    with pytest.raises(ExportError, match="differs"):
+        compare(path, inputs, np.full((2, 3), np.nan, np.float32), limit=1e-4)
+
+
+def test_a_table_gives_means_of_lists_and_zeros_for_padding():
+    torch.manual_seed(0)
+    table = Table(6, 4)
+    vectors = table.array()
+    lists = torch.tensor([[3, 5, PAD_ROW], [4, PAD_ROW, PAD_ROW], [PAD_ROW, PAD_ROW, PAD_ROW]])
+    pooled = table(lists).detach().numpy()
+    np.testing.assert_allclose(pooled, [(vectors[3] + vectors[5]) / 2, vectors[4], np.zeros(4)], atol=1e-6)
+    np.testing.assert_array_equal(table(lists[:, :1]).detach().numpy(), vectors[[3, 4, PAD_ROW]])
+
+
+def test_rows_that_few_examples_teach_share_the_vector_of_unseen_values():
+    torch.manual_seed(0)
+    table = Table(6, 4)
+    own = table.array().copy()
+    table.share_rare(np.array([0, 0, 9, 10, 9, 50]), at_least=10)
+    expected = own[[PAD_ROW, OOV_ROW, OOV_ROW, 3, OOV_ROW, 5]]
+    np.testing.assert_array_equal(table.array(), expected)
+    np.testing.assert_array_equal(table(torch.arange(6)[:, None]).detach().numpy(), expected)
+
+
+# --- cold rows ----------------------------------------------------------------------------------------------------------------
+ROWS, FIRST_COLD = 40, 10
+
+
+def whole(table: MixedTable) -> np.ndarray:
+    """float32 [rows, D], from what is served."""
+    return np.concatenate([table.array(), table.cold_array() @ table.projection.detach().numpy()])
+
+
+def test_cold_rows_are_narrow_and_widened_by_the_projection():
+    torch.manual_seed(0)
+    table = MixedTable(ROWS, 8, FIRST_COLD, 3)
+    assert (table.array().shape, table.cold_array().shape) == ((FIRST_COLD, 8), (ROWS - FIRST_COLD, 3))
+    got = table(torch.arange(ROWS)[:, None]).detach().numpy()
+    np.testing.assert_allclose(got, whole(table), atol=1e-6)
+    np.testing.assert_array_equal(got[PAD_ROW], 0.0)
+    lists = torch.tensor([[3, 20, PAD_ROW], [39, PAD_ROW, PAD_ROW]])
+    rows = whole(table)
+    np.testing.assert_allclose(table(lists).detach().numpy(), [(rows[3] + rows[20]) / 2, rows[39]], atol=1e-6)
+
+
+def test_rare_cold_rows_share_a_narrow_row_and_rare_hot_rows_that_of_unseen_values():
+    torch.manual_seed(0)
+    table = MixedTable(ROWS, 8, FIRST_COLD, 3)
+    own, own_cold = table.array().copy(), table.cold_array().copy()
+    seen = np.full(ROWS, 9)
+    seen[[4, 15, 16]] = 1
+    table.share_rare(seen, at_least=5)
+    hot, cold = table.array(), table.cold_array()
+    np.testing.assert_array_equal(hot[4], own[OOV_ROW])
+    np.testing.assert_array_equal(np.delete(hot, 4, axis=0), np.delete(own, 4, axis=0))
+    np.testing.assert_array_equal(cold[5], cold[6])
+    assert not (own_cold == cold[5]).all(axis=1).any()
+    np.testing.assert_array_equal(np.delete(cold, [5, 6], axis=0), np.delete(own_cold, [5, 6], axis=0))
+    np.testing.assert_allclose(table(torch.arange(ROWS)[:, None]).detach().numpy(), whole(table), atol=1e-6)
+
+
+def test_gradients_reach_the_rows_asked_for_and_the_projection():
+    table = MixedTable(ROWS, 8, FIRST_COLD, 3)
+    table(torch.tensor([[3], [20]])).pow(2).sum().backward()
+    assert table.vectors.weight.grad.abs().sum(dim=1).nonzero().ravel().tolist() == [3]
+    assert table.narrow.weight.grad.abs().sum(dim=1).nonzero().ravel().tolist() == [20 - FIRST_COLD]
+    assert (table.projection.grad != 0).all()
+
+
+def test_large_tables_have_cold_rows():
+    shape = replace(SHAPE, user_tables={"a": 6, "b": ROWS}, cold=ColdRows(3, 0.25, least_rows=ROWS))
+    model = DLRM(shape)
+    assert [isinstance(table, MixedTable) for table in model.tables] == [False, True, False, False, False]
+    assert model.user_tables[1].first_cold == FIRST_COLD
+    assert len(list(model.projections())) == 1
+    every = {id(p) for p in model.parameters()}
+    assert every == {id(p) for part in (model.network.parameters(), model.table_rows(), model.projections()) for p in part}
+    assert ColdRows(3, 0.001, least_rows=0).first(100) == OOV_ROW + 1  # what speaks for many values stays wide

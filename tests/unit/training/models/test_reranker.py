@@ -1,0 +1,68 @@
+"""The re-ranker's network: its ONNX graph, written by hand, against the network itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+import torch
+
+from serving.contract.errors import ExportError
+from serving.stages.rerank import LIST_FEATURES
+from training.models import reranker_graph
+from training.models.parity import evaluated
+from training.models.reranker import ListNetwork
+from training.models.reranker_graph import export_reranker
+
+VECTOR_WIDTH = 6
+
+
+def random_network(width: int = 8) -> ListNetwork:
+    torch.manual_seed(3)
+    network = ListNetwork(VECTOR_WIDTH, width)
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return network.eval()
+
+
+def random_inputs(requests: int, places: int, seed: int = 0) -> dict[str, np.ndarray]:
+    """The first list is full, of the others one place more is padding than of the one before."""
+    rng = np.random.default_rng(seed)
+    valid = (np.arange(places) < places - np.arange(requests)[:, None]).astype(np.float32)
+    return {
+        "features": rng.standard_normal((requests, places, LIST_FEATURES)).astype(np.float32),
+        "vectors": rng.standard_normal((requests, places, VECTOR_WIDTH)).astype(np.float32),
+        "valid": valid,
+    }
+
+
+@pytest.mark.parametrize("width", [1, 8, 16])
+def test_the_graph_is_the_network_at_any_number_of_requests_and_places(tmp_path, width):
+    network, path = random_network(width), tmp_path / "rerank.onnx"
+    parity = export_reranker(network, random_inputs(3, 4), path)
+    assert (parity.network, parity.values) == ("rerank", 12)
+    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    for requests, places in ((1, 1), (1, 9), (32, 5)):  # of 32 lists of 5, most have no valid place at all
+        inputs = random_inputs(requests, places, seed=requests)
+        (got,) = session.run(["correction"], inputs)
+        assert got.shape == (requests, places)
+        np.testing.assert_allclose(got, evaluated(network, inputs), rtol=1e-4, atol=1e-4)
+
+
+def test_no_place_sees_padding(tmp_path):
+    network, inputs = random_network(), random_inputs(4, 6)
+    export_reranker(network, inputs, tmp_path / "rerank.onnx")
+    session = ort.InferenceSession(str(tmp_path / "rerank.onnx"), providers=["CPUExecutionProvider"])
+    (before,) = session.run(["correction"], inputs)
+    padding = inputs["valid"] == 0
+    inputs["vectors"][padding], inputs["features"][padding] = 50.0, -50.0
+    (after,) = session.run(["correction"], inputs)
+    np.testing.assert_array_equal(after[~padding], before[~padding])
+    assert (after[padding] != before[padding]).any()
+
+
+def test_a_graph_that_computes_something_else_is_refused(tmp_path, monkeypatch):
+    network, inputs = random_network(), random_inputs(2, 3)
+    monkeypatch.setattr(reranker_graph, "MASKED", 1e-3)
+    with pytest.raises(ExportError, match=r"rerank\.onnx differs from the trained network by .*expected at most 1e-04"):
+        export_reranker(network, inputs, tmp_path / "rerank.onnx")

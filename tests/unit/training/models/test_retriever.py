@@ -1,0 +1,147 @@
+"""The retriever end to end on a small synthetic log: fitted, retrieved from in process, saved, served by the stage."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from serving.contract.artifacts import StageInfo
+from serving.contract.tensors import PAD_ID, Axes, new_lineage
+from serving.stages.retrieve import Retrieve
+from serving.stages.search.search import Neighbours
+from training.dataset import load_dataset, split_by_time
+from training.evaluation.metrics import countable, ndcg_at, recall_at
+from training.evaluation.problem import Problem, problem_of
+from training.features.build import Examples, Features, build_features
+from training.models import retriever as module
+from training.models.item_item import ItemItemSettings
+from training.models.retriever import (
+    Retriever,
+    RetrieverData,
+    RetrieverSettings,
+    fit_retriever,
+    log_popularity,
+    low_rank,
+    retriever_data,
+)
+from training.models.train_two_tower import TowerSettings
+from training.retrieval.save import save_retriever
+
+SETTINGS = RetrieverSettings(ItemItemSettings(neighbours=20), TowerSettings(width=16, epochs=3, batch=128, negatives=100))
+COUNT = 40
+
+
+@dataclass(frozen=True)
+class Fitted:
+    train: object
+    features: Features
+    problem: Problem
+    data: RetrieverData
+    retriever: Retriever
+
+
+@pytest.fixture(scope="module")
+def fitted() -> Fitted:
+    dataset = load_dataset("synthetic:users=400,items=300,events=8000")
+    problem = problem_of(dataset)
+    train, _ = split_by_time(dataset.interactions)
+    features = build_features(dataset, train)
+    data = retriever_data(features, train, np.flatnonzero(train["positive"].to_numpy()))
+    return Fitted(train, features, problem, data, fit_retriever(data, SETTINGS, seed=1, say=lambda _: None))
+
+
+def served(fitted: Fitted) -> tuple[np.ndarray, Examples]:
+    users = fitted.problem.test_users
+    return users, fitted.features.encode_users(fitted.problem.user_ids[users])
+
+
+def test_it_finds_more_than_popularity(fitted):
+    users, examples = served(fitted)
+    split = fitted.problem.test
+    found, _ = fitted.retriever.retrieve(examples, split.seen[users], COUNT)
+    nobody = Examples(*(values.copy() for values in examples))
+    nobody.history_positions[:] = fitted.features.items.n_items
+    popular = replace(fitted.retriever, item_vectors=np.zeros_like(fitted.retriever.item_vectors))
+    popular.item_vectors[:, -1] = log_popularity(split.positives)
+    plain, _ = popular.retrieve(nobody, split.seen[users], COUNT)
+    relevant = split.relevant[users]
+    assert countable(relevant).all()
+    assert ndcg_at(found, relevant, 10).mean() > 1.1 * ndcg_at(plain, relevant, 10).mean()
+    assert recall_at(found, relevant, 20).mean() > 1.1 * recall_at(plain, relevant, 20).mean()
+
+
+def test_seen_items_are_not_retrieved(fitted):
+    users, examples = served(fitted)
+    seen = fitted.problem.test.seen[users]
+    found, scores = fitted.retriever.retrieve(examples, seen, COUNT)
+    rows = np.repeat(np.arange(len(users)), COUNT)
+    assert not np.asarray(seen[rows, found.ravel()]).any()
+    assert np.isfinite(scores).all()
+
+
+def test_blocks_of_users_do_not_matter(fitted, monkeypatch):
+    users, examples = served(fitted)
+    seen = fitted.problem.test.seen[users]
+    expected, _ = fitted.retriever.retrieve(examples, seen, COUNT)
+    monkeypatch.setattr(module, "USERS_PER_BLOCK", 7)
+    got, _ = fitted.retriever.retrieve(examples, seen, COUNT)
+    assert (got == expected).mean() > 0.999  # a product of another shape may differ in the last bit
+
+
+def test_training_data_are_first_takings_seen_from_the_clock(fitted):
+    pairs = fitted.train.loc[fitted.train["positive"].to_numpy(), ["user_id", "item_id"]]
+    assert len(fitted.data.targets) == len(pairs.drop_duplicates()) == fitted.data.positives.nnz
+    assert set(fitted.data.positives.data.tolist()) == {1.0}
+    ages = fitted.data.examples.history_age_days
+    known = fitted.data.examples.history_positions < fitted.features.items.n_items
+    first = fitted.train["timestamp"].min()
+    assert ages[known].max() <= (fitted.features.as_of_s - first) / 86_400 + 1e-3
+    everything = retriever_data(fitted.features, fitted.train, np.arange(50), filter_seen=False)
+    assert len(everything.targets) == 50
+
+
+def test_towers_learn_from_a_part_of_a_long_log(fitted, monkeypatch):
+    monkeypatch.setattr(module, "MOST_EXAMPLES", 100)
+    rows = np.flatnonzero(fitted.train["positive"].to_numpy())
+    data = retriever_data(fitted.features, fitted.train, rows, seed=5)
+    assert len(data.targets) == len(data.examples.user_continuous) == 100
+    assert data.positives.nnz == fitted.data.positives.nnz
+
+
+def test_low_rank_sides_multiply_to_the_neighbours():
+    rng = np.random.default_rng(0)
+    positions = np.array([[1, 2], [0, 3], [3, 3], [2, 0], [4, 4]], np.int32)
+    weights = rng.random((5, 2)).astype(np.float32)
+    positions[2, 1], weights[2, 1], weights[4] = 4, 0.0, 0.0
+    dense = sp.csr_matrix((weights[:-1].ravel(), (np.repeat(np.arange(4), 2), positions[:-1].ravel())), shape=(4, 5))
+    history, item = low_rank(Neighbours(positions, weights), width=6, seed=0)
+    assert history.shape == item.shape == (4, 6)
+    np.testing.assert_allclose(history @ item.T, module.LOGITS_PER_WEIGHT * dense.toarray()[:, :4], atol=1e-4)
+
+
+@pytest.mark.parametrize("exact_up_to", [20_000, 50], ids=["whole catalogue", "by index"])
+def test_the_published_stage_retrieves_the_same(fitted, tmp_path, monkeypatch, exact_up_to):
+    monkeypatch.setattr("training.retrieval.index.EXACT_UP_TO", exact_up_to)
+    users, examples = served(fitted)
+    available = np.ones(fitted.features.items.n_items, bool)
+    settings, parity, choice = save_retriever(tmp_path, fitted.retriever, fitted.features, available, examples, COUNT)
+    assert parity.max_rel < 1e-5
+    assert (choice.kind == "exact") == (exact_up_to > 300)
+    fu, gu = examples.user_categorical.shape[1], examples.user_continuous.shape[1]
+    StageInfo("retrieve", 1, Axes(candidates=COUNT, user_categorical=fu, user_continuous=gu), (), settings).write(tmp_path)
+    batch = len(users)
+    inputs = {
+        "user_id": fitted.problem.user_ids[users][:, None],
+        "user_categorical": examples.user_categorical,
+        "user_continuous": examples.user_continuous,
+        "history_ids": fitted.features.items.ids_at(examples.history_positions),
+        "history_age_days": examples.history_age_days,
+        "exclude": np.full((batch, 64), PAD_ID),
+        "lineage": new_lineage(batch, 1),
+    }
+    got = Retrieve.load(tmp_path)(inputs)
+    found, scores = fitted.retriever.retrieve(examples, fitted.problem.test.seen[users], COUNT)
+    same = got["candidate_ids"] == fitted.features.items.ids_at(found)
+    assert same.mean() > (0.999 if choice.kind == "exact" else 0.95)
+    np.testing.assert_allclose(got["retrieval_scores"][same], scores[same], atol=1e-4)

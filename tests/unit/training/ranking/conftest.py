@@ -1,0 +1,129 @@
+"""A data set whose ranking is trained and saved once, and the rank and rerank stages over it."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from repository.rules import compile_rules
+from serving.contract.artifacts import StageInfo
+from serving.contract.tensors import PAD_ID, Axes, new_lineage
+from serving.stages.rank import Rank
+from serving.stages.rerank import Rerank
+from serving.stages.rules.config import RulesConfig
+from training.dataset import load_dataset, split_by_time
+from training.features.build import build_features
+from training.features.schema import FeatureSettings
+from training.models.cold_rows import ColdRows
+from training.models.item_statistics import StatisticsSettings
+from training.models.ranking import RankingSettings, fit_ranking, save_ranking
+from training.models.ranking_data import Requests, in_blocks, taken_of
+from training.models.reranker import RerankerSettings
+from training.models.train_ranker import RankerSettings
+
+C, K, M, HISTORY, GENERATION = 24, 5, 12, 8, 3
+SETTINGS = RankingSettings(
+    StatisticsSettings(neighbours=16),
+    RankerSettings(epochs=2, min_examples_per_row=3),
+    RerankerSettings(list_length=M, epochs=2, trusts=(0.0, 1.0)),
+)
+COLD = ColdRows(3, 0.2, least_rows=50)
+
+
+def popularity_retrieve(features, events):
+    """A retriever of known behaviour: the most popular items the user has not met in `events`."""
+    positions = features.items.positions(events["item_id"].to_numpy())
+    counts = np.bincount(positions, minlength=features.items.n_items).astype(np.float32)
+    met = {user: set() for user in events["user_id"]}
+    for user, position in zip(events["user_id"], positions, strict=True):
+        met[user].add(position)
+
+    def retrieve(users, user_ids):
+        order = np.argsort(-counts, kind="stable")
+        lists = [[item for item in order if item not in met.get(user, ())][:C] for user in user_ids]
+        candidates = np.full((len(lists), C), features.items.n_items)
+        for row, items in enumerate(lists):
+            candidates[row, : len(items)] = items
+        return candidates, np.append(counts, -np.inf)[candidates].astype(np.float32)
+
+    return retrieve
+
+
+@pytest.fixture(scope="package")
+def trained(tmp_path_factory):
+    """A data set, its ranking and both stages, saved and loaded."""
+    return train(tmp_path_factory.mktemp("repository"), SETTINGS)
+
+
+@pytest.fixture(scope="package")
+def mixed(tmp_path_factory):
+    """The same with tables of two widths."""
+    settings = replace(SETTINGS, ranker=replace(SETTINGS.ranker, cold=COLD))
+    return train(tmp_path_factory.mktemp("mixed"), settings)
+
+
+def train(folder, settings):
+    dataset = load_dataset("synthetic:users=120,items=80,events=3000,seed=5")
+    train, test = split_by_time(dataset.interactions)
+    features = build_features(dataset, train, FeatureSettings(history_length=HISTORY))
+    ranking = fit_ranking(
+        dataset,
+        train,
+        features,
+        lambda events: popularity_retrieve(features, events),
+        popularity_retrieve(features, train),
+        settings,
+        say=lambda _: None,
+    )
+    saved = save_ranking(folder / "rank", folder / "rerank", ranking, features)
+    axes = Axes(C, HISTORY, 4, K, len(features.user_rows), len(features.user_plan.continuous))
+    compile_rules(
+        folder / "rerank",
+        RulesConfig(),
+        item_ids=features.items.ids,
+        category=list(dataset.items["category"]),
+        provider=list(dataset.items["provider"]),
+        price=None,
+        popularity=np.arange(features.items.n_items),
+        items_returned=K,
+    )
+    for name, stage in zip(("rank", "rerank"), saved, strict=True):
+        StageInfo(name, GENERATION, axes, (), stage.settings).write(folder / name)
+    user_ids = test["user_id"].unique()
+    users = features.encode_users(user_ids)
+    candidates, scores = popularity_retrieve(features, train)(users, user_ids)
+    requests = Requests(
+        users,
+        candidates.astype(np.int32),
+        scores,
+        in_blocks(ranking.statistics, users, candidates, scores),
+        taken_of(features, test, user_ids, candidates),
+        ranking.items,
+    )
+    return SimpleNamespace(
+        dataset=dataset, train=train, features=features, ranking=ranking, folder=folder, axes=axes, user_ids=user_ids,
+        requests=requests, saved=saved, rank=Rank.load(folder / "rank"), rerank=Rerank.load(folder / "rerank"),
+    )  # fmt: skip
+
+
+def tensors(trained, rows):
+    """What retrieve hands to rank for some of the requests."""
+    requests, ids = trained.requests.take(rows), np.append(trained.features.items.ids, PAD_ID)
+    return {
+        "user_id": trained.user_ids[rows, None],
+        "user_categorical": requests.users.user_categorical,
+        "user_continuous": requests.users.user_continuous,
+        "history_ids": ids[requests.users.history_positions],
+        "history_age_days": requests.users.history_age_days,
+        "candidate_ids": ids[requests.candidates],
+        "retrieval_scores": requests.retrieval_scores,
+        "lineage": new_lineage(len(rows), GENERATION),
+    }
+
+
+def through_both(trained, rows):
+    """-> (outputs of rank, outputs of rerank)"""
+    inputs = tensors(trained, rows)
+    ranked = trained.rank(inputs)
+    return ranked, trained.rerank({**inputs, **ranked})

@@ -1,0 +1,97 @@
+"""Folders of rank and rerank that disagree with themselves are refused when they are loaded."""
+
+import json
+import shutil
+import threading
+
+import numpy as np
+import pytest
+
+from serving.contract.errors import ArtifactError
+from serving.stages.rank import Rank
+from serving.stages.rerank import Rerank
+from serving.stages.rules.config import ITEMS_FILE
+from serving.tables.store import table as table_module
+from serving.tables.store.mixed_widths import MixedWidths, cold_table
+from serving.tables.store.tables import EmbeddingTables
+
+
+def rewritten(folder, name, tmp_path, **changes):
+    """A copy of a stage folder with settings of stage.json replaced."""
+    copy = tmp_path / name
+    shutil.copytree(folder / name, copy)
+    stage = json.loads((copy / "stage.json").read_text())
+    stage["settings"].update(changes)
+    stage["settings"] = {key: value for key, value in stage["settings"].items() if value is not None}
+    (copy / "stage.json").write_text(json.dumps(stage))
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"blend": None}, "lacks a setting of rank"),
+        ({"user_tables": ["user_0", "user_99"]}, r"lacks the tables \['user_99'\]"),
+        ({"user_tables": ["user_0"]}, "names 1 user and"),
+        ({"first_cold": {"user_0": 20}}, r"projections\.npz does not widen the cold rows of user_0"),
+    ],
+)
+def test_a_rank_folder_that_disagrees_with_itself_is_refused(trained, tmp_path, changes, message):
+    with pytest.raises(ArtifactError, match=message):
+        Rank.load(rewritten(trained.folder, "rank", tmp_path, **changes))
+
+
+def test_item_arrays_of_another_catalogue_are_refused(trained, tmp_path):
+    rank, rerank = (rewritten(trained.folder, name, tmp_path) for name in ("rank", "rerank"))
+    np.save(rank / "item_numbers.npy", np.zeros((3, 2), np.float32))
+    with pytest.raises(ArtifactError, match=r"items need .* rows, found"):
+        Rank.load(rank)
+    np.save(rerank / "item_vectors.npy", np.zeros((3, 2), np.float32))
+    with pytest.raises(ArtifactError, match=r"item_vectors\.npy holds float32 \[3, 2\]; expected float32 \[81, any\]"):
+        Rerank.load(rerank)
+
+
+def test_rules_of_another_catalogue_are_refused(trained, tmp_path):
+    rerank = rewritten(trained.folder, "rerank", tmp_path)
+    np.save(rerank / ITEMS_FILE, np.load(rerank / ITEMS_FILE)[1:])
+    with pytest.raises(ArtifactError, match="has 80 items, the rules 79"):
+        Rerank.load(rerank)
+
+
+@pytest.mark.parametrize("beyond", [-1, 10**6])
+@pytest.mark.parametrize("shop", ["trained", "mixed"])
+def test_rows_that_no_table_has_are_refused(request, tmp_path, shop, beyond):
+    """Of a table of two widths all rows count, and one more is one too many."""
+    folder = request.getfixturevalue(shop).folder
+    rank = rewritten(folder, "rank", tmp_path)
+    rows = np.load(rank / "item_rows.npy")
+    shape, tables = request.getfixturevalue(shop).rank, EmbeddingTables.load(rank / "tables").tables
+    name = shape.settings.item_tables[-1]
+    n_rows = len(tables[name]) + len(tables.get(cold_table(name), ()))
+    rows[-2, -1] = n_rows - 1
+    np.save(rank / "item_rows.npy", rows)
+    Rank.load(rank).close()
+    rows[-2, -1] = min(beyond, n_rows)
+    np.save(rank / "item_rows.npy", rows)
+    said = rf"item_rows\.npy, of table {name}, holds values from .* to .*; expected 0 to {n_rows - 1}\."
+    with pytest.raises(ArtifactError, match=said):
+        Rank.load(rank)
+
+
+def test_whatever_stops_a_load_the_tables_are_closed(trained, tmp_path, monkeypatch):
+    def fail(*_):
+        raise MemoryError
+
+    (tmp_path / "shared").mkdir()
+    monkeypatch.setattr(table_module, "SHARED_MEMORY", str(tmp_path / "shared"))
+    monkeypatch.setattr(MixedWidths, "n_rows", fail)
+    folder, before = rewritten(trained.folder, "rank", tmp_path), set(threading.enumerate())
+    with pytest.raises(MemoryError):
+        Rank.load(folder)
+    assert set(threading.enumerate()) <= before
+    assert list((tmp_path / "shared").iterdir()) == []
+
+
+def test_a_rerank_folder_without_its_settings_is_refused(trained, tmp_path):
+    with pytest.raises(ArtifactError, match="lacks a setting of rerank"):
+        Rerank.load(rewritten(trained.folder, "rerank", tmp_path, list_length=None))

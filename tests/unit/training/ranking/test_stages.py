@@ -1,0 +1,158 @@
+"""The rank and rerank stages on a trained pair of models: against torch, at every batch size, on short lists."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from serving.contract.tensors import PAD_ID, PAD_SCORE, Degraded, new_lineage, stage_specs
+from serving.stages import rank as rank_stage
+from serving.stages.rank import ranked
+from serving.stages.rerank import LIST_FEATURES, list_features
+from tests.unit.training.ranking.conftest import GENERATION, C, K, M, tensors, through_both
+from training.models.reranker import Lists, corrections
+from training.models.save_ranker import item_vectors_of
+from training.models.train_ranker import rank_scores_of
+
+
+def ranked_slowly(inputs, logits, retrieval_part, blend):
+    scores = logits + np.float32(blend) * retrieval_part
+    padding = inputs["candidate_ids"] == PAD_ID
+    broken = ~(np.isfinite(scores) | padding).all(axis=1, keepdims=True)
+    return {
+        "rank_scores": np.where(padding, PAD_SCORE, np.where(broken, inputs["retrieval_scores"], scores)).astype(np.float32),
+        "lineage": inputs["lineage"] | np.where(broken, [0, Degraded.RANK], 0),
+    }
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_ranked_equals_its_slow_twin(seed):
+    rng = np.random.default_rng(seed)
+    n = 40
+    inputs = {
+        "candidate_ids": np.where(rng.random((n, C)) < rng.choice([0, 0.5, 1], (n, 1)), PAD_ID, rng.integers(0, 99, (n, C))),
+        "retrieval_scores": rng.normal(size=(n, C)).astype(np.float32),
+        "lineage": new_lineage(n, GENERATION) | np.outer(rng.integers(0, 4, n), (0, 1)),
+    }
+    broken = rng.random((n, C)) < rng.choice([0, 0.05], (n, 1))
+    scores = np.where(broken, rng.choice([np.nan, np.inf, -np.inf], (n, C)), rng.normal(size=(n, C))).astype(np.float32)
+    retrieval_part, blend = rng.normal(size=(n, C)).astype(np.float32), float(rng.choice([0.0, 0.3]))
+    before = inputs["lineage"].copy()
+    got, expected = (rule(inputs, scores, retrieval_part, blend) for rule in (ranked, ranked_slowly))
+    np.testing.assert_array_equal(inputs["lineage"], before)
+    assert got.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_array_equal(got[name], values, strict=True)
+
+
+def test_rank_scores_equal_the_trained_model(trained):
+    ranked, _ = through_both(trained, np.arange(len(trained.requests)))
+    expected = rank_scores_of(trained.ranking.ranker, trained.requests)
+    np.testing.assert_allclose(ranked["rank_scores"], expected, atol=1e-4)
+    assert trained.saved[0].parity.max_rel < 1e-5
+
+
+def test_served_items_equal_the_trained_list_network(trained):
+    rows = np.arange(len(trained.requests))
+    _, served = through_both(trained, rows)
+    ranking = trained.ranking
+    scores = rank_scores_of(ranking.ranker, trained.requests)
+    lists = Lists.of(trained.requests, scores, M)
+    vectors = item_vectors_of(ranking.ranker.model, ranking.items)
+    with torch.no_grad():
+        correction = corrections(ranking.reranker.network, lists, torch.from_numpy(vectors)).numpy()
+    final = np.where(lists.valid, lists.rank_scores + ranking.reranker.trust * correction, -np.inf)
+    np.testing.assert_allclose(served["scores"], -np.sort(-final, axis=1)[:, :K], atol=1e-4)
+    for row in rows:
+        expected = dict(zip(trained.features.items.ids[lists.positions[row]], final[row], strict=True))
+        got = [expected[item] for item in served["item_ids"][row]]
+        np.testing.assert_allclose(got, served["scores"][row], atol=1e-4)
+        assert len(set(served["item_ids"][row])) == K
+
+
+def test_answers_have_the_tensors_of_the_contract(trained):
+    specs = stage_specs(trained.axes)
+    for name, answer in zip(("rank", "rerank"), through_both(trained, np.arange(3)), strict=True):
+        given, taken = ({t.name: (t.dims, t.numpy_dtype) for t in side} for side in (specs[name].given, specs[name].taken))
+        answered = {key: (values.shape[1:], values.dtype) for key, values in answer.items()}
+        assert taken | answered == taken | given  # what it does not answer it hands on
+
+
+def test_a_request_is_answered_alone_as_in_a_batch(trained):
+    together = through_both(trained, np.arange(32))
+    for row in (0, 7, 31):
+        alone = through_both(trained, np.array([row]))
+        np.testing.assert_allclose(alone[0]["rank_scores"][0], together[0]["rank_scores"][row], atol=1e-5)
+        np.testing.assert_array_equal(alone[1]["item_ids"][0], together[1]["item_ids"][row])
+
+
+def test_a_batch_that_fills_the_cache_is_scored_in_parts(trained, monkeypatch):
+    """Three requests at a time, the last two together, and all rows looked up at once."""
+    inputs, runs = tensors(trained, np.arange(32)), []
+
+    class Counted:
+        def run(self, names, feeds):
+            runs.append(len(feeds["user_numbers"]))
+            return trained.rank.network.run(names, feeds)
+
+    whole = trained.rank(inputs)["rank_scores"]
+    monkeypatch.setattr(rank_stage, "PAIRS_AT_ONCE", 3 * C + 1)
+    np.testing.assert_allclose(replace(trained.rank, network=Counted())(inputs)["rank_scores"], whole, atol=1e-5)
+    assert runs == [3] * 10 + [2]
+    monkeypatch.setattr(rank_stage, "PAIRS_AT_ONCE", C - 1)
+    np.testing.assert_allclose(trained.rank(inputs)["rank_scores"], whole, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("count", "most", "taken"), [(0, 20, 1), (1, 20, 1), (16, 15, 8), (64, 20, 16), (32, 3, 3), (7, 7, 7), (5, 1, 1)]
+)
+def test_parts_are_of_like_size(count, most, taken):
+    assert rank_stage.evenly(count, most) == taken
+
+
+def test_short_empty_and_unknown_lists_are_served_as_far_as_they_go(trained):
+    inputs = tensors(trained, np.arange(3))
+    inputs["candidate_ids"][0, 2:], inputs["retrieval_scores"][0, 2:] = PAD_ID, -np.inf
+    inputs["candidate_ids"][1], inputs["retrieval_scores"][1] = PAD_ID, -np.inf
+    inputs["history_ids"][:], inputs["history_age_days"][:] = PAD_ID, 0.0  # nobody is known
+    ranked = trained.rank(inputs)
+    served = trained.rerank({**inputs, **ranked})
+    assert (ranked["rank_scores"][0, 2:] == np.float32(PAD_SCORE)).all()
+    assert (ranked["rank_scores"][1] == np.float32(PAD_SCORE)).all()
+    assert np.isfinite(ranked["rank_scores"][2]).all()
+    assert set(served["item_ids"][0, :2]) == set(inputs["candidate_ids"][0, :2])
+    np.testing.assert_array_equal(served["item_ids"][0, 2:], PAD_ID)
+    np.testing.assert_array_equal(served["item_ids"][1], PAD_ID)
+    np.testing.assert_array_equal(served["scores"][1], 0.0)
+    assert (served["item_ids"][2] != PAD_ID).all()
+
+
+def test_requests_of_another_generation_are_refused_alone(trained):
+    inputs = tensors(trained, np.arange(3))
+    inputs["lineage"][1, 0] = GENERATION + 1
+    for stage in (trained.rank, trained.rerank):
+        faults = stage.faults(inputs)
+        assert list(faults) == [1]
+        assert "generation is 4, this stage serves 3" in faults[1]
+
+
+def test_earlier_fallbacks_stay_visible(trained):
+    inputs = tensors(trained, np.arange(2))
+    inputs["lineage"][1, 1] = Degraded.RETRIEVE
+    ranked = trained.rank(inputs)
+    np.testing.assert_array_equal(ranked["lineage"], [[GENERATION, 0], [GENERATION, Degraded.RETRIEVE]])
+    served = trained.rerank({**inputs, **ranked})
+    np.testing.assert_array_equal(served["degraded"], [[0], [Degraded.RETRIEVE]])
+    np.testing.assert_array_equal(served["generation"], GENERATION)
+
+
+def test_list_features_measure_distances_within_the_list():
+    scores = np.array([[3.0, 1.0, 0.5, -np.inf]], np.float32)
+    valid = np.isfinite(scores)
+    features = list_features(scores, np.array([[1.0, 2.0, 3.0, -np.inf]], np.float32), valid)
+    assert features.shape == (1, 4, LIST_FEATURES)
+    np.testing.assert_allclose(features[0, :3, 1].mean(), 0.0, atol=1e-6)
+    np.testing.assert_allclose(features[0, :, 2], [0.0, 2.0, 2.5, 0.0])
+    np.testing.assert_allclose(features[0, :, 3], [2.0, 0.5, 0.0, 0.0])
+    np.testing.assert_array_equal(features[0, 3], 0.0)

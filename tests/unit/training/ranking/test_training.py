@@ -1,0 +1,131 @@
+"""What the ranking learns from: requests that know nothing of what they predict."""
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from serving.contract.tensors import PAD_ID
+from tests.unit.training.ranking.conftest import HISTORY, SETTINGS, C, popularity_retrieve
+from training.dataset import load_dataset
+from training.features.build import build_features
+from training.features.schema import FeatureSettings
+from training.models.distill import STUDENT, distil
+from training.models.ranking import fit_ranking, moments
+from training.models.ranking_data import requests_of, served_requests, split_again, unlabelled_requests
+from training.models.train_ranker import rank_scores_of, train_ranker
+
+
+def fitted(trained, settings):
+    return fit_ranking(
+        trained.dataset,
+        trained.train,
+        trained.features,
+        lambda events: popularity_retrieve(trained.features, events),
+        popularity_retrieve(trained.features, trained.train),
+        settings,
+        say=lambda _: None,
+    )
+
+
+def test_training_twice_gives_the_same_models(trained):
+    again, requests = fitted(trained, SETTINGS).ranker, trained.requests
+    expected = rank_scores_of(trained.ranking.ranker, requests)
+    np.testing.assert_allclose(rank_scores_of(again, requests), expected, atol=1e-5)
+
+
+def test_a_student_is_the_same_whenever_it_is_taught(trained, monkeypatch):
+    monkeypatch.setattr("training.models.ranking.distil", partial(distil, least_kept=0.0))  # it is taught for a moment only
+    settings = replace(SETTINGS, student=replace(STUDENT, epochs=2))
+    once, again = (fitted(trained, settings).ranker for _ in range(2))
+    assert once.model.shape.width == STUDENT.width
+    np.testing.assert_allclose(rank_scores_of(again, trained.requests), rank_scores_of(once, trained.requests), atol=1e-5)
+
+
+def test_unlabelled_requests_are_those_that_will_be_served(trained):
+    """Of every user of the log, as the store serves them; of a number of them, where there are more."""
+    features, train, rng = trained.features, trained.train, np.random.default_rng(0)
+    given = trained.ranking.statistics, popularity_retrieve(features, train)
+    found = unlabelled_requests(features, train, *given, 1_000, rng)
+    user_ids = train.drop_duplicates("user_id", keep="last")["user_id"].to_numpy()
+    expected = served_requests(features, user_ids, *given)
+    np.testing.assert_array_equal(found.candidates, expected.candidates)
+    np.testing.assert_array_equal(found.users.history_positions, expected.users.history_positions)
+    assert not found.taken.any()
+    few = unlabelled_requests(features, train, *given, 7, rng)
+    assert len(few) == 7
+    rows = [np.flatnonzero((found.users.history_positions == own).all(axis=1))[0] for own in few.users.history_positions]
+    np.testing.assert_array_equal(few.candidates, found.candidates[rows])
+
+
+def test_training_requests_know_nothing_of_what_they_predict(trained):
+    """The state is the one before the first later event; what was taken is later, and was not met earlier."""
+    features, train = trained.features, trained.train
+    earlier, later = split_again(train)
+    rng = np.random.default_rng(0)
+    statistics = trained.ranking.statistics
+    requests = requests_of(
+        features, train, later, trained.ranking.items, statistics, popularity_retrieve(features, earlier), 10**6, rng
+    )
+    firsts = later[later["user_id"].isin(later.loc[later["positive"], "user_id"])].drop_duplicates("user_id")
+    assert len(requests) == len(firsts)
+    ids = np.append(features.items.ids, PAD_ID)
+    for row, user in enumerate(firsts["user_id"]):
+        past = earlier[(earlier["user_id"] == user) & earlier["positive"]]["item_id"].to_numpy()[::-1][:HISTORY]
+        np.testing.assert_array_equal(ids[requests.users.history_positions[row]][: len(past)], past)
+        coming = set(later[(later["user_id"] == user) & later["positive"]]["item_id"])
+        taken = set(ids[requests.candidates[row][requests.taken[row]]])
+        assert taken == coming & set(ids[requests.candidates[row]])
+        assert not taken & set(earlier[earlier["user_id"] == user]["item_id"])
+
+
+def test_small_logs_teach_with_requests_of_several_moments(trained):
+    """Each moment is before the one found first, and learns from a retriever that knows still less."""
+    features, known = trained.features, []
+
+    def fit_retrieve(events):
+        known.append(len(events))
+        return popularity_retrieve(features, events)
+
+    def found(**changes):
+        settings = replace(SETTINGS, **changes)
+        return moments(trained.dataset, trained.train, features, fit_retrieve, settings, np.random.default_rng(0))
+
+    parts = found(most_moments=3)
+    assert len(parts) == 3
+    assert known == sorted(known, reverse=True)
+    assert known[0] == len(split_again(trained.train)[0])
+    assert (parts[0].items.numbers != parts[1].items.numbers).any()
+    assert len(found(enough_requests=1)) == 1
+
+
+def test_a_number_that_was_constant_while_teaching_does_not_rule_what_is_served(trained):
+    """Sales of the last week, say: none in a log that was cut off earlier, some in the served one."""
+
+    def with_last_number(requests, values):
+        numbers = requests.items.numbers.copy()
+        numbers[:, -1] = values
+        return replace(requests, items=replace(requests.items, numbers=numbers))
+
+    taught, constant = trained.requests, np.float32(0.5)
+    teaching = with_last_number(taught, constant)
+    tables = (dict(trained.features.user_rows), dict(trained.features.item_rows))
+    ranker = train_ranker([teaching], teaching, tables, SETTINGS.ranker, report=lambda _: None)
+    before = rank_scores_of(ranker, teaching)
+    served = with_last_number(taught, constant + np.random.default_rng(0).normal(size=len(taught.items.numbers)))
+    moved = np.abs(rank_scores_of(ranker, served) - before)
+    assert moved.max() > 0
+    assert moved.mean() < before.std()
+
+
+def test_a_log_in_which_nobody_comes_back_serves_retrievals_order():
+    dataset = load_dataset("synthetic:users=40,items=20,events=400,seed=1")
+    train = dataset.interactions.drop_duplicates("user_id").reset_index(drop=True)
+    features = build_features(dataset, train, FeatureSettings(history_length=HISTORY))
+    retrieve = popularity_retrieve(features, train.iloc[:0])
+    ranking = fit_ranking(dataset, train, features, lambda events: retrieve, retrieve, SETTINGS, say=lambda _: None)
+    sample = ranking.sample
+    scores = rank_scores_of(ranking.ranker, sample)
+    places = np.argsort(-scores, axis=1, kind="stable")
+    np.testing.assert_array_equal(places, np.tile(np.arange(C), (len(sample), 1)))
+    assert ranking.reranker.trust == 0.0

@@ -1,0 +1,219 @@
+"""Data files as columns of text. Everything downstream parses a column's distinct values once, not every row.
+
+    file -> read_columns -> Column (codes, values) -> numbers() / times() / texts() / lists() -> arrays
+
+A Column knows its file, so that whatever cannot be parsed is reported with file, column and row.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+
+from serving.contract.errors import DataError
+
+MISSING_TEXTS = frozenset(["", "NULL", "null", "NaN", "nan", "NA", "N/A", "\\N"])
+BLOCK_BYTES = 16 << 20  # a row must fit into it
+SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a file: row r holds values[codes[r]] (stripped), or nothing where codes[r] is -1.
+
+    codes: int64 [n_rows];  values: object [n_distinct] of str
+    """
+
+    path: Path
+    name: str
+    codes: np.ndarray
+    values: np.ndarray
+
+    def fault(self, row: int, fact: str, remedy: str) -> DataError:
+        """The error for row `row` (0-based): file, column, line of the file, the text there, remedy."""
+        text = repr(self.values[self.codes[row]]) if self.codes[row] >= 0 else "nothing"
+        return DataError(f"{self.path}: column {self.name!r}, row {line_of(self.path, row)}: {text} {fact}. {remedy}")
+
+    def fault_at_value(self, bad: np.ndarray, fact: str, remedy: str) -> DataError:
+        """The error for the first row whose value is marked in `bad`, bool [n_distinct]."""
+        row = int(np.argmax(np.append(bad, False)[self.codes]))
+        return self.fault(row, fact, remedy)
+
+    @property
+    def missing(self) -> np.ndarray:
+        """bool [n_rows]."""
+        return self.codes < 0
+
+    def texts(self) -> np.ndarray:
+        """object [n_rows] of str, None where missing."""
+        return np.append(self.values, None)[self.codes]
+
+    def lists(self, separator: str) -> np.ndarray:
+        """object [n_rows] of lists of str; empty where missing. Parts are stripped, empty and repeated parts left out."""
+        parts = np.empty(len(self.values) + 1, object)
+        for position, value in enumerate(self.values):
+            parts[position] = list(dict.fromkeys(p.strip() for p in value.split(separator) if p.strip()))
+        parts[-1] = []
+        return parts[self.codes]
+
+    def numbers(self, missing: float = np.nan) -> np.ndarray:
+        """float64 [n_rows]. A text that is not a finite number is an error."""
+        parsed = pd.to_numeric(pd.Series(self.values, dtype=object), errors="coerce").to_numpy(np.float64)
+        if not np.isfinite(parsed).all():
+            raise self.fault_at_value(
+                ~np.isfinite(parsed),
+                "is not a number",
+                "Write numbers like 12.5 (decimal point, no unit); leave unknown ones empty.",
+            )
+        return np.append(parsed, missing)[self.codes]
+
+    def flags(self) -> np.ndarray:
+        """bool [n_rows] of 0/1 or true/false; missing is True."""
+        known = {"1": True, "0": False, "true": True, "false": False, "1.0": True, "0.0": False}
+        parsed = [known.get(value.lower()) for value in self.values]
+        bad = np.array([flag is None for flag in parsed], bool)
+        if bad.any():
+            raise self.fault_at_value(bad, "is neither 0 nor 1", "Write 0 or 1 (or true, false).")
+        return np.append(np.array(parsed, bool), True)[self.codes]
+
+
+def read_columns(path: Path, names: list[str]) -> dict[str, Column]:
+    """The named columns of a file, keyed by name. Raises DataError when file or column is not there or not readable."""
+    if not path.name.lower().endswith(SUFFIXES):
+        raise DataError(f"{path}: the kind of file is unknown. Expected one of {', '.join(SUFFIXES)}: convert or rename it.")
+    names = list(dict.fromkeys(names))
+    return _read_parquet(path, names) if _is_parquet(path) else _read_text(path, names)
+
+
+def line_of(path: Path, row: int) -> int:
+    """Where the n-th data row (0-based) starts: line of a text file, row of a parquet file, both 1-based.
+
+    Text files are read again for it, since blank lines and quoted line breaks shift the count; only errors ask.
+    """
+    if _is_parquet(path):
+        return row + 1
+    with _open_text(path) as stream:
+        reader = csv.reader(stream, delimiter=_separator(path))
+        before = 0  # lines read before the record
+        rows_to_pass = row + 1  # the header is one
+        for record in reader:
+            if record and rows_to_pass == 0:
+                break
+            rows_to_pass -= bool(record)
+            before = reader.line_num
+    return before + 1
+
+
+def _is_parquet(path: Path) -> bool:
+    return path.name.lower().endswith(".parquet")
+
+
+def _separator(path: Path) -> str:
+    return "\t" if ".tsv" in path.name.lower() else ","
+
+
+def _open_text(path: Path) -> TextIO:
+    opener = gzip.open if path.name.lower().endswith(".gz") else open
+    return opener(path, "rt", encoding="utf-8-sig", errors="replace", newline="")
+
+
+def _read_text(path: Path, names: list[str]) -> dict[str, Column]:
+    try:
+        with _open_text(path) as stream:
+            header = next(csv.reader(stream, delimiter=_separator(path)), [])
+        if not header:
+            raise DataError(f"{path} is empty. Expected {', '.join(names)} in row 1, then one row for each entry.")
+        _check_columns(path, names, header)
+        table = pacsv.read_csv(
+            path,
+            pacsv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),  # one thread: errors name the row
+            pacsv.ParseOptions(delimiter=_separator(path), newlines_in_values=True),
+            pacsv.ConvertOptions(
+                include_columns=names,
+                column_types={name: pa.dictionary(pa.int32(), pa.string()) for name in names},
+            ),
+        ).unify_dictionaries()
+    except pa.ArrowInvalid as error:
+        raise _unreadable(path, str(error)) from error
+    except (OSError, EOFError) as error:
+        raise DataError(f"{path} cannot be read to its end: {error}. Compress it again, or mend its name.") from error
+    columns = {}
+    for name in names:
+        chunks = table.column(name).chunks  # they share one dictionary now
+        codes = np.concatenate([chunk.indices.to_numpy() for chunk in chunks]) if chunks else np.empty(0, np.int64)
+        columns[name] = _column(path, name, codes, chunks[0].dictionary.to_pylist() if chunks else [])
+    return columns
+
+
+def _column(path: Path, name: str, codes: np.ndarray, texts: list[str]) -> Column:
+    """codes int [n_rows] into texts, -1 = missing. Spaces around a text go, and texts that mean "missing" become so."""
+    values = np.array([text.strip() for text in texts], object)
+    present = np.array([value not in MISSING_TEXTS for value in values], bool)
+    new_codes = np.append(np.where(present, np.cumsum(present) - 1, -1), -1)
+    return Column(path, name, new_codes[codes], values[present])
+
+
+def _unreadable(path: Path, reason: str) -> DataError:
+    """The reader's complaint with the line of the file in place of its own row number (which skips blank lines)."""
+    reason = reason.removeprefix("CSV parse error: ")
+    reason = re.sub(r"Row #(\d+)", lambda match: f"row {line_of(path, int(match[1]) - 2)}", reason)
+    if "UTF8" in reason:
+        return DataError(f"{path}: {reason}. Expected UTF-8: save or convert the file as UTF-8.")
+    remedy = f"Quote values that hold the separator {_separator(path)!r}, or mend that row"
+    return DataError(f"{path}: {reason}. {remedy}; .csv files are separated by commas, .tsv files by tabs.")
+
+
+def _read_parquet(path: Path, names: list[str]) -> dict[str, Column]:
+    try:
+        _check_columns(path, names, pq.read_schema(path).names)
+        table = pq.read_table(path, columns=names)
+    except pa.ArrowInvalid as error:
+        raise DataError(f"{path} is not a parquet file ({error}). Write it again, or name it after its kind.") from error
+    columns = {}
+    for name in names:
+        kind = table.schema.field(name).type
+        if pa.types.is_nested(kind):
+            raise DataError(
+                f"{path}: column {name!r} holds {kind}. Expected plain values: join lists to one text with a separator."
+            )
+        series = table.column(name).to_pandas()
+        codes, values = pd.factorize(series)
+        columns[name] = _column(path, name, codes, [_text_of(value) for value in values])
+    return columns
+
+
+def _text_of(value: object) -> str:
+    """A parquet value as the text a CSV would hold: 3.0 is "3" (integers with gaps are stored as floats), times are ISO."""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    if isinstance(value, (bool, np.bool_)):
+        return str(int(value))
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def _check_columns(path: Path, names: list[str], header: list[str]) -> None:
+    twice = next((name for name in names if header.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"{path}: row 1 has the column {twice!r} more than once. Rename or remove one of them.")
+    absent = [name for name in names if name not in header]
+    if not absent:
+        return
+    for separator, word in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars"), (",", "commas")):
+        if len(header) == 1 and separator in header[0]:
+            raise DataError(
+                f"{path}: column {absent[0]!r} is not there: row 1 is one column, {header[0]!r}, separated by {word}. "
+                "Expected commas in .csv and tabs in .tsv: convert or rename the file."
+            )
+    raise DataError(
+        f"{path}: column {absent[0]!r} is not there. Row 1 has: {', '.join(header)}. Mend the name in dataset.toml or the file."
+    )

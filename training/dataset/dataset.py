@@ -1,0 +1,65 @@
+"""What a data set is once loaded: three tidy frames with int64 ids, and a report of what was left out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+
+from serving.contract.tensors import ContextColumn
+from training.dataset.description import Description
+
+
+@dataclass
+class Report:
+    """What loading saw. `dropped` is reason -> rows; `notes` are remarks for the person who owns the data."""
+
+    rows_read: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def drop(self, reason: str, rows: int) -> None:
+        if rows:
+            self.dropped[reason] = self.dropped.get(reason, 0) + int(rows)
+
+    def __str__(self) -> str:
+        kept = self.rows_read - sum(self.dropped.values())
+        lines = [f"{self.rows_read:,} rows read, {kept:,} kept"]
+        lines += [f"  {rows:,} rows dropped: {reason}" for reason, rows in self.dropped.items()]
+        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """
+    interactions  sorted by timestamp: user_id i8, item_id i8, timestamp i8 (unix s), positive bool, weight f4 (1 without
+                  a weight column), label f4 (NaN without a label column), then the context columns under their own names:
+                  "integer" ones Int64 (nullable), "string" ones object (None = missing), continuous f4 (NaN = missing)
+    items         every item of the log or the item file, sorted by item_id: item_id i8, title str, category str|None,
+                  provider str|None, available bool, price f4 (NaN = missing) where the description names one, then the
+                  feature columns: categorical str|None, multi_categorical list of str, continuous f4 (NaN = missing)
+    users         every user of the log or the user file, sorted by user_id: user_id i8, then the feature columns
+    user_names, item_names   (id i8, name str) sorted by id, where the shop's ids are text; else None
+    """
+
+    description: Description
+    interactions: pd.DataFrame
+    items: pd.DataFrame
+    users: pd.DataFrame
+    user_names: pd.DataFrame | None = None
+    item_names: pd.DataFrame | None = None
+    report: Report = field(default_factory=Report)
+
+    @property
+    def prices(self) -> np.ndarray | None:
+        """f4 [n_items], NaN = missing: what price rules speak of; None when the data set has no price."""
+        items = self.description.items
+        return self.items["price"].to_numpy() if items and items.price_column else None
+
+    @property
+    def context_columns(self) -> tuple[ContextColumn, ...]:
+        """The request-time columns as the serving contract declares them."""
+        context = self.description.context
+        kinds = {name: "string" if self.interactions[name].dtype == object else "integer" for name in context.categorical}
+        return tuple(ContextColumn(name, kinds.get(name, "continuous")) for name in context.columns)

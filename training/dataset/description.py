@@ -1,0 +1,197 @@
+"""`dataset.toml`, typed: what a shop says about its files. Every key is listed here; a key that is not is an error.
+
+The format is documented with examples in data/README.md. Nothing here opens a data file: see load.py.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from serving.contract.errors import DataError
+from serving.contract.tensors import STAGES, Axes, ensemble_spec, stage_specs
+
+FILE_NAME = "dataset.toml"
+ColumnName = Annotated[str, Field(min_length=1)]
+
+# Names the loaded frames and the served tensors use for themselves: no feature or context column may take them.
+LOG_COLUMNS = ("user_id", "item_id", "timestamp", "positive", "weight", "label")
+ITEM_ROLES = ("title", "category", "provider", "available")
+
+
+def _tensor_names() -> set[str]:
+    stages = stage_specs(Axes())
+    specs = (*stages.values(), ensemble_spec(stages))
+    return {t.name for s in specs for t in (*s.inputs, *s.outputs, *s.taken, *s.given)} | set(STAGES)
+
+
+def _refuse_repeats(names: list[str]) -> None:
+    for position, name in enumerate(names):
+        if name in names[:position]:
+            raise ValueError(f"the column {name!r} is declared twice; declare it once, with one kind")
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Interactions(_Section):
+    """The log: one row per event. csv, csv.gz, tsv, tsv.gz or parquet."""
+
+    path: str
+    user_id: ColumnName
+    item_id: ColumnName
+    timestamp: ColumnName
+    label: ColumnName | None = None
+    positive_at: float | int | None = None  # rows with a label at or above it are positives; without it, label > 0
+    weight: ColumnName | None = None  # a quantity: rows where it is <= 0 (returns, cancellations) are dropped
+    ignore_items: list[str | int] = []  # item ids that are no products: postage, fees, test articles
+
+    @model_validator(mode="after")
+    def _positive_at_needs_label(self) -> Interactions:
+        if self.positive_at is not None and self.label is None:
+            raise ValueError('positive_at says which labels count as positive, so it needs label = "<column>"')
+        return self
+
+    @model_validator(mode="after")
+    def _columns_differ(self) -> Interactions:
+        if len({self.user_id, self.item_id, self.timestamp}) < 3:
+            raise ValueError("user_id, item_id and timestamp are three columns; name a different one for each")
+        return self
+
+
+class Items(_Section):
+    """The catalogue: one row per item. Items of the log that it lacks are kept, with missing features."""
+
+    path: str
+    item_id: ColumnName
+    title: ColumnName | None = None
+    categorical: list[ColumnName] = []
+    multi_categorical: dict[ColumnName, Annotated[str, Field(min_length=1)]] = {}  # column -> separator
+    continuous: list[ColumnName] = []
+    category: ColumnName | None = None  # of a multi_categorical column: its first value
+    provider: ColumnName | None = None
+    price: ColumnName | None = None  # of price rules; without it, the continuous column "price" if there is one
+    available: ColumnName | None = None  # 0/1 or true/false; missing = available
+
+    @property
+    def feature_columns(self) -> list[str]:
+        return [*self.categorical, *self.multi_categorical, *self.continuous]
+
+    @property
+    def price_column(self) -> str | None:
+        return self.price or ("price" if "price" in self.continuous else None)
+
+    @model_validator(mode="after")
+    def _names(self) -> Items:
+        _refuse_repeats(self.feature_columns)
+        for name in self.feature_columns:
+            own = name in ("category", "provider") and name in self.categorical and getattr(self, name) in (None, name)
+            if name in ("item_id", *ITEM_ROLES) and not own:
+                raise ValueError(
+                    f"the feature column {name!r} has the name of a role of the item table; rename the column in the file "
+                    f"(reserved: item_id, {', '.join(ITEM_ROLES)})"
+                )
+        if self.price and "price" in self.feature_columns and not (self.price == "price" and "price" in self.continuous):
+            raise ValueError(
+                f"price = \"{self.price}\" names what price rules speak of, and the feature column 'price' is another one; "
+                'list it in continuous and leave out price = "…", or rename the column in the file'
+            )
+        return self
+
+
+class Users(_Section):
+    """The customers: one row per user. Users of the log that it lacks are kept, with missing features."""
+
+    path: str
+    user_id: ColumnName
+    categorical: list[ColumnName] = []
+    continuous: list[ColumnName] = []
+
+    @property
+    def feature_columns(self) -> list[str]:
+        return [*self.categorical, *self.continuous]
+
+    @model_validator(mode="after")
+    def _names(self) -> Users:
+        _refuse_repeats(self.feature_columns)
+        if "user_id" in self.feature_columns:
+            raise ValueError("user_id is always a feature; take it out of categorical and continuous")
+        return self
+
+
+class Context(_Section):
+    """Columns of the log that are known when a recommendation is asked for. Each becomes an optional request tensor."""
+
+    categorical: list[ColumnName] = []
+    continuous: list[ColumnName] = []
+
+    @property
+    def columns(self) -> list[str]:
+        return [*self.categorical, *self.continuous]
+
+    @model_validator(mode="after")
+    def _names(self) -> Context:
+        _refuse_repeats(self.columns)
+        taken = sorted(set(self.columns) & (_tensor_names() | set(LOG_COLUMNS)))
+        if taken:
+            raise ValueError(
+                f"the context column {taken[0]!r} has a name that the served models use themselves; rename it in the file"
+            )
+        return self
+
+
+class Description(_Section):
+    """A whole `dataset.toml`."""
+
+    name: Annotated[str, Field(min_length=1)]  # also of a folder: `make eval` exports to .run/eval/<name>
+    interactions: Interactions
+    items: Items | None = None
+    users: Users | None = None
+    context: Context = Context()
+
+    @field_validator("name")
+    @classmethod
+    def _name_of_a_folder(cls, name: str) -> str:
+        if name.startswith(".") or not name.isprintable() or set(name) & set("/\\"):
+            raise ValueError(f"{name!r} is to name a folder; leave out slashes and a leading dot")
+        return name
+
+
+SECTIONS = {"interactions": Interactions, "items": Items, "users": Users, "context": Context}
+
+
+def read_description(folder: Path) -> Description:
+    """Read `folder/dataset.toml`. Raises DataError naming the file, the key, what is allowed and the remedy."""
+    path = folder / FILE_NAME
+    if not path.is_file():
+        raise DataError(
+            f"{path} does not exist. A data set is a folder with a {FILE_NAME}; data/README.md shows how to write one."
+        )
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} is not valid TOML: {error}. Mend that line; data/README.md shows the format.") from error
+    try:
+        return Description.model_validate(content)
+    except ValidationError as error:
+        raise DataError(f"{path}: {_explain(error)}") from error
+
+
+def _explain(error: ValidationError) -> str:
+    """The first fault of a description in a sentence; unknown keys come first, with the keys that do exist."""
+    fault = next((e for e in error.errors() if e["type"] == "extra_forbidden"), error.errors()[0])
+    keys = [str(part) for part in fault["loc"]]
+    section = SECTIONS.get(keys[0])
+    where = f"[{keys[0]}] " if section else ""
+    if fault["type"] == "extra_forbidden":
+        allowed = ", ".join((section or Description).model_fields)
+        return f"{where}has the unknown key {keys[-1]!r}. Allowed: {allowed}. Rename or remove it."
+    if fault["type"] == "missing":
+        return f"{where}lacks the required key {keys[-1]!r}. Add it; data/README.md shows the format."
+    key = ".".join(keys[1:] if section else keys)
+    message = fault["msg"].removeprefix("Value error, ")
+    return f"{where}{key}{': ' if key else ''}{message}. Mend it; data/README.md shows the format."

@@ -1,0 +1,75 @@
+"""The shop's ids as int64. Integers stay as they are; text gets `stable_id`, the same on every machine and at every export.
+
+A column is text as soon as one of its values is not a plain integer: "007" and "7" must not become one item.
+Item ids must not be negative: PAD_ID (-1) and FROM_STORE (-2) of serving/contract/tensors.py are no items. User ids may be.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from decimal import Decimal
+from hashlib import blake2b
+
+import numpy as np
+import pandas as pd
+
+from training.dataset.columns import Column
+
+ID_BITS = 53  # JSON readers hold integers as doubles: 53 bits stay exact
+_INTEGER = re.compile(r"(0|-?[1-9]\d*)(\.0+)?|[1-9](\.\d+)?e\+\d\d")  # "17850.0", "1e+06": written by data frames
+
+
+def stable_id(text: str, attempt: int = 0) -> int:
+    """The int id in [0, 2**53) of a text id. `attempt` > 0 gives further ids, for the rare text whose id is taken."""
+    salt = attempt.to_bytes(8, "little") if attempt else b""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8, salt=salt).digest(), "big") >> (64 - ID_BITS)
+
+
+def stable_ids(texts: Iterable[str], id_of: Callable[[str, int], int] = stable_id) -> dict[str, int]:
+    """text -> id, all different. Where two texts collide, the one that sorts first keeps its id, whatever the order given."""
+    ids: dict[str, int] = {}
+    taken: set[int] = set()
+    for text in sorted(set(texts)):
+        attempt = 0
+        while (candidate := id_of(text, attempt)) in taken:
+            attempt += 1
+        taken.add(candidate)
+        ids[text] = candidate
+    return ids
+
+
+def identify(columns: list[Column], allow_negative: bool) -> tuple[list[np.ndarray], pd.DataFrame | None]:
+    """One numbering for all columns that hold the same kind of id (the log's items and the item file's).
+
+    -> int64 [n_rows] per column (0 where missing: ask column.missing), and the table (id, name) when ids are text, else None
+    """
+    texts = [list(column.values) for column in columns]
+    whole = [whole_numbers(column_texts) for column_texts in texts]
+    if all(numbers is not None for numbers in whole):
+        for column, numbers in zip(columns, whole, strict=True):
+            if not allow_negative and (numbers < 0).any():
+                raise column.fault_at_value(
+                    numbers < 0,
+                    "is a negative item id",
+                    "-1 and -2 have a meaning of their own: number items from 0, or use text ids.",
+                )
+        return [np.append(numbers, 0)[column.codes] for column, numbers in zip(columns, whole, strict=True)], None
+    id_of_text = stable_ids(text for column_texts in texts for text in column_texts)
+    arrays = [
+        np.append(np.array([id_of_text[text] for text in column_texts], np.int64), 0)[column.codes]
+        for column, column_texts in zip(columns, texts, strict=True)
+    ]
+    names = pd.DataFrame({"id": np.array(list(id_of_text.values()), np.int64), "name": list(id_of_text)})
+    return arrays, names.sort_values("id", ignore_index=True)
+
+
+def whole_numbers(texts: list[str]) -> np.ndarray | None:
+    """int64 [n] when every text is an integer that int64 holds, else None."""
+    if not all(_INTEGER.fullmatch(text) for text in texts):
+        return None
+    numbers = [Decimal(text) for text in texts]
+    limits = np.iinfo(np.int64)
+    if any(number % 1 or not limits.min <= number <= limits.max for number in numbers):
+        return None
+    return np.array([int(number) for number in numbers], np.int64)

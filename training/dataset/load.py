@@ -1,0 +1,260 @@
+"""`load_dataset`: a folder with a `dataset.toml`, a bundled data set, or a synthetic one -> Dataset.
+
+    dataset.toml -> files -> columns -> ids, times, numbers -> rows that can be used -> interactions, items, users
+
+Bad input is one DataError that names file, column, row (line of the file, 1-based) and remedy.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from serving.contract.errors import DataError
+from training.dataset.columns import Column, line_of, read_columns
+from training.dataset.dataset import Dataset, Report
+from training.dataset.description import Description, Interactions, Items, Users, read_description
+from training.dataset.ids import identify, whole_numbers
+from training.dataset.synthetic import generate, parse_spec
+from training.dataset.times import times
+
+PROJECT = Path(__file__).resolve().parents[2]
+BUNDLED = ("online-retail", "complete-journey", "movielens", "amazon-grocery")
+DATA_VARIABLE = "RECOMMENDER_DATA"  # a folder with data files that are not bundled
+
+
+def load_dataset(source: str | Path) -> Dataset:
+    """source: a folder, one of BUNDLED, "synthetic:NAME" or "synthetic:users=…,items=…,events=…,seed=…"."""
+    text = str(source)
+    if text.startswith("synthetic:"):
+        return generate(parse_spec(text.removeprefix("synthetic:")))
+    folder = PROJECT / "data" / text if text in BUNDLED else Path(source)  # "./movielens" is a folder of one's own
+    if not folder.is_dir():
+        raise DataError(
+            f"There is no data set {text!r}. Expected a folder with a dataset.toml, one of {', '.join(BUNDLED)}, "
+            "or synthetic:small. Check the path."
+        )
+    return _load(folder, read_description(folder))
+
+
+def find_file(folder: Path, name: str) -> Path:
+    """A path of a dataset.toml: in its folder, else in $RECOMMENDER_DATA, else in ../shared/data beside the project."""
+    places = [folder, PROJECT.parent / "shared" / "data"]
+    if os.environ.get(DATA_VARIABLE):
+        places.insert(1, Path(os.environ[DATA_VARIABLE]))
+    for place in places:
+        if (place / name).is_file():
+            return place / name
+    raise DataError(
+        f"{folder / 'dataset.toml'}: the file {name!r} is not there. Looked in {', '.join(str(p) for p in places)}. "
+        f"Put it in the first, or set {DATA_VARIABLE} to the folder that holds it."
+    )
+
+
+def _load(folder: Path, description: Description) -> Dataset:
+    log_file, item_file, user_file = description.interactions, description.items, description.users
+    log_names = [log_file.user_id, log_file.item_id, log_file.timestamp, log_file.label, log_file.weight]
+    log = _read(folder, log_file.path, [*log_names, *description.context.columns])
+    catalogue, register = {}, {}
+    if item_file:
+        roles = [item_file.item_id, item_file.title, item_file.category, item_file.provider]
+        roles += [item_file.price, item_file.available]
+        catalogue = _read(folder, item_file.path, [*roles, *item_file.feature_columns])
+    if user_file:
+        register = _read(folder, user_file.path, [user_file.user_id, *user_file.feature_columns])
+
+    item_columns = [log[log_file.item_id], *([catalogue[item_file.item_id]] if item_file else [])]
+    user_columns = [log[log_file.user_id], *([register[user_file.user_id]] if user_file else [])]
+    item_ids, item_names = identify(item_columns, allow_negative=False)
+    user_ids, user_names = identify(user_columns, allow_negative=True)
+    ignored = [_is_in(column, log_file.ignore_items) for column in item_columns]
+
+    report = Report()
+    interactions = _interactions(description, log, user_ids[0], item_ids[0], ignored[0], report)
+    items = _entities("item_id", interactions, item_columns[1:], item_ids[1:], ignored[1:], report)
+    users = _entities("user_id", interactions, user_columns[1:], user_ids[1:], [], report)
+    item_names, user_names = _kept_names(item_names, items["item_id"]), _kept_names(user_names, users["user_id"])
+    items = _item_table(items, description.items, catalogue, item_names)
+    _refuse_nothing_to_serve(items, folder, item_file)
+    users = _user_table(users, description.users, register)
+    return Dataset(description, interactions, items, users, user_names, item_names, report)
+
+
+def _refuse_nothing_to_serve(items: pd.DataFrame, folder: Path, item_file: Items | None) -> None:
+    if not items["available"].any():
+        raise DataError(
+            f"{folder / item_file.path}, column {item_file.available!r}: none of the {len(items):,} items is available. "
+            "Expected 1 (or true) where an item may be recommended. Is the column the other way round?"
+        )
+
+
+def _read(folder: Path, name: str, columns: list[str | None]) -> dict[str, Column]:
+    return read_columns(find_file(folder, name), [column for column in columns if column])
+
+
+def _is_in(column: Column, texts: list[str | int]) -> np.ndarray:
+    """bool [n_rows]: the row's value is one of `texts`."""
+    wanted = {str(text) for text in texts}
+    return np.append(np.array([value in wanted for value in column.values], bool), False)[column.codes]
+
+
+def _interactions(
+    description: Description,
+    log: dict[str, Column],
+    user_id: np.ndarray,
+    item_id: np.ndarray,
+    ignored: np.ndarray,
+    report: Report,
+) -> pd.DataFrame:
+    """The log as Dataset.interactions describes it; rows that cannot be used are left out and counted."""
+    spec = description.interactions
+    timestamp, kind = times(log[spec.timestamp])
+    if kind not in ("seconds", "ISO date-times"):
+        report.notes.append(f"column {spec.timestamp!r} was read as unix {kind}")
+    label = log[spec.label].numbers() if spec.label else np.full(len(user_id), np.nan)
+    weight = log[spec.weight].numbers(missing=1.0) if spec.weight else np.ones(len(user_id))
+    positive = (
+        (label >= spec.positive_at if spec.positive_at is not None else label > 0)
+        if spec.label
+        else np.ones(len(user_id), bool)
+    )
+    reasons = {
+        f"no user ({spec.user_id} is empty)": log[spec.user_id].missing,
+        f"no item ({spec.item_id} is empty)": log[spec.item_id].missing,
+        f"no time ({spec.timestamp} is empty)": log[spec.timestamp].missing,
+        f"no label ({spec.label} is empty)": np.isnan(label) & (spec.label is not None),
+        "item is listed in ignore_items": ignored,
+        f"weight ({spec.weight}) is not above 0": weight <= 0,
+    }
+    keep = _rows_kept(reasons, report)
+    _refuse_useless(log[spec.user_id].path, spec, keep, positive, label, report)
+    columns = {"user_id": user_id, "item_id": item_id, "timestamp": timestamp, "positive": positive}
+    columns |= {"weight": weight.astype(np.float32), "label": label.astype(np.float32)}
+    columns |= {name: _context_values(log[name]) for name in description.context.categorical}
+    columns |= {name: log[name].numbers().astype(np.float32) for name in description.context.continuous}
+    frame = pd.DataFrame({name: values[keep] for name, values in columns.items()})
+    return frame.sort_values("timestamp", kind="stable", ignore_index=True)
+
+
+def _rows_kept(reasons: dict[str, np.ndarray], report: Report) -> np.ndarray:
+    """bool [n_rows]: no reason against the row. Each dropped row is counted once, under its first reason."""
+    report.rows_read = len(next(iter(reasons.values())))
+    keep = np.ones(report.rows_read, bool)
+    for reason, against in reasons.items():
+        report.drop(reason, int((keep & against).sum()))
+        keep &= ~against
+    return keep
+
+
+def _refuse_useless(
+    path: Path, spec: Interactions, keep: np.ndarray, positive: np.ndarray, label: np.ndarray, report: Report
+) -> None:
+    """A log of which nothing, or nothing positive, is left is a DataError."""
+    if not keep.any():
+        raise DataError(f"{path}: no usable row is left.\n{report}\nMend the log, or the columns that dataset.toml names.")
+    if not positive[keep].any():
+        at = "above 0, as positive_at is not given" if spec.positive_at is None else f"positive_at = {spec.positive_at} or more"
+        raise DataError(
+            f"{path}: no row is positive: column {spec.label!r} goes from {label[keep].min():g} to {label[keep].max():g}. "
+            f'Expected some {at}. Set positive_at to a label that means "liked".'
+        )
+
+
+def _context_values(column: Column) -> pd.api.extensions.ExtensionArray | np.ndarray:
+    """Int64 [n_rows] (nullable) when every value is an integer, else object [n_rows] of str."""
+    numbers = whole_numbers(list(column.values))
+    if numbers is None:
+        return column.texts()
+    return pd.arrays.IntegerArray(np.append(numbers, 0)[column.codes], column.missing)
+
+
+def _entities(
+    id_name: str,
+    interactions: pd.DataFrame,
+    columns: list[Column],
+    ids: list[np.ndarray],
+    ignored: list[np.ndarray],
+    report: Report,
+) -> pd.DataFrame:
+    """Every id of the log and of its side file (lists of at most one), sorted: id_name i8, row i8 in the file (-1 = none)."""
+    log_ids = interactions[id_name].unique()
+    if not columns:
+        return pd.DataFrame({id_name: np.sort(log_ids), "row": np.int64(-1)})
+    column, file_ids = columns[0], ids[0]
+    usable = ~column.missing
+    if column.missing.any():
+        report.notes.append(f"{column.path.name}: {int(column.missing.sum()):,} rows without {column.name} left out")
+    if ignored:
+        usable &= ~ignored[0]
+    rows = pd.DataFrame({id_name: file_ids, "row": np.arange(len(file_ids))})[usable]
+    repeated = rows[id_name].duplicated().to_numpy()
+    if repeated.any():
+        second = rows.iloc[int(np.argmax(repeated))]
+        first = line_of(column.path, int(rows.loc[rows[id_name] == second[id_name], "row"].iloc[0]))
+        raise column.fault(int(second["row"]), f"was already in row {first}", "Keep one row for each id.")
+    only_in_log = log_ids[~np.isin(log_ids, rows[id_name].to_numpy())]
+    if len(only_in_log):
+        report.notes.append(f"{len(only_in_log):,} of {len(log_ids):,} {id_name}s of the log are not in {column.path.name}")
+    rows = pd.concat([rows, pd.DataFrame({id_name: only_in_log, "row": np.int64(-1)})])
+    return rows.sort_values(id_name, ignore_index=True)
+
+
+def _kept_names(names: pd.DataFrame | None, ids: pd.Series) -> pd.DataFrame | None:
+    return None if names is None else names[names["id"].isin(ids)].reset_index(drop=True)
+
+
+def _item_table(
+    items: pd.DataFrame, spec: Items | None, catalogue: dict[str, Column], names: pd.DataFrame | None
+) -> pd.DataFrame:
+    """items (item_id, row) with the columns Dataset.items describes."""
+    row = items["row"].to_numpy()
+    spec = spec or Items(path="", item_id="item_id")
+    table = items[["item_id"]].copy()
+    fallback = items["item_id"].astype(str) if names is None else names["name"]  # both sorted by id
+    title = pd.Series(
+        _gather(catalogue[spec.title].texts(), row, None) if spec.title else None, index=items.index, dtype=object
+    )
+    table["title"] = title.fillna(fallback)
+    for role in ("category", "provider"):
+        column = getattr(spec, role)
+        table[role] = _gather(_role_texts(catalogue[column], spec), row, None) if column else None
+    table["available"] = _gather(catalogue[spec.available].flags(), row, True) if spec.available else True
+    if spec.price:
+        table["price"] = _gather(catalogue[spec.price].numbers(), row, np.nan).astype(np.float32)
+    for name in spec.categorical:
+        table[name] = _gather(catalogue[name].texts(), row, None)
+    for name, separator in spec.multi_categorical.items():
+        table[name] = _gather(catalogue[name].lists(separator), row, [])
+    for name in spec.continuous:
+        table[name] = _gather(catalogue[name].numbers(), row, np.nan).astype(np.float32)
+    return table
+
+
+def _role_texts(column: Column, spec: Items) -> np.ndarray:
+    """object [n_rows] of str|None: the value, or the first one of a multi_categorical column."""
+    if column.name not in spec.multi_categorical:
+        return column.texts()
+    firsts = np.empty(len(column.codes), object)
+    firsts[:] = [values[0] if values else None for values in column.lists(spec.multi_categorical[column.name])]
+    return firsts
+
+
+def _user_table(users: pd.DataFrame, spec: Users | None, register: dict[str, Column]) -> pd.DataFrame:
+    """users (user_id, row) with the columns Dataset.users describes."""
+    row = users["row"].to_numpy()
+    table = users[["user_id"]].copy()
+    for name in spec.categorical if spec else []:
+        table[name] = _gather(register[name].texts(), row, None)
+    for name in spec.continuous if spec else []:
+        table[name] = _gather(register[name].numbers(), row, np.nan).astype(np.float32)
+    return table
+
+
+def _gather(values: np.ndarray, row: np.ndarray, missing: object) -> np.ndarray:
+    """values[row], `missing` where row is -1."""
+    last = np.empty(1, values.dtype)
+    last[0] = missing
+    return np.concatenate([values, last])[row]

@@ -1,0 +1,151 @@
+"""The four baselines every pipeline is held against: popularity, item-kNN, EASE and implicit ALS.
+
+Each `fit_*` takes the training positives as CSR [n_users, n_items] (stored entries 1.0) and gives `scores(users) -> float32
+[B, n_items]` for users of that matrix. `search` picks a baseline's settings on a validation split inside the training log;
+`baselines` fits it again on the whole of it; the test is never looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+from implicit.cpu.als import AlternatingLeastSquares
+from threadpoolctl import threadpool_limits
+
+from training.evaluation.metrics import auc, countable, coverage, ndcg_at, recall_at, top_k
+from training.models.ease import ease_on_users_side, ease_weights
+
+Scores = Callable[[np.ndarray], np.ndarray]  # int64 [B] user rows -> float32 [B, n_items]
+GRAM_LIMIT = 20_000  # EASE inverts a square of min(users, items): 3 GB in float64 at this size
+USERS_PER_BLOCK = 512
+
+
+class Split(NamedTuple):
+    """What is learned from and what is asked, all CSR [n_users, n_items]."""
+
+    positives: sp.csr_matrix  # what the models learn from
+    seen: sp.csr_matrix  # any interaction: never served, never counted
+    relevant: sp.csr_matrix  # countable later positives
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Averages over the users with at least one countable item."""
+
+    recall_at_20: float
+    ndcg_at_10: float
+    coverage: float
+    auc: float
+
+
+@dataclass(frozen=True)
+class Baseline:
+    name: str
+    settings: dict[str, float]
+    scores: Scores
+
+
+def fit_popularity(positives: sp.csr_matrix) -> Scores:
+    """How many users had the item."""
+    counts = np.asarray(positives.sum(axis=0), np.float32)
+    return lambda users: np.repeat(counts, len(users), axis=0)
+
+
+def fit_item_knn(positives: sp.csr_matrix, neighbours: int, shrinkage: float) -> Scores:
+    """Sum, over the user's items, of the shrunk cosine co/(|i||j| + shrinkage), kept for each item's best neighbours only."""
+    similarity = _shrunk_cosine(positives, shrinkage)
+    kept = [_strongest(similarity[item], neighbours) for item in range(similarity.shape[0])]
+    to_neighbours = sp.vstack(kept, format="csr").T.tocsr()  # column j: what j's neighbours lend to it
+    return lambda users: np.asarray((positives[users] @ to_neighbours).todense(), np.float32)
+
+
+def fit_ease(positives: sp.csr_matrix, l2: float) -> Scores:
+    """Steck's EASE: X B with B = I - P / diag(P), P = (XᵀX + l2 I)⁻¹. Solved on the users' side if that is smaller."""
+    n_users, n_items = positives.shape
+    if n_items <= n_users:
+        weights = ease_weights(positives, l2)
+        return lambda users: np.asarray(positives[users] @ weights)
+    projected, precision_diagonal = ease_on_users_side(positives, l2)
+    return lambda users: positives[users].toarray() - projected[users] / precision_diagonal
+
+
+def fit_als(positives: sp.csr_matrix, factors: int, regularization: float, alpha: float, seed: int = 0) -> Scores:
+    """Hu, Koren and Volinsky's weighted matrix factorisation, by the `implicit` package; confidence 1 + alpha per positive."""
+    with threadpool_limits(1, "blas"):  # or else BLAS threads fight over every small system it solves
+        model = AlternatingLeastSquares(
+            factors=factors, regularization=regularization, alpha=alpha, iterations=15, num_threads=1, random_state=seed
+        )
+        model.fit(positives, show_progress=False)
+    return lambda users: model.user_factors[users] @ model.item_factors.T
+
+
+GRIDS: dict[str, tuple[Callable[..., Scores], dict[str, tuple[float, ...]]]] = {
+    "popularity": (fit_popularity, {}),
+    "item-kNN": (fit_item_knn, {"neighbours": (20, 50, 200), "shrinkage": (0.0, 10.0, 100.0)}),
+    "EASE": (fit_ease, {"l2": (30.0, 100.0, 200.0, 400.0, 800.0, 1600.0)}),
+    "ALS": (fit_als, {"factors": (32, 128, 256), "regularization": (0.1, 10.0), "alpha": (1.0, 10.0)}),
+}
+
+
+def baselines(validation: Split, train: Split, report: Callable[[str], None] = print) -> Iterator[Baseline]:
+    """The four, each with its settings chosen on `validation` and fitted again on `train`. EASE is left out, with the reason
+    reported, where both its Gram matrices are too large to invert."""
+    for name, (fit, grid) in GRIDS.items():
+        if name == "EASE" and min(train.positives.shape) > GRAM_LIMIT:
+            n_users, n_items = train.positives.shape
+            report(f"EASE skipped: {n_users:,} users and {n_items:,} items, its inverse stops at {GRAM_LIMIT:,} of either.")
+            continue
+        settings = search(fit, grid, validation) if grid else {}
+        yield Baseline(name, settings, fit(train.positives, **settings))
+
+
+def search(fit: Callable[..., Scores], grid: dict[str, tuple[float, ...]], split: Split) -> dict[str, float]:
+    """The combination of `grid` with the best NDCG@10 + Recall@20 on `split`; the earlier one on a tie."""
+    best, best_quality = {}, -np.inf
+    for values in product(*grid.values()):
+        settings = dict(zip(grid, values, strict=True))
+        quality = evaluate(fit(split.positives, **settings), split, with_auc=False)
+        if quality.ndcg_at_10 + quality.recall_at_20 > best_quality:
+            best, best_quality = settings, quality.ndcg_at_10 + quality.recall_at_20
+    return best
+
+
+def evaluate(scores: Scores, split: Split, with_auc: bool = True) -> Quality:
+    """Serve every countable user from `scores`, block by block, and average. AUC, the slowest, is NaN when not asked for."""
+    users = np.flatnonzero(countable(split.relevant))
+    n_items = split.relevant.shape[1]
+    recalls, ndcgs, aucs, lists = [], [], [], []
+    for start in range(0, len(users), USERS_PER_BLOCK):
+        block = users[start : start + USERS_PER_BLOCK]
+        block_scores, relevant, seen = scores(block), split.relevant[block], split.seen[block]
+        ranked = top_k(block_scores, seen, 20)
+        recalls.append(recall_at(ranked, relevant, 20))
+        ndcgs.append(ndcg_at(ranked, relevant, 10))
+        aucs.append(auc(block_scores, relevant, seen) if with_auc else np.zeros(0))
+        lists.append(ranked)
+    auc_mean = float(np.nanmean(np.concatenate(aucs))) if with_auc else float("nan")
+    recall_mean, ndcg_mean = (float(np.concatenate(values).mean()) for values in (recalls, ndcgs))
+    return Quality(recall_mean, ndcg_mean, coverage(np.concatenate(lists), n_items), auc_mean)
+
+
+def _shrunk_cosine(positives: sp.csr_matrix, shrinkage: float) -> sp.csr_matrix:
+    """CSR [n_items, n_items], zero diagonal."""
+    together = (positives.T @ positives).tocsr().astype(np.float32)
+    norms = np.sqrt(together.diagonal())
+    rows = np.repeat(np.arange(together.shape[0]), np.diff(together.indptr))
+    together.data[rows == together.indices] = 0.0
+    together.data /= norms[rows] * norms[together.indices] + shrinkage
+    return together
+
+
+def _strongest(row: sp.csr_matrix, count: int) -> sp.csr_matrix:
+    """The `count` largest entries of a one-row matrix."""
+    if row.nnz <= count:
+        return row
+    kept = np.argpartition(-row.data, count)[:count]
+    return sp.csr_matrix((row.data[kept], (np.zeros(count, int), row.indices[kept])), shape=row.shape)

@@ -1,0 +1,48 @@
+"""The log as matrices: what is learned from, what is never served again, what counts as found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from training.dataset import Dataset, split_by_time
+from training.dataset.matrix import matrix_of
+from training.evaluation.baselines import Split
+from training.evaluation.metrics import countable
+
+TEST_SHARE = 0.2
+
+
+@dataclass(frozen=True)
+class Problem:
+    """validation lies inside train and is for choosing settings; test is for the last number only. Rows and columns are
+    users and items in the order of the data set's frames."""
+
+    validation: Split
+    test: Split
+    user_ids: np.ndarray  # int64 [n_users]
+    item_ids: np.ndarray  # int64 [n_items]
+
+    @property
+    def test_users(self) -> np.ndarray:
+        """int64 [U]: rows of the users with at least one countable test item."""
+        return np.flatnonzero(countable(self.test.relevant))
+
+
+def problem_of(dataset: Dataset, test_share: float = TEST_SHARE) -> Problem:
+    """Split each user's events by time, twice: train and test, and train again into fit and validation."""
+    user_ids, item_ids = dataset.users["user_id"].to_numpy(), dataset.items["item_id"].to_numpy()
+    train, test = split_by_time(dataset.interactions, test_share)
+    fit, held_out = split_by_time(train, test_share)
+    return Problem(_split(fit, held_out, user_ids, item_ids), _split(train, test, user_ids, item_ids), user_ids, item_ids)
+
+
+def _split(before: pd.DataFrame, after: pd.DataFrame, user_ids: np.ndarray, item_ids: np.ndarray) -> Split:
+    """Relevant is what is positive after the split and was not seen before it."""
+    seen = matrix_of(before, user_ids, item_ids)
+    later = matrix_of(after[after["positive"]], user_ids, item_ids)
+    relevant = later - later.multiply(seen)
+    relevant.eliminate_zeros()
+    return Split(matrix_of(before[before["positive"]], user_ids, item_ids), seen, relevant.tocsr())

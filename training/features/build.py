@@ -1,0 +1,241 @@
+"""`build_features`: everything the models and the preprocess stage need to know of users and items, from the training log.
+
+train ─▶ EventLog (point-in-time states) ─▶ derive ─▶ NVTabular fit ─▶ Plan ─▶ replayed row by row ─▶ Features
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from serving.contract.errors import ExportError
+from serving.contract.tensors import MISSING_INT, ContextColumn
+from serving.stages.features.encode import Plan
+from serving.stages.features.ids import ItemIndex
+from serving.stages.features.user_state import NO_CATEGORY, SeenItems, derive, history_age_days
+from training.dataset.dataset import Dataset
+from training.features.columns import RawColumn, frame_of, raw_values
+from training.features.compile import compile_workflow
+from training.features.items import Codes, ItemArrays, encode_items, item_columns, item_statistics
+from training.features.parity import replay
+from training.features.point_in_time import EventLog, Moments
+from training.features.schema import FeatureSchema, FeatureSettings, Side, kind_of
+from training.features.store import profiles_of, seen_items, write_store
+from training.features.workflow import fit_workflow, save_for_serving
+
+DEFAULTS = FeatureSettings()
+CHUNK_ROWS = 32_768  # rows encoded at once: [rows, H] arrays stay below a few hundred MB
+
+
+class Examples(NamedTuple):
+    """What a model reads of N users at N moments.
+
+    user_categorical   int64 [N, Fu] rows of the tables named by `Features.user_rows`, user_id first
+    user_continuous    float32 [N, Gu]
+    history_positions  int32 [N, H] item positions, newest first, n_items padded
+    history_age_days   float32 [N, H], 0 where padded
+    """
+
+    user_categorical: np.ndarray
+    user_continuous: np.ndarray
+    history_positions: np.ndarray
+    history_age_days: np.ndarray
+
+
+@dataclass(frozen=True)
+class Features:
+    """Fitted on one training log. Item arrays have n_items + 1 rows, the last one the padding row."""
+
+    settings: FeatureSettings
+    schema: FeatureSchema
+    context: tuple[ContextColumn, ...]
+    user_plan: Plan
+    item_plan: Plan
+    items: ItemIndex
+    item_arrays: ItemArrays
+    categories: Codes
+    providers: Codes
+    log: EventLog
+    seen: SeenItems
+    parity: dict[str, dict]
+
+    @property
+    def as_of_s(self) -> int:
+        """The store's clock, unix seconds."""
+        return self.log.as_of_s
+
+    @property
+    def user_rows(self) -> dict[str, int]:
+        """Rows of each embedding table of the user's side, in the order of `user_categorical`."""
+        return self.user_plan.rows
+
+    @property
+    def item_rows(self) -> dict[str, int]:
+        """Rows of each embedding table of the item's side: `item_arrays.categorical`'s columns, then the lists."""
+        return self.item_plan.rows
+
+    def encode_examples(
+        self, user_ids: np.ndarray, timestamps: np.ndarray, context: Mapping[str, np.ndarray] | None = None
+    ) -> Examples:
+        """Users as they were just before each moment: nothing of that second or later is known.
+
+        user_ids, timestamps: int64 [N], unix seconds; context: by name, [N] as `context_of` gives it (absent = missing)
+        """
+        return self.encode_moments(self.log.before(user_ids, timestamps), timestamps, context)
+
+    def encode_users(self, user_ids: np.ndarray, context: Mapping[str, np.ndarray] | None = None) -> Examples:
+        """Users as the store serves them: after the whole training log, at its clock."""
+        return self.encode_moments(self.log.at_the_end(user_ids), np.full(len(user_ids), self.as_of_s), context)
+
+    def encode_moments(self, moments: Moments, clocks: np.ndarray, context: Mapping[str, np.ndarray] | None = None) -> Examples:
+        """Users as `log` knew them at each moment, seen from `clocks`, int64 [N] unix seconds (ages are counted to them)."""
+        context = missing_context(self.context, len(clocks)) | dict(context or {})
+        n_rows, width = len(clocks), self.settings.history_length
+        examples = Examples(
+            np.empty((n_rows, len(self.user_plan.categorical)), np.int64),
+            np.empty((n_rows, len(self.user_plan.continuous)), np.float32),
+            np.empty((n_rows, width), np.int32),
+            np.empty((n_rows, width), np.float32),
+        )
+        for part in _chunks(n_rows):
+            state = self.log.state(moments.slice(part))
+            columns = derive(state, {name: values[part] for name, values in context.items()}, clocks[part])
+            examples.user_categorical[part], examples.user_continuous[part], _ = self.user_plan(columns)
+            examples.history_positions[part] = self.items.positions(state.history_ids)
+            examples.history_age_days[part] = history_age_days(state, clocks[part])
+        return examples
+
+    def save_preprocess(self, folder: Path) -> None:
+        """What `serving/stages/preprocess.py` loads: the user plan, the store, and the catalogue's ids and categories.
+
+        `stage.json` and the manifest are the publisher's.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        self.user_plan.save(folder / "plan")
+        write_store(folder / "store", self.log)
+        np.save(folder / "item_ids.npy", self.items.ids)
+        np.save(folder / "item_category.npy", self.categories.codes)
+
+
+def build_features(
+    dataset: Dataset,
+    train: pd.DataFrame,
+    settings: FeatureSettings = DEFAULTS,
+    seed: int = 0,
+    workflow: Path | None = None,
+) -> Features:
+    """Fit, compile and prove the features of a data set.
+
+    train: the training part of `dataset.interactions`; nothing else of the log is read
+    seed: which rows the parity replay samples
+    workflow: folder where NVTabular's workflow of the users is saved too, for servers that run NVTabular itself
+    Raises ExportError when there is no positive event, or when a plan disagrees with its workflow.
+    """
+    rows = np.flatnonzero(train["positive"].to_numpy())
+    if not len(rows):
+        raise ExportError(
+            "The training log has no positive event, so nothing can be learned. Lower positive_at in dataset.toml."
+        )
+    schema = FeatureSchema.of(dataset, settings)
+    items = ItemIndex(dataset.items["item_id"].to_numpy())
+    categories, providers = Codes.of(dataset.items["category"]), Codes.of(dataset.items["provider"])
+    log = make_event_log(dataset, train, items, categories, settings)
+    rng = np.random.default_rng(seed)
+
+    user_columns = training_columns(log, train, rows, schema, settings, dataset.context_columns)
+    catalogue = item_columns(dataset.items, schema.item, item_statistics(train, items, log.as_of_s, settings))
+    user_plan, user_report = _fit_and_prove(schema.user, frame_of(user_columns), user_columns, settings, rng, workflow)
+    # Items are seen by the models as often as they are sold, so the workflow is fitted on the positives' items.
+    sold = frame_of(catalogue).iloc[items.positions(train["item_id"].to_numpy()[rows])].reset_index(drop=True)
+    item_plan, item_report = _fit_and_prove(schema.item, sold, catalogue, settings, rng)
+    return Features(
+        settings=settings,
+        schema=schema,
+        context=dataset.context_columns,
+        user_plan=user_plan,
+        item_plan=item_plan,
+        items=items,
+        item_arrays=encode_items(item_plan, catalogue),
+        categories=categories,
+        providers=providers,
+        log=log,
+        seen=seen_items(train, dataset.users["user_id"].to_numpy()),
+        parity={"user": user_report, "item": item_report},
+    )
+
+
+def context_of(events: pd.DataFrame, columns: tuple[ContextColumn, ...]) -> dict[str, np.ndarray]:
+    """Context columns of log rows as the kernels read them: int64, object of str or float64 [N], by name."""
+    return {column.name: raw_values(events[column.name], column.kind) for column in columns}
+
+
+def missing_context(columns: tuple[ContextColumn, ...], n_rows: int) -> dict[str, np.ndarray]:
+    """The context of callers that sent none, [N] by name."""
+    missing = {"integer": MISSING_INT, "string": None, "continuous": np.nan}
+    dtypes = {"integer": np.int64, "string": object, "continuous": np.float64}
+    return {column.name: np.full(n_rows, missing[column.kind], dtypes[column.kind]) for column in columns}
+
+
+def make_event_log(
+    dataset: Dataset, train: pd.DataFrame, items: ItemIndex, categories: Codes, settings: FeatureSettings
+) -> EventLog:
+    users = dataset.description.users
+    kinds = {name: kind_of(dataset.users[name]) for name in users.categorical} if users else {}
+    kinds |= dict.fromkeys(users.continuous, "continuous") if users else {}
+    codes = categories.codes if (categories.codes != NO_CATEGORY).any() else None
+    return EventLog(train, items, codes, profiles_of(dataset.users, kinds), settings.history_length)
+
+
+def moments_of(log: EventLog, events: pd.DataFrame, rows: np.ndarray, settings: FeatureSettings) -> Moments:
+    """The moment of each training example: before its second or, unless `hide_own_basket`, before its row."""
+    if not settings.hide_own_basket:
+        return log.before_rows(events, rows)
+    chosen = events.iloc[rows]
+    return log.before(chosen["user_id"].to_numpy(), chosen["timestamp"].to_numpy())
+
+
+def training_columns(
+    log: EventLog,
+    train: pd.DataFrame,
+    rows: np.ndarray,
+    schema: FeatureSchema,
+    settings: FeatureSettings,
+    context: tuple[ContextColumn, ...],
+) -> dict[str, np.ndarray]:
+    """The raw columns of the user's side for every training example: rows int64 [N] of `train` -> name -> [N]."""
+    side, moments, examples = schema.user, moments_of(log, train, rows, settings), train.iloc[rows]
+    wanted = {column.name for column in (*side.categories, *side.numbers)} | {column.source for column in side.bins}
+    timestamps, given = examples["timestamp"].to_numpy(), context_of(examples, context)
+    parts = []
+    for part in _chunks(len(rows)):
+        derived = derive(log.state(moments.slice(part)), {name: v[part] for name, v in given.items()}, timestamps[part])
+        parts.append({name: derived[name] for name in wanted})
+    return {name: np.concatenate([part[name] for part in parts]) for name in sorted(wanted)}
+
+
+def _fit_and_prove(
+    side: Side,
+    frame: pd.DataFrame,
+    columns: dict[str, RawColumn],
+    settings: FeatureSettings,
+    rng: np.random.Generator,
+    kept: Path | None = None,
+) -> tuple[Plan, dict]:
+    """Fit on `frame`, compile, replay rows of `columns` -> (plan, parity report). kept: where the workflow is saved."""
+    with tempfile.TemporaryDirectory() as folder:
+        workflow = fit_workflow(side, frame, settings, Path(folder))
+        plan = compile_workflow(workflow)
+        report = replay(workflow, plan, columns, rng)
+        if kept:
+            save_for_serving(workflow, kept)
+        return plan, report
+
+
+def _chunks(n_rows: int) -> Iterator[slice]:
+    return (slice(start, start + CHUNK_ROWS) for start in range(0, n_rows, CHUNK_ROWS))

@@ -1,0 +1,69 @@
+"""Raw columns as pandas holds them and as plans read them, both ways.
+
+kind         plan (serving/stages/features/encode.py)                 NVTabular's frame
+integer      int64, MISSING_INT = missing            Int64 (nullable)
+string       object of str, None = missing           object, None
+continuous   float64, NaN = missing                  float64, NaN
+list         Ragged of object (str)                  object of lists
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import numpy as np
+import pandas as pd
+
+from serving.contract.tensors import MISSING_INT
+from serving.stages.features.encode import Ragged
+
+RawColumn = np.ndarray | Ragged
+
+
+def raw_values(values: pd.Series, kind: str) -> RawColumn:
+    """A column of a loaded frame as a plan reads it."""
+    if kind == "integer":
+        return values.astype("Int64").to_numpy(np.int64, na_value=MISSING_INT)
+    if kind == "continuous":
+        return values.to_numpy(np.float64, na_value=np.nan)
+    if kind == "string":
+        return values.astype(object).where(values.notna(), None).to_numpy(object)
+    lists = values.tolist()
+    flat = np.empty(sum(map(len, lists)), object)
+    flat[:] = list(chain.from_iterable(lists))
+    return Ragged(flat, np.cumsum([0, *map(len, lists)], dtype=np.int64))
+
+
+def frame_of(columns: dict[str, RawColumn]) -> pd.DataFrame:
+    """Raw columns as the frame NVTabular fits and transforms. Empty strings are missing, as they are in a request."""
+    return pd.DataFrame({name: _series(column) for name, column in columns.items()})
+
+
+def _series(column: RawColumn) -> pd.Series:
+    if isinstance(column, Ragged):
+        bounds = zip(column.offsets, column.offsets[1:], strict=False)
+        return pd.Series([list(column.values[start:end]) for start, end in bounds], dtype=object)
+    if column.dtype.kind == "i":
+        return pd.Series(pd.arrays.IntegerArray(column.astype(np.int64), column == MISSING_INT))
+    if column.dtype == object:
+        return pd.Series([value.decode() if isinstance(value, bytes) else value for value in column], dtype=object).replace(
+            "", None
+        )
+    return pd.Series(column, dtype=np.float64)
+
+
+def rows_of(column: RawColumn, rows: np.ndarray) -> RawColumn:
+    """Some rows of a raw column, int64 [n]."""
+    if not isinstance(column, Ragged):
+        return column[rows]
+    starts, counts = column.offsets[rows], np.diff(column.offsets)[rows]
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    return Ragged(column.values[np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], counts)], offsets)
+
+
+def concatenate(parts: list[RawColumn]) -> RawColumn:
+    """Rows of several raw columns of one kind, one after the other."""
+    if not isinstance(parts[0], Ragged):
+        return np.concatenate(parts)
+    counts = np.concatenate([np.diff(part.offsets) for part in parts])
+    return Ragged(np.concatenate([part.values for part in parts]), np.concatenate([[0], np.cumsum(counts)]))

@@ -1,0 +1,76 @@
+"""Operators of ours in NVTabular's workflows, where those of 23.8 give wrong answers or none on a CPU.
+
+A saved workflow names them by this module. Where NVTabular itself serves ([merlin] preprocess = "nvtabular") it is published
+beside the workflow: it needs nothing else of `export/`, and keeps to Python 3.10.
+"""
+
+from __future__ import annotations
+
+import warnings
+from urllib.parse import unquote
+
+import numpy as np
+import pandas as pd
+from pandas.util import hash_array
+
+from serving.contract.tensors import MISSING_INT
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # that there is neither a GPU nor TensorFlow here
+    from merlin.dag.ops import SelectionOp
+    from nvtabular import ColumnSelector, ops
+
+
+class HashValues(ops.HashBucket):
+    """HashBucket by value alone.
+
+    NVTabular 23.8's own HashBucket hashes, on a CPU, the row's index along with the value (dask's hash_object_pandas), so that
+    one value lands in another bucket on every row. Missing integers hash as MISSING_INT, missing strings as the empty string.
+    """
+
+    def transform(self, col_selector: ColumnSelector, df: pd.DataFrame) -> pd.DataFrame:
+        hashed = {name: self._buckets(df[name], self.num_buckets[name]) for name in col_selector.names}
+        return pd.DataFrame(hashed, index=df.index)
+
+    def _buckets(self, values: pd.Series, n_buckets: int) -> np.ndarray:
+        if pd.api.types.is_integer_dtype(values.dtype):
+            hashed = hash_array(values.astype("Int64").to_numpy(np.int64, na_value=MISSING_INT))
+        else:
+            hashed = hash_array(values.fillna("").to_numpy(object))
+        return (hashed % n_buckets).astype(self.output_dtype)
+
+
+class Categories(ops.Categorify):
+    """Categorify that takes columns without any value, as single requests have them.
+
+    NVTabular 23.8's own looks at the first value of each column and fails where there is none.
+    """
+
+    def transform(self, col_selector: ColumnSelector, df: pd.DataFrame) -> pd.DataFrame:
+        values = {name: self._any_value(df[name]) for name in col_selector.names if not df[name].notna().any()}
+        if not values or not len(df):
+            return super().transform(col_selector, df)
+        return super().transform(col_selector, pd.concat([df, df.iloc[:1].assign(**values)])).iloc[:-1]
+
+    @staticmethod
+    def _any_value(column: pd.Series) -> int | str:
+        return 0 if pd.api.types.is_integer_dtype(column.dtype) else "-"
+
+
+class Received(SelectionOp):
+    """Select the columns a workflow begins with, from what Triton's tensors can carry (serving/stages/parts/preprocess.py).
+
+    They have no missing value but NaN, and merlin-systems 23.8 reads their strings as ASCII: missing integers come as
+    MISSING_INT, missing strings as "", and strings are percent-encoded.
+    """
+
+    def transform(self, col_selector: ColumnSelector, df: pd.DataFrame) -> pd.DataFrame:
+        chosen = super().transform(col_selector, df)
+        return chosen.assign(**{name: self._read(chosen[name]) for name in chosen if chosen[name].dtype.kind in "iO"})
+
+    @staticmethod
+    def _read(column: pd.Series) -> pd.Series:
+        if column.dtype == object:
+            return pd.Series([unquote(text) or None for text in column], dtype=object, index=column.index)
+        values = column.to_numpy(np.int64)
+        return pd.Series(pd.arrays.IntegerArray(values, values == MISSING_INT), index=column.index)

@@ -1,0 +1,111 @@
+"""The state of users just before any moment of the log, for a million moments at once.
+
+    events sorted by (user, time)  ─▶  a moment is a position in that order: everything of the user before it is the past
+
+A moment is either before a time (`before`: events of the same second, one basket, are not yet known to each other: what a shop
+knows when the basket is still empty) or before a row of the log (`before_rows`: earlier rows of the same basket are known).
+Sums over the past are differences of running sums, histories are windows: nothing loops over events.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from serving.contract.tensors import PAD_ID
+from serving.stages.features.ids import ItemIndex
+from serving.stages.features.user_state import Events, Profiles, UserState, state_of
+
+
+class Moments(NamedTuple):
+    """N moments. user_ids int64 [N]; users int64 [N] position of the user, U if unknown; ends int64 [N] end of their past."""
+
+    user_ids: np.ndarray
+    users: np.ndarray
+    ends: np.ndarray
+
+    def slice(self, part: slice) -> Moments:
+        return Moments(*(values[part] for values in self))
+
+
+class EventLog:
+    """The training log, sorted by user and time.
+
+    events: user_id, item_id, timestamp, positive, weight, label (Dataset.interactions or a part of it)
+    item_category: int32 [n_items + 1], NO_CATEGORY where there is none; None when no item has a category
+    """
+
+    def __init__(
+        self, events: pd.DataFrame, items: ItemIndex, item_category: np.ndarray | None, profiles: Profiles, history_length: int
+    ):
+        self.profiles, self.history_length = profiles, history_length
+        times = events["timestamp"].to_numpy()
+        users = profiles.positions(events["user_id"].to_numpy())
+        order = np.lexsort((times, users))  # stable: the log's order within a second stays
+        self.times = times[order]
+        self.offsets = np.searchsorted(users[order], np.arange(len(profiles.user_ids) + 1))
+        self._rank = np.argsort(order)  # row of the log -> place in the sorted order
+        self._first_time, self._span = int(times.min()), int(np.ptp(times)) + 2
+        self._keys = self._key(users[order], self.times)
+        self._sum_weight = _running_sum(events["weight"].to_numpy(np.float64)[order])
+        self._sum_label = _running_sum(np.nan_to_num(events["label"].to_numpy(np.float64)[order]))
+        positive = events["positive"].to_numpy()[order]
+        self.positives_before = _running_sum(positive.astype(np.int64))
+        # One event that is nobody's closes the per-event arrays, so that empty windows have a row to point at.
+        item_ids = np.append(events["item_id"].to_numpy()[order][positive], PAD_ID)
+        categories = None if item_category is None else item_category[items.positions(item_ids)]
+        self.positives = Events(item_ids, np.append(self.times[positive], 0), categories)
+
+    @property
+    def as_of_s(self) -> int:
+        """The clock of a store filled from this log: the time of its latest event."""
+        return self._first_time + self._span - 2
+
+    def before(self, user_ids: np.ndarray, timestamps: np.ndarray) -> Moments:
+        """int64 [N] user ids (any) and unix seconds: everything strictly before each second is the past."""
+        users = self.profiles.positions(user_ids)
+        ends = np.searchsorted(self._keys, self._key(users, timestamps))
+        return Moments(user_ids, users, np.where(users < len(self.profiles.user_ids), ends, self.offsets[-1]))
+
+    def before_rows(self, events: pd.DataFrame, rows: np.ndarray) -> Moments:
+        """Rows of the frame this log was made of: everything of the user in earlier rows is the past."""
+        user_ids = events["user_id"].to_numpy()[rows]
+        return Moments(user_ids, self.profiles.positions(user_ids), self._rank[rows])
+
+    def at_the_end(self, user_ids: np.ndarray) -> Moments:
+        """The whole log is the past: what the store holds."""
+        return self.before(user_ids, np.full(len(user_ids), self.as_of_s + 1))
+
+    def state(self, moments: Moments) -> UserState:
+        """The users' state at each moment; [N, H] arrays, so hand in slices of some ten thousand."""
+        starts, ends = self.positive_ranges(moments)
+        totals, profile = self.totals(moments), self.profiles.of(moments.users)
+        return state_of(moments.user_ids, self.positives, starts, ends, self.history_length, totals, profile)
+
+    def positive_ranges(self, moments: Moments) -> tuple[np.ndarray, np.ndarray]:
+        """(starts, ends) int64 [N] of each user's past among the positive events."""
+        return self.positives_before[self.offsets[moments.users]], self.positives_before[moments.ends]
+
+    def totals(self, moments: Moments) -> dict[str, np.ndarray]:
+        """The totals of UserState, by name, each [N]."""
+        starts, ends = self.offsets[moments.users], moments.ends
+        count = ends - starts
+        last = len(self.times) - 1
+        return {
+            "event_count": count,
+            "sum_weight": self._sum_weight[ends] - self._sum_weight[starts],
+            "sum_label": self._sum_label[ends] - self._sum_label[starts],
+            "first_time": np.where(count > 0, self.times[np.minimum(starts, last)], 0),
+            "last_time": np.where(count > 0, self.times[np.maximum(ends - 1, 0)], 0),
+        }
+
+    def _key(self, users: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
+        """int64 that sorts by user, then time; times outside the log fall on its edges."""
+        return users * self._span + np.clip(timestamps - self._first_time, 0, self._span - 1)
+
+
+def _running_sum(values: np.ndarray) -> np.ndarray:
+    """[N] -> [N + 1]: entry i is the sum of the first i."""
+    return np.concatenate([np.zeros(1, values.dtype), np.cumsum(values)])

@@ -1,0 +1,77 @@
+"""Fill the embedded store and the seen items from the training log (read by `serving/stages/features/user_state.py`)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from serving.contract.tensors import MISSING_INT, PAD_ID
+from serving.stages.features.encode import save_strings
+from serving.stages.features.user_state import STORE_FILE, ProfileColumn, Profiles, SeenItems
+from training.features.columns import raw_values
+from training.features.point_in_time import EventLog
+
+KINDS = {"i": "integer", "f": "continuous"}
+
+
+def profiles_of(users: pd.DataFrame, kinds: dict[str, str]) -> Profiles:
+    """Profile columns of the user table. users: sorted by user_id; kinds: column -> "integer", "string" or "continuous"."""
+    columns = {name: _profile_column(raw_values(users[name], kind), kind) for name, kind in kinds.items()}
+    return Profiles(users["user_id"].to_numpy(), columns)
+
+
+def _profile_column(values: np.ndarray, kind: str) -> ProfileColumn:
+    if kind != "string":
+        missing = MISSING_INT if kind == "integer" else np.nan
+        return ProfileColumn(np.append(values, np.array([missing], values.dtype)))
+    codes, texts = pd.factorize(values)
+    return ProfileColumn(np.append(codes + 1, 0), np.array([None, *texts], object))
+
+
+def write_store(folder: Path, log: EventLog) -> None:
+    """The state of every user at the end of the log, as UserStore reads it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    user_ids = log.profiles.user_ids
+    # One moment more than there are users: PAD_ID's is the unknown user, whose totals close the arrays.
+    moments = log.at_the_end(np.append(user_ids, PAD_ID))
+    moments.users[-1], moments.ends[-1] = len(user_ids), log.offsets[-1]
+    for name, values in log.totals(moments).items():
+        np.save(folder / f"{name}.npy", values)
+    starts, ends = log.positive_ranges(moments)
+    starts = np.maximum(starts, ends - log.history_length)[:-1]
+    counts = ends[:-1] - starts
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    rows = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], counts)
+    ids, times, categories = log.positives
+    rows = np.append(rows, len(ids) - 1)  # the event that is nobody's
+    np.save(folder / "user_ids.npy", user_ids)
+    np.save(folder / "event_offsets.npy", offsets)
+    np.save(folder / "event_ids.npy", ids[rows])
+    np.save(folder / "event_times.npy", times[rows])
+    np.save(folder / "event_categories.npy", np.zeros(len(rows), np.int32) if categories is None else categories[rows])
+    settings = {
+        "schema": 1,
+        "history_length": log.history_length,
+        "as_of_s": log.as_of_s,
+        "has_categories": categories is not None,
+        "profile": [_save_profile(folder, number, *item) for number, item in enumerate(log.profiles.columns.items())],
+    }
+    (folder / STORE_FILE).write_text(json.dumps(settings, indent=1) + "\n")
+
+
+def _save_profile(folder: Path, number: int, name: str, column: ProfileColumn) -> dict[str, str]:
+    np.save(folder / f"profile.{number}.npy", column.values)
+    if column.texts is None:
+        return {"name": name, "kind": KINDS[column.values.dtype.kind]}
+    save_strings(folder, f"profile.{number}.texts", column.texts[1:].tolist())
+    return {"name": name, "kind": "string"}
+
+
+def seen_items(events: pd.DataFrame, user_ids: np.ndarray) -> SeenItems:
+    """Every item of every user, whatever the label. user_ids: int64 [U] ascending, all users of the log among them."""
+    pairs = events[["user_id", "item_id"]].drop_duplicates().sort_values(["user_id", "item_id"])
+    offsets = np.searchsorted(pairs["user_id"].to_numpy(), user_ids)
+    return SeenItems(user_ids, np.append(offsets, len(pairs)), pairs["item_id"].to_numpy())

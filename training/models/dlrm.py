@@ -1,0 +1,258 @@
+"""The field's DLRM, arranged so that what concerns only the user is computed once per request, not once per candidate.
+
+    user numbers ─┐                                     user table rows ──┐
+                  ├▶ bottom MLP ─▶ row 0 [D] ───────────────────────────▶ ├▶ dots of all row pairs ─▶ top MLP ─▶ logit
+    pair numbers ─┘                                     item table rows ──┘   (and row 0 itself)
+
+Rows are ordered: bottom MLP, user slots, item slots. HugeCTR's Interaction gives row 0 itself, then the pairs, for j in 1..n-1:
+for i in 0..j-1: (i, j), then a zero column. `layers()` gives the weights in that layout, so that a plain DLRM over one flat row
+per pair (tests/unit/training/models/test_dlrm.py) computes the same logits.
+
+Letters: B requests, C candidates, D embedding width, Fu / Si user and item slots, Gu / Gp numbers of the user and of the pair.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from serving.contract.tensors import OOV_ROW, PAD_ROW
+from training.models.cold_rows import ColdRows
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of the network. Tables: name -> rows, in the order of their slots."""
+
+    user_tables: Mapping[str, int]
+    item_tables: Mapping[str, int]
+    user_numbers: int  # Gu
+    pair_numbers: int  # Gp
+    width: int = 16  # D
+    bottom: tuple[int, ...] = (64,)  # hidden layers; a layer of `width` follows
+    top: tuple[int, ...] = (128, 64)  # hidden layers; one logit follows
+    cold: ColdRows | None = None  # None: every row is `width` wide
+
+    def table(self, rows: int) -> Table:
+        """A new table of that many rows."""
+        first_cold = rows if self.cold is None else self.cold.first(rows)
+        return Table(rows, self.width) if first_cold == rows else MixedTable(rows, self.width, first_cold, self.cold.width)
+
+    @property
+    def n_rows(self) -> int:
+        """Rows that meet in the interaction: bottom MLP and all slots."""
+        return 1 + len(self.user_tables) + len(self.item_tables)
+
+    @property
+    def interaction_width(self) -> int:
+        return self.width + self.n_rows * (self.n_rows - 1) // 2 + 1
+
+
+class Network(nn.Module):
+    """DLRM without its tables: what becomes ONNX.
+
+    user_numbers f4 [B, Gu], user_rows f4 [B, Fu, D], pair_numbers f4 [B, C, Gp], item_rows f4 [B, C, Si, D] -> logits f4 [B, C]
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        numbers = shape.user_numbers + shape.pair_numbers
+        self.bottom = _linears(numbers, *shape.bottom, shape.width)
+        self.top = _linears(shape.interaction_width, *shape.top, 1)
+        # Standardisation of the numbers: `fold` moves it into the first layer before export.
+        self.register_buffer("mean", torch.zeros(numbers))
+        self.register_buffer("scale", torch.ones(numbers))
+        self.folded = False
+        for name, index in _pair_columns(shape).items():
+            self.register_buffer(name, torch.from_numpy(index), persistent=False)
+
+    def forward(
+        self, user_numbers: torch.Tensor, user_rows: torch.Tensor, pair_numbers: torch.Tensor, item_rows: torch.Tensor
+    ) -> torch.Tensor:
+        dense = self._bottom(user_numbers, pair_numbers)  # [B, C, D]
+        candidate_rows = torch.cat([dense.unsqueeze(2), item_rows], dim=2)  # [B, C, 1 + Si, D]
+        hidden = self._interact(dense, candidate_rows, user_rows)
+        for layer in self.top[1:]:
+            hidden = layer(torch.relu(hidden))
+        return hidden.squeeze(2)
+
+    def _bottom(self, user_numbers: torch.Tensor, pair_numbers: torch.Tensor) -> torch.Tensor:
+        n_user = self.shape.user_numbers
+        if not self.folded:
+            user_numbers = (user_numbers - self.mean[:n_user]) * self.scale[:n_user]
+            pair_numbers = (pair_numbers - self.mean[n_user:]) * self.scale[n_user:]
+        weight = self.bottom[0].weight
+        of_user = user_numbers @ weight[:, :n_user].T + self.bottom[0].bias
+        hidden = torch.relu(of_user.unsqueeze(1) + pair_numbers @ weight[:, n_user:].T)
+        for layer in self.bottom[1:]:
+            hidden = torch.relu(layer(hidden))
+        return hidden
+
+    def _interact(self, dense: torch.Tensor, candidate_rows: torch.Tensor, user_rows: torch.Tensor) -> torch.Tensor:
+        """First layer of the top MLP, [B, C, top[0]]: every dot product meets the weight its HugeCTR column has.
+
+        Products are taken in full squares; those that HugeCTR does not have (the diagonal, the other triangle) meet zeros.
+        """
+        weight = torch.cat([self.top[0].weight.T, self.top[0].weight.new_zeros(1, self.top[0].out_features)])
+        user_user = (user_rows @ user_rows.transpose(1, 2)).flatten(1)  # [B, Fu * Fu]
+        of_user = user_user @ weight[self.user_user] + self.top[0].bias
+        own = (candidate_rows @ candidate_rows.transpose(2, 3)).flatten(2)  # [B, C, (1 + Si)²]
+        crossed = (candidate_rows.flatten(1, 2) @ user_rows.transpose(1, 2)).unflatten(
+            1, (-1, candidate_rows.shape[2])
+        )  # [B, C, 1 + Si, Fu]
+        return (
+            of_user.unsqueeze(1)
+            + dense @ weight[: self.shape.width]
+            + own @ weight[self.own]
+            + crossed.flatten(2) @ weight[self.crossed]
+        )
+
+    @torch.no_grad()
+    def fold(self) -> None:
+        """Move the standardisation of the numbers into the first layer: same logits, nothing left to subtract."""
+        if not self.folded:
+            first = self.bottom[0]
+            first.weight *= self.scale
+            first.bias -= first.weight @ self.mean
+            self.folded = True
+
+    def layers(self) -> dict[str, np.ndarray]:
+        """Weights float32 [in, out] and biases [out] of a folded network, in the order HugeCTR stores them."""
+        named = [(f"bottom{i}", layer) for i, layer in enumerate(self.bottom)]
+        named += [(f"top{i}", layer) for i, layer in enumerate(self.top)]
+        arrays: dict[str, np.ndarray] = {}
+        for name, layer in named:
+            arrays[f"{name}.weight"] = np.ascontiguousarray(layer.weight.detach().numpy().T)
+            arrays[f"{name}.bias"] = layer.bias.detach().numpy().copy()
+        return arrays
+
+
+class Table(nn.Module):
+    """One embedding table. Row 0 is padding and stays zero; rows that too few examples would teach share OOV's."""
+
+    def __init__(self, rows: int, width: int) -> None:
+        super().__init__()
+        self.vectors = _embedding(rows, width, padding_idx=PAD_ROW)
+        self.register_buffer("shared", torch.arange(rows))  # row -> the row whose vector it has
+
+    def share_rare(self, seen: np.ndarray, at_least: int) -> None:
+        """seen: int [rows] examples per row; rows with fewer than `at_least` are OOV's from now on."""
+        rare = torch.from_numpy(seen < at_least)
+        rare[PAD_ROW] = False
+        self.shared[rare] = OOV_ROW
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """int64 [..., L] -> float32 [..., D]: mean of the rows that are not padding, zeros where all are."""
+        vectors = self.rows(self.shared[rows])
+        if rows.shape[-1] == 1:
+            return vectors.squeeze(-2)
+        return vectors.sum(dim=-2) / (rows != PAD_ROW).sum(dim=-1, keepdim=True).clamp(min=1)
+
+    def rows(self, rows: torch.Tensor) -> torch.Tensor:
+        """int64 [...] -> float32 [..., D]: rows that are not shared."""
+        return self.vectors(rows)
+
+    def array(self) -> np.ndarray:
+        """float32 [rows, D] as it is served."""
+        return self.vectors.weight.detach()[self.shared].numpy()
+
+
+class MixedTable(Table):
+    """A table whose rows from `first_cold` on are `cold_width` wide, W; a row that leaves it is narrow row · projection.
+
+    Cold rows that too few examples would teach share a narrow row of their own, which no request names.
+    """
+
+    def __init__(self, rows: int, width: int, first_cold: int, cold_width: int) -> None:
+        super().__init__(first_cold, width)
+        self.first_cold = first_cold
+        self.narrow = _embedding(rows - first_cold + 1, cold_width)  # the last row is that of the rare ones
+        self.projection = nn.Parameter(torch.randn(cold_width, width) / cold_width**0.5)  # keeps the size of a row
+        self.register_buffer("shared", torch.arange(rows))
+
+    def share_rare(self, seen: np.ndarray, at_least: int) -> None:
+        super().share_rare(seen, at_least)
+        self.shared[self.first_cold :][torch.from_numpy(seen[self.first_cold :] < at_least)] = len(self.shared)
+
+    def rows(self, rows: torch.Tensor) -> torch.Tensor:
+        wide = self.vectors(rows.clamp(max=self.first_cold - 1))
+        narrow = self.narrow((rows - self.first_cold).clamp(min=0))
+        return torch.where((rows < self.first_cold).unsqueeze(-1), wide, narrow @ self.projection)
+
+    def array(self) -> np.ndarray:
+        """float32 [first_cold, D]: the hot rows."""
+        return self.vectors.weight.detach()[self.shared[: self.first_cold]].numpy()
+
+    def cold_array(self) -> np.ndarray:
+        """float32 [rows - first_cold, W]"""
+        return self.narrow.weight.detach()[self.shared[self.first_cold :] - self.first_cold].numpy()
+
+
+class DLRM(nn.Module):
+    """Network and tables."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.network = Network(shape)
+        self.user_tables = nn.ModuleList(map(shape.table, shape.user_tables.values()))
+        self.item_tables = nn.ModuleList(map(shape.table, shape.item_tables.values()))
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """Of users, then of items."""
+        return (*self.user_tables, *self.item_tables)
+
+    def table_rows(self) -> Iterator[nn.Parameter]:
+        """The parameters that are rows of tables."""
+        for table in self.tables:
+            yield from (part.weight for part in table.children())
+
+    def projections(self) -> Iterator[nn.Parameter]:
+        """The parameters that widen narrow rows."""
+        return (table.projection for table in self.tables if isinstance(table, MixedTable))
+
+    def user_rows(self, user_categorical: torch.Tensor) -> torch.Tensor:
+        """int64 [B, Fu] -> float32 [B, Fu, D]."""
+        return torch.stack([table(user_categorical[:, [slot]]) for slot, table in enumerate(self.user_tables)], dim=1)
+
+    def item_rows(self, slots: list[torch.Tensor]) -> torch.Tensor:
+        """One int64 [..., L] per slot -> float32 [..., Si, D]."""
+        return torch.stack([table(rows) for table, rows in zip(self.item_tables, slots, strict=True)], dim=-2)
+
+
+def _embedding(rows: int, width: int, padding_idx: int | None = None) -> nn.Embedding:
+    vectors = nn.Embedding(rows, width, padding_idx=padding_idx)
+    nn.init.normal_(vectors.weight, std=0.05)
+    with torch.no_grad():
+        if padding_idx is not None:
+            vectors.weight[padding_idx] = 0.0
+    return vectors
+
+
+def _linears(*sizes: int) -> nn.ModuleList:
+    return nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
+
+
+def _pair_columns(shape: Shape) -> dict[str, np.ndarray]:
+    """int64 columns of the interaction for each product of the three squares; products it does not have: one row past all.
+
+    own: candidate rows (bottom MLP, item slots) among themselves; crossed: candidate rows by user slots; user_user.
+    """
+    n_user, n_rows = len(shape.user_tables), shape.n_rows
+    columns = np.full((n_rows, n_rows), shape.interaction_width)
+    columns[np.tril_indices(n_rows, -1)] = shape.width + np.arange(n_rows * (n_rows - 1) // 2)
+    users = np.arange(1, 1 + n_user)
+    candidates = np.concatenate([[0], np.arange(1 + n_user, n_rows)])
+    either_way = np.minimum(columns, columns.T)
+    return {
+        "own": columns[np.ix_(candidates, candidates)].ravel(),
+        "crossed": either_way[np.ix_(candidates, users)].ravel(),
+        "user_user": columns[np.ix_(users, users)].ravel(),
+    }

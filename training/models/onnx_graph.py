@@ -1,0 +1,62 @@
+"""ONNX graphs written node by node, where a traced one would carry its shapes around."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from training.models.parity import OPSET
+
+IR_VERSION = 8  # the oldest that knows the opset: TensorRT 8.6 reads it as well
+
+Axes = Sequence[str | int]  # a name where the size varies
+
+
+def axes_of(dynamic: Mapping[int, str], sizes: Sequence[int]) -> Axes:
+    """dynamic: axis -> name of what varies"""
+    return [dynamic.get(axis, size) for axis, size in enumerate(sizes)]
+
+
+class Graph:
+    """Nodes and weights of one network, in the order they are added. A tensor has the name of the node that gives it alone."""
+
+    def __init__(self) -> None:
+        self._nodes: list[onnx.NodeProto] = []
+        self._weights: list[onnx.TensorProto] = []
+
+    def constant(self, name: str, values: np.ndarray | Sequence[int]) -> str:
+        """float32 and int64 arrays as they are; a sequence becomes int64."""
+        self._weights.append(numpy_helper.from_array(np.ascontiguousarray(values), name))
+        return name
+
+    def add(self, op: str, inputs: Sequence[str], output: str, **attributes) -> str:
+        self._nodes.append(helper.make_node(op, list(inputs), [output], name=output, **attributes))
+        return output
+
+    def split(self, outputs: Sequence[str], source: str, sizes: Sequence[int], axis: int) -> Sequence[str]:
+        """One tensor as several, of those sizes along the axis."""
+        inputs = [source, self.constant(f"{outputs[0]}_sizes", sizes)]
+        self._nodes.append(helper.make_node("Split", inputs, list(outputs), name=f"{source}_split", axis=axis))
+        return outputs
+
+    def layer(self, name: str, source: str, weight: np.ndarray, bias: np.ndarray) -> str:
+        """[..., in] · float32 [in, out] + float32 [out]"""
+        product = self.add("MatMul", (source, self.constant(f"{name}_weight", weight)), f"{name}_product")
+        return self.add("Add", (product, self.constant(f"{name}_bias", bias)), name)
+
+    def save(
+        self,
+        path: Path,
+        inputs: Mapping[str, tuple[int, Axes]],
+        outputs: Mapping[str, tuple[int, Axes]],
+    ) -> None:
+        """inputs, outputs: name -> (TensorProto type, axes)"""
+        named = ([helper.make_tensor_value_info(name, *kind) for name, kind in side.items()] for side in (inputs, outputs))
+        graph = helper.make_graph(self._nodes, path.stem, *named, self._weights)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
+        onnx.checker.check_model(model, full_check=True)
+        onnx.save(model, str(path))

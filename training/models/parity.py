@@ -1,0 +1,78 @@
+"""From torch to ONNX, and the proof that ONNX Runtime computes the same."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import torch
+from torch import nn
+
+from serving.contract.errors import ExportError
+
+OPSET = 17
+Dynamic = dict[str, dict[int, str]]
+
+
+@dataclass(frozen=True)
+class Parity:
+    """Largest differences between the trained network and its ONNX file over `values` outputs."""
+
+    network: str
+    values: int
+    max_abs: float
+    max_rel: float  # |difference| / (|expected| + 1)
+
+    def as_dict(self) -> dict[str, str | int | float]:
+        return asdict(self)
+
+
+def export_network(
+    network: nn.Module, inputs: dict[str, np.ndarray], output: str, path: Path, dynamic: Dynamic, limit: float = 1e-4
+) -> Parity:
+    """Write `path` and compare on `inputs` (float32, by name, in the order of `forward`).
+
+    dynamic: tensor -> axis -> name of what varies, inputs and output alike
+    Raises ExportError when ONNX Runtime differs by more than `limit`, relative to 1 + the size of the value.
+    """
+    network.eval()
+    tensors = tuple(torch.from_numpy(np.ascontiguousarray(values)) for values in inputs.values())
+    with warnings.catch_warnings():
+        # The exporter by tracing is called legacy; the new one needs onnxscript and gives the same graph.
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            network,
+            tensors,
+            str(path),
+            input_names=list(inputs),
+            output_names=[output],
+            dynamic_axes=dynamic,
+            opset_version=OPSET,
+            dynamo=False,
+        )
+    return compare(path, inputs, evaluated(network, inputs), limit)
+
+
+@torch.no_grad()
+def evaluated(network: nn.Module, inputs: dict[str, np.ndarray]) -> np.ndarray:
+    """What the trained network says."""
+    return network(*(torch.from_numpy(np.ascontiguousarray(values)) for values in inputs.values())).numpy()
+
+
+def compare(path: Path, inputs: dict[str, np.ndarray], expected: np.ndarray, limit: float) -> Parity:
+    """Run `path` on `inputs` and hold its one output against `expected`. Raises ExportError past `limit`."""
+    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    (got,) = session.run(None, inputs)
+    difference = np.abs(got.astype(np.float64) - expected)
+    relative = difference / (np.abs(expected) + 1.0)
+    parity = Parity(path.stem, expected.size, float(difference.max(initial=0.0)), float(relative.max(initial=0.0)))
+    if got.shape != expected.shape or not parity.max_rel <= limit:
+        raise ExportError(
+            f"{path.name} differs from the trained network by {parity.max_rel:.2e} of 1 + the value "
+            f"(largest {parity.max_abs:.2e}); expected at most {limit:.0e}. "
+            "Check the versions of torch and onnxruntime in requirements.txt."
+        )
+    return parity

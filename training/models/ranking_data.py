@@ -1,0 +1,212 @@
+"""What the ranker and the re-ranker learn from: requests as they would have been served, and what was taken afterwards.
+
+    train ──split by time──▶ earlier │ later
+    earlier ─▶ retriever, item statistics, states of the users ─▶ candidates and their features
+    later   ─▶ which candidates were taken
+
+Nothing a feature is computed from has seen the events it must predict; what is served later is fitted again on all of train.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from serving.stages.features.ranking import ItemStatistics, cross_features
+from training.dataset import Dataset, split_by_time
+from training.features.build import Examples, Features, context_of
+from training.features.items import ItemArrays, encode_items, item_columns, item_statistics
+from training.models.item_statistics import Sales, StatisticsSettings, fit_statistics
+
+Retrieve = Callable[[Examples, np.ndarray], tuple[np.ndarray, np.ndarray]]
+"""(examples of N users, user_ids int64 [N]) -> (int [N, C] positions, best first, n_items padded; float32 [N, C] scores)."""
+
+USERS_PER_BLOCK = 512
+LATER_SHARE = 0.2
+
+
+@dataclass(frozen=True)
+class ItemSlots:
+    """The catalogue as DLRM reads it; the last row is the padding row.
+
+    names: of the tables, in slot order; rows: one int64 [n_items + 1, L] per slot (L = 1 except for lists, PAD_ROW padded)
+    numbers: float32 [n_items + 1, Gi]
+    """
+
+    names: tuple[str, ...]
+    rows: tuple[np.ndarray, ...]
+    numbers: np.ndarray
+
+    @property
+    def n_items(self) -> int:
+        return len(self.numbers) - 1
+
+    @classmethod
+    def of(cls, arrays: ItemArrays, names: tuple[str, ...]) -> ItemSlots:
+        """names: of all tables in order: the columns of `arrays.categorical`, then its lists."""
+        single = [arrays.categorical[:, [slot]] for slot in range(arrays.categorical.shape[1])]
+        lists = [_padded(ragged.values, ragged.offsets) for ragged in arrays.lists.values()]
+        return cls(names, (*single, *lists), arrays.continuous)
+
+
+@dataclass(frozen=True)
+class Requests:
+    """N requests as the rank stage sees them, and what was taken later.
+
+    users: the Examples of the N users; candidates int32 [N, C] positions, n_items padded; retrieval_scores float32 [N, C]
+    cross: float32 [N, C, X] of `serving/stages/features/ranking.py`
+    taken: bool [N, C], or float32 shares where a ranker is imitated
+    items: the catalogue as it was known at that moment
+    """
+
+    users: Examples
+    candidates: np.ndarray
+    retrieval_scores: np.ndarray
+    cross: np.ndarray
+    taken: np.ndarray
+    items: ItemSlots
+
+    @property
+    def valid(self) -> np.ndarray:
+        """bool [N, C]: not padding."""
+        return self.candidates < self.items.n_items
+
+    def __len__(self) -> int:
+        return len(self.candidates)
+
+    def take(self, rows: np.ndarray) -> Requests:
+        return Requests(
+            Examples(*(values[rows] for values in self.users)),
+            *(values[rows] for values in (self.candidates, self.retrieval_scores, self.cross, self.taken)),
+            self.items,
+        )
+
+
+def split_again(train: pd.DataFrame, share: float = LATER_SHARE) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """-> (earlier, later) of the training log or of an earlier part of it, split as the test was.
+
+    "row" is the row number in the whole training log; it is added when `train` is that log.
+
+    A log in which nobody comes back has no later part to learn from: its last positive event stands in, so that every step
+    downstream has one request to look at, which `train_ranker` then does not learn from.
+    """
+    numbered = train if "row" in train else train.assign(row=np.arange(len(train)))
+    earlier, later = split_by_time(numbered, share)
+    if not later["positive"].any():
+        return numbered, numbered[numbered["positive"]].tail(1)
+    return earlier, later
+
+
+def items_before(dataset: Dataset, features: Features, events: pd.DataFrame) -> ItemSlots:
+    """The catalogue as the served one would be, had the log ended with `events`."""
+    sold = item_statistics(events, features.items, features.as_of_s, features.settings)
+    columns = item_columns(dataset.items, features.schema.item, sold)
+    return ItemSlots.of(encode_items(features.item_plan, columns), tuple(features.item_rows))
+
+
+def statistics_of(features: Features, events: pd.DataFrame, settings: StatisticsSettings) -> ItemStatistics:
+    """The ranker's item statistics of a part of the training log, at the store's clock."""
+    positives = events[events["positive"].to_numpy()]
+    _, users = np.unique(positives["user_id"].to_numpy(), return_inverse=True)
+    sales = Sales.of(users, features.items.positions(positives["item_id"].to_numpy()), positives["timestamp"].to_numpy())
+    groups = np.stack([features.categories.codes, features.providers.codes], axis=1)
+    return fit_statistics(sales, features.items.n_items, features.as_of_s, groups, settings)
+
+
+def requests_of(
+    features: Features,
+    train: pd.DataFrame,
+    later: pd.DataFrame,
+    items: ItemSlots,
+    statistics: ItemStatistics,
+    retrieve: Retrieve,
+    max_requests: int,
+    rng: np.random.Generator,
+) -> Requests:
+    """One request per user (at most `max_requests`, drawn at random) at the moment before their first event of `later`.
+
+    train: the frame `features` was built from; later: its rows after the split, with their row number in `train` as "row"
+    items, statistics, retrieve: fitted on what came before `later`
+    """
+    first = later.drop_duplicates("user_id")
+    takers = later.loc[later["positive"].to_numpy(), "user_id"].unique()
+    first = first[first["user_id"].isin(takers).to_numpy()]
+    if len(first) > max_requests:
+        first = first.iloc[np.sort(rng.choice(len(first), max_requests, replace=False))]
+    rows = first["row"].to_numpy()
+    user_ids = first["user_id"].to_numpy()
+    users = features.encode_moments(
+        features.log.before_rows(train, rows), np.full(len(rows), features.as_of_s), context_of(first, features.context)
+    )
+    candidates, scores = retrieve(users, user_ids)
+    cross = in_blocks(statistics, users, candidates, scores)
+    return Requests(users, candidates.astype(np.int32), scores, cross, taken_of(features, later, user_ids, candidates), items)
+
+
+def served_requests(
+    features: Features,
+    user_ids: np.ndarray,
+    statistics: ItemStatistics,
+    retrieve: Retrieve,
+    context: dict[str, np.ndarray] | None = None,
+) -> Requests:
+    """Requests of int64 [N] users as the store serves them after the training log. Nothing is known of what they took.
+
+    statistics, retrieve: fitted on the whole training log; context: as of `context_of`, none where None
+    """
+    users = features.encode_users(user_ids, context)
+    candidates, scores = retrieve(users, user_ids)
+    items = ItemSlots.of(features.item_arrays, tuple(features.item_rows))
+    cross = in_blocks(statistics, users, candidates, scores)
+    return Requests(users, candidates.astype(np.int32), scores, cross, np.zeros(candidates.shape, bool), items)
+
+
+def unlabelled_requests(
+    features: Features,
+    events: pd.DataFrame,
+    statistics: ItemStatistics,
+    retrieve: Retrieve,
+    max_requests: int,
+    rng: np.random.Generator,
+) -> Requests:
+    """`served_requests` of the users of `events` (at most `max_requests`, drawn at random), in their latest context."""
+    last = events.drop_duplicates("user_id", keep="last")
+    if len(last) > max_requests:
+        last = last.iloc[np.sort(rng.choice(len(last), max_requests, replace=False))]
+    user_ids, context = last["user_id"].to_numpy(), context_of(last, features.context)
+    return served_requests(features, user_ids, statistics, retrieve, context)
+
+
+def in_blocks(statistics: ItemStatistics, users: Examples, candidates: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """`cross_features` of many users, a block at a time."""
+    blocks = [slice(start, start + USERS_PER_BLOCK) for start in range(0, len(candidates), USERS_PER_BLOCK)]
+    return np.concatenate(
+        [
+            cross_features(statistics, users.history_positions[b], users.history_age_days[b], candidates[b], scores[b])
+            for b in blocks
+        ]
+    )
+
+
+def taken_of(features: Features, later: pd.DataFrame, user_ids: np.ndarray, candidates: np.ndarray) -> np.ndarray:
+    """bool [N, C]: does `later` hold a positive event of this user with this candidate? user_ids: int64 [N], distinct."""
+    positives = later[later["positive"].to_numpy()]
+    order = np.argsort(user_ids)
+    place = np.searchsorted(user_ids, positives["user_id"].to_numpy(), sorter=order)
+    row = order[np.minimum(place, len(order) - 1)]
+    known = user_ids[row] == positives["user_id"].to_numpy()
+    width = features.items.n_items + 1
+    pairs = (row * width + features.items.positions(positives["item_id"].to_numpy()))[known]
+    wanted = np.arange(len(user_ids))[:, None] * width + candidates
+    return np.isin(wanted, pairs) & (candidates < width - 1)
+
+
+def _padded(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Ragged rows -> int64 [n, L], 0 padded."""
+    lengths = np.diff(offsets)
+    padded = np.zeros((len(lengths), max(int(lengths.max(initial=0)), 1)), np.int64)
+    padded[np.arange(padded.shape[1]) < lengths[:, None]] = values
+    return padded

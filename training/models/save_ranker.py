@@ -1,0 +1,100 @@
+"""Write what `serving/stages/rank.py` loads."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from serving.stages.features.ids import ItemIndex
+from serving.stages.features.ranking import ItemStatistics
+from serving.stages.rank import NETWORK, TABLES_FOLDER, RankSettings
+from serving.tables.store.mixed_widths import PROJECTIONS_FILE, cold_table
+from training.models.dlrm import DLRM, MixedTable, Table
+from training.models.dlrm_graph import export_dlrm
+from training.models.parity import Parity
+from training.models.ranking_data import ItemSlots, Requests
+from training.models.train_ranker import Ranker
+
+LAYERS_FILE = "layers.npz"  # the network's weights in the order HugeCTR stores them, for whoever serves the model otherwise
+
+
+def save_ranker(
+    folder: Path, ranker: Ranker, index: ItemIndex, statistics: ItemStatistics, sample: Requests
+) -> tuple[dict, Parity]:
+    """Everything of the rank stage but `stage.json` and the manifest.
+
+    statistics: as they are served, fitted on the whole training log
+    sample: real requests on the catalogue as it is served; the network in ONNX must agree with the trained one on them
+    -> (settings for `stage.json`, parity report)
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    items = sample.items
+    np.save(folder / "item_ids.npy", index.ids)
+    np.save(folder / "item_numbers.npy", items.numbers)
+    statistics.save(folder)
+    rows, tables = served_tables(ranker.model, items)
+    np.save(folder / "item_rows.npy", rows)
+    (folder / TABLES_FOLDER).mkdir(exist_ok=True)
+    mixed = mixed_tables(ranker.model, items)
+    cold = {cold_table(name): table.cold_array() for name, table in mixed.items()}
+    for name, table in (tables | cold).items():
+        np.save(folder / TABLES_FOLDER / f"{name}.npy", table)
+    if mixed:
+        np.savez(folder / PROJECTIONS_FILE, **{name: table.projection.detach().numpy() for name, table in mixed.items()})
+    n_users, first_cold = len(ranker.model.user_tables), {name: table.first_cold for name, table in mixed.items()}
+    settings = RankSettings(tuple(tables)[:n_users], tuple(tables)[n_users:], ranker.blend, first_cold=first_cold)
+
+    ranker.model.network.fold()
+    np.savez(folder / LAYERS_FILE, **ranker.model.network.layers())
+    parity = export_dlrm(ranker.model.network, network_inputs(ranker.model, sample), folder / f"{NETWORK}.onnx")
+    return asdict(settings), parity
+
+
+def served_tables(model: DLRM, items: ItemSlots) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """-> (int32 [n_items + 1, Si] row of each item in each item table; tables float32 [rows, D], users' first, in slot order).
+
+    A list feature becomes a table with one row per item, the mean of its list: pooled once, not with every request. Tables with
+    cold rows end before these (`mixed_tables`).
+    """
+    tables = {f"user_{slot}": table.array() for slot, table in enumerate(model.user_tables)}
+    item_rows = []
+    for slot, (table, rows) in enumerate(zip(model.item_tables, items.rows, strict=True)):
+        if rows.shape[1] == 1:
+            tables[f"item_{slot}"], own_rows = table.array(), rows[:, 0]
+        else:
+            tables[f"item_{slot}"], own_rows = vectors_of(table, rows), np.arange(len(rows))
+        item_rows.append(own_rows)
+    return np.stack(item_rows, axis=1).astype(np.int32), tables
+
+
+def mixed_tables(model: DLRM, items: ItemSlots) -> dict[str, MixedTable]:
+    """Those with cold rows, by name. A pooled table has none, even where the rows that it pools were taught narrow."""
+    tables = {f"user_{slot}": table for slot, table in enumerate(model.user_tables)}
+    tables |= {f"item_{slot}": table for slot, table in enumerate(model.item_tables) if items.rows[slot].shape[1] == 1}
+    return {name: table for name, table in tables.items() if isinstance(table, MixedTable)}
+
+
+def item_vectors_of(model: DLRM, items: ItemSlots) -> np.ndarray:
+    """float32 [n_items + 1, Si * D]: all table rows of each item, side by side."""
+    return np.concatenate([vectors_of(table, rows) for table, rows in zip(model.item_tables, items.rows, strict=True)], axis=1)
+
+
+@torch.no_grad()
+def vectors_of(table: Table, rows: np.ndarray) -> np.ndarray:
+    """int64 [n_items + 1, L] rows of each item -> float32 [n_items + 1, D]"""
+    return table(torch.from_numpy(rows)).numpy()
+
+
+@torch.no_grad()
+def network_inputs(model: DLRM, requests: Requests) -> dict[str, np.ndarray]:
+    """The four inputs of the network, by name."""
+    items, candidates = requests.items, requests.candidates
+    return {
+        "user_numbers": requests.users.user_continuous,
+        "user_rows": model.user_rows(torch.from_numpy(requests.users.user_categorical)).numpy(),
+        "pair_numbers": np.concatenate([items.numbers[candidates], requests.cross], axis=2),
+        "item_rows": model.item_rows([torch.from_numpy(rows[candidates]) for rows in items.rows]).numpy(),
+    }

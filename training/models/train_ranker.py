@@ -1,0 +1,262 @@
+"""Train the DLRM on requests as served: of the candidates of one request, the taken ones must come first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from serving.stages.features.ranking import SCORE
+from training.models.cold_rows import ColdRows
+from training.models.dlrm import DLRM, Shape
+from training.models.ranking_data import Requests
+from training.models.schedule import rise_and_fall
+
+LEAST_DEVIATION = 0.3  # all numbers are scaled to be near one (serving/stages/features/ranking.py, NVTabular's Normalize)
+
+Report = Callable[[str], None]
+Measure = Callable[[np.ndarray, np.ndarray], dict[str, float]]  # float32 [N, C] logits, [N, C] taken -> larger is better
+
+
+@dataclass(frozen=True)
+class RankerSettings:
+    """Defaults that held up on shop, film and grocery logs alike."""
+
+    width: int = 16  # D
+    bottom: tuple[int, ...] = (64,)
+    top: tuple[int, ...] = (128, 64)
+    cold: ColdRows | None = None  # narrow rows of large tables
+    epochs: int = 10  # the best one on the validation requests is kept
+    requests_per_batch: int = 32
+    candidates_per_request: int = 128  # all that were taken, the rest drawn from the others
+    learning_rate: float = 2e-3
+    network_decay: float = 1e-4
+    table_decay: float = 5.0
+    min_examples_per_row: int = 50  # a row taught by fewer requests (users) or taken candidates (items) shares OOV's vector
+    validation_share: float = 0.15
+    blends: tuple[float, ...] = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 16.0)
+
+
+@dataclass(frozen=True)
+class Ranker:
+    """A trained DLRM. Its rank score is logit + blend * standardised retrieval score."""
+
+    model: DLRM
+    blend: float
+    quality: dict[str, float]
+
+    @property
+    def learned(self) -> bool:
+        """Was there anything to learn from?"""
+        return "ndcg_at_10" in self.quality
+
+    @property
+    def validated(self) -> float:
+        """NDCG@10 + Recall@20 on the validation requests."""
+        return self.quality["ndcg_at_10"] + self.quality["recall_at_20"]
+
+
+def train_ranker(
+    teaching: Sequence[Requests],
+    validation: Requests,
+    tables: tuple[dict[str, int], dict[str, int]],
+    settings: RankerSettings,
+    seed: int = 0,
+    report: Report = print,
+) -> Ranker:
+    """Learn to put first what was taken.
+
+    teaching: requests of one or several moments of the log; tables: of users and of items, name -> rows, in slot order
+    """
+    torch.manual_seed(seed)
+    rng = np.random.default_rng(seed)
+    n_pair_numbers = validation.items.numbers.shape[1] + validation.cross.shape[2]
+    n_user_numbers = validation.users.user_continuous.shape[1]
+    sizes = (n_user_numbers, n_pair_numbers, settings.width, settings.bottom, settings.top)
+    model = DLRM(Shape(*tables, *sizes, settings.cold))
+    teaching = [part.take(np.flatnonzero(part.taken.any(axis=1))) for part in teaching]
+    if not any(len(part) for part in teaching):
+        report("ranker: no request to learn from, retrieval's order is served")
+        return Ranker(without_opinion(model), 1.0, {"requests": 0})
+    _standardize(model, teaching)
+    _share_rare_rows(model, teaching, settings.min_examples_per_row)
+    fit(model, teaching, validation, settings, rng, report)
+    blend, quality = best_blend(predict(model, validation), retrieval_z(validation), validation, settings.blends)
+    quality |= {"requests": sum(map(len, teaching)), "validation_requests": len(validation)}
+    report(f"ranker: validation {quality}, blend {blend}")
+    return Ranker(model, blend, quality)
+
+
+@torch.no_grad()
+def without_opinion(model: DLRM) -> DLRM:
+    """Every logit is 0 from now on."""
+    model.network.top[-1].weight.zero_()
+    model.network.top[-1].bias.zero_()
+    return model
+
+
+def fit(
+    model: DLRM,
+    teaching: Sequence[Requests],
+    validation: Requests,
+    settings: RankerSettings,
+    rng: np.random.Generator,
+    report: Report,
+    measure: Measure | None = None,
+) -> None:
+    """Leaves the weights of the best epoch on the validation requests in `model`: the largest sum of what `measure` gives.
+
+    measure: of logits and of what was taken; `ranking_quality` when None
+    """
+    measure = measure or ranking_quality
+    groups = [
+        {"params": [*model.network.parameters(), *model.projections()], "weight_decay": settings.network_decay},
+        {"params": list(model.table_rows()), "weight_decay": settings.table_decay},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate)
+    n_steps = sum(-(-len(part) // settings.requests_per_batch) for part in teaching) * settings.epochs
+    schedule = rise_and_fall(optimizer, settings.learning_rate, n_steps + 1)
+    best_quality, best_weights = 0.0, None
+    for epoch in range(1, settings.epochs + 1):
+        model.train()
+        losses = []
+        for batch in batches(teaching, settings, rng):
+            loss = listwise_loss(scores_of(model, batch), torch.from_numpy(batch.taken), torch.from_numpy(batch.valid))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            losses.append(loss.item())
+        quality = measure(predict(model, validation), validation.taken)
+        told = ", ".join(f"{name} {value:.4f}" for name, value in quality.items())
+        report(f"ranker: epoch {epoch} of {settings.epochs}, loss {np.mean(losses):.3f}, validation {told}")
+        if best_weights is None or sum(quality.values()) > best_quality:
+            best_quality = sum(quality.values())
+            best_weights = {name: value.clone() for name, value in model.state_dict().items()}
+    model.load_state_dict(best_weights)
+    model.eval()
+
+
+def best_blend(
+    logits: np.ndarray, retrieval: np.ndarray, validation: Requests, blends: tuple[float, ...]
+) -> tuple[float, dict[str, float]]:
+    """-> (how much retrieval to add to the logits, validation quality with it and of retrieval's own order).
+
+    A ranker that learned less than retrieval knows is outvoted, not trusted.
+    """
+    qualities = {blend: ranking_quality(logits + blend * retrieval, validation.taken) for blend in blends}
+    best = max(blends, key=lambda blend: (sum(qualities[blend].values()), -blend))
+    own = ranking_quality(np.where(np.isfinite(logits), retrieval, -np.inf), validation.taken)
+    return best, {**qualities[best], **{f"retrieval_{name}": value for name, value in own.items()}}
+
+
+def retrieval_z(requests: Requests) -> np.ndarray:
+    """float32 [N, C]: what is blended in, the standardised retrieval score."""
+    return requests.cross[..., SCORE]
+
+
+def parts(requests: Requests, validation_share: float, rng: np.random.Generator) -> tuple[Requests, Requests]:
+    """-> (requests to learn from, validation requests), at least one of these."""
+    shuffled = rng.permutation(len(requests))
+    n_validation = max(int(len(requests) * validation_share), 1)
+    return requests.take(np.sort(shuffled[n_validation:])), requests.take(np.sort(shuffled[:n_validation]))
+
+
+def batches(teaching: Sequence[Requests], settings: RankerSettings, rng: np.random.Generator) -> Iterator[Requests]:
+    """All requests in random order, each with what was taken and a draw of what was not; a batch is of one moment."""
+    size = settings.requests_per_batch
+    chunks = [(part, rows) for part in teaching for rows in _split(rng.permutation(len(part)), size)]
+    for number in rng.permutation(len(chunks)):
+        part, rows = chunks[number]
+        yield _drawn(part.take(rows), settings.candidates_per_request, rng)
+
+
+def _split(rows: np.ndarray, size: int) -> list[np.ndarray]:
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+
+def _drawn(batch: Requests, width: int, rng: np.random.Generator) -> Requests:
+    """`width` of each request's candidates: all that were taken (if there is room), others at random."""
+    width = min(width, batch.candidates.shape[1])
+    key = rng.random(batch.taken.shape) - batch.taken
+    chosen = np.argpartition(key, width - 1, axis=1)[:, :width]
+    take = np.arange(len(batch))[:, None]
+    drawn = (values[take, chosen] for values in (batch.candidates, batch.retrieval_scores, batch.cross, batch.taken))
+    return Requests(batch.users, *drawn, batch.items)
+
+
+def listwise_loss(scores: torch.Tensor, taken: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy of softmax over the valid candidates, a request weighing with the root of how many it took."""
+    log_share = torch.log_softmax(scores.masked_fill(~valid, -1e9), dim=1)
+    count = taken.sum(dim=1).clamp(min=1)
+    return (-(log_share * taken).sum(dim=1) / count.sqrt()).mean()
+
+
+def scores_of(model: DLRM, requests: Requests) -> torch.Tensor:
+    """Logits float32 [N, C]."""
+    items, candidates = requests.items, requests.candidates
+    user_rows = model.user_rows(torch.from_numpy(requests.users.user_categorical))
+    item_rows = model.item_rows([torch.from_numpy(rows[candidates]) for rows in items.rows])
+    numbers = np.concatenate([items.numbers[candidates], requests.cross], axis=2)
+    return model.network(torch.from_numpy(requests.users.user_continuous), user_rows, torch.from_numpy(numbers), item_rows)
+
+
+def rank_scores_of(ranker: Ranker, requests: Requests) -> np.ndarray:
+    """float32 [N, C] as the rank stage serves them, -inf at padding."""
+    return predict(ranker.model, requests) + np.float32(ranker.blend) * retrieval_z(requests)
+
+
+@torch.no_grad()
+def predict(model: DLRM, requests: Requests) -> np.ndarray:
+    """Logits float32 [N, C], -inf at padding."""
+    model.eval()
+    blocks = _split(np.arange(len(requests)), 128) or [np.arange(0)]
+    logits = np.concatenate([scores_of(model, requests.take(rows)).numpy() for rows in blocks])
+    return np.where(requests.valid, logits, -np.inf)
+
+
+def ranking_quality(scores: np.ndarray, taken: np.ndarray) -> dict[str, float]:
+    """Means of `gains` over requests with something taken; 0 without any."""
+    return {name: float(values.mean()) if len(values) else 0.0 for name, values in gains(scores, taken).items()}
+
+
+def gains(scores: np.ndarray, taken: np.ndarray) -> dict[str, np.ndarray]:
+    """NDCG@10 and Recall@20 of each request with something taken; what retrieval did not find counts against no order.
+
+    scores: float [N, C]; taken: bool [N, C]
+    """
+    scores, taken = scores[found := taken.any(axis=1)], taken[found]
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :20]
+    hits = np.take_along_axis(taken, order, axis=1)
+    count = taken.sum(axis=1)
+    discount = 1 / np.log2(np.arange(min(10, hits.shape[1])) + 2)
+    ideal = np.append(0.0, np.cumsum(discount))[np.minimum(count, len(discount))]
+    return {"ndcg_at_10": hits[:, : len(discount)] @ discount / ideal, "recall_at_20": hits.sum(axis=1) / count}
+
+
+def _share_rare_rows(model: DLRM, teaching: Sequence[Requests], at_least: int) -> None:
+    """Count how many requests teach each row of the user's tables, and how many taken candidates each of the items'."""
+    for slot, table in enumerate(model.user_tables):
+        rows = np.concatenate([part.users.user_categorical[:, slot] for part in teaching])
+        table.share_rare(np.bincount(rows, minlength=len(table.shared)), at_least)
+    for slot, table in enumerate(model.item_tables):
+        rows = np.concatenate([part.items.rows[slot][part.candidates[part.taken]].ravel() for part in teaching])
+        table.share_rare(np.bincount(rows, minlength=len(table.shared)), at_least)
+
+
+def _standardize(model: DLRM, teaching: Sequence[Requests]) -> None:
+    """The network's numbers get mean 0 and deviation 1 over the valid candidates.
+
+    A column that hardly varied while teaching may vary when it is served (sales of the last week, at the end of a log that was
+    cut off before): it must not be blown up into the loudest one.
+    """
+    pair = np.concatenate(
+        [np.concatenate([p.items.numbers[p.candidates[p.valid]], p.cross[p.valid]], axis=1) for p in teaching]
+    )
+    user = np.concatenate([part.users.user_continuous for part in teaching])
+    mean = np.concatenate([user.mean(axis=0), pair.mean(axis=0)])
+    deviation = np.concatenate([user.std(axis=0), pair.std(axis=0)])
+    model.network.mean.copy_(torch.from_numpy(mean))
+    model.network.scale.copy_(torch.from_numpy(1 / np.maximum(deviation, LEAST_DEVIATION)))

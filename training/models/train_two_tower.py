@@ -1,0 +1,173 @@
+"""Training of the two towers: sampled softmax over items drawn by popularity, corrected for how often each is drawn.
+
+Some users are kept aside. Training ends when it no longer helps them, and goes back to where it helped most: after two passes
+over a sparse log of a large catalogue, after ten over a dense log of a small one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from serving.stages.search.search import recency_weights
+from training.features.build import Examples
+from training.models.schedule import rise_and_fall
+from training.models.two_tower import TwoTower, forget_users
+
+
+@dataclass(frozen=True)
+class TowerSettings:
+    width: int = 64  # D
+    epochs: int = 10  # at most
+    most_examples: int = 600_000  # over all epochs together: a minute or two of one core
+    batch: int = 1_024
+    negatives: int = 2_048  # shared by a batch
+    learning_rate: float = 4e-3
+    forget_user: float = 0.5  # share of examples without their user id
+    forget_history: float = 0.1  # share of examples without any history
+    forget_item: float = 0.2  # share of history items left out
+    kept_aside: float = 0.05  # share of users
+    most_aside: int = 4_096  # of their examples
+    checks: int = 20  # looks at the loss of users kept aside
+    patience: int = 4  # looks without a better one before training ends
+
+
+@dataclass(frozen=True)
+class Batch:
+    """int64 [B, Fu], float32 [B, Gu], int64 [B, H] positions, int64 [B] positions."""
+
+    user_categorical: Tensor
+    user_continuous: Tensor
+    history: Tensor
+    targets: Tensor
+
+
+class Negatives:
+    """Items drawn by popularity, damped. log_expected: float32 [n_items], of how often a draw is expected to hold each."""
+
+    def __init__(self, targets: np.ndarray, n_items: int, count: int):
+        self.count = min(count, n_items)
+        self.weights = torch.from_numpy((np.bincount(targets, minlength=n_items) + 1.0) ** 0.75)
+        self.log_expected = torch.log(self.weights / self.weights.sum() * self.count).float()
+
+    def draw(self, generator: torch.Generator) -> Tensor:
+        """int64 [count] distinct positions"""
+        return torch.multinomial(self.weights, self.count, replacement=False, generator=generator)
+
+
+def train_towers(
+    model: TwoTower,
+    examples: Examples,
+    targets: np.ndarray,
+    users: np.ndarray,
+    settings: TowerSettings,
+    seed: int,
+    say: Callable[[str], None] = print,
+) -> None:
+    """In place. targets, users: int64 [N], positions of the items taken at the examples' moments, and who took them."""
+    generator, rng = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
+    learned, aside = keep_aside(users, settings, rng)
+    negatives = Negatives(targets[learned], model.n_items, settings.negatives)
+    best = _Best(model, batches_aside(examples, targets, aside, settings), negatives, negatives.draw(generator))
+    steps = max(1, min(len(learned) * settings.epochs, settings.most_examples) // settings.batch)
+    optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate, fused=True)  # large tables: 5 times faster
+    schedule = rise_and_fall(optimizer, settings.learning_rate, steps)
+    for step, chosen in enumerate(_rows(len(learned), settings.batch, steps, rng), start=1):
+        batch = forgetful(batch_of(examples, targets, learned[chosen]), model.n_items, settings, generator)
+        loss = sampled_loss(model, batch, negatives.draw(generator), negatives.log_expected)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        if step % max(1, steps // settings.checks) == 0 or step == steps:
+            best.look()
+            say(f"  towers: step {step:,} of {steps:,}, loss {loss.item():.3f}, of users kept aside {best.latest:.3f}")
+            if best.in_vain >= settings.patience:
+                break
+    best.restore()
+    model.treat_as_unknown(np.setdiff1d(examples.user_categorical[aside, 0], examples.user_categorical[learned, 0]))
+
+
+def sampled_loss(model: TwoTower, batch: Batch, negatives: Tensor, log_expected: Tensor) -> Tensor:
+    """Mean cross entropy of each row's target against the negatives."""
+    weights = torch.from_numpy(recency_weights(batch.history.numpy(), model.n_items))
+    users = model.user_vectors(batch.user_categorical, batch.user_continuous, batch.history, weights)
+    own = (users * model.item_vectors(batch.targets)).sum(dim=1) - log_expected[batch.targets]
+    others = users @ model.item_vectors(negatives).T - log_expected[negatives]
+    others = others.masked_fill(batch.targets.unsqueeze(1) == negatives, -torch.inf)
+    logits = torch.cat([own.unsqueeze(1), others], dim=1)
+    return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.int64))
+
+
+def batch_of(examples: Examples, targets: np.ndarray, rows: np.ndarray) -> Batch:
+    values = (examples.user_categorical[rows], examples.user_continuous[rows], examples.history_positions[rows], targets[rows])
+    categorical, continuous, history, taken = (torch.from_numpy(value) for value in values)
+    return Batch(categorical, continuous, history.long(), taken)
+
+
+def forgetful(batch: Batch, n_items: int, settings: TowerSettings, generator: torch.Generator) -> Batch:
+    """The same with user ids, histories and items of histories missing here and there: cold users must work."""
+    lost = torch.rand(batch.history.shape, generator=generator) < settings.forget_item
+    lost |= (torch.rand(len(batch.history), generator=generator) < settings.forget_history).unsqueeze(1)
+    users = forget_users(batch.user_categorical, settings.forget_user, generator)
+    return Batch(users, batch.user_continuous, torch.where(lost, n_items, batch.history), batch.targets)
+
+
+def keep_aside(users: np.ndarray, settings: TowerSettings, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """int64 [N] users of examples -> (rows to learn from, rows of users kept aside): no user is in both."""
+    distinct = rng.permutation(np.unique(users))
+    lengths = np.bincount(users)[distinct]
+    affordable = int(np.searchsorted(lengths.cumsum(), settings.most_aside, "right"))
+    count = min(int(len(distinct) * settings.kept_aside), affordable)
+    aside = np.isin(users, distinct[:count])
+    return np.flatnonzero(~aside), np.flatnonzero(aside)
+
+
+def batches_aside(examples: Examples, targets: np.ndarray, rows: np.ndarray, settings: TowerSettings) -> list[Batch]:
+    """Users kept aside are asked about as strangers: nothing is learned of their ids."""
+    nobody = torch.Generator()
+    parts = [rows[start : start + settings.batch] for start in range(0, len(rows), settings.batch)]
+    batches = [batch_of(examples, targets, part) for part in parts]
+    return [Batch(forget_users(b.user_categorical, 1.0, nobody), b.user_continuous, b.history, b.targets) for b in batches]
+
+
+class _Best:
+    """The parameters with the least loss on users kept aside. Without any such user, the latest ones."""
+
+    def __init__(self, model: TwoTower, batches: list[Batch], negatives: Negatives, drawn: Tensor):
+        self.model, self.batches, self.negatives, self.drawn = model, batches, negatives, drawn
+        self.least, self.latest, self.in_vain = np.inf, np.nan, 0
+        self.parameters: list[Tensor] = []
+        self.look()
+
+    @torch.no_grad()
+    def look(self) -> None:
+        if not self.batches:
+            return
+        losses = [sampled_loss(self.model, batch, self.drawn, self.negatives.log_expected).item() for batch in self.batches]
+        self.latest = float(np.average(losses, weights=[len(batch.targets) for batch in self.batches]))
+        if self.latest < self.least:
+            self.least, self.in_vain = self.latest, 0
+            self.parameters = [parameter.detach().clone() for parameter in self.model.parameters()]
+        else:
+            self.in_vain += 1
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        for parameter, value in zip(self.model.parameters(), self.parameters, strict=bool(self.parameters)):
+            parameter.copy_(value)
+
+
+def _rows(n_examples: int, batch: int, steps: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+    """`steps` batches of row numbers, each pass over the examples in its own random order."""
+    waiting = np.empty(0, np.int64)
+    for _ in range(steps):
+        while len(waiting) < batch:
+            waiting = np.concatenate([waiting, rng.permutation(n_examples)])
+        yield waiting[:batch]
+        waiting = waiting[batch:]

@@ -1,0 +1,153 @@
+"""The two towers: a user at a moment and an item, each a vector of width D, so that their inner product ranks the catalogue.
+
+    history rows, newest first ─▶ weighted sum ──────────────┬──────────────▶ + ─▶ user vector = [ taste (D - 1) | 1 ]
+    user_categorical ─▶ embedding rows ─┐                    │                ▲
+    user_continuous ────────────────────┴▶ concatenate ◀─────┘ ─▶ MLP ────────┘
+
+    item row + rows of its features + lists' means + numbers ─▶ item vector = [ taste (D - 1) | appeal ]
+
+The tables of histories and of items are two (what an item says of its buyer is not what makes it bought), and begin as
+the two sides of a truncated SVD of the item-item weights: before any training the towers are low-rank EASE. The last dimension
+carries an item's own appeal, all that is left for a user of whom nothing is known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from serving.contract.tensors import NULL_ROW, OOV_ROW
+from serving.stages.features.encode import Ragged
+
+MOST_USER_WIDTH = 16
+
+
+@dataclass(frozen=True)
+class ItemInputs:
+    """The encoded catalogue, n_items + 1 rows, the last one padding.
+
+    categorical: int64 [n_items + 1, Si]; lists: one Ragged of n_items + 1 lists per list; continuous: float32 [n_items + 1, Gi]
+    table_rows: rows of the tables of the columns of `categorical`, then of the lists
+    """
+
+    categorical: np.ndarray
+    lists: tuple[Ragged, ...]
+    continuous: np.ndarray
+    table_rows: tuple[int, ...]
+
+
+class UserTower(nn.Module):
+    """What becomes `user_tower.onnx`: everything of the user's side but the tables.
+
+    Inputs: history_vectors [B, H, D - 1] rows of the history table; history_weights [B, H], 0 at padding;
+    user_embeddings [B, Eu] the rows of all user tables, side by side; user_continuous [B, Gu]. Output: user vectors [B, D].
+    """
+
+    def __init__(self, taste: int, embeddings: int, continuous: int, hidden: int = 128):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.mlp = nn.Sequential(nn.Linear(taste + embeddings + continuous, hidden), nn.GELU(), nn.Linear(hidden, taste))
+        nn.init.zeros_(self.mlp[2].weight)  # begins as the history alone
+        nn.init.zeros_(self.mlp[2].bias)
+
+    def forward(
+        self, history_vectors: Tensor, history_weights: Tensor, user_embeddings: Tensor, user_continuous: Tensor
+    ) -> Tensor:
+        total = (history_vectors * history_weights.unsqueeze(2)).sum(dim=1)
+        length = history_weights.square().sum(dim=1, keepdim=True).clamp(min=1.0).sqrt()
+        pooled = total / length
+        taste = self.scale * pooled + self.mlp(torch.cat([pooled, user_embeddings, user_continuous], dim=1))
+        return torch.cat([taste, torch.ones_like(length)], dim=1)
+
+
+class TwoTower(nn.Module):
+    def __init__(self, items: ItemInputs, user_rows: tuple[int, ...], user_continuous: int, width: int):
+        """width: D, of both vectors; user_rows: rows of the tables of user_categorical's columns"""
+        super().__init__()
+        taste, self.n_items = width - 1, len(items.categorical) - 1
+        self.history_table = nn.Embedding(self.n_items + 1, taste, padding_idx=self.n_items)
+        self.item_table = nn.Embedding(self.n_items, taste)
+        self.appeal = nn.Parameter(torch.zeros(self.n_items))
+        self.user_tables = nn.ModuleList(nn.Embedding(rows, _user_width(rows)) for rows in user_rows)
+        self.user_tower = UserTower(taste, sum(_user_width(rows) for rows in user_rows), user_continuous)
+        n_single = items.categorical.shape[1]
+        self.item_feature_tables = nn.ModuleList(nn.Embedding(rows, width) for rows in items.table_rows[:n_single])
+        self.list_tables = nn.ModuleList(nn.EmbeddingBag(rows, width, mode="mean") for rows in items.table_rows[n_single:])
+        self.item_numbers = nn.Linear(items.continuous.shape[1], width)
+        self._begin_small()
+        self.register_buffer("item_categorical", torch.from_numpy(np.ascontiguousarray(items.categorical[:-1])))
+        self.register_buffer("item_continuous", torch.from_numpy(np.ascontiguousarray(items.continuous[:-1])))
+        self.item_lists = [_padded_list(ragged, self.n_items) for ragged in items.lists]
+
+    def begin_as(self, history_side: np.ndarray, item_side: np.ndarray, appeal: np.ndarray) -> None:
+        """float32 [n_items, D - 1] twice and [n_items]: where training starts from."""
+        with torch.no_grad():
+            self.history_table.weight[:-1] = torch.from_numpy(history_side)
+            self.item_table.weight.copy_(torch.from_numpy(item_side))
+            self.appeal.copy_(torch.from_numpy(appeal))
+
+    def user_vectors(self, user_categorical: Tensor, user_continuous: Tensor, history: Tensor, weights: Tensor) -> Tensor:
+        """int64 [B, Fu], float32 [B, Gu], int64 [B, H] positions, float32 [B, H] -> float32 [B, D]"""
+        return self.user_tower(self.history_table(history), weights, self.user_embeddings(user_categorical), user_continuous)
+
+    def user_embeddings(self, user_categorical: Tensor) -> Tensor:
+        """int64 [B, Fu] -> float32 [B, Eu]"""
+        if not len(self.user_tables):
+            return torch.zeros(len(user_categorical), 0)
+        return torch.cat([table(user_categorical[:, slot]) for slot, table in enumerate(self.user_tables)], dim=1)
+
+    def item_vectors(self, items: Tensor) -> Tensor:
+        """int64 [n] positions -> float32 [n, D]"""
+        vectors = self.item_numbers(self.item_continuous[items])
+        for slot, table in enumerate(self.item_feature_tables):
+            vectors = vectors + table(self.item_categorical[items, slot])
+        for table, (padded, lengths) in zip(self.list_tables, self.item_lists, strict=True):
+            own = lengths[items]
+            mask = torch.arange(padded.shape[1]) < own.unsqueeze(1)
+            rows = padded[items][mask]
+            offsets = torch.cumsum(own, 0) - own
+            vectors = vectors + table(rows, offsets)
+        own = torch.cat([self.item_table(items), self.appeal[items].unsqueeze(1)], dim=1)
+        return vectors + own
+
+    def treat_as_unknown(self, user_rows: np.ndarray) -> None:
+        """int64 rows of the first user table, the user's id, that were not learned: each becomes the unknown user's."""
+        with torch.no_grad():
+            self.user_tables[0].weight[torch.from_numpy(user_rows)] = self.user_tables[0].weight[OOV_ROW].clone()
+
+    def _begin_small(self) -> None:
+        """Features of items begin at nothing: the towers begin exactly as `begin_as` says."""
+        for table in (*self.item_feature_tables, *self.list_tables):
+            nn.init.zeros_(table.weight)
+        nn.init.zeros_(self.item_numbers.weight)
+        nn.init.zeros_(self.item_numbers.bias)
+        for table in (*self.user_tables, self.item_table):
+            nn.init.normal_(table.weight, std=0.05)
+        with torch.no_grad():
+            self.history_table.weight.normal_(std=0.05)
+            self.history_table.weight[self.n_items] = 0.0
+
+
+def forget_users(user_categorical: Tensor, share: float, generator: torch.Generator) -> Tensor:
+    """A random share of rows loses its user id (column 0), as if the user had never been seen: cold users must work."""
+    forgotten = torch.rand(len(user_categorical), generator=generator) < share
+    changed = user_categorical.clone()
+    changed[forgotten, 0] = OOV_ROW
+    return changed
+
+
+def _user_width(rows: int) -> int:
+    """Width of a user table: small vocabularies say little."""
+    return int(min(MOST_USER_WIDTH, max(4, round(rows**0.5))))
+
+
+def _padded_list(ragged: Ragged, n_items: int) -> tuple[Tensor, Tensor]:
+    """-> (int64 [n_items, L] rows, int64 [n_items] lengths >= 1); an empty list is one NULL_ROW."""
+    lengths = np.diff(ragged.offsets)[:n_items]
+    filled = np.maximum(lengths, 1)
+    padded = np.full((n_items, int(filled.max(initial=1))), NULL_ROW, np.int64)
+    padded[np.arange(padded.shape[1]) < lengths[:, None]] = ragged.values[: ragged.offsets[n_items]]
+    return torch.from_numpy(padded), torch.from_numpy(filled)

@@ -1,0 +1,80 @@
+"""Write what `serving/stages/retrieve.py` loads."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import torch
+
+from serving.stages.retrieve import HISTORY_TABLE, NETWORK, TABLES_FOLDER, RetrieveSettings
+from serving.stages.search.search import INDEX_FILE, recency_weights
+from training.features.build import Examples, Features
+from training.models.parity import Dynamic, Parity, export_network
+from training.models.retriever import Retriever
+from training.retrieval.index import Choice, choose_index
+
+INPUTS = ("history_vectors", "history_weights", "user_embeddings", "user_continuous")
+DYNAMIC: Dynamic = {name: {0: "requests"} for name in (*INPUTS, "user_vectors")}
+PARITY_SAMPLES = 256
+
+
+def save_retriever(
+    folder: Path,
+    retriever: Retriever,
+    features: Features,
+    available: np.ndarray,
+    sample: Examples,
+    candidates: int,
+    filter_seen: bool = True,
+    index_effort: int = 0,
+) -> tuple[dict[str, Any], Parity, Choice]:
+    """Everything of the retrieve stage but `stage.json` and the manifest.
+
+    available: bool [n_items]; sample: real users, on whom parity and the index's recall are measured; candidates: C;
+    index_effort: as `choose_index` takes it
+    -> (settings for `stage.json`, parity report, the index chosen and what was tried)
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    np.save(folder / "item_ids.npy", features.items.ids)
+    np.save(folder / "item_vectors.npy", retriever.item_vectors)
+    np.save(folder / "available.npy", available)
+    retriever.blended_neighbours.save(folder)
+    features.seen.save(folder)
+    tables = _tables(retriever)
+    (folder / TABLES_FOLDER).mkdir(exist_ok=True)
+    for name, table in tables.items():
+        np.save(folder / TABLES_FOLDER / f"{name}.npy", table)
+
+    positions, queries = np.flatnonzero(available), retriever.user_vectors(sample)
+    choice = choose_index(retriever.item_vectors, positions, queries, candidates, index_effort)
+    if choice.index is not None:
+        faiss.write_index(choice.index, str(folder / INDEX_FILE))
+    settings = RetrieveSettings(tuple(name for name in tables if name != HISTORY_TABLE), filter_seen, choice.kind)
+    inputs = _network_inputs(retriever, Examples(*(values[:PARITY_SAMPLES] for values in sample)))
+    network = retriever.model.user_tower
+    parity = export_network(network, inputs, "user_vectors", folder / f"{NETWORK}.onnx", DYNAMIC)
+    return asdict(settings), parity, choice
+
+
+def _tables(retriever: Retriever) -> dict[str, np.ndarray]:
+    """float32 [rows, width] by name: the history's, then one per column of user_categorical."""
+    model = retriever.model
+    named = {HISTORY_TABLE: model.history_table} | {f"user_{slot}": table for slot, table in enumerate(model.user_tables)}
+    return {name: table.weight.detach().numpy() for name, table in named.items()}
+
+
+@torch.no_grad()
+def _network_inputs(retriever: Retriever, users: Examples) -> dict[str, np.ndarray]:
+    model = retriever.model
+    history = torch.from_numpy(users.history_positions.astype(np.int64))
+    values = (
+        model.history_table(history).numpy(),
+        recency_weights(users.history_positions, model.n_items),
+        model.user_embeddings(torch.from_numpy(users.user_categorical)).numpy(),
+        users.user_continuous,
+    )
+    return dict(zip(INPUTS, values, strict=True))
