@@ -27,7 +27,7 @@ ONE_SERVER = $(if $(filter-out file,$(origin GRPC_PORT)),--grpc-port $(GRPC_PORT
 as_name = $(subst =,-,$(subst :,_,$(subst /,_,$(1))))
 # written by a finished export; `make run` exports again with other variables, newer settings, data or code, or without the repository
 EXPORTED = .run/exported/$(call as_name,$(REPO)-$(PROFILE)-$(LAYOUT)-$(DATA)$(if $(TRITON),-$(TRITON))$(if $(CONFIG),-$(CONFIG)))
-SOURCES = requirements.txt $(CONFIG) $(shell find export stages hps_config $(wildcard $(DATA) data/$(DATA)) -type f -not -path '*/__pycache__/*' 2>/dev/null)
+SOURCES = requirements.txt $(CONFIG) $(shell find export repository training serving hps_config $(wildcard $(DATA) data/$(DATA)) -type f -not -path '*/__pycache__/*' 2>/dev/null)
 
 .PHONY: help setup run test stop export serve check perf baseline bounds bounds-tiers tune eval lint
 
