@@ -18,8 +18,7 @@ import numpy as np
 
 
 def main(repo: Path, generation: int, rows_file: str) -> None:
-    fused = repo / "recommend" / str(generation)
-    sys.path.insert(0, str(fused if (fused / "serving").is_dir() else repo / "preprocess" / str(generation)))
+    sys.path.insert(0, str(repo / "recommend" / str(generation)))
     from serving.pipeline import Pipeline
 
     pipeline = Pipeline.load(repo, generation)

@@ -48,7 +48,7 @@ from serving.contract.errors import ArtifactError, ConfigError, ExportError
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE, STAGES, ModelSpec, ensemble_spec, packed
 
-SERVED_MODULES = ("serving.pipeline", "serving.stages.adapter.triton", "serving.tables.__main__")  # the last is the updater
+ADAPTER, PIPELINE, UPDATER = "serving.stages.adapter.triton", "serving.pipeline", "serving.tables.__main__"
 MODEL_PY = '''"""Written by the exporter: serves the code that lies beside it."""
 
 import os
@@ -145,14 +145,19 @@ class Staging:
         check_edges(specs)
         if self.layout == "fused":
             replace(read_stage(self.folder(STAGES[0])), stage=ENSEMBLE, settings={}).write(self.folder(ENSEMBLE))
-            write_code(self.folder(ENSEMBLE), STAGES)
+            write_model(self.folder(ENSEMBLE), STAGES)
         for name in STAGES:
             if self.layout == "ensemble":
-                write_code(self.folder(name), (name,))
+                write_model(self.folder(name), (name,))
             write_manifest(self.folder(name), stage=name, generation=self.generation)
 
     def seal(self, facts: dict[str, Any]) -> None:
-        """Write the generation's own manifest: `facts`, and which stages it consists of."""
+        """Write the generation's own manifest: `facts`, and which stages it consists of.
+
+        Beside it lies the code of all stages: with it `make check` answers recorded requests as this generation does.
+        """
+        copy_serving_code(self.folder(ENSEMBLE), (PIPELINE,))
+        forbid_caches(self.folder(ENSEMBLE))
         digests = {name: sha256_of(self.folder(name) / MANIFEST_FILE) for name in STAGES}
         write_manifest(self.folder(ENSEMBLE), generation=self.generation, stages=digests, **facts)
 
@@ -238,9 +243,10 @@ def refuse_other_contract(repository: Path, layout: str, specs: dict[str, ModelS
             )
 
 
-def write_code(folder: Path, stages: Sequence[str]) -> None:
-    """Copy what serves into a version folder, and a model.py that runs these stages' kernels."""
-    copy_serving_code(folder, SERVED_MODULES)
+def write_model(folder: Path, stages: Sequence[str]) -> None:
+    """Write a model.py that runs these stages, and the code that it imports; with `rank`, also that of the updater."""
+    updater = [UPDATER] if "rank" in stages else []
+    copy_serving_code(folder, [ADAPTER, *(f"serving.stages.{name}" for name in stages), *updater])
     kernels = [(name, name.capitalize()) for name in stages]
     imports = "\n".join(f"from serving.stages.{module} import {kernel}" for module, kernel in sorted(kernels))
     (folder / "model.py").write_text(MODEL_PY.format(imports=imports, kernels=", ".join(kernel for _, kernel in kernels)))

@@ -1,6 +1,6 @@
 """Requests answered as a server would: by the code inside the generation, which may be older or newer than the checkout.
 
-In a process of its own: two versions of `stages` cannot be imported side by side.
+In a process of its own: two versions of `serving` cannot be imported side by side.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from repository import replay_worker
-from serving.contract.artifacts import REMEDY, stage_folder
+from serving.contract.artifacts import REMEDY
 from serving.contract.errors import ArtifactError
-from serving.contract.tensors import STAGES
+from serving.contract.tensors import ENSEMBLE
 
 Arrays = dict[str, np.ndarray]
 
@@ -38,9 +38,8 @@ def replay(repository: Path, generation: int, inputs: Arrays) -> Arrays:
 
 
 def code_folder(repository: Path, generation: int) -> Path:
-    """-> the folder beside whose artifacts the published `serving/` lies: the first stage's, or that of the one model."""
-    folder = stage_folder(repository, STAGES[0], generation).resolve()
-    found = next((place for place in (folder, folder.parent) if (place / "serving" / "pipeline.py").is_file()), None)
-    if found is None:
+    """Return the folder that holds the published package `serving` of a generation. Raises ArtifactError."""
+    folder = (repository / ENSEMBLE / str(generation)).resolve()
+    if not (folder / "serving" / "pipeline.py").is_file():
         raise ArtifactError(f"{folder} holds no code to serve it with (serving/). {REMEDY}")
-    return found
+    return folder

@@ -79,7 +79,7 @@ def test_published_code_and_checkout_answer_alike_here(repository):
     ids=["refuses", "library", "dies"],
 )
 def test_code_that_does_not_run_here_is_an_error(repository, code, told):
-    (repository / "preprocess" / "1" / "serving" / "pipeline.py").write_text(
+    (repository / "recommend" / "1" / "serving" / "pipeline.py").write_text(
         f"class Pipeline:\n    def load(*_):\n        exec({code!r})\n"
     )
     reseal(repository)
@@ -88,7 +88,7 @@ def test_code_that_does_not_run_here_is_an_error(repository, code, told):
 
 
 def test_a_generation_without_code(repository):
-    shutil.rmtree(repository / "preprocess" / "1" / "serving")
+    shutil.rmtree(repository / "recommend" / "1" / "serving")
     reseal(repository)
     (message,) = errors(repository)
     assert "holds no code to serve it with" in message

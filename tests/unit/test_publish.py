@@ -59,6 +59,16 @@ def test_a_generation_is_whole_and_verified(tmp_path):
     assert [path.name for path in tmp_path.glob(".repo.staging")] == []
 
 
+def test_only_what_serves_is_published(tmp_path):
+    publish_once(tmp_path)
+    published = {name: set(verify_manifest(tmp_path / name / "1")["files"]) for name in STAGES}
+    for name, files in published.items():
+        assert {stage for stage in STAGES if f"serving/stages/{stage}.py" in files} == {name}
+        assert not {path for path in files if "/updates/publisher" in path or "/stages/parts/" in path}
+    assert "serving/tables/updates/updater.py" in published["rank"]  # runs beside the server from this folder
+    assert not {path for path in published["preprocess"] | published["rerank"] if "serving/tables/" in path}
+
+
 def test_a_path_that_no_model_starts_from_is_refused_before_training(tmp_path):
     with (
         Staging(tmp_path / "two words" / "repo") as staging,
