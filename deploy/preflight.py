@@ -38,7 +38,7 @@ def faults(repository: Path, backends: Path) -> Iterator[str]:
     for name in sorted(needed):
         if not (backends / name).is_dir():
             yield f"this image has no {name} backend in {backends}; use the image the repository was exported for (TRITON=…)"
-    if any(repository.glob("*/*/stages")):
+    if any(repository.glob("*/*/serving")):
         tables = TABLE_PACKAGES if (repository / "rank_rows").is_dir() else {}
         for module, package in {**PACKAGES, **tables}.items():
             if not installed(module):

@@ -55,7 +55,7 @@ def published_metrics() -> set[str]:
     recorded = set(re.findall(r"^# TYPE (\S+)", (Path(__file__).parent / "metrics.txt").read_text(), re.MULTILINE))
     recorded |= {f"{name}_{part}" for name in recorded for part in ("sum", "count") if name.endswith("_summary_us")}
     own = {measured.name for measured in triton_adapter().Metrics("rank").measurements()}
-    source = (PROJECT / "serving" / "contract" / "measurements.py").read_text()
+    source = (PROJECT / "serving" / "tables" / "measurements.py").read_text()
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
     own |= {f"recommender_table_{n.args[0].value}" for n in calls if getattr(n.func, "id", "") in ("_counter", "_gauge")}
     return recorded | own | GPU_METRICS

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from repository import generations as repository_generations
 from repository.generations import pin, published_generations, write_pins
 from repository.lock import publication_lock
 from repository.models import check_backends, read_config, read_repository
@@ -185,7 +186,8 @@ def test_a_repository_without_the_ensemble(repo):
 @pytest.mark.parametrize("move", [partial(activate, "localhost:1"), pin], ids=["activate", "pin"])
 def test_no_move_while_another_one_or_a_publication_is_under_way(repo, move, monkeypatch):
     toys.publish(repo, 2)
-    monkeypatch.setattr(generations, "publication_lock", partial(publication_lock, timeout_s=0.1))
+    for module in (generations, repository_generations):
+        monkeypatch.setattr(module, "publication_lock", partial(publication_lock, timeout_s=0.1))
     with (
         publication_lock(repo),
         pytest.raises(ServerError, match=r"Another publication or move has held .*repo for 0 s\. Wait until it ends"),
