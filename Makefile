@@ -27,7 +27,7 @@ ONE_SERVER = $(if $(filter-out file,$(origin GRPC_PORT)),--grpc-port $(GRPC_PORT
 as_name = $(subst =,-,$(subst :,_,$(subst /,_,$(1))))
 # written by a finished export; `make run` exports again with other variables, newer settings, data or code, or without the repository
 EXPORTED = .run/exported/$(call as_name,$(REPO)-$(PROFILE)-$(LAYOUT)-$(DATA)$(if $(TRITON),-$(TRITON))$(if $(CONFIG),-$(CONFIG)))
-SOURCES = requirements.txt $(CONFIG) $(shell find export repository training serving hps_config $(wildcard $(DATA) data/$(DATA)) -type f -not -path '*/__pycache__/*' 2>/dev/null)
+SOURCES = requirements/export.txt $(CONFIG) $(shell find export repository training serving hps_config $(wildcard $(DATA) data/$(DATA)) -type f -not -path '*/__pycache__/*' 2>/dev/null)
 
 .PHONY: help setup run test stop export serve check perf baseline bounds bounds-tiers tune eval lint
 
@@ -35,7 +35,7 @@ help: ## list the commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo "  variables: DATA=$(DATA) PROFILE=$(PROFILE) LAYOUT=$(LAYOUT) REPO=$(REPO) GRPC_PORT=$(GRPC_PORT) HTTP_PORT=$(HTTP_PORT) METRICS_PORT=$(METRICS_PORT)"
 
-setup: ## on a fresh machine: apt packages and .venv (PYTHON=/path/to/python3.11 where it is not on PATH)
+setup: ## on a fresh machine: apt packages and .venv (PYTHON=/path/to/python: CPython 3.11 or 3.12; without one, uv downloads it)
 	@./setup.sh
 
 run: setup ## from a bare machine to served recommendations: setup, training, export, tritonserver, answers with titles

@@ -73,6 +73,6 @@ def compare(path: Path, inputs: dict[str, np.ndarray], expected: np.ndarray, lim
         raise ExportError(
             f"{path.name} differs from the trained network by {parity.max_rel:.2e} of 1 + the value "
             f"(largest {parity.max_abs:.2e}); expected at most {limit:.0e}. "
-            "Check the versions of torch and onnxruntime in requirements.txt."
+            "Check the versions of torch and onnxruntime against requirements/export.txt."
         )
     return parity

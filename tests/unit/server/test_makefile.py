@@ -76,7 +76,8 @@ def test_run_fails_and_asks_nobody_when_the_users_cannot_be_read(asked, tmp_path
 @pytest.fixture
 def exported(make, tmp_path):
     """make variables -> what `make run` exported with, "" when what lies there is up to date."""
-    (tmp_path / "requirements.txt").touch()
+    (tmp_path / "requirements").mkdir()
+    (tmp_path / "requirements" / "export.txt").touch()
     (tmp_path / "other.toml").touch()
     exports = tmp_path / "exports"
     lines = (

@@ -1,4 +1,4 @@
-"""setup.sh with interpreters that only tell how they were called: which one it takes, and when it has nothing to do."""
+"""setup.sh with interpreters that only record how they were called: which one it takes, and when it has nothing to do."""
 
 from __future__ import annotations
 
@@ -10,30 +10,46 @@ import pytest
 
 from server.environment import PROJECT
 
-# Of a machine that lacks nothing: `-m venv` makes a .venv of itself, everything else succeeds without a word.
+# An interpreter on a machine that lacks nothing: it says its version, `-m venv` copies it into .venv, the rest succeeds.
 INTERPRETER = """#!/bin/bash
+case "$*" in *sys.version_info*) echo VERSION; exit ;; esac
 echo "$(basename "$0") $*" >> calls
 if [ "$1 $2" = "-m venv" ]; then
-  mkdir -p .venv/bin && cp "$0" .venv/bin/python && printf 'executable = %s\\n' "$0" > .venv/pyvenv.cfg
-  printf '#!/bin/sh\\n[ "$1" = --version ] && echo "uv UV_VERSION" || echo "uv $*" >> calls\\n' > .venv/bin/uv
-  chmod +x .venv/bin/uv
+  mkdir -p "$4/bin" && cp "$0" "$4/bin/python" && printf 'executable = %s\\n' "$0" > "$4/pyvenv.cfg"
+  cp bin/fake-uv "$4/bin/uv"
 fi
 """
+# uv that "downloads" the interpreter opt/downloaded, unless the machine is offline.
+UV = """#!/bin/sh
+case "$*" in
+  --version) echo "uv UV_VERSION" ;;
+  "python dir") echo "$PWD/opt" ;;
+  "python find"*) echo "$PWD/opt/downloaded" ;;
+  "python install"*) echo "uv $*" >> calls; [ ! -e offline ] ;;
+  *) echo "uv $*" >> calls ;;
+esac
+"""
+BROKEN = "#!/bin/sh\nexit 127\n"  # what a pyenv shim does for a version that is not active
 
 
 @pytest.fixture
 def checkout(tmp_path):
-    """setup.sh, the Makefile and some requirements, on a machine whose python3.11 does not run."""
+    """Return a folder with setup.sh, the Makefile and requirements, on whose PATH neither python3.11 nor python3.12 runs."""
     for name in ("setup.sh", "Makefile"):
         shutil.copy(PROJECT / name, tmp_path)
-    (tmp_path / "requirements.txt").write_text("numpy\n")
+    for folder in ("requirements", "bin", "opt"):
+        (tmp_path / folder).mkdir()
+    write_requirements(tmp_path, "numpy")
     (version,) = (
         line.partition("=")[2] for line in (PROJECT / "setup.sh").read_text().splitlines() if line.startswith("UV_VERSION=")
     )
-    (tmp_path / "bin").mkdir()
-    write_program(tmp_path / "bin" / "python3.11", "#!/bin/sh\nexit 127\n")
-    (tmp_path / "opt").mkdir()
-    write_program(tmp_path / "opt" / "mine", INTERPRETER.replace("UV_VERSION", version))
+    for name in ("python3.11", "python3.12"):
+        write_program(tmp_path / "bin" / name, BROKEN)
+    write_program(tmp_path / "bin" / "fake-uv", UV.replace("UV_VERSION", version))
+    write_program(tmp_path / "bin" / "python3", INTERPRETER.replace("VERSION", "3.13"))
+    write_program(tmp_path / "opt" / "mine", INTERPRETER.replace("VERSION", "3.11"))
+    write_program(tmp_path / "opt" / "other", INTERPRETER.replace("VERSION", "3.12"))
+    write_program(tmp_path / "opt" / "downloaded", INTERPRETER.replace("VERSION", "3.12"))
     return tmp_path
 
 
@@ -42,12 +58,17 @@ def write_program(path, text):
     path.chmod(0o755)
 
 
+def write_requirements(checkout, text):
+    (checkout / "requirements" / "dev.txt").write_text(text + "\n")
+
+
 def call(checkout, *command, **variables):
-    """-> how it ended, and the calls of interpreters and of uv meanwhile."""
+    """Run `command` in the checkout; return the finished process and the calls of interpreters and of uv meanwhile."""
     (checkout / "calls").write_text("")
     ours = ("PYTHON", "VENV", "MAKEFLAGS", "MAKEOVERRIDES")
     clean = {name: value for name, value in os.environ.items() if name not in ours}
-    clean |= {"PATH": f"{checkout / 'bin'}:{os.environ['PATH']}"}
+    system = [folder for folder in os.environ["PATH"].split(os.pathsep) if not os.path.exists(os.path.join(folder, "uv"))]
+    clean |= {"PATH": os.pathsep.join([str(checkout / "bin"), *system])}
     done = subprocess.run(command, cwd=checkout, env=clean | variables, capture_output=True, text=True)
     return done, (checkout / "calls").read_text().splitlines()
 
@@ -56,11 +77,43 @@ def installed(calls):
     return [line for line in calls if line.startswith("uv pip install")]
 
 
-def test_a_machine_without_python_is_told_what_to_set(checkout):
-    done, _ = call(checkout, "./setup.sh")
-    assert done.returncode == 1
-    assert "no python3.11 on PATH" in done.stderr
-    assert "set PYTHON=/path/to/python3.11" in done.stderr
+@pytest.mark.parametrize(
+    ("names", "taken"),
+    [(["python3.11", "python3.12"], "python3.11"), (["python3.12"], "python3.12"), (["python3.11"], "python3.11")],
+)
+def test_a_supported_python_on_path_is_taken_and_the_older_one_first(checkout, names, taken):
+    for name in names:
+        write_program(checkout / "bin" / name, INTERPRETER.replace("VERSION", name.removeprefix("python")))
+    done, calls = call(checkout, "./setup.sh")
+    assert (done.returncode, len(installed(calls))) == (0, 1), done.stderr
+    assert f"{taken} -m venv --clear .venv" in calls
+    assert not [line for line in calls if line.startswith("uv python install")]
+
+
+def test_a_machine_without_a_supported_python_downloads_one_and_says_so(checkout):
+    done, calls = call(checkout, "./setup.sh")
+    assert (done.returncode, len(installed(calls))) == (0, 1), done.stderr
+    assert "no python3.11 or python3.12 is on PATH: uv downloads CPython 3.12" in done.stderr
+    assert "uv python install --no-bin 3.12" in calls
+    assert "downloaded -m venv --clear .venv" in calls
+
+
+def test_a_download_that_fails_says_what_to_do(checkout):
+    (checkout / "offline").touch()
+    done, calls = call(checkout, "./setup.sh")
+    assert (done.returncode, installed(calls)) == (1, [])
+    assert "uv could not download CPython 3.12" in done.stderr
+    assert "Install CPython 3.11 or 3.12" in done.stderr
+    assert "set PYTHON=/path/to/python" in done.stderr
+    assert "UV_PYTHON_INSTALL_MIRROR" in done.stderr
+
+
+@pytest.mark.parametrize("given", ["bin/python3", "opt/nowhere"])
+def test_an_interpreter_that_does_not_serve_is_refused(checkout, given):
+    done, calls = call(checkout, "./setup.sh", PYTHON=str(checkout / given))
+    assert (done.returncode, installed(calls)) == (1, [])
+    assert str(checkout / given) in done.stderr
+    assert "set PYTHON=/path/to/python" in done.stderr
 
 
 @pytest.mark.parametrize("given", ["argument", "environment"])
@@ -70,25 +123,33 @@ def test_make_hands_the_interpreter_on_and_needs_it_once(checkout, given):
     done, calls = call(checkout, "make", "setup", *arguments, **variables)
     assert (done.returncode, len(installed(calls))) == (0, 1), done.stderr
     assert "mine -m venv --clear .venv" in calls
-    done, calls = call(checkout, "make", "setup")
-    assert (done.returncode, calls) == (0, ["python -c "])  # whether .venv runs
+    for again in ({}, {"PYTHON": mine}):
+        done, calls = call(checkout, "make", "setup", **again)
+        assert (done.returncode, calls) == (0, ["python -c "])  # whether .venv runs
 
 
-def test_other_requirements_are_installed_with_what_made_the_environment(checkout):
+def test_an_interpreter_of_another_version_makes_the_environment_anew(checkout):
     call(checkout, "./setup.sh", PYTHON=str(checkout / "opt" / "mine"))
-    (checkout / "requirements.txt").write_text("scipy\n")
+    done, calls = call(checkout, "./setup.sh", PYTHON=str(checkout / "opt" / "other"))
+    assert (done.returncode, len(installed(calls))) == (0, 1), done.stderr
+    assert "other -m venv --clear .venv" in calls
+
+
+def test_other_requirements_are_installed_into_the_environment_that_exists(checkout):
+    call(checkout, "./setup.sh", PYTHON=str(checkout / "opt" / "mine"))
+    write_requirements(checkout, "scipy")
     done, calls = call(checkout, "./setup.sh")
     assert (done.returncode, len(installed(calls))) == (0, 1), done.stderr
-    assert "mine -c " in calls
+    assert not [line for line in calls if "-m venv" in line]
 
 
-def test_an_environment_whose_interpreter_is_gone_names_the_usual_one(checkout):
+def test_an_environment_whose_interpreter_is_gone_is_made_with_another_one(checkout):
     call(checkout, "./setup.sh", PYTHON=str(checkout / "opt" / "mine"))
     (checkout / "opt" / "mine").unlink()
-    (checkout / "requirements.txt").write_text("scipy\n")
-    done, _ = call(checkout, "./setup.sh")
-    assert done.returncode == 1
-    assert "no python3.11 on PATH" in done.stderr
+    write_program(checkout / ".venv" / "bin" / "python", BROKEN)
+    done, calls = call(checkout, "./setup.sh")
+    assert (done.returncode, len(installed(calls))) == (0, 1), done.stderr
+    assert "downloaded -m venv --clear .venv" in calls
 
 
 def test_what_make_calls_is_of_the_environment_whatever_python_is(checkout):
