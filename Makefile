@@ -108,10 +108,17 @@ tune: setup ## search batching, instances, threads and the index's effort under 
 	@$(PY) -m perf.tune --repo $(REPO)
 
 # every lane runs even when an earlier one failed; the verdict, and the last line, are over all of them
-test: setup ## everything the tests need, then all four lanes: unit, contract, server, gpu
+test: setup ## everything the tests need, then make lint and all four lanes: unit, contract, server, gpu
 	@rm -rf .run/lanes; status=0; \
+	$(MAKE) --no-print-directory lint || status=1; \
 	for lane in unit contract server gpu; do $(PY) -m pytest -q --lane $$lane tests/$$lane || status=1; done; \
 	echo; $(PY) -m tests.lanes; exit $$status
 
-lint: setup ## ruff, style and format
-	@.venv/bin/ruff check . && .venv/bin/ruff format --check .
+# every check runs even when an earlier one failed
+lint: setup ## style and format (ruff), types (mypy), shell scripts (shellcheck)
+	@status=0; \
+	.venv/bin/ruff check . || status=1; \
+	.venv/bin/ruff format --check . || status=1; \
+	.venv/bin/mypy || status=1; \
+	.venv/bin/shellcheck setup.sh .ci/run requirements/pin.sh deploy/*.sh || status=1; \
+	exit $$status
