@@ -17,14 +17,19 @@ CONFIG ?=
 GRPC_PORT ?= 8001
 HTTP_PORT ?= 8000
 METRICS_PORT ?= 8002
+# address the server listens at: this machine only, or 0.0.0.0 for everybody who reaches it. Not taken from the environment, where
+# some shells put the machine's name
+HOST = 127.0.0.1
 
-URL = localhost:$(GRPC_PORT)
+URL = $(if $(filter 127.0.0.1 0.0.0.0,$(HOST)),localhost,$(HOST)):$(GRPC_PORT)
 RECOMMEND = $(PY) -m clients recommend --url $(URL) --repo $(REPO)
 # users `make run` shows; empty: some that the repository knows. The last one nobody knows (served as a cold start)
 USERS ?= $(if $(filter online-retail,$(DATA)),17850 12583 14911 999999999)
 # a port set by the caller narrows `make stop` to that server; without one it stops all that were started here
 ONE_SERVER = $(if $(filter-out file,$(origin GRPC_PORT)),--grpc-port $(GRPC_PORT))
 as_name = $(subst =,-,$(subst :,_,$(subst /,_,$(1))))
+# only where the caller chose: a server that runs with another address is then named instead of kept
+HOST_OPTION = $(if $(filter command,$(origin HOST)),--host $(HOST))
 # written by a finished export; `make run` exports again with other variables, newer settings, data or code, or without the repository
 EXPORTED = .run/exported/$(call as_name,$(REPO)-$(PROFILE)-$(LAYOUT)-$(DATA)$(if $(TRITON),-$(TRITON))$(if $(CONFIG),-$(CONFIG)))
 SOURCES = requirements/export.txt $(CONFIG) $(shell find export repository training serving hps_config $(wildcard $(DATA) data/$(DATA)) -type f -not -path '*/__pycache__/*' 2>/dev/null)
@@ -33,7 +38,7 @@ SOURCES = requirements/export.txt $(CONFIG) $(shell find export repository train
 
 help: ## list the commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
-	@echo "  variables: DATA=$(DATA) PROFILE=$(PROFILE) LAYOUT=$(LAYOUT) REPO=$(REPO) GRPC_PORT=$(GRPC_PORT) HTTP_PORT=$(HTTP_PORT) METRICS_PORT=$(METRICS_PORT)"
+	@echo "  variables: DATA=$(DATA) PROFILE=$(PROFILE) LAYOUT=$(LAYOUT) REPO=$(REPO) GRPC_PORT=$(GRPC_PORT) HTTP_PORT=$(HTTP_PORT) METRICS_PORT=$(METRICS_PORT) HOST=$(HOST)"
 
 setup: ## on a fresh machine: apt packages and .venv (PYTHON=/path/to/python: CPython 3.11 or 3.12; without one, uv downloads it)
 	@./setup.sh
@@ -59,8 +64,8 @@ $(EXPORTED): $(if $(wildcard $(REPO)/recommend),$(SOURCES),missing)
 .PHONY: missing
 missing:
 
-serve: setup ## tritonserver on a repository, returns when every model is ready: REPO=… GRPC_PORT=… HTTP_PORT=… METRICS_PORT=…
-	@$(PY) -m server start --repo $(REPO) --grpc-port $(GRPC_PORT) --http-port $(HTTP_PORT) --metrics-port $(METRICS_PORT)
+serve: setup ## tritonserver on a repository, returns when every model is ready: REPO=… GRPC_PORT=… HTTP_PORT=… METRICS_PORT=… HOST=…
+	@$(PY) -m server start --repo $(REPO) --grpc-port $(GRPC_PORT) --http-port $(HTTP_PORT) --metrics-port $(METRICS_PORT) $(HOST_OPTION)
 
 stop: ## stop the servers that make run or make serve started (GRPC_PORT=… stops that one)
 	@if [ -x $(PY) ]; then $(PY) -m server stop $(ONE_SERVER); else echo "nothing to stop: .venv does not exist"; fi

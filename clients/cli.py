@@ -17,7 +17,7 @@ from rich.table import Table
 
 from clients.cache.commands import follow, forget, warm
 from clients.catalogue import Catalogue, known_users
-from clients.errors import InvalidRequest
+from clients.errors import ClientError, InvalidRequest
 from clients.models import Health, Query, Recommendations, Timeout
 from clients.recommender import DEFAULT_URL, Recommender
 from serving.contract.errors import RecommenderError
@@ -69,16 +69,17 @@ def recommend(
 
 @app.command()
 def health(url: Url = DEFAULT_URL, timeout: Seconds = 5.0, as_json: AsJson = False) -> None:
-    """Say whether the server is ready, and which models it serves."""
+    """Say whether the server answers one real question, and which models it serves. Exit status 1 unless it does."""
     with _friendly():
         with Recommender(url, timeout=Timeout(timeout, connect=timeout)) as shop:
             state = shop.health()
+            failure = find_failure(shop) if state.ready else "a model is not ready"
         if as_json:
             models = [vars(model) for model in state.models]
-            typer.echo(json.dumps({"url": url, "ready": state.ready, "models": models}))
+            typer.echo(json.dumps({"url": url, "ready": not failure, "failure": failure, "models": models}))
         else:
-            _print_health(url, state)
-    if not state.ready:
+            _print_health(url, state, failure)
+    if failure:
         raise typer.Exit(1)
 
 
@@ -87,6 +88,15 @@ def users(repo: Annotated[Path, typer.Option(help="the repository that knows the
     """Name some users to ask for: the most active one, one in the middle and the least active one."""
     with _friendly():
         typer.echo("\n".join(known_users(repo, N_USERS)))
+
+
+def find_failure(shop: Recommender) -> str:
+    """Ask for an anonymous visitor's recommendations; return why there was no answer, "" when there was one."""
+    try:
+        shop.recommend(None, k=1)
+    except ClientError as error:
+        return str(error)
+    return ""
 
 
 @contextmanager
@@ -169,8 +179,8 @@ def _warn_of_another_shop(answer: Recommendations, catalogue: Catalogue | None, 
         )
 
 
-def _print_health(url: str, state: Health) -> None:
-    out.print(f"{url} is {'ready' if state.ready else 'not ready'}", markup=False)
+def _print_health(url: str, state: Health, failure: str) -> None:
+    out.print(f"{url} fails: {failure}" if failure else f"{url} is ready, and answered", markup=False, soft_wrap=True)
     table = Table("model", "version", "state", "reason")
     for model in state.models:
         table.add_row(model.name, model.version, model.state, model.reason)

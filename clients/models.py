@@ -101,7 +101,7 @@ class Call:
 class ModelState:
     name: str
     version: str
-    state: str  # READY, LOADING, UNLOADING or UNAVAILABLE
+    state: str  # READY or UNAVAILABLE
     reason: str = ""
 
 

@@ -17,7 +17,8 @@ from tritonclient.grpc import model_config_pb2
 from tritonclient.utils import InferenceServerException
 
 from clients.errors import ClientError, InvalidRequest, from_status
-from clients.models import Call, Health, ModelState
+from clients.health import health_of, steps_of
+from clients.models import Call, Health
 from clients.wire import Signature
 from serving.contract.tensors import ENSEMBLE
 
@@ -77,8 +78,12 @@ class GrpcTransport:
 
     def health(self, timeout_s: float) -> Health:
         try:
-            ready = self._client.is_model_ready(ENSEMBLE, client_timeout=timeout_s)
-            return _health(ready, self._client.get_model_repository_index(client_timeout=timeout_s))
+            if not self._client.is_model_ready(ENSEMBLE, client_timeout=timeout_s):
+                return health_of("", False, {})
+            version = _only(self._client.get_model_metadata(ENSEMBLE, client_timeout=timeout_s).versions)
+            steps = steps_of(self._client.get_model_config(ENSEMBLE, client_timeout=timeout_s).config)
+            ready = {step: self._client.is_model_ready(*step, client_timeout=timeout_s) for step in steps}
+            return health_of(str(version or ""), True, ready)
         except InferenceServerException as error:
             raise _translated(error, self.url, timeout_s) from error
 
@@ -114,8 +119,12 @@ class AsyncGrpcTransport:
 
     async def health_async(self, timeout_s: float) -> Health:
         try:
-            ready = await self._client.is_model_ready(ENSEMBLE, client_timeout=timeout_s)
-            return _health(ready, await self._client.get_model_repository_index(client_timeout=timeout_s))
+            if not await self._client.is_model_ready(ENSEMBLE, client_timeout=timeout_s):
+                return health_of("", False, {})
+            version = _only((await self._client.get_model_metadata(ENSEMBLE, client_timeout=timeout_s)).versions)
+            steps = steps_of((await self._client.get_model_config(ENSEMBLE, client_timeout=timeout_s)).config)
+            ready = {step: await self._client.is_model_ready(*step, client_timeout=timeout_s) for step in steps}
+            return health_of(str(version or ""), True, ready)
         except InferenceServerException as error:
             raise _translated(error, self.url, timeout_s) from error
 
@@ -182,11 +191,6 @@ def _outputs(result: blocking.InferResult) -> dict[str, np.ndarray]:
 
 def _only(versions: Sequence[str]) -> int | None:
     return int(versions[0]) if len(versions) == 1 else None
-
-
-def _health(ready: bool, index) -> Health:
-    models = (ModelState(model.name, model.version, model.state, model.reason) for model in index.models)
-    return Health(ready, tuple(sorted(models, key=lambda model: (model.name, model.version))))
 
 
 def _translated(error: InferenceServerException, url: str, timeout_s: float | None, call: Call | None = None) -> ClientError:

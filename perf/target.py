@@ -63,5 +63,5 @@ def running_site(url: str, repo: Path) -> Site:
 
 
 def site_of(state: ServerState) -> Site:
-    http, metrics = f"localhost:{state.ports.http}", f"http://localhost:{state.ports.metrics}/metrics"
+    http, metrics = f"{state.host}:{state.ports.http}", f"http://{state.host}:{state.ports.metrics}/metrics"
     return Site(state.grpc_url, http, metrics, state.repo, served_generation(state.grpc_url), state.tag)

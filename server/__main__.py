@@ -11,21 +11,24 @@ import typer
 from repository.generations import published_generations
 from repository.models import content_of
 from server import launcher
+from server.condition import examine
 from server.environment import MEASURED_DIR, RUN_DIR
 from server.generations import served_generation
-from server.health import is_ready, not_ready, wait_ready
+from server.health import wait_ready
 from server.launcher import READY_TIMEOUT_S, TritonServer, clear_stale, running_servers, stop_server
 from server.lock import starting
-from server.log import explain
-from server.ports import Ports
-from server.processes import lost_stubs
+from server.log import explain, how_it_ended
+from server.ports import LOOPBACK, Ports, listens
+from server.processes import is_running, lost_stubs
 from server.state import ServerState, known_servers, unreadable_states
 from serving.contract.errors import RecommenderError, ServerError
 from serving.contract.generations import pinned_generation
 
 app = typer.Typer(help="Start, stop, wait for, and diagnose a real tritonserver.", no_args_is_help=True, add_completion=False)
 
-DEFAULTS = {"threads": 1, "cache_mib": 0, "fixed": False}
+DEFAULTS = {"threads": 1, "cache_mib": 0, "fixed": False, "host": LOOPBACK, "no_http": False}
+
+Settings = dict[str, int | bool | str | None]
 
 GrpcPort = Annotated[int, typer.Option(help="gRPC port of the server")]
 OneServer = Annotated[int | None, typer.Option("--grpc-port", help="only the server with this gRPC port")]
@@ -43,6 +46,11 @@ def start(
     fixed: Annotated[
         bool, typer.Option("--fixed", help="never load or unload a model after the start (model control none)")
     ] = False,
+    host: Annotated[
+        str | None,
+        typer.Option(help=f"address to listen at (default {LOOPBACK}: this machine only; 0.0.0.0: everybody who reaches it)"),
+    ] = None,
+    no_http: Annotated[bool, typer.Option("--no-http", help="answer over gRPC only, where something else faces HTTP")] = False,
     timeout_s: Timeout = READY_TIMEOUT_S,
 ) -> None:
     """Start in the background; returns when every model is ready. A server that already serves this repository is kept.
@@ -52,11 +60,12 @@ def start(
     """
     ports = Ports(grpc_port, http_port, metrics_port)
     with starting(RUN_DIR, grpc_port):  # a second command then finds what the first one started
-        _start(repo, ports, threads, cache_mib, fixed, timeout_s)
+        flags = {"fixed": fixed or None, "no_http": no_http or None}
+        _start(repo, ports, {"threads": threads, "cache_mib": cache_mib, "host": host} | flags, timeout_s)
 
 
-def _start(repo: Path, ports: Ports, threads: int | None, cache_mib: int | None, fixed: bool, timeout_s: float) -> None:
-    asked = {"threads": threads, "cache_mib": cache_mib, "fixed": fixed or None}
+def _start(repo: Path, ports: Ports, asked: Settings, timeout_s: float) -> None:
+    """asked: None where nothing was asked for."""
     settings = DEFAULTS | {name: value for name, value in asked.items() if value is not None}
     running = _serving(repo, ports)
     if running and (lost := lost_stubs(running.pid)):
@@ -75,6 +84,8 @@ def _start(repo: Path, ports: Ports, threads: int | None, cache_mib: int | None,
         threads=settings["threads"],
         model_control="none" if settings["fixed"] else "explicit",
         cache_bytes=settings["cache_mib"] << 20,
+        host=settings["host"],
+        http=not settings["no_http"],
         ready_timeout_s=timeout_s,
         run_dir=RUN_DIR,
     ).start()
@@ -98,16 +109,15 @@ def stop(grpc_port: OneServer = None) -> None:
 
 @app.command()
 def status() -> None:
-    """List the running servers that were started here; exit code 1 when there is none, or one fails its requests."""
-    clear_stale(RUN_DIR)
-    states = running_servers(RUN_DIR)
+    """List the servers that were started here, and ask each a real question; exit code 1 unless there is one and all answer."""
+    states = known_servers(RUN_DIR)
     broken = False
     for state in states:
-        lost = lost_stubs(state.pid)
-        broken |= bool(lost)
-        typer.echo(f"running: {_line(state)}  log {state.log}")
-        if lost:
-            typer.echo(f"  but {_lost(lost)}. {_start_again(state)}")
+        condition = examine(state.grpc_url, state)
+        broken |= bool(condition.fault)
+        ran = is_running(state.pid, state.tag)
+        typer.echo(f"{'running' if ran else 'ended'}: {_line(state)}  log {state.log}")
+        typer.echo(f"  FAILS: {condition}. {_start_again(state)}" if condition.fault else f"  {condition}")
     for path in unreadable_states(RUN_DIR):
         typer.echo(f"note: {path} names no server. Remove it; the server it was written for is found by no command.", err=True)
     if not states:
@@ -127,11 +137,20 @@ def wait(
 
 @app.command()
 def diagnose(grpc_port: GrpcPort = 8001) -> None:
-    """Say what a server lacks to be ready, and what its log says went wrong first."""
-    log_path = RUN_DIR / "logs" / f"tritonserver-{grpc_port}.log"
-    typer.echo(f"server at localhost:{grpc_port}: {_condition(grpc_port)}")
-    if log_path.exists():
-        typer.echo(f"log {log_path}: {explain(log_path.read_text(errors='replace'))}")
+    """Say what ended a server or what it lacks to answer, then what its log says went wrong; exit code 1 unless it answers."""
+    state = next((state for state in known_servers(RUN_DIR) if state.ports.grpc == grpc_port), None)
+    log_path = state.log if state else RUN_DIR / "logs" / f"tritonserver-{grpc_port}.log"
+    url = state.grpc_url if state else f"localhost:{grpc_port}"
+    condition = examine(url, state)
+    if not condition.fault:
+        typer.echo(f"server at {url}: {condition}")
+        return
+    log = log_path.read_text(errors="replace") if log_path.exists() else ""
+    ended = f"{how_it_ended(log)}; " if log and state is None and not listens(grpc_port) else ""
+    typer.echo(f"server at {url}: {ended}{condition}" + (f". {_start_again(state)}" if state else ""))
+    if log:
+        typer.echo(f"log {log_path}: {explain(log)}")
+    raise typer.Exit(1)
 
 
 @app.command()
@@ -144,22 +163,14 @@ def activate(generation: Annotated[int, typer.Option(help="generation to serve")
     typer.echo(f"generation {generation} answers at {states[0].grpc_url} (before: {before})")
 
 
-def _condition(grpc_port: int) -> str:
-    """Ready, or what the server lacks, in words."""
-    for state in running_servers(RUN_DIR):
-        if state.ports.grpc == grpc_port and (lost := lost_stubs(state.pid)):
-            return f"{_lost(lost)}. {_start_again(state)}"
-    url = f"localhost:{grpc_port}"
-    return "ready" if is_ready(url) else not_ready(url)
-
-
 def _lost(stubs: int) -> str:
-    return f"{stubs} of its Python model process(es) died (killed, crashed, or out of memory), so requests fail"
+    return f"{stubs} of its Python model process(es) died"
 
 
 def _start_again(state: ServerState) -> str:
     ports = f"GRPC_PORT={state.ports.grpc} HTTP_PORT={state.ports.http} METRICS_PORT={state.ports.metrics}"
-    return f"Start it again: make serve REPO={state.repo} {ports}"
+    host = state.settings.get("host", LOOPBACK)
+    return f"Start it again: make serve REPO={state.repo} {ports}" + (f" HOST={host}" if host != LOOPBACK else "")
 
 
 def _serving(repo: Path, ports: Ports) -> ServerState | None:
@@ -167,7 +178,7 @@ def _serving(repo: Path, ports: Ports) -> ServerState | None:
     return next(same, None)
 
 
-def _refuse_other_settings(running: ServerState, asked: dict[str, int | bool | None]) -> None:
+def _refuse_other_settings(running: ServerState, asked: Settings) -> None:
     """ServerError when a setting was asked for (is not None) that the running server has not; only a restart changes one."""
     other = {name: value for name, value in asked.items() if value is not None and value != running.settings.get(name)}
     if other:
@@ -193,7 +204,10 @@ def _follows(state: ServerState) -> bool:
 
 def _line(state: ServerState) -> str:
     ports = state.ports
-    return f"{state.repo} at gRPC localhost:{ports.grpc}, HTTP {ports.http}, metrics {ports.metrics} (process {state.pid})"
+    http = "no HTTP" if state.settings.get("no_http") else f"HTTP {ports.http}"
+    host = state.settings.get("host", LOOPBACK)
+    opened = f", open to whoever reaches {host}" if host != LOOPBACK else ""
+    return f"{state.repo} at gRPC {state.grpc_url}, {http}, metrics {ports.metrics}{opened} (process {state.pid})"
 
 
 def main() -> None:

@@ -5,35 +5,67 @@ from __future__ import annotations
 import time
 
 import tritonclient.grpc as grpcclient
+from tritonclient.grpc import InferenceServerClientPlugin
 from tritonclient.utils import InferenceServerException
 
+from server.keys import GRPC_HEADER, key_of
 from serving.contract.errors import ServerError
 
 POLL_S = 0.1
+RESTRICTED = "protocol is restricted"  # what tritonserver says to a call that lacks its key
 HELD_STATES = ("READY", "LOADING", "UNLOADING")
 MESSAGES_OF_ANY_SIZE = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
 
 
+class _WithKey(InferenceServerClientPlugin):
+    """Adds the key of a server to every call."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+
+    def __call__(self, request) -> None:
+        request.headers[GRPC_HEADER] = self._key
+
+
 def local_client(grpc_url: str) -> grpcclient.InferenceServerClient:
-    """Asks a server of this machine itself, whatever proxy the environment names."""
-    return grpcclient.InferenceServerClient(grpc_url, channel_args=[*MESSAGES_OF_ANY_SIZE, ("grpc.enable_http_proxy", 0)])
+    """Return a client that asks a server of this machine itself, whatever proxy the environment names, and with its key."""
+    channel_args = [*MESSAGES_OF_ANY_SIZE, ("grpc.enable_http_proxy", 0)]
+    client = grpcclient.InferenceServerClient(grpc_url, channel_args=channel_args)
+    if key := key_of(grpc_url):
+        client.register_plugin(_WithKey(key))
+    return client
 
 
 def model_states(grpc_url: str) -> dict[tuple[str, int], tuple[str, str]] | None:
-    """(model, version) -> (state, reason) as the server reports them; None while it does not answer."""
+    """(model, version) -> (state, reason) as the server reports them; None while it does not answer.
+
+    ServerError when it was not started here and keeps its models to those who have its key.
+    """
     try:
         with local_client(grpc_url) as client:
             if not client.is_server_live(client_timeout=2):
                 return None
             index = client.get_model_repository_index(client_timeout=5)
-    except InferenceServerException:
+    except InferenceServerException as error:
+        if RESTRICTED in str(error):
+            raise ServerError(
+                f"The server at {grpc_url} lists its models to holders of its key only, and was not started from this "
+                "checkout, which has no such key. Ask it from where it was started."
+            ) from error
         return None
     return {(model.name, int(model.version or 0)): (model.state, model.reason) for model in index.models}
 
 
 def is_ready(grpc_url: str) -> bool:
-    """Server up, and every model has a ready version. (Versions that were unloaded stay listed as UNAVAILABLE.)"""
-    states = model_states(grpc_url)
+    """Server up, and every model has a ready version. (Versions that were unloaded stay listed as UNAVAILABLE.)
+
+    A server that was not started here is taken at its own word.
+    """
+    try:
+        states = model_states(grpc_url)
+    except ServerError:
+        with local_client(grpc_url) as client:
+            return client.is_server_ready(client_timeout=5)
     if not states:
         return False
     ready = {name for (name, _), (state, _) in states.items() if state == "READY"}
@@ -57,7 +89,15 @@ def wait_ready(grpc_url: str, timeout_s: float) -> None:
 
 def not_ready(grpc_url: str) -> str:
     """What keeps the server from being ready, in words."""
-    states = model_states(grpc_url)
+    try:
+        states = model_states(grpc_url)
+    except ServerError as error:
+        return str(error)
+    return describe_lacks(states) or "ready by now"
+
+
+def describe_lacks(states: dict[tuple[str, int], tuple[str, str]] | None) -> str:
+    """What a server with these `model_states` lacks, in words; "" when every model has a ready version."""
     if states is None:
         return "nothing answers there. Is it running (python -m server status), and is the port right?"
     ready = {name for (name, _), (state, _) in states.items() if state == "READY"}
@@ -66,4 +106,4 @@ def not_ready(grpc_url: str) -> str:
         for (name, version), (state, reason) in states.items()
         if name not in ready
     ]
-    return "; ".join(waiting) or ("ready by now" if ready else "it holds no model")
+    return "; ".join(waiting) or ("" if ready else "it holds no model")

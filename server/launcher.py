@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Literal, Self
 
 from repository.models import Model, check_backends, content_of, read_repository, refuse_unservable_path
-from server import generations, health, log, processes, updaters
+from server import generations, health, keys, log, processes, updaters
 from server.environment import RUN_DIR, backend_directory, find_wheel, server_env
 from server.health import held_versions
 from server.memory import check_memory
-from server.ports import Ports, check_free, free_ports, listens
+from server.ports import LOOPBACK, Ports, check_free, free_ports, listens, reachable_at
+from server.private_arguments import start_privately
 from server.state import ServerState, known_servers
 from serving.contract.errors import ServerError
 
@@ -39,6 +40,8 @@ class TritonServer:
     """One server process. `threads` is per model instance and numeric library; `cache_bytes` > 0 turns the response cache on.
 
     model_control: "explicit" loads every model at the start and lets `activate` move to another generation; "none" does not.
+    host: the address it listens at, by default this machine's own; "0.0.0.0" opens it to the network.
+    http: also answer over HTTP; a server without is reached by gRPC alone.
     """
 
     def __init__(
@@ -49,6 +52,8 @@ class TritonServer:
         threads: int = 1,
         model_control: ModelControl = "explicit",
         cache_bytes: int = 0,
+        host: str = LOOPBACK,
+        http: bool = True,
         ready_timeout_s: float = READY_TIMEOUT_S,
         run_dir: Path = RUN_DIR,
     ) -> None:
@@ -57,6 +62,8 @@ class TritonServer:
         self.threads = threads
         self.model_control = model_control
         self.cache_bytes = cache_bytes
+        self.host = host
+        self.http = http
         self.ready_timeout_s = ready_timeout_s
         self.run_dir = Path(run_dir).resolve()
         self.log_path = self.run_dir / "logs" / f"tritonserver-{self.ports.grpc}.log"
@@ -65,15 +72,15 @@ class TritonServer:
 
     @property
     def grpc_url(self) -> str:
-        return f"localhost:{self.ports.grpc}"
+        return f"{reachable_at(self.host)}:{self.ports.grpc}"
 
     @property
     def http_url(self) -> str:
-        return f"localhost:{self.ports.http}"
+        return f"{reachable_at(self.host)}:{self.ports.http}"
 
     @property
     def metrics_url(self) -> str:
-        return f"http://localhost:{self.ports.metrics}/metrics"
+        return f"http://{reachable_at(self.host)}:{self.ports.metrics}/metrics"
 
     def start(self) -> Self:
         """Raises ServerError; also where only the updater of its tables does not start, and then the server answers."""
@@ -85,6 +92,7 @@ class TritonServer:
         check_memory(models)
         process, tag = self._launch(models)
         settings = {"threads": self.threads, "cache_mib": self.cache_bytes >> 20, "fixed": self.model_control == "none"}
+        settings |= {"host": self.host, "no_http": not self.http}
         facts = {"settings": settings, "content": content_of(self.repo), "owner": self._owner}
         self.state = ServerState(process.pid, tag, self.repo, self.log_path, self.ports, **facts)
         try:
@@ -121,9 +129,12 @@ class TritonServer:
             f"--model-repository={self.repo}",
             f"--backend-directory={backend_directory(wheel, self.run_dir)}",
             f"--backend-config=python,shm-region-prefix-name={tag}",
+            *(f"--{protocol}-address={self.host}" for protocol in ("grpc", "http", "metrics")),
             f"--grpc-port={self.ports.grpc}",
             f"--http-port={self.ports.http}",
+            f"--allow-http={str(self.http).lower()}",
             f"--metrics-port={self.ports.metrics}",
+            "--metrics-config=summary_latencies=true",  # quantiles of latency, which alerts and dashboards go by
             f"--exit-timeout-secs={IN_FLIGHT_TIMEOUT_S}",
             f"--model-control-mode={self.model_control}",
             "--disable-auto-complete-config",  # ours are complete; guessing costs one more process per model
@@ -135,13 +146,16 @@ class TritonServer:
         if self.cache_bytes:
             command += [f"--cache-directory={wheel.caches}", f"--cache-config=local,size={self.cache_bytes}"]
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        log.rotate(self.log_path)
+        key = keys.new_key(self.grpc_url, tag)
         with self.log_path.open("wb") as log_file:
             # Stubs look for modules in their working directory first: not in the checkout, which may be newer than the models.
             # A session of its own: Ctrl-C in the terminal that started the server does not reach it.
-            process = subprocess.Popen(
+            process = start_privately(
                 command,
+                keys.restricting_options(key),
+                server_env(wheel, self.threads),
                 cwd=self.run_dir,
-                env=server_env(wheel, self.threads),
                 stdin=subprocess.DEVNULL,
                 stdout=log_file,
                 stderr=subprocess.STDOUT,
@@ -156,7 +170,9 @@ class TritonServer:
             text = self.log_path.read_text(errors="replace")
             if process.poll() is not None:  # first: another server may answer at its address
                 raise ServerError(self._failed(f"ended with exit code {process.returncode}", log.explain(text)))
-            if health.is_ready(self.grpc_url) and listens(self.ports.metrics):  # the metrics page opens last
+            if health.is_ready(self.grpc_url) and listens(
+                self.ports.metrics, reachable_at(self.host)
+            ):  # the metrics page opens last
                 return
             if failure := log.first_failure(text):
                 raise ServerError(self._failed("cannot serve this repository", failure))
@@ -181,6 +197,7 @@ def stop_server(state: ServerState, run_dir: Path, timeout_s: float = STOP_TIMEO
     """End a server found by its state file, with its stubs and shared memory; also clears up after one that was killed."""
     updaters.stop(updaters.updaters(state.tag))
     processes.stop_processes(state.pid, state.tag, timeout_s)
+    keys.forget_key(state.grpc_url, state.tag)
     state.forget(run_dir)
 
 

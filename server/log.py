@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import signal
 from dataclasses import dataclass
+from pathlib import Path
 
 # Each pattern finds (model, reason) on one line; the reason is quoted in the log, its newlines written as \n.
 FAILURES = (
@@ -14,7 +16,20 @@ FAILURES = (
 )
 ERROR_LINE = re.compile(r"^[EF]\d{4} ")
 PREFIX = re.compile(r'^[EFWI]\d{4} [\d:.]+ \d+ [\w./]+:\d+\] "?')
+ENDED = re.compile(r"^Signal \((\d+)\) received\.", re.MULTILINE)
+# What the server says on every machine without a GPU, where it serves all the same.
+HARMLESS = (
+    "CUDA driver version is insufficient",
+    "CudaDriverHelper has not been initialized",
+    "Failed to initialize NVML",
+    "DCGM unable to start",
+)
+CRASHES = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL")
+CRASH_LINES = 5  # before a crash: what was thrown
+TABLE_LINE = re.compile(r"[|+]")
+SERVES = "Started GRPCInferenceService"
 TAIL_LINES = 20
+KEPT_LOGS = 5
 UNHEALTHY = "is not healthy"  # all that the server says of a process that is gone
 LOST = "Its Python process ended while loading: crashed, or killed for memory."
 
@@ -53,10 +68,42 @@ def unfinished(log: str, dead: int) -> Failure:
     return Failure(", ".join(waiting), reason)
 
 
+def ending_signal(log: str) -> str:
+    """Return the name of the last signal that the server reports to have received, such as SIGABRT; "" without one.
+
+    Nothing is reported of SIGKILL: the kernel leaves a process no time to.
+    """
+    numbers = ENDED.findall(log)
+    return signal.Signals(int(numbers[-1])).name if numbers else ""
+
+
+def how_it_ended(log: str) -> str:
+    """Say what ended a server that is gone, by the log it left."""
+    name = ending_signal(log)
+    if name in ("SIGTERM", "SIGINT"):
+        return f"it was stopped ({name})"
+    if name:
+        return f"it crashed: ended by {name}"
+    if SERVES in log:
+        return "it ended without a word, as SIGKILL ends a process: sent by hand, or by the kernel for want of memory (dmesg)"
+    return "it ended before it served"
+
+
 def explain(log: str) -> Failure:
     """Why a server ended: its first failing model, else its error lines, else the last lines it wrote."""
     if failure := first_failure(log):
         return failure
-    lines = log.splitlines()
+    if ending_signal(log) in CRASHES:
+        crash = log[: [found.start() for found in ENDED.finditer(log)][-1]].splitlines()[-CRASH_LINES:]
+        return Failure(None, "\n".join(line for line in crash if not TABLE_LINE.match(line)))
+    lines = [line for line in log.splitlines() if not any(remark in line for remark in HARMLESS)]
     errors = [line for line in lines if ERROR_LINE.match(line) or line.startswith("error:")]
     return Failure(None, "\n".join((errors or lines)[-TAIL_LINES:]) or "(nothing was written)")
+
+
+def rotate(path: Path, keep: int = KEPT_LOGS) -> None:
+    """Move a log to PATH.1, the one before to PATH.2, …; the oldest beyond `keep` goes."""
+    for number in range(keep, 0, -1):
+        older = path.with_name(f"{path.name}.{number - 1}") if number > 1 else path
+        if older.exists():
+            older.replace(path.with_name(f"{path.name}.{number}"))

@@ -10,6 +10,9 @@ import psutil
 
 from serving.contract.errors import ConfigError, ServerError
 
+LOOPBACK = "127.0.0.1"
+ANY_ADDRESS = "0.0.0.0"
+
 
 @dataclass(frozen=True)
 class Ports:
@@ -56,10 +59,15 @@ def is_free(port: int) -> bool:
         return True
 
 
-def listens(port: int) -> bool:
+def reachable_at(host: str) -> str:
+    """Return the host at which this machine reaches a server that listens at the address `host`."""
+    return "localhost" if host in (LOOPBACK, ANY_ADDRESS) else host
+
+
+def listens(port: int, host: str = "localhost") -> bool:
     """Does somebody on this machine answer there?"""
     try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        socket.create_connection((host, port), timeout=1).close()
     except OSError:
         return False
     return True

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from server.ports import Ports
+from server.ports import LOOPBACK, Ports, reachable_at
 from serving.contract.errors import ConfigError
 
 
@@ -24,13 +24,18 @@ class ServerState:
     repo: Path
     log: Path
     ports: Ports
-    settings: dict[str, int | bool] = field(default_factory=dict)
+    settings: dict[str, int | bool | str] = field(default_factory=dict)
     content: str = ""
     owner: str = ""
 
     @property
     def grpc_url(self) -> str:
-        return f"localhost:{self.ports.grpc}"
+        return f"{self.host}:{self.ports.grpc}"
+
+    @property
+    def host(self) -> str:
+        """Where this machine reaches it."""
+        return reachable_at(str(self.settings.get("host", LOOPBACK)))
 
     def save(self, run_dir: Path) -> None:
         path = state_path(run_dir, self.ports.grpc)

@@ -26,6 +26,8 @@ from perf.observe.latency import Latency
 from perf.observe.server_stats import between, read_counters
 from perf.report.results import Closed
 from server.environment import perf_analyzer_env
+from server.keys import GRPC_HEADER, HEADER, key_of
+from server.private_arguments import start_privately
 from serving.contract.errors import ConfigError, ServerError
 
 WINDOWS = 3  # perf_analyzer always measures three before it calls a level stable
@@ -48,6 +50,12 @@ class Target:
     @property
     def in_shared_memory(self) -> bool:
         return self.transport == "grpc+shm"
+
+    @property
+    def key_header(self) -> str:
+        """The header that opens the server's statistics and shared memory, "" where nothing is known to be closed."""
+        key = key_of(self.grpc_url)
+        return f"{HEADER if self.transport == 'http' else GRPC_HEADER}:{key}" if key else ""
 
     def __post_init__(self) -> None:
         if self.transport not in ("grpc", "http", "grpc+shm"):
@@ -81,7 +89,7 @@ def measure(target: Target, mode: str, value: float, window_s: float, raw: Path)
     output.unlink(missing_ok=True)
     before = read_counters(target.grpc_url)
     arguments = command(target, mode, value, window_s, output)
-    said = run(arguments, (WINDOWS + 1) * window_s * 2 + TIME_LIMIT_S)
+    said = run(arguments, (WINDOWS + 1) * window_s * 2 + TIME_LIMIT_S, target.key_header)
     after = read_counters(target.grpc_url)
     if not output.exists():
         raise ServerError(f"perf_analyzer measured nothing: {what_it_said(said)} ({' '.join(arguments)})")
@@ -105,15 +113,20 @@ def measure(target: Target, mode: str, value: float, window_s: float, raw: Path)
     )
 
 
-def run(arguments: list[str], limit_s: float) -> str:
+def run(arguments: list[str], limit_s: float, private_header: str = "") -> str:
     """-> what it printed. ServerError when it cannot be started or does not end."""
+    header = (["-H"], [private_header]) if private_header else ([], [])
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     try:
-        done = subprocess.run(arguments, env=perf_analyzer_env(), capture_output=True, text=True, timeout=limit_s)
-    except subprocess.TimeoutExpired as error:
-        raise ServerError(f"perf_analyzer did not end: {' '.join(arguments)}. Is the server answering?") from error
+        process = start_privately([*arguments, *header[0]], header[1], perf_analyzer_env(), **pipes)
     except OSError as error:
         raise ServerError(f"perf_analyzer cannot be started: {error}. Run `make setup`.") from error
-    return done.stdout + done.stderr
+    with process:
+        try:
+            return "".join(process.communicate(timeout=limit_s))
+        except subprocess.TimeoutExpired as error:
+            process.kill()
+            raise ServerError(f"perf_analyzer did not end: {' '.join(arguments)}. Is the server answering?") from error
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import tritonclient.grpc as grpcclient
 from rich.console import Console
 
 from repository.models import read_config
+from server.health import local_client
 from server.launcher import TritonServer
 from server.ports import is_free
 from server.processes import SHM_DIR, members
@@ -99,5 +100,5 @@ def fused_repository(repository: Path, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="session")
 def client(server: TritonServer) -> Iterator[grpcclient.InferenceServerClient]:
-    with grpcclient.InferenceServerClient(server.grpc_url) as client:
+    with local_client(server.grpc_url) as client:  # it has the key: tests read statistics
         yield client

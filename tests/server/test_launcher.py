@@ -18,7 +18,7 @@ import tritonclient.grpc as grpcclient
 
 from server import updaters
 from server.environment import PROJECT
-from server.health import is_ready, model_states, wait_ready
+from server.health import is_ready, local_client, model_states, wait_ready
 from server.launcher import TritonServer, clear_stale, running_servers, stop_server
 from server.ports import Ports, free_ports, is_free
 from server.processes import SHM_DIR, is_running, members
@@ -84,7 +84,7 @@ def test_response_cache_answers_a_repeated_request(repo, launch):
     config = repo / "recommend" / "config.pbtxt"
     config.write_text(config.read_text() + "response_cache { enable: true }")
     server = launch(repo, cache_bytes=8 << 20)
-    with grpcclient.InferenceServerClient(server.grpc_url) as client:
+    with local_client(server.grpc_url) as client:
         assert toys.ask(client, 5) == toys.ask(client, 5) == toys.expected(5, generation=1)
         [stats] = client.get_inference_statistics("recommend").model_stats
     assert stats.inference_stats.cache_hit.count == 1
@@ -92,7 +92,7 @@ def test_response_cache_answers_a_repeated_request(repo, launch):
 
 def test_fixed_models_cannot_be_reloaded(repo, launch):
     server = launch(repo, model_control="none")
-    with grpcclient.InferenceServerClient(server.grpc_url) as client, pytest.raises(Exception, match="explicit model load"):
+    with local_client(server.grpc_url) as client, pytest.raises(Exception, match="explicit model load"):
         client.load_model("first")
 
 

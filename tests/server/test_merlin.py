@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
 from export.nvidia.precision.agreement import EXACT, disagreement
@@ -16,6 +15,7 @@ from export.nvidia.settings import MerlinSettings
 from export.nvidia.source import Source
 from export.settings import Settings
 from repository.recorded import RECORDED_FILE, compare_answers, read_recorded
+from server.health import local_client
 from server.launcher import TritonServer
 from serving.contract.artifacts import read_stage, stage_folder
 from serving.contract.tensors import ENSEMBLE, STAGES, RecordSpec, new_lineage, packed, stage_specs, unpacked
@@ -60,7 +60,7 @@ def merlin(repository, info, workflow, tmp_path_factory):
         stand_in(copy, MerlinSettings().mount)
         with (
             TritonServer(copy, run_dir=tmp_path_factory.mktemp("run"), ready_timeout_s=READY_TIMEOUT_S) as server,
-            grpcclient.InferenceServerClient(server.grpc_url) as client,
+            local_client(server.grpc_url) as client,
         ):
             yield client
 

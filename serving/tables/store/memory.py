@@ -10,6 +10,7 @@ import fcntl
 import mmap
 import os
 import shutil
+import stat
 import threading
 import weakref
 from collections.abc import Callable
@@ -19,11 +20,12 @@ from typing import IO
 
 import numpy as np
 
-from serving.contract.errors import DependencyError
+from serving.contract.errors import ArtifactError, DependencyError
 
 ALIGNMENT = 64  # bytes; a cache line
 ARENA_PREFIX = "embedding-tiers-"
 USERS_FILE = "users"
+PRIVATE_MODE = 0o700
 
 
 class Sections:
@@ -114,8 +116,23 @@ class SharedBlock:
             ) from error
 
 
+def is_own(folder: Path) -> bool:
+    """Return whether `folder` is a real folder, not a link, that belongs to this user. FileNotFoundError when absent."""
+    status = folder.lstat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+
+
+def is_private(folder: Path) -> bool:
+    """Return whether `folder` `is_own`, and nobody else may enter it."""
+    return is_own(folder) and stat.S_IMODE(folder.lstat().st_mode) == PRIVATE_MODE
+
+
 class SharedFolder:
-    """The folder of one arena. While it is open, nobody removes it; `close` removes it when this was the last user."""
+    """The folder of one arena. While it is open, nobody removes it; `close` removes it when this was the last user.
+
+    Its name can be guessed, and every user may create folders in shared memory, so rows are only read from a folder that
+    nobody else could have filled: ArtifactError for any other.
+    """
 
     def __init__(self, root: Path, name: str) -> None:
         self.path = root / f"{ARENA_PREFIX}{name}"
@@ -128,8 +145,16 @@ class SharedFolder:
 
     def _enter(self) -> bool:
         """Become a user. False when the folder's last user removed it meanwhile."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            self.path.mkdir(mode=PRIVATE_MODE)
         try:
+            if not is_private(self.path):
+                raise ArtifactError(
+                    f"{self.path} may hold rows that somebody else wrote. Expected a folder of mode 0700, not a link, that "
+                    f"belongs to user {os.geteuid()}, who serves. End the servers that use it, if any do "
+                    f"(`fuser {self.path}/*`), and remove it; what another user made, that user or the administrator removes."
+                )
             self._users = open(self.path / USERS_FILE, "wb")  # noqa: SIM115 - its lock says that we are here
             fcntl.flock(self._users, fcntl.LOCK_SH)
             return os.path.samestat(os.fstat(self._users.fileno()), os.stat(self.path / USERS_FILE))
@@ -145,6 +170,8 @@ def leave(users: IO[bytes], arena: Path) -> None:
 def remove_unused(arena: Path) -> None:
     """Delete an arena that no living process uses."""
     try:
+        if not is_own(arena):
+            return
         with open(arena / USERS_FILE, "r+b") as users:
             fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(arena, ignore_errors=True)

@@ -28,6 +28,7 @@ class GrpcDouble(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.model = ENSEMBLE
         self.delay_s = 0.0
         self.ready = True
+        self.unready: set[str] = set()  # steps that are not
         self.parameters: list[dict] = []  # request parameters of every infer call
         self.config_calls = 0
         self.versions = ["2"]
@@ -49,6 +50,7 @@ class GrpcDouble(service_pb2_grpc.GRPCInferenceServiceServicer):
             for tensor in tensors:
                 name = "TYPE_STRING" if tensor.dtype == "BYTES" else f"TYPE_{tensor.dtype}"
                 described.add(name=tensor.name, data_type=model_config_pb2.DataType.Value(name), dims=tensor.dims)
+        config.ensemble_scheduling.step.add(model_name="rank", model_version=2)
         return service_pb2.ModelConfigResponse(config=config)
 
     def ModelInfer(self, request, context):
@@ -69,13 +71,7 @@ class GrpcDouble(service_pb2_grpc.GRPCInferenceServiceServicer):
         return service_pb2.ModelMetadataResponse(name=request.name, versions=self.versions)
 
     def ModelReady(self, request, context):
-        return service_pb2.ModelReadyResponse(ready=self.ready)
-
-    def RepositoryIndex(self, request, context):
-        response = service_pb2.RepositoryIndexResponse()
-        response.models.add(name="rank", version="1", state="READY")
-        response.models.add(name=ENSEMBLE, version="1", state="READY" if self.ready else "UNAVAILABLE", reason="")
-        return response
+        return service_pb2.ModelReadyResponse(ready=self.ready and request.name not in self.unready)
 
 
 def _array(tensor, raw: bytes) -> np.ndarray:

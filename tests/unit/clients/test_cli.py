@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import grpc
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -126,13 +127,27 @@ def test_no_server_ends_with_1_and_says_how_to_start_one():
 def test_health(server):
     result = run("health", "--url", server.url)
     assert result.exit_code == 0
-    assert f"{server.url} is ready" in result.stdout
-    server.ready = False
+    assert f"{server.url} is ready, and answered" in result.stdout
+    server.unready = {"rank"}
     result = run("health", "--url", server.url, "--json")
     assert result.exit_code == 1
     state = json.loads(result.stdout)
-    assert state["ready"] is False
-    assert state["models"][1] == {"name": "recommend", "version": "1", "state": "UNAVAILABLE", "reason": ""}
+    assert (state["ready"], state["failure"]) == (False, "a model is not ready")
+    assert state["models"] == [
+        {"name": "rank", "version": "2", "state": "UNAVAILABLE", "reason": ""},
+        {"name": "recommend", "version": "2", "state": "READY", "reason": ""},
+    ]
+
+
+def test_health_fails_when_every_model_says_ready_and_the_question_is_not_answered(server):
+    server.failures = [(grpc.StatusCode.INTERNAL, "Stub process 'rank_0_0' is not healthy.")]
+    result = run("health", "--url", server.url)
+    assert result.exit_code == 1
+    assert "is not healthy" in result.stdout
+    server.delay_s = 1.0
+    result = run("health", "--url", server.url, "--timeout", 0.2)
+    assert result.exit_code == 1
+    assert "No answer from" in result.stdout
 
 
 @pytest.mark.parametrize("command", app.registered_commands, ids=lambda command: command.callback.__name__)

@@ -234,8 +234,8 @@ def test_an_unknown_model(kind, server):
 def test_health_over_grpc(server):
     with Recommender(server.url) as shop:
         assert [(m.name, m.version, m.state) for m in shop.health().models] == [
-            ("rank", "1", "READY"),
-            ("recommend", "1", "READY"),
+            ("rank", "2", "READY"),
+            ("recommend", "2", "READY"),
         ]
         server.ready = False
         assert not shop.health().ready

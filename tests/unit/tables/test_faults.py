@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -230,6 +231,60 @@ def test_an_arena_left_by_killed_processes_is_removed_by_the_next_one(tmp_path):
     for folder in (used, fresh):
         folder.close()
         assert not folder.path.exists()
+
+
+def _with_mode(path, mode):
+    path.mkdir()
+    path.chmod(mode)
+
+
+def _as_a_link(path):
+    target = path.with_name("elsewhere")
+    target.mkdir(mode=0o700)
+    path.symlink_to(target)
+
+
+def _of_another_user(path):
+    path.mkdir(mode=0o700)
+    try:
+        os.chown(path, 65534, 65534)
+    except PermissionError:
+        pytest.skip("only root can give a folder to another user")
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        _as_a_link,
+        _of_another_user,
+        lambda path: _with_mode(path, 0o755),
+        lambda path: _with_mode(path, 0o777),
+        lambda path: path.symlink_to("nowhere"),
+        lambda path: path.write_text("a file"),
+    ],
+    ids=["link", "another user", "readable", "writable", "dangling link", "file"],
+)
+def test_rows_that_somebody_else_may_have_written_are_refused(settings, tmp_path, forge):
+    """The folder's name can be known before the server starts: it is the attacker who makes it."""
+    arena = tmp_path / f"{memory.ARENA_PREFIX}forged"
+    forge(arena)
+    with pytest.raises(ArtifactError, match=r"embedding-tiers-forged may hold rows that somebody else wrote.*mode 0700"):
+        Tiers(TiersConfig("rank", (PARTIAL,), "forged", str(tmp_path), **settings))
+    assert arena.is_symlink() or arena.exists()  # it is not ours to remove
+
+
+def test_rows_are_shared_with_nobody_else(settings, tmp_path):
+    tiers = Tiers(TiersConfig("rank", (PARTIAL,), "own", str(tmp_path), **settings))
+    assert stat.S_IMODE((tmp_path / f"{memory.ARENA_PREFIX}own").stat().st_mode) == 0o700
+    tiers.close()
+
+
+def test_another_users_arena_is_left_alone(tmp_path):
+    theirs = tmp_path / f"{memory.ARENA_PREFIX}theirs"
+    _of_another_user(theirs)
+    (theirs / memory.USERS_FILE).touch()
+    SharedFolder(tmp_path, "own").close()
+    assert theirs.exists()
 
 
 def test_a_process_that_ends_takes_its_arena_along(settings, tmp_path):

@@ -1,0 +1,86 @@
+"""The condition of a server: what ended it, or whether it answers one real question, and with what."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import tritonclient.grpc as grpcclient
+from tritonclient.grpc import model_config_pb2
+from tritonclient.utils import InferenceServerException, triton_to_np_dtype
+
+from server.health import describe_lacks, local_client, model_states
+from server.log import how_it_ended
+from server.processes import is_running, lost_stubs
+from server.state import ServerState
+from serving.contract.errors import ServerError
+from serving.contract.tensors import ENSEMBLE
+
+QUESTION_TIMEOUT_S = 3.0
+
+
+@dataclass(frozen=True)
+class Condition:
+    """fault: why it answers nothing, "" when it answers. facts: generation and stages, "" where nobody can be asked."""
+
+    fault: str = ""
+    facts: str = ""
+
+    def __str__(self) -> str:
+        return "; ".join(part for part in (self.fault or "ready", self.facts) if part)
+
+
+def examine(grpc_url: str, state: ServerState | None) -> Condition:
+    """state: what is known of a server that was started here, None of another one."""
+    if state is not None and not is_running(state.pid, state.tag):
+        return Condition(how_it_ended(state.log.read_text(errors="replace")) if state.log.exists() else "its process is gone")
+    try:
+        states = model_states(grpc_url)
+    except ServerError:  # not started here: its readiness is told by its answer
+        states = {}
+    if states is None:
+        return Condition(describe_lacks(None))
+    facts = _facts(states)
+    if state is not None and (lost := lost_stubs(state.pid)):
+        return Condition(
+            f"{lost} of its Python model process(es) died (killed, crashed, or out of memory), so requests fail", facts
+        )
+    if states and (lacks := describe_lacks(states)):
+        return Condition(lacks, facts)
+    started = time.monotonic()
+    try:
+        ask(grpc_url)
+    except ServerError as error:
+        return Condition(str(error), facts)
+    taken = f"{ENSEMBLE} answered in {1000 * (time.monotonic() - started):.0f} ms"
+    return Condition("", ", ".join(part for part in (taken, facts) if part))
+
+
+def ask(grpc_url: str, timeout_s: float = QUESTION_TIMEOUT_S) -> None:
+    """Send one real request, with zeros where `recommend` requires a value; ServerError unless it is answered in time."""
+    deadline = time.monotonic() + timeout_s
+    try:
+        with local_client(grpc_url) as client:
+            config = client.get_model_config(ENSEMBLE, client_timeout=timeout_s).config
+            inputs = [_zeros(tensor, config.max_batch_size > 0) for tensor in config.input if not tensor.optional]
+            client.infer(ENSEMBLE, inputs, client_timeout=max(deadline - time.monotonic(), 0.001))
+    except InferenceServerException as error:
+        said = (error.message() or "").partition("\n")[0]
+        raise ServerError(f"{ENSEMBLE} does not answer a request within {timeout_s:g} s: {said}") from error
+
+
+def _zeros(tensor: model_config_pb2.ModelInput, batched: bool) -> grpcclient.InferInput:
+    name = model_config_pb2.DataType.Name(tensor.data_type).removeprefix("TYPE_")
+    dtype = "BYTES" if name == "STRING" else name
+    shape = [1] * batched + [max(size, 1) for size in tensor.dims]
+    array = np.full(shape, b"", object) if dtype == "BYTES" else np.zeros(shape, triton_to_np_dtype(dtype))
+    return grpcclient.InferInput(tensor.name, shape, dtype).set_data_from_numpy(array)
+
+
+def _facts(states: dict[tuple[str, int], tuple[str, str]]) -> str:
+    """The generation that answers, and which models are ready."""
+    ready = {name for (name, _), (state, _) in states.items() if state == "READY"}
+    generations = [version for (name, version), (state, _) in states.items() if name == ENSEMBLE and state == "READY"]
+    models = [f"{name} {'ready' if name in ready else 'NOT READY'}" for name in dict.fromkeys(name for name, _ in states)]
+    return ", ".join([f"generation {version}" for version in generations] + models)

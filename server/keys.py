@@ -1,0 +1,57 @@
+"""The key of each server that was started here: without it, tritonserver refuses to be controlled.
+
+Answering requests, health, metadata and configurations are open to whoever reaches a port. What could run code, end the server
+or silence it (RESTRICTED) is refused unless the request carries the key as a header. A start makes a new key. It is kept in a
+file of mode 0600, by the server's gRPC address, so that every command of this checkout finds it and nobody else does.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from server.environment import RUN_DIR
+
+KEYS_DIR = RUN_DIR / "keys"
+RESTRICTED = "model-repository,shared-memory,logging,trace,statistics"
+HEADER = "recommender-control"  # over HTTP
+GRPC_HEADER = f"triton-grpc-protocol-{HEADER}"
+
+
+def new_key(grpc_url: str, tag: str) -> str:
+    """Make and keep the key of a server that is about to start at `grpc_url`; `tag` names that server alone."""
+    key = secrets.token_hex(32)
+    KEYS_DIR.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = _path(grpc_url)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.unlink(missing_ok=True)
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(f"{tag} {key}")
+    draft.replace(path)
+    return key
+
+
+def key_of(grpc_url: str) -> str:
+    """Return the key of the server at `grpc_url`; "" when none was started here."""
+    try:
+        return _path(grpc_url).read_text().partition(" ")[2]
+    except FileNotFoundError:
+        return ""
+
+
+def forget_key(grpc_url: str, tag: str) -> None:
+    """Remove the key of a server that ended, but not that of another one which has its address by now."""
+    path = _path(grpc_url)
+    if path.exists() and path.read_text().startswith(f"{tag} "):
+        path.unlink(missing_ok=True)
+
+
+def restricting_options(key: str) -> list[str]:
+    """Options of tritonserver that make it refuse RESTRICTED without `key`."""
+    return [f"--{option}={RESTRICTED}:{HEADER}={key}" for option in ("http-restricted-api", "grpc-restricted-protocol")]
+
+
+def _path(grpc_url: str) -> Path:
+    host, _, port = grpc_url.rpartition(":")
+    return KEYS_DIR / f"{'localhost' if host == '127.0.0.1' else host.replace('/', '_')}:{port}"
