@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import sys
 import time
 
@@ -14,9 +16,11 @@ from typer.testing import CliRunner
 from clients.errors import STUB_DIED, from_status
 from repository.generations import pin
 from server import __main__ as commands
+from server.condition import QUESTION_TIMEOUT_S
+from server.health import is_ready, local_client
 from server.launcher import running_servers, stop_server
 from server.ports import free_ports
-from server.processes import dead_stubs, members
+from server.processes import dead_stubs, is_running, members
 from serving.contract.errors import ServerError
 from tests.server import toys
 
@@ -61,7 +65,8 @@ def test_start_is_repeatable_follows_the_repository_and_stop_is_too(repo, call):
     with grpcclient.InferenceServerClient(url) as client:
         assert toys.ask(client, 1) == toys.expected(1, generation=3)
     assert "generation 1 answers" in call("activate", "--generation", 1, "--grpc-port", ports.grpc)
-    assert len(call("status").splitlines()) == 1  # the processes of the generation it left are not counted as lost
+    _running, condition = call("status").splitlines()  # the processes of the generation it left are not counted as lost
+    assert condition.endswith("generation 1, first ready, recommend ready, second ready")
     assert call("stop", "--grpc-port", ports.grpc).startswith("stopped: ")
     assert "nothing to stop" in call("stop", "--grpc-port", ports.grpc)
     assert "nothing to stop" in call("stop")
@@ -110,7 +115,7 @@ def test_a_failed_start_is_one_message_and_diagnose_tells_it_again(repo, call, m
     assert message.startswith("error: tritonserver ")
     assert "model second failed to load" in message
     assert "Traceback" not in message
-    told = call("diagnose", "--grpc-port", ports.grpc)
+    told = call("diagnose", "--grpc-port", ports.grpc, exit_code=1)
     assert "nothing answers there" in told
     assert "tables.npy is cut short" in told
 
@@ -133,7 +138,7 @@ def test_a_killed_model_process_is_told_by_status_and_diagnose_and_start_starts_
         toys.ask(client, 1)
     assert "make serve" in str(from_status("INTERNAL", str(caught.value), url, 1.0))
     remedy = f"make serve REPO={repo} GRPC_PORT={ports.grpc} HTTP_PORT={ports.http} METRICS_PORT={ports.metrics}"
-    for told in (call("status", exit_code=1), call("diagnose", "--grpc-port", ports.grpc)):
+    for told in (call("status", exit_code=1), call("diagnose", "--grpc-port", ports.grpc, exit_code=1)):
         assert "1 of its Python model process(es) died" in told
         assert remedy in told
     told = call(*start)
@@ -144,6 +149,76 @@ def test_a_killed_model_process_is_told_by_status_and_diagnose_and_start_starts_
     assert running_servers(run_dir)[0].settings == state.settings  # 2 threads, as before
     assert "already running" in call(*start)
     assert call("status").startswith("running: ")
+
+
+def start_arguments(repo, ports):
+    return ("start", "--repo", repo, "--grpc-port", ports.grpc, "--http-port", ports.http, "--metrics-port", ports.metrics)
+
+
+def test_status_and_diagnose_fail_when_every_model_says_ready_and_the_question_is_not_answered(repo, call, run_dir):
+    ports = free_ports()
+    call(*start_arguments(repo, ports))
+    state = running_servers(run_dir)[0]
+    stub = next(process for process in members(state.tag) if process.pid != state.pid)
+    stub.suspend()
+    assert is_ready(state.grpc_url)  # what a look at the models would say
+    for command in (("status",), ("diagnose", "--grpc-port", ports.grpc)):
+        begun_s = time.monotonic()
+        assert f"recommend does not answer a request within {QUESTION_TIMEOUT_S:g} s" in call(*command, exit_code=1)
+        assert time.monotonic() - begun_s < QUESTION_TIMEOUT_S + 5
+
+
+def test_status_fails_while_recommend_is_not_loaded(repo, call, run_dir):
+    ports = free_ports()
+    call(*start_arguments(repo, ports))
+    with local_client(f"localhost:{ports.grpc}") as client:
+        client.unload_model("recommend")
+    deadline = time.monotonic() + 10
+    while "recommend NOT READY" not in (told := call("status", exit_code=1)):
+        assert time.monotonic() < deadline, told
+    assert "first ready, recommend NOT READY, second ready" in told
+    assert "make serve" in told
+
+
+@pytest.mark.parametrize(
+    ("ending", "told"),
+    [
+        (signal.SIGABRT, "it crashed: ended by SIGABRT"),
+        (signal.SIGSEGV, "it crashed: ended by SIGSEGV"),
+        (signal.SIGKILL, "it ended without a word, as SIGKILL ends a process"),
+    ],
+    ids=["SIGABRT", "SIGSEGV", "SIGKILL"],
+)
+def test_what_ended_a_server_is_told_first_and_its_log_is_kept(repo, call, run_dir, ending, told):
+    ports = free_ports()
+    call(*start_arguments(repo, ports))
+    state = running_servers(run_dir)[0]
+    os.kill(state.pid, ending)
+    while is_running(state.pid, state.tag):
+        time.sleep(0.01)
+    diagnosed = call("diagnose", "--grpc-port", ports.grpc, exit_code=1)
+    assert diagnosed.startswith(f"server at {state.grpc_url}: {told}")
+    assert "CUDA" not in diagnosed
+    assert "NVML" not in diagnosed
+    shown = call("status", exit_code=1)
+    assert shown.startswith(f"ended: {repo}")
+    assert told in shown
+    lost = state.log.read_text()
+    call(*start_arguments(repo, ports))
+    assert call("status").startswith("running: ")
+    assert state.log.with_name(f"{state.log.name}.1").read_text() == lost
+    call("stop")
+    assert "it was stopped (SIGTERM)" in call("diagnose", "--grpc-port", ports.grpc, exit_code=1)
+
+
+def test_a_server_opened_to_the_network_says_so_and_stays_as_it_was_started(repo, call, run_dir):
+    ports = free_ports()
+    call(*start_arguments(repo, ports), "--host", "0.0.0.0", "--no-http")
+    assert "no HTTP" in (told := call("status"))
+    assert "open to whoever reaches 0.0.0.0" in told
+    assert "already running" in call(*start_arguments(repo, ports))
+    with pytest.raises(ServerError, match=r"already runs with host 0\.0\.0\.0.*host 127\.0\.0\.1 was asked for"):
+        call(*start_arguments(repo, ports), "--host", "127.0.0.1")
 
 
 def test_activate_without_a_server(call):

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from server import __main__ as commands
-from server.log import explain, first_failure, unfinished
+from server.log import explain, first_failure, how_it_ended, rotate, unfinished
 from server.ports import Ports
 from server.processes import identity, lives
 from server.state import ServerState, known_servers, read_state, state_path, unreadable_states
@@ -58,9 +58,44 @@ def test_first_failure_names_the_model_and_unfolds_the_reason(message, model, re
 
 def test_a_log_without_a_failing_model():
     assert first_failure(f"{HARMLESS}\n{LOADING}\n") is None
-    assert "CudaDriverHelper" in explain(f"{LOADING}\n{HARMLESS}\n").reason
+    assert explain(f"{LOADING}\n{HARMLESS}\n").reason == LOADING  # every machine without a GPU says that
     assert explain("one\ntwo").reason == "one\ntwo"
     assert "nothing was written" in str(explain(""))
+
+
+@pytest.mark.parametrize(
+    ("last", "ended"),
+    [
+        ("Signal (6) received.\n 0# 0x0000", "it crashed: ended by SIGABRT"),
+        ('Signal (15) received.\nI1121 server.cc:305] "Waiting"', "it was stopped (SIGTERM)"),
+        ("", "it ended without a word, as SIGKILL"),
+    ],
+)
+def test_what_ended_a_server(last, ended):
+    log = f'{HARMLESS}\nI1121 grpc_server.cc:2558] "Started GRPCInferenceService at 127.0.0.1:1"\n{last}'
+    assert how_it_ended(log).startswith(ended)
+    assert how_it_ended(HARMLESS) == "it ended before it served"
+
+
+def test_a_crash_is_explained_by_what_was_thrown_and_not_by_older_lines():
+    thrown = "terminate called after throwing 'lock_exception'"
+    log = f'{HEAD}"old error"\n+---+\n| a |\n+---+\n{thrown}\nSignal (6) received.\n 0# 0x\n'
+    assert explain(log).reason.splitlines()[-1] == thrown
+    assert "| a |" not in explain(log).reason
+
+
+def test_earlier_logs_are_kept_and_the_oldest_goes(tmp_path):
+    path = tmp_path / "server.log"
+    for number in range(5):
+        path.write_text(str(number))
+        rotate(path, keep=3)
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {
+        "server.log.1": "4",
+        "server.log.2": "3",
+        "server.log.3": "2",
+    }
+    rotate(path, keep=3)  # of a start that wrote none
+    assert not path.exists()
 
 
 def test_models_that_began_to_load_and_did_not_finish():
