@@ -131,20 +131,6 @@ def point(generation: int, repo: Repo = Path("model_repository")) -> None:
     console.print(f"{repo} now answers with generation {generation}.")
 
 
-@app.command()
-def stream(
-    data: Data = "online-retail",
-    repo: Repo = Path("model_repository"),
-    since: Annotated[int | None, typer.Option(help="unix seconds; default: where the generation's own log ends")] = None,
-) -> None:
-    """Learn rows of users and items from the data set's newer events and publish them to the running servers."""
-    from export.stream import StreamSettings, stream_updates  # only now: what trains takes seconds to import
-    from training.dataset import load_dataset
-
-    streamed = stream_updates(repo, load_dataset(data).interactions, since, StreamSettings(), console.print)
-    console.print(f"Next time: --since {streamed.last_event_s}")
-
-
 def main() -> None:
     try:
         app()

@@ -11,7 +11,6 @@ publish.py      rehearses it and puts it in place
 pipeline.py     the repository's ensembles carried out in this process, from its own files: rehearsal and `make check`
 workflow.py     preprocess as NVTabular's own workflow model, which is workflow_model.py beside what merlin-systems writes
 index.py        the retriever's index as a GPU can hold it
-streaming.py    its rows as `python -m export stream` learns and publishes them
 hugectr_backend.py  the ranker for the older `hugectr` backend, in a repository of its own
 check.py        what the backends would refuse, or answer wrongly from
 docs/merlin.md says why it is laid out so.

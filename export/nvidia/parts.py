@@ -64,7 +64,6 @@ PAIR_FILES = (
     "sold_days.npy",
     "groups.npy",
     "item_statistics.json",
-    "layers.npz",  # for export/stream.py
 )
 RANK_PARTS = {
     "24.03": (

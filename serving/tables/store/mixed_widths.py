@@ -96,24 +96,6 @@ class MixedWidths:
                 yield _Group(answer, (hot, place), (name,), own[hot][:, None])
                 yield _Group(answer, (~hot, place), (cold_table(name),), own[~hot][:, None] - first, self.projections[name])
 
-    def split(self, name: str, keys: np.ndarray) -> list[Part]:
-        """int64 [N] rising keys of a whole table -> the hot ones, then, where the table has any, the cold ones."""
-        if name not in self.first_cold:
-            return [Part(name, keys)]
-        first = self.first_cold[name]
-        n_hot = int(np.searchsorted(keys, first))
-        return [Part(name, keys[:n_hot]), Part(cold_table(name), keys[n_hot:] - first, first, self.projections[name])]
-
-
-@dataclass(frozen=True)
-class Part:
-    """Keys of a whole table whose rows are as wide as each other."""
-
-    table: str  # where they are
-    keys: np.ndarray  # int64 [N] there
-    first: int = 0  # key of the whole table that is 0 there
-    projection: np.ndarray | None = None  # float32 [W, D] that widens them
-
 
 @dataclass(frozen=True)
 class _Group:

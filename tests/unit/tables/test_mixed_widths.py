@@ -120,17 +120,6 @@ def test_a_row_is_the_same_in_every_batch():
     np.testing.assert_allclose(together, narrow @ projection, rtol=1e-5, atol=1e-6)
 
 
-def test_keys_of_a_whole_table_are_split_where_its_rows_lie():
-    keys = np.array([0, 7, 39, 40, 399])
-    hot, cold = WIDTHS.split("user", keys)
-    assert (hot.table, hot.keys.tolist(), hot.first) == ("user", [0, 7, 39], 0)
-    assert (cold.table, cold.keys.tolist(), cold.first) == ("user-cold", [0, 359], 40)
-    np.testing.assert_array_equal(cold.keys + cold.first, keys[3:])
-    (whole,) = ONE_WIDTH.split("user", keys)
-    assert whole.projection is None
-    np.testing.assert_array_equal(whole.keys, keys)
-
-
 def test_a_projection_that_is_not_there(tmp_path):
     with pytest.raises(ArtifactError, match=r"projections\.npz does not widen the cold rows of user"):
         MixedWidths.load(tmp_path, {"user": 40})

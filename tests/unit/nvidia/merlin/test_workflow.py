@@ -15,7 +15,6 @@ from export.build import build_repository
 from export.nvidia.pipeline import MerlinPipeline
 from export.nvidia.precision.agreement import EXACT
 from export.nvidia.publish import publish_merlin
-from export.nvidia.streaming import MerlinStream
 from export.nvidia.workflow import workflow_run
 from export.settings import Settings
 from repository.check import check_repository
@@ -23,7 +22,6 @@ from repository.models import read_config
 from repository.recorded import RECORDED_FILE, compare_answers, read_recorded
 from serving.contract.errors import ConfigError
 from serving.contract.tensors import MISSING_INT
-from serving.pipeline import Pipeline
 from serving.stages.features.encode import FIRST_ROW
 from serving.stages.parts.preprocess import as_tensor
 from serving.stages.preprocess import Preprocess
@@ -143,19 +141,6 @@ def test_a_changed_pickle_is_never_opened(repository, monkeypatch):
     model = runpy.run_path(str(folder / "1" / "model.py"))["TritonPythonModel"]()
     with pytest.raises(fake_backend.TritonModelException, match=r"workflow\.pkl is not the file that was published"):
         model.initialize({"model_name": MODEL, "model_repository": str(folder), "model_version": "1"})
-
-
-def test_rows_are_learned_from_what_it_encodes(published):
-    """export/stream.py traces requests through the repository's own parts."""
-    merlin, cpu = published
-    inputs = {"user_id": read_recorded(cpu / "recommend" / "1" / RECORDED_FILE).inputs["user_id"][:8]}
-    whole, parts = Pipeline.load(cpu), MerlinStream(merlin)
-    assert parts.stages["preprocess"].embedded.as_of_s == whole.stages["preprocess"].embedded.as_of_s
-    expected, got = whole.trace(inputs), parts.trace(inputs)
-    np.testing.assert_array_equal(got["user_categorical"], expected["user_categorical"])
-    np.testing.assert_array_equal(got["candidate_ids"], expected["candidate_ids"])
-    whole.close()
-    parts.close()
 
 
 def test_a_generation_that_kept_no_workflow(cpu, tmp_path):
