@@ -36,17 +36,13 @@ def build(
     config: Config = None,
 ) -> None:
     """Train on a data set and publish a new generation into a repository."""
-    from export.settings import MERLIN, PROFILES, read_settings, with_triton
+    from export.profiles import load_profile
+    from export.settings import read_settings, with_triton
     from training.dataset import load_dataset
 
     refuse_unknown(layout)
-
-    if profile not in PROFILES:
-        raise ConfigError(
-            f"There is no profile {profile!r} here. Available: {', '.join(PROFILES)}; the README lists what is planned."
-        )
-    if profile == MERLIN and layout != "ensemble":
-        raise ConfigError(f"The merlin profile has no {layout} layout: its networks are models of their own. Leave LAYOUT out.")
+    if layout not in (layouts := load_profile(profile).layouts):
+        raise ConfigError(f"The {profile} profile has no {layout} layout. Available: {', '.join(layouts)}. Leave LAYOUT out.")
     settings, dataset = with_triton(read_settings(config), triton), load_dataset(data)
     from export.build import build_repository  # only now: what trains takes seconds to import
 
@@ -76,13 +72,14 @@ def refuse_unknown(layout: str) -> None:
 @app.command()
 def check(repo: Repo = Path("model_repository")) -> None:
     """Say what will fail in a repository, and how to mend it. Exit code 1 when there is an error."""
-    from repository.check import check_repository, checked_by_format
+    from export.check import check_repository, checked_by_format
+    from repository.finding import count_errors
 
     findings = check_repository(repo)
     for finding in findings:
         colour = "red" if finding.level == "error" else "yellow"
         console.print(f"[{colour}]{finding.level}[/] {escape(finding.where)}: {escape(finding.fact)}. {escape(finding.remedy)}")
-    errors = sum(finding.level == "error" for finding in findings)
+    errors = count_errors(findings)
     for what in checked_by_format(repo):
         console.print(f"[dim]checked by format only[/]: {what}")
     console.print(f"{repo}: {errors} errors, {len(findings) - errors} warnings.")

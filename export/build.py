@@ -20,11 +20,10 @@ from rich.console import Console
 
 from export.catalogue import write_catalogue
 from export.nvidia.hugectr.ranker import imported_ranker
-from export.nvidia.publish import publish_merlin, refuse_places
-from export.nvidia.source import Source
+from export.profiles import DEFAULT, Profile, Rehearsed, load_profile
 from export.recording import requests_like
-from export.rehearsal import rehearse, warmup_tensors
-from export.settings import CPU, MERLIN, TAUGHT_WIDTH, PipelineSettings, Settings
+from export.rehearsal import rehearse
+from export.settings import TAUGHT_WIDTH, PipelineSettings, Settings
 from export.tables import plan_tables, shapes_of, write_tables
 from repository.publish import Staging
 from repository.recorded import Recorded
@@ -32,7 +31,7 @@ from repository.rules import compile_rules
 from server.environment import RUN_DIR
 from server.launcher import held_generations
 from serving.contract.artifacts import StageInfo
-from serving.contract.tensors import ENSEMBLE, STAGES, Axes, ModelSpec, ensemble_spec, stage_specs
+from serving.contract.tensors import ENSEMBLE, Axes, ModelSpec, ensemble_spec, stage_specs
 from serving.stages.rank import TABLES_FOLDER
 from serving.stages.rules.config import RulesConfig
 from training.dataset import Dataset
@@ -60,17 +59,17 @@ def build_repository(
     settings: Settings,
     console: Console,
     layout: str = "ensemble",
-    profile: str = CPU,
+    profile: str = DEFAULT,
 ) -> int:
     """Train on all of a data set's log and publish -> the generation. Raises ConfigError or ExportError."""
+    plugin, say = load_profile(profile), progress(console)
     with tempfile.TemporaryDirectory() as folder:
-        nvtabular = profile == MERLIN and settings.merlin.preprocess == "nvtabular"
-        workflow = Path(folder, "workflow") if nvtabular else None
-        return _build(dataset, repository, settings, progress(console), layout, profile, workflow)
+        workflow = Path(folder, "workflow") if plugin.keeps_workflow(settings) else None
+        return _build(dataset, repository, settings, say, layout, plugin, workflow)
 
 
 def _build(
-    dataset: Dataset, repository: Path, settings: Settings, say: Say, layout: str, profile: str, workflow: Path | None
+    dataset: Dataset, repository: Path, settings: Settings, say: Say, layout: str, plugin: Profile, workflow: Path | None
 ) -> int:
     """workflow: where NVTabular's own is kept meanwhile, if it is to serve."""
     rules = RulesConfig.from_dict(settings.rules)
@@ -82,10 +81,7 @@ def _build(
     axes = axes_of(features, pipeline)
     specs = stage_specs(axes, features.context)
     with Staging(repository, layout, find_held=lambda repo: held_generations(repo, RUN_DIR)) as staging:
-        if profile == MERLIN:
-            refuse_places(repository, settings)
-        else:
-            staging.check_contract(specs)  # before the minutes of training, as the rules
+        plugin.refuse_early(repository, staging, specs, settings)
         write_rules(staging.folder("rerank"), rules, dataset, features, pipeline)
         serving = settings.serving_of()["rank"]
         samples = serving.max_batch_size * axes.candidates
@@ -98,11 +94,7 @@ def _build(
         say(said)
         write_catalogue(staging.folder(ENSEMBLE), dataset)
         recorded = rehearse_and_seal(staging, dataset, specs, settings, reports, say)
-        if profile == MERLIN:
-            staged = {name: staging.folder(name) for name in (*STAGES, ENSEMBLE)}
-            generation = publish_merlin(Source.open(staged, workflow), repository, settings, say)
-        else:
-            generation = staging.publish(specs, settings.serving_of(), warmup_tensors(staging, recorded))
+        generation = plugin.publish(Rehearsed(repository, staging, specs, settings, recorded, workflow), say)
     say(f"generation {generation} published in {repository}")
     return generation
 

@@ -29,7 +29,6 @@ from serving.contract.errors import ConfigError
 from serving.contract.tensors import ENSEMBLE, STAGES
 from training.models.cold_rows import ColdRows
 
-CPU, MERLIN = PROFILES = ("cpu", "merlin")  # see the README's table for the profile to come
 # `recommend` of the fused layout runs all kernels, where the ensemble has a process per stage. Of a queue of 32 the process
 # that is free first would take all, and the other one would wait for what comes next
 FUSED = {"instances": 2, "preferred_batch_sizes": (16,)}

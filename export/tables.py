@@ -26,6 +26,7 @@ from hps_config.ps_writer import write_ps_json
 from hps_config.reader import check_ps_json, read_ps_json
 from hps_config.report import human_bytes
 from hps_config.tiers import tiers_config
+from repository.finding import Finding, count_errors
 from serving.contract.artifacts import open_array, sha256_of
 from serving.contract.errors import ConfigError
 from serving.tables.config import TableConfig, TiersConfig, read_config
@@ -126,20 +127,21 @@ def settings_said_by(ps_file: Path, arrays: Mapping[str, np.ndarray], digest: st
     return tiers_config(read_ps_json(ps_file), f"{MODEL}-{digest}", digest, rows, source=".")
 
 
-def faults_of(folder: Path) -> list[tuple[str, str, str]]:
-    """(severity, where, message) of everything that keeps the tables in `folder` from being served as they should be."""
-    found = [(finding.severity, f"{PS_FILE} {finding.where}", finding.message) for finding in check_ps_json(folder / PS_FILE)]
-    if any(severity == "error" for severity, _, _ in found):
+def check_tables(folder: Path) -> list[Finding]:
+    """Return everything that keeps the tables in `folder` from being served as they should be."""
+    found = [replace(finding, where=f"{PS_FILE} {finding.where}") for finding in check_ps_json(folder / PS_FILE)]
+    if count_errors(found):
         return found
     written = read_config(folder / CONFIG_FILE)
     arrays = {table.name: open_array(folder, table.name) for table in written.tables}
     said = settings_said_by(folder / PS_FILE, arrays, written.arena)
     plain = tuple(replace(table, default=said.tables[0].default) for table in written.tables)
     if replace(written, tables=plain, source=".", rocksdb=None) != replace(said, rocksdb=None):
-        found.append(("error", CONFIG_FILE, f"says something else than {PS_FILE}. Expected the same tables and levels."))
+        fact = f"says something else than {PS_FILE}"
+        found.append(Finding("error", CONFIG_FILE, fact, "Expected the same tables and levels."))
     if written.updates and Path(tempfile.gettempdir()) in Path(written.rocksdb.path).parents:
-        path = written.rocksdb.path
-        found.append(("warning", CONFIG_FILE, f"keeps updates in {path}, which may not outlive a reboot. Set [tables] state."))
+        fact = f"keeps updates in {written.rocksdb.path}, which may not outlive a reboot"
+        found.append(Finding("warning", CONFIG_FILE, fact, "Set [tables] state."))
     return found
 
 

@@ -16,6 +16,7 @@ from hps_config.ps_writer import write_ps_json
 from hps_config.reader import check_ps_json
 from hps_config.report import print_plan
 from hps_config.tables import TableSpec
+from repository.finding import count_errors
 from serving.contract.errors import ConfigError, RecommenderError
 
 app = typer.Typer(help="Plan the embedding tiers, write and check ps.json.", add_completion=False, no_args_is_help=True)
@@ -45,7 +46,7 @@ def check(path: Annotated[Path, typer.Argument(help="a ps.json")]) -> None:
     findings = check_ps_json(path)
     for finding in findings:
         typer.echo(str(finding))
-    errors = sum(finding.severity == "error" for finding in findings)
+    errors = count_errors(findings)
     typer.echo(f"{path}: {errors} errors, {len(findings) - errors} warnings")
     raise typer.Exit(1 if errors else 0)
 

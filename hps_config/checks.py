@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields
 
-from hps_config.parsers import BLOCKS, Finding
+from hps_config.parsers import BLOCKS
 from hps_config.ps_config import NO_MARGIN, PERSISTENT_TYPES, VOLATILE_TYPES, ModelParams, PsConfig, VolatileDb
 from hps_config.tables import ROW_FORMATS
+from repository.finding import Finding, finding_of
 from serving.tables.formats.kafka import subscribed
 from serving.tables.formats.names import NAME
 
@@ -86,11 +87,11 @@ def check_config(config: PsConfig) -> list[Finding]:
 
 
 def _error(where: str, message: str) -> Finding:
-    return Finding("both", "error", where, message)
+    return finding_of("error", where, message, "both")
 
 
 def _warning(where: str, message: str) -> Finding:
-    return Finding("both", "warning", where, message)
+    return finding_of("warning", where, message, "both")
 
 
 def _check_top(config: PsConfig) -> Iterator[Finding]:

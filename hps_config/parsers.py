@@ -26,22 +26,10 @@ from hps_config.ps_config import (
     UpdateSource,
     VolatileDb,
 )
+from repository.finding import Finding, finding_of
 from serving.contract.errors import ConfigError
 
 BLOCKS = {"volatile_db": VolatileDb, "persistent_db": PersistentDb, "update_source": UpdateSource}
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing a parser would stumble over. `where` is the path of the key in the file."""
-
-    parser: str  # "A", "B" or "both"
-    severity: str  # "error": it stops or misbehaves; "warning": it quietly does something else than the file says
-    where: str
-    message: str  # fact, expectation, remedy
-
-    def __str__(self) -> str:
-        return f"{self.severity} (parser {self.parser}) {self.where}: {self.message}"
 
 
 @dataclass
@@ -53,10 +41,10 @@ class Reading:
     findings: list[Finding] = field(default_factory=list)
 
     def error(self, where: str, message: str) -> None:
-        self.findings.append(Finding(self.parser, "error", where, message))
+        self.findings.append(finding_of("error", where, message, self.parser))
 
     def warn(self, where: str, message: str) -> None:
-        self.findings.append(Finding(self.parser, "warning", where, message))
+        self.findings.append(finding_of("warning", where, message, self.parser))
 
 
 class _Unreadable(Exception):

@@ -32,7 +32,7 @@ def ps_document(description: HpsDescription, plan: Plan) -> dict[str, Any]:
         document["update_source"] = {"type": "kafka_message_queue", "brokers": description.updates.brokers}
     document["models"] = [_model(description, plan)]
     _, findings = check_document(document)
-    errors = [str(finding) for finding in findings if finding.severity == "error"]
+    errors = [str(finding) for finding in findings if finding.level == "error"]
     if errors:
         raise ConfigError("the planned ps.json would not be served. Correct the description:\n  " + "\n  ".join(errors))
     return document

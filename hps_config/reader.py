@@ -6,8 +6,9 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from hps_config.checks import check_config, check_keys_present
-from hps_config.parsers import Finding, load_json, read_as_a, read_as_b
+from hps_config.parsers import load_json, read_as_a, read_as_b
 from hps_config.ps_config import UNREAD, ModelParams, PsConfig
+from repository.finding import Finding
 from serving.contract.errors import ConfigError
 
 
@@ -15,7 +16,7 @@ def read_ps_json(path: Path | str) -> PsConfig:
     """The configuration both parsers would serve. Raises ConfigError that lists every error of the file."""
     document = load_json(Path(path))
     config, findings = check_document(document)
-    errors = [str(finding) for finding in findings if finding.severity == "error"]
+    errors = [str(finding) for finding in findings if finding.level == "error"]
     if errors:
         listed = "\n  ".join(errors)
         raise ConfigError(f"{path} would not be served by NVIDIA's parsers. Correct:\n  {listed}")
@@ -25,7 +26,7 @@ def read_ps_json(path: Path | str) -> PsConfig:
 def check_ps_json(path: Path | str) -> list[Finding]:
     """All errors and warnings of a ps.json, errors first. Raises ConfigError only when it is not JSON at all."""
     _, findings = check_document(load_json(Path(path)))
-    return sorted(findings, key=lambda finding: finding.severity != "error")
+    return sorted(findings, key=lambda finding: finding.level != "error")
 
 
 def check_document(document: dict) -> tuple[PsConfig, list[Finding]]:
@@ -33,7 +34,7 @@ def check_document(document: dict) -> tuple[PsConfig, list[Finding]]:
     a, b = read_as_a(document), read_as_b(document)
     config = _with_row_formats(_merge(a.config, b.config), document)
     findings = [*a.findings, *b.findings]
-    unread = {finding.where for finding in findings if finding.severity == "error"}  # a consequence would only repeat these
+    unread = {finding.where for finding in findings if finding.level == "error"}  # a consequence would only repeat these
     beyond = [*check_keys_present(document), *check_config(config)]
     return config, findings + [finding for finding in beyond if finding.where not in unread]
 

@@ -12,8 +12,8 @@ from perf.load.open_loop import run_load
 from perf.load.workload import Arrays, ask, read_recorded_of, serialised
 from perf.target import Site
 from repository.recorded import Recorded, compare_answers
+from repository.tables import has_update_source
 from server.health import local_client
-from server.updaters import has_update_source
 from serving.contract.errors import ConfigError
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ModelSpec

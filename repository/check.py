@@ -1,96 +1,54 @@
-"""`make check`: read a repository and say what will fail, and how to mend it, without starting anything.
+"""Checks of a repository that need nothing but the repository: what will fail, and how to mend it, without starting anything.
 
-Each check returns findings; an error means that tritonserver would refuse the repository or answer wrongly from it.
+Each check yields findings; an error means that tritonserver would refuse the repository or answer wrongly from it.
+`export/check.py` runs those of a repository's profile.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 from tritonclient.grpc import model_config_pb2 as pb
 
-from export.settings import CPU, MERLIN
-from export.tables import PS_FILE, faults_of
 from repository.config import CONFIG_FILE, fields_stated, layout_of, models_of, spec_of
+from repository.finding import Finding, count_errors, finding_of
 from repository.models import read_config, refuse_unservable_path
 from repository.recorded import RECORDED_FILE, compare_answers, read_recorded
 from repository.replay import replay
-from server.environment import RUN_DIR
-from server.updaters import has_update_source
+from repository.tables import has_update_source
 from serving.contract.artifacts import MANIFEST_FILE, read_json, read_stage, sha256_of, stage_folder, verify_manifest
 from serving.contract.errors import RecommenderError
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE, STAGES, ModelSpec
-from serving.stages.parts.specs import RANK_DENSE
-from serving.stages.rank import TABLES_FOLDER
 
 SERVING_LIBRARIES = ("numpy", "onnxruntime", "faiss-cpu")
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One fact about a repository that somebody should act on. level: "error" or "warning"."""
-
-    level: str
-    where: str
-    fact: str
-    remedy: str
 
 
 Check = Callable[[Path], Iterator[Finding]]
 
 
-def check_repository(repository: Path) -> list[Finding]:
-    """-> all findings, errors first. Later checks run only where the earlier ones they rest on found no error."""
+def run_checks(repository: Path, checks: Sequence[Check], decisive: Container[Check]) -> list[Finding]:
+    """Return all findings, errors first. After a decisive check nothing more runs where there is an error by then."""
     found: list[Finding] = []
-    checks, last_word = checks_of(repository)
     for check in checks:
         found += run(check, repository)
-        if any(finding.level == "error" for finding in found) and check in last_word:
+        if count_errors(found) and check in decisive:
             break
     return sorted(found, key=lambda finding: finding.level)
 
 
-def checks_of(repository: Path) -> tuple[Sequence[Check], Sequence[Check]]:
-    """-> the checks of the repository's profile, and those after whose errors no other runs."""
-    if profile_of(repository) == MERLIN:
-        from export.nvidia import check as merlin  # which takes its findings from here
-
-        return merlin.CHECKS, merlin.LAST_WORD
-    return CHECKS, (check_layout, check_versions, check_stages)
-
-
-def profile_of(repository: Path) -> str:
-    """-> the profile that a repository was exported for, by its manifest, or by its models where that is gone."""
-    try:
-        return read_json(repository / ENSEMBLE / str(pinned_generation(repository)), MANIFEST_FILE).get("profile", CPU)
-    except RecommenderError:
-        return MERLIN if (repository / RANK_DENSE).is_dir() else CPU
-
-
-def checked_by_format(repository: Path) -> tuple[str, ...]:
-    """-> what the checks could only hold against a documented format, because what reads it is not here."""
-    if profile_of(repository) == MERLIN:
-        from export.nvidia.check import by_format_only
-
-        return by_format_only(repository)
-    return ()
-
-
 def run(check: Check, repository: Path) -> list[Finding]:
-    """-> what a check found; an artifact it could not read is a finding too."""
+    """Return what a check found; an artifact it could not read is a finding too."""
     found: list[Finding] = []
     try:
         found += check(repository)
     except RecommenderError as error:
-        fact, _, remedy = str(error).partition(". ")
-        found.append(Finding("error", str(repository), fact, remedy))
+        found.append(finding_of("error", str(repository), str(error)))
     return found
 
 
@@ -133,12 +91,6 @@ def check_strangers(repository: Path, models: Sequence[str]) -> Iterator[Finding
 def check_path(repository: Path) -> Iterator[Finding]:
     """Models start from where the repository lies."""
     refuse_unservable_path(repository)
-    yield from ()
-
-
-def check_run_folder(repository: Path) -> Iterator[Finding]:
-    """Models start in this checkout's run folder, wherever the repository lies."""
-    refuse_unservable_path(RUN_DIR)
     yield from ()
 
 
@@ -237,17 +189,6 @@ def record_faults(config: pb.ModelConfig, spec: ModelSpec) -> Iterator[str]:
                 yield f"The record {record.name} is stated as {stated}, stage.json says {record.stated_fields}"
 
 
-def check_tables(repository: Path) -> Iterator[Finding]:
-    """The ranker's ps.json would be read by NVIDIA's parsers, and says what the tiers' own settings say."""
-    generation = pinned_generation(repository)
-    folder = stage_folder(repository, "rank", generation) / TABLES_FOLDER
-    if not (folder / PS_FILE).exists():  # exported before there were levels: the tables are served whole from memory
-        return
-    for severity, where, message in faults_of(folder):
-        fact, _, remedy = message.partition(". ")
-        yield Finding(severity, f"rank/{generation}/{TABLES_FOLDER}/{where}", f"It {fact}", remedy)
-
-
 def check_answers(repository: Path) -> Iterator[Finding]:
     """Every stage loads on this machine, and the recorded requests get their recorded answers.
 
@@ -287,19 +228,3 @@ def check_response_cache(repository: Path) -> Iterator[Finding]:
             fact = "The response cache keeps answers, and the ranker's rows are updated while they are served"
             remedy = "Leave response_cache out ([serving]), or the brokers ([tables]); clients/cache keeps answers for a while."
             yield Finding("error", f"{name}/{CONFIG_FILE}", fact, remedy)
-
-
-CHECKS = (
-    check_layout,
-    check_path,
-    check_run_folder,
-    check_edges,
-    check_versions,
-    check_libraries,
-    check_warmup,
-    check_batching,
-    check_response_cache,
-    check_stages,
-    check_tables,
-    check_answers,
-)

@@ -8,7 +8,6 @@ carry the server's tag, and end with it.
 from __future__ import annotations
 
 import contextlib
-import json
 import subprocess
 import sys
 import time
@@ -16,17 +15,16 @@ from pathlib import Path
 
 import psutil
 
+from repository.tables import has_update_source, tables_settings
 from server import processes, supervisor
 from server.environment import PROJECT
 from server.state import ServerState
-from serving.contract.artifacts import stage_folder
 from serving.contract.errors import ArtifactError, ServerError
 from serving.contract.generations import pinned_generation
 
 FIRST_WORD_S = 20.0  # until it says that it follows its source
 LAST_WORD_S = 5.0  # it commits what it applied
 POLL_S = 0.05
-SETTINGS = Path("tables") / "tiers.json"
 
 
 def follow(state: ServerState, run_dir: Path) -> None:
@@ -48,17 +46,9 @@ def served_settings(repo: Path) -> tuple[Path | None, int]:
     """-> (the settings of the tables that answer, None without an update source; their generation)"""
     try:
         generation = pinned_generation(repo)
-        settings = stage_folder(repo, "rank", generation) / SETTINGS
-        return (settings if has_update_source(repo, generation) else None), generation
+        return (tables_settings(repo, generation) if has_update_source(repo, generation) else None), generation
     except ArtifactError:  # not one of our repositories
         return None, 0
-
-
-def has_update_source(repo: Path, generation: int) -> bool:
-    try:
-        return bool(json.loads((stage_folder(repo, "rank", generation) / SETTINGS).read_text())["updates"])
-    except FileNotFoundError:  # not one of our repositories, or of before there were such settings
-        return False
 
 
 def updaters(tag: str) -> list[psutil.Process]:

@@ -15,12 +15,11 @@ from export.nvidia.hps import PS_FILE
 from export.nvidia.parts import HPS, NVTABULAR, PYTHON, TENSORRT, WORKFLOW, models_of, parts_of
 from export.nvidia.precision.agreement import disagreement
 from export.nvidia.publish import answer
-from export.nvidia.settings import MerlinSettings
+from export.nvidia.settings import PROFILE_NAME, MerlinSettings
 from export.nvidia.tensorrt.checks import check_tensorrt_model
-from export.settings import MERLIN
 from hps_config.reader import check_ps_json, read_ps_json
-from repository.check import Finding
 from repository.config import CONFIG_FILE, fields_stated
+from repository.finding import Finding, count_errors
 from repository.models import read_config
 from repository.recorded import RECORDED_FILE, read_recorded
 from serving.contract.artifacts import MANIFEST_FILE, read_json, read_stage, sha256_of
@@ -139,9 +138,10 @@ def check_hps(repository: Path) -> Iterator[Finding]:
     settings = merlin_of(repository)
     if not any(part.kind == HPS for part in parts_of(settings)):
         return
-    read = [Finding(f.severity, f"{PS_FILE} {f.where}", f.message, AGAIN) for f in check_ps_json(repository / PS_FILE)]
+    found = check_ps_json(repository / PS_FILE)
+    read = [Finding(f.level, f"{PS_FILE} {f.where}", f.fact, f"{f.remedy} {AGAIN}") for f in found]
     yield from dict.fromkeys(read)  # what both parsers say alike is said once
-    if any(finding.level == "error" for finding in read):
+    if count_errors(read):
         return
     generation, config = pinned_generation(repository), read_config(repository / RANK_EMBEDDINGS / CONFIG_FILE)
     ps = read_ps_json(repository / PS_FILE)
@@ -236,7 +236,7 @@ def check_answers(repository: Path) -> Iterator[Finding]:
 def merlin_of(repository: Path) -> MerlinSettings:
     """The settings it was exported with."""
     facts = read_json(repository / ENSEMBLE / str(pinned_generation(repository)), MANIFEST_FILE)
-    return MerlinSettings(**facts[MERLIN])
+    return MerlinSettings(**facts[PROFILE_NAME])
 
 
 def error(where: str, fact: str) -> Finding:
@@ -255,4 +255,4 @@ CHECKS = (
     check_pickles,
     check_answers,
 )
-LAST_WORD = (check_models, check_files, check_search)  # nothing more is run where these, or what came before, found an error
+DECISIVE = (check_models, check_files, check_search)

@@ -15,10 +15,11 @@ import numpy as np
 from export.nvidia.hugectr_backend import refuse_foreign, write_hugectr_repository
 from export.nvidia.pipeline import MerlinPipeline
 from export.nvidia.precision.agreement import disagreement
+from export.nvidia.settings import PROFILE_NAME
 from export.nvidia.source import Source
 from export.nvidia.write import Writer
-from export.settings import MERLIN, Settings
-from repository.check import profile_of
+from export.profiles import profile_of
+from export.settings import Settings
 from repository.config import CONFIG_FILE
 from repository.recorded import RECORDED_FILE, read_recorded
 from serving.contract.errors import ConfigError, ExportError
@@ -65,7 +66,7 @@ def hugectr_place(repository: Path) -> Path:
 def refuse_other_profile(repository: Path) -> None:
     """Raises ExportError when another profile lives in `repository`, which would be replaced with all its generations."""
     path = repository / ENSEMBLE / CONFIG_FILE
-    if path.is_file() and profile_of(repository) != MERLIN:
+    if path.is_file() and profile_of(repository) != PROFILE_NAME:
         raise ExportError(
             f"{repository} holds another profile. A merlin export replaces the whole repository: export into another REPO, or "
             "remove this one first."

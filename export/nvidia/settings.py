@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+PROFILE_NAME = "merlin"  # in a manifest, and of the settings section
+
 
 class MerlinSettings(BaseModel):
     """triton: "24.03" is that of merlin-hugectr:24.06, the last with HPS; "modern" is any current image, over our own tiers.

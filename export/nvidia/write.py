@@ -18,10 +18,11 @@ from export.nvidia.index import index_bytes, write_gpu_index
 from export.nvidia.parts import NVTABULAR, PYTHON, TENSORRT, Part, models_of, nested, parts_of, python_models
 from export.nvidia.pipeline import MerlinPipeline
 from export.nvidia.precision.lower import Lowered, lower_networks
+from export.nvidia.settings import PROFILE_NAME
 from export.nvidia.source import Source
 from export.nvidia.tensorrt.config import tensorrt_config
 from export.nvidia.tensorrt.model import Engine, write_configs, write_version
-from export.settings import MERLIN, Settings
+from export.settings import Settings
 from hps_config.reader import read_ps_json
 from repository.code import copy_serving_code
 from repository.config import CONFIG_FILE, WARMUP_ROWS, add_warmup, stage_config
@@ -215,8 +216,8 @@ class Writer:
         with_manifest = [name for name in models_of(self.merlin) if (self.version(name) / MANIFEST_FILE).exists()]
         digests = {name: sha256_of(self.version(name) / MANIFEST_FILE) for name in with_manifest}
         facts |= {
-            "profile": MERLIN,
-            MERLIN: self.merlin.model_dump(mode="json"),
+            "profile": PROFILE_NAME,
+            PROFILE_NAME: self.merlin.model_dump(mode="json"),
             "stages": digests,
             "gpu_memory_bytes": self._gpu_memory(),
         }

@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from export.__main__ import app
+from export.check import check_repository
 from repository import check
-from repository.check import check_repository
 from repository.models import read_config, write_config
 from repository.recorded import RECORDED_FILE, read_recorded
 from repository.replay import replay
@@ -149,7 +149,7 @@ def test_a_path_that_no_model_starts_from(repository, tmp_path, monkeypatch):
     (message,) = errors(repository.rename(tmp_path / "two words"))
     assert "two words' holds ' ', and no model starts from there. Expected" in message
     (tmp_path / "two words").rename(repository)
-    monkeypatch.setattr(check, "RUN_DIR", tmp_path / "café" / ".run")
+    monkeypatch.setattr("export.cpu.RUN_DIR", tmp_path / "café" / ".run")
     (message,) = errors(repository)
     assert "café/.run' holds 'é', and no model starts from there. Expected" in message
 

@@ -29,7 +29,7 @@ MAY_IMPORT = {  # package: the other packages of this project that it may import
     "serving.live": {"serving.contract", "serving.loops"},
     "serving.stages": SERVING - {"serving.pipeline"},
     "serving.pipeline": SERVING,
-    "hps_config": SERVING,
+    "hps_config": SERVING | {"repository"},
     "repository": SERVING,
     "training": SERVING | {"hps_config"},
     "server": SERVING | {"repository"},

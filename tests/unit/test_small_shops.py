@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from repository.check import check_repository
+from export.check import check_repository
 from repository.config import WARMUP_ROWS, warmup_file
 from repository.generations import pin
 from serving.contract.artifacts import read_json

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from export.settings import TableSettings
-from export.tables import PS_FILE, faults_of, plan_tables, write_tables
+from export.tables import PS_FILE, check_tables, plan_tables, write_tables
 from hps_config.reader import check_ps_json, read_ps_json
+from repository.finding import Finding, count_errors
 from serving.contract.errors import ConfigError, DataError
 from serving.tables.config import read_config
 from serving.tables.opening import open_tables
@@ -94,7 +95,7 @@ def test_redis_takes_the_place_of_memory(folder):
 @pytest.mark.parametrize("settings", [{}, {"l2": SOME}, {"brokers": "a:1"}, {"redis": "h:7000"}, {"row_format": "int8"}])
 def test_nvidias_parsers_take_the_ps_json(folder, settings):
     written(folder, **settings)
-    assert [finding for finding in check_ps_json(folder / PS_FILE) if finding.severity == "error"] == []
+    assert [finding for finding in check_ps_json(folder / PS_FILE) if finding.level == "error"] == []
 
 
 def test_row_formats_by_table(folder):
@@ -133,13 +134,9 @@ def test_rows_that_no_level_gives_are_the_mean_row(folder):
 def test_sound_settings_have_no_faults(folder, tmp_path):
     for settings in ({}, {"l2": SOME}, {"redis": "h:7000"}, {"brokers": "a:1", "state": "/var/lib/shop"}):
         written(folder, **settings)
-        assert [fault for fault in faults_of(folder) if fault[0] == "error"] == []
-    assert "may not outlive a reboot" in faults_of_written(folder, brokers="a:1")[-1][2]
-
-
-def faults_of_written(folder, **settings):
-    written(folder, **settings)
-    return faults_of(folder)
+        assert count_errors(check_tables(folder)) == 0
+    written(folder, brokers="a:1")
+    assert "may not outlive a reboot" in check_tables(folder)[-1].fact
 
 
 def test_settings_that_nvidia_would_not_read_are_faults(folder):
@@ -147,14 +144,11 @@ def test_settings_that_nvidia_would_not_read_are_faults(folder):
     document = json.loads((folder / PS_FILE).read_text())
     document["models"][0].pop("gpucacheper")
     (folder / PS_FILE).write_text(json.dumps(document))
-    assert [(severity, where) for severity, where, _ in faults_of(folder) if severity == "error"] == [
-        ("error", "ps.json models[0].gpucacheper")
-    ]
+    assert [finding.where for finding in check_tables(folder) if finding.level == "error"] == ["ps.json models[0].gpucacheper"]
 
 
 def test_settings_that_disagree_are_a_fault(folder):
     config = written(folder, l2=SOME)
     replace(config, hit_rate_threshold=0.5, source=".").write(folder / CONFIG_FILE)
-    assert faults_of(folder) == [
-        ("error", CONFIG_FILE, "says something else than ps.json. Expected the same tables and levels.")
-    ]
+    expected = Finding("error", CONFIG_FILE, "says something else than ps.json", "Expected the same tables and levels.")
+    assert check_tables(folder) == [expected]

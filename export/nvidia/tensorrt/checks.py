@@ -15,7 +15,7 @@ from onnx import TensorProto
 from tritonclient.grpc import model_config_pb2 as pb
 
 from export.nvidia.tensorrt import build_engines
-from repository.check import Finding
+from repository.finding import Finding
 from repository.models import read_config
 from serving.contract.errors import ArtifactError
 

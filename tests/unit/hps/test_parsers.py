@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from hps_config.parsers import Finding, load_json, read_as_a, read_as_b
+from hps_config.parsers import load_json, read_as_a, read_as_b
 from hps_config.ps_config import NO_MARGIN
+from repository.finding import Finding
 from serving.contract.errors import ConfigError
 
 SMALLEST = {
@@ -52,11 +53,11 @@ def without(key: str) -> dict[str, Any]:
 
 
 def errors(findings: list[Finding]) -> list[str]:
-    return [finding.where for finding in findings if finding.severity == "error"]
+    return [finding.where for finding in findings if finding.level == "error"]
 
 
 def warnings(findings: list[Finding]) -> list[str]:
-    return [finding.where for finding in findings if finding.severity == "warning"]
+    return [finding.where for finding in findings if finding.level == "warning"]
 
 
 def test_the_smallest_file_is_read_alike():
@@ -213,7 +214,7 @@ def test_unknown_names_fall_back_in_a_and_stop_b(block, key, fallback):
     a, b = read_as_a(changed), read_as_b(changed)
     assert getattr(getattr(a.config, block), key) == fallback
     assert (errors(a.findings), warnings(a.findings)) == ([], [f"{block}.{key}"])
-    assert f"takes '{fallback}'" in a.findings[0].message
+    assert f"takes '{fallback}'" in str(a.findings[0])
     assert errors(b.findings) == [f"{block}.{key}"]
 
 
@@ -262,7 +263,7 @@ def test_numbers_and_booleans_as_strings_are_for_b_only(key, value, read):
     assert b.findings == []
     assert getattr(b.config.models[0], key) == read
     assert errors(a.findings) == [f"models[0].{key}"]
-    assert "without quotes" in a.findings[0].message
+    assert "without quotes" in str(a.findings[0])
 
 
 @pytest.mark.parametrize(

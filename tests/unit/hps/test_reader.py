@@ -48,7 +48,7 @@ def test_every_error_is_in_one_message(tmp_path):
         read_ps_json(path)
     for where in ("supportlonglong", "models[0].gpucacheper", "models[0].model"):
         assert where in str(caught.value)
-    assert [finding.severity for finding in check_ps_json(path)] == ["error"] * 3
+    assert [finding.level for finding in check_ps_json(path)] == ["error"] * 3
 
 
 def test_a_consequence_does_not_repeat_its_cause():

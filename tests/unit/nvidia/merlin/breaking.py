@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
+from export.check import check_repository
 from hps_config.parsers import load_json
-from repository.check import check_repository
 from repository.models import read_config, write_config
 from serving.contract.artifacts import MANIFEST_FILE, read_json, sha256_of, write_manifest
 

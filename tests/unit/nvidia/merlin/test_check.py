@@ -10,8 +10,8 @@ from tritonclient.grpc import model_config_pb2 as pb
 from typer.testing import CliRunner
 
 from export.__main__ import app
+from export.check import check_repository
 from export.nvidia.check import ensemble_faults
-from repository.check import check_repository
 from repository.models import read_config
 from serving.contract.artifacts import write_manifest
 from tests.unit.nvidia.merlin.breaking import EMBEDDINGS, edit, errors, reseal

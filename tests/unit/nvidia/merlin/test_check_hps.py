@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from tritonclient.grpc import model_config_pb2 as pb
 
+from export.check import check_repository
 from hps_config.parsers import load_json
-from repository.check import check_repository
 from tests.unit.nvidia.merlin.breaking import EMBEDDINGS, edit, edit_ps, errors, reseal
 
 REQUIRED = [  # by parser B, and by A what has no default

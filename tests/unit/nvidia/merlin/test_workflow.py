@@ -12,12 +12,12 @@ from nvtabular import Dataset, Workflow, ops
 from rich.console import Console
 
 from export.build import build_repository
+from export.check import check_repository
 from export.nvidia.pipeline import MerlinPipeline
 from export.nvidia.precision.agreement import EXACT
 from export.nvidia.publish import publish_merlin
 from export.nvidia.workflow import workflow_run
 from export.settings import Settings
-from repository.check import check_repository
 from repository.models import read_config
 from repository.recorded import RECORDED_FILE, compare_answers, read_recorded
 from serving.contract.errors import ConfigError

@@ -1,0 +1,19 @@
+"""`make check`: read a repository and say what will fail, and how to mend it, without starting anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from export.profiles import load_profile, profile_of
+from repository.check import run_checks
+from repository.finding import Finding
+
+
+def check_repository(repository: Path) -> list[Finding]:
+    """Return all findings of the checks of the repository's profile, errors first."""
+    return run_checks(repository, *load_profile(profile_of(repository)).checks())
+
+
+def checked_by_format(repository: Path) -> tuple[str, ...]:
+    """Return what the checks could only hold against a documented format, because what reads it is not here."""
+    return tuple(load_profile(profile_of(repository)).checked_by_format(repository))

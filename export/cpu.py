@@ -1,0 +1,87 @@
+"""The cpu profile: the four stages as they were staged, published beside the repository's older generations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from export.tables import PS_FILE, check_tables
+from repository import check
+from repository.check import Check
+from repository.config import LAYOUTS
+from repository.finding import Finding
+from repository.models import refuse_unservable_path
+from server.environment import RUN_DIR
+from serving.contract.artifacts import stage_folder
+from serving.contract.generations import pinned_generation
+from serving.stages.rank import TABLES_FOLDER
+
+if TYPE_CHECKING:
+    from export.profiles import Rehearsed
+    from export.settings import Settings
+    from repository.publish import Staging
+    from serving.contract.tensors import ModelSpec
+
+
+class CpuProfile:
+    """See `export/profiles.py`."""
+
+    layouts = LAYOUTS
+    own_model = None
+
+    def keeps_workflow(self, settings: Settings) -> bool:
+        return False  # the compiled plan serves
+
+    def refuse_early(self, repository: Path, staging: Staging, specs: dict[str, ModelSpec], settings: Settings) -> None:
+        staging.check_contract(specs)
+
+    def publish(self, rehearsed: Rehearsed, report: Callable[[str], None]) -> int:
+        from export.rehearsal import warmup_tensors  # only now: `make check` needs no pandas
+
+        staging, recorded = rehearsed.staging, rehearsed.recorded
+        return staging.publish(rehearsed.specs, rehearsed.settings.serving_of(), warmup_tensors(staging, recorded))
+
+    def checks(self) -> tuple[Sequence[Check], Sequence[Check]]:
+        return CHECKS, DECISIVE
+
+    def checked_by_format(self, repository: Path) -> Sequence[str]:
+        return ()
+
+
+PROFILE = CpuProfile()
+
+
+def check_run_folder(repository: Path) -> Iterator[Finding]:
+    """Models start in this checkout's run folder, wherever the repository lies."""
+    refuse_unservable_path(RUN_DIR)
+    yield from ()
+
+
+def check_ranker_tables(repository: Path) -> Iterator[Finding]:
+    """The ranker's ps.json would be read by NVIDIA's parsers, and says what the tiers' own settings say."""
+    generation = pinned_generation(repository)
+    folder = stage_folder(repository, "rank", generation) / TABLES_FOLDER
+    if not (folder / PS_FILE).exists():  # exported before there were levels: the tables are served whole from memory
+        return
+    for finding in check_tables(folder):
+        where = f"rank/{generation}/{TABLES_FOLDER}/{finding.where}"
+        yield replace(finding, where=where, fact=f"It {finding.fact}")
+
+
+CHECKS = (
+    check.check_layout,
+    check.check_path,
+    check_run_folder,
+    check.check_edges,
+    check.check_versions,
+    check.check_libraries,
+    check.check_warmup,
+    check.check_batching,
+    check.check_response_cache,
+    check.check_stages,
+    check_ranker_tables,
+    check.check_answers,
+)
+DECISIVE = (check.check_layout, check.check_versions, check.check_stages)

@@ -1,0 +1,52 @@
+"""The merlin profile as a plug-in: the stages in parts, laid out for NVIDIA's containers (docs/merlin.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from repository.check import Check
+from serving.contract.tensors import ENSEMBLE, STAGES
+from serving.stages.parts.specs import RANK_DENSE
+
+if TYPE_CHECKING:
+    from export.profiles import Rehearsed
+    from export.settings import Settings
+    from repository.publish import Staging
+    from serving.contract.tensors import ModelSpec
+
+
+class MerlinProfile:
+    """See `export/profiles.py`. What writes and checks its repositories is loaded when it is needed: it takes seconds."""
+
+    layouts = ("ensemble",)  # its networks are models of their own
+    own_model = RANK_DENSE
+
+    def keeps_workflow(self, settings: Settings) -> bool:
+        return settings.merlin.preprocess == "nvtabular"
+
+    def refuse_early(self, repository: Path, staging: Staging, specs: dict[str, ModelSpec], settings: Settings) -> None:
+        from export.nvidia.publish import refuse_places
+
+        refuse_places(repository, settings)
+
+    def publish(self, rehearsed: Rehearsed, report: Callable[[str], None]) -> int:
+        from export.nvidia.publish import publish_merlin
+        from export.nvidia.source import Source
+
+        source = Source.open({name: rehearsed.staging.folder(name) for name in (*STAGES, ENSEMBLE)}, rehearsed.workflow)
+        return publish_merlin(source, rehearsed.repository, rehearsed.settings, report)
+
+    def checks(self) -> tuple[Sequence[Check], Sequence[Check]]:
+        from export.nvidia.check import CHECKS, DECISIVE
+
+        return CHECKS, DECISIVE
+
+    def checked_by_format(self, repository: Path) -> Sequence[str]:
+        from export.nvidia.check import by_format_only
+
+        return by_format_only(repository)
+
+
+PROFILE = MerlinProfile()

@@ -1,0 +1,82 @@
+"""The profiles of an export, as plug-ins: everything else is the same for all of them.
+
+    log ─▶ features, models ─▶ staged stages, rehearsed ─▶ Profile.publish ─▶ repository ─▶ Profile.checks (`make check`)
+
+A profile is a module with an object `PROFILE`. To add one, write it and name its module in PLUGINS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from repository.check import Check
+from serving.contract.artifacts import MANIFEST_FILE, read_json
+from serving.contract.errors import ConfigError, RecommenderError
+from serving.contract.generations import pinned_generation
+from serving.contract.tensors import ENSEMBLE, ModelSpec
+
+if TYPE_CHECKING:  # `make check` loads none of these
+    from export.settings import Settings
+    from repository.publish import Staging
+    from repository.recorded import Recorded
+
+DEFAULT = "cpu"
+PLUGINS = {DEFAULT: "export.cpu", "merlin": "export.nvidia.profile"}  # modules, loaded when a profile is asked for
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """A staged generation whose recorded requests were answered soundly: what a profile publishes.
+
+    repository: where it goes, as the caller named it: perhaps a link
+    workflow: folder of NVTabular's own workflow, where the profile wants it kept
+    """
+
+    repository: Path
+    staging: Staging
+    specs: dict[str, ModelSpec]
+    settings: Settings
+    recorded: Recorded
+    workflow: Path | None = None
+
+
+class Profile(Protocol):
+    """How a generation is laid out, published and checked."""
+
+    layouts: Sequence[str]  # those it can be published in
+    own_model: str | None  # a model that only repositories of this profile have; None: none, all repositories may be its
+
+    def keeps_workflow(self, settings: Settings) -> bool:
+        """Return whether NVTabular's own workflow must be kept for publication."""
+
+    def refuse_early(self, repository: Path, staging: Staging, specs: dict[str, ModelSpec], settings: Settings) -> None:
+        """Raise ConfigError or ExportError for what `publish` would refuse, before minutes of training."""
+
+    def publish(self, rehearsed: Rehearsed, report: Callable[[str], None]) -> int:
+        """Put the generation in the repository's place or beside its older ones. Return its number."""
+
+    def checks(self) -> tuple[Sequence[Check], Sequence[Check]]:
+        """Return the checks of its repositories in order, and the decisive ones: no other runs after an error there."""
+
+    def checked_by_format(self, repository: Path) -> Sequence[str]:
+        """Return what could only be held against a documented format, because what reads it is not here."""
+
+
+def load_profile(name: str) -> Profile:
+    """Return a profile by name. Raises ConfigError when there is none."""
+    if name not in PLUGINS:
+        raise ConfigError(f"There is no profile {name!r}. Available: {', '.join(PLUGINS)}.")
+    return import_module(PLUGINS[name]).PROFILE
+
+
+def profile_of(repository: Path) -> str:
+    """Return the profile that a repository was exported for, by its manifest, or by its models where that cannot be read."""
+    try:
+        return read_json(repository / ENSEMBLE / str(pinned_generation(repository)), MANIFEST_FILE).get("profile", DEFAULT)
+    except RecommenderError:
+        own_models = {name: load_profile(name).own_model for name in PLUGINS}
+        return next((name for name, model in own_models.items() if model and (repository / model).is_dir()), DEFAULT)

@@ -1,0 +1,34 @@
+"""One fact that a check found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fact that somebody should act on.
+
+    level: "error" or "warning"; where: a file, or a key in it; remedy: what was expected, and what to do
+    parser: of ps.json, which of NVIDIA's two parsers would stumble ("A", "B" or "both"); empty elsewhere
+    """
+
+    level: str
+    where: str
+    fact: str
+    remedy: str
+    parser: str = ""
+
+    def __str__(self) -> str:
+        parser = f" (parser {self.parser})" if self.parser else ""
+        return f"{self.level}{parser} {self.where}: {self.fact}. {self.remedy}"
+
+
+def finding_of(level: str, where: str, message: str, parser: str = "") -> Finding:
+    """Return a message of the usual form, "fact. expectation. remedy", as a finding."""
+    fact, _, remedy = message.partition(". ")
+    return Finding(level, where, fact, remedy, parser)
+
+
+def count_errors(findings: list[Finding]) -> int:
+    return sum(finding.level == "error" for finding in findings)
