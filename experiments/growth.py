@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import faiss
 import numpy as np
@@ -110,12 +109,10 @@ def _of_pipeline(pipeline: Pipeline, batches: list[dict[str, np.ndarray]], effor
 
 
 def with_candidates(pipeline: Pipeline, count: int) -> Pipeline:
-    """The same stages with another C."""
-
-    def changed(stage: Any) -> Any:
-        return replace(stage, info=replace(stage.info, axes=replace(stage.info.axes, candidates=count)))
-
-    return replace(pipeline, stages={name: changed(stage) for name, stage in pipeline.stages.items()})
+    """Return the same stages with another C, which retrieval decides."""
+    retrieve = pipeline.stages["retrieve"]
+    outputs = replace(retrieve.outputs, axes=replace(retrieve.outputs.axes, candidates=count))
+    return replace(pipeline, stages=pipeline.stages | {"retrieve": replace(retrieve, outputs=outputs)})
 
 
 def catalogue_axis(rng: np.random.Generator, step: Callable[[str], None]) -> Axis:

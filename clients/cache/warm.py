@@ -36,8 +36,8 @@ def users_of(repo: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     generation = pinned_generation(repo)
     preprocess = Preprocess.load(stage_folder(repo, "preprocess", generation))
     retrieve = Retrieve.load(stage_folder(repo, "retrieve", generation))
-    everybody = preprocess.embedded.user_ids
-    events = preprocess.embedded.lookup(everybody).event_count
+    everybody = preprocess.inputs.embedded.user_ids
+    events = preprocess.inputs.embedded.lookup(everybody).event_count
     active = np.argsort(-events, kind="stable")[:POOL]
     user_ids = everybody[active]
     batches = np.split(user_ids, range(KERNEL_BATCH, len(user_ids), KERNEL_BATCH))

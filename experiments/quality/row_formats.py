@@ -87,7 +87,8 @@ def with_rows(pipeline: Pipeline, config: TiersConfig) -> Iterator[Pipeline]:
     """The pipeline with the ranker's tables opened as `config` says."""
     tables = Tiers(config)
     try:
-        rank = replace(pipeline.stages["rank"], tables=tables)
+        rank = pipeline.stages["rank"]
+        rank = replace(rank, rows=replace(rank.rows, tables=tables))
         yield replace(pipeline, stages=pipeline.stages | {"rank": rank})
     finally:
         tables.close()

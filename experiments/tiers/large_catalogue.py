@@ -16,7 +16,7 @@ TABLE = "items"  # the large one
 
 
 class ItemRows:
-    """`Rank.item_rows` of a larger catalogue: every request's candidates have the next keys of the large table."""
+    """`RankInputs.item_rows` of a larger catalogue: every request's candidates have the next keys of the large table."""
 
     def __init__(self, rows: np.ndarray, keys: np.ndarray) -> None:
         """rows: int [n_items + 1, S] of the repository; keys: int64 [R, C]."""
@@ -33,5 +33,7 @@ class ItemRows:
 
 def over(rank: Rank, tiers: Tiers, keys: np.ndarray) -> Rank:
     """The same stage, its first item table the large one."""
-    named = replace(rank.settings, item_tables=(TABLE, *rank.settings.item_tables[1:]))
-    return replace(rank, settings=named, tables=tiers, item_rows=ItemRows(rank.item_rows, keys))
+    inputs = rank.inputs
+    named = replace(inputs.settings, item_tables=(TABLE, *inputs.settings.item_tables[1:]))
+    inputs = replace(inputs, settings=named, item_rows=ItemRows(inputs.item_rows, keys))
+    return replace(rank, inputs=inputs, rows=replace(rank.rows, settings=named, tables=tiers))

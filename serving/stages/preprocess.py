@@ -14,7 +14,7 @@ import numpy as np
 
 from serving.contract.artifacts import REMEDY, StageInfo, open_array, read_stage
 from serving.contract.errors import ArtifactError, DependencyError
-from serving.contract.tensors import Degraded, new_lineage
+from serving.contract.tensors import ContextColumn, Degraded, new_lineage
 from serving.stages.features.encode import Plan
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.user_state import FeatureStore, UserState, UserStore, derive, history_age_days, override_history
@@ -25,32 +25,28 @@ Arrays = dict[str, np.ndarray]
 
 
 @dataclass
-class Preprocess:
-    """The kernel. `store` may be any FeatureStore; `embedded` says what an unknown user looks like."""
+class PreprocessInputs:
+    """What is known of the users of a batch, before anything is encoded. Every layout of the stage holds one.
 
-    info: StageInfo
-    plan: Plan
+    `store` may be any FeatureStore; `embedded` says what an unknown user looks like.
+    """
+
+    context: tuple[ContextColumn, ...]
     store: FeatureStore
     embedded: UserStore
     items: ItemIndex
     item_category: np.ndarray  # int32 [n_items + 1]
 
     @classmethod
-    def load(cls, folder: Path) -> Preprocess:
-        """Version folder -> stage. Raises ArtifactError when a file is missing or disagrees with `stage.json`."""
-        info = read_stage(folder)
-        plan, store = Plan.load(folder / "plan"), UserStore(folder / "store")
-        stated = (info.axes.user_categorical, info.axes.user_continuous, info.axes.history)
-        found = (len(plan.categorical), len(plan.continuous), store.history_length)
-        if stated != found:
-            raise ArtifactError(f"{folder}: stage.json states Fu, Gu, H = {stated}, plan and store have {found}. {REMEDY}")
-        items = ItemIndex.load(folder / "item_ids.npy")
-        return cls(info, plan, store, store, items, np.asarray(open_array(folder, "item_category")))
+    def load(cls, folder: Path, info: StageInfo) -> PreprocessInputs:
+        """Load from a version folder. Raises ArtifactError when a file is missing or is not as published."""
+        store, items = UserStore(folder / "store"), ItemIndex.load(folder / "item_ids.npy")
+        return cls(info.context, store, store, items, np.asarray(open_array(folder, "item_category")))
 
     def faults(self, inputs: Arrays) -> dict[int, str]:
         """Row -> message for context that cannot be a feature: infinite numbers, strings past MAX_STRING_BYTES."""
         faults: dict[int, str] = {}
-        for column in self.info.context:
+        for column in self.context:
             values = inputs[column.name]
             if column.kind == "continuous" and np.isinf(values).any():
                 message = f"{column.name} is infinite; expected a finite number, or NaN for a missing one"
@@ -61,19 +57,8 @@ class Preprocess:
                         faults[row] = f"{column.name} has {len(value)} bytes; expected at most {MAX_STRING_BYTES}, shorten it"
         return faults
 
-    def __call__(self, inputs: Arrays) -> Arrays:
-        """`preprocess` of serving/contract/tensors.py, one batch."""
-        state, degraded = self.state_of(inputs)
-        encoded = self.plan(self.raw_columns(state, inputs))
-        return {
-            "user_categorical": encoded.categorical,
-            "user_continuous": encoded.continuous,
-            **self.history_of(state),
-            "lineage": new_lineage(len(state.user_ids), self.info.generation, degraded),
-        }
-
-    def state_of(self, inputs: Arrays) -> tuple[UserState, Degraded]:
-        """What is known of the users, and whether the store could say it."""
+    def read_state(self, inputs: Arrays) -> tuple[UserState, Degraded]:
+        """Return what is known of the users, and whether the store could say it."""
         user_ids = inputs["user_id"][:, 0]
         degraded = Degraded.NONE
         try:
@@ -84,10 +69,45 @@ class Preprocess:
         return state, degraded
 
     def raw_columns(self, state: UserState, inputs: Arrays) -> dict[str, np.ndarray]:
-        """-> what the workflow encodes, by column, each [B]."""
-        context = {column.name: inputs[column.name][:, 0] for column in self.info.context}
+        """Return what the workflow encodes, by column, each [B]."""
+        context = {column.name: inputs[column.name][:, 0] for column in self.context}
         return derive(state, context, self.embedded.as_of_s)
 
-    def history_of(self, state: UserState) -> Arrays:
-        """-> history_ids int64 [B, H], history_age_days float32 [B, H]."""
+    def history_tensors(self, state: UserState) -> Arrays:
+        """Return history_ids int64 [B, H] and history_age_days float32 [B, H]."""
         return {"history_ids": state.history_ids, "history_age_days": history_age_days(state, self.embedded.as_of_s)}
+
+
+@dataclass
+class Preprocess:
+    """The stage in one process: inputs, then the compiled plan in NVTabular's place."""
+
+    info: StageInfo
+    inputs: PreprocessInputs
+    plan: Plan
+
+    @classmethod
+    def load(cls, folder: Path) -> Preprocess:
+        """Version folder -> stage. Raises ArtifactError when a file is missing or disagrees with `stage.json`."""
+        info = read_stage(folder)
+        plan, inputs = Plan.load(folder / "plan"), PreprocessInputs.load(folder, info)
+        stated = (info.axes.user_categorical, info.axes.user_continuous, info.axes.history)
+        found = (len(plan.categorical), len(plan.continuous), inputs.embedded.history_length)
+        if stated != found:
+            raise ArtifactError(f"{folder}: stage.json states Fu, Gu, H = {stated}, plan and store have {found}. {REMEDY}")
+        return cls(info, inputs, plan)
+
+    def faults(self, inputs: Arrays) -> dict[int, str]:
+        """Row -> message for context that cannot be a feature."""
+        return self.inputs.faults(inputs)
+
+    def __call__(self, inputs: Arrays) -> Arrays:
+        """`preprocess` of serving/contract/tensors.py, one batch."""
+        state, degraded = self.inputs.read_state(inputs)
+        encoded = self.plan(self.inputs.raw_columns(state, inputs))
+        return {
+            "user_categorical": encoded.categorical,
+            "user_continuous": encoded.continuous,
+            **self.inputs.history_tensors(state),
+            "lineage": new_lineage(len(state.user_ids), self.info.generation, degraded),
+        }

@@ -52,99 +52,32 @@ class RankSettings:
 
 
 @dataclass(frozen=True)
-class Rank:
-    """The kernel. item_rows: int32 [n_items + 1, Si] table rows; item_numbers: float32 [n_items + 1, Gi]."""
+class RankInputs:
+    """What the network reads besides table rows, and the keys of these rows. Every layout of the stage holds one.
 
-    info: StageInfo
+    item_rows: int32 [n_items + 1, Si] keys; item_numbers: float32 [n_items + 1, Gi]
+    """
+
     settings: RankSettings
     items: ItemIndex
     item_rows: np.ndarray
     item_numbers: np.ndarray
     statistics: ItemStatistics
-    tables: Tiers
-    network: Any
-    widths: MixedWidths = ONE_WIDTH
 
     @classmethod
-    def load(cls, folder: Path) -> Rank:
-        """Version folder -> stage. Raises ArtifactError when a file is missing or disagrees with the others."""
-        info = read_stage(folder)
-        settings = stage_settings(folder, info, RankSettings)
-        return cls.load_from(folder, info, open_network(folder, NETWORK, settings.threads))
+    def load(cls, folder: Path, settings: RankSettings) -> RankInputs:
+        """Load them from a version folder. Raises ArtifactError when they disagree."""
+        items, statistics = ItemIndex.load(folder / "item_ids.npy"), ItemStatistics.load(folder)
+        rows = open_form(folder, "item_rows", "int32", None, None)
+        numbers = open_form(folder, "item_numbers", "float32", None, None)
+        lengths = {"item_rows": len(rows), "item_numbers": len(numbers), "statistics": statistics.n_items + 1}
+        if set(lengths.values()) != {items.n_items + 1}:
+            raise ArtifactError(f"{folder}: {items.n_items} items need {items.n_items + 1} rows, found {lengths}. {REMEDY}")
+        return cls(settings, items, rows, numbers, statistics)
 
-    @classmethod
-    def load_from(cls, folder: Path, info: StageInfo, network: Any) -> Rank:
-        """`load` with a network at hand; None where the network is a model of its own (serving/stages/parts)."""
-        settings = stage_settings(folder, info, RankSettings)
-        items, rows, numbers, statistics = load_items(folder)
-        widths = MixedWidths.load(folder, settings.first_cold)
-        names = (*settings.user_tables, *settings.item_tables, *widths.cold_tables)
-        tables = open_tables(folder / TABLES_FOLDER, info.stage, names)
-        try:
-            if len(settings.user_tables) != info.axes.user_categorical or len(settings.item_tables) != rows.shape[1]:
-                raise ArtifactError(
-                    f"{folder} names {len(settings.user_tables)} user and {len(settings.item_tables)} item tables; expected "
-                    f"{info.axes.user_categorical} and {rows.shape[1]}, one per categorical column. {REMEDY}"
-                )
-            n_rows = widths.n_rows({table.name: table.rows for table in tables.config.tables})
-            for name, column in zip(settings.item_tables, rows.T, strict=True):
-                check_range(f"{folder / 'item_rows.npy'}, of table {name},", column, n_rows[name] - 1)
-            return cls(info, settings, items, rows, numbers, statistics, tables, network, widths)
-        except BaseException:  # whatever it is: nobody else knows of the tables
-            tables.close()
-            raise
-
-    def close(self) -> None:
-        """Leave the tables, which other instances share. Nothing is answered afterwards."""
-        self.tables.close()
-
-    def measurements(self) -> Iterator[Measurement]:
-        """What the tables' levels did so far."""
-        return measurements(self.tables.metrics())
-
-    def faults(self, inputs: Arrays) -> dict[int, str]:
-        """Row -> message for requests of another generation."""
-        return generation_faults(inputs["lineage"], self.info.generation)
-
-    def __call__(self, inputs: Arrays) -> Arrays:
-        """`rank` of serving/contract/tensors.py, one batch."""
-        candidates = self.items.positions(inputs["candidate_ids"])
-        try:
-            logits, retrieval_part = self._logits(inputs, candidates)
-        except DependencyError:  # the tables cannot be read
-            logits = retrieval_part = np.full(candidates.shape, np.nan, np.float32)
-        outputs = ranked(inputs, logits, retrieval_part, self.settings.blend)
-        if self.tables.degraded:  # a level that was needed is down: some rows may be defaults, or as they were exported
-            outputs["lineage"] = fallen_back(outputs["lineage"], np.ones(len(candidates), bool), Degraded.RANK)
-        return outputs
-
-    def _logits(self, inputs: Arrays, candidates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """int [B, C] positions -> (logits, retrieval_part), float32 [B, C].
-
-        Rows are looked up for all at once, so that a slow level is asked once. The rest is computed for as many requests at a
-        time as leave their numbers in the processor's cache.
-        """
-        given = {name: inputs[name] for name in OF_REQUESTS} | self.rows(inputs, candidates)
-        at_once = evenly(len(candidates), max(1, PAIRS_AT_ONCE // candidates.shape[1]))
-        logits, retrieval_part = np.empty(candidates.shape, np.float32), np.empty(candidates.shape, np.float32)
-        for first in range(0, len(candidates), at_once):
-            part = slice(first, first + at_once)
-            own = {name: values[part] for name, values in given.items()}
-            pairs = self.pair_numbers(own, candidates[part])
-            feeds = {"user_numbers": own["user_continuous"], "pair_numbers": pairs}
-            feeds |= {name: own[name] for name in ("user_rows", "item_rows")}
-            logits[part] = self.network.run(["logits"], feeds)[0]
-            retrieval_part[part] = self.retrieval_part(pairs)
-        return logits, retrieval_part
-
-    def rows(self, inputs: Arrays, candidates: np.ndarray) -> Arrays:
-        """Table rows float32: those of the user [B, Fu, D], those of the candidates [B, C, Si, D]."""
-        user_rows, item_rows = self.widths.gather(
-            self.tables,
-            (self.settings.user_tables, inputs["user_categorical"]),
-            (self.settings.item_tables, self.item_rows.take(candidates, axis=0)),
-        )
-        return {"user_rows": user_rows, "item_rows": item_rows}
+    def row_keys(self, inputs: Arrays, candidates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the keys of the user's rows, int64 [B, Fu], and of the candidates', int [B, C, Si], in slot order."""
+        return inputs["user_categorical"], self.item_rows.take(candidates, axis=0)
 
     def pair_numbers(self, inputs: Arrays, candidates: np.ndarray) -> np.ndarray:
         """int [B, C] positions -> float32 [B, C, Gp]: numbers of the items, then the cross features."""
@@ -153,8 +86,137 @@ class Rank:
         return pair_numbers(self.statistics, self.item_numbers, history, ages, candidates, scores)
 
     def retrieval_part(self, pair_numbers: np.ndarray) -> np.ndarray:
-        """-> float32 [B, C]: the standardised retrieval score, one of the cross features."""
+        """Return float32 [B, C]: the standardised retrieval score, one of the cross features."""
         return pair_numbers[..., self.item_numbers.shape[1] + SCORE]
+
+
+@dataclass(frozen=True)
+class EmbeddingRows:
+    """The embedding rows of users and candidates, from our own tiers. Layouts behind NVIDIA's `hps` backend hold none."""
+
+    settings: RankSettings
+    tables: Tiers
+    widths: MixedWidths = ONE_WIDTH
+
+    @classmethod
+    def load(cls, folder: Path, info: StageInfo, inputs: RankInputs) -> EmbeddingRows:
+        """Open the tables that `inputs` has keys of, which other processes share. Raises ArtifactError when they disagree."""
+        settings = inputs.settings
+        widths = MixedWidths.load(folder, settings.first_cold)
+        names = (*settings.user_tables, *settings.item_tables, *widths.cold_tables)
+        tables = open_tables(folder / TABLES_FOLDER, info.stage, names)
+        try:
+            named = len(settings.user_tables), len(settings.item_tables)
+            expected = info.axes.user_categorical, inputs.item_rows.shape[1]
+            if named != expected:
+                raise ArtifactError(
+                    f"{folder} names {named[0]} user and {named[1]} item tables; expected {expected[0]} and {expected[1]}, one "
+                    f"per categorical column. {REMEDY}"
+                )
+            n_rows = widths.n_rows({table.name: table.rows for table in tables.config.tables})
+            for name, column in zip(settings.item_tables, inputs.item_rows.T, strict=True):
+                check_range(f"{folder / 'item_rows.npy'}, of table {name},", column, n_rows[name] - 1)
+            return cls(settings, tables, widths)
+        except BaseException:  # whatever it is: nobody else knows of the tables
+            tables.close()
+            raise
+
+    def read(self, user_keys: np.ndarray, item_keys: np.ndarray) -> Arrays:
+        """Return user_rows float32 [B, Fu, D] and item_rows [B, C, Si, D]. Raises DependencyError when they cannot be read."""
+        user_rows, item_rows = self.widths.gather(
+            self.tables, (self.settings.user_tables, user_keys), (self.settings.item_tables, item_keys)
+        )
+        return {"user_rows": user_rows, "item_rows": item_rows}
+
+    def mark_degraded(self, lineage: np.ndarray) -> np.ndarray:
+        """Return the lineage, marked where a level that was needed is down: rows may be defaults, or as they were exported."""
+        if self.tables.degraded:
+            return fallen_back(lineage, np.ones(len(lineage), bool), Degraded.RANK)
+        return lineage
+
+
+@dataclass(frozen=True)
+class RankOutputs:
+    """What is made of the network's logits. Every layout of the stage holds one."""
+
+    blend: float
+
+    def scores(self, inputs: Arrays, logits: np.ndarray, retrieval_part: np.ndarray) -> Arrays:
+        """float32 [B, C] twice -> the outputs of `rank`: scores are logits + blend * retrieval_part.
+
+        A request with a score that is not finite keeps retrieval's order, degraded.
+        """
+        rank_scores, broken = np.empty(logits.shape, np.float32), np.zeros(len(logits), bool)
+        candidates = (inputs["candidate_ids"], inputs["retrieval_scores"])
+        write_ranked(*candidates, logits, retrieval_part, self.blend, rank_scores, broken)
+        return {"rank_scores": rank_scores, "lineage": fallen_back(inputs["lineage"], broken, Degraded.RANK)}
+
+
+@dataclass(frozen=True)
+class Rank:
+    """The stage in one process: inputs and rows, the network, outputs."""
+
+    info: StageInfo
+    inputs: RankInputs
+    rows: EmbeddingRows
+    network: Any
+    outputs: RankOutputs
+
+    @classmethod
+    def load(cls, folder: Path) -> Rank:
+        """Version folder -> stage. Raises ArtifactError when a file is missing or disagrees with the others."""
+        info = read_stage(folder)
+        settings = stage_settings(folder, info, RankSettings)
+        network = open_network(folder, NETWORK, settings.threads)
+        inputs = RankInputs.load(folder, settings)
+        return cls(info, inputs, EmbeddingRows.load(folder, info, inputs), network, RankOutputs(settings.blend))
+
+    @property
+    def tables(self) -> Tiers:
+        """The levels that rows are read from, for whoever measures them."""
+        return self.rows.tables
+
+    def close(self) -> None:
+        """Leave the tables, which other instances share. Nothing is answered afterwards."""
+        self.tables.close()
+
+    def measurements(self) -> Iterator[Measurement]:
+        """Yield what the tables' levels did so far."""
+        return measurements(self.tables.metrics())
+
+    def faults(self, inputs: Arrays) -> dict[int, str]:
+        """Row -> message for requests of another generation."""
+        return generation_faults(inputs["lineage"], self.info.generation)
+
+    def __call__(self, inputs: Arrays) -> Arrays:
+        """`rank` of serving/contract/tensors.py, one batch."""
+        candidates = self.inputs.items.positions(inputs["candidate_ids"])
+        try:
+            logits, retrieval_part = self._logits(inputs, candidates)
+        except DependencyError:  # the tables cannot be read
+            logits = retrieval_part = np.full(candidates.shape, np.nan, np.float32)
+        outputs = self.outputs.scores(inputs, logits, retrieval_part)
+        outputs["lineage"] = self.rows.mark_degraded(outputs["lineage"])
+        return outputs
+
+    def _logits(self, inputs: Arrays, candidates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """int [B, C] positions -> (logits, retrieval_part), float32 [B, C].
+
+        Rows are looked up for all at once, so that a slow level is asked once. The rest is computed for as many requests at a
+        time as leave their numbers in the processor's cache.
+        """
+        given = {name: inputs[name] for name in OF_REQUESTS} | self.rows.read(*self.inputs.row_keys(inputs, candidates))
+        at_once = evenly(len(candidates), max(1, PAIRS_AT_ONCE // candidates.shape[1]))
+        logits, retrieval_part = np.empty(candidates.shape, np.float32), np.empty(candidates.shape, np.float32)
+        for first in range(0, len(candidates), at_once):
+            part = slice(first, first + at_once)
+            own = {name: values[part] for name, values in given.items()}
+            pairs = self.inputs.pair_numbers(own, candidates[part])
+            feeds = {"user_numbers": own["user_continuous"], "pair_numbers": pairs}
+            feeds |= {name: own[name] for name in ("user_rows", "item_rows")}
+            logits[part] = self.network.run(["logits"], feeds)[0]
+            retrieval_part[part] = self.inputs.retrieval_part(pairs)
+        return logits, retrieval_part
 
 
 def evenly(count: int, most: int) -> int:
@@ -163,30 +225,9 @@ def evenly(count: int, most: int) -> int:
     return max(1, -(-count // n_parts))
 
 
-def load_items(folder: Path) -> tuple[ItemIndex, np.ndarray, np.ndarray, ItemStatistics]:
-    """-> items, item_rows, item_numbers and statistics, as in Rank. Raises ArtifactError when they disagree."""
-    items, statistics = ItemIndex.load(folder / "item_ids.npy"), ItemStatistics.load(folder)
-    rows = open_form(folder, "item_rows", "int32", None, None)
-    numbers = open_form(folder, "item_numbers", "float32", None, None)
-    lengths = {"item_rows": len(rows), "item_numbers": len(numbers), "statistics": statistics.n_items + 1}
-    if set(lengths.values()) != {items.n_items + 1}:
-        raise ArtifactError(f"{folder}: {items.n_items} items need {items.n_items + 1} rows, found {lengths}. {REMEDY}")
-    return items, rows, numbers, statistics
-
-
-def ranked(inputs: Arrays, logits: np.ndarray, retrieval_part: np.ndarray, blend: float) -> Arrays:
-    """float32 [B, C] twice -> the outputs of `rank`: scores are logits + blend * retrieval_part.
-
-    A request with a score that is not finite keeps retrieval's order, degraded.
-    """
-    rank_scores, broken = np.empty(logits.shape, np.float32), np.zeros(len(logits), bool)
-    write_ranked(inputs["candidate_ids"], inputs["retrieval_scores"], logits, retrieval_part, blend, rank_scores, broken)
-    return {"rank_scores": rank_scores, "lineage": fallen_back(inputs["lineage"], broken, Degraded.RANK)}
-
-
 @compiled
 def write_ranked(candidate_ids, retrieval_scores, logits, retrieval_part, blend, rank_scores, broken):
-    """`ranked`, request by request. Written: rank_scores float32 [B, C]; broken bool [B], all False before."""
+    """Blend the scores, request by request. Written: rank_scores float32 [B, C]; broken bool [B], all False before."""
     for row in range(len(logits)):
         for place in range(logits.shape[1]):
             score = logits[row, place] + np.float32(blend) * retrieval_part[row, place]

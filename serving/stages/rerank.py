@@ -46,56 +46,61 @@ class BestCandidates(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rerank:
-    """The kernel. item_vectors: float32 [n_items + 1, D], the last row padding."""
+class BestLists:
+    """Picks the list that the network sees and the rules choose from. Every layout of the stage holds one."""
 
-    info: StageInfo
-    settings: RerankSettings
     items: ItemIndex
-    item_vectors: np.ndarray
-    rules: Rules
-    network: Any
+    length: int  # M
 
-    @classmethod
-    def load(cls, folder: Path) -> Rerank:
-        """Version folder -> stage. Raises ArtifactError when a file is missing or disagrees with the others."""
-        info = read_stage(folder)
-        settings = stage_settings(folder, info, RerankSettings)
-        items = ItemIndex.load(folder / "item_ids.npy")
-        vectors, rules = load_vectors(folder, items), load_rules(folder, items, info.generation)
-        return cls(info, settings, items, vectors, rules, open_network(folder, NETWORK, settings.threads))
-
-    def faults(self, inputs: Arrays) -> dict[int, str]:
-        """Row -> message for requests of another generation."""
-        return generation_faults(inputs["lineage"], self.info.generation)
-
-    def __call__(self, inputs: Arrays) -> Arrays:
-        """`rerank` of serving/contract/tensors.py, one batch."""
-        best = self.best(inputs)
-        (correction,) = self.network.run(["correction"], self.feeds(best))
-        return self.served(inputs, best, correction)
-
-    def best(self, inputs: Arrays) -> BestCandidates:
-        """The list that the network sees: the first M candidates by rank score."""
-        columns = first_by_score(inputs["rank_scores"], self.settings.list_length)
+    def pick(self, inputs: Arrays) -> BestCandidates:
+        """Return the first M candidates by rank score."""
+        columns = first_by_score(inputs["rank_scores"], self.length)
         ids, rank_scores, retrieval, valid = _listed(
             columns, inputs["candidate_ids"], inputs["rank_scores"], inputs["retrieval_scores"]
         )
         return BestCandidates(ids, self.items.positions(ids), rank_scores, retrieval, valid)
 
+
+@dataclass(frozen=True)
+class RerankInputs:
+    """What the network reads of a list. item_vectors: float32 [n_items + 1, D], the last row padding."""
+
+    item_vectors: np.ndarray
+
+    @classmethod
+    def load(cls, folder: Path, items: ItemIndex) -> RerankInputs:
+        """Raises ArtifactError when the vectors are of another catalogue."""
+        return cls(open_form(folder, "item_vectors", "float32", items.n_items + 1, None))
+
     def feeds(self, best: BestCandidates) -> Arrays:
-        """What the network takes, by name."""
+        """Return what the network takes, by name."""
         return {
             "features": list_features(best.rank_scores, best.retrieval_scores, best.valid),
             "vectors": self.item_vectors.take(best.positions, axis=0),
             "valid": best.valid.astype(np.float32),
         }
 
-    def served(self, inputs: Arrays, best: BestCandidates, correction: np.ndarray) -> Arrays:
+
+@dataclass(frozen=True)
+class RerankOutputs:
+    """What is made of the network's correction: scores, then the shop's rules. trust: see RerankSettings."""
+
+    trust: float
+    items_returned: int  # K
+    rules: Rules
+
+    @classmethod
+    def load(cls, folder: Path, info: StageInfo, settings: RerankSettings, items: ItemIndex) -> RerankOutputs:
+        """Raises ArtifactError when the rules are broken, or of another catalogue."""
+        rules = Rules.load(folder, info.generation)
+        if rules.n_items != items.n_items:
+            raise ArtifactError(f"{folder}: item_ids.npy has {items.n_items} items, the rules {rules.n_items}. {REMEDY}")
+        return cls(settings.trust, info.axes.items_returned, rules)
+
+    def serve(self, inputs: Arrays, best: BestCandidates, correction: np.ndarray) -> Arrays:
         """correction: float32 [B, M], added to the rank scores, meaningless where not valid -> the outputs of `rerank`."""
-        trust, k = np.float32(self.settings.trust), self.info.axes.items_returned
-        scores, broken = _corrected(best.rank_scores, best.valid, correction, trust)
-        columns = self.rules.apply(best.positions, scores, inputs["user_id"][:, 0], k)
+        scores, broken = _corrected(best.rank_scores, best.valid, correction, np.float32(self.trust))
+        columns = self.rules.apply(best.positions, scores, inputs["user_id"][:, 0], self.items_returned)
         item_ids, scores = _chosen(columns, best.ids, scores)
         lineage = fallen_back(inputs["lineage"], broken, Degraded.RERANK)
         return {
@@ -106,17 +111,35 @@ class Rerank:
         }
 
 
-def load_vectors(folder: Path, items: ItemIndex) -> np.ndarray:
-    """-> item_vectors, as in Rerank. Raises ArtifactError when they are of another catalogue."""
-    return open_form(folder, "item_vectors", "float32", items.n_items + 1, None)
+@dataclass(frozen=True)
+class Rerank:
+    """The stage in one process: lists, inputs, the network, outputs."""
 
+    info: StageInfo
+    lists: BestLists
+    inputs: RerankInputs
+    network: Any
+    outputs: RerankOutputs
 
-def load_rules(folder: Path, items: ItemIndex, generation: int) -> Rules:
-    """Raises ArtifactError when the rules are broken, or of another catalogue."""
-    rules = Rules.load(folder, generation)
-    if rules.n_items != items.n_items:
-        raise ArtifactError(f"{folder}: item_ids.npy has {items.n_items} items, the rules {rules.n_items}. {REMEDY}")
-    return rules
+    @classmethod
+    def load(cls, folder: Path) -> Rerank:
+        """Version folder -> stage. Raises ArtifactError when a file is missing or disagrees with the others."""
+        info = read_stage(folder)
+        settings = stage_settings(folder, info, RerankSettings)
+        items = ItemIndex.load(folder / "item_ids.npy")
+        inputs, outputs = RerankInputs.load(folder, items), RerankOutputs.load(folder, info, settings, items)
+        network = open_network(folder, NETWORK, settings.threads)
+        return cls(info, BestLists(items, settings.list_length), inputs, network, outputs)
+
+    def faults(self, inputs: Arrays) -> dict[int, str]:
+        """Row -> message for requests of another generation."""
+        return generation_faults(inputs["lineage"], self.info.generation)
+
+    def __call__(self, inputs: Arrays) -> Arrays:
+        """`rerank` of serving/contract/tensors.py, one batch."""
+        best = self.lists.pick(inputs)
+        (correction,) = self.network.run(["correction"], self.inputs.feeds(best))
+        return self.outputs.serve(inputs, best, correction)
 
 
 @compiled

@@ -16,7 +16,7 @@ import numpy as np
 
 from serving.contract.artifacts import REMEDY, StageInfo, check_range, open_form, open_network, read_stage, stage_settings
 from serving.contract.errors import ArtifactError
-from serving.contract.tensors import PAD_SCORE, Degraded, fallen_back, generation_faults
+from serving.contract.tensors import PAD_SCORE, Axes, Degraded, fallen_back, generation_faults
 from serving.loops.compiled import compiled
 from serving.stages.features.ids import ItemIndex, position_of
 from serving.stages.features.user_state import SeenItems, seen_range
@@ -41,16 +41,91 @@ class RetrieveSettings:
 
 
 @dataclass(frozen=True)
+class RetrieveInputs:
+    """What the user tower reads. Every layout of the stage holds one.
+
+    tables: `history` float32 [n_items + 1, D - 1] and those of the user's columns
+    """
+
+    items: ItemIndex
+    tables: EmbeddingTables
+    user_tables: tuple[str, ...]
+
+    @classmethod
+    def load(cls, folder: Path, info: StageInfo, settings: RetrieveSettings, items: ItemIndex) -> RetrieveInputs:
+        """Raises ArtifactError when a table is missing, or of another catalogue."""
+        return cls(items, load_tables(folder, info, settings, items), settings.user_tables)
+
+    def feeds(self, inputs: Arrays, history: np.ndarray) -> Arrays:
+        """Return what the user tower takes, by name. history: int64 [B, H] positions"""
+        return {
+            "history_vectors": self.tables.lookup(HISTORY_TABLE, history),
+            "history_weights": recency_weights(history, self.items.n_items),
+            "user_embeddings": self.tables.side_by_side(self.user_tables, inputs["user_categorical"]),
+            "user_continuous": inputs["user_continuous"],
+        }
+
+
+@dataclass(frozen=True)
+class RetrieveOutputs:
+    """What is made of user vectors: candidates, without those that the user may not be answered with."""
+
+    axes: Axes
+    items: ItemIndex
+    search: Search
+    seen: SeenItems
+    filter_seen: bool
+
+    @classmethod
+    def load(cls, folder: Path, info: StageInfo, settings: RetrieveSettings, items: ItemIndex) -> RetrieveOutputs:
+        """Raises ArtifactError when the searcher is broken, or of another catalogue."""
+        search = load_search(folder, settings)
+        check_lengths(folder, items, search)
+        return cls(info.axes, items, search, SeenItems.load(folder), settings.filter_seen)
+
+    def find_candidates(self, inputs: Arrays, history: np.ndarray, vectors: np.ndarray) -> Arrays:
+        """int64 [B, H] positions, float32 [B, D] user vectors -> the outputs of `retrieve`."""
+        if vectors.shape[1] != (width := self.search.item_vectors.shape[1]):
+            raise ArtifactError(f"user vectors are {vectors.shape[1]} wide; expected {width}, as the items' are. {REMEDY}")
+        broken = np.empty(len(vectors), np.bool_)
+        find_broken(vectors, broken)
+        if np.count_nonzero(broken):
+            vectors = np.where(broken[:, None], self._anyone(vectors.shape[1]), vectors)
+        positions, scores = self.search(vectors, history, self.blocked(inputs, history), self.axes.candidates)
+        candidate_ids, n_found = np.empty(positions.shape, np.int64), np.empty(len(positions), np.int64)
+        put_answers(positions, self.items.padded_ids, candidate_ids, scores, n_found)
+        # What a list is short of, the catalogue does not have: everything else is seen, excluded or unavailable.
+        fallback = broken | (n_found < self.axes.items_returned)
+        return {
+            "candidate_ids": candidate_ids,
+            "retrieval_scores": scores,
+            "lineage": fallen_back(inputs["lineage"], fallback, Degraded.RETRIEVE),
+        }
+
+    def blocked(self, inputs: Arrays, history: np.ndarray) -> Blocked:
+        """Return what these requests must not be answered with: what the caller excludes and what the user already had."""
+        seen, items = self.seen, self.items
+        of_request = (inputs["user_id"].ravel(), inputs["exclude"], history)
+        of_users = (self.filter_seen, seen.user_ids, seen.offsets, seen.item_ids)
+        return Blocked(*kept_back(*of_request, *of_users, items.ids, items.table))
+
+    @staticmethod
+    def _anyone(width: int) -> np.ndarray:
+        """Return the vector of a user of whom nothing is known: an item's own appeal, its last dimension, and nothing else."""
+        vector = np.zeros(width, np.float32)
+        vector[-1] = 1.0
+        return vector
+
+
+@dataclass(frozen=True)
 class Retrieve:
-    """The kernel. tables: `history` float32 [n_items + 1, D - 1] and those of the user's columns."""
+    """The stage in one process: inputs, the user tower, outputs."""
 
     info: StageInfo
-    settings: RetrieveSettings
     items: ItemIndex
-    seen: SeenItems
-    search: Search
-    tables: EmbeddingTables
+    inputs: RetrieveInputs
     network: Any
+    outputs: RetrieveOutputs
 
     @classmethod
     def load(cls, folder: Path) -> Retrieve:
@@ -58,11 +133,14 @@ class Retrieve:
         info = read_stage(folder)
         settings = stage_settings(folder, info, RetrieveSettings)
         items = ItemIndex.load(folder / "item_ids.npy")
-        search = load_search(folder, settings)
-        check_lengths(folder, items, search)
-        tables = load_tables(folder, info, settings, items)
-        network = open_network(folder, NETWORK, settings.threads)
-        return cls(info, settings, items, SeenItems.load(folder), search, tables, network)
+        outputs = RetrieveOutputs.load(folder, info, settings, items)
+        inputs = RetrieveInputs.load(folder, info, settings, items)
+        return cls(info, items, inputs, open_network(folder, NETWORK, settings.threads), outputs)
+
+    @property
+    def search(self) -> Search:
+        """The searcher, for whoever measures or tunes it."""
+        return self.outputs.search
 
     def faults(self, inputs: Arrays) -> dict[int, str]:
         """Row -> message for requests of another generation."""
@@ -71,56 +149,14 @@ class Retrieve:
     def __call__(self, inputs: Arrays) -> Arrays:
         """`retrieve` of serving/contract/tensors.py, one batch."""
         history = self.items.positions(inputs["history_ids"])
-        return self.found(inputs, history, self.user_vectors(inputs, history))
-
-    def found(self, inputs: Arrays, history: np.ndarray, vectors: np.ndarray) -> Arrays:
-        """int64 [B, H] positions, float32 [B, D] user vectors -> the outputs of `retrieve`."""
-        if vectors.shape[1] != (width := self.search.item_vectors.shape[1]):
-            raise ArtifactError(f"user vectors are {vectors.shape[1]} wide; expected {width}, as the items' are. {REMEDY}")
-        broken = np.empty(len(vectors), np.bool_)
-        find_broken(vectors, broken)
-        if np.count_nonzero(broken):
-            vectors = np.where(broken[:, None], self._anyone(vectors.shape[1]), vectors)
-        positions, scores = self.search(vectors, history, self.blocked(inputs, history), self.info.axes.candidates)
-        candidate_ids, n_found = np.empty(positions.shape, np.int64), np.empty(len(positions), np.int64)
-        put_answers(positions, self.items.padded_ids, candidate_ids, scores, n_found)
-        # What a list is short of, the catalogue does not have: everything else is seen, excluded or unavailable.
-        fallback = broken | (n_found < self.info.axes.items_returned)
-        return {
-            "candidate_ids": candidate_ids,
-            "retrieval_scores": scores,
-            "lineage": fallen_back(inputs["lineage"], fallback, Degraded.RETRIEVE),
-        }
+        return self.outputs.find_candidates(inputs, history, self.user_vectors(inputs, history))
 
     def user_vectors(self, inputs: Arrays, history: np.ndarray) -> np.ndarray:
         """float32 [B, D]. history: int64 [B, H] positions"""
-        feeds = self.feeds(inputs, history)
+        feeds = self.inputs.feeds(inputs, history)
         if len(history) == 1:  # products of one row are summed in another order than those of several: see inner_product.py
             feeds = {name: np.concatenate([values, values]) for name, values in feeds.items()}
         return self.network.run(["user_vectors"], feeds)[0][: len(history)]
-
-    def feeds(self, inputs: Arrays, history: np.ndarray) -> Arrays:
-        """What the user tower takes, by name. history: int64 [B, H] positions"""
-        return {
-            "history_vectors": self.tables.lookup(HISTORY_TABLE, history),
-            "history_weights": recency_weights(history, self.items.n_items),
-            "user_embeddings": self.tables.side_by_side(self.settings.user_tables, inputs["user_categorical"]),
-            "user_continuous": inputs["user_continuous"],
-        }
-
-    def blocked(self, inputs: Arrays, history: np.ndarray) -> Blocked:
-        """What these requests must not be answered with: what the caller excludes and what the user already had."""
-        seen, items = self.seen, self.items
-        of_request = (inputs["user_id"].ravel(), inputs["exclude"], history)
-        of_users = (self.settings.filter_seen, seen.user_ids, seen.offsets, seen.item_ids)
-        return Blocked(*kept_back(*of_request, *of_users, items.ids, items.table))
-
-    @staticmethod
-    def _anyone(width: int) -> np.ndarray:
-        """The vector of a user of whom nothing is known: an item's own appeal, its last dimension, and nothing else."""
-        vector = np.zeros(width, np.float32)
-        vector[-1] = 1.0
-        return vector
 
 
 @compiled

@@ -19,11 +19,11 @@ def first_by_score(scores: np.ndarray, count: int) -> np.ndarray:
 
 
 def feeds(rerank: Rerank, inputs: Arrays) -> Arrays:
-    ids, rank_scores, retrieval = best(inputs, rerank.settings.list_length)
+    ids, rank_scores, retrieval = best(inputs, rerank.lists.length)
     valid = ids != PAD_ID
     return {
         "features": list_features(rank_scores, retrieval, valid),
-        "vectors": rerank.item_vectors[rerank.items.positions(ids)],
+        "vectors": rerank.inputs.item_vectors[rerank.lists.items.positions(ids)],
         "valid": valid.astype(np.float32),
     }
 
@@ -36,11 +36,11 @@ def best(inputs: Arrays, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
 def served(rerank: Rerank, inputs: Arrays, correction: np.ndarray) -> Arrays:
     """By falling corrected score, then by item: without rules."""
-    ids, rank_scores, _ = best(inputs, rerank.settings.list_length)
+    ids, rank_scores, _ = best(inputs, rerank.lists.length)
     valid = ids != PAD_ID
     broken = ~(np.isfinite(correction) | ~valid).all(axis=1, keepdims=True)
     correction = np.where(broken | ~valid, np.float32(0.0), correction)
-    scores = np.where(valid, rank_scores + np.float32(rerank.settings.trust) * correction, -np.inf).astype(np.float32)
+    scores = np.where(valid, rank_scores + np.float32(rerank.outputs.trust) * correction, -np.inf).astype(np.float32)
     columns = np.lexsort((ids, -scores, ~valid))[:, : rerank.info.axes.items_returned]
     shown = np.take_along_axis(valid, columns, axis=1)
     return {

@@ -119,7 +119,7 @@ def test_a_store_that_is_down_serves_cold_users_and_says_so(exported):
     features, folder = exported
     stage = Preprocess.load(folder)
     cold = stage(request(stage, [-1]))
-    stage.store = BrokenStore()
+    stage.inputs.store = BrokenStore()
     outputs = stage(request(stage, features.seen.user_ids[:2]))
     assert (outputs["lineage"][:, 1] == Degraded.PREPROCESS).all()
     np.testing.assert_array_equal(outputs["user_continuous"], np.repeat(cold["user_continuous"], 2, axis=0))

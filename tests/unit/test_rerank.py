@@ -10,7 +10,7 @@ from serving.contract.artifacts import StageInfo
 from serving.contract.tensors import PAD_ID, Axes, Degraded, new_lineage
 from serving.loops.ordering import falling, sort_stably
 from serving.stages.features.ids import ItemIndex
-from serving.stages.rerank import Rerank, RerankSettings, first_by_score, list_features
+from serving.stages.rerank import BestLists, Rerank, RerankInputs, RerankOutputs, first_by_score, list_features
 from serving.stages.rules.config import RulesConfig
 from serving.stages.rules.rules import Rules
 from tests.unit import rerank_oracle
@@ -66,13 +66,14 @@ def rerank(tmp_path_factory) -> Rerank:
     )  # fmt: skip
     vectors = rng.normal(size=(N_ITEMS + 1, 6)).astype(np.float32)
     info = StageInfo("rerank", 7, Axes(candidates=C, items_returned=K))
-    return Rerank(info, RerankSettings(M, 0.5), items, vectors, Rules.load(folder, 7), Network())
+    outputs = RerankOutputs(0.5, K, Rules.load(folder, 7))
+    return Rerank(info, BestLists(items, M), RerankInputs(vectors), Network(), outputs)
 
 
 def lists(rerank: Rerank, seed: int, batch: int = 16) -> dict[str, np.ndarray]:
     """Candidates without repeats, of any length from none to C; few different rank scores."""
     rng = np.random.default_rng(seed)
-    ids = np.stack([rng.choice(rerank.items.ids, C, replace=False) for _ in range(batch)])
+    ids = np.stack([rng.choice(rerank.lists.items.ids, C, replace=False) for _ in range(batch)])
     valid = np.arange(C) < rng.integers(0, C + 1, (batch, 1))
     valid[0], valid[1] = False, True
     rank_scores = np.round(rng.normal(0, 2, ids.shape), 1)
@@ -88,7 +89,7 @@ def lists(rerank: Rerank, seed: int, batch: int = 16) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("seed", range(20))
 def test_feeds_equal_numpy_s(rerank, seed):
     inputs = lists(rerank, seed)
-    got, expected = rerank.feeds(rerank.best(inputs)), rerank_oracle.feeds(rerank, inputs)
+    got, expected = rerank.inputs.feeds(rerank.lists.pick(inputs)), rerank_oracle.feeds(rerank, inputs)
     np.testing.assert_allclose(got["features"], expected["features"], rtol=1e-6, atol=1e-6)
     assert got["features"].dtype == np.float32
     for name in ("vectors", "valid"):
@@ -99,15 +100,18 @@ def test_feeds_equal_numpy_s(rerank, seed):
 @pytest.mark.parametrize("seed", range(20))
 def test_answers_equal_numpy_s_row_by_row_and_together(rerank, seed):
     inputs = lists(rerank, seed)
-    correction = rerank.network.run([], rerank.feeds(rerank.best(inputs)))[0].copy()
+    correction = rerank.network.run([], rerank.inputs.feeds(rerank.lists.pick(inputs)))[0].copy()
     correction[3, 0], correction[4, M - 1], correction[5] = np.nan, np.inf, np.nan  # meaningless where not valid
-    got, expected = rerank.served(inputs, rerank.best(inputs), correction), rerank_oracle.served(rerank, inputs, correction)
+    got, expected = (
+        rerank.outputs.serve(inputs, rerank.lists.pick(inputs), correction),
+        rerank_oracle.served(rerank, inputs, correction),
+    )
     for name, values in expected.items():
         np.testing.assert_array_equal(got[name], values, err_msg=name)
         assert got[name].dtype == values.dtype
     for row in range(len(correction)):
         one = {name: values[row : row + 1] for name, values in inputs.items()}
-        alone = rerank.served(one, rerank.best(one), correction[row : row + 1])
+        alone = rerank.outputs.serve(one, rerank.lists.pick(one), correction[row : row + 1])
         for name, values in alone.items():
             np.testing.assert_array_equal(values[0], got[name][row], err_msg=name)
 
@@ -116,14 +120,14 @@ def test_a_network_without_numbers_leaves_the_ranker_s_order(rerank):
     inputs = lists(rerank, seed=0)
     correction = np.zeros((len(inputs["user_id"]), M), np.float32)
     correction[1, 3] = np.nan
-    outputs = rerank.served(inputs, rerank.best(inputs), correction)
+    outputs = rerank.outputs.serve(inputs, rerank.lists.pick(inputs), correction)
     assert outputs["degraded"][1] == inputs["lineage"][1, 1] | Degraded.RERANK
     assert (np.delete(outputs["degraded"], 1, axis=0) == np.delete(inputs["lineage"][:, 1:], 1, axis=0)).all()
     np.testing.assert_array_equal(outputs["scores"][1], np.sort(inputs["rank_scores"][1])[::-1][:K])
 
 
 def test_features_of_a_row_do_not_depend_on_its_batch(rerank):
-    best = rerank.best(lists(rerank, seed=1))
+    best = rerank.lists.pick(lists(rerank, seed=1))
     together = list_features(best.rank_scores, best.retrieval_scores, best.valid)
     for row in range(len(together)):
         part = slice(row, row + 1)

@@ -161,7 +161,7 @@ def test_a_list_too_short_to_fill_the_answer_says_so(tmp_path):
     retrieve = Retrieve.load(tmp_path)
     whole = retrieve.search
     short = Search(whole.item_vectors, whole.neighbours, available=np.arange(N_ITEMS) < 3)
-    got = replace(retrieve, search=short)(requests())
+    got = replace(retrieve, outputs=replace(retrieve.outputs, search=short))(requests())
     assert ((got["candidate_ids"] != PAD_ID).sum(axis=1) < AXES.items_returned).all()
     assert (got["lineage"][:, 1] == Degraded.PREPROCESS | Degraded.RETRIEVE).all()
 
@@ -269,4 +269,4 @@ def test_user_vectors_of_another_width_are_refused(tmp_path, width):
     stage, inputs = Retrieve.load(tmp_path), requests()
     history = stage.items.positions(inputs["history_ids"])
     with pytest.raises(ArtifactError, match=f"user vectors are {width} wide; expected {TASTE + 1}"):
-        stage.found(inputs, history, np.ones((len(history), width), np.float32))
+        stage.outputs.find_candidates(inputs, history, np.ones((len(history), width), np.float32))

@@ -6,5 +6,6 @@
                 rank_rows ─────────────────────────▶ rank_dense ─▶ rank_scores      over our own tiers
     rerank      rerank_list ─▶ rerank_network ─▶ rerank_rules
 
-Each part calls the stage's own code: a stage served in parts answers what it answers whole. specs.py names the tensors.
+Each part holds the objects that the whole stage is made of (`RankInputs`, `RankOutputs`, …), so both answer alike.
+specs.py names the tensors.
 """

@@ -1,4 +1,4 @@
-"""The parts of a stage that run in Python. Each is loaded from its own version folder and calls the code of the whole stage."""
+"""The parts of a stage that run in Python. Each is loaded from its own version folder and holds objects of the whole stage."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import numpy as np
 from serving.contract.artifacts import StageInfo, read_stage, stage_settings
 from serving.contract.errors import DependencyError
 from serving.contract.measurements import Measurement
-from serving.contract.tensors import Degraded, ModelSpec, fallen_back, generation_faults
+from serving.contract.tensors import ModelSpec, generation_faults
 from serving.stages.features.ids import ItemIndex
-from serving.stages.features.user_state import SeenItems
 from serving.stages.parts.gpu_index import on_gpu
 from serving.stages.parts.preprocess import PreprocessFeatures, PreprocessTensors
 from serving.stages.parts.specs import (
@@ -33,10 +32,10 @@ from serving.stages.parts.specs import (
     StepSettings,
     step_specs,
 )
-from serving.stages.rank import Rank, RankSettings, load_items, ranked
-from serving.stages.rerank import Rerank, RerankSettings, load_rules, load_vectors
-from serving.stages.retrieve import Retrieve, RetrieveSettings, check_lengths, load_search, load_tables
-from serving.tables.store.tables import EmbeddingTables
+from serving.stages.rank import EmbeddingRows, RankInputs, RankOutputs, RankSettings
+from serving.stages.rerank import BestLists, RerankInputs, RerankOutputs, RerankSettings
+from serving.stages.retrieve import RetrieveInputs, RetrieveOutputs, RetrieveSettings
+from serving.tables.measurements import measurements
 
 Arrays = dict[str, np.ndarray]
 
@@ -68,18 +67,16 @@ def opened(folder: Path) -> tuple[StageInfo, StepSettings]:
 class RetrieveFeatures(Step):
     """Table rows of the user and of the history, for the user tower."""
 
-    retrieve: Retrieve
+    inputs: RetrieveInputs
 
     @classmethod
     def load(cls, folder: Path) -> RetrieveFeatures:
         info, own = opened(folder)
         settings = stage_settings(folder, info, RetrieveSettings)
-        items = ItemIndex.load(folder / "item_ids.npy")
-        tables = load_tables(folder, info, settings, items)
-        return cls(info, own, Retrieve(info, settings, items, None, None, tables, None))
+        return cls(info, own, RetrieveInputs.load(folder, info, settings, ItemIndex.load(folder / "item_ids.npy")))
 
     def __call__(self, inputs: Arrays) -> Arrays:
-        feeds = self.retrieve.feeds(inputs, self.retrieve.items.positions(inputs["history_ids"]))
+        feeds = self.inputs.feeds(inputs, self.inputs.items.positions(inputs["history_ids"]))
         return {tensor.name: np.asarray(feeds[tensor.name], np.float32) for tensor in self.spec.outputs}
 
 
@@ -87,58 +84,58 @@ class RetrieveFeatures(Step):
 class RetrieveSearch(Step):
     """From user vectors to candidates."""
 
-    retrieve: Retrieve
+    outputs: RetrieveOutputs
 
     @classmethod
     def load(cls, folder: Path) -> RetrieveSearch:
         info, own = opened(folder)
         settings = stage_settings(folder, info, RetrieveSettings)
-        search = load_search(folder, settings)
-        items, seen = ItemIndex.load(folder / "item_ids.npy"), SeenItems.load(folder)
-        check_lengths(folder, items, search)
-        return cls(info, own, Retrieve(info, settings, items, seen, search, EmbeddingTables({}), None))
+        return cls(info, own, RetrieveOutputs.load(folder, info, settings, ItemIndex.load(folder / "item_ids.npy")))
 
     def to_gpu(self, gpu: int | None) -> None:
         """Move the index to that GPU where Faiss has one. None: to the one the repository was exported for."""
-        search = self.retrieve.search
+        search = self.outputs.search
         search.index = on_gpu(search.index, self.own.gpu if gpu is None else gpu)
 
     def __call__(self, inputs: Arrays) -> Arrays:
-        history = self.retrieve.items.positions(inputs["history_ids"])
-        return self.retrieve.found(inputs, history, inputs["user_vectors"])
+        history = self.outputs.items.positions(inputs["history_ids"])
+        return self.outputs.find_candidates(inputs, history, inputs["user_vectors"])
+
+
+def pair_tensors(rank: RankInputs, inputs: Arrays, candidates: np.ndarray) -> Arrays:
+    """Return what `rank_dense` and `rank_scores` read of each pair besides rows. candidates: int [B, C] positions"""
+    pairs = rank.pair_numbers(inputs, candidates)
+    return {
+        "user_numbers": inputs["user_continuous"],
+        "pair_numbers": pairs,
+        "retrieval_part": rank.retrieval_part(pairs),
+    }
 
 
 @dataclass(frozen=True)
 class RankFeatures(Step):
     """The numbers of each pair, and the keys of the rows the network needs: those of the user, then each candidate's."""
 
-    rank: Rank
+    inputs: RankInputs
 
     @classmethod
     def load(cls, folder: Path) -> RankFeatures:
         info, own = opened(folder)
-        settings = stage_settings(folder, info, RankSettings)
-        return cls(info, own, Rank(info, settings, *load_items(folder), None, None))
+        return cls(info, own, RankInputs.load(folder, stage_settings(folder, info, RankSettings)))
 
     def __call__(self, inputs: Arrays) -> Arrays:
-        candidates = self.rank.items.positions(inputs["candidate_ids"])
-        keys = self.keys(inputs["user_categorical"], candidates)
-        pairs = self.rank.pair_numbers(inputs, candidates)
-        return {
-            KEYS: keys,
-            NUMKEYS: np.full((len(keys), 1), keys.shape[1], np.int32),
-            "user_numbers": inputs["user_continuous"],
-            "pair_numbers": pairs,
-            "retrieval_part": self.rank.retrieval_part(pairs),
-            "lineage": inputs["lineage"],
-        }
+        candidates = self.inputs.items.positions(inputs["candidate_ids"])
+        keys = self.hps_keys(*self.inputs.row_keys(inputs, candidates))
+        numkeys = np.full((len(keys), 1), keys.shape[1], np.int32)
+        pairs = pair_tensors(self.inputs, inputs, candidates)
+        return {KEYS: keys, NUMKEYS: numkeys, **pairs, "lineage": inputs["lineage"]}
 
-    def keys(self, user_categorical: np.ndarray, candidates: np.ndarray) -> np.ndarray:
-        """int64 [B, Fu], int [B, C] positions -> int64 [B, Fu + C * Si]. For HPS all tables are one: key = first key + row."""
-        settings, first = self.rank.settings, self.own.first_keys
-        of_user = user_categorical + np.array([first[name] for name in settings.user_tables], np.int64)
-        of_items = self.rank.item_rows[candidates] + np.array([first[name] for name in settings.item_tables], np.int64)
-        return np.concatenate([of_user, of_items.reshape(len(candidates), -1)], axis=1)
+    def hps_keys(self, user_keys: np.ndarray, item_keys: np.ndarray) -> np.ndarray:
+        """int64 [B, Fu], int [B, C, Si] -> int64 [B, Fu + C * Si]. For HPS all tables are one: key = first key + row."""
+        settings, first = self.inputs.settings, self.own.first_keys
+        of_user = user_keys + np.array([first[name] for name in settings.user_tables], np.int64)
+        of_items = item_keys + np.array([first[name] for name in settings.item_tables], np.int64)
+        return np.concatenate([of_user, of_items.reshape(len(of_items), -1)], axis=1)
 
     @staticmethod
     def for_one_request(outputs: Arrays) -> Arrays:
@@ -151,91 +148,86 @@ class RankFeatures(Step):
 class RankRows(Step):
     """The numbers of each pair, and the rows themselves from our own tiers: where there is no `hps` backend."""
 
-    rank: Rank
+    inputs: RankInputs
+    rows: EmbeddingRows
 
     @classmethod
     def load(cls, folder: Path) -> RankRows:
         info, own = opened(folder)
-        return cls(info, own, Rank.load_from(folder, info, network=None))
+        inputs = RankInputs.load(folder, stage_settings(folder, info, RankSettings))
+        return cls(info, own, inputs, EmbeddingRows.load(folder, info, inputs))
 
     def close(self) -> None:
         """Leave the tables, which other instances share."""
-        self.rank.close()
+        self.rows.tables.close()
 
     def measurements(self) -> Iterator[Measurement]:
-        """What the tables' levels did so far."""
-        return self.rank.measurements()
+        """Yield what the tables' levels did so far."""
+        return measurements(self.rows.tables.metrics())
 
     def __call__(self, inputs: Arrays) -> Arrays:
-        candidates = self.rank.items.positions(inputs["candidate_ids"])
-        pairs = self.rank.pair_numbers(inputs, candidates)
-        lineage = inputs["lineage"]
+        candidates = self.inputs.items.positions(inputs["candidate_ids"])
         try:
-            rows = self.rank.rows(inputs, candidates)
+            rows = self.rows.read(*self.inputs.row_keys(inputs, candidates))
         except DependencyError:  # scores of unreadable rows are not finite, so `rank_scores` falls back
             rows = {
                 tensor.name: np.full((len(candidates), *tensor.dims), np.nan, np.float32)
                 for tensor in self.spec.outputs
                 if tensor.name in ("user_rows", "item_rows")
             }
-        if self.rank.tables.degraded:  # a level that was needed is down: some rows may be defaults, or as they were exported
-            lineage = fallen_back(lineage, np.ones(len(lineage), bool), Degraded.RANK)
-        return {
-            **rows,
-            "user_numbers": inputs["user_continuous"],
-            "pair_numbers": pairs,
-            "retrieval_part": self.rank.retrieval_part(pairs),
-            "lineage": lineage,
-        }
+        pairs = pair_tensors(self.inputs, inputs, candidates)
+        return {**rows, **pairs, "lineage": self.rows.mark_degraded(inputs["lineage"])}
 
 
 @dataclass(frozen=True)
 class RankScores(Step):
     """From logits to rank scores."""
 
-    settings: RankSettings
+    outputs: RankOutputs
 
     @classmethod
     def load(cls, folder: Path) -> RankScores:
         info, own = opened(folder)
-        return cls(info, own, stage_settings(folder, info, RankSettings))
+        return cls(info, own, RankOutputs(stage_settings(folder, info, RankSettings).blend))
 
     def __call__(self, inputs: Arrays) -> Arrays:
-        return ranked(inputs, inputs["logits"], inputs["retrieval_part"], self.settings.blend)
+        return self.outputs.scores(inputs, inputs["logits"], inputs["retrieval_part"])
 
 
 @dataclass(frozen=True)
 class RerankList(Step):
     """The list as the network sees it."""
 
-    rerank: Rerank
+    lists: BestLists
+    inputs: RerankInputs
 
     @classmethod
     def load(cls, folder: Path) -> RerankList:
         info, own = opened(folder)
         settings = stage_settings(folder, info, RerankSettings)
         items = ItemIndex.load(folder / "item_ids.npy")
-        return cls(info, own, Rerank(info, settings, items, load_vectors(folder, items), None, None))
+        return cls(info, own, BestLists(items, settings.list_length), RerankInputs.load(folder, items))
 
     def __call__(self, inputs: Arrays) -> Arrays:
-        return self.rerank.feeds(self.rerank.best(inputs))
+        return self.inputs.feeds(self.lists.pick(inputs))
 
 
 @dataclass(frozen=True)
 class RerankRules(Step):
     """The network's correction, then the shop's rules."""
 
-    rerank: Rerank
+    lists: BestLists
+    outputs: RerankOutputs
 
     @classmethod
     def load(cls, folder: Path) -> RerankRules:
         info, own = opened(folder)
         settings = stage_settings(folder, info, RerankSettings)
         items = ItemIndex.load(folder / "item_ids.npy")
-        return cls(info, own, Rerank(info, settings, items, None, load_rules(folder, items, info.generation), None))
+        return cls(info, own, BestLists(items, settings.list_length), RerankOutputs.load(folder, info, settings, items))
 
     def __call__(self, inputs: Arrays) -> Arrays:
-        return self.rerank.served(inputs, self.rerank.best(inputs), inputs["correction"])
+        return self.outputs.serve(inputs, self.lists.pick(inputs), inputs["correction"])
 
 
 STEP_TYPES = {

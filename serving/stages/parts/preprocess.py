@@ -12,16 +12,12 @@ from urllib.parse import quote
 
 import numpy as np
 
-from serving.contract.artifacts import StageInfo, open_array, read_stage
+from serving.contract.artifacts import StageInfo, read_stage
 from serving.contract.tensors import ModelSpec, new_lineage
-from serving.stages.features.encode import Plan
-from serving.stages.features.ids import ItemIndex
-from serving.stages.features.user_state import UserStore
 from serving.stages.parts.specs import StepSettings, WorkflowColumns, encoded_tensor, preprocess_specs, raw_tensor
-from serving.stages.preprocess import Preprocess
+from serving.stages.preprocess import PreprocessInputs
 
 Arrays = dict[str, np.ndarray]
-NO_PLAN = Plan((), ())
 
 
 @dataclass(frozen=True)
@@ -44,25 +40,22 @@ class PreprocessStep:
 class PreprocessFeatures(PreprocessStep):
     """The raw columns of the users, as the workflow's tensors carry them, and their history."""
 
-    preprocess: Preprocess
+    inputs: PreprocessInputs
 
     @classmethod
     def load(cls, folder: Path) -> PreprocessFeatures:
         info = read_stage(folder)
-        store, items = UserStore(folder / "store"), ItemIndex.load(folder / "item_ids.npy")
-        categories = np.asarray(open_array(folder, "item_category"))
-        whole = Preprocess(info, NO_PLAN, store, store, items, categories)
-        return cls(info, StepSettings.of(folder, info), whole)
+        return cls(info, StepSettings.of(folder, info), PreprocessInputs.load(folder, info))
 
     def faults(self, inputs: Arrays) -> dict[int, str]:
-        return self.preprocess.faults(inputs)
+        return self.inputs.faults(inputs)
 
     def __call__(self, inputs: Arrays) -> Arrays:
-        state, degraded = self.preprocess.state_of(inputs)
-        raw = self.preprocess.raw_columns(state, inputs)
+        state, degraded = self.inputs.read_state(inputs)
+        raw = self.inputs.raw_columns(state, inputs)
         return {
             **{raw_tensor(name): as_tensor(raw[name]) for name in self.columns.raw},
-            **self.preprocess.history_of(state),
+            **self.inputs.history_tensors(state),
             "store_degraded": np.full((len(state.user_ids), 1), int(degraded), np.int32),
         }
 

@@ -21,7 +21,7 @@ from experiments.tiers.served import Cores, described
 from experiments.tiers.traffic import WIDTH, resident_keys, seconds_per_call, tiers_over, warm, write_table, zipf_keys
 from perf.load.open_loop import Outcome
 from serving.contract.errors import ConfigError, ServerError
-from serving.stages.rank import Rank
+from serving.stages.rank import RankInputs
 from serving.tables.config import TableConfig
 from serving.tables.formats.kafka import KEY_GROUPS, decode_message
 from serving.tables.formats.mixer import partition_of
@@ -126,14 +126,10 @@ def test_a_cache_that_was_warmed_lacks_fewer_of_the_popular_rows(tmp_path, monke
 
 def test_every_request_of_the_larger_catalogue_has_its_own_keys():
     rows, keys = np.arange(12).reshape(4, 3), np.array([[900, 901], [902, 903]])
-    asked = []
-    widths = SimpleNamespace(gather=lambda tables, *wanted: asked.append(wanted[1][1]) or (None, None))
-    rank = SimpleNamespace(
-        item_rows=ItemRows(rows, keys), widths=widths, tables=None, settings=SimpleNamespace(user_tables=(), item_tables=())
-    )
+    inputs = RankInputs(settings=None, items=None, item_rows=ItemRows(rows, keys), item_numbers=None, statistics=None)
     for expected in itertools.islice(itertools.cycle(keys), 3):
-        Rank.rows(rank, {"user_categorical": None}, np.array([[3, 1]]))
-        np.testing.assert_array_equal(asked.pop(), [[[expected[0], 10, 11], [expected[1], 4, 5]]])
+        _, item_keys = inputs.row_keys({"user_categorical": None}, np.array([[3, 1]]))
+        np.testing.assert_array_equal(item_keys, [[[expected[0], 10, 11], [expected[1], 4, 5]]])
 
 
 def test_requests_of_a_batch_have_keys_of_their_own_too():

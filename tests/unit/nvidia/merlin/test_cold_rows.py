@@ -49,9 +49,9 @@ def test_hps_gets_every_row_as_wide_as_the_network_reads_it(cold, tmp_path):
     source, repository = source_of(cold), tmp_path / "merlin"
     publish_merlin(source, repository, Settings(merlin={"triton": "24.03"}), report=lambda _: None)
     tables, rank = source.tables(), Rank.load(cold / "rank" / "1")
-    assert rank.settings.first_cold
+    assert rank.rows.settings.first_cold
     for name, rows in tables.items():
-        (served,) = rank.widths.gather(rank.tables, ((name,), np.arange(len(rows))[:, None]))
+        (served,) = rank.rows.widths.gather(rank.tables, ((name,), np.arange(len(rows))[:, None]))
         np.testing.assert_array_equal(served[:, 0], rows)
     rank.close()
     found = read_sparse_folder(repository / "rank_embeddings" / "1" / f"{table_name(tables)}.model", WIDTH)

@@ -83,7 +83,7 @@ def test_it_moves_to_the_gpu_of_its_instance_or_of_the_export(cpu, tmp_path, mon
             "model_config": MessageToJson(read_config(folder / "config.pbtxt"), preserving_proto_field_name=True),
         }
     )
-    assert model.first.kernel.retrieve.search.index == f"index on GPU {expected}"
+    assert model.first.kernel.outputs.search.index == f"index on GPU {expected}"
     model.finalize()
 
 

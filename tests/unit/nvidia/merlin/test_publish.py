@@ -137,12 +137,12 @@ class TestSteps:
         step, trace = RankFeatures.load(folder), MerlinPipeline(exported["24.03"], 1, "/models").trace(recorded.inputs)
         given = trace["rank_features"]
         keys = step(given)["KEYS"]
-        first, settings = step.own.first_keys, step.rank.settings
+        first, settings = step.own.first_keys, step.inputs.settings
         row = 3
-        positions = step.rank.items.positions(given["candidate_ids"][row])
+        positions = step.inputs.items.positions(given["candidate_ids"][row])
         expected = [given["user_categorical"][row, slot] + first[name] for slot, name in enumerate(settings.user_tables)]
         for position in positions:
-            expected += [step.rank.item_rows[position, slot] + first[name] for slot, name in enumerate(settings.item_tables)]
+            expected += [step.inputs.item_rows[position, slot] + first[name] for slot, name in enumerate(settings.item_tables)]
         assert keys[row].tolist() == expected
 
     def test_one_request_is_one_row_of_keys(self):
@@ -159,7 +159,7 @@ class TestSteps:
         def down(*_):
             raise DependencyError("the tables are down")
 
-        monkeypatch.setattr(type(step.rank), "rows", down)
+        monkeypatch.setattr(type(step.rows), "read", down)
         rows = step(given)
         assert np.isnan(rows["user_rows"]).all()
         assert np.isnan(rows["item_rows"]).all()

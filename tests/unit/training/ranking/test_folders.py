@@ -66,7 +66,7 @@ def test_rows_that_no_table_has_are_refused(request, tmp_path, shop, beyond):
     rank = rewritten(folder, "rank", tmp_path)
     rows = np.load(rank / "item_rows.npy")
     shape, tables = request.getfixturevalue(shop).rank, EmbeddingTables.load(rank / "tables").tables
-    name = shape.settings.item_tables[-1]
+    name = shape.inputs.settings.item_tables[-1]
     n_rows = len(tables[name]) + len(tables.get(cold_table(name), ()))
     rows[-2, -1] = n_rows - 1
     np.save(rank / "item_rows.npy", rows)

@@ -8,7 +8,7 @@ import torch
 
 from serving.contract.tensors import PAD_ID, PAD_SCORE, Degraded, new_lineage, stage_specs
 from serving.stages import rank as rank_stage
-from serving.stages.rank import ranked
+from serving.stages.rank import RankOutputs
 from serving.stages.rerank import LIST_FEATURES, list_features
 from tests.unit.training.ranking.conftest import GENERATION, C, K, M, tensors, through_both
 from training.models.reranker import Lists, corrections
@@ -39,7 +39,8 @@ def test_ranked_equals_its_slow_twin(seed):
     scores = np.where(broken, rng.choice([np.nan, np.inf, -np.inf], (n, C)), rng.normal(size=(n, C))).astype(np.float32)
     retrieval_part, blend = rng.normal(size=(n, C)).astype(np.float32), float(rng.choice([0.0, 0.3]))
     before = inputs["lineage"].copy()
-    got, expected = (rule(inputs, scores, retrieval_part, blend) for rule in (ranked, ranked_slowly))
+    got = RankOutputs(blend).scores(inputs, scores, retrieval_part)
+    expected = ranked_slowly(inputs, scores, retrieval_part, blend)
     np.testing.assert_array_equal(inputs["lineage"], before)
     assert got.keys() == expected.keys()
     for name, values in expected.items():

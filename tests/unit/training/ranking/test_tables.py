@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,9 +18,14 @@ from training.models.save_ranker import mixed_tables
 from training.models.train_ranker import rank_scores_of
 
 
+def over(rank: Rank, tables: Any) -> Rank:
+    """Return the same stage over other tables."""
+    return replace(rank, rows=replace(rank.rows, tables=tables))
+
+
 def test_rows_from_the_tiers_score_as_plain_tables_do_bit_for_bit(trained):
     inputs = tensors(trained, np.arange(32))
-    plain = replace(trained.rank, tables=EmbeddingTables.load(trained.folder / "rank" / TABLES_FOLDER))
+    plain = over(trained.rank, EmbeddingTables.load(trained.folder / "rank" / TABLES_FOLDER))
     for name, tensor in plain(inputs).items():
         np.testing.assert_array_equal(trained.rank(inputs)[name], tensor)
 
@@ -30,14 +36,14 @@ def test_rows_of_two_widths_score_as_the_trained_model_does(mixed):
     ranked, _ = through_both(mixed, rows)
     expected = rank_scores_of(mixed.ranking.ranker, mixed.requests)
     np.testing.assert_allclose(ranked["rank_scores"], expected, atol=1e-5)
-    plain = replace(mixed.rank, tables=EmbeddingTables.load(mixed.folder / "rank" / TABLES_FOLDER))
+    plain = over(mixed.rank, EmbeddingTables.load(mixed.folder / "rank" / TABLES_FOLDER))
     inputs = tensors(mixed, rows)
     np.testing.assert_array_equal(plain(inputs)["rank_scores"], ranked["rank_scores"])
-    hot = mixed.rank.settings.first_cold
+    hot = mixed.rank.inputs.settings.first_cold
     assert {name for name in hot if name.startswith("user_")}
     assert {name for name in hot if name.startswith("item_")}
-    item_rows = mixed.rank.item_rows[mixed.rank.items.positions(inputs["candidate_ids"])]
-    for slot, name in enumerate(mixed.rank.settings.item_tables):  # both kinds of rows were asked for
+    item_rows = mixed.rank.inputs.item_rows[mixed.rank.inputs.items.positions(inputs["candidate_ids"])]
+    for slot, name in enumerate(mixed.rank.inputs.settings.item_tables):  # both kinds of rows were asked for
         if name in hot:
             assert 0 < (item_rows[..., slot] < hot[name]).mean() < 1
 
@@ -50,7 +56,7 @@ def test_rows_of_two_widths_are_the_trained_ones_bit_for_bit(mixed):
         cold = table.cold_array()
         np.testing.assert_array_equal(tables.lookup(cold_table(name), np.arange(len(cold))), cold)
         keys = torch.arange(len(table.shared))[:, None]
-        (wide,) = mixed.rank.widths.gather(tables, ((name,), keys.numpy()))
+        (wide,) = mixed.rank.rows.widths.gather(tables, ((name,), keys.numpy()))
         with torch.no_grad():
             np.testing.assert_allclose(wide[:, 0], table(keys).numpy(), atol=1e-6)
 
@@ -73,7 +79,7 @@ def test_tables_that_cannot_be_read_leave_retrievals_order(trained):
             raise DependencyError("the parameter server is down")
 
     inputs = tensors(trained, np.arange(4))
-    rank = Rank(**{**vars(trained.rank), "tables": Down()})
+    rank = over(trained.rank, Down())
     ranked = rank(inputs)
     np.testing.assert_array_equal(ranked["lineage"][:, 1], Degraded.RANK)
     np.testing.assert_array_equal(ranked["rank_scores"], inputs["retrieval_scores"])
@@ -83,6 +89,6 @@ def test_a_level_that_is_down_shows(trained):
     """Scores are still those of the rows that are left."""
     inputs = tensors(trained, np.arange(4))
     half_down = SimpleNamespace(gather=trained.rank.tables.gather, degraded=True)
-    ranked = replace(trained.rank, tables=half_down)(inputs)
+    ranked = over(trained.rank, half_down)(inputs)
     np.testing.assert_array_equal(ranked["lineage"][:, 1], Degraded.RANK)
     np.testing.assert_array_equal(ranked["rank_scores"], trained.rank(inputs)["rank_scores"])
