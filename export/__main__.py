@@ -34,6 +34,7 @@ def build(
     triton: Triton = "",
     repo: Repo = Path("model_repository"),
     config: Config = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="also print how training goes")] = False,
 ) -> None:
     """Train on a data set and publish a new generation into a repository."""
     from export.profiles import load_profile
@@ -46,7 +47,7 @@ def build(
     settings, dataset = with_triton(read_settings(config), triton), load_dataset(data)
     from export.build import build_repository  # only now: what trains takes seconds to import
 
-    build_repository(dataset, repo, settings, console, layout, profile)
+    build_repository(dataset, repo, settings, console, layout, profile, verbose)
 
 
 @app.command()

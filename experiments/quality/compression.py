@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -24,10 +25,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from export.build import progress, retrieve_fitter
 from export.nvidia.precision.graphs import tidy
 from export.nvidia.precision.int8 import quantized, weighted_products
 from export.nvidia.precision.lower import outputs
+from export.progress import Progress
 from export.settings import PipelineSettings
 from perf.command import BROKEN, run
 from perf.figure import Figure
@@ -44,6 +45,7 @@ from training.models.ranking import RankingSettings, moments
 from training.models.ranking_data import Requests, served_requests, statistics_of, unlabelled_requests
 from training.models.save_ranker import network_inputs
 from training.models.train_ranker import Ranker, RankerSettings, parts, retrieval_z, train_ranker
+from training.retrieval.fit import RetrievalSettings, fit_training_retriever
 
 MOST_USERS = 3_000  # test users, drawn at random where there are more
 BATCHES = (1, 32)
@@ -101,7 +103,8 @@ def workload_of(dataset: Dataset, say: Say, seed: int = 0) -> Workload:
     train, _ = split_by_time(dataset.interactions, TEST_SHARE)
     dataset = replace(dataset, interactions=train)
     features = build_features(dataset, train, FeatureSettings(history_length=pipeline.history), seed)
-    fit_retrieve, settings = retrieve_fitter(dataset, features, pipeline, lambda _: None), RankingSettings()
+    chosen, settings = RetrievalSettings(pipeline.candidates, pipeline.filter_seen, seed), RankingSettings()
+    fit_retrieve = partial(fit_training_retriever, dataset, features, chosen, lambda _: None)
     rng = np.random.default_rng(seed)
     say("requests of the training part, as a retriever of its time would have served them")
     latest, *older = moments(dataset, train, features, fit_retrieve, settings, rng)
@@ -259,7 +262,7 @@ def main(data: Annotated[str, typer.Option(help="folder with a dataset.toml, or 
     Exit code 1 when the student that is served by default keeps too little, or saves too little.
     """
     console = Console(width=130, soft_wrap=True)
-    say = progress(console)
+    say = Progress(console).note
     work = workload_of(load_dataset(data), say)
     with tempfile.TemporaryDirectory() as folder:
         variants = variants_of(work, say, Path(folder))

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from experiments.quality.compression import Qualities, Say, Workload, qualities_of, workload_of
 from experiments.quality.drops import Drop, drop_of
-from export.build import progress
+from export.progress import Progress
 from perf.command import run
 from perf.report.results import last_line
 from training.dataset import load_dataset
@@ -109,7 +109,7 @@ def main(
 ) -> None:
     """Bytes, AUC and NDCG@10 of rows of one width, of narrow cold rows, and of narrow rows throughout."""
     console = Console(width=130, soft_wrap=True)
-    say = progress(console)
+    say = Progress(console).note
     verdicts = measure(workload_of(load_dataset(data), say), min_examples, seeds, say)
     console.print(table_of(verdicts, data, seeds))
     report = {"perf": "row_widths", "data": data, "min_examples": min_examples, "seeds": seeds}

@@ -83,7 +83,7 @@ def test_a_price_rule_speaks_of_the_column_that_is_named(tmp_path):
 
 
 def test_a_price_rule_without_a_price_is_refused_before_training(tmp_path, monkeypatch):
-    monkeypatch.setattr("export.build.fit_models", lambda *_: pytest.fail("it trained"))
+    monkeypatch.setattr("export.build.fit_served_retriever", lambda *_: pytest.fail("it trained"))
     dataset = shop(tmp_path / "data", users=12, items=30, events=60)
     with pytest.raises(ConfigError, match=r"the items have no price\. Name its column in dataset\.toml"):
         export(tmp_path, dataset, rules={"price_cap": 12.0})

@@ -32,13 +32,13 @@ from training.models.train_ranker import Ranker, RankerSettings, parts, rank_sco
 
 MOST_SAMPLES = 32  # requests the parity reports are measured on
 
-FitRetrieve = Callable[[pd.DataFrame], Retrieve]
-"""Training events, with their row number in the training log as "row" -> a retriever fitted on them alone.
+FitTrainingRetriever = Callable[[pd.DataFrame], Retrieve]
+"""Events before a label window, with their row number in the log as "row" -> a retriever fitted on them alone.
 
 It leaves out the items that a user met in them.
 """
 
-FitRanker = Callable[..., Ranker]
+TrainRanker = Callable[..., Ranker]
 """As `train_ranker`; or a ranker trained elsewhere, which only its blend is chosen for."""
 
 
@@ -51,6 +51,19 @@ class RankingSettings:
     most_requests: int = 8_192  # users drawn for training at each moment
     enough_requests: int = 2_048  # with fewer, requests of earlier moments are added,
     most_moments: int = 2  # as long as there are no more than this: each needs a retriever of its own
+
+
+@dataclass(frozen=True)
+class Lessons:
+    """What the ranking models learn from and are chosen by.
+
+    teaching: requests of the past and what was taken afterwards, by moment, the latest first; validation: of the latest moment
+    unlabelled: requests as they will be served, on which a student imitates the ranker; None where there is no student
+    """
+
+    teaching: tuple[Requests, ...]
+    validation: Requests
+    unlabelled: Requests | None
 
 
 @dataclass(frozen=True)
@@ -76,43 +89,69 @@ class Saved:
     parity: Parity
 
 
-def fit_ranking(
+def collect_lessons(
     dataset: Dataset,
-    train: pd.DataFrame,
+    log: pd.DataFrame,
     features: Features,
-    fit_retrieve: FitRetrieve,
-    retrieve: Retrieve,
+    statistics: ItemStatistics,
+    fit_training_retriever: FitTrainingRetriever,
+    served: Retrieve,
     settings: RankingSettings,
-    seed: int = 0,
-    say: Callable[[str], None] = print,
-    fit_ranker: FitRanker = train_ranker,
-) -> Ranking:
-    """train: the frame `features` was built from, sorted by time; retrieve: fitted on all of it, as it will be served."""
-    rng = np.random.default_rng(seed)
-    latest, *older = moments(dataset, train, features, fit_retrieve, settings, rng)
-    teaching, validation = parts(latest, settings.ranker.validation_share, rng)
-    tables = (dict(features.user_rows), dict(features.item_rows))
-    count = sum(len(part) for part in (teaching, *older))
-    say(f"ranker: {count:,} requests of {1 + len(older)} moments to learn from, {len(validation):,} to choose by")
-    ranker = fit_ranker((teaching, *older), validation, tables, settings.ranker, seed, say)
-    statistics = statistics_of(features, train, settings.statistics)
-    if settings.student:
-        unlabelled = unlabelled_requests(features, train, statistics, retrieve, settings.most_requests, rng)
-        ranker = distil(ranker, (teaching, *older, unlabelled), validation, settings.student, seed, say)
+    rng: np.random.Generator,
+) -> Lessons:
+    """Ask retrievers of the past for the candidates of requests with labels, and the served one for those without.
 
-    length = settings.reranker.list_length
-    lists = [Lists.of(part, rank_scores_of(ranker, part), length) for part in (teaching, validation)]
-    reranker = train_reranker(*lists, item_vectors_of(ranker.model, latest.items), settings.reranker, seed, say)
-    served = ItemSlots.of(features.item_arrays, tuple(features.item_rows))
-    sample = replace(validation.take(np.arange(min(len(validation), MOST_SAMPLES))), items=served)
-    return Ranking(ranker, reranker, statistics, sample)
+    log: the frame `features` was built from, sorted by time; statistics, served: fitted on all of it
+    """
+    latest, *older = moments(dataset, log, features, fit_training_retriever, settings, rng)
+    teaching, validation = parts(latest, settings.ranker.validation_share, rng)
+    if settings.student is None:
+        return Lessons((teaching, *older), validation, None)
+    unlabelled = unlabelled_requests(features, log, statistics, served, settings.most_requests, rng)
+    return Lessons((teaching, *older), validation, unlabelled)
+
+
+def fit_ranker(
+    lessons: Lessons,
+    features: Features,
+    settings: RankingSettings,
+    seed: int,
+    say: Callable[[str], None],
+    train: TrainRanker = train_ranker,
+) -> Ranker:
+    """Train the ranker; then its student, which is returned where it keeps enough of the quality."""
+    count = sum(map(len, lessons.teaching))
+    say(
+        f"ranker: {count:,} requests of {len(lessons.teaching)} moments to learn from, {len(lessons.validation):,} to choose by"
+    )
+    tables = (dict(features.user_rows), dict(features.item_rows))
+    ranker = train(lessons.teaching, lessons.validation, tables, settings.ranker, seed, say)
+    if settings.student is None:
+        return ranker
+    return distil(ranker, (*lessons.teaching, lessons.unlabelled), lessons.validation, settings.student, seed, say)
+
+
+def fit_reranker(
+    lessons: Lessons, ranker: Ranker, settings: RerankerSettings, seed: int, say: Callable[[str], None]
+) -> Reranker:
+    """Train the re-ranker on lists of the latest moment, as the ranker orders them."""
+    latest = lessons.teaching[0]
+    lists = [Lists.of(part, rank_scores_of(ranker, part), settings.list_length) for part in (latest, lessons.validation)]
+    return train_reranker(*lists, item_vectors_of(ranker.model, latest.items), settings, seed, say)
+
+
+def sample_of(lessons: Lessons, features: Features) -> Requests:
+    """Return some validation requests over the catalogue as it is served."""
+    validation = lessons.validation
+    items = ItemSlots.of(features.item_arrays, tuple(features.item_rows))
+    return replace(validation.take(np.arange(min(len(validation), MOST_SAMPLES))), items=items)
 
 
 def moments(
     dataset: Dataset,
     train: pd.DataFrame,
     features: Features,
-    fit_retrieve: FitRetrieve,
+    fit_training_retriever: FitTrainingRetriever,
     settings: RankingSettings,
     rng: np.random.Generator,
 ) -> list[Requests]:
@@ -127,7 +166,7 @@ def moments(
         if found and len(earlier) == len(before):
             break  # nobody comes back so early
         items, statistics = items_before(dataset, features, earlier), statistics_of(features, earlier, settings.statistics)
-        retrieve = fit_retrieve(earlier)
+        retrieve = fit_training_retriever(earlier)
         found.append(requests_of(features, train, later, items, statistics, retrieve, settings.most_requests, rng))
     return found
 

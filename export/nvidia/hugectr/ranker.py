@@ -1,4 +1,4 @@
-"""What `fit_ranking` calls in place of training when `[hugectr] model` names a model that HugeCTR trained."""
+"""What `fit_ranker` calls in place of training when `[hugectr] model` names a model that HugeCTR trained."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 from export.nvidia.hugectr.importing import import_dlrm
 from export.nvidia.hugectr.inputs import inputs_of
 from training.features.build import Features
-from training.models.ranking import FitRanker
+from training.models.ranking import TrainRanker
 from training.models.ranking_data import Requests
 from training.models.train_ranker import Ranker, RankerSettings, Report, best_blend, predict, retrieval_z
 
 
-def imported_ranker(folder: Path, name: str, features: Features) -> FitRanker:
+def imported_ranker(folder: Path, name: str, features: Features) -> TrainRanker:
     """-> a fitter that imports the model and chooses only how much of the retrieval score is added to its logits.
 
     It raises what `import_dlrm` raises.

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 
-from export.build import progress, retrieve_fitter
+from export.build import retrieval_settings
 from export.nvidia.hugectr.inputs import inputs_of
 from export.nvidia.hugectr.training_data import write_training_data
+from export.progress import Progress
 from export.settings import Settings
 from training.dataset import Dataset
 from training.features.build import build_features
 from training.features.schema import FeatureSettings
 from training.models.ranking import RankingSettings, moments
 from training.models.train_ranker import parts
+from training.retrieval.fit import fit_training_retriever
 
 
 def teach_hugectr(dataset: Dataset, folder: Path, settings: Settings, console: Console) -> dict[str, int]:
     """Write `folder` -> rows by part. The features are those of an export of the same log and settings, and so are the keys."""
-    say, pipeline, choices = progress(console), settings.pipeline, RankingSettings()
+    progress, pipeline, choices = Progress(console), settings.pipeline, RankingSettings()
     features = build_features(dataset, dataset.interactions, FeatureSettings(history_length=pipeline.history), pipeline.seed)
     rng = np.random.default_rng(pipeline.seed)
-    fit_retrieve = retrieve_fitter(dataset, features, pipeline, say)
-    latest, *older = moments(dataset, dataset.interactions, features, fit_retrieve, choices, rng)
+    of_the_past = partial(fit_training_retriever, dataset, features, retrieval_settings(pipeline), progress.detail)
+    latest, *older = moments(dataset, dataset.interactions, features, of_the_past, choices, rng)
     teaching, validation = parts(latest, choices.ranker.validation_share, rng)
     rows = write_training_data(folder, (teaching, *older), validation, inputs_of(features), choices.ranker, rng)
-    say(f"{rows['train']:,} rows to train on and {rows['validation']:,} to validate, in {folder}")
+    progress.note(f"{rows['train']:,} rows to train on and {rows['validation']:,} to validate, in {folder}")
     return rows

@@ -1,6 +1,7 @@
 """A data set whose ranking is trained and saved once, and the rank and rerank stages over it."""
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,8 +18,16 @@ from training.features.build import build_features
 from training.features.schema import FeatureSettings
 from training.models.cold_rows import ColdRows
 from training.models.item_statistics import StatisticsSettings
-from training.models.ranking import RankingSettings, fit_ranking, save_ranking
-from training.models.ranking_data import Requests, in_blocks, taken_of
+from training.models.ranking import (
+    Ranking,
+    RankingSettings,
+    collect_lessons,
+    fit_ranker,
+    fit_reranker,
+    sample_of,
+    save_ranking,
+)
+from training.models.ranking_data import Requests, in_blocks, statistics_of, taken_of
 from training.models.reranker import RerankerSettings
 from training.models.train_ranker import RankerSettings
 
@@ -63,19 +72,20 @@ def mixed(tmp_path_factory):
     return train(tmp_path_factory.mktemp("mixed"), settings)
 
 
+def fit_ranking(dataset, log, features, fit_retriever, settings):
+    """Train both models as an export does, quietly."""
+    statistics, rng = statistics_of(features, log, settings.statistics), np.random.default_rng(0)
+    lessons = collect_lessons(dataset, log, features, statistics, fit_retriever, fit_retriever(log), settings, rng)
+    ranker = fit_ranker(lessons, features, settings, 0, lambda _: None)
+    reranker = fit_reranker(lessons, ranker, settings.reranker, 0, lambda _: None)
+    return Ranking(ranker, reranker, statistics, sample_of(lessons, features))
+
+
 def train(folder, settings):
     dataset = load_dataset("synthetic:users=120,items=80,events=3000,seed=5")
     train, test = split_by_time(dataset.interactions)
     features = build_features(dataset, train, FeatureSettings(history_length=HISTORY))
-    ranking = fit_ranking(
-        dataset,
-        train,
-        features,
-        lambda events: popularity_retrieve(features, events),
-        popularity_retrieve(features, train),
-        settings,
-        say=lambda _: None,
-    )
+    ranking = fit_ranking(dataset, train, features, partial(popularity_retrieve, features), settings)
     saved = save_ranking(folder / "rank", folder / "rerank", ranking, features)
     axes = Axes(C, HISTORY, 4, K, len(features.user_rows), len(features.user_plan.continuous))
     compile_rules(

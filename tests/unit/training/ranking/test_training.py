@@ -6,26 +6,19 @@ from functools import partial
 import numpy as np
 
 from serving.contract.tensors import PAD_ID
-from tests.unit.training.ranking.conftest import HISTORY, SETTINGS, C, popularity_retrieve
+from tests.unit.training.ranking.conftest import HISTORY, SETTINGS, C, fit_ranking, popularity_retrieve
 from training.dataset import load_dataset
 from training.features.build import build_features
 from training.features.schema import FeatureSettings
 from training.models.distill import STUDENT, distil
-from training.models.ranking import fit_ranking, moments
+from training.models.ranking import moments
 from training.models.ranking_data import requests_of, served_requests, split_again, unlabelled_requests
 from training.models.train_ranker import rank_scores_of, train_ranker
 
 
 def fitted(trained, settings):
-    return fit_ranking(
-        trained.dataset,
-        trained.train,
-        trained.features,
-        lambda events: popularity_retrieve(trained.features, events),
-        popularity_retrieve(trained.features, trained.train),
-        settings,
-        say=lambda _: None,
-    )
+    features = trained.features
+    return fit_ranking(trained.dataset, trained.train, features, partial(popularity_retrieve, features), settings)
 
 
 def test_training_twice_gives_the_same_models(trained):
@@ -123,7 +116,7 @@ def test_a_log_in_which_nobody_comes_back_serves_retrievals_order():
     train = dataset.interactions.drop_duplicates("user_id").reset_index(drop=True)
     features = build_features(dataset, train, FeatureSettings(history_length=HISTORY))
     retrieve = popularity_retrieve(features, train.iloc[:0])
-    ranking = fit_ranking(dataset, train, features, lambda events: retrieve, retrieve, SETTINGS, say=lambda _: None)
+    ranking = fit_ranking(dataset, train, features, lambda events: retrieve, SETTINGS)
     sample = ranking.sample
     scores = rank_scores_of(ranking.ranker, sample)
     places = np.argsort(-scores, axis=1, kind="stable")

@@ -1,0 +1,49 @@
+"""What an export prints: a line for every phase when it is done, and the details of a phase only where they are asked for.
+
+52 s  features        9 s  6 categorical columns of users, 3 of items
+95 s  retriever      43 s  3,908 items, fitted on 396,374 events
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rich.console import Console
+
+
+@dataclass
+class Phase:
+    """One phase while it runs. result: what its line will say of it."""
+
+    result: str = ""
+
+
+class Progress:
+    """Prints behind the seconds since it was made."""
+
+    def __init__(self, console: Console, verbose: bool = False) -> None:
+        self._console, self._verbose = console, verbose
+        self._status = console.status("")
+        self._started_s = time.monotonic()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[Phase]:
+        """Print a line when the block is done. On a terminal, show the latest detail meanwhile."""
+        phase, begun_s = Phase(), time.monotonic()
+        self._status.update(name)
+        with self._status:
+            yield phase
+        self.note(f"{name:<12} {time.monotonic() - begun_s:4.0f} s  {phase.result}")
+
+    def note(self, text: str) -> None:
+        """Print a line that everybody should see."""
+        self._console.print(f"[dim]{time.monotonic() - self._started_s:5.0f} s[/]  {text}", highlight=False)
+
+    def detail(self, text: str) -> None:
+        """Print a line where details are wanted; show it until the next one where there is a terminal."""
+        self._status.update(text.strip())
+        if self._verbose:
+            self.note(f"  {text}")

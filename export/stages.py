@@ -1,0 +1,84 @@
+"""What the stages of a generation load, written into its staged folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from export.settings import PipelineSettings, Settings
+from repository.publish import Staging
+from repository.rules import compile_rules
+from serving.contract.artifacts import StageInfo
+from serving.contract.tensors import Axes
+from serving.stages.rules.config import RulesConfig
+from training.dataset import Dataset
+from training.features.build import Features
+from training.models.ranking import Ranking, save_ranking
+from training.models.retriever import Retriever
+from training.retrieval.save import save_retriever
+
+SAMPLE_USERS = 512  # real users on whom parity and the index's recall are measured
+
+
+def write_stages(
+    staging: Staging,
+    dataset: Dataset,
+    features: Features,
+    retriever: Retriever,
+    ranking: Ranking,
+    axes: Axes,
+    export_settings: Settings,
+) -> dict[str, Any]:
+    """Write what the four stages load -> the reports for the manifest."""
+    pipeline, compute = export_settings.pipeline, export_settings.compute
+    rng = np.random.default_rng(pipeline.seed)
+    user_ids = dataset.interactions["user_id"].unique()
+    sample = features.encode_users(rng.choice(user_ids, min(SAMPLE_USERS, len(user_ids)), replace=False))
+    features.save_preprocess(staging.folder("preprocess"))
+    available = dataset.items["available"].to_numpy()
+    retrieve, towers, choice = save_retriever(
+        staging.folder("retrieve"),
+        retriever,
+        features,
+        available,
+        sample,
+        axes.candidates,
+        pipeline.filter_seen,
+        compute.index_effort,
+    )
+    rank, rerank = save_ranking(staging.folder("rank"), staging.folder("rerank"), ranking, features)
+    ranks = rank.settings | {"threads": compute.rank_threads}
+    settings = {"preprocess": {}, "retrieve": retrieve, "rank": ranks, "rerank": rerank.settings}
+    for name, own in settings.items():
+        StageInfo(name, staging.generation, axes, features.context, own).write(staging.folder(name))
+    return {
+        "preprocess_replay": features.parity,
+        "onnx_parity": [parity.as_dict() for parity in (towers, rank.parity, rerank.parity)],
+        "index": choice.report(),
+        "validation": {"ranker": ranking.ranker.quality, "reranker": ranking.reranker.quality},
+    }
+
+
+def write_rules(folder: Path, rules: RulesConfig, dataset: Dataset, features: Features, pipeline: PipelineSettings) -> None:
+    """Compile the shop's rules against its catalogue into the rerank folder. Raises ConfigError."""
+    items = dataset.items
+    positives = dataset.interactions.loc[dataset.interactions["positive"].to_numpy(), "item_id"].to_numpy()
+    names = None if dataset.item_names is None else dict(zip(dataset.item_names["name"], dataset.item_names["id"], strict=True))
+    compile_rules(
+        folder,
+        rules,
+        item_ids=features.items.ids,
+        category=_none_where_missing(items["category"]),
+        provider=_none_where_missing(items["provider"]),
+        price=dataset.prices,
+        popularity=np.bincount(features.items.positions(positives), minlength=len(items)),
+        items_returned=pipeline.items_returned,
+        item_names=names,
+    )
+
+
+def _none_where_missing(texts: pd.Series) -> list[str | None]:
+    return [text if isinstance(text, str) else None for text in texts]
