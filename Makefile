@@ -12,7 +12,7 @@ LAYOUT ?= ensemble
 # of the merlin profile: 24.03 (merlin-hugectr:24.06, the last image with HPS) or modern (any current one)
 TRITON ?=
 REPO ?= model_repository
-# settings of the export (export/settings.py lists every key); empty = the defaults
+# settings of the export (docs/settings.md lists every key); empty = the defaults
 CONFIG ?=
 GRPC_PORT ?= 8001
 HTTP_PORT ?= 8000
@@ -34,7 +34,7 @@ HOST_OPTION = $(if $(filter command,$(origin HOST)),--host $(HOST))
 EXPORTED = .run/exported/$(call as_name,$(REPO)-$(PROFILE)-$(LAYOUT)-$(DATA)$(if $(TRITON),-$(TRITON))$(if $(CONFIG),-$(CONFIG)))
 SOURCES = requirements/export.txt $(CONFIG) $(shell find export repository training serving hps_config $(wildcard $(DATA) data/$(DATA)) -type f -not -path '*/__pycache__/*' 2>/dev/null)
 
-.PHONY: help setup run test stop export serve check perf baseline bounds bounds-tiers tune eval lint
+.PHONY: help setup run test stop export serve check perf baseline bounds bounds-tiers tune eval docs lint
 
 help: ## list the commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -118,6 +118,9 @@ test: setup ## everything the tests need, then make lint and all four lanes: uni
 	$(MAKE) --no-print-directory lint || status=1; \
 	for lane in unit contract server gpu; do $(PY) -m pytest -q --lane $$lane tests/$$lane || status=1; done; \
 	echo; $(PY) -m tests.lanes; exit $$status
+
+docs: setup ## what is generated in docs/, written anew: settings.md
+	@$(PY) -m export settings-doc
 
 # every check runs even when an earlier one failed
 lint: setup ## style and format (ruff), types (mypy), shell scripts (shellcheck)

@@ -1,4 +1,4 @@
-"""From a shop's log to a repository: `python -m export build | check | evaluate | hugectr-data | point`."""
+"""From a shop's log to a repository: `python -m export build | check | evaluate | relayout | point | …`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ console = Console(soft_wrap=True)
 
 Data = Annotated[str, typer.Option(help="folder with a dataset.toml, bundled name, or synthetic:NAME")]
 Repo = Annotated[Path, typer.Option(help="the model repository")]
-Config = Annotated[Path | None, typer.Option(help="settings file (export/settings.py lists every key)")]
+Config = Annotated[Path | None, typer.Option(help="settings file (docs/settings.md lists every key)")]
 Layout = Annotated[str, typer.Option(help="ensemble: a model per stage; fused: one model that runs the four kernels")]
 
 Triton = Annotated[str, typer.Option(help="of the merlin profile: 24.03, the last with HPS, or modern")]
@@ -127,6 +127,15 @@ def point(generation: int, repo: Repo = Path("model_repository")) -> None:
 
     pin(repo, generation)
     console.print(f"{repo} now answers with generation {generation}.")
+
+
+@app.command()
+def settings_doc() -> None:
+    """Write docs/settings.md anew, from the settings classes."""
+    from export.settings_doc import DOCUMENT, write_settings_doc
+
+    write_settings_doc()
+    console.print(f"wrote {DOCUMENT}")
 
 
 def main() -> None:

@@ -1,10 +1,12 @@
 """What an operator may decide about an export: one typed TOML file, every key with a default that holds up on untuned logs.
 
+docs/settings.md is written from the classes here (`make docs`), from their docstrings and the comments behind their keys.
+
     [pipeline]  sizes of the contract and what retrieval filters
     [serving]   how Triton runs the models; [serving.rank] etc. override it for one model
     [ranker]    which network ranks, and how wide its embedding tables are
     [compute]   threads of the ranker's network, and how widely the index is searched (`make tune` finds them)
-    [rules]     the shop's say after the models (repository/rules.py)
+    [rules]     the shop's rules after the models (serving/stages/rules/config.py)
     [hugectr]   a ranker that HugeCTR trained
     [merlin]    where and how the merlin profile is served (export/nvidia/settings.py)
     [tables]    budgets of the ranker's embedding tables, and where their updates come from (export/tables.py)
@@ -23,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from export.nvidia.settings import MerlinSettings
 from hps_config.description import Bytes
-from hps_config.toml_faults import toml_faults
+from hps_config.toml_faults import refuse_unknown_keys, toml_faults, unknown_key
 from repository.config import WARMUP_ROWS, Serving
 from serving.contract.errors import ConfigError
 from serving.contract.tensors import ENSEMBLE, STAGES
@@ -43,15 +45,15 @@ class _Section(BaseModel):
 
 
 class PipelineSettings(_Section):
-    """Sizes of the contract (C, H, E, K; see serving/contract/tensors.py) and the seed of everything random in the export."""
+    """Sizes of the contract (serving/contract/tensors.py), and what retrieval filters."""
 
-    candidates: Length = 256
-    history: Length = 64
-    exclusions: Length = 64
-    items_returned: Length = 20
+    candidates: Length = 256  # items that retrieval hands to the ranker (C)
+    history: Length = 64  # latest items of a user that the models read (H)
+    exclusions: Length = 64  # item ids that a request may exclude (E)
+    items_returned: Length = 20  # items in an answer (K)
     filter_seen: bool = True  # items the user already had are not recommended again
-    seed: int = 0
-    recorded_requests: Annotated[int, Field(ge=WARMUP_ROWS)] = 1_000
+    seed: int = 0  # of everything random in an export
+    recorded_requests: Annotated[int, Field(ge=WARMUP_ROWS)] = 1_000  # published with their answers, for warm-up and checks
 
     @model_validator(mode="after")
     def _lists_can_be_full(self) -> PipelineSettings:
@@ -64,16 +66,16 @@ class PipelineSettings(_Section):
 
 
 class TableSettings(_Section):
-    """Bytes of the ranker's embedding tables per level of serving/tables, and where they live on the serving machine."""
+    """Budgets of the ranker's embedding tables by level (serving/tables), and where their updates come from."""
 
-    l1: Bytes = 64 << 20  # hot rows, per process
+    l1: Bytes = 64 << 20  # hot rows, in each process
     l2: Bytes = 4 << 30  # rows in memory, one copy for all processes of a machine
     l3: Bytes = 64 << 30  # RocksDB on disk, used when l2 is too small for all rows, or with live updates
-    row_format: RowFormat = "fp32"  # of l2: fp32, fp16, int8 or int4
-    row_formats: dict[str, RowFormat] = {}  # by table, where it differs
-    hit_rate_threshold: Annotated[float, Field(ge=0)] = 1.1  # above 1: every miss is waited for
-    redis: str = ""  # "host:port,…" of nodes of a Redis cluster that takes the place of l2
-    brokers: str = ""  # "host:port,…" of Kafka: rows are updated while they are served
+    row_format: RowFormat = "fp32"  # of the rows in l2
+    row_formats: dict[str, RowFormat] = {}  # by table name, where it differs from row_format
+    hit_rate_threshold: Annotated[float, Field(ge=0)] = 1.1  # above 1 every miss is waited for; below, defaults may answer
+    redis: str = ""  # "host:port,…": nodes of a Redis cluster that takes the place of l2
+    brokers: str = ""  # "host:port,…": Kafka brokers; rows are then updated while they are served
     state: str = ""  # folder of RocksDB on the serving machine; empty: in its temporary folder
 
 
@@ -81,16 +83,16 @@ TAUGHT_WIDTH, STUDENT_WIDTH = 16, 4  # of embedding tables
 
 
 class RankerChoice(_Section):
-    """Which network ranks: a small one distilled from the DLRM as it was taught, or that DLRM.
+    """Which network ranks: a small one distilled from the DLRM, or that DLRM.
 
-    `python -m experiments.quality.compression` compares them: the small one keeps the quality at a third of the network's time.
-    Where validation requests show that it does not, the export serves the DLRM and says so.
+    The small one keeps the quality at a third of the network's time. Where validation requests show that it does not, the
+    export serves the DLRM and says so.
     """
 
-    distilled: bool = True
-    width: Annotated[int, Field(ge=0)] = 0  # of the embedding tables that are served; 0: 4 of the distilled one, 16 as taught
-    cold_width: Annotated[int, Field(ge=0)] = 0  # of the cold rows of large tables, with a learned projection; 0: as the others
-    hot_share: Annotated[float, Field(gt=0, lt=1)] = 0.1  # of a table's rows that are not cold, the most frequent values first
+    distilled: bool = True  # serve the small one
+    width: Annotated[int, Field(ge=0)] = 0  # values of a row in the embedding tables; 0: 4 where distilled, else 16
+    cold_width: Annotated[int, Field(ge=0)] = 0  # values of a cold row of a large table, projected to width; 0: width
+    hot_share: Annotated[float, Field(gt=0, lt=1)] = 0.1  # share of a large table's rows that are not cold, the most frequent
 
     @property
     def cold(self) -> ColdRows | None:
@@ -99,17 +101,17 @@ class RankerChoice(_Section):
 
 
 class ComputeSettings(_Section):
-    """What a stage does with the cores it gets."""
+    """What a stage does with the cores it gets. `make tune` finds values for a machine."""
 
-    rank_threads: PositiveInt = 1  # of the ranker's network, in each instance
-    index_effort: Annotated[int, Field(ge=0)] = 0  # lists searched per query; 0 = the least of a ladder that finds enough
+    rank_threads: PositiveInt = 1  # threads of the ranker's network, in each instance
+    index_effort: Annotated[int, Field(ge=0)] = 0  # lists of the index searched per query; 0: the fewest that find enough
 
 
 class HugectrSettings(_Section):
-    """A DLRM that HugeCTR trained takes the place of the one that is trained here (export/nvidia/hugectr/importing.py)."""
+    """A DLRM that HugeCTR trained takes the place of the one that is trained here (docs/merlin.md)."""
 
-    model: str = ""  # folder of its files; empty: none
-    name: str = "dlrm"  # what they begin with
+    model: str = ""  # folder of its files; empty: train here
+    name: str = "dlrm"  # how the names of its files begin
 
 
 class Settings(_Section):
@@ -166,9 +168,7 @@ def serving_from(base: Serving, changes: dict[str, Any], section: str) -> Servin
     allowed = asdict(base)
     for key, value in changes.items():
         if key not in allowed:
-            raise ConfigError(
-                f"[{section}] has the unknown key {key!r}. Allowed: {', '.join(allowed)}, or a section per model."
-            )
+            raise ConfigError(f"{unknown_key(section, key, allowed)} A model's own are in [serving.rank] and the like.")
         if key == "preferred_batch_sizes":
             good = isinstance(value, list) and all(type(size) is int and size > 0 for size in value)
         else:
@@ -201,7 +201,9 @@ def read_settings(path: Path | None) -> Settings:
     """-> the settings of a TOML file, or the defaults. Raises ConfigError naming file, key and what is allowed."""
     if path is None:
         return Settings()
-    with toml_faults(path, "the keys and their defaults are listed in export/settings.py"):
-        settings = Settings.model_validate(tomllib.loads(path.read_text()))
+    with toml_faults(path, "docs/settings.md lists the keys and their defaults"):
+        document = tomllib.loads(path.read_text())
+        refuse_unknown_keys(document, Settings)
+        settings = Settings.model_validate(document)
         settings.serving_of()
     return settings

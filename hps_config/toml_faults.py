@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from serving.contract.errors import ConfigError
 
@@ -27,3 +28,21 @@ def toml_faults(path: Path, reference: str) -> Iterator[None]:
         fault = error.errors()[0]
         where = ".".join(str(part) for part in fault["loc"])
         raise ConfigError(f"{path}: {where}: {fault['msg']}. {reference[0].upper()}{reference[1:]}.") from error
+
+
+def refuse_unknown_keys(document: Mapping[str, object], model: type[BaseModel], section: str = "") -> None:
+    """Raise ConfigError for the first key of a parsed file that `model`, or the class of one of its sections, does not have."""
+    for key, value in document.items():
+        if key not in model.model_fields:
+            raise ConfigError(unknown_key(section, key, model.model_fields.keys()))
+        kind = model.model_fields[key].annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel) and isinstance(value, Mapping):
+            refuse_unknown_keys(value, kind, f"{section}.{key}" if section else key)
+
+
+def unknown_key(section: str, key: str, known: Collection[str]) -> str:
+    """Return what to say of a key that does not exist: the one it resembles, and all that there are."""
+    where = f"[{section}] has the unknown key {key!r}" if section else f"There is no section [{key}]"
+    alike = difflib.get_close_matches(key, known, n=1)
+    meant = f" Did you mean {alike[0]!r}?" if alike else ""
+    return f"{where}.{meant} Allowed: {', '.join(known)}."

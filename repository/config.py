@@ -44,27 +44,27 @@ def layout_of(config: pb.ModelConfig) -> str:
 class Serving:
     """How Triton runs one model. Times in microseconds, 0 = off.
 
-    No preferred batch sizes for a stage: with them the batcher cuts queues of 40 into batches of 8, and the
-    kernels work best on what has come together by the time they are free (32 clients: a fifth more answers per second without).
-    The fused layout's two processes leave each other some of a queue so (export/settings.py).
+    A stage has no preferred batch sizes by default: with them the batcher cuts a queue of 40 into batches of 8, and the kernels
+    work best on whatever has queued by the time they are free (32 clients get a fifth more answers per second without). The
+    fused layout prefers 16, so that each of its two processes leaves the other some of the queue.
 
-    No queue delay: what waits while a batch is computed is the next batch. 100 us in the first stage cost one client as much,
-    and 32 clients got a fifteenth fewer answers per second.
+    There is no queue delay by default: what waits while a batch is computed is the next batch. A delay of 100 us in the first
+    stage cost one client those 100 us, and 32 clients a fifteenth of their answers per second.
 
     Priorities and queue limits are off by default: on tritonserver 2.51 each of them alone keeps the batcher asleep for up to
-    500 ms when a request arrives while the only instance is busy and none follows (docs/serving.md). Callers' own deadlines do
-    the work meanwhile: a request that its caller gave up leaves the queue.
+    500 ms when a request arrives while the only instance is busy and none follows (docs/serving.md). Use deadlines of the
+    callers instead: a request that its caller gave up leaves the queue.
     """
 
-    instances: int = 1
-    max_batch_size: int = 64
-    preferred_batch_sizes: tuple[int, ...] = ()
-    queue_delay_us: int = 0
-    priority_levels: int = 0  # 1 is served first
-    default_priority: int = 1
+    instances: int = 1  # processes of the model
+    max_batch_size: int = 64  # requests that are answered together, at most
+    preferred_batch_sizes: tuple[int, ...] = ()  # sizes that the batcher aims at; none: whatever waits, [16] if fused
+    queue_delay_us: int = 0  # how long a batch waits for more requests
+    priority_levels: int = 0  # how many there are; 1 is served first
+    default_priority: int = 1  # of requests that name none
     queue_timeout_us: int = 0  # a request that waited longer is refused (UNAVAILABLE), not served late
     queue_length: int = 0  # requests beyond it are refused at once
-    response_cache: bool = False
+    response_cache: bool = False  # let Triton keep answers without end, for rows that are never updated
 
 
 def stage_config(spec: ModelSpec, serving: Serving, versions: list[int], warmup_rows: int) -> pb.ModelConfig:

@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,39 @@ def test_imports_run_one_way(package):
     for path in files_of(package):
         packages = {package_of(name) for name in imported(path)}
         assert {name for name in packages if name.split(".")[0] in PACKAGES} <= allowed, path
+
+
+def imported_modules(path: Path, modules: set[str]) -> set[str]:
+    """Return those of `modules` that a file imports when it runs: wherever in it, but not for annotations only."""
+    found: set[str] = set()
+
+    def visit(node: ast.AST) -> None:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            return
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found.update(names & modules or {node.module})
+        for child in ast.iter_child_nodes(node):
+            visit(child)
+
+    visit(ast.parse(path.read_text()))
+    return found & modules
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    paths = {path for package in MAY_IMPORT for path in files_of(package) if path.is_file()}
+    modules = {".".join(path.relative_to(PROJECT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
+    graph = {name: imported_modules(path, modules.keys()) for name, path in modules.items()}
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+
+
+def test_only_the_table_of_profiles_names_their_plug_ins():
+    """What else exports or checks asks `load_profile`; only a profile's own code knows which one it is."""
+    plugins = {"export.cpu", "export.nvidia.profile"}
+    others = [path for package in MAY_IMPORT for path in files_of(package) if path.is_file()]
+    assert [path for path in others if imported(path) & plugins] == []
 
 
 def test_what_serves_imports_no_training_library():

@@ -4,6 +4,7 @@ import pytest
 
 from export.build import ranking_settings
 from export.settings import Settings, read_settings
+from export.settings_doc import DOCUMENT, settings_doc
 from serving.contract.errors import ConfigError
 from serving.contract.tensors import ENSEMBLE, STAGES
 from training.models.cold_rows import ColdRows
@@ -54,10 +55,18 @@ def test_cold_rows_are_off_by_default(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[pipeline]\ncandidats = 3", r"candidats: .*The keys and their defaults are listed in export/settings\.py"),
+        (
+            "[pipeline]\ncandidats = 3",
+            r"\[pipeline\] has the unknown key 'candidats'\. Did you mean 'candidates'",
+        ),
+        (
+            "[pipline]\ncandidates = 3",
+            r"There is no section \[pipline\]\. Did you mean 'pipeline'\? Allowed: pipel",
+        ),
+        ("[merlin]\nzzz = 3", r"\[merlin\] has the unknown key 'zzz'\. Allowed: triton, mount"),
         ("[pipeline]\ncandidates = 0", "candidates"),
         ("[pipeline]\nhistory = 100_000_000", "history: .*less than or equal to 10000"),
-        ("[serving]\ninstanses = 3", "unknown key 'instanses'"),
+        ("[serving]\ninstanses = 3", "unknown key 'instanses'. Did you mean 'instances'"),
         ("[serving.rank]\ninstances = '2'", r"\[serving.rank\] instances is '2'"),
         ("[serving.rank]\ninstances = 0", "at least 1"),
         ("[serving]\npreferred_batch_sizes = [0]", "preferred_batch_sizes"),
@@ -87,3 +96,16 @@ def test_a_missing_file_is_named(tmp_path):
 def test_settings_survive_the_manifest():
     settings = Settings(serving={"rank": {"instances": 2}})
     assert Settings.model_validate(settings.model_dump()) == settings
+
+
+def test_the_settings_reference_is_current():
+    assert DOCUMENT.read_text() == settings_doc(), "docs/settings.md is out of date: make docs"
+
+
+def test_the_settings_reference_lists_every_key_with_its_default():
+    document = settings_doc()
+    for section, field in Settings.model_fields.items():
+        assert f"## [{section}]" in document
+        for key in getattr(field.annotation, "model_fields", {}):
+            assert f"| `{key}` |" in document
+    assert '| `l1` | bytes | `"64 MiB"` |' in document

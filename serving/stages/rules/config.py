@@ -108,14 +108,14 @@ class RulesConfig:
     """
 
     blocked_items: tuple[int | str, ...] = ()  # never served
-    pinned: tuple[Pin, ...] = ()
+    pinned: tuple[Pin, ...] = ()  # shown at their slot whenever they are among the candidates
     price_cap: float | None = None  # dearer items come after all others
     max_per_category: int | None = None  # quota of every category in one list
     category_caps: Mapping[str, int] = field(default_factory=dict)  # quota of named categories, instead of the general one
-    max_per_provider: int | None = None
-    provider_floor: ProviderFloor | None = None
+    max_per_provider: int | None = None  # quota of every provider in one list
+    provider_floor: ProviderFloor | None = None  # share of the slots that show items of some providers
     diversity: float = 0.0  # weight of variety over categories, 0…1; at 0.2 a category's second item falls by K/8 places
-    exploration: Exploration | None = None
+    exploration: Exploration | None = None  # last slots drawn at random from the items behind them
 
     def __post_init__(self) -> None:
         for name in ("blocked_items", "pinned"):

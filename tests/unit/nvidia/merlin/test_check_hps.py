@@ -149,7 +149,7 @@ class TestPsJson:
     def test_what_is_passed_over_in_silence(self, repository, changes, top, fact):
         (repository / "ps.json").write_text(json.dumps(load_json(repository / "ps.json") | top))
         edit_ps(repository, **changes)
-        assert any(fact in f"{f.fact} {f.remedy}" for f in check_repository(repository) if f.level == "warning")
+        assert any(fact in f"{f.fact}. {f.remedy}" for f in check_repository(repository) if f.level == "warning")
 
     def test_of_several_redis_nodes_hps_asks_the_first(self, repository):
         redis = {"type": "redis_cluster", "address": "a:7000,b:7000", "num_partitions": 8, "update_filters": [".+"]}

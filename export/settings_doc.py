@@ -1,0 +1,103 @@
+"""docs/settings.md, written from the settings classes: their docstrings, and the comments behind their keys."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import io
+import json
+import textwrap
+import tokenize
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter
+
+from export.settings import Settings
+from hps_config.description import UNITS, parse_bytes
+from repository.code import PROJECT
+from repository.config import Serving
+from serving.stages.rules.config import RulesConfig
+
+DOCUMENT = PROJECT / "docs" / "settings.md"
+CLASSES = {"serving": Serving, "rules": RulesConfig}  # of the sections that `Settings` knows as plain tables
+HEAD = """# Settings of an export
+
+Written by `make docs` from the settings classes. `make export CONFIG=export.toml` reads them from a TOML file. Every key has
+the default given here, and an unknown key is refused. The manifest of each generation holds the settings it was exported with.
+"""
+SERVING_TAIL = """
+A section for one model, such as `[serving.rank]`, has the same keys and overrides `[serving]` for it.
+"""
+
+
+def write_settings_doc(path: Path = DOCUMENT) -> None:
+    path.write_text(settings_doc())
+
+
+def settings_doc() -> str:
+    """Return the whole document."""
+    sections = {name: CLASSES.get(name, field.annotation) for name, field in Settings.model_fields.items()}
+    return "\n".join([HEAD, *(section_doc(name, cls) for name, cls in sections.items())])
+
+
+def section_doc(name: str, cls: type) -> str:
+    """Return one section: what it is about, and a table of its keys."""
+    schema = TypeAdapter(cls).json_schema()
+    comments = comments_of(cls)
+    rows = [
+        f"| `{key}` | {value} | {default} | {comments[key]} |"
+        for key, entry in schema["properties"].items()
+        for value, default in [bytes_key(entry) if takes_bytes(cls, key) else (kind_of(entry, schema), default_of(entry))]
+    ]
+    table = "\n".join(["| key | value | default | |", "|---|---|---|---|", *rows])
+    return f"## [{name}]\n{inspect.getdoc(cls)}\n\n{table}\n{SERVING_TAIL if cls is Serving else ''}"
+
+
+def comments_of(cls: type) -> dict[str, str]:
+    """Return the comment behind each field of a class. KeyError in `section_doc` where one has none."""
+    source = textwrap.dedent(inspect.getsource(cls))
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    by_line = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
+    fields = [node for node in ast.parse(source).body[0].body if isinstance(node, ast.AnnAssign)]
+    lines = {node.target.id: range(node.lineno, node.end_lineno + 1) for node in fields}
+    return {name: by_line[line] for name, own in lines.items() for line in own if line in by_line}
+
+
+def kind_of(entry: dict[str, Any], schema: dict[str, Any]) -> str:
+    """Return what a key takes, in words, from its JSON schema."""
+    if "$ref" in entry:
+        parts = schema["$defs"][entry["$ref"].rsplit("/", 1)[-1]]["properties"]
+        return f"`{{ {', '.join(parts)} }}`"
+    if "anyOf" in entry:
+        kinds = [kind_of(option, schema) for option in entry["anyOf"] if option.get("type") != "null"]
+        return " or ".join(dict.fromkeys(kinds))
+    if "enum" in entry:
+        return ", ".join(f"`{json.dumps(value)}`" for value in entry["enum"])
+    if entry["type"] == "array":
+        return f"list of {kind_of(entry['items'], schema)}"
+    if entry["type"] == "object":
+        return f"table of {kind_of(entry['additionalProperties'], schema)}"
+    word = {"integer": "whole number", "number": "number", "boolean": "`true`, `false`", "string": "text"}[entry["type"]]
+    if entry["type"] == "integer" and "exclusiveMinimum" in entry:
+        entry = {**entry, "minimum": entry["exclusiveMinimum"] + 1}
+        del entry["exclusiveMinimum"]
+    limits = {"minimum": "from {}", "exclusiveMinimum": "above {}", "maximum": "to {}", "exclusiveMaximum": "below {}"}
+    return " ".join([word, *(text.format(entry[name]) for name, text in limits.items() if name in entry)])
+
+
+def default_of(entry: dict[str, Any]) -> str:
+    """Return the default as TOML says it."""
+    return "none" if entry.get("default") is None else f"`{json.dumps(entry['default'])}`"
+
+
+def takes_bytes(cls: type, key: str) -> bool:
+    """Return whether a key is an amount of bytes, which may be written with a unit."""
+    metadata = cls.model_fields[key].metadata if issubclass(cls, BaseModel) else ()
+    return any(getattr(item, "func", None) is parse_bytes for item in metadata)
+
+
+def bytes_key(entry: dict[str, Any]) -> tuple[str, str]:
+    """Return what such a key takes, and its default in the largest unit that fits."""
+    unit, size = max((pair for pair in UNITS.items() if entry["default"] >= pair[1]), key=lambda pair: pair[1])
+    return "bytes", f'`"{entry["default"] // size} {unit}"`'
