@@ -88,10 +88,10 @@ REFERENCE = .run/merlin/reference
 bounds: setup ## every figure that has a bound, on synthetic:reference: make baseline, overhead at C = 200 and 1,000, growth, the ranker's AUC
 	@status=0; \
 	$(PY) -m experiments.merlin || status=1; \
-	$(PY) -m perf overhead --repo $(REFERENCE) --candidates 200 || status=1; \
-	$(PY) -m perf overhead --repo $(REFERENCE) --candidates 1000 || status=1; \
-	$(PY) -m perf growth --repo $(REFERENCE) || status=1; \
-	$(PY) -m experiments.quality.compression --data synthetic:reference || status=1; \
+	$(PY) -m experiments.overhead --repo $(REFERENCE) --candidates 200 || status=1; \
+	$(PY) -m experiments.overhead --repo $(REFERENCE) --candidates 1000 || status=1; \
+	$(PY) -m experiments.growth --repo $(REFERENCE) || status=1; \
+	$(PY) -m experiments.compression --data synthetic:reference || status=1; \
 	exit $$status
 
 # of the table that is larger than its RAM (50,000,000: 12 GB of disk, and shared memory of 4 GB for the comparison)
@@ -102,12 +102,12 @@ ZIPF ?=
 # repository whose rows are as wide as those of the large table
 WIDE = .run/perf/wide-$(notdir $(EXPORTED))
 
-$(WIDE).exported: experiments/tiers/wide.toml $(SOURCES)
+$(WIDE).exported: experiments/wide.toml $(SOURCES)
 	@$(PY) -m export build --data $(DATA) --repo $(WIDE) --config $<
 	@touch $@
 
 bounds-tiers: setup $(WIDE).exported ## every speed of the embedding tiers that has a bound, over a repository of its own: DATA=… ROWS=…
-	@$(PY) -m experiments.tiers hits misses growth updates big kernel large served --rows $(ROWS) $(if $(ZIPF),--zipf $(ZIPF)) --repo $(WIDE)
+	@$(PY) -m experiments.tiers hits misses growth updates large --rows $(ROWS) $(if $(ZIPF),--zipf $(ZIPF)) --repo $(WIDE)
 
 tune: setup ## search batching, instances, threads and the index's effort under the SLO; writes tuned.toml for CONFIG=…: REPO=…
 	@$(PY) -m perf.tune --repo $(REPO)

@@ -1,37 +1,38 @@
-"""How a request in process grows: with C, and with the catalogue. One thread, one request per call, no server.
+"""Measure how a request in process grows with C and with the catalogue: one thread, one request per call, no server.
 
-    python -m perf growth --repo model_repository
+    python -m experiments.growth --repo model_repository
 
-The candidates axis calls the published pipeline with other values of C, its index searched as widely as each takes
-(training/retrieval/effort.py); what it finds stands beside. The catalogue axis builds what depends on the catalogue from random
-arrays of a shop's structure, without training: the search (with the index an export would choose) and the ranker's cross
-features. All sizes live side by side and take turns. Of each call the thread's processor time is taken, which other work on the
-machine stretches less, and the clock's, which is the latency. Their slopes in logarithms are the verdict: 1 is linear.
+With C: the published pipeline with other values of C; for each, its index searches as widely as that C takes
+(training/retrieval/effort.py), and the recall is a figure too. With the catalogue: search and cross features over random arrays
+with the structure of a shop, without training. All sizes live side by side and take turns. The thread's processor time and the
+latency are measured; the figures are their slopes in logarithms, where 1 is linear.
 
-With C a request may grow linearly. With the catalogue it must grow less than that, and be seen to: between two runs a slope
-moves by some hundredths, so one of 1.0 could be either, and one within SUB_LINEAR cannot be linear. A hundred times the items
-then cost 63 times as much at most.
+A request may grow linearly with C. With the catalogue it must grow less: 0.9 at most, because two runs of one slope differ by
+some hundredths. A hundred times the items then cost 63 times as much at most.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import faiss
 import numpy as np
-from pydantic import BaseModel
+import typer
 
-from experiments.recall import JUDGED_BY, WIDENED_BY, found, recall_figure, recorded_vectors
-from perf.figure import Figure
+from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine, rows_one_by_one
+from perf.bench import SEED
+from perf.command import progress, run
 from perf.load.workload import draw, read_requests
+from perf.recall import JUDGED_BY, WIDENED_BY, recall_of, recorded_vectors
 from serving.pipeline import Pipeline
 from serving.stages.features.ranking import HORIZONS_DAYS, VIEWS, Clock, ItemStatistics, cross_features
 from serving.stages.search.search import Blocked, Neighbours, Search
 from training.retrieval.effort import try_wider
-from training.retrieval.index import EFFORTS, choose_index
+from training.retrieval.index import EFFORTS, WANTED_RECALL, choose_index
 
 CANDIDATES = (100, 200, 400, 700, 1_000)
 CATALOGUES = (10_000, 30_000, 100_000, 1_000_000)
@@ -42,62 +43,62 @@ KEPT_OF_HISTORY = 12  # items that a usual user's history holds
 LINEAR, SUB_LINEAR = 1.0, 0.9  # the largest slopes
 
 Call = Callable[[int], object]
+Step = Callable[[str], None]
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-class Axis(BaseModel, frozen=True):
-    """A request in process, by size: milliseconds of its thread's processor time, and of the clock."""
+@dataclass(frozen=True)
+class Axis:
+    """What one call took, by size: milliseconds of the thread's processor time and of the clock, medians."""
 
     name: str
-    sizes: list[int]
-    processor_p50_ms: list[float]
-    processor_p90_ms: list[float]
-    latency_p50_ms: list[float]
+    processor_ms: dict[int, float]
+    latency_ms: dict[int, float]
     most_slope: float
 
     @property
-    def processor_slope(self) -> float:
-        return slope(self.sizes, self.processor_p50_ms)
-
-    @property
-    def latency_slope(self) -> float:
-        return slope(self.sizes, self.latency_p50_ms)
-
-    @property
     def figures(self) -> list[Figure]:
-        """The slopes beside their bound."""
-        slopes = {"processor time": self.processor_slope, "latency": self.latency_slope}
-        return [Figure(name=f"{self.name}: slope of {w}", values=[v], bound=self.most_slope) for w, v in slopes.items()]
+        figures = []
+        for clock, times_ms in (("processor time", self.processor_ms), ("latency", self.latency_ms)):
+            figures += [
+                Figure(name=f"{self.name} = {size:,}: {clock}", values=[ms], unit="ms") for size, ms in times_ms.items()
+            ]
+            slope = slope_of(list(times_ms), list(times_ms.values()))
+            figures.append(Figure(name=f"{self.name}: slope of {clock}", values=[slope], at_most=self.most_slope))
+        return figures
 
 
-def slope(sizes: list[int], times_ms: list[float]) -> float:
-    """Of log time over log size, by least squares."""
+def slope_of(sizes: list[int], times_ms: list[float]) -> float:
+    """Fit the slope of log time over log size by least squares."""
     return float(np.polyfit(np.log(sizes), np.log(times_ms), 1)[0])
 
 
-def candidates_axis(repo: Path, rng: np.random.Generator) -> tuple[Axis, list[Figure]]:
-    """-> the axis, and the recall of each size's search."""
+def measure_candidates(repo: Path, sizes: tuple[int, ...], calls_per_size: int, rng: np.random.Generator) -> list[Figure]:
+    """Return the figures of C: times, slopes, and the recall of each size's search."""
     pipeline = Pipeline.load(repo)
-    rows = draw(read_requests(repo, pipeline.info.generation), CALLS, rng)
-    batches = [{name: values[row : row + 1] for name, values in rows.items()} for row in range(CALLS)]
+    rows = draw(read_requests(repo, pipeline.info.generation), calls_per_size, rng)
+    batches = list(rows_one_by_one(rows))
     search = pipeline.stages["retrieve"].search
     widened_by, judged_by = (recorded_vectors(pipeline, repo, first) for first in (WIDENED_BY, JUDGED_BY))
     calls, recalls = {}, []
-    for size in CANDIDATES:
-        effort = _widened(search, widened_by, size)
-        calls[size] = _of_pipeline(with_candidates(pipeline, size), batches, effort)
-        recalls.append(recall_figure(size, found(search, judged_by, size)))
-    return _axis("candidates C", calls, LINEAR), recalls
+    for size in sizes:
+        effort = widen_search(search, widened_by, size)
+        calls[size] = call_pipeline(with_candidates(pipeline, size), batches, effort)
+        recall = recall_of(search, judged_by, size)
+        recalls.append(Figure(name=f"recall of exact search at C = {size:,}", values=[recall], at_least=WANTED_RECALL))
+    return measure_axis("candidates C", calls, calls_per_size, LINEAR).figures + recalls
 
 
-def _widened(search: Search, queries: np.ndarray, count: int) -> int:
-    """-> lists that the index searches from now on, for `count` answers; 0 where there is no index."""
+def widen_search(search: Search, queries: np.ndarray, count: int) -> int:
+    """Widen the index's search until it finds enough of `count` answers; return its effort, 0 without an index."""
     if search.index is None:
         return 0
     faiss.downcast_index(search.index).nprobe = EFFORTS[0]
     return try_wider(search, queries, count)[-1].effort
 
 
-def _of_pipeline(pipeline: Pipeline, batches: list[dict[str, np.ndarray]], effort: int) -> Call:
+def call_pipeline(pipeline: Pipeline, batches: list[dict[str, np.ndarray]], effort: int) -> Call:
     index = faiss.downcast_index(pipeline.stages["retrieve"].search.index) if effort else None
 
     def call(number: int) -> object:
@@ -115,27 +116,28 @@ def with_candidates(pipeline: Pipeline, count: int) -> Pipeline:
     return replace(pipeline, stages=pipeline.stages | {"retrieve": replace(retrieve, outputs=outputs)})
 
 
-def catalogue_axis(rng: np.random.Generator, step: Callable[[str], None]) -> Axis:
+def measure_catalogues(sizes: tuple[int, ...], calls_per_size: int, rng: np.random.Generator, step: Step) -> list[Figure]:
+    """Return the figures of catalogues of random items: times and slopes."""
     calls = {}
-    for n_items in CATALOGUES:
+    for n_items in sizes:
         step(f"a catalogue of {n_items:,} items")
-        calls[n_items] = _of_catalogue(n_items, rng)
+        calls[n_items] = call_catalogue(n_items, calls_per_size, rng)
     step("catalogues in turns")
-    return _axis("items of the catalogue", calls, SUB_LINEAR)
+    return measure_axis("items of the catalogue", calls, calls_per_size, SUB_LINEAR).figures
 
 
-def _of_catalogue(n_items: int, rng: np.random.Generator) -> Call:
-    """-> one request through search and cross features."""
-    factors, vectors = shop(n_items, rng)
+def call_catalogue(n_items: int, n_requests: int, rng: np.random.Generator) -> Call:
+    """Return a call that takes one request through search and cross features."""
+    factors, vectors = random_shop(n_items, rng)
     statistics = random_statistics(n_items, rng)
     neighbours = Neighbours(statistics.neighbours, statistics.neighbour_weights[..., 0].astype(np.float32))
     users = (factors[rng.integers(0, n_items, 512)] @ projection()).astype(np.float32)
     users = np.concatenate([users, np.ones((len(users), 1), np.float32)], axis=1)
     index = choose_index(vectors, np.arange(n_items), users, C).index
     search = Search(vectors, neighbours, np.ones(n_items, bool), index)
-    history = np.full((CALLS, HISTORY), n_items)
-    history[:, :KEPT_OF_HISTORY] = rng.integers(0, n_items, (CALLS, KEPT_OF_HISTORY))
-    ages = np.sort(rng.uniform(0, 300, (CALLS, HISTORY)), axis=1).astype(np.float32)
+    history = np.full((n_requests, HISTORY), n_items)
+    history[:, :KEPT_OF_HISTORY] = rng.integers(0, n_items, (n_requests, KEPT_OF_HISTORY))
+    ages = np.sort(rng.uniform(0, 300, (n_requests, HISTORY)), axis=1).astype(np.float32)
 
     def call(number: int) -> object:
         own = history[number : number + 1]
@@ -151,7 +153,7 @@ def projection() -> np.ndarray:
     return np.random.default_rng(0).normal(size=(N_FACTORS, WIDTH - 1)) / np.sqrt(WIDTH)
 
 
-def shop(n_items: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def random_shop(n_items: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """-> (factors [n_items, N_FACTORS], item vectors float32 [n_items, WIDTH], the last column popularity): departments."""
     centres = rng.normal(size=(N_DEPARTMENTS, N_FACTORS)) * 2
     factors = centres[np.sort(rng.integers(0, N_DEPARTMENTS, n_items))] + rng.normal(size=(n_items, N_FACTORS))
@@ -176,28 +178,37 @@ def random_statistics(n_items: int, rng: np.random.Generator) -> ItemStatistics:
     )
 
 
-def _axis(name: str, calls: dict[int, Call], most_slope: float) -> Axis:
+def measure_axis(name: str, calls: dict[int, Call], calls_per_size: int, most_slope: float) -> Axis:
+    """Call every size `calls_per_size` times, in turns; the first turn warms up."""
     processor_ms: dict[int, list[float]] = {size: [] for size in calls}
     latency_ms: dict[int, list[float]] = {size: [] for size in calls}
-    for turn in range(-1, ROUNDS):  # the first turn warms up
+    for turn in range(-1, ROUNDS):
         for size, call in calls.items():
-            for number in range(max(turn, 0), CALLS, ROUNDS):
+            for number in range(max(turn, 0), calls_per_size, ROUNDS):
                 begun_s, begun_processor_s = time.perf_counter(), time.thread_time()
                 call(number)
                 ended_processor_s, ended_s = time.thread_time(), time.perf_counter()
                 if turn >= 0:
                     processor_ms[size].append((ended_processor_s - begun_processor_s) * 1e3)
                     latency_ms[size].append((ended_s - begun_s) * 1e3)
-    return Axis(
-        name=name,
-        sizes=list(calls),
-        processor_p50_ms=percentiles(processor_ms, 50),
-        processor_p90_ms=percentiles(processor_ms, 90),
-        latency_p50_ms=percentiles(latency_ms, 50),
-        most_slope=most_slope,
+    return Axis(name, *({size: float(np.median(ms)) for size, ms in t.items()} for t in (processor_ms, latency_ms)), most_slope)
+
+
+@app.command()
+def main(
+    repo: Annotated[Path, typer.Option(help="the model repository")] = Path("model_repository"),
+    results: ResultsFolder = RESULTS,
+) -> None:
+    """Slopes of a request in process over C and over the catalogue. Exit code 1 when a bound is missed."""
+    rng, machine = np.random.default_rng(SEED), read_machine()
+    with progress(2 + len(CATALOGUES)) as step:
+        step("C of the published pipeline")
+        figures = measure_candidates(repo, CANDIDATES, CALLS, rng) + measure_catalogues(CATALOGUES, CALLS, rng, step)
+    title, command = "How a request in process grows", f"python -m experiments.growth --repo {repo}"
+    finish(
+        "growth", title, command, f"{repo.name} for C, random items for the catalogue; one thread", figures, results, machine
     )
 
 
-def percentiles(times_ms: dict[int, list[float]], q: float) -> list[float]:
-    """-> by size."""
-    return [float(np.percentile(taken, q)) for taken in times_ms.values()]
+if __name__ == "__main__":
+    run(app, "python -m experiments.growth")

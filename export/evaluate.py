@@ -33,10 +33,11 @@ from training.evaluation.problem import TEST_SHARE, Problem, problem_of
 
 USERS_PER_CALL = 32
 CONCURRENT_CALLS = 4
+SERVED = "served (end to end)"
 
 
 def evaluate_dataset(dataset: Dataset, repository: Path, settings: Settings, console: Console) -> dict[str, Quality]:
-    """Export from the training part into `repository`, serve it, and print the table. -> quality by name.
+    """Export from the training part into `repository`, serve it, print the table and return quality by name.
 
     The last line printed is the same as one line of JSON.
     """
@@ -47,12 +48,12 @@ def evaluate_dataset(dataset: Dataset, repository: Path, settings: Settings, con
     build_repository(replace(dataset, interactions=train), repository, settings, console)
     rows: dict[str, Quality] = {}
     for baseline in baselines(problem.validation, problem.test, console.print):
-        rows[named(baseline)] = evaluate(baseline.scores, problem.test)
-        console.print(f"{named(baseline)}: {rows[named(baseline)]}")
+        quality = rows[named(baseline)] = evaluate(baseline.scores, problem.test)
+        console.print(f"{named(baseline)}: Recall@20 {quality.recall_at_20:.4f}, NDCG@10 {quality.ndcg_at_10:.4f}")
     rows |= stage_qualities(Pipeline.load(repository), problem)
     with TritonServer(repository) as server:
         # What is served is a list of K: behind it, the AUC's order is that of the pipeline in process.
-        rows["served (end to end)"] = quality_of(served_lists(server.grpc_url, problem), rows["after rerank"].auc, problem)
+        rows[SERVED] = quality_of(served_lists(server.grpc_url, problem), rows["after rerank"].auc, problem)
     console.print(table_of(dataset, problem, rows))
     console.print_json(json.dumps({name: asdict(quality) for name, quality in rows.items()}), indent=None)
     return rows
@@ -159,11 +160,13 @@ def quality_of(item_ids: np.ndarray, auc_mean: float, problem: Problem) -> Quali
 
 def table_of(dataset: Dataset, problem: Problem, rows: dict[str, Quality]) -> Table:
     table = Table(title=f"{dataset.description.name}: {len(problem.test_users):,} test users, last 20 % of their events")
-    table.caption = "AUC: whole catalogue; of what is served, behind the list, as ordered in process"
+    table.caption = "coverage: share of the catalogue in any list; AUC: over the whole catalogue"
     table.add_column("")
     for heading in ("Recall@20", "NDCG@10", "coverage", "AUC"):
         table.add_column(heading, justify="right")
     for name, quality in rows.items():
         numbers = (quality.recall_at_20, quality.ndcg_at_10, quality.coverage, quality.auc)
-        table.add_row(name, *(f"{number:.4f}" for number in numbers))
+        if name == "after retrieve":  # the baselines come first
+            table.add_section()
+        table.add_row(name, *(f"{number:.4f}" for number in numbers), style="bold" if name == SERVED else None)
     return table

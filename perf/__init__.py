@@ -1,29 +1,27 @@
-"""How fast a repository is served, and where the time goes.
+"""What an engineer profiles a served repository with.
 
-    python -m perf             sweep + open-loop load + yardstick + report + SLO verdict, in a few minutes
-    python -m perf COMMAND     one of them, or another question: docs/perf.md lists all
+    python -m perf             sweep, open-loop load, in-process baseline, report and SLO verdict, in a few minutes
+    python -m perf COMMAND     sweep, load, report, gate or ab; docs/perf.md describes each
+    python -m perf.tune        search serving settings under the SLO
 
-Two kinds of load, because they answer different questions:
+Two kinds of load answer two questions:
 
-    closed loop   perf_analyzer: N clients, each sends when its last answer came. Shows capacity, and the latency at N clients.
-                  When the server slows down, so does the load: it never shows what a queue does to users.
-    open loop     ours: requests are due at times drawn beforehand (Poisson, bursts, the log's own). Latency counts from the
-                  instant a request was due, so that one that had to wait for the generator or for the server is not flattered.
+    closed loop   perf_analyzer: N clients, each sends when its last answer arrived. Shows capacity, and the latency with N
+                  clients. When the server slows down, so does the load (coordinated omission).
+    open loop     requests are due at times drawn beforehand (Poisson, bursts, the log's own). Latency counts from the instant
+                  a request was due, so that waiting for the generator or for the server is counted.
 
-Beside both, in the same minutes on the same machine, the yardstick: the same published kernels called in one process without a
-server. Served minus in-process is what serving costs. Results are a folder perf/results/<stamp>/ with run.json, raw requests,
-report.html and PNGs; the last line on stdout is one JSON document, the one the SLO gate reads.
+The in-process baseline calls the same published kernels without a server, in the same minutes. Served minus in-process is what
+serving costs. Results go to perf/results/<stamp>/: run.json, raw requests, report.html and its pictures. The last line on
+stdout is one JSON document, which the SLO gate reads.
 
-The rooms, in the order of a measurement: load/ asks, observe/ watches the server, report/ keeps and shows it. In this folder,
-what all share:
-
-    target.py, turns.py         the server that is measured; several of them, of which one at a time runs
-    bench.py, measure.py        one server and its requests; the measurements, each of which adds to a run
-    in_process.py               the yardstick
-    answers.py, recall.py       what figures count for: equal answers, and an index that finds enough
-    figure.py, slo.py           a figure beside its bound, a ratio; the gate
-    variant.py                  a repository with other settings, made in a moment
-    cli.py, command.py          the commands, and how each ends
-    full.py, ab.py, growth.py   three of them; whole benchmarks are rooms: overhead/, merlin/, tiers/, tune/, cache/, quality/
-                                (what smaller networks and rows lose), parts/ (a stage's kernel alone)
+    target.py               the server that is measured: found, or started here; several of them take turns
+    bench.py, sweep.py      one server with its requests; the measurements that make a run
+    load/                   requests, and two ways to send them
+    observe.py              latencies, the server's counters, cache hit rates, memory
+    in_process.py           the in-process baseline
+    answers.py, recall.py   what makes a figure count: equal answers, and an index that finds enough
+    report/, slo.py         run.json, tables, pictures and page; the SLO gate
+    ab.py, ratio.py         two repositories or commits in turns; the ratio of two measurements
+    cli.py, command.py      the commands; progress, and how each command ends
 """

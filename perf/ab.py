@@ -19,10 +19,9 @@ from pydantic import BaseModel
 
 from perf.answers import asked, first_rows
 from perf.bench import Bench, new_bench
-from perf.figure import Ratio
 from perf.load.workload import read_requests
-from perf.target import own_server, site_of
-from perf.turns import Turns, taking_turns
+from perf.ratio import Ratio
+from perf.target import Turns, own_server, site_of, taking_turns
 from repository.models import read_repository
 from repository.recorded import compare_answers
 from server.environment import PROJECT

@@ -14,8 +14,7 @@ import numpy as np
 from perf.answers import comparable
 from perf.load import analyzer
 from perf.load.workload import Arrays, draw, read_recorded_of, read_specs, stage_inputs, write_analyzer_json
-from perf.observe.hit_rates import hit_rates, read_samples
-from perf.observe.memory import PeakMemory
+from perf.observe import PeakMemory, hit_rates, read_samples
 from perf.report.results import Closed, Machine, Run, commit_of, config_hash, new_folder, priority_levels
 from perf.target import Site
 from repository.config import CONFIG_FILE, layout_of

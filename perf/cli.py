@@ -1,10 +1,9 @@
-"""python -m perf …: see the package's docstring for what is measured and why."""
+"""The commands of `python -m perf`; docs/perf.md describes each."""
 
 from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -12,19 +11,16 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from experiments import growth as growth_mode
-from experiments.overhead import rounds as overhead_mode
 from perf import ab as ab_mode
-from perf import full, measure, slo
-from perf.bench import SEED, new_bench, watched
-from perf.command import BROKEN, run
+from perf import slo
+from perf import sweep as sweep_mode
+from perf.bench import new_bench, watched
+from perf.command import BROKEN, progress, run
 from perf.load import schedule
 from perf.load.open_loop import PARTS
-from perf.measure import Scenario
-from perf.progress import progress
-from perf.report import plots, tables
-from perf.report.page import notes, write_comparison, write_report
-from perf.report.results import RESULTS, Run, circumstances, last_line, latest_run, load_run, new_folder, summary
+from perf.report import tables
+from perf.report.page import notes, write_report
+from perf.report.results import RESULTS, Run, last_line, latest_run, load_run, new_folder, summary
 from perf.target import serve
 from serving.contract.errors import ConfigError
 from serving.contract.tensors import ENSEMBLE, STAGES
@@ -47,22 +43,22 @@ def main_run(
     url: Url = "localhost:8001",
     repo: Repo = Path("model_repository"),
     label: Label = "",
-    window_s: WindowS = full.WINDOW_S,
-    rounds: Annotated[int, typer.Option(help="rounds of in-process against served", min=1)] = full.ROUNDS,
+    window_s: WindowS = sweep_mode.WINDOW_S,
+    rounds: Annotated[int, typer.Option(help="rounds of in-process against served", min=1)] = sweep_mode.ROUNDS,
     slo_file: SloFile = slo.SLO_FILE,
 ) -> None:
     """Without a command: everything, in about eight minutes. Exit code 1 when an SLO is broken or answers differ."""
     if context.invoked_subcommand:
-        _refuse_options_before(context)
+        refuse_options_before(context)
         return
     bounds = slo.read_slo(slo_file)
     with serve(url, repo) as site:
         bench = new_bench(site, label)
-        full.measure_all(bench, window_s=window_s, rounds=rounds)
-    _finish(bench.run, bench.folder, bounds)
+        sweep_mode.measure_all(bench, window_s=window_s, rounds=rounds)
+    finish_run(bench.run, bench.folder, bounds)
 
 
-def _refuse_options_before(context: typer.Context) -> None:
+def refuse_options_before(context: typer.Context) -> None:
     """Raises ConfigError for options that stand before a command: it has its own, and would run for minutes without these."""
     given = [p.opts[-1] for p in context.command.params if context.get_parameter_source(p.name).name == "COMMANDLINE"]
     if given:
@@ -82,15 +78,15 @@ def sweep(
     window_s: WindowS = 3.0,
 ) -> None:
     """perf_analyzer over one model: a level per number of clients, or per request rate."""
-    mode, levels = ("request_rate", _numbers(rates)) if rates else ("concurrency", _numbers(clients))
+    mode, levels = ("request_rate", parse_numbers(rates)) if rates else ("concurrency", parse_numbers(clients))
     with serve(url, repo) as site:
         bench = new_bench(site, label)
-        _require_model(model, bench.stages)
+        require_model(model, bench.stages)
         with watched(bench), progress(len(levels)) as step:
             for level in levels:
                 step(f"{model}, {transport}, {level:g}")
                 bench.add_closed(model, transport, mode, level, window_s)
-    _finish(bench.run, bench.folder, {})
+    finish_run(bench.run, bench.folder, {})
 
 
 @app.command()
@@ -107,9 +103,9 @@ def load(
     label: Label = "",
 ) -> None:
     """Open-loop load: requests leave when they are due, latency counts from then."""
-    scenario = Scenario(
+    scenario = sweep_mode.Scenario(
         name=f"{arrivals} {rate:g}/s",
-        due_s=_arrivals(arrivals, rate, duration_s),
+        due_s=choose_arrivals(arrivals, rate, duration_s),
         duration_s=duration_s,
         cold_share=cold_share,
         bulk_share=bulk_share,
@@ -118,28 +114,15 @@ def load(
     with serve(url, repo) as site:
         bench = new_bench(site, label)
         with watched(bench), progress(PARTS) as step:
-            measure.add_open(bench, scenario, lambda part: step(f"{scenario.name}, {(part - 1) / PARTS:.0%} sent"))
-    _finish(bench.run, bench.folder, {})
+            sweep_mode.add_open(bench, scenario, lambda part: step(f"{scenario.name}, {(part - 1) / PARTS:.0%} sent"))
+    finish_run(bench.run, bench.folder, {})
 
 
 @app.command("report")
 def report_command(run: RunFolder = None, slo_file: SloFile = slo.SLO_FILE) -> None:
     """Draw a run again: report.html and PNGs in its folder."""
     folder = run or latest_run()
-    _finish(load_run(folder), folder, slo.read_slo(slo_file), gate=False)
-
-
-@app.command()
-def compare(
-    a: Annotated[Path, typer.Argument(help="folder of a run")], b: Annotated[Path, typer.Argument(help="folder of another")]
-) -> None:
-    """Two runs beside each other; comparison.html in the second one's folder."""
-    first, second = load_run(a), load_run(b)
-    page = write_comparison(first, second, b)
-    for table in tables.comparison_tables(first, second):
-        _out().print(table.to_rich())
-    _out().print(f"page: {page}")
-    print(last_line({"perf": "compare", "a": summary(first), "b": summary(second)}))
+    finish_run(load_run(folder), folder, slo.read_slo(slo_file), gate=False)
 
 
 @app.command()
@@ -160,60 +143,13 @@ def ab(
     ):
         result = ab_mode.compare(repo_a, repo_b, folder, rounds, clients, window_s, step)
     (folder / "ab.json").write_text(result.model_dump_json(indent=1))
-    _out().print(tables.ratio_table(result.ratios).to_rich())
-    _out().print("answers: " + (f"they differ: {result.answers}; the ratios do not count" if result.answers else "equal"))
+    stdout_console().print(tables.ratio_table(result.ratios).to_rich())
+    stdout_console().print(
+        "answers: " + (f"they differ: {result.answers}; the ratios do not count" if result.answers else "equal")
+    )
     ratios = {ratio.metric: [round(x, 4) for x in (ratio.median, ratio.low, ratio.high)] for ratio in result.ratios}
     print(last_line({"perf": "ab", "a": a, "b": b, "answers_equal": not result.answers, "ratio_median_low_high": ratios}))
     if result.answers:
-        raise typer.Exit(BROKEN)
-
-
-@app.command()
-def overhead(
-    repo: Repo = Path("model_repository"),
-    candidates: Annotated[int | None, typer.Option(help="another C than the export's", min=20)] = None,
-    rounds: Annotated[int, typer.Option(min=1)] = 5,
-    window_s: WindowS = 1.0,
-) -> None:
-    """Both layouts, both with empty kernels, and in-process in turns. Exit code 1: a bound is missed or answers differ."""
-    folder, machine = new_folder(), circumstances()
-    with tempfile.TemporaryDirectory(prefix="perf-overhead-") as scratch, progress(overhead_mode.steps(rounds)) as step:
-        result = overhead_mode.measure_overhead(repo, folder, Path(scratch), candidates, rounds, window_s, step)
-    (folder / "overhead.json").write_text(result.model_dump_json(indent=1))
-    for table in (tables.overhead_table(result), tables.breakdown_table(result.breakdowns), tables.memory_table(result.memory)):
-        _out().print(table.to_rich())
-    under_load = f"{result.compared_under_load:,} of them under load" if result.compared_under_load else "not under load"
-    equal = f"all that were compared are equal, {under_load}"
-    _out().print("answers: " + (f"they differ: {result.differing_answers}" if result.differing_answers else equal))
-    missed = [figure.name for figure in result.figures if figure.met is False]
-    facts = {"perf": "overhead", "repo": str(repo), "candidates": result.candidates, "rounds": rounds} | machine
-    facts |= {"answers_equal": not result.differing_answers, "under_load": result.compared_under_load, "missed": missed}
-    facts["median_low_high"] = {f.name: [round(x, 4) for x in (f.median, min(f.values), max(f.values))] for f in result.figures}
-    print(last_line(facts))
-    if result.differing_answers or missed:
-        raise typer.Exit(BROKEN)
-
-
-@app.command()
-def growth(repo: Repo = Path("model_repository")) -> None:
-    """How a request in process grows with C and with the catalogue: a table, growth.png, and the slopes in logarithms.
-
-    Exit code 1 when a slope is above its bound, or the index finds too little at a C.
-    """
-    folder, rng, machine = new_folder(), np.random.default_rng(SEED), circumstances()
-    with progress(2 + len(growth_mode.CATALOGUES)) as step:
-        step("C of the published pipeline")
-        candidates, recall = growth_mode.candidates_axis(repo, rng)
-        axes = [candidates, growth_mode.catalogue_axis(rng, step)]
-    figures = [figure for axis in axes for figure in axis.figures] + recall
-    missed = [figure.name for figure in figures if figure.met is False]
-    plots.save_growth(axes, folder)
-    _out().print(tables.growth_table(axes).to_rich(), tables.figure_table("Slopes, and recall by C", figures).to_rich())
-    _out().print(f"picture: {folder / 'growth.png'}")
-    facts = {axis.name: axis.model_dump(exclude={"name", "most_slope"}) for axis in axes}
-    facts |= {"missed": missed, "median": {figure.name: round(figure.median, 4) for figure in figures}}
-    print(last_line({"perf": "growth", "repo": str(repo)} | machine | facts))
-    if missed:
         raise typer.Exit(BROKEN)
 
 
@@ -223,15 +159,15 @@ def gate(
     slo_file: SloFile = slo.SLO_FILE,
 ) -> None:
     """The SLO verdict on a run that was made: exit code 0 kept, 1 broken."""
-    document = _document(source)
+    document = read_document(source)
     verdicts = slo.judge(slo.read_slo(slo_file), document)
-    _out().print(tables.verdict_table(verdicts).to_rich())
-    print(last_line(document | _slo_facts(verdicts)))
+    stdout_console().print(tables.verdict_table(verdicts).to_rich())
+    print(last_line(document | slo_facts(verdicts)))
     if not all(verdict.kept for verdict in verdicts):
         raise typer.Exit(BROKEN)
 
 
-def _finish(run: Run, folder: Path, bounds: dict[str, slo.Bound], gate: bool = True) -> None:
+def finish_run(run: Run, folder: Path, bounds: dict[str, slo.Bound], gate: bool = True) -> None:
     """Report, tables, verdict, and the JSON line that is always last."""
     document = summary(run)
     verdicts = slo.judge(bounds, document)
@@ -239,21 +175,21 @@ def _finish(run: Run, folder: Path, bounds: dict[str, slo.Bound], gate: bool = T
     shown = [tables.closed_table(run), tables.open_table(run), tables.stage_table(run), tables.verdict_table(verdicts)]
     for table in shown:
         if table.rows:
-            _out().print(table.to_rich())
+            stdout_console().print(table.to_rich())
     for note in notes(run):
-        _out().print(note)
-    _out().print(f"report: {page}")
-    print(last_line(document | (_slo_facts(verdicts) if verdicts else {}) | {"run": str(folder)}))
+        stdout_console().print(note)
+    stdout_console().print(f"report: {page}")
+    print(last_line(document | (slo_facts(verdicts) if verdicts else {}) | {"run": str(folder)}))
     if gate and not all(verdict.kept for verdict in verdicts):
         raise typer.Exit(BROKEN)
 
 
-def _slo_facts(verdicts: list[slo.Verdict]) -> dict[str, object]:
+def slo_facts(verdicts: list[slo.Verdict]) -> dict[str, object]:
     broken = [verdict.key for verdict in verdicts if not verdict.kept]
     return {"slo": "broken" if broken else "kept", "broken": broken}
 
 
-def _document(source: str) -> dict:
+def read_document(source: str) -> dict:
     if source in ("", "-"):
         text = sys.stdin.read() if source else ""
     elif Path(source).is_file():
@@ -268,7 +204,7 @@ def _document(source: str) -> dict:
         raise ConfigError(f"The last line of {source} is not the JSON of a run: {error}.") from error
 
 
-def _require_model(model: str, stages: tuple[str, ...]) -> None:
+def require_model(model: str, stages: tuple[str, ...]) -> None:
     """stages: those that the server can be asked for on their own."""
     if model in (ENSEMBLE, *stages):
         return
@@ -280,7 +216,7 @@ def _require_model(model: str, stages: tuple[str, ...]) -> None:
     raise ConfigError(f"There is no model {model!r}; these are: {', '.join((ENSEMBLE, *stages))}.")
 
 
-def _arrivals(arrivals: str, rate: float, duration_s: float):
+def choose_arrivals(arrivals: str, rate: float, duration_s: float):
     if arrivals == "poisson":
         return lambda rng: schedule.poisson(rate, duration_s, rng)
     if arrivals == "volleys":
@@ -291,7 +227,7 @@ def _arrivals(arrivals: str, rate: float, duration_s: float):
     return lambda rng: schedule.recorded(times_s, rate, duration_s, rng)
 
 
-def _numbers(text: str) -> list[float]:
+def parse_numbers(text: str) -> list[float]:
     try:
         numbers = [float(part) for part in text.split(",") if part.strip()]
     except ValueError as error:
@@ -301,7 +237,7 @@ def _numbers(text: str) -> list[float]:
     return numbers
 
 
-def _out() -> Console:
+def stdout_console() -> Console:
     return Console(width=None if sys.stdout.isatty() else 120, soft_wrap=False)
 
 

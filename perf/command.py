@@ -1,11 +1,16 @@
-"""How every command of this room ends."""
+"""What every command shares: progress on stderr, and how it ends."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import sys
+from collections.abc import Callable, Iterator
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from tritonclient.utils import InferenceServerException
 
 from serving.contract.errors import RecommenderError
@@ -33,3 +38,27 @@ def leave(signum: int, _frame: object) -> None:
     """A signal's handler: the way out through every `finally`, which a second signal does not cut short."""
     signal.signal(signum, signal.SIG_IGN)
     raise SystemExit(128 + signum)  # not sys.exit: inside Kafka's client that becomes a SystemError
+
+
+console = Console(stderr=True, width=None if os.isatty(2) else 120)
+
+
+@contextlib.contextmanager
+def progress(total: int) -> Iterator[Callable[[str], None]]:
+    """-> call it with what begins now; one bar on a terminal, one line each elsewhere."""
+    columns = (TextColumn("{task.description:<44}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    # drawn at every step only: a thread that draws in between takes the interpreter from what is measured in this process
+    with Progress(*columns, console=console, disable=not console.is_terminal, auto_refresh=False) as bar:
+        task = bar.add_task("", total=total)
+        begun = 0
+
+        def step(what: str) -> None:
+            nonlocal begun
+            begun += 1
+            if console.is_terminal:
+                bar.update(task, description=what, completed=begun - 1, refresh=True)
+            else:
+                console.print(f"[{begun}/{total}] {what}", markup=False, highlight=False)
+
+        yield step
+        bar.update(task, completed=total, refresh=True)

@@ -1,4 +1,4 @@
-"""The server that is measured: found at an address, or started on free ports when nothing answers there."""
+"""The server that is measured: found at an address or started here; several of them take turns."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from perf.load.open_loop import require_loopback
 from server.environment import MEASURED_DIR, RUN_DIR
 from server.generations import served_generation
 from server.health import is_ready, model_states, not_ready
 from server.launcher import TritonServer, running_servers
 from server.ports import Ports
+from server.processes import members
 from server.state import ServerState
 from serving.contract.errors import ConfigError, ServerError
 
@@ -65,3 +68,40 @@ def running_site(url: str, repo: Path) -> Site:
 def site_of(state: ServerState) -> Site:
     http, metrics = f"{state.host}:{state.ports.http}", f"http://{state.host}:{state.ports.metrics}/metrics"
     return Site(state.grpc_url, http, metrics, state.repo, served_generation(state.grpc_url), state.tag)
+
+
+class Turns:
+    """Of one server: its processes are stopped except inside `turn()`."""
+
+    def __init__(self, tag: str) -> None:
+        self._processes = members(tag)
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        self.resume()
+        try:
+            yield
+        finally:
+            self.pause()
+
+    def pause(self) -> None:
+        self._each(psutil.Process.suspend)
+
+    def resume(self) -> None:
+        self._each(psutil.Process.resume)
+
+    def _each(self, do) -> None:
+        for process in self._processes:
+            with contextlib.suppress(psutil.NoSuchProcess):  # whoever asks it next says that it died
+                do(process)
+
+
+@contextlib.contextmanager
+def taking_turns(tag: str) -> Iterator[Turns]:
+    """Stopped from here on; at the end it runs again, so that it can be told to stop."""
+    turns = Turns(tag)
+    turns.pause()
+    try:
+        yield turns
+    finally:
+        turns.resume()

@@ -22,8 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from perf.observe.latency import Latency
-from perf.observe.server_stats import between, read_counters
+from perf.observe import Latency, between, read_counters
 from perf.report.results import Closed
 from server.environment import perf_analyzer_env
 from server.keys import GRPC_HEADER, HEADER, key_of

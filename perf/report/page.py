@@ -16,7 +16,6 @@ from perf.slo import Verdict
 
 TEMPLATE = Path(__file__).with_name("page.html.j2")
 REPORT_FILE = "report.html"
-COMPARISON_FILE = "comparison.html"
 NOISY_LOAD = 0.5  # per core: above it the machine was busy with something else when the run began
 
 
@@ -39,24 +38,6 @@ def write_report(run: Run, folder: Path, verdicts: list[Verdict]) -> Path:
         tables=[table for table in rest if table.rows],
     )
     path = folder / REPORT_FILE
-    path.write_text(page)
-    return path
-
-
-def write_comparison(first: Run, second: Run, folder: Path) -> Path:
-    """Two runs beside each other: `second` as a ratio of `first`."""
-    with plt.rc_context(plots.STYLE):
-        picture = _picture("comparison", plots.comparison(first, second), folder)
-    page = _render(
-        title="Two runs",
-        facts=f"A: {facts(first)} | B: {facts(second)}",
-        tiles=[],
-        notes=["Single runs on a noisy machine differ by more than most changes do: `python -m perf ab` measures ratios."],
-        tables_first=tables.comparison_tables(first, second),
-        pictures=[picture],
-        tables=[],
-    )
-    path = folder / COMPARISON_FILE
     path.write_text(page)
     return path
 

@@ -7,20 +7,15 @@ import matplotlib
 matplotlib.use("Agg")
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from perf.observe.hit_rates import TABLES
-from perf.observe.server_stats import PHASES
+from perf.observe import PHASES, TABLES
 from perf.report.results import HALF, MODELS, Closed, Run
 from serving.contract.tensors import ENSEMBLE, STAGES
-
-if TYPE_CHECKING:
-    from experiments.growth import Axis
 
 # Okabe and Ito's colours: told apart by everyone
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C8C8C"
@@ -264,22 +259,6 @@ def yardstick(run: Run, folder: Path) -> Figure | None:
     return figure
 
 
-def comparison(first: Run, second: Run) -> Figure:
-    """Two runs: their closed-loop curves over each other."""
-    figure, axes = plt.subplots(figsize=(WIDTH_IN, 3.8))
-    for run, colour, line in ((first, GREY, "--"), (second, BLUE, "-")):
-        for percentile, marker in (("p50_ms", "o"), ("p99_ms", "^")):
-            curve = run.curve(ENSEMBLE)
-            label = f"{run.label or run.started}, {percentile.removesuffix('_ms')}"
-            rates, values = [x.achieved_rate for x in curve], [getattr(x.latency, percentile) for x in curve]
-            axes.plot(rates, values, marker + line, color=colour, label=label, ms=5)
-    axes.set(title="Closed loop, gRPC", xlabel="answers/s", ylabel="latency, ms", yscale="log")
-    axes.set_xlim(left=0)
-    _plain_log(axes)
-    axes.legend(fontsize=8)
-    return figure
-
-
 PICTURES: tuple[Callable[[Run, Path], Figure | None], ...] = (
     latency_throughput,
     stage_breakdown,
@@ -333,25 +312,3 @@ def _plain_log(axes: Axes, which: str = "y") -> None:
     axis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
     axis.set_minor_formatter(matplotlib.ticker.NullFormatter())
-
-
-def save_growth(axes: list[Axis], folder: Path) -> None:
-    """growth.png: a panel per axis, both scales logarithmic, with a linear growth to compare with."""
-    with plt.rc_context(STYLE):
-        figure, panels = plt.subplots(1, len(axes), figsize=(WIDTH_IN, 3.6))
-        for panel, axis in zip(panels, axes, strict=True):
-            linear = np.array(axis.sizes) * (axis.latency_p50_ms[0] / axis.sizes[0])
-            panel.plot(axis.sizes, linear, ":", color=GREY, label="linear")
-            latency, processor = (
-                f"latency p50, slope {axis.latency_slope:.2f}",
-                f"processor p50, slope {axis.processor_slope:.2f}",
-            )
-            panel.plot(axis.sizes, axis.latency_p50_ms, "o-", color=ORANGE, label=latency)
-            panel.plot(axis.sizes, axis.processor_p90_ms, "o:", color=SKY, ms=3, label="processor p90")
-            panel.plot(axis.sizes, axis.processor_p50_ms, "o-", color=BLUE, label=processor)
-            panel.set(xlabel=axis.name, ylabel="one request in process, ms", xscale="log", yscale="log")
-            panel.legend(fontsize=8)
-            _plain_log(panel)
-        folder.mkdir(parents=True, exist_ok=True)
-        figure.savefig(folder / "growth.png")
-        plt.close(figure)

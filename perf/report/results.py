@@ -14,9 +14,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ValidationError
 
-from perf.observe.latency import Latency
-from perf.observe.memory import ProcessMemory, total_mib
-from perf.observe.server_stats import StageTimes
+from perf.observe import Latency, ProcessMemory, StageTimes, total_mib
 from repository.models import read_config
 from server.environment import PROJECT
 from serving.contract.errors import ConfigError

@@ -17,10 +17,8 @@ from perf.bench import SEED
 from perf.command import run
 from perf.report.results import Machine, commit_of, last_line
 from perf.tune import report
-from perf.tune.efforts import allowed_efforts
-from perf.tune.lab import Lab
-from perf.tune.search import Metrics, Outcome, search
-from perf.tune.space import candidates, in_words, search_space
+from perf.tune.lab import Lab, allowed_efforts
+from perf.tune.search import Metrics, Outcome, candidates, in_words, search, search_space
 from serving.contract.errors import ConfigError
 
 GOALS = ("peak_rate", "clients_1_p50_ms", "p99_ms")

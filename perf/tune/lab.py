@@ -1,4 +1,4 @@
-"""Where candidates are measured: variants of the repository, served side by side and asked in turns, the others stopped."""
+"""Measure candidates: variants of the repository, served side by side and asked in turns while the others are suspended."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import faiss
 import numpy as np
 
 from export.settings import Settings
@@ -16,19 +17,39 @@ from perf.answers import differing_answers
 from perf.load import analyzer, schedule
 from perf.load.open_loop import run_load
 from perf.load.workload import draw, read_recorded_of, read_specs, serialised, write_analyzer_json
-from perf.observe.latency import Latency
-from perf.observe.memory import read_memory, total_mib
-from perf.target import site_of
-from perf.tune.search import Metrics, Trial
-from perf.tune.space import SERVER_THREADS, Changes, with_changes
-from perf.turns import Turns, taking_turns
-from perf.variant import make_variant, settings_of
+from perf.observe import Latency, read_memory, total_mib
+from perf.recall import JUDGED_BY, recorded_vectors
+from perf.target import Turns, site_of, taking_turns
+from perf.tune.search import SERVER_THREADS, Changes, Metrics, Trial, with_changes
+from perf.tune.variant import make_variant, settings_of
 from repository.config import CONFIG_FILE, layout_of
 from repository.models import read_config
 from server.environment import MEASURED_DIR
 from server.launcher import TritonServer
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE
+from serving.pipeline import Pipeline
+from training.retrieval.effort import enough, now
+
+FACTORS = (0.7, 0.8, 0.9)  # of the effort that the export chose, from a ladder with rungs at a half and a third more
+
+
+def allowed_efforts(repository: Path) -> dict[int, float]:
+    """-> recall of exact search by effort, for those below the current one that reach what is wanted; {} without an index."""
+    pipeline = Pipeline.load(repository, pinned_generation(repository))
+    search = pipeline.stages["retrieve"].search
+    if search.index is None:
+        return {}
+    index = faiss.downcast_index(search.index)
+    queries = recorded_vectors(pipeline, repository, JUDGED_BY)
+    found, current = {}, index.nprobe
+    for effort in sorted({max(int(current * factor), 1) for factor in FACTORS}):
+        index.nprobe = effort
+        trial = now(search, queries, pipeline.info.axes.candidates)
+        if enough(trial):
+            found[effort] = round(trial.recall, 4)
+    return found
+
 
 ROWS = 1_000  # of perf_analyzer's input
 INPUT = "input.json"

@@ -12,8 +12,7 @@ import tomli_w
 from export.settings import Settings, read_settings
 from perf.report.tables import Row, Table
 from perf.slo import Bound
-from perf.tune.search import Outcome, Trial
-from perf.tune.space import SERVER_THREADS, Changes, in_words, with_changes
+from perf.tune.search import SERVER_THREADS, Changes, Outcome, Trial, in_words, with_changes
 
 
 def write_config(path: Path, settings: Settings, changes: Changes, evidence: Path) -> None:

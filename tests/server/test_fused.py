@@ -16,7 +16,7 @@ from tritonclient.utils import InferenceServerException
 
 from export.check import check_repository
 from export.relayout import relayout
-from perf.observe.hit_rates import TABLE_ROWS, read_samples
+from perf.observe import TABLE_ROWS, read_samples
 from repository.generations import published_generations
 from repository.recorded import RECORDED_FILE, compare_answers, read_recorded
 from server.generations import activate, served_generation

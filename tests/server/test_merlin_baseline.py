@@ -3,9 +3,8 @@
 import numpy as np
 import tritonclient.grpc as grpcclient
 
-from experiments.merlin.bench import HARDENED, baseline_spec
-from experiments.merlin.export import VARIANTS, Parts, export_variant, new_ensemble
-from experiments.merlin.features import read_sides
+from experiments.merlin import HARDENED, baseline_spec
+from experiments.merlin_graph import VARIANTS, Parts, export_variant, new_ensemble, read_sides
 from perf.load.workload import ask
 from training.dataset import load_dataset
 

@@ -6,16 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments.overhead.empty import empty_kernels
-from perf import ab, full, measure
+from experiments.overhead import copy_with_empty_kernels
+from perf import ab, sweep
 from perf.answers import asked
 from perf.bench import new_bench
 from perf.in_process import InProcess
 from perf.load import schedule
 from perf.load.open_loop import floor_ns
 from perf.load.workload import read_requests, stage_inputs
-from perf.observe.hit_rates import hit_rates, read_samples
-from perf.observe.memory import read_memory
+from perf.observe import hit_rates, read_memory, read_samples
 from perf.report.results import load_run
 from perf.target import own_server, running_site, serve, site_of
 from serving.contract.errors import ConfigError, ServerError
@@ -56,10 +55,10 @@ def test_other_transports_and_a_request_rate(bench, transport, mode, value):
 @pytest.mark.parametrize("stage", STAGES)
 def test_each_stage_is_swept_over_every_transport_and_by_rate(bench, stage):
     said = []
-    full.sweep_stage(bench, stage, WINDOW_S, said.append)
+    sweep.sweep_stage(bench, stage, WINDOW_S, said.append)
     loads = {(level.transport, level.mode) for level in bench.run.closed}
     assert loads == {(transport, "concurrency") for transport in ("grpc", "http", "grpc+shm")} | {("grpc", "request_rate")}
-    assert len(bench.run.closed) == len(said) == full.STAGE_LEVELS
+    assert len(bench.run.closed) == len(said) == sweep.STAGE_LEVELS
     assert all(level.model == stage and level.stages[stage].failed == 0 for level in bench.run.closed)
     raw = [level.raw for level in bench.run.closed if level.transport != "grpc+shm"]
     assert all(raw)
@@ -67,7 +66,7 @@ def test_each_stage_is_swept_over_every_transport_and_by_rate(bench, stage):
 
 
 def test_every_due_request_is_sent_and_answered(bench):
-    scenario = measure.Scenario(
+    scenario = sweep.Scenario(
         "everything",
         lambda rng: schedule.bursts(15.0, 4.0, rng, every_s=2.0),
         4.0,
@@ -75,7 +74,7 @@ def test_every_due_request_is_sent_and_answered(bench):
         bulk_share=0.5,
         in_burst=lambda due_s: schedule.in_burst(due_s, every_s=2.0),
     )
-    load = measure.add_open(bench, scenario)
+    load = sweep.add_open(bench, scenario)
     assert (load.errors, load.error_share, load.unsent) == ({}, 0.0, 0)
     assert load.stages["rerank"].requests == load.latency.count == load.send_late.count
     assert (load.compared, load.differing_answers) == (load.by_class["known users"].count, "")
@@ -85,7 +84,7 @@ def test_every_due_request_is_sent_and_answered(bench):
 
 def test_an_answer_under_load_that_is_not_the_recorded_one_is_told(bench):
     bench.answers = bench.answers | {"scores": bench.answers["scores"] + np.float32(0.5)}
-    load = measure.add_open(bench, measure.Scenario("other", lambda rng: schedule.poisson(20.0, 1.0, rng), 1.0))
+    load = sweep.add_open(bench, sweep.Scenario("other", lambda rng: schedule.poisson(20.0, 1.0, rng), 1.0))
     assert load.differing_answers == "scores differ by up to 0.5"
     assert bench.run.differing_answers == "test, other: scores differ by up to 0.5"
 
@@ -93,7 +92,7 @@ def test_an_answer_under_load_that_is_not_the_recorded_one_is_told(bench):
 def test_errors_of_the_server_are_errors_of_the_load(bench):
     requests = bench.requests
     bench.requests = requests | {"temperature": np.full_like(requests["temperature"], np.inf)}
-    load = measure.add_open(bench, measure.Scenario("refused", lambda rng: schedule.poisson(20.0, 1.0, rng), 1.0))
+    load = sweep.add_open(bench, sweep.Scenario("refused", lambda rng: schedule.poisson(20.0, 1.0, rng), 1.0))
     assert (load.error_share, load.compared, load.differing_answers) == (1.0, 0, "")
     assert load.latency is None
     (message,) = load.errors
@@ -152,8 +151,7 @@ def test_the_floor_is_a_call_that_does_nothing(bench):
 
 
 def test_empty_kernels_answer_zeros_through_the_same_models_and_tensors(repository, server, tmp_path):
-    (tmp_path / "empty").mkdir()
-    empty_kernels(repository, tmp_path / "empty")
+    copy_with_empty_kernels(repository, tmp_path / "empty")
     with own_server(tmp_path / "empty") as idle:
         site = replace(site_of(idle.state), repo=repository)
         bench = new_bench(site, "empty", tmp_path / "run")

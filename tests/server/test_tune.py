@@ -5,7 +5,7 @@ import numpy as np
 from perf.slo import read_slo
 from perf.tune.__main__ import GOALS, MEASURED
 from perf.tune.lab import Lab
-from perf.tune.space import SERVER_THREADS
+from perf.tune.search import SERVER_THREADS
 
 
 def test_a_heat_serves_variants_and_leaves_nothing(repository):

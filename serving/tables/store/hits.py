@@ -44,7 +44,7 @@ WAYS = LANES  # slots of a set
 NO_KEY = -1  # HPS reserves it, so no row has it
 MOST_USES = 255
 # Uses matter where rows come and go: so many reads count after one that missed a row, then one in so many.
-# experiments/parts/cache_policy.py: up to 7 points of hit rate above LRU on Zipf traces and real logs; below it when all
+# experiments/cache_policy.py: up to 7 points of hit rate above LRU on Zipf traces and real logs; below it when all
 # popularity changes at once.
 COUNTED_AFTER_MISS = 8
 COUNTED_EVERY = 8

@@ -5,9 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perf.observe.latency import Latency
-from perf.observe.memory import ProcessMemory
-from perf.observe.server_stats import StageTimes
+from perf.observe import Latency, ProcessMemory, StageTimes
 from perf.report.results import Closed, Machine, Open, Run, Yardstick
 from serving.contract.tensors import STAGES, Axes
 from training.retrieval.index import Choice, choose_index

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perf.load import analyzer
-from perf.load.analyzer import Target, command, late_share, measure, parse_csv, parse_export, what_it_said
+from perf.load.analyzer import Target, command, late_share, parse_csv, parse_export, run, what_it_said
 from serving.contract.errors import ConfigError, ServerError
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -118,50 +117,11 @@ def test_what_it_said_is_its_errors_without_repeats():
     assert what_it_said("Batch size: 1\nNo valid requests recorded.\nBye") == "No valid requests recorded."
 
 
-@pytest.fixture
-def no_server(monkeypatch):
-    monkeypatch.setattr(analyzer, "read_counters", lambda url: {})
-
-
-def stand_in(folder: Path, monkeypatch, script: str) -> None:
-    """A perf_analyzer of our own, found first on its PATH."""
-    path = folder / "perf_analyzer"
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    monkeypatch.setattr(analyzer, "perf_analyzer_env", lambda: {"PATH": f"{folder}:/usr/bin:/bin"})
-    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-
-
-def test_a_level_is_measured_kept_raw_and_its_export_removed(tmp_path, monkeypatch, no_server):
-    sample = SAMPLES / "perf_analyzer_export.json"
-    stand_in(
-        tmp_path,
-        monkeypatch,
-        f'while [ "$1" != --profile-export-file ]; do shift; done; cp "{sample}" "$2"; echo "Throughput: 1"',
-    )
-    level = measure(target(), "concurrency", 2, 0.06, tmp_path / "level.npz")
-    with np.load(tmp_path / "level.npz") as raw:
-        assert len(raw["latency_ns"]) == level.latency.count
-    assert not (tmp_path / "level.json").exists()
-    assert level.achieved_rate > 0
-    assert (level.mode, level.value, level.raw) == ("concurrency", 2, "level.npz")
-
-
-def test_a_level_that_failed_tells_why(tmp_path, monkeypatch, no_server):
-    stand_in(tmp_path, monkeypatch, 'echo "Thread [0] had error: Request timeout expired"; exit 2')
-    with pytest.raises(ServerError, match="Request timeout expired"):
-        measure(target(), "concurrency", 2, 0.06, tmp_path / "level.npz")
-
-
-def test_without_perf_analyzer_there_is_a_remedy(tmp_path, monkeypatch, no_server):
-    monkeypatch.setattr(analyzer, "perf_analyzer_env", lambda: {"PATH": str(tmp_path)})
-    monkeypatch.setenv("PATH", str(tmp_path))
+def test_without_perf_analyzer_there_is_a_remedy():
     with pytest.raises(ServerError, match="make setup"):
-        measure(target(), "concurrency", 2, 0.06, tmp_path / "level.npz")
+        run(["no-such-program"], 1.0)
 
 
-def test_one_that_hangs_is_ended(tmp_path, monkeypatch, no_server):
-    stand_in(tmp_path, monkeypatch, "exec sleep 30")
-    monkeypatch.setattr(analyzer, "TIME_LIMIT_S", 0.1)
+def test_one_that_hangs_is_ended():
     with pytest.raises(ServerError, match="did not end"):
-        measure(target(), "concurrency", 2, 0.01, tmp_path / "level.npz")
+        run(["sleep", "30"], 0.1)

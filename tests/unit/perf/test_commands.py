@@ -1,4 +1,4 @@
-"""The command line over a run that was kept: gate, report, comparison, and what it refuses."""
+"""The command line over a run that was kept: gate, report, and what it refuses."""
 
 import json
 from pathlib import Path
@@ -13,13 +13,17 @@ from serving.contract.tensors import STAGES
 
 
 @pytest.fixture
-def invoke(run, tmp_path, monkeypatch):
+def kept_run(run, tmp_path):
+    """The folder of a finished run."""
     folder = tmp_path / "results" / "20260101-000000"
     run.save(folder)
     for raw in tmp_path.glob("*.npz"):
         (folder / raw.name).write_bytes(raw.read_bytes())
-    monkeypatch.setattr(cli, "latest_run", lambda: folder)
-    return lambda *arguments, **options: CliRunner().invoke(cli.app, [str(argument) for argument in arguments], **options)
+    return folder
+
+
+def invoke(*arguments, **options):
+    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments], **options)
 
 
 def slo_file(folder: Path, text: str) -> Path:
@@ -28,8 +32,8 @@ def slo_file(folder: Path, text: str) -> Path:
 
 
 @pytest.mark.parametrize(("at_most", "exit_code", "word"), [(1_000, 0, "kept"), (0.001, 1, "broken")])
-def test_the_gate_answers_with_its_exit_code_and_a_last_line(invoke, tmp_path, at_most, exit_code, word):
-    answer = invoke("gate", "--slo", slo_file(tmp_path, f"[p99_ms]\nat_most = {at_most}\n"))
+def test_the_gate_answers_with_its_exit_code_and_a_last_line(kept_run, tmp_path, at_most, exit_code, word):
+    answer = invoke("gate", kept_run, "--slo", slo_file(tmp_path, f"[p99_ms]\nat_most = {at_most}\n"))
     assert answer.exit_code == exit_code
     document = json.loads(answer.stdout.splitlines()[-1])
     assert document["slo"] == word
@@ -37,7 +41,7 @@ def test_the_gate_answers_with_its_exit_code_and_a_last_line(invoke, tmp_path, a
 
 
 @pytest.mark.parametrize(("equal", "exit_code"), [("true", 0), ("false", 1)])
-def test_answers_that_differ_break_whatever_is_bounded(invoke, tmp_path, equal, exit_code):
+def test_answers_that_differ_break_whatever_is_bounded(tmp_path, equal, exit_code):
     bounds = slo_file(tmp_path, "[p99_ms]\nat_most = 5\n")
     answer = invoke("gate", "-", "--slo", bounds, input=f'{{"p99_ms": 4.0, "answers_equal": {equal}}}')
     assert answer.exit_code == exit_code
@@ -45,14 +49,14 @@ def test_answers_that_differ_break_whatever_is_bounded(invoke, tmp_path, equal, 
 
 
 def test_a_load_whose_answers_differ_is_broken_without_a_bound(run, tmp_path, capsys):
-    cli._finish(run, tmp_path, {})
+    cli.finish_run(run, tmp_path, {})
     loads = [run.open[0].model_copy(update={"compared": 9, "differing_answers": "1 of 9 id lists differ"})]
     with pytest.raises(typer.Exit):
-        cli._finish(run.model_copy(update={"open": loads}), tmp_path, {})
+        cli.finish_run(run.model_copy(update={"open": loads}), tmp_path, {})
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["broken"] == ["answers_equal"]
 
 
-def test_the_gate_reads_the_last_line_of_a_log(invoke, tmp_path):
+def test_the_gate_reads_the_last_line_of_a_log(tmp_path):
     bounds = slo_file(tmp_path, "[p99_ms]\nat_most = 5\n")
     (tmp_path / "log").write_text('a table\n{"p99_ms": 4.0}\n')
     assert invoke("gate", tmp_path / "log", "--slo", bounds).exit_code == 0
@@ -61,24 +65,21 @@ def test_the_gate_reads_the_last_line_of_a_log(invoke, tmp_path):
     assert isinstance(invoke("gate", tmp_path / "log", "--slo", bounds).exception, ConfigError)
 
 
-def test_report_and_compare_end_in_one_line_of_json(invoke, tmp_path):
-    folder = tmp_path / "results" / "20260101-000000"
-    for arguments in (("report", "--run", folder), ("compare", folder, folder)):
-        answer = invoke(*arguments)
-        assert answer.exit_code == 0, answer.exception
-        assert isinstance(json.loads(answer.stdout.splitlines()[-1]), dict)
-    assert (folder / "report.html").exists()
-    assert (folder / "comparison.html").exists()
+def test_the_report_is_drawn_again_and_ends_in_one_line_of_json(kept_run):
+    answer = invoke("report", "--run", kept_run)
+    assert answer.exit_code == 0, answer.exception
+    assert isinstance(json.loads(answer.stdout.splitlines()[-1]), dict)
+    assert (kept_run / "report.html").exists()
 
 
-def test_options_before_a_command_that_would_not_see_them_are_refused(invoke):
-    error = invoke("--rounds", "2", "overhead", "--repo", "nowhere").exception
+def test_options_before_a_command_that_would_not_see_them_are_refused():
+    error = invoke("--rounds", "2", "sweep", "--repo", "nowhere").exception
     assert isinstance(error, ConfigError)
-    assert str(error) == "--rounds stands before overhead, which does not see it. Put it behind overhead."
+    assert str(error) == "--rounds stands before sweep, which does not see it. Put it behind sweep."
 
 
 @pytest.mark.parametrize("text", ["", "a,b", "0", "1,-2"])
-def test_levels_must_be_positive_numbers(invoke, text):
+def test_levels_must_be_positive_numbers(text):
     assert isinstance(invoke("sweep", "--clients", text).exception, ConfigError)
 
 
@@ -88,4 +89,4 @@ def test_levels_must_be_positive_numbers(invoke, text):
 )
 def test_a_model_that_is_not_served_is_refused(model, stages, message):
     with pytest.raises(ConfigError, match=message):
-        cli._require_model(model, stages)
+        cli.require_model(model, stages)

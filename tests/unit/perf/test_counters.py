@@ -6,16 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from perf.observe.hit_rates import hit_rates
-from perf.observe.hit_rates import parse as parse_metrics
-from perf.observe.memory import PeakMemory, ProcessMemory, total_mib
-from perf.observe.server_stats import between, parse
+from perf.observe import PeakMemory, ProcessMemory, between, hit_rates, parse_metrics, parse_statistics, total_mib
 
 STATISTICS = json.loads((Path(__file__).parent / "samples" / "statistics.json").read_text())
 
 
 def test_a_servers_counters_are_read():
-    rank = parse(STATISTICS)["rank"]
+    rank = parse_statistics(STATISTICS)["rank"]
     stated = next(model for model in STATISTICS["model_stats"] if model["name"] == "rank")
     assert rank.count["success"] == int(stated["inference_stats"]["success"]["count"])
     assert rank.ns["queue"] == int(stated["inference_stats"]["queue"]["ns"])
@@ -53,7 +50,7 @@ def test_means_are_of_what_happened_in_between():
         },
         {"1": 2, "61": 4},
     )
-    found = between(parse(STATISTICS), parse(after))
+    found = between(parse_statistics(STATISTICS), parse_statistics(after))
     assert found.keys() == {"rank"}
     rank = found["rank"]
     assert (rank.requests, rank.failed, rank.cache_hits, rank.cache_misses) == (12, 2, 3, 0)
@@ -66,7 +63,7 @@ def test_means_are_of_what_happened_in_between():
 
 
 def test_nothing_in_between_is_nothing():
-    assert between(parse(STATISTICS), parse(STATISTICS)) == {}
+    assert between(parse_statistics(STATISTICS), parse_statistics(STATISTICS)) == {}
 
 
 METRICS = """\

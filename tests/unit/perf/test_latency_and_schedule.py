@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from perf.load import schedule
-from perf.observe.latency import Latency
+from perf.observe import Latency
 from serving.contract.errors import ConfigError
 
 

@@ -10,7 +10,7 @@ from hyperframe.frame import DataFrame, SettingsFrame
 
 from perf.load import open_loop
 from perf.load.open_loop import Outcome, require_loopback, run_load
-from perf.measure import Scenario, describe
+from perf.sweep import Scenario, describe
 from serving.contract.errors import ConfigError, ServerError
 from tests.unit.perf.grpc_server import frames_of, scripted, serving
 

@@ -1,6 +1,6 @@
 """How far a command is: lines on stderr where there is no terminal."""
 
-from perf.progress import progress
+from perf.command import progress
 
 
 def test_every_step_is_a_line_when_it_begins(capsys):

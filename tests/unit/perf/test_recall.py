@@ -1,21 +1,19 @@
 """The recall of a published index at any C, against a sort of all inner products, and which efforts find enough."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import faiss
 import numpy as np
 import pytest
 
-from experiments import recall
-from perf.tune import efforts
+from perf.recall import recall_of
 from serving.contract.errors import ExportError
 from serving.contract.tensors import FROM_STORE
 from serving.stages.search.search import INDEX_FILE
 from tests.unit.perf.conftest import AXES, N_ITEMS
 from training.retrieval import effort
-from training.retrieval.effort import now, try_wider, widen_search
-from training.retrieval.index import WANTED_RECALL, Choice
+from training.retrieval.effort import try_wider, widen_search
+from training.retrieval.index import WANTED_RECALL
 
 REQUESTS = {"user_id": np.zeros((64, 1), np.int64), "history": np.full((64, 3), FROM_STORE)}
 
@@ -34,10 +32,6 @@ class FakePipeline:
                 user_vectors=lambda inputs, history: vectors[: len(history)],
             ),
         }
-        self.closed = False
-
-    def close(self):
-        self.closed = True
 
 
 def naive_recall(vectors, index, queries, count):
@@ -49,12 +43,8 @@ def naive_recall(vectors, index, queries, count):
 
 
 @pytest.fixture
-def pipeline(monkeypatch, vectors, choice):
-    """What `measured_recall` loads, whatever the repository."""
-    loaded = FakePipeline(vectors, choice)
-    monkeypatch.setattr(recall, "read_requests", lambda repository, generation: REQUESTS)
-    monkeypatch.setattr(recall, "Pipeline", SimpleNamespace(load=lambda *_: loaded))
-    return loaded
+def pipeline(vectors, choice):
+    return FakePipeline(vectors, choice)
 
 
 def test_recall_is_the_share_of_the_best_that_the_index_names(pipeline, vectors):
@@ -63,15 +53,7 @@ def test_recall_is_the_share_of_the_best_that_the_index_names(pipeline, vectors)
     for count in (5, 20, 100):
         expected = naive_recall(vectors, search.index, vectors[:64], count)
         assert 0.05 < expected < 0.95
-        assert now(search, vectors[:64], count).recall == pytest.approx(expected, abs=1e-3)
-
-
-def test_recall_is_measured_at_the_c_that_is_served(pipeline):
-    own = recall.measured_recall(Path())
-    assert (own.name, own.bound, own.met) == ("recall of exact search at C = 20", WANTED_RECALL, True)
-    assert pipeline.closed
-    faiss.downcast_index(pipeline.stages["retrieve"].search.index).nprobe = 1
-    assert recall.measured_recall(Path()).met is False
+        assert recall_of(search, vectors[:64], count) == pytest.approx(expected, abs=1e-3)
 
 
 def test_a_larger_c_is_searched_more_widely(pipeline, vectors):
@@ -129,33 +111,6 @@ def test_what_the_search_is_widened_by_and_what_it_is_judged_by_have_nothing_in_
     assert len({0, 2, 3, 4} & set(widened)) == len({0, 2, 3, 4} & set(judged)) == 2
 
 
-def test_without_an_index_everything_is_found(pipeline):
+def test_without_an_index_everything_is_found(pipeline, vectors):
     pipeline.stages["retrieve"].search.index = None
-    assert recall.measured_recall(Path()).values == [1.0]
-
-
-@pytest.fixture
-def allowed(monkeypatch, vectors, choice):
-    def run(wanted, chosen=choice):
-        monkeypatch.setattr(efforts, "pinned_generation", lambda repository: 1)
-        monkeypatch.setattr(recall, "read_requests", lambda repository, generation: REQUESTS)
-        monkeypatch.setattr(efforts, "Pipeline", SimpleNamespace(load=lambda *_: FakePipeline(vectors, chosen)))
-        monkeypatch.setattr(effort, "WANTED_RECALL", wanted)
-        return efforts.allowed_efforts(Path())
-
-    return run
-
-
-def test_only_efforts_that_find_enough_are_tried(allowed, choice):
-    now = choice.index.nprobe
-    everything = allowed(0.0)
-    assert set(everything) == {int(now * factor) for factor in efforts.FACTORS}
-    recalls = [everything[effort] for effort in sorted(everything)]
-    assert recalls == sorted(recalls)
-    wanted = (recalls[0] + recalls[-1]) / 2
-    assert allowed(wanted).items() < {effort: recall for effort, recall in everything.items() if recall >= wanted}.items()
-    assert allowed(recalls[0]).keys() == everything.keys() - {min(everything)}  # it finds that much, but not surely
-
-
-def test_without_an_index_there_is_no_effort(allowed):
-    assert allowed(0.0, Choice("exact", None, ())) == {}
+    assert recall_of(pipeline.stages["retrieve"].search, vectors[:64], 20) == 1.0

@@ -5,8 +5,22 @@ import pytest
 
 from export.settings import FUSED, Settings
 from perf.slo import Bound
-from perf.tune.search import FINAL_TURNS, HEAT, Outcome, Trial, rank, search, surely_better
-from perf.tune.space import PREFERRED_BATCHES, SERVER_THREADS, candidates, current, in_words, search_space, with_changes
+from perf.tune.search import (
+    FINAL_TURNS,
+    HEAT,
+    PREFERRED_BATCHES,
+    SERVER_THREADS,
+    Outcome,
+    Trial,
+    candidates,
+    current,
+    in_words,
+    rank,
+    search,
+    search_space,
+    surely_better,
+    with_changes,
+)
 
 SLO = {"p99_ms": Bound(at_most=50.0)}
 

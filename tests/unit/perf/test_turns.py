@@ -1,15 +1,15 @@
-"""Servers that live side by side run when it is their turn, and at no other time."""
+"""Servers that live side by side run in their turn, and at no other time."""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 
 import psutil
 
-from perf import turns
+from perf.target import taking_turns
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -20,11 +20,12 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def test_processes_run_in_their_turn_only(monkeypatch):
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
+def test_processes_run_in_their_turn_only(tmp_path):
+    """A process with the name and the tag of a server."""
+    shutil.copy2(shutil.which("sleep"), tmp_path / "tritonserver")
+    with subprocess.Popen([tmp_path / "tritonserver", "60"]) as child:
         process = psutil.Process(child.pid)
-        monkeypatch.setattr(turns, "members", lambda tag: [process])
-        with turns.taking_turns("tag") as server:
+        with taking_turns(str(tmp_path)) as server:
             until(lambda: process.status() == psutil.STATUS_STOPPED)
             with server.turn():
                 until(lambda: process.status() != psutil.STATUS_STOPPED)
@@ -32,4 +33,4 @@ def test_processes_run_in_their_turn_only(monkeypatch):
         until(lambda: process.status() != psutil.STATUS_STOPPED)
         child.kill()
         child.wait()
-        server.pause()  # of a process that is gone: no concern of the one whose turn it is
+        server.pause()  # a process that is gone: the one whose turn it is reports that

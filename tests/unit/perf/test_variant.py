@@ -12,9 +12,8 @@ import pytest
 from export.settings import Settings, read_settings
 from perf.tune import report
 from perf.tune.__main__ import summary, tune
-from perf.tune.search import FINAL_TURNS, Outcome, Trial
-from perf.tune.space import SERVER_THREADS
-from perf.variant import make_variant, settings_of
+from perf.tune.search import FINAL_TURNS, SERVER_THREADS, Outcome, Trial
+from perf.tune.variant import make_variant, settings_of
 from repository.config import LAYOUTS
 from repository.models import read_config
 from repository.publish import Staging

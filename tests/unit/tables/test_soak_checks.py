@@ -1,4 +1,4 @@
-"""What experiments.tiers.soak counts as wrong."""
+"""What experiments.soak counts as wrong."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from confluent_kafka import Producer
 
-from experiments.tiers.soak.checks import (
+from experiments.soak import Shared
+from experiments.soak_checks import (
     RESTARTED_WITHIN_S,
     VISIBLE_WITHIN_S,
     WIDTH,
@@ -18,7 +19,6 @@ from experiments.tiers.soak.checks import (
     Due,
     rows_of,
 )
-from experiments.tiers.soak.processes import Shared
 from perf.command import leave
 from serving.tables.store.row_formats import RowCodec
 from serving.tables.updates.ring import UpdateRing

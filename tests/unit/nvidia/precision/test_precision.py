@@ -10,8 +10,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from experiments.quality.compression import in_int8
-from experiments.quality.precision import Quality, main, verdict_of
+from experiments.compression import to_int8
 from export.nvidia.precision.agreement import HALF, MOST_MOVED, beyond, moved_share
 from export.nvidia.precision.calibration import Recorder, shortened, with_networks
 from export.nvidia.precision.faithful import faithful_session
@@ -195,9 +194,9 @@ def test_int8_is_written_where_the_first_places_stay():
 
 def test_the_comparison_of_small_networks_leaves_the_first_layer_alone(ranker, monkeypatch):
     # untaught logits hardly differ: every change is large beside that
-    monkeypatch.setattr("experiments.quality.compression.TOLERATED", 0.02)
+    monkeypatch.setattr("experiments.compression.TOLERATED", 0.02)
     model, feeds = tidy(ranker[0]), ranker[1]
-    int8, kept = in_int8(model, feeds)
+    int8, kept = to_int8(model, feeds)
     quantised = set(weighted_products(model)) - set(kept)
     assert quantised
     assert next(node.name for node in model.graph.node if node.op_type == "MatMul" and "pair_numbers" in node.input) in kept
@@ -239,36 +238,3 @@ def test_shortened_lists_are_padding_in_their_second_half():
         assert values.dtype == np.float32
         assert values[:, : CANDIDATES // 2].any()
         assert not values[:, CANDIDATES // 2 :].any()
-
-
-ANSWERS = {"item_ids": np.array([[1, 2], [3, 4], [5, 6]]), "scores": np.array([[2, 1]] * 3, np.float32)}
-
-
-@pytest.mark.parametrize(
-    ("auc", "ndcg", "met"),
-    [(0.8, 0.2, True), (0.7993, 0.2, True), (0.7991, 0.2, False), (0.8, 0.1997, False), (0.9, 0.2003, False)],
-)
-def test_the_bounds_are_on_both_figures(auc, ndcg, met):
-    exact = Quality(np.array([0.7, 0.9, np.nan]), np.array([0.1, 0.3, np.nan]), ANSWERS)
-    same = verdict_of("fp32", exact, exact)
-    assert (same.met, same.auc_share, same.ndcg_change, same.ndcg_error) == (True, 1.0, 0.0, 0.0)
-    got = Quality(exact.auc + auc - 0.8, exact.ndcg_at_10 + ndcg - 0.2, ANSWERS)
-    assert verdict_of("int8", got, exact).met is met
-
-
-def test_a_change_comes_with_its_error_over_users():
-    exact = Quality(np.full(4, 0.8), np.full(4, 0.5), ANSWERS)
-    got = {"item_ids": ANSWERS["item_ids"][:, ::-1], "scores": ANSWERS["scores"] + np.float32(0.5)}
-    verdict = verdict_of("int8", Quality(exact.auc, exact.ndcg_at_10 + np.array([0.1, -0.1, 0.1, -0.1]), got), exact)
-    assert (verdict.score_change, verdict.other_lists, verdict.beyond_half) == (0.5, 3, 3)
-    assert verdict.ndcg_change == pytest.approx(0.0, abs=1e-12)
-    assert verdict.ndcg_error == pytest.approx(0.1 / 2 / 0.5)
-
-
-def test_a_data_set_that_is_not_here_is_skipped_with_its_reason(monkeypatch, capsys):
-    """A run that measured nothing must not look like one that kept its bounds."""
-    monkeypatch.setattr("experiments.quality.precision.DATA", ("not-here",))
-    with pytest.raises(ConfigError, match="None of not-here is here, so nothing was measured"):
-        main()
-    said = capsys.readouterr().out
-    assert "not-here" in said.split("skipped: ")[1]

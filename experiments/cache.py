@@ -1,0 +1,299 @@
+"""Measure what caches of answers are worth on a recorded log.
+
+    python -m experiments.cache --repo … --data online-retail
+
+    hit rates   a stretch of the log goes through a MemoryCache that lives by the log's own clock, for several ttls
+    warming     share of the first day's visits that are hits when users were asked for beforehand: by cluster, or by activity
+    time        the same requests to two real servers, in the log's order, in turns: without a cache, with Triton's response
+                cache, with ours in memory and in Redis, and ours asking for the generation before every answer
+
+The log does not say what was requested, so two readings bound it: `lines` asks once for every line of an invoice (somebody
+browses and buys at the end), `visits` once per invoice. With events, a user is forgotten when their invoice ends.
+
+Every answer is compared with that of the server without a cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Self
+
+import numpy as np
+import redis
+import typer
+from rich.console import Console
+
+from clients import MemoryCache, Recommender, RedisCache
+from clients.cache.base import Cache, Entry
+from clients.cache.entries import DIGEST_BYTES, Key
+from clients.cache.warm import clusters_of, in_turns, users_of
+from clients.models import Recommendations
+from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
+from perf.command import run
+from perf.observe import Latency
+from perf.target import own_server
+from repository.models import read_config, read_repository, write_config
+from server.health import local_client
+from server.ports import free_ports
+from serving.contract.errors import ConfigError, ServerError
+from serving.contract.tensors import ENSEMBLE
+
+TTLS_S = {"1 min": 60, "10 min": 600, "1 h": 3_600, "1 day": 86_400, "7 days": 7 * 86_400}
+ANSWER = bytes(240)
+WARM_USERS, WARM_CLUSTERS = 500, 50
+WARM_UP = 200  # requests before the clock starts, of users that the stretch does not have
+CACHE_MIB = 64
+COUNTED_S = 1.0  # the server counts a moment after it has answered
+TTL_S = 86_400.0  # of our caches while times are measured
+
+Say = Callable[[str], None]
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Events of a log in time order. user_id, time_s: int64 [N]; ends: bool [N], the last line of its invoice."""
+
+    user_id: np.ndarray
+    time_s: np.ndarray
+    ends: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.user_id)
+
+    @property
+    def visits(self) -> Stretch:
+        """One request per invoice."""
+        return Stretch(self.user_id[self.ends], self.time_s[self.ends], self.ends[self.ends])
+
+    def part(self, start: int, end: int) -> Stretch:
+        return Stretch(self.user_id[start:end], self.time_s[start:end], self.ends[start:end])
+
+    def parts(self, count: int) -> list[Stretch]:
+        return [self.part(start, end) for start, end in pairwise(np.linspace(0, len(self), count + 1).astype(int).tolist())]
+
+
+def read_stretch(data: str, count: int) -> Stretch:
+    """Read the last `count` lines of a data set's log. Lines of one user and instant are one invoice."""
+    from training.dataset import load_dataset  # pandas
+
+    log = load_dataset(data).interactions.sort_values(["timestamp", "user_id"], kind="stable").tail(count)
+    user_id, time_s = log["user_id"].to_numpy(np.int64), log["timestamp"].to_numpy(np.int64)
+    ends = np.append((np.diff(user_id) != 0) | (np.diff(time_s) != 0), True)
+    return Stretch(user_id, time_s, ends)
+
+
+def hit_rate(stretch: Stretch, ttl_s: float, events: bool, warm: list[int] | None = None) -> float:
+    """Return the hit rate of a cache that holds everything. events: users are forgotten when an invoice ends."""
+    now_s = float(stretch.time_s[0])
+    cache = MemoryCache(ttl_s, 1 << 30, clock_s=lambda: now_s)
+    for user in warm or ():
+        look_up(cache, user)
+    hits = 0
+    for user, time_s, end in zip(stretch.user_id.tolist(), stretch.time_s.tolist(), stretch.ends.tolist(), strict=True):
+        now_s = float(time_s)
+        hits += look_up(cache, user)
+        if end and events:
+            cache.forget([user])
+    return hits / len(stretch)
+
+
+def look_up(cache: MemoryCache, user: int) -> bool:
+    """Return whether the user's answer was cached; cache one where it was not."""
+    key = Key(user, (user % (1 << 63)).to_bytes(DIGEST_BYTES, "little"))
+    [token], [value] = cache.read([key], 1)
+    if value is None:
+        cache.write([Entry(key, token, 1, ANSWER)])
+    return value is not None
+
+
+def measure_hit_rates(stretch: Stretch) -> list[Figure]:
+    readings = {"lines": (stretch, False), "lines with events": (stretch, True), "visits": (stretch.visits, False)}
+    return [
+        Figure(name=f"hit rate, {reading}, ttl {name}", values=[hit_rate(part, ttl_s, events)])
+        for name, ttl_s in TTLS_S.items()
+        for reading, (part, events) in readings.items()
+    ]
+
+
+def measure_warming(stretch: Stretch, repo: Path, ttl_s: float) -> list[Figure]:
+    """Return the share of visits within `ttl_s` of the start that are hits, by who was asked for beforehand."""
+    user_ids, activity, vectors = users_of(repo)
+    chosen = {
+        "nobody": [],
+        f"{WARM_USERS} users by activity": user_ids[:WARM_USERS].tolist(),
+        f"{WARM_USERS} users by cluster": user_ids[
+            in_turns(clusters_of(vectors, WARM_CLUSTERS), activity)[:WARM_USERS]
+        ].tolist(),
+    }
+    visits = stretch.visits
+    visits = visits.part(0, int(np.searchsorted(visits.time_s, visits.time_s[0] + ttl_s)))
+    return [
+        Figure(name=f"hit rate of the first day's visits, warmed with {who}", values=[hit_rate(visits, ttl_s, True, users)])
+        for who, users in chosen.items()
+    ]
+
+
+@dataclass
+class Way:
+    """One way to ask. hits: per request; nothing is known of Triton's cache."""
+
+    name: str
+    shop: Recommender
+    cache: Cache | None = None
+    latencies_ns: list[int] = field(default_factory=list)
+    hits: list[bool] = field(default_factory=list)
+    answers: list[Recommendations] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.shop.close()
+
+    def ask(self, stretch: Stretch) -> None:
+        """Send one request after the other; forget the users of an invoice that has ended."""
+        for user, end in zip(stretch.user_id.tolist(), stretch.ends.tolist(), strict=True):
+            before, started_ns = self.cache.counts.hits if self.cache else 0, time.perf_counter_ns()
+            answer = self.shop.recommend(user)
+            self.latencies_ns.append(time.perf_counter_ns() - started_ns)
+            self.answers.append(answer)
+            self.hits.append(bool(self.cache) and self.cache.counts.hits > before)
+            if end and self.cache:
+                self.cache.forget([user])
+
+    def warm_up(self, user_ids: list[int]) -> None:
+        for user in user_ids:
+            self.shop.recommend(user)
+        if self.cache:
+            self.cache.forget(user_ids)
+
+
+def measure_times(
+    readings: dict[str, Stretch], strangers: list[int], repo: Path, rounds: int, say: Say
+) -> tuple[list[Figure], int]:
+    """Return the figures of every reading and way, and how many answers differ from those without a cache."""
+    figures, differing = [], 0
+    with contextlib.ExitStack() as running:
+        folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="cache-")))
+        say("two servers and a Redis")
+        plain_url = running.enter_context(own_server(repo)).grpc_url
+        redis_url, cached_repo = running.enter_context(own_redis(folder)), copy_with_response_cache(repo, folder)
+        for reading, stretch in readings.items():
+            with contextlib.ExitStack() as of_reading:
+                server = own_server(cached_repo)  # a new one per reading: Triton's cache never expires
+                server.cache_bytes = CACHE_MIB << 20
+                cached_url = of_reading.enter_context(server).grpc_url
+                ways = [of_reading.enter_context(way) for way in make_ways(plain_url, cached_url, redis_url, reading)]
+                for way in ways:
+                    way.warm_up(strangers)
+                before = read_cache_hits(cached_url)
+                for number, part in enumerate(stretch.parts(rounds)):
+                    say(f"time, {reading}, round {number + 1}")
+                    for way in ways[number % len(ways) :] + ways[: number % len(ways)]:
+                        way.ask(part)
+                triton_hits = read_cache_hits(cached_url) - before
+                for way in ways:
+                    figures += figures_of_way(reading, way, ways[0], triton_hits)
+                    differing += sum(a != b for a, b in zip(way.answers, ways[0].answers, strict=True))
+    return figures, differing
+
+
+def figures_of_way(reading: str, way: Way, plain: Way, triton_hits: int) -> list[Figure]:
+    taken_ns, plain_ns, hits = np.array(way.latencies_ns), np.array(plain.latencies_ns), np.array(way.hits)
+    latency, name = Latency.of(taken_ns), f"{reading}, {way.name}"
+    n_hits = triton_hits if way.name == "Triton's cache" else int(hits.sum())
+    times_ms = {"p50": latency.p50_ms, "p99": latency.p99_ms, "mean": latency.mean_ms}
+    if way.cache and hits.any() and not hits.all():
+        times_ms |= {"p50 of a hit": np.median(taken_ns[hits]) / 1e6, "p50 of a miss": np.median(taken_ns[~hits]) / 1e6}
+    times_ms["saved per request, mean"] = (plain_ns.mean() - taken_ns.mean()) / 1e6
+    figures = [Figure(name=f"{name}: {what}", values=[float(ms)], unit="ms") for what, ms in times_ms.items()]
+    return [Figure(name=f"{name}: hit rate", values=[n_hits / len(taken_ns)]), *figures]
+
+
+def make_ways(plain_url: str, cached_url: str, redis_url: str, reading: str) -> list[Way]:
+    caches = {
+        "ours in memory": MemoryCache(TTL_S),
+        "ours in Redis": RedisCache(redis_url, TTL_S, namespace=reading),
+        "ours in memory, generation asked": MemoryCache(TTL_S, generation_age_s=0.0),
+    }
+    ways = [Way("no cache", Recommender(plain_url)), Way("Triton's cache", Recommender(cached_url))]
+    return ways + [Way(name, Recommender(plain_url, cache=cache), cache) for name, cache in caches.items()]
+
+
+def copy_with_response_cache(repo: Path, folder: Path) -> Path:
+    copy = shutil.copytree(repo, folder / "cached", symlinks=True)
+    config = read_config(copy / ENSEMBLE / "config.pbtxt")
+    config.response_cache.enable = True
+    write_config(copy / ENSEMBLE / "config.pbtxt", config)
+    return copy
+
+
+@contextlib.contextmanager
+def own_redis(folder: Path) -> Iterator[str]:
+    """Run a Redis of our own on a free port of loopback; yield its redis:// address."""
+    port = free_ports().grpc
+    command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
+    try:
+        server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    except FileNotFoundError as error:
+        raise ConfigError("There is no redis-server on PATH. Install it (apt-get install redis-server).") from error
+    try:
+        deadline_s = time.monotonic() + 10
+        with redis.Redis(port=port) as client:
+            while time.monotonic() < deadline_s:
+                with contextlib.suppress(redis.ConnectionError):
+                    if client.ping():
+                        break
+                time.sleep(0.05)
+            else:
+                raise ServerError(f"redis-server does not answer on port {port} in 10 s. Start it by hand to see why.")
+        yield f"redis://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.wait(10)
+
+
+def read_cache_hits(url: str) -> int:
+    time.sleep(COUNTED_S)
+    with local_client(url) as client:
+        return sum(s.inference_stats.cache_hit.count for s in client.get_inference_statistics(ENSEMBLE).model_stats)
+
+
+@app.command()
+def main(
+    repo: Annotated[Path, typer.Option(help="the repository that is served")] = Path("model_repository"),
+    data: Annotated[str, typer.Option(help="data set whose log is replayed")] = "online-retail",
+    lines: Annotated[int, typer.Option(min=100, help="of the end of the log, for the hit rates")] = 60_000,
+    requests: Annotated[int, typer.Option(min=40, help="of them, for the times")] = 2_000,
+    rounds: Annotated[int, typer.Option(min=1)] = 5,
+    results: ResultsFolder = RESULTS,
+) -> None:
+    """Hit rates by ttl, what warming brings, and the time that caches save. Exit code 1 when an answer differs."""
+    machine, say = read_machine(), Console(stderr=True).print
+    read_repository(repo)
+    stretch = read_stretch(data, lines)
+    say("hit rates, and warming")
+    figures = measure_hit_rates(stretch) + measure_warming(stretch, repo, 86_400)
+    strangers = np.setdiff1d(np.arange(1, 4 * WARM_UP), stretch.user_id)[:WARM_UP].tolist()
+    readings = {
+        "lines": stretch.part(0, requests),
+        "visits": stretch.part(requests, len(stretch)).visits.part(0, requests // 4),
+    }
+    times, differing = measure_times(readings, strangers, repo, rounds, say)
+    title, command = "Caches of answers on a recorded log", f"python -m experiments.cache --data {data}"
+    conditions = f"{data}: the last {lines:,} lines; times of {requests:,} requests, one client"
+    text = f"{differing} of them" if differing else ""
+    finish("cache", title, command, conditions, figures + times, results, machine, text)
+
+
+if __name__ == "__main__":
+    run(app, "python -m experiments.cache")

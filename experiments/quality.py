@@ -1,0 +1,61 @@
+"""Measure the quality of what is served beside the baselines: `make eval` on several data sets, and its figures kept.
+
+    python -m experiments.quality [--data online-retail,movielens]
+
+Each user's events are split by time (the last 20 % are the test), a repository is exported from the rest alone and served by a
+real tritonserver. Items a user already had are neither served nor counted. Settings are the defaults everywhere.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
+from export.evaluate import SERVED, evaluate_dataset
+from export.settings import Settings
+from perf.command import run
+from training.dataset import load_dataset
+from training.evaluation.baselines import Quality
+
+WORK = Path(".run/eval")
+DATA = ("online-retail", "movielens", "amazon-grocery", "synthetic:small")
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+def figures_of(qualities: dict[str, Quality]) -> list[Figure]:
+    """qualities: by baseline, stage, and SERVED."""
+    baselines = {name: q for name, q in qualities.items() if name != SERVED and not name.startswith("after ")}
+    figures = []
+    for name, quality in qualities.items():
+        figures.append(Figure(name=f"{name}: Recall@20", values=[quality.recall_at_20]))
+        figures.append(Figure(name=f"{name}: NDCG@10", values=[quality.ndcg_at_10]))
+    for measure, title in (("recall_at_20", "Recall@20"), ("ndcg_at_10", "NDCG@10")):
+        best = max(getattr(quality, measure) for quality in baselines.values())
+        ratio = getattr(qualities[SERVED], measure) / best
+        figures.append(Figure(name=f"{SERVED} over the best baseline: {title}", values=[ratio], unit="x"))
+    return figures
+
+
+@app.command()
+def main(
+    data: Annotated[str, typer.Option(help="comma list of data sets: folders with a dataset.toml, or bundled names")] = (
+        ",".join(DATA)
+    ),
+    results: ResultsFolder = RESULTS,
+) -> None:
+    """Recall@20 and NDCG@10 of what is served, beside four baselines. Some minutes per data set."""
+    for source in data.split(","):
+        machine, dataset = read_machine(), load_dataset(source)
+        name = dataset.description.name
+        figures = figures_of(evaluate_dataset(dataset, WORK / name, Settings(), Console(stderr=True)))
+        conditions = "last 20 % of each user's events, default settings, a real server"
+        finish(f"quality-{name}", f"Quality on {name}", f"make eval DATA={source}", conditions, figures, results, machine)
+
+
+if __name__ == "__main__":
+    run(app, "python -m experiments.quality")

@@ -1,0 +1,49 @@
+"""The rank stage of a catalogue far larger than the repository's: `tiers_large.py` publishes this file as its `model.py`.
+
+Every request's candidates get the next keys of one sequence in the large table; the rest is the repository's own. It runs the
+published code beside it. large/: tiers.json, keys.npy int64 [R, C]
+"""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import numpy as np
+
+from serving.stages.adapter.triton import triton_model
+from serving.stages.rank import Rank
+from serving.tables.store.tiers import Tiers
+
+TABLE = "items"  # the large one
+
+
+class ItemRows:
+    """`Rank.item_rows` with the keys of the large table in place of the first table's."""
+
+    def __init__(self, rows, keys):
+        """rows: int [n_items + 1, S] of the repository; keys: int64 [R, C]."""
+        self.shape, self._rows, self._keys, self._next = rows.shape, rows, keys, 0
+
+    def take(self, candidates, axis):
+        """int [B, C] -> int64 [B, C, S]"""
+        rows = self._rows.take(candidates, axis=axis).astype(np.int64)
+        requests = np.arange(self._next, self._next + len(rows))
+        rows[..., 0] = self._keys.take(requests, axis=0, mode="wrap")
+        self._next += len(rows)
+        return rows
+
+
+class LargeRank:
+    @staticmethod
+    def load(folder):
+        rank = Rank.load(folder)
+        rank.close()  # its own tables: those of large/ replace them
+        settings = replace(rank.settings, item_tables=(TABLE, *rank.settings.item_tables[1:]))
+        keys = np.load(folder / "large" / "keys.npy", mmap_mode="r")
+        tables = Tiers.load(folder / "large")
+        return replace(rank, settings=settings, tables=tables, item_rows=ItemRows(rank.item_rows, keys))
+
+
+TritonPythonModel = triton_model(LargeRank)

@@ -1,0 +1,134 @@
+"""The table that the `tiers` experiments measure: its file, its memory budget, and how look-ups are timed.
+
+Memory counts everything that serves the table: the levels with all that finds their rows, and what every process with RocksDB
+open keeps of it (index, filters, and a block cache that does not grow with the table). The update ring is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from serving.contract.errors import ConfigError
+from serving.tables.config import RocksConfig, TableConfig, TiersConfig
+from serving.tables.levels.rocks_store import BLOCK_CACHE_BYTES, reader_bytes
+from serving.tables.store.table import l1_sections, l2_sections
+from serving.tables.store.tiers import Tiers
+
+TABLE = "items"
+WIDTH = 16
+ROW_BYTES = 4 * WIDTH
+KEYS_PER_REQUEST = 256
+EXPONENT = 1.145  # of the keys' popularity: a tenth of 50 million rows in RAM, warm, answers 95 % of the keys
+WRITTEN_ROWS = 1 << 20  # at a time
+RAM_SHARE = 0.1  # of the rows' bytes
+ENOUGH_ROWS = 5_000_000  # RocksDB alone takes half of a tenth of these
+WAITS = "10 % in RAM, waits for misses"  # answers are exact
+
+
+def levels_by_case(rows: int) -> dict[str, tuple[float, dict[str, int]]]:
+    """Return the hit-rate threshold and the levels of each case. Raises ConfigError for a table that is too small.
+
+    A threshold that lets rows come late applies to L1, which therefore gets all the memory.
+    """
+    return {
+        "all in RAM": (1.1, {"l2_rows": rows}),
+        WAITS: (1.1, fit_in_share(rows, l1_share=0.0)),
+        "10 % in RAM, threshold 0.7": (0.7, fit_in_share(rows, l1_share=1.0)),
+    }
+
+
+def fit_in_share(rows: int, l1_share: float) -> dict[str, int]:
+    """Return l1_rows and l2_rows that take RAM_SHARE of the rows' bytes in one process, `l1_share` of them in L1.
+
+    Raises ConfigError for a table so small that RocksDB alone takes as much.
+    """
+    budget_bytes = RAM_SHARE * rows * ROW_BYTES - rocksdb_bytes(rows)
+    cached = int(budget_bytes / ROW_BYTES)
+    while cached > 0:
+        table = TableConfig(TABLE, rows, WIDTH, l1_rows=int(l1_share * cached), l2_rows=int((1 - l1_share) * cached))
+        if levels_bytes(table) <= budget_bytes:
+            return {"l1_rows": table.l1_rows, "l2_rows": table.l2_rows}
+        cached = int(cached * 0.99)
+    raise ConfigError(
+        f"{RAM_SHARE:.0%} of {rows:,} rows x {WIDTH} are {RAM_SHARE * rows * ROW_BYTES / 1e6:.1f} MB; RocksDB's index, "
+        f"filters and block cache alone take {rocksdb_bytes(rows) / 1e6:.1f}. Expected room for rows beside them. "
+        f"Pass --rows {ENOUGH_ROWS} or more."
+    )
+
+
+def rocksdb_bytes(rows: int) -> int:
+    return reader_bytes(rows, WIDTH) + BLOCK_CACHE_BYTES
+
+
+def levels_bytes(table: TableConfig) -> int:
+    return (l1_sections(table).nbytes if table.l1_rows else 0) + (l2_sections(table).nbytes if table.l2_rows else 0)
+
+
+def ram_share(rows: int, l1_bytes: int, l2_bytes: int, processes: int = 1) -> float:
+    """Return the memory of a table over the bytes of its rows, float32 [rows, 16]. l1_bytes: of all processes together."""
+    return (l1_bytes + l2_bytes + processes * rocksdb_bytes(rows)) / (rows * ROW_BYTES)
+
+
+def write_table(folder: Path, rows: int, rng: np.random.Generator) -> str:
+    """Write `items.npy`, float32 [rows, 16], unless it exists; return its folder."""
+    folder = folder / f"{rows}"
+    if not (folder / "done").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        table = np.lib.format.open_memmap(folder / f"{TABLE}.npy", "w+", np.float32, (rows, WIDTH))
+        for start in range(0, rows, WRITTEN_ROWS):
+            count = min(WRITTEN_ROWS, rows - start)
+            table[start : start + count] = rng.standard_normal((count, WIDTH), dtype=np.float32)
+        table.flush()
+        (folder / "done").touch()
+    return str(folder)
+
+
+def settings_of(rows: int, source: str, threshold: float = 1.1, **table) -> TiersConfig:
+    """Return the settings of one table over RocksDB, read past the page cache. table: further settings of it."""
+    return TiersConfig(
+        "bench",
+        (TableConfig(TABLE, rows, WIDTH, **table),),
+        f"bench-{os.getpid()}",
+        hit_rate_threshold=threshold,
+        source=source,
+        rocksdb=RocksConfig(f"{source}/rocksdb", direct_reads=True),
+    )
+
+
+@contextmanager
+def open_tiers(config: TiersConfig, **changes) -> Iterator[Tiers]:
+    tiers = Tiers(replace(config, **changes))
+    try:
+        yield tiers
+    finally:
+        tiers.close()
+
+
+def resident_keys(tiers: Tiers, rows: int) -> np.ndarray:
+    """Return int64: those of the keys 0 … rows - 1 that the first level holds."""
+    table = tiers._tables[TABLE]
+    slots, resident = table.l1.slots if table.l1 else table.shared.slots, []
+    for start in range(0, rows, 1 << 18):
+        keys = np.arange(start, min(start + (1 << 18), rows))
+        _, missing = slots.read(keys)
+        resident.append(keys if missing is None else keys[~missing])
+    return np.concatenate(resident)
+
+
+def latencies_us(call: Callable[[np.ndarray], object], requests: np.ndarray, pause_s: float = 0.0) -> np.ndarray:
+    """Return float64 [R], one per request. pause_s: after each, in which background work may go on."""
+    elapsed_ns = np.empty(len(requests))
+    for i, keys in enumerate(requests):
+        started_ns = time.perf_counter_ns()
+        call(keys)
+        elapsed_ns[i] = time.perf_counter_ns() - started_ns
+        if pause_s:
+            time.sleep(pause_s)
+    return elapsed_ns / 1e3

@@ -1,0 +1,256 @@
+"""Observe a server under load: latencies, its own counters, cache hit rates, and the memory of its processes."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import urllib.error
+import urllib.request
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import psutil
+from prometheus_client.parser import text_string_to_metric_families
+from pydantic import BaseModel
+
+from server.health import local_client
+from server.processes import members
+
+PERCENTILES = (50, 90, 95, 99, 99.9)
+
+
+class Latency(BaseModel, frozen=True):
+    """Milliseconds over `count` requests."""
+
+    count: int
+    mean_ms: float
+    p50_ms: float
+    p90_ms: float
+    p95_ms: float
+    p99_ms: float
+    p999_ms: float | None = None  # None: not known, where only a report of percentiles was to be had
+    max_ms: float | None = None
+
+    @classmethod
+    def of(cls, latencies_ns: np.ndarray) -> Latency | None:
+        """latencies_ns: int64 [N] -> None when N = 0.
+
+        Percentiles are observed values (the smallest latency that at least q % of the requests did not exceed), never
+        interpolated between two.
+        """
+        if len(latencies_ns) == 0:
+            return None
+        latencies_ms = np.asarray(latencies_ns) / 1e6
+        p50, p90, p95, p99, p999 = np.percentile(latencies_ms, PERCENTILES, method="inverted_cdf").tolist()
+        return cls(
+            count=len(latencies_ms),
+            mean_ms=float(latencies_ms.mean()),
+            p50_ms=p50,
+            p90_ms=p90,
+            p95_ms=p95,
+            p99_ms=p99,
+            p999_ms=p999,
+            max_ms=float(latencies_ms.max()),
+        )
+
+
+PHASES = ("queue", "compute_input", "compute_infer", "compute_output")
+
+
+class StageTimes(BaseModel, frozen=True):
+    """Mean microseconds of one request in one model, by phase, and how its kernel calls were batched."""
+
+    requests: int
+    failed: int
+    queue_us: float
+    compute_input_us: float
+    compute_infer_us: float
+    compute_output_us: float
+    calls_by_batch: dict[int, int]  # batch size -> kernel calls
+    cache_hits: int = 0
+    cache_misses: int = 0
+
+    @property
+    def mean_batch(self) -> float:
+        calls = sum(self.calls_by_batch.values())
+        return sum(size * count for size, count in self.calls_by_batch.items()) / calls if calls else 0.0
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Totals of one model since the server started (all its versions)."""
+
+    count: dict[str, int] = field(default_factory=dict)  # by kind: success, fail, queue, ...
+    ns: dict[str, int] = field(default_factory=dict)
+    calls_by_batch: dict[int, int] = field(default_factory=dict)
+
+
+def read_counters(url: str) -> dict[str, Counters]:
+    """-> counters by model name."""
+    with local_client(url) as client:
+        return parse_statistics(client.get_inference_statistics(as_json=True))
+
+
+def parse_statistics(statistics: dict) -> dict[str, Counters]:
+    """Sum the counters of each model over its versions.
+
+    statistics: Triton's ModelStatistics as JSON: numbers are strings, zeros are left out.
+    """
+    totals: dict[str, Counters] = {}
+    for model in statistics.get("model_stats", []):
+        into = totals.setdefault(model["name"], Counters())
+        for kind, entry in model.get("inference_stats", {}).items():
+            into.count[kind] = into.count.get(kind, 0) + int(entry.get("count", 0))
+            into.ns[kind] = into.ns.get(kind, 0) + int(entry.get("ns", 0))
+        for batch in model.get("batch_stats", []):
+            size = int(batch["batch_size"])
+            into.calls_by_batch[size] = into.calls_by_batch.get(size, 0) + int(batch["compute_infer"].get("count", 0))
+    return totals
+
+
+def between(before: dict[str, Counters], after: dict[str, Counters]) -> dict[str, StageTimes]:
+    """-> models that answered anything in between. The ensemble's own times are the sums over its steps: left out there."""
+    return {name: times for name, end in after.items() if (times := _difference(before.get(name, Counters()), end)).requests}
+
+
+def _difference(start: Counters, end: Counters) -> StageTimes:
+    def count(kind: str) -> int:
+        return end.count.get(kind, 0) - start.count.get(kind, 0)
+
+    def mean_us(kind: str) -> float:
+        spent_ns = end.ns.get(kind, 0) - start.ns.get(kind, 0)
+        return spent_ns / 1e3 / count("success") if count("success") else 0.0
+
+    sizes = {size: n - start.calls_by_batch.get(size, 0) for size, n in end.calls_by_batch.items()}
+    return StageTimes(
+        requests=count("success") + count("fail"),
+        failed=count("fail"),
+        **{f"{phase}_us": mean_us(phase) for phase in PHASES},
+        calls_by_batch={size: n for size, n in sorted(sizes.items()) if n},
+        cache_hits=count("cache_hit"),
+        cache_misses=count("cache_miss"),
+    )
+
+
+Samples = dict[tuple[str, str], float]
+TABLE_ROWS = "recommender_table_rows_total"  # by what answered (serving/contract/measurements.py)
+TABLES = "tables"  # how the names of their rates begin
+REPORTED_AFTER_S = 2.5  # models tell their counts every second (serving/stages/adapter/triton.py)
+LEVELS = ("l1", "l2", "l3")
+
+
+def read_samples(metrics_url: str) -> Samples:
+    """-> (metric, labels as text) -> value; nothing when there is no metrics page."""
+    try:
+        with urllib.request.urlopen(metrics_url, timeout=5) as page:
+            return parse_metrics(page.read().decode())
+    except (urllib.error.URLError, TimeoutError):
+        return {}
+
+
+def parse_metrics(text: str) -> Samples:
+    """Return every sample of a metrics page in Prometheus's text format."""
+    return {
+        (sample.name, ",".join(f"{key}={value}" for key, value in sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def hit_rates(before: Samples, after: Samples) -> dict[str, float]:
+    """-> "what labels" -> share of lookups between two readings that hit; what was not looked up in is left out."""
+    rates = table_hit_rates(before, after)
+    for (name, labels), hits_after in after.items():
+        partner = name.replace("hit", "miss").replace("misss", "misses")
+        if "hit" not in name or (partner, labels) not in after:
+            continue
+        hits = hits_after - before.get((name, labels), 0.0)
+        misses = after[partner, labels] - before.get((partner, labels), 0.0)
+        if hits + misses > 0:
+            what = name.split("hit")[0].strip("_")
+            rates[f"{what} {labels}".strip()] = hits / (hits + misses)
+    return rates
+
+
+def table_hit_rates(before: Samples, after: Samples) -> dict[str, float]:
+    """-> "tables, level" -> share of the rows that reached a level and were there, of all tables and processes together."""
+    rows: Counter[str] = Counter()
+    for (name, labels), value in after.items():
+        if name == TABLE_ROWS:
+            answer = dict(label.split("=", 1) for label in labels.split(","))["answer"]
+            rows[answer] += value - before.get((name, labels), 0.0)
+    rates, reached = {}, rows.total()
+    for level in LEVELS:
+        if reached > 0:
+            rates[f"{TABLES}, {level}"] = rows[level] / reached
+        reached -= rows[level]
+    return rates
+
+
+SAMPLE_EVERY_S = 1.0
+
+
+class ProcessMemory(BaseModel, frozen=True):
+    """MiB of one process, when the sum over all processes was highest."""
+
+    name: str  # tritonserver, or the model instance whose stub it is
+    pid: int
+    pss_mib: float  # its own pages, and its share of those it shares
+    rss_mib: float
+
+
+def read_memory(tag: str) -> list[ProcessMemory]:
+    """The processes of the server with this tag, tritonserver first."""
+    found = []
+    for process in members(tag):
+        with contextlib.suppress(psutil.Error):  # ended meanwhile
+            full = process.memory_full_info()
+            found.append(
+                ProcessMemory(name=_name(process), pid=process.pid, pss_mib=full.pss / 2**20, rss_mib=full.rss / 2**20)
+            )
+    return sorted(found, key=lambda entry: (entry.name != "tritonserver", entry.name))
+
+
+def _name(process: psutil.Process) -> str:
+    """A stub's arguments: its own path, the model file, shared memory names and sizes, ..., the instance's name, a kind."""
+    arguments = process.cmdline()
+    if not arguments[0].endswith("triton_python_backend_stub"):
+        return Path(arguments[0]).name
+    model = Path(arguments[1]).parents[1].name
+    return next((text for text in arguments[2:] if text.startswith(f"{model}_")), model)
+
+
+class PeakMemory:
+    """Samples in the background: `with PeakMemory(tag) as memory: …; memory.peak`. Without a tag (a server that was not
+    started here) the peak stays empty."""
+
+    def __init__(self, tag: str | None) -> None:
+        self.peak: list[ProcessMemory] = []
+        self._tag = tag
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+
+    def __enter__(self) -> Self:
+        if self._tag:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._done.set()
+        if self._tag:
+            self._thread.join()
+
+    def _sample(self) -> None:
+        while True:
+            now = read_memory(self._tag)
+            if total_mib(now) > total_mib(self.peak):
+                self.peak = now
+            if self._done.wait(SAMPLE_EVERY_S):
+                return
+
+
+def total_mib(processes: list[ProcessMemory]) -> float:
+    return sum(process.pss_mib for process in processes)

@@ -1,1 +1,0 @@
-"""What is seen of a server while it is asked: its own counters, its processes' memory and time on the cores, latencies."""

@@ -1,0 +1,33 @@
+"""How much of what exact search finds a repository's index finds, on the repository's own recorded requests."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+
+from perf.load.workload import read_requests
+from serving.pipeline import Pipeline
+from serving.stages.search.search import Search
+from training.retrieval.effort import every_other, now, user_vectors
+
+WIDENED_BY, JUDGED_BY = 0, 1  # first row of every other request: none judges a search that it helped to widen
+
+
+def measured_recall(repo: Path) -> tuple[int, float]:
+    """Return C and the index's recall at it, of the generation that answers. Raises ArtifactError."""
+    with closing(Pipeline.load(repo)) as pipeline:
+        search, count = pipeline.stages["retrieve"].search, pipeline.info.axes.candidates
+        return count, recall_of(search, recorded_vectors(pipeline, repo, JUDGED_BY), count)
+
+
+def recall_of(search: Search, queries: np.ndarray, count: int) -> float:
+    """Return the share of the `count` exact answers to queries [Q, D] that the index finds; 1 without an index."""
+    return 1.0 if search.index is None else now(search, queries, count).recall
+
+
+def recorded_vectors(pipeline: Pipeline, repo: Path, first: int) -> np.ndarray:
+    """Return user vectors float32 [Q, D] of every other recorded request; first: WIDENED_BY or JUDGED_BY."""
+    stages, requests = pipeline.stages, read_requests(repo, pipeline.info.generation)
+    return user_vectors(stages["preprocess"], stages["retrieve"], every_other(requests, first))

@@ -1,0 +1,204 @@
+"""The measurements of a run, each a function that adds to it, and `measure_all`: the ones that `python -m perf` makes.
+
+Closed-loop sweeps by perf_analyzer, open-loop loads, and the same kernels in this process (the in-process baseline).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perf.answers import differing_answers, differing_messages
+from perf.bench import PEAK_CLIENTS, ROWS, Bench, watched
+from perf.command import progress
+from perf.in_process import InProcess
+from perf.load import schedule
+from perf.load.open_loop import Outcome, floor_ns, run_load
+from perf.load.workload import Arrays, draw, serialised
+from perf.observe import Latency, between, read_counters
+from perf.report.results import Closed, Open, Yardstick
+from serving.contract.tensors import ENSEMBLE
+
+INTERACTIVE, BULK = 1, 2  # priority levels
+BURST_SHARE = 0.2  # of the peak, between bursts: ten times this is twice what the server can do
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One open-loop load. `due_s` gives the instants; shares are of the requests."""
+
+    name: str
+    due_s: Callable[[np.random.Generator], np.ndarray]
+    duration_s: float
+    cold_share: float = 0.0
+    bulk_share: float = 0.0
+    in_burst: Callable[[np.ndarray], np.ndarray] | None = None  # marks the requests due within a burst
+
+
+def scenarios(peak_rate: float, duration_s: float, shares: Sequence[float] = (0.25, 0.5, 0.75, 0.9)) -> list[Scenario]:
+    """Poisson at shares of the peak, then, at half of the peak or less: cold starts, two priorities, bursts of ten times."""
+
+    def poisson(share: float) -> Callable[[np.random.Generator], np.ndarray]:
+        return lambda rng: schedule.poisson(share * peak_rate, duration_s, rng)
+
+    def bursts(rng: np.random.Generator) -> np.ndarray:
+        return schedule.bursts(BURST_SHARE * peak_rate, duration_s * 2, rng)
+
+    loads = [Scenario(f"poisson {share:.0%}".replace("%", " %"), poisson(share), duration_s) for share in shares]
+    volleys = Scenario("volleys of 8", lambda rng: schedule.volleys(BURST_SHARE * peak_rate, duration_s), duration_s)
+    return [
+        *loads,
+        volleys,
+        Scenario("cold starts 20 %", poisson(0.5), duration_s, cold_share=0.2),
+        Scenario("half of it bulk", poisson(0.75), duration_s, bulk_share=0.5),
+        Scenario("bursts x10", bursts, duration_s * 2, in_burst=schedule.in_burst),
+    ]
+
+
+def add_open(bench: Bench, scenario: Scenario, progress: Callable[[int], object] = lambda _: None) -> Open:
+    """Run one scenario against the ensemble and add it to the run."""
+    due_s = scenario.due_s(bench.rng)
+    rows = draw(bench.requests | bench.answers, len(due_s), bench.rng, scenario.cold_share)
+    bulk = bench.rng.random(len(due_s)) < scenario.bulk_share
+    priority = np.where(bulk, BULK, INTERACTIVE) if scenario.bulk_share else None
+    bodies = serialised(bench.specs[ENSEMBLE], rows, priority)
+    classes = {}
+    cold = ~np.isin(rows["user_id"][:, 0], bench.requests["user_id"][:, 0])
+    if scenario.cold_share:
+        classes |= {"known users": ~cold, "cold starts": cold}
+    if scenario.bulk_share:
+        classes |= {"interactive": ~bulk, "bulk": bulk}
+    if scenario.in_burst is not None:
+        inside = scenario.in_burst(due_s)
+        classes |= {"between bursts": ~inside, "in a burst": inside}
+    before = read_counters(bench.site.grpc_url)
+    outcome = run_load(bench.site.grpc_url, bodies, due_s, progress)
+    after = read_counters(bench.site.grpc_url)
+    raw = bench.raw_name("open-" + re.sub(r"[^a-z0-9]+", "-", scenario.name))
+    np.savez_compressed(
+        bench.folder / raw, due_ns=outcome.due_ns, sent_ns=outcome.sent_ns, answered_ns=outcome.answered_ns, **classes
+    )
+    facts = {"stages": between(before, after)} | compared(bench, outcome, rows, cold)
+    result = describe(scenario, outcome, classes, raw).model_copy(update=facts)
+    bench.run.open.append(result)
+    bench.save()
+    return result
+
+
+def compared(bench: Bench, outcome: Outcome, rows: Arrays, cold: np.ndarray) -> dict[str, object]:
+    """Fields of Open: every answer to a recorded request against the recorded one, where there are such."""
+    if not bench.answers:
+        return {}
+    known = np.flatnonzero(outcome.ok & ~cold)
+    expected = {name: rows[name][known] for name in bench.answers}
+    messages = [outcome.messages[number] for number in known]
+    return {"compared": len(known), "differing_answers": differing_messages(bench.specs[ENSEMBLE], messages, expected)}
+
+
+def describe(scenario: Scenario, outcome: Outcome, classes: dict[str, np.ndarray], raw: str) -> Open:
+    count = len(outcome.due_ns)
+    waited_ns = outcome.answered_ns - outcome.due_ns
+    by_class = {name: Latency.of(waited_ns[mask & outcome.ok]) for name, mask in classes.items()}
+    return Open(
+        name=scenario.name,
+        offered_rate=count / scenario.duration_s,
+        achieved_rate=int(outcome.ok.sum()) / max(scenario.duration_s, outcome.wall_s),
+        duration_s=scenario.duration_s,
+        latency=Latency.of(outcome.latency_ns),
+        by_class={name: latency for name, latency in by_class.items() if latency},
+        errors=dict(outcome.errors.most_common()),
+        error_share=1.0 - float(outcome.ok.mean()) if count else 0.0,
+        unsent=outcome.unsent,
+        send_late=Latency.of(outcome.send_late_ns),
+        generator_cores=outcome.cpu_s / outcome.wall_s,
+        idle_share=outcome.idle_share,
+        stages={},
+        raw=raw,
+    )
+
+
+def add_yardstick(
+    bench: Bench, clients: int, rounds: int, window_s: float, cores: int, progress: Callable[[int], None] = lambda _: None
+) -> Yardstick:
+    """In-process and served, alternating: `rounds` times one caller, then all cores against `clients` clients."""
+    rows = draw(bench.requests, ROWS, bench.rng)
+    alone, served_alone, full, served_full = [], [], [], []
+    with InProcess(bench.site.repo, bench.site.generation, rows, workers=cores) as pipeline:
+        for number in range(rounds):
+            alone.append(pipeline.measure(1, window_s, workers=1).p50_ms)
+            served_alone.append(bench.closed(ENSEMBLE, "grpc", "concurrency", 1, window_s).latency.p50_ms)
+            full.append(pipeline.measure(1, window_s).rate)
+            served_full.append(bench.closed(ENSEMBLE, "grpc", "concurrency", clients, window_s).achieved_rate)
+            progress(number + 1)
+    bench.run.yardstick = Yardstick(
+        in_process_p50_ms=alone,
+        served_p50_ms=served_alone,
+        in_process_rate=full,
+        served_rate=served_full,
+        served_clients=clients,
+        differing_answers=differing_answers(bench.site, bench.specs[ENSEMBLE]),
+    )
+    bench.save()
+    return bench.run.yardstick
+
+
+CLIENTS = (1, 2, 4, *PEAK_CLIENTS)
+OTHER_TRANSPORTS = ("http", "grpc+shm")
+FEW_CLIENTS = (1, 8, 32)  # over these
+STAGE_CLIENTS = (1, 16)
+STAGE_LEVELS = len(STAGE_CLIENTS) + len(OTHER_TRANSPORTS) + 1
+RATE_SHARES = (0.25, 0.5, 0.75, 0.9)  # of the peak
+WINDOW_S = 1.5  # of perf_analyzer, three per level
+LOAD_S = 6.0
+ROUNDS = 5  # of the yardstick
+
+Step = Callable[[str], None]
+
+
+def measure_all(bench: Bench, window_s: float = WINDOW_S, load_s: float = LOAD_S, rounds: int = ROUNDS) -> None:
+    """Sweeps, open-loop scenarios and the yardstick; memory and hit rates over all of them."""
+    n_recommend = len(CLIENTS) + len(OTHER_TRANSPORTS) * len(FEW_CLIENTS) + len(RATE_SHARES)
+    n_open = len(scenarios(1.0, load_s, RATE_SHARES))
+    with watched(bench), progress(n_recommend + len(bench.stages) * STAGE_LEVELS + n_open + rounds) as step:
+        bench.run.floor_p50_ms = Latency.of(floor_ns(bench.site.grpc_url)).p50_ms
+        best = sweep_recommend(bench, window_s, step)
+        for stage in bench.stages:
+            sweep_stage(bench, stage, window_s, step)
+        for scenario in scenarios(best.achieved_rate, load_s, RATE_SHARES):
+            step(f"open loop: {scenario.name}")
+            add_open(bench, scenario)
+        step("in-process and served, alternating")
+        cores = bench.run.machine.cores
+        add_yardstick(bench, int(best.value), rounds, window_s, cores, lambda done: done < rounds and step(f"round {done + 1}"))
+
+
+def sweep_recommend(bench: Bench, window_s: float, step: Step) -> Closed:
+    """-> the level with the most answers/s."""
+    for clients in CLIENTS:
+        step(f"{ENSEMBLE}, {clients} clients")
+        bench.add_closed(ENSEMBLE, "grpc", "concurrency", clients, window_s)
+    best = max(bench.run.curve(ENSEMBLE), key=lambda level: level.achieved_rate)
+    for transport in OTHER_TRANSPORTS:
+        for clients in FEW_CLIENTS:
+            step(f"{ENSEMBLE} over {transport}, {clients} clients")
+            bench.add_closed(ENSEMBLE, transport, "concurrency", clients, window_s)
+    for share in RATE_SHARES:
+        step(f"{ENSEMBLE}, {share:.0%} of the peak by perf_analyzer")
+        bench.add_closed(ENSEMBLE, "grpc", "request_rate", round(share * best.achieved_rate), window_s)
+    return best
+
+
+def sweep_stage(bench: Bench, stage: str, window_s: float, step: Step) -> None:
+    """Clients over gRPC, the most of them over the other transports, and half of what the stage answers as a rate."""
+    for clients in STAGE_CLIENTS:
+        step(f"{stage}, {clients} clients")
+        bench.add_closed(stage, "grpc", "concurrency", clients, window_s)
+    best = max(bench.run.curve(stage), key=lambda level: level.achieved_rate)
+    for transport in OTHER_TRANSPORTS:
+        step(f"{stage} over {transport}, {STAGE_CLIENTS[-1]} clients")
+        bench.add_closed(stage, transport, "concurrency", STAGE_CLIENTS[-1], window_s)
+    step(f"{stage}, half of its peak by perf_analyzer")
+    bench.add_closed(stage, "grpc", "request_rate", round(best.achieved_rate / 2), window_s)
