@@ -1,50 +1,11 @@
-"""gRPC client of a served repository.
+"""The Python client (`triton_recommender`, installable alone) and its door in a checkout: `python -m clients`.
 
-    from clients import Recommender
-
-    with Recommender("localhost:8001") as shop:
-        answer = shop.recommend(17850, k=10)
-
-Command line: `python -m clients --help`.
+Importing `clients` puts this folder on the path, so that `import triton_recommender` works where nothing was installed.
 """
 
-from clients.cache import Cache, Counts, MemoryCache, RedisCache
-from clients.catalogue import Catalogue
-from clients.errors import (
-    ClientError,
-    DeadlineExceeded,
-    InvalidRequest,
-    ModelNotFound,
-    NoAnswer,
-    Overloaded,
-    ServerFault,
-    Unavailable,
-)
-from clients.fake import FakeTransport
-from clients.models import Health, ModelState, Query, Recommendation, Recommendations, Timeout
-from clients.recommender import AsyncRecommender, Recommender
+import sys
+from pathlib import Path
 
-__all__ = [
-    "AsyncRecommender",
-    "Cache",
-    "Catalogue",
-    "ClientError",
-    "Counts",
-    "DeadlineExceeded",
-    "FakeTransport",
-    "Health",
-    "InvalidRequest",
-    "MemoryCache",
-    "ModelNotFound",
-    "ModelState",
-    "NoAnswer",
-    "Overloaded",
-    "Query",
-    "Recommendation",
-    "Recommendations",
-    "Recommender",
-    "RedisCache",
-    "ServerFault",
-    "Timeout",
-    "Unavailable",
-]
+FOLDER = str(Path(__file__).resolve().parent)
+if FOLDER not in sys.path:
+    sys.path.append(FOLDER)

@@ -1,3 +1,7 @@
-from clients.cli import app
+"""`python -m clients`: the client's commands, and `warm`, which needs the repository's own kernels."""
 
+from clients.warming import warm_cache
+from triton_recommender.cli import app, friendly
+
+app.command("warm")(friendly()(warm_cache))
 app(prog_name="python -m clients")

@@ -31,11 +31,7 @@ import redis
 import typer
 from rich.console import Console
 
-from clients import MemoryCache, Recommender, RedisCache
-from clients.cache.base import Cache, Entry
-from clients.cache.entries import DIGEST_BYTES, Key
-from clients.cache.warm import clusters_of, in_turns, users_of
-from clients.models import Recommendations
+from clients.warming import clusters_of, in_turns, users_of
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
 from perf.command import run
 from perf.observe import Latency
@@ -45,6 +41,10 @@ from server.health import local_client
 from server.ports import free_ports
 from serving.contract.errors import ConfigError, ServerError
 from serving.contract.tensors import ENSEMBLE
+from triton_recommender import MemoryCache, Recommender, RedisCache
+from triton_recommender.cache.base import Cache, Entry
+from triton_recommender.cache.entries import DIGEST_BYTES, Key
+from triton_recommender.models import Recommendations
 
 TTLS_S = {"1 min": 60, "10 min": 600, "1 h": 3_600, "1 day": 86_400, "7 days": 7 * 86_400}
 ANSWER = bytes(240)

@@ -6,19 +6,20 @@ import shutil
 
 import numpy as np
 import pytest
+import typer
 from typer.testing import CliRunner
 
-from clients import MemoryCache, Recommender, RedisCache
-from clients.cache.transport import CachedTransport
-from clients.cache.warm import clusters_of, in_turns, popular_by_cluster, users_of, warm
-from clients.cli import app
-from clients.models import Call
-from clients.transport import GrpcTransport
+from clients.warming import clusters_of, in_turns, popular_by_cluster, users_of, warm, warm_cache
 from export.relayout import relayout
 from server.generations import activate
 from serving.stages.rules.config import RulesConfig
 from tests.server.test_publication import answers_of, with_rules
 from tests.unit.tables.redis_server import RedisServer
+from triton_recommender import MemoryCache, Recommender, RedisCache
+from triton_recommender.cache.transport import CachedTransport
+from triton_recommender.models import Call
+from triton_recommender.tensors import RECOMMEND
+from triton_recommender.transports.grpc import GrpcTransport
 
 TIMEOUT_S = 20.0
 
@@ -54,7 +55,7 @@ def test_a_thousand_cached_answers_are_the_servers_own_whatever_happens_between(
     assert relayout(other, repo, "ensemble") == 2
     plain = GrpcTransport(server.grpc_url)
     cached = CachedTransport(GrpcTransport(server.grpc_url), cache)
-    cached.signature(TIMEOUT_S)
+    cached.describe(RECOMMEND, TIMEOUT_S)
     inputs, everybody = recorded.inputs, range(1_000)
     rng, own = np.random.default_rng(0), {}
     for generation in (1, 2, 1):
@@ -95,7 +96,7 @@ def test_turns_go_round_the_clusters():
 def test_warm_users_are_hits(server, repository, cache):
     users = popular_by_cluster(repository, 100, 10)
     done: list[int] = []
-    with Recommender(server.grpc_url, cache=cache, timeout=TIMEOUT_S) as shop:
+    with Recommender(server.grpc_url, cache=cache, timeouts=TIMEOUT_S) as shop:
         answers = list(warm(shop, users.tolist(), {"store": 1}, done.append))
         asked = cache.counts.misses
         again = [shop.recommend(user, context={"store": 1}) for user in users.tolist()]
@@ -106,7 +107,9 @@ def test_warm_users_are_hits(server, repository, cache):
 
 def test_warm_from_the_command_line(server, repository, redis_server, tmp_path):
     options = ["--cache", f"redis://{redis_server.address}", "--namespace", tmp_path.name, "--url", server.grpc_url]
-    command = ["warm", "--users", "50", "--clusters", "5", "--context", "store=1", "--repo", str(repository), *options]
+    command = ["--users", "50", "--clusters", "5", "--context", "store=1", "--repo", str(repository), *options]
+    app = typer.Typer()
+    app.command()(warm_cache)
     first, again = (CliRunner().invoke(app, command) for _ in range(2))
     assert first.stdout == "50 users: 50 asked and kept, 0 were warm, 0 got fallbacks\n"
     assert again.stdout == "50 users: 0 asked and kept, 50 were warm, 0 got fallbacks\n"

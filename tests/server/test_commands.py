@@ -13,7 +13,6 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 from typer.testing import CliRunner
 
-from clients.errors import STUB_DIED, from_status
 from repository.generations import pin
 from server import __main__ as commands
 from server.condition import QUESTION_TIMEOUT_S
@@ -23,6 +22,7 @@ from server.ports import free_ports
 from server.processes import dead_stubs, is_running, members
 from serving.contract.errors import ServerError
 from tests.server import toys
+from triton_recommender.errors import STUB_DIED, from_status
 
 
 @pytest.fixture

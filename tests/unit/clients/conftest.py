@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clients import Recommendations
-from serving.contract.tensors import Degraded
 from tests.unit.clients.grpc_double import GrpcDouble
+from triton_recommender import Recommendations
+from triton_recommender.tensors import Degraded
 
 ANSWER = Recommendations((30, 10, 20, 40), (4.0, 3.0, 3.5, 1.0), Degraded.RANK | Degraded.RERANK, generation=2)
 

@@ -1,4 +1,4 @@
-"""Triton's gRPC protocol over a FakeTransport, in this process: real sockets and real statuses without a tritonserver."""
+"""Triton's gRPC protocol over a fake, in this process: real sockets and real statuses without a tritonserver."""
 
 from __future__ import annotations
 
@@ -11,30 +11,35 @@ import numpy as np
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 from tritonclient.utils import deserialize_bytes_tensor, np_to_triton_dtype, triton_to_np_dtype
 
-from clients.fake import FakeTransport
-from clients.models import Call
-from serving.contract.tensors import ENSEMBLE, Axes, ContextColumn, ensemble_spec, stage_specs
+from triton_recommender.models import Call
+from triton_recommender.tensors import RECOMMEND
+from triton_recommender.testing import FakeTransport
 
-AXES = Axes(history=4, exclusions=3, items_returned=5)
-CONTEXT = (ContextColumn("store", "integer"), ContextColumn("device", "string"), ContextColumn("basket", "continuous"))
+SIZES = {"history": 4, "exclusions": 3, "items_returned": 5, "max_batch": 2}
+CONTEXT = {"store": "INT64", "device": "BYTES", "basket": "FP32"}
 
 
 class GrpcDouble(service_pb2_grpc.GRPCInferenceServiceServicer):
     """`failures`: statuses and words to answer the next infer calls with, oldest first. `delay_s` slows every infer."""
 
-    def __init__(self, handler: Callable) -> None:
-        self.fake = FakeTransport(handler, axes=AXES, context=CONTEXT)
+    def __init__(self, handler: Callable, credentials: grpc.ServerCredentials | None = None) -> None:
+        self.fake = FakeTransport(handler, context=CONTEXT, **SIZES)
         self.failures: list[tuple[grpc.StatusCode, str]] = []
-        self.model = ENSEMBLE
+        self.missing: set[str] = set()  # models that are not served
         self.delay_s = 0.0
         self.ready = True
-        self.unready: set[str] = set()  # steps that are not
         self.parameters: list[dict] = []  # request parameters of every infer call
+        self.metadata: list[dict[str, str]] = []  # headers of every infer call
         self.config_calls = 0
         self.versions = ["2"]
         self._server = grpc.server(futures.ThreadPoolExecutor(4))
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self._server)
-        self.url = f"localhost:{self._server.add_insecure_port('localhost:0')}"
+        port = (
+            self._server.add_insecure_port("localhost:0")
+            if credentials is None
+            else self._server.add_secure_port("localhost:0", credentials)
+        )
+        self.url = f"localhost:{port}"
         self._server.start()
 
     def stop(self) -> None:
@@ -42,19 +47,19 @@ class GrpcDouble(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     def ModelConfig(self, request, context):
         self.config_calls += 1
-        if self.model != request.name:
+        if request.name in self.missing:
             context.abort(grpc.StatusCode.NOT_FOUND, f"Request for unknown model: '{request.name}' is not found")
-        spec = ensemble_spec(stage_specs(AXES, CONTEXT))
-        config = model_config_pb2.ModelConfig(name=request.name, max_batch_size=2)
-        for tensors, described in ((spec.inputs, config.input), (spec.outputs, config.output)):
-            for tensor in tensors:
-                name = "TYPE_STRING" if tensor.dtype == "BYTES" else f"TYPE_{tensor.dtype}"
-                described.add(name=tensor.name, data_type=model_config_pb2.DataType.Value(name), dims=tensor.dims)
-        config.ensemble_scheduling.step.add(model_name="rank", model_version=2)
+        model = self.fake.models[request.name]
+        config = model_config_pb2.ModelConfig(name=request.name, max_batch_size=model.max_batch)
+        for tensors, described in ((model.inputs, config.input), (model.outputs, config.output)):
+            for name, (dtype, length) in tensors.items():
+                enum_name = "TYPE_STRING" if dtype == "BYTES" else f"TYPE_{dtype}"
+                described.add(name=name, data_type=model_config_pb2.DataType.Value(enum_name), dims=[length])
         return service_pb2.ModelConfigResponse(config=config)
 
     def ModelInfer(self, request, context):
         self.parameters.append({name: value for name, value in request.parameters.items()})
+        self.metadata.append(dict(context.invocation_metadata()))
         time.sleep(self.delay_s)
         if self.failures:
             context.abort(*self.failures.pop(0))
@@ -62,7 +67,7 @@ class GrpcDouble(service_pb2_grpc.GRPCInferenceServiceServicer):
             tensor.name: _array(tensor, raw) for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True)
         }
         response = service_pb2.ModelInferResponse(model_name=request.model_name, id=request.id)
-        for name, array in self.fake.infer(Call(inputs)).items():
+        for name, array in self.fake.infer(Call(inputs, model=request.model_name)).items():
             response.outputs.add(name=name, datatype=np_to_triton_dtype(array.dtype), shape=array.shape)
             response.raw_output_contents.append(array.tobytes())
         return response
@@ -71,7 +76,7 @@ class GrpcDouble(service_pb2_grpc.GRPCInferenceServiceServicer):
         return service_pb2.ModelMetadataResponse(name=request.name, versions=self.versions)
 
     def ModelReady(self, request, context):
-        return service_pb2.ModelReadyResponse(ready=self.ready and request.name not in self.unready)
+        return service_pb2.ModelReadyResponse(ready=self.ready and request.name == RECOMMEND)
 
 
 def _array(tensor, raw: bytes) -> np.ndarray:

@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clients import Catalogue
-from clients.catalogue import known_users
-from serving.contract.errors import ArtifactError
+from triton_recommender import Catalogue, CatalogueError, CatalogueMissing
+from triton_recommender.folder import list_users
 
 
 def test_a_generation_or_the_one_that_answers(repo):
@@ -19,7 +18,8 @@ def test_a_generation_or_the_one_that_answers(repo):
     (repo / "recommend" / "config.pbtxt").write_text("version_policy { specific { versions: 2 } }")  # moved back
     assert Catalogue.load(repo).title(10) == "item 10 [red] café"
     (repo / "recommend" / "config.pbtxt").write_text("version_policy { specific { versions: 3 } }")
-    assert Catalogue.load(repo) is None
+    with pytest.raises(CatalogueMissing):
+        Catalogue.load(repo)
 
 
 def test_names_both_ways(repo):
@@ -31,8 +31,9 @@ def test_names_both_ways(repo):
 
 
 def test_what_is_not_published_is_not_known(repo, tmp_path):
-    assert Catalogue.load(repo, 3) is None
-    assert Catalogue.load(tmp_path / "nowhere") is None
+    for missing in (lambda: Catalogue.load(repo, 3), lambda: Catalogue.load(tmp_path / "nowhere")):
+        with pytest.raises(CatalogueMissing):
+            missing()
     (repo / "recommend" / "10" / "item_titles.json").unlink()
     assert Catalogue.load(repo).title(10) is None
 
@@ -44,31 +45,31 @@ def write_store(folder: Path, user_ids: list[int], events: list[int]) -> None:
 
 
 @pytest.mark.parametrize("place", ["preprocess/10", "recommend/10/preprocess", "preprocess_features/10"])
-def test_known_users_go_from_the_most_to_the_least_active(repo, place):
+def test_list_users_go_from_the_most_to_the_least_active(repo, place):
     """In every layout; one by its name, the others have none."""
     write_store(repo / place, [3, 5, 7, 8, 9], [10, 2, 50, 1, 4])
-    assert known_users(repo, 3) == ["ann", "9", "8"]
-    assert known_users(repo, 99) == ["ann", "3", "9", "5", "8"]
+    assert list_users(repo, 3) == ["ann", "9", "8"]
+    assert list_users(repo, 99) == ["ann", "3", "9", "5", "8"]
 
 
 def test_users_of_no_repository_are_refused(repo, tmp_path):
-    with pytest.raises(ArtifactError, match=r"user_ids\.npy cannot be opened"):
-        known_users(repo, 3)
-    with pytest.raises(ArtifactError):
-        known_users(tmp_path / "nowhere", 3)
+    with pytest.raises(CatalogueError, match=r"user_ids\.npy cannot be opened"):
+        list_users(repo, 3)
+    with pytest.raises(CatalogueError):
+        list_users(tmp_path / "nowhere", 3)
 
 
 @pytest.mark.parametrize(
     ("user_ids", "events", "message"),
     [
         ([], [], r"store holds no user; expected one or more\. Export the repository again"),
-        ([3, 5], [10], r"event_count\.npy holds int64 \[2\]; expected int64 \[3\]\. Export the repository again"),
+        ([3, 5], [10], r"event_count\.npy has shape \(2,\); expected \(3,\)\. Export the repository again"),
     ],
 )
 def test_a_store_that_is_empty_or_cut_short_is_refused(repo, user_ids, events, message):
     write_store(repo / "preprocess" / "10", user_ids, events)
-    with pytest.raises(ArtifactError, match=message):
-        known_users(repo, 3)
+    with pytest.raises(CatalogueError, match=message):
+        list_users(repo, 3)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +84,6 @@ def test_a_store_that_is_empty_or_cut_short_is_refused(repo, user_ids, events, m
 def test_broken_names_are_refused(repo, written, message):
     write_store(repo / "preprocess" / "10", [3, 7], [10, 2])
     (repo / "recommend" / "10" / "user_names.json").write_bytes(written)
-    for read in (lambda: known_users(repo, 3), lambda: Catalogue.load(repo)):
-        with pytest.raises(ArtifactError, match=rf"user_names\.json {message}.*Export the repository again"):
+    for read in (lambda: list_users(repo, 3), lambda: Catalogue.load(repo)):
+        with pytest.raises(CatalogueError, match=rf"user_names\.json {message}.*Export the repository again"):
             read()

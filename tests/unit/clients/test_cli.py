@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 
-import grpc
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from clients.cli import app
 from server.ports import free_ports
 from tests.unit.clients.test_catalogue import write_store
+from triton_recommender import Event
+from triton_recommender.cli import app
 
 
 def run(*arguments: str):
@@ -31,9 +31,11 @@ def test_a_table_with_titles(server, repo):
 
 
 def test_json_is_one_object_for_programs(server, repo):
-    result = run("recommend", "--user-id", 17850, "-k", 1, "--json", "--url", server.url, "--repo", repo)
-    assert json.loads(result.stdout) == {
-        "user_id": 17850,
+    result = run("recommend", "--user-id", "ann", "-k", 1, "--json", "--url", server.url, "--repo", repo)
+    document = json.loads(result.stdout)
+    assert len(document.pop("request_id")) == 32
+    assert document == {
+        "user_id": "ann",
         "generation": 2,
         "degraded": ["rank", "rerank"],
         "items": [{"rank": 1, "item_id": 30, "title": "item 30 [red] café", "score": 4.0}],
@@ -95,9 +97,9 @@ def test_an_anonymous_visitor_and_no_repository(server, tmp_path):
     [
         (["-k", 6], "error: k is 6; this server returns 5 items at most"),
         (["--context", "shop=3"], "error: context has no column 'shop'; this server knows store, device, basket."),
-        (["--context", "store"], "error: --context is 'store'; expected a column and its value"),
+        (["--context", "store"], "error: --context is 'store'; expected a name and its value"),
         (["--user-id", "ann"], "error: user_id is 'ann', a name"),
-        (["--timeout", 0], "error: Timeout total is 0.0"),
+        (["--timeout", 0], "error: Timeouts request is 0.0"),
     ],
 )
 def test_a_wrong_call_ends_with_2(server, tmp_path, arguments, message):
@@ -120,34 +122,60 @@ def test_no_server_ends_with_1_and_says_how_to_start_one():
     for command in ("recommend", "health"):
         result = run(command, "--url", url)
         assert result.exit_code == 1
-        assert f"error: No server answers at {url}" in result.stderr
-        assert "make serve REPO=" in result.stderr
+        assert f"No server answers at {url}" in result.output
+        assert "make serve REPO=" in result.output
 
 
 def test_health(server):
     result = run("health", "--url", server.url)
     assert result.exit_code == 0
-    assert f"{server.url} is ready, and answered" in result.stdout
-    server.unready = {"rank"}
+    assert f"{server.url} is ready: generation 2 answered, by the fallback of rank, rerank" in result.stdout
+    server.ready = False
     result = run("health", "--url", server.url, "--json")
     assert result.exit_code == 1
     state = json.loads(result.stdout)
-    assert (state["ready"], state["failure"]) == (False, "a model is not ready")
-    assert state["models"] == [
-        {"name": "rank", "version": "2", "state": "UNAVAILABLE", "reason": ""},
-        {"name": "recommend", "version": "2", "state": "READY", "reason": ""},
-    ]
+    assert state["ready"] is False
+    assert state["endpoints"][0]["url"] == server.url
+    assert "not ready" in state["endpoints"][0]["reason"]
 
 
-def test_health_fails_when_every_model_says_ready_and_the_question_is_not_answered(server):
-    server.failures = [(grpc.StatusCode.INTERNAL, "Stub process 'rank_0_0' is not healthy.")]
-    result = run("health", "--url", server.url)
-    assert result.exit_code == 1
-    assert "is not healthy" in result.stdout
-    server.delay_s = 1.0
-    result = run("health", "--url", server.url, "--timeout", 0.2)
-    assert result.exit_code == 1
-    assert "No answer from" in result.stdout
+def test_events_and_changes_are_acknowledged(server, repo):
+    options = ("--url", server.url, "--repo", repo)
+    event = ("observe", "--user-id", "ann", "--item-id", "ten", "--event", "view", "--event-id", "e-1", "--context", "store=3")
+    assert run(*event, *options).stdout == "durable as 1\n"
+    assert run(*event, *options, "--json").stdout == '{"sequence": 1}\n'
+    assert server.fake.events == [Event(7, 10, "view", event_id="e-1", context={"store": 3})]
+    assert run("upsert", "item", "ten", '{"price": 9.5}', *options).stdout == "durable as 2\n"
+    assert server.fake.upserts == [("item", 10, {"price": 9.5})]
+    wrong = run("upsert", "item", "ten", "price=3", *options)
+    assert (wrong.exit_code, wrong.stdout) == (2, "")
+    assert "columns is no JSON" in wrong.stderr
+
+
+def test_unknown_names_are_warned_of_or_refused(server, repo):
+    call = ("recommend", "--user-id", "bob", "--exclude", "tn", "--url", server.url, "--repo", repo)
+    warned = run(*call)
+    assert warned.exit_code == 0
+    assert "warning: user_id: no user is called 'bob'" in warned.stderr
+    assert "warning: exclude: no item is called 'tn'" in warned.stderr
+    refused = run(*call, "--strict")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+
+
+def test_titles_cannot_steer_the_terminal(server, repo):
+    titles = ["\x1b[2Jgone", "\x9b31mred", "\u202efdp.exe", "plain"]
+    (repo / "recommend" / "2" / "item_titles.json").write_text(json.dumps(titles))
+    for options in ((), ("--json",)):
+        shown = run("recommend", "--user-id", "ann", "--url", server.url, "--repo", repo, *options).stdout
+        assert "[2Jgone" in shown
+        assert not set("\x1b\x9b\u202e") & set(shown)
+
+
+def test_a_catalogue_file_stands_in_for_the_folder(server, repo, tmp_path):
+    document = tmp_path / "catalogue.json"
+    document.write_text(run("catalogue", "--repo", repo).stdout)
+    shown = run("recommend", "--user-id", "ann", "-k", 1, "--json", "--url", server.url, "--repo", document)
+    assert json.loads(shown.stdout)["items"][0]["title"] == "new item 30 [red] café"
 
 
 @pytest.mark.parametrize("command", app.registered_commands, ids=lambda command: command.callback.__name__)

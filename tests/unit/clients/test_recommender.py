@@ -5,34 +5,37 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from pathlib import Path
 
 import grpc
 import pytest
 
-import clients
-from clients import (
+import triton_recommender
+from server.ports import free_ports
+from tests.unit.clients.conftest import ANSWER
+from triton_recommender import (
     AsyncRecommender,
     Catalogue,
-    ClientError,
     DeadlineExceeded,
-    FakeTransport,
     InvalidRequest,
     MemoryCache,
     ModelNotFound,
-    NoAnswer,
     Overloaded,
     Query,
     Recommendations,
     Recommender,
+    RecommenderError,
     ServerFault,
-    Timeout,
+    Timeouts,
     Unavailable,
+    UnknownId,
+    stable_id,
 )
-from clients.transport import is_loopback
-from server.ports import free_ports
-from serving.contract.tensors import Axes, ContextColumn, Degraded
-from tests.unit.clients.conftest import ANSWER
+from triton_recommender.tensors import Degraded
+from triton_recommender.testing import AsyncFakeRecommender, FakeRecommender, FakeTransport
+from triton_recommender.transports import is_loopback
 
+CLIENTS = Path(__file__).parents[3] / "clients"
 UNAVAILABLE = (grpc.StatusCode.UNAVAILABLE, "GOAWAY")
 
 
@@ -59,16 +62,19 @@ def test_the_fake_shows_the_query_as_the_server_would_see_it():
     seen = []
     fake = FakeTransport(
         lambda query: seen.append(query) or [3, 1, 2],
-        axes=Axes(history=2, exclusions=4, items_returned=3),
-        context=(ContextColumn("store", "integer"), ContextColumn("device", "string")),
+        history=2,
+        exclusions=4,
+        items_returned=3,
+        context={"store": "INT64", "device": "BYTES"},
     )
-    with Recommender(transport=fake, priority=2, timeout=Timeout(0.5, queue=0.1)) as shop:
+    with Recommender(transport=fake, priority=2, timeouts=Timeouts(0.5, queue=0.1)) as shop:
         answer = shop.recommend(5, history=[7, 8, 9], exclude=[4], context={"store": 3}, request_id="a-1")
         shop.recommend(None)
     assert answer.item_ids == (3, 1, 2)
     assert seen == [Query(5, [7, 8], [4], {"store": 3}), Query(None, None, [], {})]
     call = fake.calls[0]
-    assert (call.priority, call.timeout_s, call.queue_timeout_us, call.request_id) == (2, 0.5, 100_000, "a-1")
+    assert (call.priority, call.queue_timeout_us, call.request_id) == (2, 100_000, "a-1")
+    assert 0.4 < call.timeout_s <= 0.5
 
 
 def test_the_fake_raises_what_its_handler_raises():
@@ -81,35 +87,76 @@ def test_the_fake_raises_what_its_handler_raises():
 
 def test_the_fake_serves_asyncio_as_well():
     async def call():
-        async with AsyncRecommender(transport=FakeTransport(lambda query: [query.user_id])) as shop:
-            assert (await shop.health()).ready
+        async with AsyncFakeRecommender(lambda query: [query.user_id or 0]) as shop:
+            assert (await shop.health())[0].ready
             return await shop.recommend_many([4, Query(5)])
 
     assert [answer.item_ids for answer in asyncio.run(call())] == [(4,), (5,)]
 
 
 def test_health_of_the_fake():
-    assert Recommender(transport=FakeTransport(lambda query: [])).health().ready
+    [said] = FakeRecommender(lambda query: [3]).health()
+    assert (said.ready, said.generation) == (True, 1)
+    [said] = FakeRecommender(lambda query: []).health()
+    assert (said.ready, said.reason) == (False, "it answers without a single item")
 
 
-def test_names_are_translated_by_the_catalogue(repo):
-    seen = []
-    fake = FakeTransport(lambda query: seen.append(query) or [])
-    shop = Recommender(transport=fake, catalogue=Catalogue.load(repo))
-    shop.recommend("ann", history=["twenty", "never heard of"], exclude=["ten", 40])
-    shop.recommend("bob")
-    shop.recommend("12")
-    shop.recommend("7")
-    unknown = Query(None, None, [], {})
-    assert seen == [Query(7, [20], [10, 40], {}), unknown, unknown, Query(7, None, [], {})]
+def test_names_are_translated_by_the_catalogue_and_unknown_ones_reported(repo):
+    shop = FakeRecommender(lambda query: [10, 30], catalogue=Catalogue.load(repo))
+    answer = shop.recommend("ann", history=["twenty", "never heard of"], exclude=["ten", 40, "tn"])
+    assert shop.queries == [Query(7, [20, stable_id("never heard of")], [10, 40, stable_id("tn")], {})]
+    assert [(notice.field, notice.value) for notice in answer.warnings] == [("history", "never heard of"), ("exclude", "tn")]
+    assert shop.recommend("bob").warnings[0].message.startswith("user_id: no user is called 'bob' in generation 10")
+    assert shop.recommend("7").warnings == shop.recommend("ann").warnings == ()
+    assert [query.user_id for query in shop.queries[1:]] == [stable_id("bob"), 7, 7]
+
+
+def test_strict_refuses_unknown_names(repo):
+    shop = FakeRecommender(lambda query: [30], catalogue=Catalogue.load(repo), strict=True)
+    for question in (Query("bob"), Query("ann", history=["tn"]), Query("ann", exclude=["tn"])):
+        with pytest.raises(UnknownId, match=r"no (user|item) is called '(bob|tn)'"):
+            shop.recommend_many([question])
+    assert shop.queries == []
+
+
+def test_answers_have_names_and_titles(repo):
+    answer = FakeRecommender(lambda query: [10, 30, 99], catalogue=Catalogue.load(repo)).recommend("ann")
+    assert [(item.rank, item.item_id, item.name, item.title) for item in answer.items] == [
+        (1, 10, "ten", "new item 10 [red] café"),
+        (2, 30, None, "new item 30 [red] café"),
+        (3, 99, None, None),
+    ]
+    assert FakeRecommender(lambda query: [10]).recommend(1).items == ((1, 10, 1.0, None, None),)
+
+
+@pytest.mark.parametrize("catalogue", [None, Catalogue(item_names={"SKU/0010-x": 3})])
+@pytest.mark.parametrize("field", ["exclude", "history"])
+def test_a_bare_text_is_no_list_of_items(field, catalogue):
+    """Read letter by letter, a forbidden item would come back."""
+    shop = FakeRecommender(lambda query: [3], catalogue=catalogue)
+    for items in ("SKU/0010-x", 3):
+        with pytest.raises(InvalidRequest, match=f"^{field} is .*expected a list of item ids"):
+            shop.recommend(1, **{field: items})
+    assert shop.queries == []
+
+
+def test_more_queries_than_a_request_takes_are_sent_in_several():
+    shop = FakeRecommender(lambda query: [query.user_id])
+    answers = shop.recommend_many(list(range(150)), request_id="a")
+    assert [answer.item_ids for answer in answers] == [(user,) for user in range(150)]
+    assert [len(call.inputs["user_id"]) for call in shop.server.calls] == [64, 64, 22]
+    assert {answer.request_id for answer in answers} == {"a"}
+    for nothing in ([], "17850", Query(1)):
+        with pytest.raises(InvalidRequest):
+            shop.recommend_many(nothing)
 
 
 def test_wrong_settings_are_refused():
     with pytest.raises(InvalidRequest, match="priority is -1"):
         Recommender(transport=FakeTransport(lambda query: []), priority=-1)
-    with pytest.raises(InvalidRequest, match="retries is 9; expected 0 to 4"):
-        Recommender("localhost:8001", retries=9)
-    for url in ("localhost", "http://localhost:8000", "localhost:http", ":8001", "localhost:70000"):
+    with pytest.raises(InvalidRequest, match="retries is 99; expected 0 to 10"):
+        Recommender("localhost:8001", retries=99)
+    for url in ("localhost", "ftp://localhost:8000", "localhost:http", ":8001", "localhost:70000"):
         with pytest.raises(InvalidRequest, match="expected host:port"):
             Recommender(url)
 
@@ -133,7 +180,7 @@ def test_a_call_over_grpc(kind, server):
 
 @both
 def test_priority_queue_timeout_and_sizes_reach_the_server(kind, server):
-    ask(kind, server.url, 1, settings={"priority": 3, "timeout": Timeout(5, queue=0.25)})
+    ask(kind, server.url, 1, settings={"priority": 3, "timeouts": Timeouts(5, queue=0.25)})
     assert server.parameters[0]["priority"].uint64_param == 3
     assert server.parameters[0]["timeout"].int64_param == 250_000
 
@@ -199,7 +246,7 @@ def test_statuses_become_errors(kind, server, status, words, error, message):
     with pytest.raises(error, match=message) as caught:
         ask(kind, server.url, 1)
     assert len(server.parameters) == 1  # no second attempt
-    assert isinstance(caught.value, ClientError)
+    assert isinstance(caught.value, RecommenderError)
     assert caught.value.call.inputs["user_id"].tolist() == [[1]]
 
 
@@ -214,7 +261,7 @@ def test_a_full_queue_is_not_an_absent_server(server, words):
 def test_the_deadline_ends_the_call(kind, server):
     server.delay_s = 1.0
     with pytest.raises(DeadlineExceeded, match=r"No answer from localhost:\d+ within 0.1 s"):
-        ask(kind, server.url, 1, settings={"timeout": 0.1})
+        ask(kind, server.url, 1, settings={"timeouts": 0.1})
 
 
 @both
@@ -226,48 +273,47 @@ def test_an_absent_server(kind):
 
 @both
 def test_an_unknown_model(kind, server):
-    server.model = "other"
+    server.missing.add("recommend")
     with pytest.raises(ModelNotFound, match="unknown model"):
         ask(kind, server.url, 1)
 
 
-def test_health_over_grpc(server):
-    with Recommender(server.url) as shop:
-        assert [(m.name, m.version, m.state) for m in shop.health().models] == [
-            ("rank", "2", "READY"),
-            ("recommend", "2", "READY"),
-        ]
-        server.ready = False
-        assert not shop.health().ready
-        server.stop()
-        with pytest.raises(NoAnswer):
-            shop.health()
+@both
+def test_health_is_one_real_question(kind, server):
+    def health():
+        if kind == "blocking":
+            with Recommender([server.url]) as shop:
+                return shop.health()[0]
 
+        async def call():
+            async with AsyncRecommender(server.url) as shop:
+                return (await shop.health())[0]
 
-def test_asyncio_health_over_grpc(server):
-    async def states():
-        async with AsyncRecommender(server.url) as shop:
-            ready = (await shop.health()).ready
-            server.stop()
-            with pytest.raises(NoAnswer):
-                await shop.health()
-            return ready
+        return asyncio.run(call())
 
-    assert asyncio.run(states())
+    said = health()
+    assert (said.url, said.ready, said.generation, said.degraded) == (server.url, True, 2, ANSWER.degraded)
+    assert server.fake.queries == [Query(None, None, [], {})]
+    server.failures = [(grpc.StatusCode.INTERNAL, "Stub process 'rank_0_0' is not healthy.")]
+    assert not health().ready  # although the server says that the model is ready
+    server.ready = False
+    assert "not ready" in health().reason
+    server.stop()
+    assert "No server answers" in health().reason
 
 
 # --- the package
 
 
 def test_everything_public_can_be_imported():
-    assert sorted(clients.__all__) == clients.__all__
-    assert all(hasattr(clients, name) for name in clients.__all__)
+    assert sorted(triton_recommender.__all__) == triton_recommender.__all__
+    assert all(hasattr(triton_recommender, name) for name in triton_recommender.__all__)
 
 
 def test_the_fake_needs_no_grpc():
-    code = "import sys, clients; clients.Recommender(transport=clients.FakeTransport(lambda q: [])).recommend(1); "
+    code = "import sys; from triton_recommender.testing import FakeRecommender; FakeRecommender(lambda q: []).recommend(1); "
     code += "sys.exit('grpc' in sys.modules or 'tritonclient' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=CLIENTS).returncode == 0
 
 
 @both

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
-from clients import InvalidRequest, Query, Timeout
-from clients.wire import Signature, check_k, decode, encode
-from serving.contract.tensors import FROM_STORE, MISSING_INT, PAD_ID, Axes, ContextColumn, Degraded, ensemble_spec, stage_specs
+from serving.contract.tensors import Axes, ContextColumn, ensemble_spec, stage_specs
+from triton_recommender import InvalidRequest, Query, Timeouts
+from triton_recommender.models import ModelDescription
+from triton_recommender.tensors import FROM_STORE, MISSING_INT, PAD_ID, Degraded
+from triton_recommender.wire import Signature, check_k, checked_items, decode, encode
 
 H, E, K = 3, 2, 4
 SIGNATURE = Signature(H, E, K, {"store": "INT64", "device": "BYTES", "basket": "FP32"}, max_batch=2)
@@ -82,7 +86,6 @@ def answer_tensors(item_ids: list[list[int]]) -> dict[str, np.ndarray]:
     ("queries", "message"),
     [
         ([], "no query in the call"),
-        ([Query(1)] * 3, "3 queries; this server takes 2 at most"),
         ([Query("ann")], "user_id is 'ann', a name"),
         ([Query(1.5)], "user_id is 1.5; expected a whole number"),
         ([Query(True)], "user_id is True"),
@@ -126,13 +129,33 @@ def test_k_has_a_maximum_which_the_message_gives():
 def test_another_model_is_recognised():
     with pytest.raises(InvalidRequest, match="no tensor history, exclude, item_ids"):
         Signature.of(
-            {"user_id": ("INT64", 1)}, {"scores": ("FP32", 4), "degraded": ("INT32", 1), "generation": ("INT64", 1)}, 1
+            ModelDescription(
+                {"user_id": ("INT64", 1)}, {"scores": ("FP32", 4), "degraded": ("INT32", 1), "generation": ("INT64", 1)}, 1
+            )
         )
 
 
 def test_timeouts_say_what_they_limit():
-    assert Timeout(0.5, queue=0.05).queue_us == 50_000
-    assert Timeout(None).queue_us is None
-    for settings in ({"total": 0}, {"total": "2"}, {"connect": None}, {"queue": -1}, {"total": True}, {"total": float("inf")}):
-        with pytest.raises(InvalidRequest, match=f"Timeout {next(iter(settings))} is"):
-            Timeout(**settings)
+    assert Timeouts(0.5, queue=0.05).queue_us == 50_000
+    assert Timeouts(None).queue_us is None
+    wrong = [("request", 0), ("request", "2"), ("connect", None), ("queue", -1), ("attempt", True), ("request", float("inf"))]
+    for name, value in wrong:
+        with pytest.raises(InvalidRequest, match=f"Timeouts {name} is"):
+            Timeouts(**{name: value})
+
+
+def test_after_is_sent_where_the_server_takes_it():
+    live = dataclasses.replace(SIGNATURE, takes_after=True)
+    assert encode([Query(1, after=7), Query(2)], live)["after"].tolist() == [[7], [PAD_ID]]
+    with pytest.raises(InvalidRequest, match="serves no live state"):
+        encode([Query(1, after=7)], SIGNATURE)
+
+
+@pytest.mark.parametrize("items", ["SKU/0010-x", b"x", 3, {"a": 1}, None])
+def test_what_is_no_list_of_items_is_refused(items):
+    with pytest.raises(InvalidRequest, match=r"^exclude is .*expected a list of item ids"):
+        checked_items(items, "exclude")
+
+
+def test_any_list_of_items_is_taken():
+    assert [checked_items(items, "exclude") for items in ([1], (1,), {1}, np.array([1]), iter([1]))] == [[1]] * 5

@@ -9,9 +9,9 @@ from threading import Event
 
 import pytest
 
-from clients import AsyncRecommender, FakeTransport, MemoryCache, Query, Recommendations, Recommender, RedisCache
-from serving.contract.tensors import Axes, ContextColumn, Degraded
 from tests.unit.tables.redis_server import RedisServer
+from triton_recommender import AsyncRecommender, Degraded, MemoryCache, Query, Recommendations, Recommender, RedisCache
+from triton_recommender.testing import FakeTransport
 
 WAIT_S = 20.0  # for what must happen; far more than it takes
 
@@ -49,8 +49,8 @@ class Shop(FakeTransport):
     """
 
     def __init__(self, items_returned: int = 6) -> None:
-        context = (ContextColumn("store", "integer"), ContextColumn("device", "string"), ContextColumn("basket", "continuous"))
-        super().__init__(self._say, axes=Axes(history=3, exclusions=2, items_returned=items_returned), context=context)
+        context = {"store": "INT64", "device": "BYTES", "basket": "FP32"}
+        super().__init__(self._say, history=3, exclusions=2, items_returned=items_returned, context=context)
         self.version, self.degraded = 0, Degraded.NONE
         self.gate, self.arrived, self.error = Event(), Event(), None
         self.gate.set()
@@ -61,18 +61,9 @@ class Shop(FakeTransport):
         return Recommendations(items, (3.0, 2.0, 1.0), self.degraded, self.served_generation)
 
     def infer(self, call):
-        outputs = super().infer(call)  # the server decides now, and the answer takes its time
+        outputs = self.answer(call)  # the server decides now, and the answer takes its time
         self.arrived.set()
         assert self.gate.wait(WAIT_S)
-        if self.error is not None:
-            raise self.error
-        return outputs
-
-    async def infer_async(self, call):
-        outputs = FakeTransport.infer(self, call)
-        self.arrived.set()
-        while not self.gate.is_set():
-            await asyncio.sleep(0.001)
         if self.error is not None:
             raise self.error
         return outputs
@@ -81,6 +72,30 @@ class Shop(FakeTransport):
     def asked(self) -> list[int]:
         """Users the server was asked for, in order."""
         return [user for call in self.calls for user in call.inputs["user_id"][:, 0].tolist()]
+
+
+class AsyncShop:
+    """The same shop for asyncio."""
+
+    url = "fake"
+
+    def __init__(self, shop: Shop) -> None:
+        self.shop = shop
+
+    async def describe(self, model, timeout_s):
+        return self.shop.describe(model, timeout_s)
+
+    async def generation(self, timeout_s):
+        return self.shop.generation(timeout_s)
+
+    async def infer(self, call):
+        outputs = self.shop.answer(call)
+        self.shop.arrived.set()
+        while not self.shop.gate.is_set():
+            await asyncio.sleep(0.001)
+        if self.shop.error is not None:
+            raise self.shop.error
+        return outputs
 
 
 @pytest.fixture
@@ -98,7 +113,7 @@ def recommend(request: pytest.FixtureRequest, shop: Shop, cache) -> Callable[...
 
         async def call():
             try:
-                return await AsyncRecommender(transport=shop, cache=cache).recommend_many(queries, **options)
+                return await AsyncRecommender(transport=AsyncShop(shop), cache=cache).recommend_many(queries, **options)
             finally:
                 if isinstance(cache, RedisCache):
                     await cache.close_async()  # its connections belong to this loop

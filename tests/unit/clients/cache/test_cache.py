@@ -8,8 +8,17 @@ import dataclasses
 import prometheus_client
 import pytest
 
-from clients import InvalidRequest, MemoryCache, Overloaded, Query, Recommendations, Recommender, RedisCache, Unavailable
-from serving.contract.tensors import Degraded
+from triton_recommender import (
+    InvalidRequest,
+    MemoryCache,
+    Overloaded,
+    Query,
+    Recommendations,
+    Recommender,
+    RedisCache,
+    Unavailable,
+)
+from triton_recommender.tensors import Degraded
 
 
 def test_a_question_is_asked_once(recommend, shop, cache):
@@ -106,7 +115,7 @@ def test_the_answers_of_one_call_are_of_one_generation(recommend, shop):
     shop.generation = lambda timeout_s: 1
     shop.served_generation = 2
     shop.handler = lambda query: Recommendations((1,), (1.0,), generation=2)
-    shop._signature = dataclasses.replace(shop._signature, items_returned=1)
+    shop.items_returned = 1
     assert [answer.generation for answer in recommend([7, 8])] == [2, 2]
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from clients import Recommender, RedisCache
-from clients.cli import app
 from server.ports import free_ports
 from tests.unit.clients.cache.test_races import until
+from triton_recommender import Recommender, RedisCache
+from triton_recommender.cli import app
 
 PROJECT = Path(__file__).parents[4]
 

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, TopicPartition
 
-from clients import InvalidRequest, MemoryCache
-from clients.cache.events import Followed, Names, _assign, follow_log, follow_topic
-from serving.contract.errors import DependencyError
 from tests.unit.clients.cache.test_races import until
+from triton_recommender import CacheUnavailable, InvalidRequest, MemoryCache
+from triton_recommender.cache.events import Followed, Names, _assign, follow_log, follow_topic
+from triton_recommender.ids import stable_id
 
 
 class Forgotten(MemoryCache):
@@ -28,7 +28,7 @@ class Forgotten(MemoryCache):
     def forget(self, user_ids) -> None:
         if self.down:
             self.down -= 1
-            raise DependencyError("down")
+            raise CacheUnavailable("down")
         self.users += sorted(user_ids)
 
 
@@ -73,7 +73,7 @@ def test_users_of_messages_are_forgotten(cache, broker, running):
 
 
 def test_a_topic_that_appears_later_is_read_and_a_store_that_is_down_is_tried_again(cache, broker, running, monkeypatch):
-    monkeypatch.setattr("clients.cache.events.RETRY_S", 0.05)
+    monkeypatch.setattr("triton_recommender.cache.events.RETRY_S", 0.05)
     cache.down = 3
     running(follow_topic, cache, broker.address, "later", "user_id", Names())
     time.sleep(0.5)
@@ -135,10 +135,12 @@ def test_users_of_a_log_that_grows_are_forgotten(cache, tmp_path, running):
 
 def test_names_of_users_are_known_from_the_repository_also_later(repo, monkeypatch):
     names = Names(repo)
-    assert [names.id_of(value) for value in ("ann", "bob", "7", 7, "12", "", None)] == [7, None, 7, 7, None, None, None]
+    assert [names.id_of(value) for value in ("ann", "7", 7, "")] == [7, 7, 7, None]
+    assert names.id_of("bob") == stable_id("bob")  # new: the id that the next export gives it
+    assert [names.knows(text) for text in ("ann", "7", "bob", "12")] == [True, True, False, False]
     (repo / "recommend" / "10" / "user_names.json").write_text('{"ann": 7, "bob": 8}')
-    assert names.id_of("bob") is None  # read a moment ago
-    monkeypatch.setattr("clients.cache.events.LOOK_S", 0.0)
+    assert names.id_of("bob") == stable_id("bob")  # read a moment ago
+    monkeypatch.setattr("triton_recommender.cache.events.LOOK_S", 0.0)
     assert names.id_of("bob") == 8
 
 

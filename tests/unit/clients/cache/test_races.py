@@ -9,8 +9,8 @@ from threading import Thread
 
 import pytest
 
-from clients import AsyncRecommender, DeadlineExceeded, Overloaded, Query, Recommendations, Recommender, Timeout
-from tests.unit.clients.cache.conftest import WAIT_S
+from tests.unit.clients.cache.conftest import WAIT_S, AsyncShop
+from triton_recommender import AsyncRecommender, DeadlineExceeded, Overloaded, Query, Recommendations, Recommender, Timeouts
 
 
 def until(condition) -> None:
@@ -22,7 +22,7 @@ def until(condition) -> None:
 
 @pytest.fixture
 def client(shop, cache) -> Recommender:
-    return Recommender(transport=shop, cache=cache, timeout=WAIT_S)
+    return Recommender(transport=shop, cache=cache, timeouts=WAIT_S)
 
 
 @pytest.fixture
@@ -63,11 +63,11 @@ def test_a_question_after_an_event_does_not_wait_for_an_answer_from_before_it(po
 
 
 def test_an_old_answer_that_is_written_last_does_not_count(cache, client, shop):
-    from clients.cache.base import Entry
-    from clients.cache.entries import keys_of
+    from triton_recommender.cache.base import Entry
+    from triton_recommender.cache.entries import keys_of
 
     client.recommend(7)
-    [key] = keys_of(shop.calls[0].inputs, client.signature())
+    [key] = keys_of(shop.calls[0].inputs, shop.models["recommend"])
     [old_token], [old_value] = cache.read([key], 1)
     shop.version = 1
     cache.forget([7])
@@ -120,14 +120,14 @@ def test_many_threads_with_one_question_ask_once(pool, client, shop, cache):
 def test_many_tasks_with_one_question_ask_once(shop, cache):
     async def call():
         shop.gate.clear()
-        client = AsyncRecommender(transport=shop, cache=cache, timeout=WAIT_S)
+        client = AsyncRecommender(transport=AsyncShop(shop), cache=cache, timeouts=WAIT_S)
         tasks = [asyncio.create_task(client.recommend(7)) for _ in range(9)]
         while cache.counts.joined < 8:
             await asyncio.sleep(0.001)
         shop.gate.set()
         return await asyncio.gather(*tasks)
 
-    assert len(set(asyncio.run(call()))) == 1
+    assert len({answer.item_ids for answer in asyncio.run(call())}) == 1
     assert shop.asked == [7]
 
 
@@ -148,7 +148,7 @@ def test_who_waited_for_an_answer_that_failed_asks_for_itself(pool, client, shop
 def test_a_task_that_is_given_up_leaves_nobody_without_an_answer(shop, cache):
     async def call():
         shop.gate.clear()
-        client = AsyncRecommender(transport=shop, cache=cache, timeout=WAIT_S)
+        client = AsyncRecommender(transport=AsyncShop(shop), cache=cache, timeouts=WAIT_S)
         first = asyncio.create_task(client.recommend(7))
         while not shop.arrived.is_set():
             await asyncio.sleep(0.001)
@@ -167,7 +167,7 @@ def test_a_task_that_is_given_up_leaves_nobody_without_an_answer(shop, cache):
 
 def test_waiting_for_somebody_else_ends_at_the_own_deadline(pool, client, shop, cache):
     first = ask_slowly(pool, client, shop)
-    client.timeout = Timeout(0.05)
+    client.timeouts = Timeouts(0.05)
     with pytest.raises(DeadlineExceeded, match=r"within 0.05 s.*somebody who had asked the same"):
         client.recommend(7)
     shop.gate.set()

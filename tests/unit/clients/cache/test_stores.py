@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from clients import MemoryCache, Recommender, RedisCache
-from clients.cache.base import Entry
-from clients.cache.entries import Key, keys_of
-from clients.cache.generation import Belief
-from clients.cache.memory import MIB
-from serving.contract.errors import DependencyError
 from tests.unit.tables.redis_server import RedisServer
+from triton_recommender import CacheUnavailable, MemoryCache, Recommender, RedisCache
+from triton_recommender.cache.base import Entry
+from triton_recommender.cache.entries import Key, keys_of
+from triton_recommender.cache.generation import Belief
+from triton_recommender.cache.memory import MIB
 
 
 class Clock:
@@ -73,8 +72,14 @@ def own_redis(tmp_path: Path):
 
 
 @pytest.fixture
-def cache(own_redis) -> RedisCache:
-    return RedisCache(f"redis://{own_redis.address}", timeout_s=0.2)
+def clock() -> Clock:
+    """Of the breaker's pauses: they end when a test says so."""
+    return Clock()
+
+
+@pytest.fixture
+def cache(own_redis, clock) -> RedisCache:
+    return RedisCache(f"redis://{own_redis.address}", timeout_s=0.2, clock_s=clock)
 
 
 @pytest.fixture
@@ -91,16 +96,16 @@ def test_everything_in_redis_ends_by_itself(client, own_redis):
     assert 599_000 < left_ms[1] <= 600_000
 
 
-def test_without_redis_requests_go_on_and_it_is_found_again(client, cache, shop, own_redis):
+def test_without_redis_requests_go_on_and_it_is_found_again(client, cache, shop, own_redis, clock):
     client.recommend(7)
     own_redis.stop()
     assert client.recommend(7).item_ids[0] == 710
     assert shop.asked == [7, 7]
     assert (cache.counts.failures, cache.counts.bypassed) == (1, 1)
-    with pytest.raises(DependencyError, match=r"1 users were not forgotten: Redis at 127\.0\.0\.1.*again when it is back"):
+    with pytest.raises(CacheUnavailable, match=r"1 users were not forgotten: Redis at 127\.0\.0\.1.*again when it is back"):
         cache.forget([7])
     own_redis.start()
-    cache._breaker._open_until_s = 0.0  # its pause is over
+    clock.now_s += 1.0  # its pause is over
     client.recommend(7)
     client.recommend(7)
     assert shop.asked == [7, 7, 7]
@@ -109,7 +114,6 @@ def test_without_redis_requests_go_on_and_it_is_found_again(client, cache, shop,
 
 def test_a_redis_that_hangs_is_waited_for_once(client, cache, shop, own_redis):
     client.recommend(7)
-    cache._breaker._clock_s = lambda: 0.0  # a pause without end
     own_redis.freeze()
     for _ in range(5):
         assert client.recommend(7).item_ids[0] == 710
@@ -130,7 +134,7 @@ def test_a_redis_that_lost_a_token_does_not_bring_old_answers_back(client, shop,
 def test_a_value_that_is_no_answer_to_the_question_is_none(client, shop, own_redis, value):
     client.recommend_many([7, 8])
     seven, eight = (
-        f"recommend:{{{key.user_id}}}:1:{key.question.hex()}" for key in keys_of(shop.calls[0].inputs, client.signature())
+        f"recommend:{{{key.user_id}}}:1:{key.question.hex()}" for key in keys_of(shop.calls[0].inputs, shop.models["recommend"])
     )
     other = own_redis.client.get(eight)
     token = own_redis.client.get("recommend:{7}:token")

@@ -1,6 +1,6 @@
 """Answers kept for a while, beside the client: a question that was answered lately is not asked again.
 
-    from clients import MemoryCache, Recommender
+    from triton_recommender import MemoryCache, Recommender
 
     cache = MemoryCache(ttl_s=300)          # or RedisCache("redis://localhost:6379", ttl_s=300), shared by many processes
     with Recommender("localhost:8001", cache=cache) as shop:
@@ -22,8 +22,8 @@ commands.py    `python -m clients forget | follow | warm`
 docs/caching.md has the reasons.
 """
 
-from clients.cache.base import Cache, Counts
-from clients.cache.memory import MemoryCache
-from clients.cache.redis_cache import RedisCache
+from triton_recommender.cache.base import Cache, Counts
+from triton_recommender.cache.memory import MemoryCache
+from triton_recommender.cache.redis_cache import RedisCache
 
 __all__ = ["Cache", "Counts", "MemoryCache", "RedisCache"]

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import NamedTuple
 
-from clients.cache.entries import Key
-from clients.errors import InvalidRequest
+from triton_recommender.cache.entries import Key
+from triton_recommender.errors import InvalidRequest
 
 
 class Found(NamedTuple):
@@ -88,7 +88,7 @@ class Cache(ABC):
 
     @abstractmethod
     def forget(self, user_ids: Iterable[int]) -> None:
-        """No answer that was computed before this call is given to these users again. Raises DependencyError when not sure."""
+        """No answer that was computed before this call is given to these users again. Raises CacheUnavailable when not sure."""
 
     @abstractmethod
     async def read_async(self, keys: Sequence[Key], generation: int) -> Found | None:
@@ -107,7 +107,7 @@ class Cache(ABC):
         from prometheus_client.core import CounterMetricFamily  # only those who publish need it
 
         for name, value in self.counts.as_dict().items():
-            yield CounterMetricFamily(f"recommendation_cache_{name}", f"{name}: see clients.cache.Counts", value)
+            yield CounterMetricFamily(f"recommendation_cache_{name}", f"{name}: see triton_recommender.cache.Counts", value)
 
 
 def _seconds(name: str, value: float, zero: bool = False) -> float:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clients.wire import Signature
+from triton_recommender.models import ModelDescription
 
 DIGEST_BYTES = 16
 ITEM_BYTES = 8 + 4  # id and score
@@ -23,14 +23,14 @@ class Key(NamedTuple):
     question: bytes  # [DIGEST_BYTES] of all input tensors and the sizes of the model
 
 
-def keys_of(inputs: dict[str, np.ndarray], signature: Signature) -> list[Key]:
+def keys_of(inputs: dict[str, np.ndarray], model: ModelDescription) -> list[Key]:
     """Input tensors [B, …] -> a key for each user."""
     names = sorted(inputs)
-    sizes = repr((signature, [(name, inputs[name].dtype.str) for name in names])).encode()
-    model = blake2b(sizes, digest_size=DIGEST_BYTES)
+    sizes = repr((model, [(name, inputs[name].dtype.str) for name in names])).encode()
+    seed = blake2b(sizes, digest_size=DIGEST_BYTES)
     keys = []
     for row, user_id in enumerate(inputs["user_id"][:, 0].tolist()):
-        digest = model.copy()
+        digest = seed.copy()
         for name in names:
             digest.update(_bytes(inputs[name][row]))
         keys.append(Key(user_id, digest.digest()))

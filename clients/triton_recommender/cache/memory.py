@@ -9,9 +9,9 @@ from threading import Lock
 
 from cachetools import LRUCache, TTLCache
 
-from clients.cache.base import Cache, Entry, Found
-from clients.cache.entries import Key
-from clients.errors import InvalidRequest
+from triton_recommender.cache.base import Cache, Entry, Found
+from triton_recommender.cache.entries import Key
+from triton_recommender.errors import InvalidRequest
 
 MIB = 1 << 20
 ENTRY_BYTES = 1_100  # what keeping an answer and a token costs beside it: 700 to 1,000 measured, as dictionaries grow in leaps

@@ -19,12 +19,12 @@ from dataclasses import replace
 from threading import Lock
 from typing import Any
 
-from clients.cache.base import Cache, Entry, Found
-from clients.cache.entries import Key, Row, joined, keys_of, packed, row_of, unpacked
-from clients.cache.generation import Belief
-from clients.errors import ClientError, DeadlineExceeded
-from clients.models import Call, Health
-from clients.wire import Signature
+from triton_recommender.cache.base import Cache, Entry, Found
+from triton_recommender.cache.entries import Key, Row, joined, keys_of, packed, row_of, unpacked
+from triton_recommender.cache.generation import Belief
+from triton_recommender.errors import DeadlineExceeded, RecommenderError
+from triton_recommender.models import Call, ModelDescription
+from triton_recommender.tensors import RECOMMEND
 
 Flight = tuple[Key, int, bytes]  # a question to a generation, in a user's present
 Steps = Generator[tuple, Any, Any]  # (what, arguments…): generation, read, infer, write or wait; its result is sent back
@@ -36,13 +36,13 @@ class _Caching:
     def __init__(self, inner, cache: Cache, new_flight) -> None:
         self._inner, self._cache, self._new_flight = inner, cache, new_flight
         self._belief = Belief(cache.generation_age_s, time.monotonic)
-        self._signature: Signature | None = None
+        self._model: ModelDescription | None = None
         self._flights: dict[Flight, Future | asyncio.Future] = {}
         self._lock = Lock()
 
     def _flow(self, call: Call) -> Steps:
         """-> the outputs, as the server gives them"""
-        started_s, keys = time.monotonic(), keys_of(call.inputs, self._signature)
+        started_s, keys = time.monotonic(), keys_of(call.inputs, self._model)
         generation = yield from self._generation(call)
         found = None if generation is None else (yield "read", keys, generation)
         if found is None:
@@ -69,7 +69,7 @@ class _Caching:
         asked_s = time.monotonic()
         try:
             generation = yield "generation", call.timeout_s
-        except ClientError:
+        except RecommenderError:
             return None
         if generation is not None:
             self._belief.observed(generation, asked_s)
@@ -127,8 +127,8 @@ class _Caching:
         left_s = _left(call, started_s)
         if left_s is not None and left_s <= 0:
             raise DeadlineExceeded(
-                f"No answer within {call.timeout_s:g} s: spent waiting for the cache, or for somebody who had asked the same. "
-                "Allow more with Timeout(seconds), or look whether the server is overloaded.",
+                f"No answer within {call.timeout_s:.2g} s: spent waiting for the cache, or for somebody who had asked the same "
+                "question. Allow more with Timeouts(request=…), or look whether the server is overloaded.",
                 call,
             )
         inputs = call.inputs
@@ -146,7 +146,7 @@ def _left(call: Call, started_s: float) -> float | None:
 
 
 class CachedTransport(_Caching):
-    """Of Recommender. Safe to share between threads."""
+    """For Recommender. Safe to share between threads. Only `recommend` is cached."""
 
     def __init__(self, inner, cache: Cache) -> None:
         super().__init__(inner, cache, Future)
@@ -159,6 +159,8 @@ class CachedTransport(_Caching):
         }
 
     def infer(self, call: Call) -> Row:
+        if call.model != RECOMMEND:
+            return self._inner.infer(call)
         flow = self._flow(call)
         try:
             what, *arguments = next(flow)
@@ -172,31 +174,32 @@ class CachedTransport(_Caching):
         except StopIteration as end:
             return end.value
 
-    def signature(self, timeout_s: float) -> Signature:
-        self._signature = self._inner.signature(timeout_s)
-        return self._signature
-
-    def health(self, timeout_s: float) -> Health:
-        return self._inner.health(timeout_s)
+    def describe(self, model: str, timeout_s: float) -> ModelDescription:
+        description = self._inner.describe(model, timeout_s)
+        if model == RECOMMEND:
+            self._model = description
+        return description
 
     def close(self) -> None:
         self._inner.close()
 
 
 class AsyncCachedTransport(_Caching):
-    """Of AsyncRecommender. Belongs to one event loop."""
+    """For AsyncRecommender. Belongs to one event loop. Only `recommend` is cached."""
 
     def __init__(self, inner, cache: Cache) -> None:
         super().__init__(inner, cache, lambda: asyncio.get_running_loop().create_future())
         self._do = {
-            "generation": inner.generation_async,
+            "generation": inner.generation,
             "read": cache.read_async,
-            "infer": inner.infer_async,
+            "infer": inner.infer,
             "write": cache.write_async,
             "wait": _wait_async,
         }
 
-    async def infer_async(self, call: Call) -> Row:
+    async def infer(self, call: Call) -> Row:
+        if call.model != RECOMMEND:
+            return await self._inner.infer(call)
         flow = self._flow(call)
         try:
             what, *arguments = next(flow)
@@ -210,15 +213,14 @@ class AsyncCachedTransport(_Caching):
         except StopIteration as end:
             return end.value
 
-    async def signature_async(self, timeout_s: float) -> Signature:
-        self._signature = await self._inner.signature_async(timeout_s)
-        return self._signature
+    async def describe(self, model: str, timeout_s: float) -> ModelDescription:
+        description = await self._inner.describe(model, timeout_s)
+        if model == RECOMMEND:
+            self._model = description
+        return description
 
-    async def health_async(self, timeout_s: float) -> Health:
-        return await self._inner.health_async(timeout_s)
-
-    async def close_async(self) -> None:
-        await self._inner.close_async()
+    async def close(self) -> None:
+        await self._inner.close()
 
 
 def _wait(flight: Future, seconds: float | None) -> Row | None:

@@ -17,12 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
-from clients.cache.base import Cache
-from clients.catalogue import Catalogue
-from clients.errors import InvalidRequest
-from clients.models import Query
-from clients.wire import ANONYMOUS
-from serving.contract.errors import DependencyError
+from triton_recommender.cache.base import Cache
+from triton_recommender.catalogue import Catalogue
+from triton_recommender.errors import CacheUnavailable, CatalogueMissing, InvalidRequest
+from triton_recommender.tensors import ANONYMOUS
 
 BATCH = 1_000  # messages that are forgotten together
 POLL_S, RETRY_S, LOOK_S = 0.2, 0.5, 5.0  # for messages or lines; after a store failed; for partitions and for new names
@@ -40,18 +38,35 @@ class Followed:
 
 
 class Names:
-    """User ids as the events spell them -> ids on the wire. repo: whose ids are text; read again when a name is not known."""
+    """User ids as the events spell them -> ids on the wire.
 
-    def __init__(self, repo: Path | None = None) -> None:
-        self._repo, self._catalogue, self._read_s = repo, Catalogue(), float("-inf")
+    source: of a Catalogue, for a shop whose user ids are text; read again, at most every LOOK_S, when a name is not known
+    """
+
+    def __init__(self, source: str | Path | None = None) -> None:
+        self._source, self._catalogue, self._read_s = source, Catalogue(), float("-inf")
 
     def id_of(self, value: object) -> int | None:
-        """None for what is nobody's id, and for names of people the repository does not know: they are all anonymous."""
-        text = str(value).strip()
-        if text and text not in self._catalogue.user_names and self._repo and time.monotonic() - self._read_s > LOOK_S:
-            self._catalogue, self._read_s = Catalogue.load(self._repo) or Catalogue(), time.monotonic()
-        found = self._catalogue.with_ids(Query(text.removesuffix(".0"))).user_id
-        return found if isinstance(found, int) and found != ANONYMOUS else None
+        """Return None for what cannot be anybody's id."""
+        text = str(value).strip().removesuffix(".0")
+        if not text:
+            return None
+        if text not in self._catalogue.user_names and self._source and time.monotonic() - self._read_s > LOOK_S:
+            self._catalogue, self._read_s = self._load(), time.monotonic()
+        user_id = self._catalogue.user_id(text)
+        return user_id if isinstance(user_id, int) and user_id != ANONYMOUS else None
+
+    def knows(self, text: str) -> bool:
+        """Return whether a text is a user's id, or a published name of one."""
+        user_id = self.id_of(text)
+        names = self._catalogue.user_names
+        return user_id is not None and (not names or text in names or text == str(user_id))
+
+    def _load(self) -> Catalogue:
+        try:
+            return Catalogue.load(self._source)
+        except CatalogueMissing:
+            return Catalogue()
 
 
 def follow_topic(
@@ -154,7 +169,7 @@ def _forget(cache: Cache, found: Iterable[int | None], stop: Event, followed: Fo
         try:
             cache.forget(users)
             break
-        except DependencyError as error:
+        except CacheUnavailable as error:
             log.warning("%s", error)
             if stop.wait(RETRY_S):
                 return

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 
-from clients.cache.base import Cache, Entry, Found
-from clients.cache.entries import DIGEST_BYTES, Key
-from clients.errors import InvalidRequest
-from serving.contract.errors import DependencyError
-from serving.tables.levels.breaker import Breaker
+from triton_recommender.breaker import Breaker
+from triton_recommender.cache.base import Cache, Entry, Found
+from triton_recommender.cache.entries import DIGEST_BYTES, Key
+from triton_recommender.errors import CacheUnavailable, InvalidRequest
 
 TOKEN_BYTES = 16
 HEAD_BYTES = TOKEN_BYTES + DIGEST_BYTES
@@ -30,6 +30,7 @@ class RedisCache(Cache):
 
     namespace: of one shop; a shop whose generations start from 1 again takes a new one
     timeout_s: what a request waits for Redis at most, once per pause of the breaker, before it goes on without
+    clock_s: what those pauses are measured with
     """
 
     def __init__(
@@ -40,16 +41,17 @@ class RedisCache(Cache):
         namespace: str = "recommend",
         timeout_s: float = 0.05,
         generation_age_s: float = 1.0,
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(ttl_s, generation_age_s)
         self.url, self.namespace = url, namespace
         self._ttl_ms = max(int(ttl_s * 1e3), 1)
         self._timeout_s = timeout_s
-        self._breaker = Breaker()
+        self._breaker = Breaker(threshold=1, first_pause_s=0.1, clock_s=clock_s)
         self._failures, self._redis, self._async_redis = _connections(url, timeout_s)
 
     def read(self, keys: Sequence[Key], generation: int) -> Found | None:
-        if not self._breaker.closed:
+        if not self._breaker.admit():
             return None
         tokens = _new_tokens(len(keys))
         try:
@@ -77,7 +79,7 @@ class RedisCache(Cache):
         self.counts.add(forgotten=len(users))
 
     async def read_async(self, keys: Sequence[Key], generation: int) -> Found | None:
-        if not self._breaker.closed:
+        if not self._breaker.admit():
             return None
         tokens = _new_tokens(len(keys))
         try:
@@ -129,7 +131,7 @@ class RedisCache(Cache):
 
     def _found(self, keys: Sequence[Key], tokens: list[bytes], replies: list[bytes | None]) -> Found:
         """replies: the token that was there and the value, for each key."""
-        self._breaker.succeeded()
+        self._breaker.record_success()
         tokens = [there or new for there, new in zip(replies[::2], tokens, strict=True)]
         values = []
         for key, token, value in zip(keys, tokens, replies[1::2], strict=True):
@@ -138,18 +140,18 @@ class RedisCache(Cache):
         return Found(tokens, values)
 
     def _wrote(self, entries: Sequence[Entry]) -> None:
-        self._breaker.succeeded()
+        self._breaker.record_success()
         self.counts.add(stored=len(entries))
 
     def _failed(self, error: Exception) -> None:
-        if self._breaker.last_error is None:
+        if self._breaker.closed:
             log.warning("going on without the cache: Redis at %s did not answer (%r)", self._address, error)
-        self._breaker.failed(error)
+        self._breaker.record_failure()
         self.counts.add(failures=1)
 
-    def _not_forgotten(self, users: set[int], error: Exception) -> DependencyError:
+    def _not_forgotten(self, users: set[int], error: Exception) -> CacheUnavailable:
         self._failed(error)
-        return DependencyError(
+        return CacheUnavailable(
             f"{len(users)} users were not forgotten: Redis at {self._address} did not answer ({error!r}). Expected an answer "
             f"within {self._timeout_s:g} s. Forget them again when it is back; their answers are at most {self.ttl_s:g} s old."
         )

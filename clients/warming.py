@@ -1,35 +1,44 @@
-"""Asking before users come: the most active users of every cluster first, so that every taste is warm early.
+"""Answers asked for before their users come: the most active users of every cluster first, so that every taste is warm early.
 
     preprocess ─▶ user tower ─▶ vectors ─▶ k-means ─▶ 1st of each cluster, 2nd of each, …
 
-The vectors are those that retrieval searches with, computed by the published kernels.
+The vectors are those that retrieval searches with, computed by the published kernels: this needs a checkout and the
+repository's folder, so it is no part of the installable client.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import Progress
 
-from clients.models import Query, Recommendations
-from clients.recommender import Recommender
-from serving.contract.artifacts import stage_folder
-from serving.contract.generations import pinned_generation
+from triton_recommender import Query, Recommendations, Recommender, RedisCache, Timeouts, Unavailable
+from triton_recommender.cache.commands import COMMAND_TIMEOUT_S, CacheUrl, Namespace, TtlS
+from triton_recommender.cli import parse_pairs
+from triton_recommender.client import DEFAULT_URL
+from triton_recommender.folder import pinned_generation
+
+err = Console(stderr=True, highlight=False)
 
 POOL = 50_000  # users that are clustered at most: the most active ones
 KERNEL_BATCH = 256
 
 
 def popular_by_cluster(repo: Path, n_users: int, n_clusters: int, seed: int = 0) -> np.ndarray:
-    """int64 [<= n_users] ids: of each cluster in turn its most active user who is left. Raises ArtifactError."""
+    """Return int64 [<= n_users] ids: of each cluster in turn its most active user who is left."""
     user_ids, activity, vectors = users_of(repo)
     clusters = clusters_of(vectors, n_clusters, seed)
     return user_ids[in_turns(clusters, activity)[:n_users]]
 
 
 def users_of(repo: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of the generation that answers: int64 [U] ids, int64 [U] events, most first, float32 [U, D] vectors. U <= POOL."""
+    """Return int64 [U] ids, int64 [U] events, most first, and float32 [U, D] vectors of the served generation; U <= POOL."""
+    from serving.contract.artifacts import stage_folder
     from serving.stages.preprocess import Preprocess  # Faiss and ONNX Runtime: a client needs neither
     from serving.stages.retrieve import Retrieve
 
@@ -54,7 +63,7 @@ def _vectors(preprocess, retrieve, user_ids: np.ndarray) -> np.ndarray:
 
 
 def clusters_of(vectors: np.ndarray, n_clusters: int, seed: int = 0) -> np.ndarray:
-    """float32 [U, D] -> int64 [U]: directions that lie together, by spherical k-means."""
+    """Return int64 [U]: the cluster of each vector, float32 [U, D], by spherical k-means."""
     import faiss
 
     directions = np.ascontiguousarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-9), np.float32)
@@ -65,7 +74,7 @@ def clusters_of(vectors: np.ndarray, n_clusters: int, seed: int = 0) -> np.ndarr
 
 
 def in_turns(clusters: np.ndarray, activity: np.ndarray) -> np.ndarray:
-    """int64 [U], int64 [U] -> positions [U]: the most active of every cluster, then the second of every cluster, …"""
+    """Return positions [U]: the most active user of every cluster, then the second of every cluster, …"""
     order = np.lexsort((-activity, clusters))
     sorted_clusters = clusters[order]
     starts = np.searchsorted(sorted_clusters, sorted_clusters)  # where the cluster of each begins
@@ -80,12 +89,38 @@ def warm(
     context: Mapping[str, int | float | str] | None = None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Iterator[Recommendations]:
-    """Ask for users, in their order, through a client that has a cache -> their answers; progress gets how many are done.
+    """Ask for users, in their order, through a client that has a cache, and yield their answers.
 
-    context: as the callers will send it, for another context is another question.
+    context: as the callers will send it, for another context is another question;  progress: gets how many are done
     """
     most = shop.signature().max_batch
     for start in range(0, len(user_ids), most):
         part = [Query(int(user_id), context=context or {}) for user_id in user_ids[start : start + most]]
         yield from shop.recommend_many(part)
         progress(start + len(part))
+
+
+def warm_cache(
+    cache: CacheUrl = "redis://localhost:6379",
+    namespace: Namespace = "recommend",
+    ttl_s: TtlS = 300.0,
+    users: Annotated[int, typer.Option(min=1, help="how many users to ask for")] = 1_000,
+    clusters: Annotated[int, typer.Option(min=1, help="of users with like tastes; the most active of each come first")] = 50,
+    context: Annotated[list[str] | None, typer.Option(help="a context column as callers send it, such as store=3")] = None,
+    repo: Annotated[Path, typer.Option(help="the folder of the repository that the server serves")] = Path("model_repository"),
+    url: Annotated[str, typer.Option("--url", help="host:port of the server's gRPC endpoint")] = DEFAULT_URL,
+) -> None:
+    """Ask for popular users of every cluster, so that their answers are there when they come."""
+    user_ids = popular_by_cluster(repo, users, clusters)
+    store = RedisCache(cache, ttl_s, namespace=namespace, timeout_s=COMMAND_TIMEOUT_S)
+    columns = parse_pairs(context or [], "--context")
+    with Recommender(url, timeouts=Timeouts(30.0), cache=store) as shop, Progress(console=err) as bar:
+        task = bar.add_task("warming", total=len(user_ids))
+        answers = warm(shop, user_ids, columns, lambda done: bar.update(task, completed=done))
+        fallbacks = sum(bool(answer.degraded) for answer in answers)
+    counts = store.counts
+    if counts.failures:
+        raise Unavailable(
+            f"Redis at {cache} did not answer, {counts.stored} of {len(user_ids)} answers are kept. Check it, then try again."
+        )
+    typer.echo(f"{len(user_ids)} users: {counts.stored} asked and kept, {counts.hits} were warm, {fallbacks} got fallbacks")

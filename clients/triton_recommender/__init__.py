@@ -1,0 +1,81 @@
+"""Client of a served recommendation repository: gRPC or HTTP, blocking or asyncio, typed.
+
+    from triton_recommender import Recommender
+
+    with Recommender("localhost:8001") as shop:
+        answer = shop.recommend(17850, k=10)
+
+Command line: `python -m triton_recommender --help`. Doubles for tests: triton_recommender.testing.
+"""
+
+from triton_recommender.cache import Cache, Counts, MemoryCache, RedisCache
+from triton_recommender.catalogue import Catalogue
+from triton_recommender.errors import (
+    AccessDenied,
+    CacheUnavailable,
+    CatalogueError,
+    CatalogueMissing,
+    CircuitOpen,
+    DeadlineExceeded,
+    InvalidRequest,
+    ModelNotFound,
+    NoAnswer,
+    Overloaded,
+    RecommenderError,
+    ServerFault,
+    StageDied,
+    Unavailable,
+    UnknownId,
+)
+from triton_recommender.ids import stable_id
+from triton_recommender.models import (
+    DescribedItem,
+    Event,
+    Health,
+    Notice,
+    Query,
+    Recommendation,
+    Recommendations,
+    Timeouts,
+    Tls,
+)
+from triton_recommender.recommender import AsyncRecommender, Recommender
+from triton_recommender.tensors import Degraded
+from triton_recommender.version import __version__
+
+__all__ = [
+    "AccessDenied",
+    "AsyncRecommender",
+    "Cache",
+    "CacheUnavailable",
+    "Catalogue",
+    "CatalogueError",
+    "CatalogueMissing",
+    "CircuitOpen",
+    "Counts",
+    "DeadlineExceeded",
+    "Degraded",
+    "DescribedItem",
+    "Event",
+    "Health",
+    "InvalidRequest",
+    "MemoryCache",
+    "ModelNotFound",
+    "NoAnswer",
+    "Notice",
+    "Overloaded",
+    "Query",
+    "Recommendation",
+    "Recommendations",
+    "Recommender",
+    "RecommenderError",
+    "RedisCache",
+    "ServerFault",
+    "StageDied",
+    "Timeouts",
+    "Tls",
+    "Unavailable",
+    "UnknownId",
+    "__version__",
+    "stable_id",
+]

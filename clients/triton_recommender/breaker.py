@@ -1,0 +1,59 @@
+"""A circuit breaker: whoever fails is left alone for a while, so that calls do not wait for it one after the other.
+
+Written here rather than taken from a package: an endpoint must be judged before it is chosen, from threads and from asyncio
+alike, and shared between attempts that overlap. The packages wrap one call in one of the two worlds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from threading import Lock
+
+
+class Breaker:
+    """Closed: calls pass. After `threshold` failures in a row it opens for a pause; then one call per pause may try.
+
+    The pause doubles with each failed trial, from `first_pause_s` to `longest_pause_s`. One success closes it.
+    Safe to share between threads.
+    """
+
+    def __init__(
+        self,
+        threshold: int = 5,
+        first_pause_s: float = 0.5,
+        longest_pause_s: float = 5.0,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._threshold, self._first_pause_s, self._longest_pause_s = threshold, first_pause_s, longest_pause_s
+        self._clock_s, self._lock = clock_s, Lock()
+        self._failures, self._pause_s, self._open_until_s = 0, first_pause_s, 0.0
+
+    @property
+    def closed(self) -> bool:
+        return self._failures < self._threshold
+
+    def admit(self) -> bool:
+        """Return whether a call may be made now. While open, one True per pause: that call is the trial."""
+        with self._lock:
+            if self.closed:
+                return True
+            now_s = self._clock_s()
+            if now_s < self._open_until_s:
+                return False
+            self._open_until_s = now_s + self._pause_s
+            return True
+
+    def record_success(self) -> None:
+        with self._lock:
+            self._failures, self._pause_s = 0, self._first_pause_s
+
+    def record_failure(self) -> None:
+        with self._lock:
+            was_closed = self.closed
+            self._failures += 1
+            if self.closed:
+                return
+            if not was_closed:
+                self._pause_s = min(2 * self._pause_s, self._longest_pause_s)
+            self._open_until_s = self._clock_s() + self._pause_s

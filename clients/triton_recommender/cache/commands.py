@@ -1,0 +1,74 @@
+"""`forget` and `follow`: a cache in Redis, from the command line."""
+
+from __future__ import annotations
+
+import logging
+import tomllib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from triton_recommender.cache.events import Followed, Names, follow_log, follow_topic, run_until_interrupted
+from triton_recommender.cache.redis_cache import RedisCache
+from triton_recommender.errors import InvalidRequest
+
+CacheUrl = Annotated[str, typer.Option("--cache", help="redis://host:port of the cache")]
+Namespace = Annotated[str, typer.Option(help="of the shop, where several share a Redis")]
+TtlS = Annotated[float, typer.Option("--ttl", help="seconds an answer may be given again, as the callers have it")]
+Source = Annotated[str, typer.Option("--repo", help="names of users: the repository's folder, or a catalogue's file or URL")]
+
+COMMAND_TIMEOUT_S = 2.0  # nobody waits for an answer behind these commands
+
+
+def forget(
+    user_ids: Annotated[list[str], typer.Argument(help="the shop's ids of the users")],
+    cache: CacheUrl = "redis://localhost:6379",
+    namespace: Namespace = "recommend",
+    repo: Source = "model_repository",
+) -> None:
+    """Forget users, after news of them."""
+    names = Names(repo)
+    if unknown := [user_id for user_id in user_ids if not names.knows(user_id)]:
+        raise InvalidRequest(
+            f"Nobody is known as {', '.join(unknown)} in {repo}. Expected ids or names of its users; see --repo."
+        )
+    RedisCache(cache, namespace=namespace, timeout_s=COMMAND_TIMEOUT_S).forget(map(names.id_of, user_ids))
+    typer.echo(f"forgotten: {', '.join(user_ids)}")
+
+
+def follow(
+    cache: CacheUrl = "redis://localhost:6379",
+    namespace: Namespace = "recommend",
+    ttl_s: TtlS = 300.0,
+    brokers: Annotated[str, typer.Option(help="Kafka: host:port, comma-separated; with --topic")] = "",
+    topic: Annotated[str, typer.Option(help="whose messages are JSON objects, one event each")] = "",
+    data: Annotated[
+        Path | None, typer.Option(help="instead: the folder of a dataset.toml, whose log grows (csv or tsv)")
+    ] = None,
+    field: Annotated[str, typer.Option(help="what names the user in a message")] = "user_id",
+    repo: Source = "model_repository",
+) -> None:
+    """Forget users as events of them arrive, until Ctrl-C: messages of a topic, or lines of a log."""
+    logging.basicConfig(format="%(message)s")
+    store = RedisCache(cache, ttl_s, namespace=namespace, timeout_s=COMMAND_TIMEOUT_S)
+    names, followed = Names(repo), Followed()
+    if bool(brokers and topic) == bool(data):
+        raise InvalidRequest("Nothing says which events to follow; expected --brokers and --topic, or --data, not both.")
+    if data:
+        path, column = log_of(data)
+        run_until_interrupted(lambda stop: follow_log(store, path, column, names, stop, followed))
+    else:
+        run_until_interrupted(lambda stop: follow_topic(store, brokers, topic, field, names, stop, followed))
+    typer.echo(f"{followed.events} events, {followed.users} users forgotten, {followed.unusable} events named nobody")
+
+
+def log_of(folder: Path) -> tuple[Path, str]:
+    """Return the log of a data set and its column of user ids. Raises InvalidRequest."""
+    path = folder / "dataset.toml"
+    try:
+        interactions = tomllib.loads(path.read_text(encoding="utf-8"))["interactions"]
+        return folder / interactions["path"], interactions["user_id"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        expected = "Expected [interactions] with path and user_id"
+        raise InvalidRequest(f"{path} does not describe a log ({error!r}). {expected}.") from error

@@ -1,0 +1,194 @@
+"""Names and titles of users and items, for people and for shops whose ids are text.
+
+A catalogue comes from one of three places (`Catalogue.load`):
+
+    a repository's folder  <repo>/recommend/<generation>/{item_ids.npy,item_titles.json,item_names.json,user_names.json}
+    a file                 one JSON document, as `Catalogue.as_document` writes it
+    a URL                  the same document over http or https
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from triton_recommender.errors import CatalogueError
+from triton_recommender.folder import pinned_generation, published_folder, read_json, read_names, read_published_items
+from triton_recommender.ids import stable_id
+from triton_recommender.models import Notice, Query, Recommendations
+from triton_recommender.wire import checked_items
+
+MAX_DOCUMENT_BYTES = 1 << 30
+FETCH_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """What a shop's ids are called. Every part is optional: what is not published is not known.
+
+    generation:              of the repository it was published with
+    titles:                  item id -> title
+    item_names, user_names:  text id -> id on the wire; empty where the shop's ids are integers
+    item_ids:                every item that this generation can answer with; empty: not known
+    text_ids:                compute the id of every text (`stable_id`) even where no table of names was published
+    """
+
+    generation: int | None = None
+    titles: Mapping[int, str] = field(default_factory=dict)
+    item_names: Mapping[str, int] = field(default_factory=dict)
+    user_names: Mapping[str, int] = field(default_factory=dict)
+    item_ids: frozenset[int] = frozenset()
+    text_ids: bool = False
+
+    @classmethod
+    def load(cls, source: str | Path, generation: int | None = None) -> Catalogue:
+        """Read a repository's folder, a file or a URL. generation: of a folder; None is the one that its server answers with.
+
+        Raises CatalogueError where nothing is published there, or where it cannot be read.
+        """
+        text = str(source)
+        if text.startswith(("http://", "https://")):
+            return cls.from_document(_fetch(text), text)
+        path = Path(source)
+        if path.is_file():
+            return cls.from_document(read_json(path), text)
+        folder = published_folder(path, generation or pinned_generation(path))
+        item_ids, titles = read_published_items(folder)
+        return cls(
+            generation=int(folder.name),
+            titles=dict(zip(item_ids, titles, strict=True)) if titles else {},
+            item_names=read_names(folder / "item_names.json"),
+            user_names=read_names(folder / "user_names.json"),
+            item_ids=frozenset(item_ids),
+        )
+
+    @classmethod
+    def from_document(cls, document: Any, source: str = "the document") -> Catalogue:
+        """Return the catalogue that `as_document` described. Raises CatalogueError."""
+        try:
+            return cls(
+                generation=document["generation"],
+                titles={int(item): str(title) for item, title in document["titles"].items()},
+                item_names={str(name): int(number) for name, number in document["item_names"].items()},
+                user_names={str(name): int(number) for name, number in document["user_names"].items()},
+                item_ids=frozenset(map(int, document["item_ids"])),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CatalogueError(
+                f"{source} is no catalogue ({error!r}). Expected the JSON that `python -m clients catalogue` writes."
+            ) from error
+
+    def as_document(self) -> dict[str, Any]:
+        """Return what a server hands to clients that cannot read the repository: a dict that JSON can hold."""
+        return {
+            "generation": self.generation,
+            "item_ids": sorted(self.item_ids),
+            "titles": {str(item): title for item, title in self.titles.items()},
+            "item_names": dict(self.item_names),
+            "user_names": dict(self.user_names),
+        }
+
+    def resolve(self, query: Query) -> tuple[Query, tuple[Notice, ...]]:
+        """Return the query with ids for texts, and a notice for each text that names no known user or item.
+
+        A text that is no known name, but spells a published number, is taken as the id itself. In a shop whose ids are text,
+        any other text gets the id that the shop's export would give it: the server treats it as new, and knows it when it
+        was observed or upserted meanwhile. In a shop whose ids are numbers such a text stays, and the call refuses it.
+        """
+        notices: list[Notice] = []
+        user_id = self._noticed("user_id", query.user_id, self.user_id, self.user_names, notices)
+        history = None if query.history is None else self._items("history", query.history, notices)
+        exclude = self._items("exclude", query.exclude, notices)
+        return Query(user_id, history, exclude, query.context, query.after), tuple(notices)
+
+    def user_id(self, user: int | str | None) -> int | str | None:
+        """Return the id of a user: a text that cannot be one comes back as it is."""
+        return self._id(user, self.user_names, self._known_users)
+
+    def item_id(self, item: int | str) -> int | str:
+        """Return the id of an item: a text that cannot be one comes back as it is."""
+        return self._id(item, self.item_names, self._known_items)
+
+    def describe(self, answer: Recommendations) -> tuple[tuple[str | None, ...], tuple[str | None, ...]]:
+        """Return the names and the titles of an answer's items."""
+        return tuple(map(self.item_name, answer.item_ids)), tuple(map(self.title, answer.item_ids))
+
+    def foreign_items(self, answer: Recommendations) -> list[int]:
+        """Return items of an answer that were never published here. Any at all: the server serves another repository."""
+        return [item_id for item_id in answer.item_ids if item_id not in self.item_ids] if self.item_ids else []
+
+    def title(self, item_id: int) -> str | None:
+        return self.titles.get(item_id)
+
+    def item_name(self, item_id: int) -> str | None:
+        return self._known_items.get(item_id)
+
+    @cached_property
+    def _known_items(self) -> dict[int, str]:
+        return {number: name for name, number in self.item_names.items()}
+
+    @cached_property
+    def _known_users(self) -> dict[int, str]:
+        return {number: name for name, number in self.user_names.items()}
+
+    def _items(self, field_name: str, items: object, notices: list[Notice]) -> list[int | str]:
+        listed = checked_items(items, field_name)
+        return [self._noticed(field_name, item, self.item_id, self.item_names, notices) for item in listed]
+
+    def _noticed(self, field_name, value, resolve, names: Mapping[str, int], notices: list[Notice]):
+        found = resolve(value)
+        if isinstance(value, str) and names and value not in names and found != _whole_number(value):
+            kind = "user" if field_name == "user_id" else "item"
+            message = f"{field_name}: no {kind} is called {value!r} in generation {self.generation}; treated as a new {kind}."
+            notices.append(Notice(field_name, value, message))
+        return found
+
+    def _id(self, value, names: Mapping[str, int], known: Mapping[int, str]):
+        if not isinstance(value, str):
+            return value
+        if value in names:
+            return names[value]
+        number = _whole_number(value)
+        if names or self.text_ids:
+            # Where ids are text, a number is an id only if it was published.
+            return number if number in known else _free_id(value, known)
+        return value if number is None else number
+
+
+def _whole_number(text: str) -> int | None:
+    """Return the number that a text spells; None for other texts, and for "007", which is not how 7 is written."""
+    try:
+        return int(text) if str(int(text)) == text else None
+    except ValueError:
+        return None
+
+
+def _free_id(text: str, known: Mapping[int, str]) -> int:
+    """Return the first id of a text that no other text has."""
+    attempt = 0
+    while (candidate := stable_id(text, attempt)) in known:
+        attempt += 1
+    return candidate
+
+
+def _fetch(url: str) -> Any:
+    import urllib3  # only who reads a catalogue from a URL needs it
+
+    try:
+        with urllib3.PoolManager() as pool:
+            response = pool.request("GET", url, timeout=FETCH_TIMEOUT_S, preload_content=False)
+            body = response.read(MAX_DOCUMENT_BYTES + 1, decode_content=True)
+    except urllib3.exceptions.HTTPError as error:
+        raise CatalogueError(f"{url} did not answer: {error}. Expected a catalogue; is the server running?") from error
+    if response.status != 200:
+        raise CatalogueError(f"{url} answered with status {response.status}; expected 200 and a catalogue. Check the address.")
+    if len(body) > MAX_DOCUMENT_BYTES:
+        raise CatalogueError(f"{url} sends more than {MAX_DOCUMENT_BYTES:,} bytes; expected a catalogue. Check the address.")
+    try:
+        return json.loads(body)
+    except ValueError as error:
+        raise CatalogueError(f"{url} sends no JSON: {error}. Expected a catalogue; check the address.") from error

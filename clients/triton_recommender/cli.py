@@ -1,0 +1,285 @@
+"""`python -m triton_recommender` (from a checkout `python -m clients`): one call, for people or, with --json, for programs.
+
+Exit status: 0 answered, 1 no answer (not ready, too late, overloaded, failed), 2 the call was wrong.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from triton_recommender.cache.commands import follow, forget
+from triton_recommender.catalogue import Catalogue
+from triton_recommender.client import DEFAULT_URL
+from triton_recommender.errors import CatalogueMissing, InvalidRequest, RecommenderError
+from triton_recommender.folder import list_users
+from triton_recommender.models import Health, Query, Recommendations, Timeouts, Tls
+from triton_recommender.recommender import Recommender
+from triton_recommender.terminal import json_text, printable
+
+app = typer.Typer(help="Ask a served repository for recommendations.", no_args_is_help=True, add_completion=False)
+out = Console()
+err = Console(stderr=True, highlight=False)
+
+N_USERS = 3  # that `users` names
+
+Url = Annotated[
+    str, typer.Option("--url", help="host:port of the server's gRPC endpoint, or http://host:port; several: comma-separated")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="one JSON object on stdout instead of a table")]
+Seconds = Annotated[float, typer.Option("--timeout", help="seconds for the whole call, retries included")]
+Source = Annotated[str, typer.Option("--repo", help="names and titles: the repository's folder, or a catalogue's file or URL")]
+RootCertificates = Annotated[Path | None, typer.Option("--root-certificates", help="PEM file of whom to trust (TLS)")]
+Header = Annotated[list[str] | None, typer.Option("--header", help="name=value, sent with the call; may be repeated")]
+Context = Annotated[list[str] | None, typer.Option("--context", help="a context column, such as store=3; may be repeated")]
+
+DEFAULT_SOURCE = "model_repository"
+
+
+@app.command()
+def recommend(
+    user_id: Annotated[
+        str | None, typer.Option(help="the shop's id of the user; leave it out for an anonymous visitor")
+    ] = None,
+    k: Annotated[int | None, typer.Option("-k", help="how many items at most; all the server returns by default")] = None,
+    history: Annotated[
+        str | None, typer.Option(help="item ids, newest first, comma-separated, instead of the stored ones")
+    ] = None,
+    exclude: Annotated[str, typer.Option(help="item ids that must not come back, comma-separated")] = "",
+    context: Context = None,
+    after: Annotated[int | None, typer.Option(help="a sequence that `observe` printed: the answer reflects it")] = None,
+    priority: Annotated[int, typer.Option(help="1 is served first; 0 leaves it to the server")] = 0,
+    strict: Annotated[bool, typer.Option("--strict", help="refuse names that nobody knows, instead of a warning")] = False,
+    timeout: Seconds = 5.0,
+    repo: Source = DEFAULT_SOURCE,
+    url: Url = DEFAULT_URL,
+    root_certificates: RootCertificates = None,
+    header: Header = None,
+    as_json: AsJson = False,
+) -> None:
+    """Recommend items to one user."""
+    with friendly():
+        names = find_catalogue(repo)
+        items = None if history is None else split_ids(history)
+        query = Query(user_id, items, split_ids(exclude), parse_pairs(context or [], "--context"), after)
+        settings = {"priority": priority, "catalogue": names or Catalogue(), "strict": strict}
+        with connect(url, timeout, root_certificates, header, **settings) as shop:
+            answer = shop.recommend_many([query], k=k)[0]
+        if names is None or names.generation != answer.generation:  # titles of the generation that answered, if they are there
+            names = find_catalogue(repo, answer.generation) or names
+        if names is not None:
+            warn_of_foreign_items(answer, names, repo, url)
+        for notice in answer.warnings:
+            err.print(f"warning: {printable(notice.message)}", markup=False, soft_wrap=True)
+        if as_json:
+            typer.echo(json_text(answer_as_dict(user_id, answer, names)))
+        else:
+            print_answer(user_id, answer, names, repo)
+
+
+@app.command()
+def observe(
+    user_id: Annotated[str, typer.Option(help="the shop's id of the user")],
+    item_id: Annotated[str, typer.Option(help="the shop's id of the item")],
+    event: Annotated[str | None, typer.Option(help="what happened, such as view; the server's default is a positive")] = None,
+    timestamp_ms: Annotated[int | None, typer.Option(help="milliseconds since 1970 UTC; now by default")] = None,
+    value: Annotated[float | None, typer.Option(help="quantity, rating or amount")] = None,
+    event_id: Annotated[str | None, typer.Option(help="idempotency key: the same one again changes nothing")] = None,
+    request_id: Annotated[str | None, typer.Option(help="of the answer that the event reacts to")] = None,
+    context: Context = None,
+    timeout: Seconds = 5.0,
+    repo: Source = DEFAULT_SOURCE,
+    url: Url = DEFAULT_URL,
+    root_certificates: RootCertificates = None,
+    header: Header = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tell the server what a user did; prints the event's place in the log once it is durable."""
+    with friendly():
+        details = {"timestamp_ms": timestamp_ms, "value": value, "event_id": event_id, "request_id": request_id}
+        columns = parse_pairs(context or [], "--context")
+        names = find_catalogue(repo) or Catalogue()
+        with connect(url, timeout, root_certificates, header, catalogue=names) as shop:
+            sequence = shop.observe(user_id, item_id, event, context=columns, **details)
+        typer.echo(json_text({"sequence": sequence}) if as_json else f"durable as {sequence}")
+
+
+@app.command()
+def upsert(
+    kind: Annotated[str, typer.Argument(help="item or user")],
+    record_id: Annotated[str, typer.Argument(metavar="ID", help="the shop's id of it")],
+    columns: Annotated[str, typer.Argument(help='JSON of the data set\'s columns, such as {"price": 9.5}')],
+    timeout: Seconds = 5.0,
+    repo: Source = DEFAULT_SOURCE,
+    url: Url = DEFAULT_URL,
+    root_certificates: RootCertificates = None,
+    header: Header = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tell the server that an item or user is new or changed; columns that are left out stay as they are."""
+    with friendly():
+        try:
+            parsed = json.loads(columns)
+        except ValueError as error:
+            raise InvalidRequest(f'columns is no JSON: {error}. Expected an object, such as {{"price": 9.5}}.') from error
+        names = find_catalogue(repo) or Catalogue()
+        with connect(url, timeout, root_certificates, header, catalogue=names) as shop:
+            sequence = shop.upsert(kind, record_id, parsed)
+        typer.echo(json_text({"sequence": sequence}) if as_json else f"durable as {sequence}")
+
+
+@app.command()
+def health(
+    url: Url = DEFAULT_URL,
+    timeout: Seconds = 5.0,
+    root_certificates: RootCertificates = None,
+    header: Header = None,
+    as_json: AsJson = False,
+) -> None:
+    """Ask the server one real question, and say whether it was answered."""
+    with friendly():
+        with connect(url, timeout, root_certificates, header) as shop:
+            endpoints = shop.health()
+        if as_json:
+            said = [vars(one) | {"degraded": degraded_names(one)} for one in endpoints]
+            typer.echo(json_text({"ready": any(one.ready for one in endpoints), "endpoints": said}))
+        else:
+            for one in endpoints:
+                out.print(health_line(one), markup=False, soft_wrap=True)
+    if not any(one.ready for one in endpoints):
+        raise typer.Exit(1)
+
+
+@app.command()
+def users(repo: Annotated[Path, typer.Option(help="the repository that knows them")] = Path(DEFAULT_SOURCE)) -> None:
+    """Name some users to ask for: the most active one, one in the middle and the least active one."""
+    with friendly():
+        for user in list_users(repo, N_USERS):
+            typer.echo(printable(user))
+
+
+@app.command()
+def catalogue(repo: Source = DEFAULT_SOURCE) -> None:
+    """Write names and titles as one JSON document: a file or URL of it stands in for the repository's folder."""
+    with friendly():
+        typer.echo(json.dumps(Catalogue.load(repo).as_document()))
+
+
+@contextmanager
+def friendly() -> Iterator[None]:
+    """Turn what goes wrong into a message on stderr and an exit status."""
+    try:
+        yield
+    except RecommenderError as error:
+        err.print(f"error: {printable(str(error))}", markup=False, soft_wrap=True)
+        raise typer.Exit(2 if error.status == InvalidRequest.status else 1) from error
+
+
+for command in (forget, follow):
+    app.command()(friendly()(command))
+
+
+def connect(url: str, timeout_s: float, root_certificates: Path | None, headers: list[str] | None, **settings) -> Recommender:
+    """Return a client for the options that every command has."""
+    timeouts = Timeouts(timeout_s, connect=timeout_s)
+    tls = None if root_certificates is None else Tls(root_certificates)
+    urls = [part.strip() for part in url.split(",")]
+    return Recommender(urls, timeouts=timeouts, tls=tls, headers=parse_pairs(headers or [], "--header"), **settings)
+
+
+def find_catalogue(source: str, generation: int | None = None) -> Catalogue | None:
+    """Return names and titles; None where none are published. Raises CatalogueError where they are broken."""
+    try:
+        return Catalogue.load(source, generation)
+    except CatalogueMissing:
+        return None
+
+
+def split_ids(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def parse_pairs(pairs: list[str], option: str) -> dict[str, str]:
+    """Return name -> value. Raises InvalidRequest."""
+    for pair in pairs:
+        if not pair.partition("=")[0] or "=" not in pair:
+            raise InvalidRequest(f"{option} is {pair!r}; expected a name and its value, such as store=3.")
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def degraded_names(answer: Recommendations | Health) -> list[str]:
+    return [flag.name.lower() for flag in answer.degraded]
+
+
+def answer_as_dict(user_id: str | None, answer: Recommendations, names: Catalogue | None) -> dict:
+    items = [
+        {"rank": rank, "item_id": item_id, **describe_item(item_id, names), "score": score}
+        for rank, (item_id, score) in enumerate(answer, start=1)
+    ]
+    return {
+        "user_id": number_or_text(user_id),
+        "generation": answer.generation,
+        "degraded": degraded_names(answer),
+        "request_id": answer.request_id,
+        "items": items,
+    }
+
+
+def number_or_text(user_id: str | None) -> int | str | None:
+    """Return 17850 for "17850"; "007", "--5" and "anna" stay text."""
+    try:
+        return int(user_id) if user_id is not None and str(int(user_id)) == user_id else user_id
+    except ValueError:
+        return user_id
+
+
+def describe_item(item_id: int, names: Catalogue | None) -> dict[str, str]:
+    """Return title and name, as far as they are published."""
+    title, name = (names.title(item_id), names.item_name(item_id)) if names else (None, None)
+    return ({"name": name} if name is not None else {}) | ({"title": title} if title is not None else {})
+
+
+def print_answer(user_id: str | None, answer: Recommendations, names: Catalogue | None, source: str) -> None:
+    who = f"user {printable(user_id)}" if user_id is not None else "an anonymous visitor"
+    out.print(f"Recommendations for {who} (generation {answer.generation})", markup=False)
+    table = Table()
+    table.add_column("#", justify="right")
+    table.add_column("item id", justify="right", no_wrap=True)
+    if names:
+        table.add_column("title", overflow="fold")
+    table.add_column("score", justify="right")
+    for rank, (item_id, score) in enumerate(answer, start=1):
+        described = {name: printable(text) for name, text in describe_item(item_id, names).items()}
+        title = [described.get("title", "")] if names else []
+        table.add_row(str(rank), described.get("name", str(item_id)), *title, f"{score:.3f}")
+    out.print(table, markup=False)
+    if answer.degraded:
+        err.print(f"note: answered by the fallback of {', '.join(degraded_names(answer))}.")
+    if not names:
+        err.print(f"note: no titles, as {source} lacks generation {answer.generation}. Name the repository with --repo.")
+
+
+def warn_of_foreign_items(answer: Recommendations, names: Catalogue, source: str, url: str) -> None:
+    """Names of another shop would become ids of other users, and titles those of other items."""
+    if foreign := names.foreign_items(answer):
+        err.print(
+            f"warning: {len(foreign)} of the {len(answer)} items, such as {foreign[0]}, are not in the catalogue of "
+            f"{source}: the server at {url} serves another repository; users and items given by name were not understood. "
+            "Name the server's own repository with --repo.",
+            markup=False,
+            soft_wrap=True,
+        )
+
+
+def health_line(one: Health) -> str:
+    if not one.ready:
+        return f"{one.url} is not ready: {printable(one.reason)}"
+    fallbacks = f", by the fallback of {', '.join(degraded_names(one))}" if one.degraded else ""
+    return f"{one.url} is ready: generation {one.generation} answered{fallbacks}"

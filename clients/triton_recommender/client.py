@@ -1,0 +1,145 @@
+"""What the blocking and the asyncio client share: settings, and the way from queries to calls and from outputs to answers."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from triton_recommender.cache.base import Cache
+from triton_recommender.catalogue import Catalogue
+from triton_recommender.errors import CacheUnavailable, DeadlineExceeded, InvalidRequest, UnknownId
+from triton_recommender.live import decode_sequences, encode_events, encode_upsert
+from triton_recommender.models import Call, Event, Health, ModelDescription, Notice, Query, Recommendations, Timeouts
+from triton_recommender.tensors import OBSERVE, UPSERT
+from triton_recommender.wire import Signature, check_k, checked_items, decode, encode
+
+DEFAULT_URL = "localhost:8001"
+
+log = logging.getLogger("triton_recommender")
+
+
+class Timer:
+    """The time that is left of one call of the user, which may be several requests."""
+
+    def __init__(self, timeout_s: float | None) -> None:
+        self._timeout_s, self._started_s = timeout_s, time.monotonic()
+
+    def limited(self, call: Call, headers: Mapping[str, str]) -> Call:
+        """Return the call with the headers and the time that is left. Raises DeadlineExceeded where there is none."""
+        left_s = None if self._timeout_s is None else self._timeout_s - (time.monotonic() - self._started_s)
+        if left_s is not None and left_s <= 0:
+            raise DeadlineExceeded(
+                f"Not all answers came within {self._timeout_s:.3g} s. Allow more with Timeouts(request=…), or ask for fewer.",
+                call,
+            )
+        return replace(call, timeout_s=left_s, headers=headers)
+
+
+class SharedClient:
+    """Base of both clients; no part of the public interface but its attributes."""
+
+    def __init__(
+        self, timeouts: Timeouts | float, priority: int, catalogue: Catalogue | None, strict: bool, cache: Cache | None
+    ) -> None:
+        self.timeouts = timeouts if isinstance(timeouts, Timeouts) else Timeouts(timeouts)
+        if isinstance(priority, bool) or not isinstance(priority, int) or priority < 0:
+            raise InvalidRequest(
+                f"priority is {priority!r}; expected 1 (the highest) or a larger whole number, 0 for the default."
+            )
+        self.priority, self.catalogue, self.strict, self.cache = priority, catalogue, strict, cache
+        self.models: dict[str, ModelDescription] = {}  # learned in the first call, forgotten when the server changes its mind
+
+    def resolve(self, queries: Sequence[Query | int | str]) -> tuple[list[Query], list[tuple[Notice, ...]]]:
+        """Return the queries with ids for texts, and the notices of each. Raises InvalidRequest, UnknownId."""
+        if isinstance(queries, str | bytes | Query):
+            raise InvalidRequest(f"queries is {queries!r}; expected a list of queries or user ids. Write [{queries!r}].")
+        asked, notices = [], []
+        for query in queries:
+            query = query if isinstance(query, Query) else Query(query)
+            found: tuple[Notice, ...] = ()
+            if self.catalogue is not None:
+                query, found = self.catalogue.resolve(query)
+            else:
+                history = None if query.history is None else checked_items(query.history, "history")
+                query = replace(query, history=history, exclude=checked_items(query.exclude, "exclude"))
+            if found and self.strict:
+                raise UnknownId(f"{found[0].message.rpartition(';')[0]}. Correct the name, or leave strict=True out.")
+            asked.append(query)
+            notices.append(found)
+        return asked, notices
+
+    def recommend_calls(
+        self, queries: list[Query], signature: Signature, k: int | None, request_id: str
+    ) -> Iterator[tuple[list[Query], Call]]:
+        """Yield the queries in parts that the server takes, each with its call."""
+        check_k(k, signature)
+        request_id = request_id or uuid.uuid4().hex
+        for part in _parts(queries, signature.max_batch):
+            yield part, self._call(encode(part, signature), request_id=request_id)
+
+    def complete(
+        self, answers: list[Recommendations], notices: list[tuple[Notice, ...]], request_id: str
+    ) -> list[Recommendations]:
+        """Return the answers with names, titles, warnings and the request's id."""
+        described = [((), ()) if self.catalogue is None else self.catalogue.describe(answer) for answer in answers]
+        return [
+            replace(answer, names=names, titles=titles, warnings=found, request_id=request_id)
+            for answer, (names, titles), found in zip(answers, described, notices, strict=True)
+        ]
+
+    def identify(self, event: Event) -> Event:
+        """Return the event with ids for texts; a text that nobody knew gets the id that the export would give it."""
+        if not isinstance(event, Event):
+            raise InvalidRequest(f"An event is {event!r}; expected an Event.")
+        if self.catalogue is None:
+            return event
+        return replace(event, user_id=self.catalogue.user_id(event.user_id), item_id=self.catalogue.item_id(event.item_id))
+
+    def observe_calls(self, events: list[Event], model: ModelDescription) -> Iterator[Call]:
+        """Yield calls of `observe`, each of as many events as the server takes."""
+        for part in _parts(events, model.max_batch):
+            keyed = all(event.event_id is not None for event in part)
+            yield self._call(encode_events(part, model), model=OBSERVE, safe_to_repeat=keyed)
+
+    def upsert_call(self, kind: str, record_id: int | str, columns: Mapping[str, object], model: ModelDescription) -> Call:
+        if self.catalogue is not None:
+            record_id = self.catalogue.user_id(record_id) if kind == "user" else self.catalogue.item_id(record_id)
+        return self._call(encode_upsert(kind, record_id, columns), model=UPSERT, safe_to_repeat=False)
+
+    def health_call(self, signature: Signature) -> Call:
+        """Return one real question: what an anonymous visitor would be shown."""
+        return replace(self._call(encode([Query(None)], signature)), timeout_s=self.timeouts.connect)
+
+    def sequences(self, outputs: Mapping[str, np.ndarray]) -> list[int]:
+        return decode_sequences(outputs)
+
+    def span_attributes(self, call: Call) -> dict[str, str | int]:
+        """Return what a trace says of a call: no ids of users."""
+        first = next(iter(call.inputs.values()))
+        return {"triton.model": call.model, "triton.batch": len(first), "triton.request_id": call.request_id}
+
+    def log_not_forgotten(self, error: CacheUnavailable) -> None:
+        log.warning("the event is durable, but cached answers of its user stay until they expire: %s", error)
+
+    def _call(self, inputs: dict[str, np.ndarray], **settings) -> Call:
+        return Call(inputs, queue_timeout_us=self.timeouts.queue_us, priority=self.priority, **settings)
+
+
+def health_of(url: str, outputs: Mapping[str, np.ndarray]) -> Health:
+    """Return what an answer says of its server: one without any item is no answer."""
+    [answer] = decode(outputs, [Query(None)], None)
+    if not len(answer):
+        return Health(url, False, "it answers without a single item", answer.generation, answer.degraded)
+    return Health(url, True, "", answer.generation, answer.degraded)
+
+
+def _parts(rows: list, size: int) -> Iterator[list]:
+    if not rows:
+        raise InvalidRequest("There is no query or event in the call; expected one at least.")
+    for start in range(0, len(rows), size):
+        yield rows[start : start + size]

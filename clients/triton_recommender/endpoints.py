@@ -1,0 +1,250 @@
+"""Several endpoints behind one transport: which one is asked, when again, and when a second one at the same time.
+
+    call ─▶ first endpoint whose breaker admits it ─▶ answer
+                └─▶ Unavailable, a dead stage, an attempt that took too long: the next endpoint, after a short pause
+    hedge_after_s later without an answer ─▶ the same call to another endpoint; the first answer wins
+
+Order is preference: the first address is asked as long as it answers. Only calls that are safe to repeat are sent twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from triton_recommender.breaker import Breaker
+from triton_recommender.errors import (
+    CircuitOpen,
+    DeadlineExceeded,
+    InvalidRequest,
+    Overloaded,
+    RecommenderError,
+    StageDied,
+    Unavailable,
+)
+from triton_recommender.models import Call, ModelDescription
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 0.5
+MAX_RETRIES = 10
+HEDGE_THREADS = 256
+
+
+@dataclass
+class Endpoint:
+    transport: Any  # Transport or AsyncTransport
+    breaker: Breaker = field(default_factory=Breaker)
+    last_error: RecommenderError | None = None
+
+
+class RetryBudget:
+    """Retries in proportion to successes, so that a struggling server is not buried under second attempts.
+
+    Each retryable failure takes a token, each success gives a tenth; below half of the tokens nobody retries.
+    """
+
+    TOKENS = 10.0
+
+    def __init__(self) -> None:
+        self._tokens, self._lock = self.TOKENS, Lock()
+
+    def record_success(self) -> None:
+        with self._lock:
+            self._tokens = min(self._tokens + 0.1, self.TOKENS)
+
+    def spend(self) -> bool:
+        """Take a token, and return whether a retry may be made."""
+        with self._lock:
+            self._tokens = max(self._tokens - 1.0, 0.0)
+            return self._tokens > self.TOKENS / 2
+
+
+@dataclass(frozen=True)
+class Policy:
+    retries: int
+    attempt_s: float | None
+    hedge_after_s: float | None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.retries, bool) or not isinstance(self.retries, int) or not 0 <= self.retries <= MAX_RETRIES:
+            raise InvalidRequest(f"retries is {self.retries!r}; expected 0 to {MAX_RETRIES}.")
+        if self.hedge_after_s is not None and not self.hedge_after_s >= 0:
+            raise InvalidRequest(f"hedge_after_s is {self.hedge_after_s!r}; expected seconds from 0, or None.")
+
+
+class _Attempts:
+    """One call's way through the endpoints: which is next, and whether there is a next at all."""
+
+    def __init__(
+        self, endpoints: Sequence[Endpoint], policy: Policy, budget: RetryBudget, timeout_s: float | None, safe: bool
+    ) -> None:
+        self._endpoints, self._policy, self._budget = endpoints, policy, budget
+        self._timeout_s, self._safe = timeout_s, safe
+        self._deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        self._turn, self._failures = 0, 0
+
+    def begin(self) -> tuple[Endpoint, float | None]:
+        """Return the endpoint to ask, and how long the attempt may take. Raises CircuitOpen or DeadlineExceeded."""
+        left_s = None if self._deadline_s is None else self._deadline_s - time.monotonic()
+        if left_s is not None and left_s <= 0:
+            raise DeadlineExceeded(f"No answer within {self._timeout_s:.3g} s. Allow more with Timeouts(request=…).")
+        for step in range(len(self._endpoints)):
+            endpoint = self._endpoints[(self._turn + step) % len(self._endpoints)]
+            if endpoint.breaker.admit():
+                self._turn += step
+                limits_s = [limit_s for limit_s in (left_s, self._policy.attempt_s) if limit_s is not None]
+                return endpoint, min(limits_s, default=None)
+        last_error = self._endpoints[0].last_error
+        urls = ", ".join(endpoint.transport.url for endpoint in self._endpoints)
+        raise CircuitOpen(
+            f"Not asked: {urls} failed several times in a row, and the next trial is due within 5 s. "
+            f"The last failure: {last_error}"
+        )
+
+    def succeeded(self, endpoint: Endpoint) -> None:
+        endpoint.breaker.record_success()
+        self._budget.record_success()
+
+    def failed(self, endpoint: Endpoint, error: RecommenderError) -> float:
+        """Return the seconds to pause before the next attempt; raise the error where there is none."""
+        if not isinstance(error, Unavailable | StageDied | DeadlineExceeded):
+            endpoint.breaker.record_success()  # it answered
+        else:
+            endpoint.breaker.record_failure()
+            endpoint.last_error = error
+        others = len(self._endpoints) > 1
+        worth_it = isinstance(error, Unavailable | DeadlineExceeded) or (others and isinstance(error, StageDied | Overloaded))
+        if not (self._safe and worth_it and self._failures < self._policy.retries and self._budget.spend()):
+            raise error
+        self._failures += 1
+        self._turn += 1
+        ceiling_s = min(FIRST_PAUSE_S * 2 ** (self._failures - 1), LONGEST_PAUSE_S)
+        somebody_else_is_next = self._failures < len(self._endpoints)
+        pause_s = 0.0 if somebody_else_is_next else ceiling_s * random.uniform(0.5, 1.0)
+        if self._deadline_s is not None and time.monotonic() + pause_s >= self._deadline_s:
+            raise error  # a later attempt could not answer in time
+        return pause_s
+
+
+class _Endpoints:
+    def __init__(self, endpoints: Sequence[Endpoint], policy: Policy) -> None:
+        if not endpoints:
+            raise InvalidRequest("There is no address; expected one or more, such as localhost:8001.")
+        self.endpoints, self._policy, self._budget = list(endpoints), policy, RetryBudget()
+        self.url = ", ".join(endpoint.transport.url for endpoint in endpoints)
+
+    def _attempts(self, timeout_s: float | None, safe: bool = True, first: int = 0) -> _Attempts:
+        rotated = self.endpoints[first:] + self.endpoints[:first]
+        return _Attempts(rotated, self._policy, self._budget, timeout_s, safe)
+
+    def _is_hedged(self, call: Call) -> bool:
+        return self._policy.hedge_after_s is not None and call.safe_to_repeat and len(self.endpoints) > 1
+
+
+class Endpoints(_Endpoints):
+    """Blocking, safe to share between threads. A hedged attempt that lost ends by itself, at its timeout at the latest."""
+
+    def __init__(self, endpoints: Sequence[Endpoint], policy: Policy) -> None:
+        super().__init__(endpoints, policy)
+        self._threads: ThreadPoolExecutor | None = None
+        if policy.hedge_after_s is not None and len(endpoints) > 1:
+            self._threads = ThreadPoolExecutor(HEDGE_THREADS, thread_name_prefix="hedge")
+
+    def describe(self, model: str, timeout_s: float) -> ModelDescription:
+        return self._run(self._attempts(timeout_s), lambda transport, limit_s: transport.describe(model, limit_s))
+
+    def generation(self, timeout_s: float | None) -> int | None:
+        return self._run(self._attempts(timeout_s), lambda transport, limit_s: transport.generation(limit_s))
+
+    def infer(self, call: Call) -> dict[str, np.ndarray]:
+        return self._hedge(call) if self._is_hedged(call) else self._infer(call)
+
+    def close(self) -> None:
+        for endpoint in self.endpoints:
+            endpoint.transport.close()
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)
+
+    def _infer(self, call: Call, first: int = 0) -> dict[str, np.ndarray]:
+        attempts = self._attempts(call.timeout_s, call.safe_to_repeat, first)
+        return self._run(attempts, lambda transport, limit_s: transport.infer(replace(call, timeout_s=limit_s)))
+
+    def _run(self, attempts: _Attempts, ask: Callable) -> Any:
+        while True:
+            endpoint, limit_s = attempts.begin()
+            try:
+                answer = ask(endpoint.transport, limit_s)
+            except RecommenderError as error:
+                time.sleep(attempts.failed(endpoint, error))
+            else:
+                attempts.succeeded(endpoint)
+                return answer
+
+    def _hedge(self, call: Call) -> dict[str, np.ndarray]:
+        started_s = time.monotonic()
+        pending = {self._threads.submit(self._infer, call)}
+        done, pending = wait(pending, self._policy.hedge_after_s)
+        if not done:
+            left_s = None if call.timeout_s is None else max(call.timeout_s - (time.monotonic() - started_s), 1e-3)
+            pending.add(self._threads.submit(self._infer, replace(call, timeout_s=left_s), 1))
+        while True:
+            for future in done:
+                if future.exception() is None or not pending:
+                    return future.result()
+            done, pending = wait(pending, return_when=FIRST_COMPLETED)
+
+
+class AsyncEndpoints(_Endpoints):
+    """asyncio; belongs to one event loop. A hedged attempt that lost is cancelled."""
+
+    async def describe(self, model: str, timeout_s: float) -> ModelDescription:
+        return await self._run(self._attempts(timeout_s), lambda transport, limit_s: transport.describe(model, limit_s))
+
+    async def generation(self, timeout_s: float | None) -> int | None:
+        return await self._run(self._attempts(timeout_s), lambda transport, limit_s: transport.generation(limit_s))
+
+    async def infer(self, call: Call) -> dict[str, np.ndarray]:
+        return await (self._hedge(call) if self._is_hedged(call) else self._infer(call))
+
+    async def close(self) -> None:
+        for endpoint in self.endpoints:
+            await endpoint.transport.close()
+
+    async def _infer(self, call: Call, first: int = 0) -> dict[str, np.ndarray]:
+        attempts = self._attempts(call.timeout_s, call.safe_to_repeat, first)
+        return await self._run(attempts, lambda transport, limit_s: transport.infer(replace(call, timeout_s=limit_s)))
+
+    async def _run(self, attempts: _Attempts, ask: Callable) -> Any:
+        while True:
+            endpoint, limit_s = attempts.begin()
+            try:
+                answer = await ask(endpoint.transport, limit_s)
+            except RecommenderError as error:
+                await asyncio.sleep(attempts.failed(endpoint, error))
+            else:
+                attempts.succeeded(endpoint)
+                return answer
+
+    async def _hedge(self, call: Call) -> dict[str, np.ndarray]:
+        started_s = time.monotonic()
+        pending = {asyncio.create_task(self._infer(call))}
+        try:
+            done, pending = await asyncio.wait(pending, timeout=self._policy.hedge_after_s)
+            if not done:
+                left_s = None if call.timeout_s is None else max(call.timeout_s - (time.monotonic() - started_s), 1e-3)
+                pending.add(asyncio.create_task(self._infer(replace(call, timeout_s=left_s), 1)))
+            while True:
+                for task in done:
+                    if task.exception() is None or not pending:
+                        return task.result()
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in pending:
+                task.cancel()

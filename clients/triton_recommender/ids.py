@@ -1,0 +1,35 @@
+"""Ids on the wire for shops whose own ids are text.
+
+The id of a text is the first 53 bits of the BLAKE2b digest (8 bytes long, no key) of its UTF-8 bytes, read big-endian:
+
+    stable_id("A-17") = int.from_bytes(blake2b(b"A-17", digest_size=8).digest(), "big") >> 11
+
+53 bits, because many JSON readers hold numbers as doubles. Where two texts of a shop get the same id, the one that sorts
+first keeps it, and the other is hashed again with a salt: `attempt` (1, 2, …) as 8 little-endian bytes. The export publishes
+the ids it assigned (`item_names.json`, `user_names.json`); a published id always wins over a computed one.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+ID_BITS = 53
+
+TEST_VECTORS: dict[tuple[str, int], int] = {  # (text, attempt) -> id
+    ("", 0): 8044937785282358,
+    ("7", 0): 8138597842145041,
+    ("007", 0): 2574300389285264,
+    ("A-17", 0): 8173670769573730,
+    ("SKU/0010-x", 0): 4686929118119057,
+    ("café", 0): 3077482977047130,
+    ("日本", 0): 8169812601350803,
+    ("anna", 0): 7327757948776585,
+    ("anna", 1): 2797375885431950,
+    ("anna", 2): 3758441528454437,
+}
+
+
+def stable_id(text: str, attempt: int = 0) -> int:
+    """Return the id of a text, in [0, 2**53). `attempt` above 0 gives further ids, for a text whose first id is taken."""
+    salt = attempt.to_bytes(8, "little") if attempt else b""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8, salt=salt).digest(), "big") >> (64 - ID_BITS)

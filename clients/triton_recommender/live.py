@@ -1,0 +1,60 @@
+"""Events and changed items to tensors of `observe` and `upsert`, and their sequences back. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from triton_recommender.errors import InvalidRequest
+from triton_recommender.models import Event, ModelDescription
+from triton_recommender.wire import INT64, check_columns, checked_id, encode_context, encode_values
+
+KINDS = ("item", "user")
+_OPTIONAL = {"event": "BYTES", "timestamp_ms": "INT64", "value": "FP32", "event_id": "BYTES", "request_id": "BYTES"}
+
+
+def encode_events(events: Sequence[Event], model: ModelDescription) -> dict[str, np.ndarray]:
+    """Return the input tensors [B, 1] of `observe`; an optional tensor is sent when one of the events has it.
+
+    Raises InvalidRequest.
+    """
+    tensors = {
+        "user_id": np.array([[checked_id(event.user_id, "user_id", INT64.min)] for event in events], np.int64),
+        "item_id": np.array([[checked_id(event.item_id, "item_id", 0)] for event in events], np.int64),
+    }
+    wanted = {name: dtype for name, dtype in _OPTIONAL.items() if any(getattr(event, name) is not None for event in events)}
+    rows = [{name: getattr(event, name) for name in wanted} for event in events]
+    for row in rows:
+        for name in ("event", "event_id", "request_id"):
+            if row.get(name) is not None and not isinstance(row[name], str):
+                raise InvalidRequest(f"{name} is {row[name]!r}; expected text.")
+    named = {name for event in events for name in event.context}
+    known = {name: dtype for name, (dtype, _) in model.inputs.items() if name not in ("user_id", "item_id", *_OPTIONAL)}
+    columns = {name: dtype for name, dtype in known.items() if name in named}
+    check_columns(named, known)
+    return tensors | encode_values(rows, wanted) | encode_context([event.context for event in events], columns)
+
+
+def encode_upsert(kind: str, record_id: int, columns: Mapping[str, object]) -> dict[str, np.ndarray]:
+    """Return the input tensors [1, 1] of `upsert`. columns: of the data set, as JSON can say them. Raises InvalidRequest."""
+    if kind not in KINDS:
+        raise InvalidRequest(f"kind is {kind!r}; expected one of {', '.join(KINDS)}.")
+    if not isinstance(columns, Mapping):
+        raise InvalidRequest(f"columns is {columns!r}; expected column names and values, such as {{'price': 9.5}}.")
+    try:
+        text = json.dumps(dict(columns), ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        expected = "Expected texts, finite numbers and lists"
+        raise InvalidRequest(f"columns cannot be written as JSON: {error}. {expected}.") from error
+    return {
+        "kind": np.array([[kind.encode()]], np.object_),
+        "id": np.array([[checked_id(record_id, "id", 0 if kind == "item" else INT64.min)]], np.int64),
+        "columns": np.array([[text.encode()]], np.object_),
+    }
+
+
+def decode_sequences(outputs: Mapping[str, np.ndarray]) -> list[int]:
+    """Return the places in the log, one per event, in the order they were sent."""
+    return outputs["sequence"][:, 0].tolist()

@@ -1,0 +1,209 @@
+"""What goes into a call and what comes out: plain values, shared by the blocking and the asyncio client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from triton_recommender.errors import InvalidRequest
+from triton_recommender.tensors import RECOMMEND, Degraded
+
+ContextValue = int | float | str | bytes | None
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """How long things may take, in seconds. None means no limit, and is meant for people at a prompt.
+
+    request: one answer, all attempts and pauses included
+    connect: the very first exchange, in which the client connects and learns the model's tensors
+    attempt: one attempt at one endpoint; when it ends, the next endpoint is tried in the time that is left
+    queue:   the server drops a request that waited longer in its queue, where the repository was exported with queue
+             limits ([serving] queue_timeout_us; off by default)
+    """
+
+    request: float | None = 2.0
+    connect: float = 5.0
+    attempt: float | None = None
+    queue: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("request", "connect", "attempt", "queue"):
+            value = getattr(self, name)
+            if value is None and name != "connect":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+                raise InvalidRequest(f"Timeouts {name} is {value!r}; expected seconds above 0.")
+
+    @property
+    def queue_us(self) -> int | None:
+        """Microseconds, the unit of Triton's `timeout` request parameter."""
+        return None if self.queue is None else max(int(self.queue * 1e6), 1)
+
+
+DEFAULT_TIMEOUTS = Timeouts()
+
+
+@dataclass(frozen=True)
+class Tls:
+    """PEM files for an encrypted connection.
+
+    root_certificates:                whom to trust; None trusts what the system trusts
+    client_key, client_certificate:   who the caller is, where the server asks for it (mutual TLS); both or neither
+    """
+
+    root_certificates: str | Path | None = None
+    client_key: str | Path | None = None
+    client_certificate: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        if (self.client_key is None) != (self.client_certificate is None):
+            raise InvalidRequest("Tls has one of client_key and client_certificate; expected both, or neither.")
+        for name in ("root_certificates", "client_key", "client_certificate"):
+            path = getattr(self, name)
+            if path is not None and not Path(path).is_file():
+                raise InvalidRequest(f"Tls {name} is {str(path)!r}, which is no file; expected a PEM file.")
+
+
+@dataclass(frozen=True)
+class Query:
+    """One user's question. Ids are the shop's own; texts need a Catalogue of a shop whose ids are text.
+
+    user_id: None for an anonymous visitor, whom only `history` and `context` describe
+    history: item ids, newest first, in place of the server's own history of the user; None leaves it to the server,
+             [] is "nothing yet". The newest H count; the server fixes H.
+    exclude: item ids that must not come back, any number of them
+    context: column -> value, as the data set declares them; a column that is left out counts as missing
+    after:   a sequence that `observe` or `upsert` returned: the answer reflects it, or its `degraded` has LIVE set
+    """
+
+    user_id: int | str | None
+    history: Sequence[int | str] | None = None
+    exclude: Sequence[int | str] = ()
+    context: Mapping[str, ContextValue] = field(default_factory=dict)
+    after: int | None = None
+
+
+@dataclass(frozen=True)
+class Event:
+    """One interaction that happened.
+
+    event:        a name of the data set's [events] section, such as "view"; None is the server's default, the positive one
+    timestamp_ms: milliseconds since 1970 UTC; None is now, by the server's clock
+    value:        quantity, rating or amount
+    event_id:     idempotency key: the same one again changes nothing and returns the first sequence. Only events with a
+                  key are sent again after a failure.
+    request_id:   the `request_id` of the answer that the event reacts to
+    context:      column -> value, as in Query
+    """
+
+    user_id: int | str
+    item_id: int | str
+    event: str | None = None
+    timestamp_ms: int | None = None
+    value: float | None = None
+    event_id: str | None = None
+    request_id: str | None = None
+    context: Mapping[str, ContextValue] = field(default_factory=dict)
+
+
+class Notice(NamedTuple):
+    """Something that the caller said and the server will not understand.
+
+    field: "user_id", "history" or "exclude";  value: as the caller gave it;  message: for people
+    """
+
+    field: str
+    value: str
+    message: str
+
+
+class Recommendation(NamedTuple):
+    item_id: int
+    score: float
+
+
+class DescribedItem(NamedTuple):
+    """rank: from 1; name: the shop's own text id; title: for people. None where the catalogue does not know the item."""
+
+    rank: int
+    item_id: int
+    score: float
+    name: str | None
+    title: str | None
+
+
+@dataclass(frozen=True)
+class Recommendations:
+    """The answer for one user, best first. Iterating gives (item_id, score) pairs; `items` has names and titles too.
+
+    scores:     of the re-ranker, in the served order; rules may have moved items, so they need not fall
+    degraded:   which parts came from a fallback; falsy when none did
+    generation: which published generation answered
+    names, titles: one per item, None where the client has no catalogue or the catalogue does not know the item
+    warnings:   texts that named no known user or item
+    request_id: to be given to the events that the answer leads to
+    """
+
+    item_ids: tuple[int, ...]
+    scores: tuple[float, ...]
+    degraded: Degraded = Degraded.NONE
+    generation: int = 0
+    names: tuple[str | None, ...] = field(default=(), compare=False)
+    titles: tuple[str | None, ...] = field(default=(), compare=False)
+    warnings: tuple[Notice, ...] = ()
+    request_id: str = field(default="", compare=False)
+
+    def __iter__(self) -> Iterator[Recommendation]:
+        return map(Recommendation, self.item_ids, self.scores)
+
+    def __len__(self) -> int:
+        return len(self.item_ids)
+
+    @property
+    def items(self) -> tuple[DescribedItem, ...]:
+        unknown = (None,) * len(self)
+        columns = (range(1, len(self) + 1), self.item_ids, self.scores, self.names or unknown, self.titles or unknown)
+        return tuple(map(DescribedItem, *columns))
+
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """A served model. inputs, outputs: tensor -> (Triton's dtype, length without the batch axis)."""
+
+    inputs: Mapping[str, tuple[str, int]]
+    outputs: Mapping[str, tuple[str, int]]
+    max_batch: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request as it goes over the wire. inputs: tensors [B, …] by name."""
+
+    inputs: Mapping[str, np.ndarray]
+    timeout_s: float | None = None
+    queue_timeout_us: int | None = None
+    priority: int = 0  # 1 is the highest, 0 the model's default
+    request_id: str = ""
+    model: str = RECOMMEND
+    headers: Mapping[str, str] = field(default_factory=dict)
+    safe_to_repeat: bool = True  # a second arrival changes nothing
+
+
+@dataclass(frozen=True)
+class Health:
+    """What one endpoint said to one real question.
+
+    ready:      it answered it;  reason: why not, else ""
+    generation: the one that answered, None when none did;  degraded: as in Recommendations
+    """
+
+    url: str
+    ready: bool
+    reason: str = ""
+    generation: int | None = None
+    degraded: Degraded = Degraded.NONE

@@ -1,0 +1,317 @@
+"""The client. `Recommender` blocks, `AsyncRecommender` awaits; everything but the waiting is shared (`client.py`).
+
+with Recommender("localhost:8001", timeouts=Timeouts(request=0.5)) as shop:
+    for item_id, score in shop.recommend(17850, exclude=[22423], k=10):
+        ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Self
+
+from triton_recommender.cache.base import Cache
+from triton_recommender.cache.transport import AsyncCachedTransport, CachedTransport
+from triton_recommender.catalogue import Catalogue
+from triton_recommender.client import DEFAULT_URL, SharedClient, Timer, health_of
+from triton_recommender.endpoints import AsyncEndpoints, Endpoint, Endpoints, Policy
+from triton_recommender.errors import CacheUnavailable, InvalidRequest, ModelNotFound, RecommenderError
+from triton_recommender.models import (
+    DEFAULT_TIMEOUTS,
+    Call,
+    ContextValue,
+    Event,
+    Health,
+    ModelDescription,
+    Query,
+    Recommendations,
+    Timeouts,
+    Tls,
+)
+from triton_recommender.tensors import OBSERVE, RECOMMEND, UPSERT
+from triton_recommender.tracing import client_span
+from triton_recommender.transports import open_async_transport, open_transport
+from triton_recommender.wire import Signature, decode
+
+
+class Recommender(SharedClient):
+    """Blocking client of one server or of several equal ones. Safe to share between threads; close it, or use `with`.
+
+    url:           host:port of the server's gRPC endpoint, or http://host:port of its HTTP endpoint; a list of them names
+                   equal servers in the order of preference
+    timeouts:      a Timeouts, or seconds for a whole call
+    priority:      1 is served first, in a repository exported with priority levels (off by default); 0 leaves it to the server
+    retries:       further attempts inside the timeout, only of calls that are safe to repeat: `recommend` always, `observe`
+                   where every event has an event_id, `upsert` never
+    hedge_after_s: ask a second endpoint when the first has not answered `recommend` after so many seconds; the first answer
+                   wins. About the server's p95 is a good value: then one call in twenty is sent twice.
+    tls:           root certificates, and the client's own where the server asks for them
+    headers:       sent with every request, such as {"authorization": "Bearer …"}
+    catalogue:     names and titles in answers, and ids for shops whose ids are text
+    strict:        raise UnknownId for a text that names no known user or item, instead of a warning in the answer
+    cache:         a MemoryCache or RedisCache; it may serve several clients, and is closed by whoever made it
+    transport:     another way to reach a server; triton_recommender.testing has one that needs none
+    """
+
+    def __init__(
+        self,
+        url: str | Sequence[str] = DEFAULT_URL,
+        *,
+        timeouts: Timeouts | float = DEFAULT_TIMEOUTS,
+        priority: int = 0,
+        retries: int = 2,
+        hedge_after_s: float | None = None,
+        tls: Tls | None = None,
+        headers: Mapping[str, str] | None = None,
+        catalogue: Catalogue | None = None,
+        strict: bool = False,
+        cache: Cache | None = None,
+        transport=None,
+    ) -> None:
+        super().__init__(timeouts, priority, catalogue, strict, cache)
+        transports = [transport] if transport is not None else [open_transport(one, tls, headers or {}) for one in urls(url)]
+        endpoints = [Endpoint(each) for each in transports]
+        self._endpoints = Endpoints(endpoints, Policy(retries, self.timeouts.attempt, hedge_after_s))
+        self._transport = CachedTransport(self._endpoints, cache) if cache is not None else self._endpoints
+
+    def recommend(
+        self,
+        user_id: int | str | None,
+        *,
+        history: Sequence[int | str] | None = None,
+        exclude: Sequence[int | str] = (),
+        context: Mapping[str, ContextValue] | None = None,
+        after: int | None = None,
+        k: int | None = None,
+        request_id: str = "",
+    ) -> Recommendations:
+        """Return one user's recommendations; see Query for the arguments.
+
+        k: how many items at most, None for all that the server returns
+        request_id: of your own; the client makes one otherwise. It is in the answer, in the server's trace and log.
+        Raises RecommenderError; triton_recommender.errors has the tree.
+        """
+        query = Query(user_id, history, exclude, context or {}, after)
+        return self.recommend_many([query], k=k, request_id=request_id)[0]
+
+    def recommend_many(
+        self, queries: Sequence[Query | int | str], *, k: int | None = None, request_id: str = ""
+    ) -> list[Recommendations]:
+        """Return one answer per query, in their order. A bare id stands for Query(id). Raises RecommenderError.
+
+        More queries than the server takes in one request are sent in several, one after the other, inside one timeout; their
+        answers may come from two generations when the server moves meanwhile.
+        """
+        asked, notices = self.resolve(queries)
+        signature, timer = self.signature(), Timer(self.timeouts.request)
+        answers: list[Recommendations] = []
+        for part, call in self.recommend_calls(asked, signature, k, request_id):
+            answers += decode(self._infer(call, timer), part, k)
+        return self.complete(answers, notices, call.request_id)
+
+    def observe(self, user_id: int | str, item_id: int | str, event: str | None = None, **details) -> int:
+        """Tell the server what a user did, and return the event's place in the log: it is durable then.
+
+        details: the other fields of Event. Give the result to `recommend(after=…)` to see the event's effect at once.
+        An event without an `event_id` is never sent twice: after NoAnswer nobody knows whether it arrived.
+        Raises RecommenderError.
+        """
+        return self.observe_many([Event(user_id, item_id, event, **details)])[0]
+
+    def observe_many(self, events: Sequence[Event]) -> list[int]:
+        """Return one sequence per event, in their order.
+
+        More events than the server takes in one request are sent in several: after an error, earlier ones may be durable.
+        Events with an `event_id` may simply be sent again. Raises RecommenderError.
+        """
+        named = [self.identify(event) for event in events]
+        model, timer = self._describe(OBSERVE), Timer(self.timeouts.request)
+        sequences: list[int] = []
+        try:
+            for call in self.observe_calls(named, model):
+                sequences += self.sequences(self._infer(call, timer))
+        finally:
+            self._forget([event.user_id for event in named])
+        return sequences
+
+    def upsert(self, kind: str, record_id: int | str, columns: Mapping[str, object]) -> int:
+        """Tell the server that an item or user is new or changed, and return the change's place in the log.
+
+        kind: "item" or "user";  columns: of the data set; those that are left out stay as they are
+        Never sent twice: a late second arrival could undo a later change. Raises RecommenderError.
+        """
+        call = self.upsert_call(kind, record_id, columns, self._describe(UPSERT))
+        return self.sequences(self._infer(call, Timer(self.timeouts.request)))[0]
+
+    def signature(self) -> Signature:
+        """Return sizes and context columns of the served `recommend`; asked once, then remembered."""
+        return Signature.of(self._describe(RECOMMEND))
+
+    def health(self) -> list[Health]:
+        """Ask every endpoint one real question, past cache and breakers, and return what each said."""
+        return [self._health(endpoint.transport) for endpoint in self._endpoints.endpoints]
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _describe(self, model: str) -> ModelDescription:
+        if model not in self.models:
+            self.models[model] = self._transport.describe(model, self.timeouts.connect)
+        return self.models[model]
+
+    def _infer(self, call: Call, timer: Timer) -> dict:
+        with client_span(call.model, self.span_attributes(call)) as headers:
+            try:
+                return self._transport.infer(timer.limited(call, headers))
+            except (InvalidRequest, ModelNotFound):
+                self.models.pop(call.model, None)  # another export may have other tensors: look again next time
+                raise
+
+    def _health(self, transport) -> Health:
+        try:
+            if not transport.is_ready(RECOMMEND, self.timeouts.connect):
+                return Health(transport.url, False, "`recommend` is not ready: it is loading, unloaded or broken")
+            signature = Signature.of(transport.describe(RECOMMEND, self.timeouts.connect))
+            return health_of(transport.url, transport.infer(self.health_call(signature)))
+        except RecommenderError as error:
+            return Health(transport.url, False, str(error))
+
+    def _forget(self, user_ids: list[int]) -> None:
+        if self.cache is None:
+            return
+        try:
+            self.cache.forget(user_ids)
+        except CacheUnavailable as error:
+            self.log_not_forgotten(error)
+
+
+class AsyncRecommender(SharedClient):
+    """asyncio client: the same arguments, answers and errors as Recommender. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        url: str | Sequence[str] = DEFAULT_URL,
+        *,
+        timeouts: Timeouts | float = DEFAULT_TIMEOUTS,
+        priority: int = 0,
+        retries: int = 2,
+        hedge_after_s: float | None = None,
+        tls: Tls | None = None,
+        headers: Mapping[str, str] | None = None,
+        catalogue: Catalogue | None = None,
+        strict: bool = False,
+        cache: Cache | None = None,
+        transport=None,
+    ) -> None:
+        super().__init__(timeouts, priority, catalogue, strict, cache)
+        transports = (
+            [transport] if transport is not None else [open_async_transport(one, tls, headers or {}) for one in urls(url)]
+        )
+        endpoints = [Endpoint(each) for each in transports]
+        self._endpoints = AsyncEndpoints(endpoints, Policy(retries, self.timeouts.attempt, hedge_after_s))
+        self._transport = AsyncCachedTransport(self._endpoints, cache) if cache is not None else self._endpoints
+
+    async def recommend(
+        self,
+        user_id: int | str | None,
+        *,
+        history: Sequence[int | str] | None = None,
+        exclude: Sequence[int | str] = (),
+        context: Mapping[str, ContextValue] | None = None,
+        after: int | None = None,
+        k: int | None = None,
+        request_id: str = "",
+    ) -> Recommendations:
+        """See Recommender.recommend."""
+        query = Query(user_id, history, exclude, context or {}, after)
+        return (await self.recommend_many([query], k=k, request_id=request_id))[0]
+
+    async def recommend_many(
+        self, queries: Sequence[Query | int | str], *, k: int | None = None, request_id: str = ""
+    ) -> list[Recommendations]:
+        """See Recommender.recommend_many."""
+        asked, notices = self.resolve(queries)
+        signature, timer = await self.signature(), Timer(self.timeouts.request)
+        answers: list[Recommendations] = []
+        for part, call in self.recommend_calls(asked, signature, k, request_id):
+            answers += decode(await self._infer(call, timer), part, k)
+        return self.complete(answers, notices, call.request_id)
+
+    async def observe(self, user_id: int | str, item_id: int | str, event: str | None = None, **details) -> int:
+        """See Recommender.observe."""
+        return (await self.observe_many([Event(user_id, item_id, event, **details)]))[0]
+
+    async def observe_many(self, events: Sequence[Event]) -> list[int]:
+        """See Recommender.observe_many."""
+        named = [self.identify(event) for event in events]
+        model, timer = await self._describe(OBSERVE), Timer(self.timeouts.request)
+        sequences: list[int] = []
+        try:
+            for call in self.observe_calls(named, model):
+                sequences += self.sequences(await self._infer(call, timer))
+        finally:
+            await self._forget([event.user_id for event in named])
+        return sequences
+
+    async def upsert(self, kind: str, record_id: int | str, columns: Mapping[str, object]) -> int:
+        """See Recommender.upsert."""
+        call = self.upsert_call(kind, record_id, columns, await self._describe(UPSERT))
+        return self.sequences(await self._infer(call, Timer(self.timeouts.request)))[0]
+
+    async def signature(self) -> Signature:
+        """See Recommender.signature."""
+        return Signature.of(await self._describe(RECOMMEND))
+
+    async def health(self) -> list[Health]:
+        """See Recommender.health."""
+        return [await self._health(endpoint.transport) for endpoint in self._endpoints.endpoints]
+
+    async def close(self) -> None:
+        await self._transport.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _describe(self, model: str) -> ModelDescription:
+        if model not in self.models:
+            self.models[model] = await self._transport.describe(model, self.timeouts.connect)
+        return self.models[model]
+
+    async def _infer(self, call: Call, timer: Timer) -> dict:
+        with client_span(call.model, self.span_attributes(call)) as headers:
+            try:
+                return await self._transport.infer(timer.limited(call, headers))
+            except (InvalidRequest, ModelNotFound):
+                self.models.pop(call.model, None)
+                raise
+
+    async def _health(self, transport) -> Health:
+        try:
+            if not await transport.is_ready(RECOMMEND, self.timeouts.connect):
+                return Health(transport.url, False, "`recommend` is not ready: it is loading, unloaded or broken")
+            signature = Signature.of(await transport.describe(RECOMMEND, self.timeouts.connect))
+            return health_of(transport.url, await transport.infer(self.health_call(signature)))
+        except RecommenderError as error:
+            return Health(transport.url, False, str(error))
+
+    async def _forget(self, user_ids: list[int]) -> None:
+        if self.cache is None:
+            return
+        try:
+            await self.cache.forget_async(user_ids)
+        except CacheUnavailable as error:
+            self.log_not_forgotten(error)
+
+
+def urls(url: str | Sequence[str]) -> list[str]:
+    """Return the addresses of equal servers, in the order of preference."""
+    return [url] if isinstance(url, str) else list(url)

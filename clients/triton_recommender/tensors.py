@@ -1,0 +1,25 @@
+"""Models, reserved values and bits on the wire. docs/calling.md describes the same for callers in other languages."""
+
+from __future__ import annotations
+
+from enum import IntFlag
+
+import numpy as np
+
+RECOMMEND, OBSERVE, UPSERT = "recommend", "observe", "upsert"
+
+PAD_ID = -1  # fills unused places of `history`, `exclude` and `item_ids`; as `after`: wait for nothing
+FROM_STORE = -2  # in every place of `history`: use the server's own history of the user
+MISSING_INT = int(np.iinfo(np.int64).min)  # an integer that was not given
+ANONYMOUS = MISSING_INT  # as `user_id`: nobody's id, served as a cold-start user
+
+
+class Degraded(IntFlag):
+    """Bits of `degraded`: which part of the answer came from a fallback."""
+
+    NONE = 0
+    PREPROCESS = 1  # the feature store did not answer
+    RETRIEVE = 2  # fewer candidates than asked for
+    RANK = 4
+    RERANK = 8
+    LIVE = 16  # the live state is behind `after`, or away

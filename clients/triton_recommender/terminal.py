@@ -1,0 +1,23 @@
+"""Text of strangers made harmless for a terminal: titles, names and messages may hold escape sequences."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+
+def printable(text: str) -> str:
+    """Return the text with control and formatting characters written out, such as \\x1b, and every space as a space."""
+    return "".join(_shown(character) for character in text)
+
+
+def json_text(value: Any) -> str:
+    """Return one line of JSON whose control and formatting characters are escaped, which JSON alone asks only of some."""
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(character if character.isprintable() else json.dumps(character)[1:-1] for character in text)
+
+
+def _shown(character: str) -> str:
+    if character.isprintable():
+        return character
+    return " " if character.isspace() and character not in "\x1c\x1d\x1e\x1f\x85" else repr(character)[1:-1]

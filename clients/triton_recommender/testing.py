@@ -1,0 +1,234 @@
+"""Doubles for the tests of code that calls this package: no server, no network, and the same checks as on the wire.
+
+    from triton_recommender.testing import FakeRecommender
+
+    shop = FakeRecommender(lambda query: [3, 1, 2])          # item ids, best first
+    assert shop.recommend(17850, k=2).item_ids == (3, 1)
+    shop.observe(17850, 3, "purchase", event_id="order-1")
+    assert shop.events == [Event(17850, 3, "purchase", event_id="order-1")]
+
+The handler gets each Query as a server would understand it (ids, history and exclusions as sent, absent context left out).
+It returns item ids, best first, or a whole Recommendations, or raises one of triton_recommender.errors. What is wrong with a
+query is refused here too. FakeRecommender takes the other arguments of Recommender as well (catalogue, strict, cache, …);
+AsyncFakeRecommender is its asyncio twin.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from triton_recommender.models import Call, Event, ModelDescription, Query, Recommendations
+from triton_recommender.recommender import AsyncRecommender, Recommender
+from triton_recommender.tensors import ANONYMOUS, FROM_STORE, MISSING_INT, OBSERVE, PAD_ID, RECOMMEND, UPSERT
+
+Handler = Callable[[Query], Sequence[int] | Recommendations]
+
+_OUTPUTS = {"degraded": ("INT32", 1), "generation": ("INT64", 1)}
+_SEQUENCE = {"sequence": ("INT64", 1)}
+_ID = ("INT64", 1)
+
+
+def fake_models(
+    history: int, exclusions: int, items_returned: int, context: Mapping[str, str], max_batch: int
+) -> dict[str, ModelDescription]:
+    """Return the three models as a server describes them. context: column -> INT64, FP32 or BYTES."""
+    columns = {name: (dtype, 1) for name, dtype in context.items()}
+    own = {"user_id": _ID, "history": ("INT64", history), "exclude": ("INT64", exclusions), "after": _ID}
+    answer = {"item_ids": ("INT64", items_returned), "scores": ("FP32", items_returned), **_OUTPUTS}
+    event = {"user_id": _ID, "item_id": _ID, "event": ("BYTES", 1), "timestamp_ms": _ID, "value": ("FP32", 1)}
+    event |= {"event_id": ("BYTES", 1), "request_id": ("BYTES", 1)}
+    upsert = {"kind": ("BYTES", 1), "id": _ID, "columns": ("BYTES", 1)}
+    return {
+        RECOMMEND: ModelDescription({**own, **columns}, answer, max_batch),
+        OBSERVE: ModelDescription({**event, **columns}, _SEQUENCE, max_batch),
+        UPSERT: ModelDescription(upsert, _SEQUENCE, max_batch),
+    }
+
+
+class FakeServer:
+    """What a server does, in a function. `calls`, `queries`, `events` and `upserts` hold what arrived, oldest first.
+
+    history, exclusions, items_returned: H, E and K
+    served_generation: that answers; a handler that returns whole Recommendations names its own
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        history: int = 64,
+        exclusions: int = 64,
+        items_returned: int = 20,
+        context: Mapping[str, str] | None = None,
+        max_batch: int = 64,
+    ) -> None:
+        self.handler, self.served_generation, self.items_returned = handler, 1, items_returned
+        self.models = fake_models(history, exclusions, items_returned, context or {}, max_batch)
+        self.calls: list[Call] = []
+        self.queries: list[Query] = []
+        self.events: list[Event] = []
+        self.upserts: list[tuple[str, int, dict]] = []  # kind, id, columns
+        self._sequences: dict[str, int] = {}  # event_id -> sequence
+        self._next_sequence = 1
+
+    def answer(self, call: Call) -> dict[str, np.ndarray]:
+        self.calls.append(call)
+        if call.model == OBSERVE:
+            return {"sequence": np.array([[self._observe(event)] for event in _events(call.inputs)], np.int64)}
+        if call.model == UPSERT:
+            for kind, record_id, columns in zip(*(call.inputs[name][:, 0] for name in ("kind", "id", "columns")), strict=True):
+                self.upserts.append((kind.decode(), int(record_id), json.loads(columns)))
+            return {"sequence": np.array([[self._new_sequence()] for _ in call.inputs["id"]], np.int64)}
+        return self._recommend(_queries(call.inputs))
+
+    def _recommend(self, queries: list[Query]) -> dict[str, np.ndarray]:
+        self.queries += queries
+        answers = [self._ask(query) for query in queries]
+        shape = (len(answers), self.items_returned)
+        item_ids, scores = np.full(shape, PAD_ID, np.int64), np.zeros(shape, np.float32)
+        for row, answer in enumerate(answers):
+            n_items = min(len(answer), shape[1])
+            item_ids[row, :n_items] = answer.item_ids[:n_items]
+            scores[row, :n_items] = answer.scores[:n_items]
+        return {
+            "item_ids": item_ids,
+            "scores": scores,
+            "degraded": np.array([[answer.degraded] for answer in answers], np.int32),
+            "generation": np.array([[answer.generation] for answer in answers], np.int64),
+        }
+
+    def _ask(self, query: Query) -> Recommendations:
+        answer = self.handler(query)
+        if isinstance(answer, Recommendations):
+            return answer
+        falling = tuple(1.0 - rank / max(len(answer), 1) for rank in range(len(answer)))
+        return Recommendations(tuple(answer), falling, generation=self.served_generation)
+
+    def _observe(self, event: Event) -> int:
+        if event.event_id is not None and event.event_id in self._sequences:
+            return self._sequences[event.event_id]
+        self.events.append(event)
+        sequence = self._new_sequence()
+        if event.event_id is not None:
+            self._sequences[event.event_id] = sequence
+        return sequence
+
+    def _new_sequence(self) -> int:
+        self._next_sequence += 1
+        return self._next_sequence - 1
+
+
+class FakeTransport(FakeServer):
+    """A FakeServer as Recommender's `transport`."""
+
+    url = "fake"
+
+    def describe(self, model: str, timeout_s: float) -> ModelDescription:
+        return self.models[model]
+
+    def infer(self, call: Call) -> dict[str, np.ndarray]:
+        return self.answer(call)
+
+    def is_ready(self, model: str, timeout_s: float) -> bool:
+        return True
+
+    def generation(self, timeout_s: float | None) -> int | None:
+        return self.served_generation
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class AsyncFakeTransport(FakeServer):
+    """A FakeServer as AsyncRecommender's `transport`."""
+
+    url = "fake"
+
+    async def describe(self, model: str, timeout_s: float) -> ModelDescription:
+        return self.models[model]
+
+    async def infer(self, call: Call) -> dict[str, np.ndarray]:
+        return self.answer(call)
+
+    async def is_ready(self, model: str, timeout_s: float) -> bool:
+        return True
+
+    async def generation(self, timeout_s: float | None) -> int | None:
+        return self.served_generation
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+class _Arrived:
+    """What arrived at the fake, oldest first."""
+
+    server: FakeServer
+
+    @property
+    def queries(self) -> list[Query]:
+        return self.server.queries
+
+    @property
+    def events(self) -> list[Event]:
+        return self.server.events
+
+    @property
+    def upserts(self) -> list[tuple[str, int, dict]]:
+        return self.server.upserts
+
+
+class FakeRecommender(_Arrived, Recommender):
+    """A Recommender without a server. context: column -> INT64, FP32 or BYTES. settings: of Recommender."""
+
+    def __init__(self, handler: Handler = lambda query: [], *, context: Mapping[str, str] | None = None, **settings) -> None:
+        self.server = FakeTransport(handler, context=context)
+        super().__init__(transport=self.server, **settings)
+
+
+class AsyncFakeRecommender(_Arrived, AsyncRecommender):
+    """An AsyncRecommender without a server; arguments as of FakeRecommender."""
+
+    def __init__(self, handler: Handler = lambda query: [], *, context: Mapping[str, str] | None = None, **settings) -> None:
+        self.server = AsyncFakeTransport(handler, context=context)
+        super().__init__(transport=self.server, **settings)
+
+
+def _queries(inputs: Mapping[str, np.ndarray]) -> list[Query]:
+    """Return what was sent, as queries again."""
+    columns = [name for name in inputs if name not in ("user_id", "history", "exclude", "after")]
+    queries = []
+    for row, user_id in enumerate(inputs["user_id"][:, 0].tolist()):
+        history = inputs["history"][row].tolist() if "history" in inputs else [FROM_STORE]
+        exclude = inputs["exclude"][row].tolist() if "exclude" in inputs else []
+        after = int(inputs["after"][row, 0]) if "after" in inputs else PAD_ID
+        queries.append(
+            Query(
+                None if user_id == ANONYMOUS else user_id,
+                None if history[0] == FROM_STORE else [item for item in history if item != PAD_ID],
+                [item for item in exclude if item != PAD_ID],
+                _given({name: inputs[name][row, 0] for name in columns}),
+                None if after == PAD_ID else after,
+            )
+        )
+    return queries
+
+
+def _events(inputs: Mapping[str, np.ndarray]) -> list[Event]:
+    """Return what was sent, as events again."""
+    own = ("user_id", "item_id", "event", "timestamp_ms", "value", "event_id", "request_id")
+    events = []
+    for row in range(len(inputs["user_id"])):
+        given = _given({name: array[row, 0] for name, array in inputs.items()})
+        given = {name: value.decode() if isinstance(value, bytes) else value.item() for name, value in given.items()}
+        context = {name: value for name, value in given.items() if name not in own}
+        events.append(Event(**{name: value for name, value in given.items() if name in own}, context=context))
+    return events
+
+
+def _given(values: Mapping[str, object]) -> dict:
+    """Return what is not the marker of a missing value."""
+    return {name: value for name, value in values.items() if value != MISSING_INT and value == value and value != b""}

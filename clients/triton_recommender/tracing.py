@@ -1,0 +1,27 @@
+"""OpenTelemetry, where it is installed (`pip install triton-recommender[tracing]`): a span per call, its context as headers.
+
+Without the package, or without a configured SDK, calls are neither measured nor marked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+try:
+    from opentelemetry import propagate, trace
+except ImportError:
+    trace = None
+
+
+@contextmanager
+def client_span(name: str, attributes: Mapping[str, str | int]) -> Iterator[dict[str, str]]:
+    """Yield the headers that carry the trace context to the server, such as `traceparent`; the span ends with the block."""
+    if trace is None:
+        yield {}
+        return
+    tracer = trace.get_tracer("triton_recommender")
+    with tracer.start_as_current_span(name, kind=trace.SpanKind.CLIENT, attributes=dict(attributes)):
+        headers: dict[str, str] = {}
+        propagate.inject(headers)
+        yield headers

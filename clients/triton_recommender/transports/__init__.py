@@ -1,0 +1,109 @@
+"""Ways to one endpoint. Each transport, blocking or asyncio, has the same five methods.
+
+    describe(model, timeout_s)  the tensors of a served model
+    infer(call)                 one request
+    is_ready(model, timeout_s)  whether the server says that it can answer
+    generation(timeout_s)       which generation answers, None while it is not one alone
+    close()
+
+An address chooses the protocol: host:port and grpc:// are gRPC, grpcs:// is gRPC over TLS; http:// and https:// are HTTP.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from typing import Protocol
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from triton_recommender.errors import InvalidRequest
+from triton_recommender.models import Call, ModelDescription, Tls
+
+SCHEMES = ("grpc", "grpcs", "http", "https")
+
+
+class Transport(Protocol):
+    url: str
+
+    def describe(self, model: str, timeout_s: float) -> ModelDescription: ...
+
+    def infer(self, call: Call) -> dict[str, np.ndarray]: ...
+
+    def is_ready(self, model: str, timeout_s: float) -> bool: ...
+
+    def generation(self, timeout_s: float | None) -> int | None: ...
+
+    def close(self) -> None: ...
+
+
+class AsyncTransport(Protocol):
+    url: str
+
+    async def describe(self, model: str, timeout_s: float) -> ModelDescription: ...
+
+    async def infer(self, call: Call) -> dict[str, np.ndarray]: ...
+
+    async def is_ready(self, model: str, timeout_s: float) -> bool: ...
+
+    async def generation(self, timeout_s: float | None) -> int | None: ...
+
+    async def close(self) -> None: ...
+
+
+def open_transport(url: str, tls: Tls | None, headers: Mapping[str, str]) -> Transport:
+    """Return a blocking transport for an address. Raises InvalidRequest. It connects with its first call."""
+    scheme, address = split_url(url, tls)
+    if scheme.startswith("grpc"):
+        from triton_recommender.transports.grpc import GrpcTransport  # slow to import, and HTTP and fakes need none of it
+
+        return GrpcTransport(address, tls=tls_of(scheme, tls), headers=headers)
+    from triton_recommender.transports.http import HttpTransport
+
+    return HttpTransport(f"{scheme}://{address}", tls=tls, headers=headers)
+
+
+def open_async_transport(url: str, tls: Tls | None, headers: Mapping[str, str]) -> AsyncTransport:
+    """Return an asyncio transport for an address. Raises InvalidRequest. It connects with its first call."""
+    scheme, address = split_url(url, tls)
+    if scheme.startswith("grpc"):
+        from triton_recommender.transports.grpc import AsyncGrpcTransport
+
+        return AsyncGrpcTransport(address, tls=tls_of(scheme, tls), headers=headers)
+    from triton_recommender.transports.http import AsyncHttpTransport
+
+    return AsyncHttpTransport(f"{scheme}://{address}", tls=tls, headers=headers)
+
+
+def tls_of(scheme: str, tls: Tls | None) -> Tls | None:
+    """Return the TLS settings of a gRPC address: those of the system for grpcs:// without any."""
+    return tls or (Tls() if scheme == "grpcs" else None)
+
+
+def split_url(url: str, tls: Tls | None = None) -> tuple[str, str]:
+    """Return (scheme, host:port) of an address. Raises InvalidRequest."""
+    scheme, address = url.split("://", 1) if isinstance(url, str) and "://" in url else ("grpc", url)
+    if not isinstance(url, str) or scheme not in SCHEMES or not is_address(address):
+        raise InvalidRequest(
+            f"url is {url!r}; expected host:port of the server's gRPC endpoint, such as localhost:8001, "
+            "or http://host:port of its HTTP endpoint."
+        )
+    if tls is not None and scheme == "http":
+        raise InvalidRequest(f"url is {url!r}, which is not encrypted, but tls is set; expected https:// or no tls.")
+    return scheme, address
+
+
+def is_address(address: str) -> bool:
+    """Return whether a text is host:port, and nothing else."""
+    host, colon, port = address.rpartition(":")
+    return "/" not in address and bool(host and colon) and port.isascii() and port.isdigit() and 0 < int(port) < 65_536
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether host:port is this machine's own, by its name or address."""
+    host = urlsplit(f"//{address}").hostname or ""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # another name
+        return False

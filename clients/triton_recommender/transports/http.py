@@ -1,0 +1,187 @@
+"""HTTP: the same protocol (KServe v2 with Triton's binary tensors) over urllib3, or over aiohttp for asyncio.
+
+tritonclient writes and reads the bodies. Its own HTTP client is tied to one thread; urllib3's connections are not.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import aiohttp
+import numpy as np
+import tritonclient.http as codec
+import urllib3
+from tritonclient.utils import InferenceServerException
+
+from triton_recommender.errors import from_status
+from triton_recommender.models import Call, ModelDescription, Tls
+from triton_recommender.tensors import RECOMMEND
+from triton_recommender.transports.grpc import infer_inputs, only_version, wire_dtype
+
+LENGTH = "Inference-Header-Content-Length"
+POOL_SIZE = 64  # connections kept open, for as many threads
+STATUSES = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    408: "DEADLINE_EXCEEDED",
+    429: "RESOURCE_EXHAUSTED",
+    502: "UNAVAILABLE",
+    503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
+}
+
+
+class _Http:
+    def __init__(self, url: str, headers: Mapping[str, str] | None) -> None:
+        self.url = url
+        self._headers = dict(headers or {})
+
+    @contextmanager
+    def _translated(self, timeout_s: float | None, call: Call | None = None) -> Iterator[None]:
+        """Turn what the libraries raise into errors of this package."""
+        try:
+            yield
+        except (urllib3.exceptions.TimeoutError, TimeoutError) as error:
+            if isinstance(error, urllib3.exceptions.ConnectTimeoutError):
+                raise from_status("UNAVAILABLE", "no connection in time", self.url, timeout_s, call) from error
+            raise from_status("DEADLINE_EXCEEDED", "", self.url, timeout_s, call) from error
+        except (urllib3.exceptions.HTTPError, aiohttp.ClientError, OSError) as error:
+            raise from_status("UNAVAILABLE", str(error), self.url, timeout_s, call) from error
+        except InferenceServerException as error:  # the body does not hold what its header says
+            raise from_status("INTERNAL", error.message() or "", self.url, timeout_s, call) from error
+
+    def _checked(self, status: int, body: bytes, timeout_s: float | None, call: Call | None = None) -> bytes:
+        if status == 200:
+            return body
+        raise from_status(STATUSES.get(status, "INTERNAL"), _error_in(body), self.url, timeout_s, call)
+
+    def _request_of(self, call: Call) -> tuple[bytes, dict[str, str]]:
+        body, header_length = codec.InferenceServerClient.generate_request_body(
+            infer_inputs(call, codec.InferInput),
+            request_id=call.request_id,
+            priority=call.priority,
+            timeout=call.queue_timeout_us,
+        )
+        headers = {**self._headers, **call.headers, "Content-Type": "application/octet-stream"}
+        if header_length is not None:
+            headers[LENGTH] = str(header_length)
+        return body, headers
+
+
+class HttpTransport(_Http):
+    """Blocking. Safe to share between threads. url: http://host:port or https://host:port."""
+
+    def __init__(self, url: str, *, tls: Tls | None = None, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(url, headers)
+        self._pool = urllib3.PoolManager(maxsize=POOL_SIZE, ssl_context=ssl_context(tls), retries=False)
+
+    def describe(self, model: str, timeout_s: float) -> ModelDescription:
+        return describe_model(self._get(f"v2/models/{model}/config", timeout_s))
+
+    def infer(self, call: Call) -> dict[str, np.ndarray]:
+        body, headers = self._request_of(call)
+        with self._translated(call.timeout_s, call):
+            url = f"{self.url}/v2/models/{call.model}/infer"
+            response = self._pool.request("POST", url, body=body, headers=headers, timeout=_limit(call.timeout_s))
+            return outputs_of(self._checked(response.status, response.data, call.timeout_s, call), response.headers.get(LENGTH))
+
+    def is_ready(self, model: str, timeout_s: float) -> bool:
+        with self._translated(timeout_s):
+            url = f"{self.url}/v2/models/{model}/ready"
+            return self._pool.request("GET", url, headers=self._headers, timeout=_limit(timeout_s)).status == 200
+
+    def generation(self, timeout_s: float | None) -> int | None:
+        return only_version(self._get(f"v2/models/{RECOMMEND}", timeout_s)["versions"])
+
+    def close(self) -> None:
+        self._pool.clear()
+
+    def _get(self, path: str, timeout_s: float | None) -> Any:
+        with self._translated(timeout_s):
+            response = self._pool.request("GET", f"{self.url}/{path}", headers=self._headers, timeout=_limit(timeout_s))
+            return json.loads(self._checked(response.status, response.data, timeout_s))
+
+
+class AsyncHttpTransport(_Http):
+    """asyncio. Belongs to the event loop in which it is first used. url: http://host:port or https://host:port."""
+
+    def __init__(self, url: str, *, tls: Tls | None = None, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(url, headers)
+        self._ssl = ssl_context(tls) or True  # True: as the system says
+        self._session: aiohttp.ClientSession | None = None
+
+    async def describe(self, model: str, timeout_s: float) -> ModelDescription:
+        return describe_model(await self._get(f"v2/models/{model}/config", timeout_s))
+
+    async def infer(self, call: Call) -> dict[str, np.ndarray]:
+        body, headers = self._request_of(call)
+        with self._translated(call.timeout_s, call):
+            async with self._ask(
+                "POST", f"v2/models/{call.model}/infer", call.timeout_s, data=body, headers=headers
+            ) as response:
+                data = self._checked(response.status, await response.read(), call.timeout_s, call)
+                return outputs_of(data, response.headers.get(LENGTH))
+
+    async def is_ready(self, model: str, timeout_s: float) -> bool:
+        with self._translated(timeout_s):
+            async with self._ask("GET", f"v2/models/{model}/ready", timeout_s, headers=self._headers) as response:
+                return response.status == 200
+
+    async def generation(self, timeout_s: float | None) -> int | None:
+        return only_version((await self._get(f"v2/models/{RECOMMEND}", timeout_s))["versions"])
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def _get(self, path: str, timeout_s: float | None) -> Any:
+        with self._translated(timeout_s):
+            async with self._ask("GET", path, timeout_s, headers=self._headers) as response:
+                return json.loads(self._checked(response.status, await response.read(), timeout_s))
+
+    def _ask(self, method: str, path: str, timeout_s: float | None, **options):
+        if self._session is None:  # here: a session wants a running loop
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=POOL_SIZE, ssl=self._ssl))
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        return self._session.request(method, f"{self.url}/{path}", timeout=timeout, **options)
+
+
+def ssl_context(tls: Tls | None) -> ssl.SSLContext | None:
+    if tls is None:
+        return None
+    context = ssl.create_default_context(cafile=None if tls.root_certificates is None else str(tls.root_certificates))
+    if tls.client_certificate is not None:
+        context.load_cert_chain(str(tls.client_certificate), str(tls.client_key))
+    return context
+
+
+def describe_model(config: Mapping[str, Any]) -> ModelDescription:
+    def described(tensors: list[Mapping[str, Any]]) -> dict[str, tuple[str, int]]:
+        return {tensor["name"]: (wire_dtype(tensor["data_type"]), int(tensor["dims"][0])) for tensor in tensors}
+
+    return ModelDescription(described(config["input"]), described(config["output"]), max(int(config["max_batch_size"]), 1))
+
+
+def outputs_of(body: bytes, header_length: str | None) -> dict[str, np.ndarray]:
+    result = codec.InferenceServerClient.parse_response_body(
+        body, header_length=None if header_length is None else int(header_length)
+    )
+    return {output["name"]: result.as_numpy(output["name"]) for output in result.get_response()["outputs"]}
+
+
+def _limit(timeout_s: float | None) -> urllib3.Timeout:
+    return urllib3.Timeout(total=timeout_s)
+
+
+def _error_in(body: bytes) -> str:
+    """Return the message in Triton's {"error": …}, or the body itself."""
+    try:
+        return str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return body[:200].decode(errors="replace")

@@ -1,0 +1,194 @@
+"""Queries to tensors and back. Pure: knows the contract, and no network.
+
+The sizes H, E and K and the context columns come from the server's own description of the model, never from a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from triton_recommender.errors import InvalidRequest
+from triton_recommender.models import ContextValue, ModelDescription, Query, Recommendations
+from triton_recommender.tensors import ANONYMOUS, FROM_STORE, MISSING_INT, PAD_ID, Degraded
+
+INT64 = np.iinfo(np.int64)
+NUMPY_DTYPES = {"INT64": np.int64, "FP32": np.float32, "BYTES": np.object_}
+_MISSING = {"INT64": MISSING_INT, "FP32": float("nan"), "BYTES": b""}
+_WANTED = {"INT64": "a whole number", "FP32": "a number", "BYTES": "text"}
+_OWN_INPUTS = ("user_id", "history", "exclude", "after")
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What the served `recommend` takes and gives."""
+
+    history: int  # H
+    exclusions: int  # E
+    items_returned: int  # K
+    context: Mapping[str, str]  # column -> Triton's dtype: INT64, FP32 or BYTES
+    max_batch: int  # queries per request
+    takes_after: bool = False
+
+    @classmethod
+    def of(cls, model: ModelDescription) -> Signature:
+        """Read the sizes of a served model. Raises InvalidRequest where it is no `recommend` of this project."""
+        missing = [name for name in ("user_id", "history", "exclude") if name not in model.inputs]
+        missing += [name for name in ("item_ids", "scores", "degraded", "generation") if name not in model.outputs]
+        if missing:
+            raise InvalidRequest(
+                f"The model has no tensor {', '.join(missing)}: it is not a `recommend` of this project. "
+                "Serve a repository that `make export` wrote, or name the right --url."
+            )
+        return cls(
+            history=model.inputs["history"][1],
+            exclusions=model.inputs["exclude"][1],
+            items_returned=model.outputs["item_ids"][1],
+            context={name: dtype for name, (dtype, _) in model.inputs.items() if name not in _OWN_INPUTS},
+            max_batch=model.max_batch,
+            takes_after="after" in model.inputs,
+        )
+
+
+def encode(queries: Sequence[Query], signature: Signature) -> dict[str, np.ndarray]:
+    """Return every input tensor [B, …] for queries with integer ids, filled where a query says nothing.
+
+    All tensors are always sent: tritonserver batches only requests that send the same ones.
+    A history keeps its newest H items. Exclusions beyond E do not fit the tensor: `decode` drops those items instead.
+    Raises InvalidRequest.
+    """
+    if not queries:
+        raise InvalidRequest("There is no query in the call; expected one at least.")
+    user_ids = [ANONYMOUS if query.user_id is None else checked_id(query.user_id, "user_id", INT64.min) for query in queries]
+    tensors = {
+        "user_id": np.array(user_ids, np.int64)[:, None],
+        "history": np.full((len(queries), signature.history), PAD_ID, np.int64),
+        "exclude": np.full((len(queries), signature.exclusions), PAD_ID, np.int64),
+    }
+    for row, query in enumerate(queries):
+        _fill_history(tensors["history"][row], query)
+        ids = [checked_id(item, "exclude", 0) for item in query.exclude][: signature.exclusions]
+        tensors["exclude"][row, : len(ids)] = ids
+    return tensors | _encode_after(queries, signature) | encode_context([query.context for query in queries], signature.context)
+
+
+def decode(outputs: Mapping[str, np.ndarray], queries: Sequence[Query], k: int | None) -> list[Recommendations]:
+    """Return one answer per query from output tensors [B, …], without padding and excluded items, k at most."""
+    answers = []
+    for row, query in enumerate(queries):
+        excluded = set(query.exclude)
+        served = [
+            (int(item_id), float(score))
+            for item_id, score in zip(outputs["item_ids"][row], outputs["scores"][row], strict=True)
+            if item_id != PAD_ID and int(item_id) not in excluded
+        ][:k]
+        degraded, generation = Degraded(int(outputs["degraded"][row, 0])), int(outputs["generation"][row, 0])
+        item_ids, scores = tuple(item_id for item_id, _ in served), tuple(score for _, score in served)
+        answers.append(Recommendations(item_ids, scores, degraded, generation))
+    return answers
+
+
+def check_k(k: int | None, signature: Signature) -> None:
+    """Raise InvalidRequest unless the server can return k items; None stands for all it returns."""
+    if k is None:
+        return
+    if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
+        raise InvalidRequest(f"k is {k!r}; expected a whole number from 1 to {signature.items_returned}.")
+    if k > signature.items_returned:
+        raise InvalidRequest(
+            f"k is {k}; this server returns {signature.items_returned} items at most. Ask for fewer, or export with a larger K."
+        )
+
+
+def checked_items(items: object, name: str) -> list:
+    """Return the items of `history` or `exclude` as a list. Raises InvalidRequest for a bare text, number or mapping.
+
+    A text is a sequence of letters: without this check, exclude="SKU/0010-x" would exclude ten one-letter items.
+    """
+    if isinstance(items, str | bytes):
+        raise InvalidRequest(f"{name} is the text {items!r}; expected a list of item ids. Write {name}=[{items!r}].")
+    if isinstance(items, np.ndarray) and items.ndim == 1:
+        return items.tolist()
+    if isinstance(items, Mapping) or not isinstance(items, Iterable):
+        raise InvalidRequest(f"{name} is {items!r}; expected a list of item ids, such as [22423].")
+    return list(items)
+
+
+def checked_id(value: object, name: str, at_least: int) -> int:
+    """Return an id for the wire. Raises InvalidRequest for what is no whole number from `at_least` to the largest int64."""
+    if isinstance(value, str):
+        raise InvalidRequest(
+            f"{name} is {value!r}, a name; ids on the wire are whole numbers. "
+            "Send the number, or give the client the catalogue of a repository whose ids are names."
+        )
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise InvalidRequest(f"{name} is {value!r}; expected a whole number.")
+    if not at_least <= value <= INT64.max:
+        raise InvalidRequest(f"{name} is {value}; expected a whole number from {at_least} to {INT64.max}.")
+    return int(value)
+
+
+def encode_context(rows: Sequence[Mapping[str, ContextValue]], columns: Mapping[str, str]) -> dict[str, np.ndarray]:
+    """Return a [B, 1] tensor for each column, with the marker of a missing value where a row does not name it.
+
+    columns: column -> Triton's dtype. Raises InvalidRequest.
+    """
+    check_columns({name for row in rows for name in row}, columns)
+    return encode_values(rows, columns, "context ")
+
+
+def check_columns(named: Iterable[str], known: Mapping[str, str]) -> None:
+    """Raise InvalidRequest where a caller names a context column that the server does not have."""
+    if unknown := sorted(set(named) - known.keys()):
+        raise InvalidRequest(
+            f"context has no column {unknown[0]!r}; this server knows {', '.join(known) or 'none at all'}. "
+            "Correct the name or leave it out."
+        )
+
+
+def encode_values(
+    rows: Sequence[Mapping[str, ContextValue]], dtypes: Mapping[str, str], label: str = ""
+) -> dict[str, np.ndarray]:
+    """Return a [B, 1] tensor for each name. label: what a message says before the name. Raises InvalidRequest."""
+    return {
+        name: np.array([[_encode_value(label + name, dtype, row.get(name))] for row in rows], NUMPY_DTYPES[dtype])
+        for name, dtype in dtypes.items()
+    }
+
+
+def _fill_history(row: np.ndarray, query: Query) -> None:
+    """row: i8 [H], all PAD_ID."""
+    if query.history is None:
+        row[:] = FROM_STORE
+        return
+    ids = [checked_id(item, "history", 0) for item in query.history][: len(row)]
+    row[: len(ids)] = ids
+
+
+def _encode_after(queries: Sequence[Query], signature: Signature) -> dict[str, np.ndarray]:
+    if signature.takes_after:
+        rows = [[PAD_ID if query.after is None else checked_id(query.after, "after", 0)] for query in queries]
+        return {"after": np.array(rows, np.int64)}
+    if any(query.after is not None for query in queries):
+        raise InvalidRequest(
+            "after is set, but this server's `recommend` has no such input: it serves no live state. "
+            "Leave `after` out, or serve a repository that takes events."
+        )
+    return {}
+
+
+def _encode_value(name: str, dtype: str, value: ContextValue) -> int | float | bytes:
+    if value is None:
+        return _MISSING[dtype]
+    try:
+        if dtype == "BYTES":
+            return value if isinstance(value, bytes) else str(value).encode()
+        if dtype == "FP32":
+            return float(value)
+        if int(value) != value and not isinstance(value, str):
+            raise ValueError(value)
+        return int(np.int64(int(value)))
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidRequest(f"{name} is {value!r}; expected {_WANTED[dtype]}.") from None
