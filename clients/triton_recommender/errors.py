@@ -103,17 +103,20 @@ STUB_DIED = "is not healthy"
 # What it says, with status UNAVAILABLE, when a caller lacks the header that opens a restricted protocol.
 _RESTRICTED = "protocol is restricted"
 
+# What it says about a model that it does not serve: with status NOT_FOUND over gRPC, but 400 in places over HTTP.
+_UNKNOWN = "unknown model"
+
 
 def from_status(status: str, details: str, url: str, timeout_s: float | None, call: Call | None = None) -> RecommenderError:
     """Return the error for a gRPC status name such as "UNAVAILABLE" and the server's own words."""
     details = details.partition("\n")[0]  # a traceback is for the server's log
     said = f" (it said: {details})" if details else ""
-    if status in ("INVALID_ARGUMENT", "OUT_OF_RANGE"):
+    if status in ("INVALID_ARGUMENT", "OUT_OF_RANGE") and _UNKNOWN not in details:
         return InvalidRequest(f"The server at {url} refuses this request: {details}", call)
     if status in ("UNAUTHENTICATED", "PERMISSION_DENIED") or _RESTRICTED in details:
         remedy = "Give the client the server's token or certificate with headers= or tls=."
         return AccessDenied(f"The server at {url} does not let this caller in{said}. {remedy}", call)
-    if status == "NOT_FOUND" or "unknown model" in details:
+    if status == "NOT_FOUND" or _UNKNOWN in details:
         remedy = "See what it serves with `python -m clients health`, and serve a repository that `make export` wrote."
         return ModelNotFound(f"The server at {url} does not know the model{said}. {remedy}", call)
     if status == "DEADLINE_EXCEEDED":

@@ -1,0 +1,61 @@
+"""The client knows the contract without importing it: both sides must say the same."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serving.contract import tensors as contract
+from training.dataset.ids import stable_id as export_id
+from triton_recommender import stable_id, tensors
+from triton_recommender.ids import TEST_VECTORS
+
+CLIENT = Path(__file__).parents[3] / "clients" / "triton_recommender"
+DEPENDENCIES = {
+    *("numpy", "tritonclient", "aiohttp", "urllib3", "cachetools"),
+    *("typer", "rich", "redis", "confluent_kafka", "opentelemetry", "prometheus_client"),  # extras
+}
+
+
+def test_reserved_values_are_those_of_the_contract():
+    for name in ("PAD_ID", "FROM_STORE", "MISSING_INT"):
+        assert getattr(tensors, name) == getattr(contract, name)
+    assert contract.ENSEMBLE == tensors.RECOMMEND
+    for bit in contract.Degraded:
+        assert tensors.Degraded[bit.name] == bit
+
+
+@pytest.mark.parametrize(("text", "attempt"), TEST_VECTORS)
+def test_ids_of_texts_are_those_of_the_export(text, attempt):
+    assert stable_id(text, attempt) == export_id(text, attempt) == TEST_VECTORS[text, attempt]
+
+
+def test_ids_of_any_text_are_those_of_the_export():
+    rng = np.random.default_rng(0)
+    texts = ["".join(map(chr, rng.integers(32, 0x2FFF, rng.integers(1, 30)))) for _ in range(1_000)]
+    assert [stable_id(text) for text in texts] == [export_id(text) for text in texts]
+
+
+def test_the_package_imports_nothing_of_the_rest():
+    for path in CLIENT.rglob("*.py"):
+        names = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                names.add(node.module.split(".")[0])
+        assert names <= {"triton_recommender", *DEPENDENCIES, *sys.stdlib_module_names}, path
+
+
+def test_the_error_tree_is_drawn_as_it_is():
+    from triton_recommender import errors
+
+    classes = {name: value for name, value in vars(errors).items() if isinstance(value, type)}
+    drawn = re.findall(r"[├└]── (\w+)", errors.__doc__)
+    assert sorted([*drawn, "RecommenderError"]) == sorted(classes)
+    assert all(issubclass(found, errors.RecommenderError) for found in classes.values())

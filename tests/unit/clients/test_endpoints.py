@@ -1,0 +1,278 @@
+"""Several servers, failures between them, and what is sent twice and what never."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import time
+
+import grpc
+import pytest
+
+from server.ports import free_ports
+from tests.unit.clients.conftest import ANSWER
+from tests.unit.clients.grpc_double import GrpcDouble
+from tests.unit.clients.http_double import HttpDouble
+from triton_recommender import (
+    AccessDenied,
+    AsyncRecommender,
+    CircuitOpen,
+    DeadlineExceeded,
+    Event,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+    Query,
+    Recommender,
+    ServerFault,
+    StageDied,
+    Timeouts,
+    Tls,
+    Unavailable,
+)
+from triton_recommender.breaker import Breaker
+
+UNAVAILABLE = (grpc.StatusCode.UNAVAILABLE, "GOAWAY")
+DEAD = (grpc.StatusCode.INTERNAL, "Stub process 'rank_0_0' is not healthy.")
+
+both = pytest.mark.parametrize("kind", ["blocking", "asyncio"])
+
+
+def use(kind: str, urls, ask, **settings):
+    """The results of `ask(client)`, a list of calls, by either client over fresh connections."""
+    if kind == "blocking":
+        with Recommender(urls, **settings) as shop:
+            return [step() for step in ask(shop)]
+
+    async def run():
+        async with AsyncRecommender(urls, **settings) as shop:
+            return [await step() for step in ask(shop)]
+
+    return asyncio.run(run())
+
+
+def recommend(shop):
+    return [lambda: shop.recommend(1)]
+
+
+@pytest.fixture
+def other():
+    double = GrpcDouble(lambda query: ANSWER)
+    yield double
+    double.stop()
+
+
+@pytest.fixture
+def http():
+    double = HttpDouble(lambda query: ANSWER)
+    yield double
+    double.stop()
+
+
+@both
+def test_the_next_server_is_asked_where_the_first_is_away(kind, server):
+    urls = [f"localhost:{free_ports().grpc}", server.url]
+    assert use(kind, urls, recommend, timeouts=10.0) == [ANSWER]
+
+
+@both
+@pytest.mark.parametrize("failure", [UNAVAILABLE, DEAD, (grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size")])
+def test_the_next_server_is_asked_where_the_first_fails(kind, server, other, failure):
+    server.failures = [failure]
+    assert use(kind, [server.url, other.url], recommend, timeouts=10.0) == [ANSWER]
+    assert (len(server.parameters), len(other.parameters)) == (1, 1)
+
+
+@both
+def test_an_attempt_that_takes_too_long_goes_to_the_next_server(kind, server, other):
+    server.delay_s = 3.0
+    assert use(kind, [server.url, other.url], recommend, timeouts=Timeouts(20.0, attempt=0.5)) == [ANSWER]
+    assert len(other.parameters) == 1
+
+
+@both
+def test_a_dead_stage_with_one_server_is_not_tried_again(kind, server):
+    server.failures = [DEAD]
+    with pytest.raises(StageDied):
+        use(kind, server.url, recommend)
+    assert len(server.parameters) == 1
+
+
+@both
+def test_a_hedged_call_takes_the_first_answer(kind, server, other):
+    server.delay_s = 3.0
+    started_s = time.monotonic()
+    [answer] = use(kind, [server.url, other.url], recommend, timeouts=20.0, hedge_after_s=0.1)
+    assert answer == ANSWER
+    assert len(other.parameters) == 1
+    assert time.monotonic() - started_s < 3.0 or kind == "blocking"  # closing waits for nothing that the answer did not need
+
+
+@both
+def test_a_hedge_is_not_sent_where_the_first_answers(kind, server, other):
+    use(kind, [server.url, other.url], recommend, timeouts=20.0, hedge_after_s=10.0)
+    assert (len(server.parameters), len(other.parameters)) == (1, 0)
+
+
+@both
+def test_events_without_a_key_are_never_sent_twice(kind, server, other):
+    urls = [server.url, other.url]
+    server.failures = [UNAVAILABLE]
+    with pytest.raises(Unavailable):
+        use(kind, urls, lambda shop: [lambda: shop.observe(1, 2)])
+    server.failures = [UNAVAILABLE]
+    with pytest.raises(Unavailable):
+        use(kind, urls, lambda shop: [lambda: shop.observe_many([Event(1, 2, event_id="a"), Event(1, 3)])])
+    server.failures = [UNAVAILABLE]
+    with pytest.raises(Unavailable):
+        use(kind, urls, lambda shop: [lambda: shop.upsert("item", 2, {"price": 1.0})])
+    assert (other.fake.events, other.fake.upserts) == ([], [])
+
+
+@both
+def test_events_with_a_key_are_sent_again(kind, server):
+    server.failures = [UNAVAILABLE]
+    event = Event(1, 2, "view", 1_700_000_000_000, 2.5, "e-1", "r-1", {"device": "phone"})
+    assert use(kind, server.url, lambda shop: [lambda: shop.observe_many([event, event])], timeouts=10.0) == [[1, 1]]
+    assert server.fake.events == [event]
+
+
+@both
+def test_an_answer_may_wait_for_an_event(kind, server):
+    use(kind, server.url, lambda shop: [lambda: shop.recommend(1, after=7), lambda: shop.recommend(1)])
+    assert [query.after for query in server.fake.queries] == [7, None]
+
+
+def test_wrong_events_are_refused(server):
+    with Recommender(server.url) as shop:
+        for event, message in (
+            (Event("ann", 2), "user_id is 'ann', a name"),
+            (Event(1, -1), "item_id is -1; expected a whole number from 0"),
+            (Event(1, 2, 3), "event is 3; expected text"),
+            (Event(1, 2, timestamp_ms="now"), "timestamp_ms is 'now'; expected a whole number"),
+            (Event(1, 2, context={"shop": 3}), "context has no column 'shop'; this server knows store, device, basket"),
+        ):
+            with pytest.raises(InvalidRequest, match=message):
+                shop.observe_many([event])
+        for arguments in (("shop", 2, {}), ("item", -1, {}), ("item", 2, "price"), ("item", 2, {"price": float("nan")})):
+            with pytest.raises(InvalidRequest):
+                shop.upsert(*arguments)
+    assert (server.fake.events, server.fake.upserts) == ([], [])
+
+
+def test_who_fails_again_and_again_is_left_alone(server):
+    server.failures = [UNAVAILABLE] * 5
+    with Recommender(server.url, retries=0) as shop:
+        for _ in range(5):
+            with pytest.raises(Unavailable):
+                shop.recommend(1)
+        with pytest.raises(CircuitOpen, match=r"failed several times in a row.*GOAWAY"):
+            shop.recommend(1)
+        assert len(server.parameters) == 5
+
+
+def test_a_breaker_opens_tries_and_closes():
+    now_s = [0.0]
+    breaker = Breaker(threshold=2, first_pause_s=1.0, longest_pause_s=3.0, clock_s=lambda: now_s[0])
+    breaker.record_failure()
+    assert breaker.admit()
+    breaker.record_failure()
+    for pause_s in (1.0, 2.0, 3.0, 3.0):
+        now_s[0] += pause_s - 0.01
+        assert not breaker.admit()
+        now_s[0] += 0.01
+        assert [breaker.admit(), breaker.admit()] == [True, False]  # one trial
+        breaker.record_failure()
+    now_s[0] += 3.0
+    assert breaker.admit()
+    breaker.record_success()
+    assert [breaker.admit(), breaker.admit()] == [True, True]
+
+
+@both
+def test_headers_are_sent(kind, server, http):
+    for double, sent in ((server, server.metadata), (http, http.headers)):
+        use(kind, double.url, recommend, headers={"Authorization": "Bearer x"})
+        assert {name.lower(): value for name, value in sent[-1].items()}["authorization"] == "Bearer x"
+
+
+# --- HTTP
+
+
+@both
+def test_http_answers_as_grpc_does(kind, http):
+    question = {"exclude": [20], "context": {"device": "phone", "store": 1, "basket": 9.5}, "history": [5]}
+    ask = lambda shop: [lambda: shop.recommend(17850, **question), lambda: shop.observe(1, 2, "view"), shop.health]  # noqa: E731
+    answer, sequence, [health] = use(kind, http.url, ask)
+    assert answer.item_ids == (30, 10, 40)
+    assert http.fake.queries[0] == Query(17850, [5], [20], {"device": b"phone", "store": 1, "basket": 9.5})
+    assert sequence == 1
+    assert (health.ready, health.generation) == (True, 2)
+
+
+@both
+@pytest.mark.parametrize(
+    ("status", "words", "error"),
+    [
+        (400, "shape", InvalidRequest),
+        (401, "", AccessDenied),
+        (403, "This API is restricted", AccessDenied),
+        (404, "no such model", ModelNotFound),
+        (400, "Request for unknown model: 'recommend' is not found", ModelNotFound),
+        (429, "", Overloaded),
+        (500, "stub died", ServerFault),
+        (503, "starting", Unavailable),
+    ],
+)
+def test_http_statuses_become_errors(kind, http, status, words, error):
+    http.failures = [(status, words)] * 3
+    with pytest.raises(error, match=words or "server"):
+        use(kind, http.url, recommend, retries=0)
+
+
+@both
+def test_http_servers_that_are_away_or_slow(kind, http):
+    http.fake.handler = lambda query: time.sleep(1.0) or ANSWER
+    with pytest.raises(DeadlineExceeded):
+        use(kind, http.url, recommend, timeouts=0.2)
+    with pytest.raises(Unavailable, match="No server answers at http://127"):
+        use(kind, f"http://127.0.0.1:{free_ports().http}", recommend)
+
+
+# --- TLS
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    """key and certificate of localhost, signed by itself; the client uses the same pair."""
+    folder = tmp_path_factory.mktemp("tls")
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=DNS:localhost", "-keyout", "key.pem", "-out", "cert.pem"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    return folder / "key.pem", folder / "cert.pem"
+
+
+@both
+def test_mutual_tls(kind, certificates):
+    key, certificate = certificates
+    pair = (key.read_bytes(), certificate.read_bytes())
+    credentials = grpc.ssl_server_credentials([pair], root_certificates=pair[1], require_client_auth=True)
+    server = GrpcDouble(lambda query: ANSWER, credentials)
+    try:
+        own = Tls(certificate, client_key=key, client_certificate=certificate)
+        assert use(kind, server.url, recommend, tls=own, timeouts=Timeouts(10.0, connect=10.0)) == [ANSWER]
+        for tls in (Tls(certificate), None):  # no certificate of its own; not encrypted at all
+            with pytest.raises(Unavailable):
+                use(kind, server.url, recommend, tls=tls, retries=0)
+    finally:
+        server.stop()
+
+
+def test_wrong_tls_settings_are_refused(certificates, tmp_path):
+    key, certificate = certificates
+    with pytest.raises(InvalidRequest, match="expected both, or neither"):
+        Tls(client_key=key)
+    with pytest.raises(InvalidRequest, match="is no file; expected a PEM file"):
+        Tls(tmp_path / "nowhere.pem")
+    with pytest.raises(InvalidRequest, match="not encrypted, but tls is set"):
+        Recommender("http://localhost:8000", tls=Tls(certificate))
