@@ -63,9 +63,8 @@ class GrpcDouble(service_pb2_grpc.GRPCInferenceServiceServicer):
         time.sleep(self.delay_s)
         if self.failures:
             context.abort(*self.failures.pop(0))
-        inputs = {
-            tensor.name: _array(tensor, raw) for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True)
-        }
+        raws = request.raw_input_contents or [None] * len(request.inputs)
+        inputs = {tensor.name: _array(tensor, raw) for tensor, raw in zip(request.inputs, raws, strict=True)}
         response = service_pb2.ModelInferResponse(model_name=request.model_name, id=request.id)
         for name, array in self.fake.infer(Call(inputs, model=request.model_name)).items():
             response.outputs.add(name=name, datatype=np_to_triton_dtype(array.dtype), shape=array.shape)
@@ -79,7 +78,11 @@ class GrpcDouble(service_pb2_grpc.GRPCInferenceServiceServicer):
         return service_pb2.ModelReadyResponse(ready=self.ready and request.name == RECOMMEND)
 
 
-def _array(tensor, raw: bytes) -> np.ndarray:
+def _array(tensor, raw: bytes | None) -> np.ndarray:
+    """raw: the tensor's bytes; None where the request spells its values."""
+    if raw is None:
+        contents = tensor.contents.bytes_contents if tensor.datatype == "BYTES" else tensor.contents.int64_contents
+        return np.array(list(contents), triton_to_np_dtype(tensor.datatype)).reshape(tensor.shape)
     values = (
         deserialize_bytes_tensor(raw) if tensor.datatype == "BYTES" else np.frombuffer(raw, triton_to_np_dtype(tensor.datatype))
     )

@@ -1,0 +1,77 @@
+"""docs/calling.md, taken at its word: its curl bodies over HTTP and as plain generated gRPC stubs, and its test vectors."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.request
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from tests.unit.clients.conftest import ANSWER
+from tests.unit.clients.http_double import HttpDouble
+from triton_recommender import Event, Query, stable_id
+
+PAGE = (Path(__file__).parents[3] / "docs" / "calling.md").read_text(encoding="utf-8")
+CALLS = dict(re.findall(r"<!-- tested: (\w+) -->\n```\ncurl -s \S+ -d '\n(.*?)'\n```", PAGE, re.DOTALL))
+PATHS = dict(re.findall(r"<!-- tested: (\w+) -->\n```\ncurl -s localhost:8000(\S+)", PAGE))
+CONTENTS = {"INT64": "int64_contents", "BYTES": "bytes_contents"}
+
+
+@pytest.fixture
+def http():
+    double = HttpDouble(lambda query: ANSWER)
+    yield double
+    double.stop()
+
+
+def check(fake, answers: dict[str, dict[str, list]]) -> None:
+    """What arrived, and what came back, of all three calls."""
+    assert fake.queries == [Query(17850, None, [22423, 85048], {})]
+    assert fake.events == [Event(17850, 22423, "purchase", event_id="order-1")]
+    assert fake.upserts == [("item", 22423, {"price": 9.5})]
+    assert answers["recommend"]["item_ids"] == [*ANSWER.item_ids, -1]
+    assert answers["recommend"]["degraded"] == [int(ANSWER.degraded)]
+    assert (answers["observe"]["sequence"], answers["upsert"]["sequence"]) == ([1], [2])
+
+
+def test_the_page_has_all_three_calls():
+    assert list(CALLS) == list(PATHS) == ["recommend", "observe", "upsert"]
+
+
+def test_the_curl_calls_over_http(http):
+    answers = {}
+    for name, body in CALLS.items():
+        with urllib.request.urlopen(http.url + PATHS[name], body.encode(), timeout=10) as response:
+            answers[name] = {output["name"]: output["data"] for output in json.load(response)["outputs"]}
+    check(http.fake, answers)
+
+
+def test_the_same_calls_by_a_plain_generated_stub(server):
+    answers = {}
+    with grpc.insecure_channel(server.url) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        for name, body in CALLS.items():
+            request = service_pb2.ModelInferRequest(model_name=name)
+            for tensor in json.loads(body)["inputs"]:
+                added = request.inputs.add(name=tensor["name"], datatype=tensor["datatype"], shape=tensor["shape"])
+                values = [value.encode() if isinstance(value, str) else value for value in tensor["data"]]
+                getattr(added.contents, CONTENTS[tensor["datatype"]]).extend(values)
+            reply = stub.ModelInfer(request, timeout=10)
+            dtypes = {"INT64": "<i8", "INT32": "<i4", "FP32": "<f4"}
+            answers[name] = {
+                output.name: np.frombuffer(raw, dtypes[output.datatype]).tolist()
+                for output, raw in zip(reply.outputs, reply.raw_output_contents, strict=True)
+            }
+    check(server.fake, answers)
+
+
+def test_the_test_vectors_of_the_page():
+    rows = re.findall(r"^\| `([^`]+)` \| (\d+) \| (\d+) \|$", PAGE, re.MULTILINE)
+    assert len(rows) == 8
+    for text, attempt, number in rows:
+        assert stable_id(text, int(attempt)) == int(number)
