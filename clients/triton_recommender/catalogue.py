@@ -93,7 +93,7 @@ class Catalogue:
         }
 
     def resolve(self, query: Query) -> tuple[Query, tuple[Notice, ...]]:
-        """Return the query with ids for texts, and a notice for each text that names no known user or item.
+        """Return the query with ids for texts, and a notice for each that names no known user or item.
 
         A text that is no known name, but spells a published number, is taken as the id itself. In a shop whose ids are text,
         any other text gets the id that the shop's export would give it: the server treats it as new, and knows it when it
@@ -141,11 +141,19 @@ class Catalogue:
 
     def _noticed(self, field_name, value, resolve, names: Mapping[str, int], notices: list[Notice]):
         found = resolve(value)
-        if isinstance(value, str) and names and value not in names and found != _whole_number(value):
+        if names and value is not None and not self._is_known(field_name, value, found, names):
             kind = "user" if field_name == "user_id" else "item"
             message = f"{field_name}: no {kind} is called {value!r} in generation {self.generation}; treated as a new {kind}."
-            notices.append(Notice(field_name, value, message))
+            notices.append(Notice(field_name, str(value), message))
         return found
+
+    def _is_known(self, field_name: str, value, found, names: Mapping[str, int]) -> bool:
+        """A number counts as well: in a shop whose ids are text, 22423 is not the item "22423"."""
+        if isinstance(value, str):
+            return value in names or found == _whole_number(value)
+        if field_name == "user_id":
+            return found in self._known_users
+        return found in self._known_items or found in self.item_ids
 
     def _id(self, value, names: Mapping[str, int], known: Mapping[int, str]):
         if not isinstance(value, str):

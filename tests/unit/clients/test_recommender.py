@@ -111,6 +111,13 @@ def test_names_are_translated_by_the_catalogue_and_unknown_ones_reported(repo):
     assert [query.user_id for query in shop.queries[1:]] == [stable_id("bob"), 7, 7]
 
 
+def test_a_number_where_ids_are_text_is_reported_as_well():
+    """Item "22423" has another id on the wire: as a number it would exclude nothing."""
+    shop = FakeRecommender(lambda query: [3], catalogue=Catalogue(item_names={"22423": 3}, item_ids=frozenset([3])))
+    assert [notice.value for notice in shop.recommend(1, exclude=[22423, 3]).warnings] == ["22423"]
+    assert shop.recommend(1, exclude=["22423"]).item_ids == ()
+
+
 def test_strict_refuses_unknown_names(repo):
     shop = FakeRecommender(lambda query: [30], catalogue=Catalogue.load(repo), strict=True)
     for question in (Query("bob"), Query("ann", history=["tn"]), Query("ann", exclude=["tn"])):
