@@ -3,9 +3,9 @@
 import numpy as np
 import onnxruntime as ort
 import pytest
-from rich.console import Console
 
 from serving.contract.generations import pinned_generation
+from tests.repositories import small_repository
 
 NETWORKS = {"retrieve": "user_tower", "rank": "rank", "rerank": "rerank"}
 SIZES = {"requests": 3, "candidates": 50, "places": 20}
@@ -16,14 +16,8 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory):
-    from export.build import build_repository  # here: a skipped lane needs neither torch nor NVTabular
-    from export.settings import Settings
-    from training.dataset import load_dataset
-
-    folder = tmp_path_factory.mktemp("export") / "repository"
-    build_repository(load_dataset("synthetic:tiny"), folder, Settings(), Console(quiet=True))
-    return folder
+def repository():
+    return small_repository()
 
 
 @pytest.mark.parametrize(("stage", "network"), NETWORKS.items())

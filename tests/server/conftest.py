@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import tritonclient.grpc as grpcclient
-from rich.console import Console
 
 from repository.models import read_config
 from server.health import local_client
@@ -22,9 +21,8 @@ from server.processes import SHM_DIR, members
 from serving.contract.artifacts import StageInfo, read_stage, stage_folder
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE, STAGES
+from tests import repositories
 from tests.server import toys
-
-DATA = "synthetic:users=500,items=300,events=10000,context=1"
 
 
 @pytest.fixture
@@ -60,15 +58,9 @@ def launch(run_dir: Path) -> Iterator[Callable[..., TritonServer]]:
 
 
 @pytest.fixture(scope="session")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A real export of a small shop with context columns (store, device, temperature)."""
-    from export.build import build_repository  # here: the launcher's tests need neither torch nor NVTabular
-    from export.settings import Settings
-    from training.dataset import load_dataset
-
-    folder = tmp_path_factory.mktemp("export") / "model_repository"
-    build_repository(load_dataset(DATA), folder, Settings(), Console(quiet=True))
-    return folder
+def repository() -> Path:
+    """A real export of a small shop with context columns (store, device, temperature), which nobody may change."""
+    return repositories.served_repository()
 
 
 @pytest.fixture(scope="session")
@@ -89,13 +81,9 @@ def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @pytest.fixture(scope="session")
-def fused_repository(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def fused_repository() -> Path:
     """The same models in the fused layout."""
-    from export.relayout import relayout
-
-    folder = tmp_path_factory.mktemp("fused") / "model_repository"
-    relayout(repository, folder, "fused")
-    return folder
+    return repositories.fused_repository()
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from server.health import local_client
 from server.launcher import TritonServer
 from serving.contract.artifacts import read_stage, stage_folder
 from serving.contract.tensors import ENSEMBLE, STAGES, RecordSpec, new_lineage, packed, stage_specs, unpacked
-from tests.server.conftest import DATA
+from tests.repositories import SERVED_DATA
 from tests.server.merlin_doubles import stand_in
 from tests.server.requests import ask_each, infer, tensor
 from training.dataset import load_dataset
@@ -41,7 +41,7 @@ def workflow(info, tmp_path_factory):
 
     def fitted():
         if not folder.exists():
-            dataset = load_dataset(DATA)
+            dataset = load_dataset(SERVED_DATA)
             build_features(dataset, dataset.interactions, FeatureSettings(history_length=info.axes.history), workflow=folder)
         return folder
 

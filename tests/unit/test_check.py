@@ -16,19 +16,13 @@ from serving.contract.artifacts import MANIFEST_FILE, read_json, sha256_of, writ
 from serving.contract.errors import ArtifactError
 from serving.contract.tensors import ENSEMBLE, STAGES
 from serving.pipeline import STAGE_TYPES, Pipeline
-from tests.unit.small_shops import export, shop
-
-
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("shop")
-    return export(folder, shop(folder / "data", users=12, items=30, events=60))
+from tests.repositories import small_repository
 
 
 @pytest.fixture
-def repository(exported, tmp_path):
+def repository(tmp_path):
     """A copy to break."""
-    return shutil.copytree(exported, tmp_path / "repository")
+    return shutil.copytree(small_repository(), tmp_path / "repository")
 
 
 def reseal(repository):

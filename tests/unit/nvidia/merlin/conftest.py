@@ -7,30 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from export.nvidia.publish import publish_merlin
 from export.nvidia.source import Source
-from export.settings import Settings
 from serving.contract.tensors import ENSEMBLE, STAGES
-from tests.unit.small_shops import CONTEXT, export, shop
+from tests import repositories
 
 
 def source_of(repository: Path) -> Source:
     return Source.open({name: repository / name / "1" for name in (*STAGES, ENSEMBLE)})
 
 
-@pytest.fixture(scope="package")
-def cpu(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("shop")
-    return export(folder, shop(folder / "data", users=12, items=30, events=60, more=CONTEXT))
+@pytest.fixture(scope="session")
+def cpu() -> Path:
+    return repositories.small_repository()
 
 
-@pytest.fixture(scope="package")
-def exported(cpu, tmp_path_factory) -> dict[str, Path]:
+@pytest.fixture(scope="session")
+def exported() -> dict[str, Path]:
     """Triton -> a merlin repository."""
-    repositories = {triton: tmp_path_factory.mktemp("merlin") / "repository" for triton in ("24.03", "modern")}
-    for triton, repository in repositories.items():
-        publish_merlin(source_of(cpu), repository, Settings(merlin={"triton": triton}))
-    return repositories
+    return {triton: repositories.small_merlin_repository(triton) for triton in ("24.03", "modern")}
 
 
 @pytest.fixture

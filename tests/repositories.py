@@ -1,0 +1,116 @@
+"""Small repositories that tests share, built once for the sources as they are and kept under .run/test-repositories.
+
+Parallel workers and later runs find what the first one built. Nobody writes into a shared folder: a test that changes
+something copies it first.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+from serving.contract.tensors import ENSEMBLE, STAGES
+
+PROJECT = Path(__file__).parents[1]
+CACHE = PROJECT / ".run" / "test-repositories"
+SOURCES = ("serving", "repository", "training", "export", "hps_config", "server")
+TEST_SOURCES = (Path(__file__), PROJECT / "tests" / "unit" / "small_shops.py")
+KEPT_DIGESTS = 2
+SERVED_DATA = "synthetic:users=500,items=300,events=10000,context=1"
+
+
+# The imports of an export take seconds: tests that find everything built do without them.
+def served_repository() -> Path:
+    """Return an export of a shop with context columns (store, device, temperature), large enough to be served under load."""
+
+    def build(folder: Path) -> None:
+        from rich.console import Console
+
+        from export.build import build_repository
+        from export.settings import Settings
+        from training.dataset import load_dataset
+
+        build_repository(load_dataset(SERVED_DATA), folder / "model_repository", Settings(), Console(quiet=True))
+
+    return shared_folder("served", build) / "model_repository"
+
+
+def fused_repository() -> Path:
+    """Return the models of `served_repository` in the fused layout."""
+
+    def build(folder: Path) -> None:
+        from export.relayout import relayout
+
+        relayout(served_repository(), folder / "model_repository", "fused")
+
+    return shared_folder("served-fused", build) / "model_repository"
+
+
+def small_repository() -> Path:
+    """Return an export of twelve users and thirty items, with context columns that are always empty."""
+
+    def build(folder: Path) -> None:
+        from tests.unit.small_shops import CONTEXT, export, shop
+
+        export(folder, shop(folder / "data", users=12, items=30, events=60, more=CONTEXT))
+
+    return shared_folder("small", build) / "repository"
+
+
+def small_merlin_repository(triton: str) -> Path:
+    """Return the models of `small_repository`, published for NVIDIA's containers of one Triton."""
+
+    def build(folder: Path) -> None:
+        from export.nvidia.publish import publish_merlin
+        from export.nvidia.source import Source
+        from export.settings import Settings
+
+        source = Source.open({name: small_repository() / name / "1" for name in (*STAGES, ENSEMBLE)})
+        publish_merlin(source, folder / "repository", Settings(merlin={"triton": triton}))
+
+    return shared_folder(f"small-merlin-{triton}", build) / "repository"
+
+
+def shared_folder(name: str, build: Callable[[Path], object], cache_folder: Path = CACHE) -> Path:
+    """Return a folder that `build(folder)` filled for the sources as they are now; build it unless some process has."""
+    folder = cache_folder / sources_digest() / name
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(folder.parent / f"{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = folder.parent / f"{name}.done"
+        if not done.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # of a build that was interrupted
+            remove_oldest(cache_folder)
+            folder.mkdir()
+            build(folder)
+            done.touch()
+    return folder
+
+
+def remove_oldest(cache_folder: Path) -> None:
+    """Keep the folders of the sources as they are now and as they were before."""
+    folders = sorted(cache_folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    for folder in folders[:-KEPT_DIGESTS]:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@cache
+def sources_digest() -> str:
+    """Return a digest of every file that may change what an export writes, and of the Python that runs it."""
+    digest = hashlib.sha256(sys.version.encode())
+    for path in sorted(source_files()):
+        digest.update(f"{path.relative_to(PROJECT)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def source_files() -> Iterator[Path]:
+    yield from TEST_SOURCES
+    yield from PROJECT.glob("requirements*")
+    for name in SOURCES:
+        for pattern in ("*.py", "*.toml"):
+            yield from (PROJECT / name).rglob(pattern)
