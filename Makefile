@@ -21,6 +21,9 @@ METRICS_PORT ?= 8002
 # some shells put the machine's name
 HOST = 127.0.0.1
 
+# without bytecode, every start of a process compiles the libraries it imports, which takes longer than what it is for
+unexport PYTHONDONTWRITEBYTECODE
+
 URL = $(if $(filter 127.0.0.1 0.0.0.0,$(HOST)),localhost,$(HOST)):$(GRPC_PORT)
 RECOMMEND = $(PY) -m clients recommend --url $(URL) --repo $(REPO)
 # users `make run` shows; empty: some that the repository knows. The last one nobody knows (served as a cold start)
@@ -34,7 +37,7 @@ HOST_OPTION = $(if $(filter command,$(origin HOST)),--host $(HOST))
 EXPORTED = .run/exported/$(call as_name,$(REPO)-$(PROFILE)-$(LAYOUT)-$(DATA)$(if $(TRITON),-$(TRITON))$(if $(CONFIG),-$(CONFIG)))
 SOURCES = requirements/export.txt $(CONFIG) $(shell find export repository training serving hps_config $(wildcard $(DATA) data/$(DATA)) -type f -not -path '*/__pycache__/*' 2>/dev/null)
 
-.PHONY: help setup run test stop export serve check perf baseline bounds bounds-tiers tune eval docs lint
+.PHONY: help setup run test test-unit stop export serve check perf baseline bounds bounds-tiers tune eval docs lint
 
 help: ## list the commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -112,12 +115,18 @@ bounds-tiers: setup $(WIDE).exported ## every speed of the embedding tiers that 
 tune: setup ## search batching, instances, threads and the index's effort under the SLO; writes tuned.toml for CONFIG=…: REPO=…
 	@$(PY) -m perf.tune --repo $(REPO)
 
+# a worker per core, four at most, each computing on one thread; a file's tests stay together, as they share what it builds
+PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest -q --numprocesses logical --maxprocesses 4 --dist loadfile
+
 # every lane runs even when an earlier one failed; the verdict, and the last line, are over all of them
 test: setup ## everything the tests need, then make lint and all four lanes: unit, contract, server, gpu
 	@rm -rf .run/lanes; status=0; \
 	$(MAKE) --no-print-directory lint || status=1; \
-	for lane in unit contract server gpu; do $(PY) -m pytest -q --lane $$lane tests/$$lane || status=1; done; \
+	for lane in unit contract server gpu; do $(PYTEST) --lane $$lane tests/$$lane || status=1; done; \
 	echo; $(PY) -m tests.lanes; exit $$status
+
+test-unit: setup ## the fast lane: no tritonserver
+	@$(PYTEST) --lane unit tests/unit
 
 docs: setup ## what is generated in docs/, written anew: settings.md
 	@$(PY) -m export settings-doc

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import shutil
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -35,7 +36,8 @@ def files_reached(modules: Iterable[str]) -> set[Path]:
     return reached
 
 
-def imported_modules(source: Path) -> list[str]:
+@cache
+def imported_modules(source: Path) -> tuple[str, ...]:
     """Return the modules of `serving` that a file imports; `from package import module` names the module."""
     modules = []
     for node in ast.walk(ast.parse(source.read_text())):
@@ -44,7 +46,7 @@ def imported_modules(source: Path) -> list[str]:
             modules += [node.module, *(name for name in submodules if source_of(name).is_file())]
         elif isinstance(node, ast.Import):
             modules += [alias.name for alias in node.names if alias.name.split(".")[0] == PACKAGE]
-    return modules
+    return tuple(modules)
 
 
 def source_of(module: str) -> Path:

@@ -1,10 +1,16 @@
 """The verdict of `make test`: what its last lines say, and that nothing which failed is missing from the total."""
 
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from tests.conftest import judged
 from tests.lanes import LaneResult, read_results, total
 
+PROJECT = Path(__file__).parents[2]
 OK, FAILED, CRASHED, EMPTY = (
     pytest.ExitCode.OK,
     pytest.ExitCode.TESTS_FAILED,
@@ -46,3 +52,28 @@ def test_a_lane_without_a_result_has_failed(tmp_path):
     lanes = read_results(tmp_path)
     assert total(lanes) == "3 passed, 1 error in 4.50s"
     assert str(lanes[2]) == "lane server   ran    0  failed   1  skipped   0  FAILED: it ended without a result"
+
+
+TESTS = """
+import pytest
+
+def test_right(): pass
+def test_wrong(): assert False
+def test_broken(absent): pass
+@pytest.mark.skip(reason="to be counted")
+def test_skipped(): pass
+"""
+
+
+def test_the_outcomes_of_all_workers_are_counted_once(tmp_path):
+    for name in ("conftest.py", "lanes.py", "unit/tables/kafka_broker.py"):
+        (tmp_path / "tests" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(PROJECT / "tests" / name, tmp_path / "tests" / name)
+    for name in ("one", "other"):
+        (tmp_path / "tests" / f"test_{name}.py").write_text(TESTS)
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "--lane", "unit", "tests"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == FAILED, done.stdout + done.stderr
+    assert "lane unit     ran    4  failed   4  skipped   2" in done.stdout
+    lane = read_results(tmp_path / ".run" / "lanes")[0]
+    assert total([lane]).startswith("2 failed, 2 passed, 2 skipped, 2 errors in ")

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,7 @@ from repository.publish import Staging, generations_present, held_by_nobody, ser
 from serving.contract.artifacts import MANIFEST_FILE, StageInfo, read_stage, sha256_of, stage_folder, verify_manifest
 from serving.contract.errors import ArtifactError, ConfigError, ExportError, ServerError
 from serving.contract.tensors import ENSEMBLE, STAGES, Axes, ModelSpec, TensorSpec, ensemble_spec, stage_specs
+from tests.clocks import PatientClock
 
 AXES = Axes(candidates=4, history=3, exclusions=2, items_returned=2, user_categorical=2, user_continuous=1)
 SERVING = dict.fromkeys((*STAGES, ENSEMBLE), Serving())
@@ -211,7 +211,7 @@ def test_two_exports_into_one_repository_do_not_mix(tmp_path):
 
 def test_a_publication_waits_for_a_move_and_gives_up_rather_than_interleave(tmp_path, monkeypatch):
     publish_once(tmp_path)
-    monkeypatch.setattr(publish, "publication_lock", partial(publication_lock, timeout_s=0.1))
+    monkeypatch.setattr("repository.lock.time", PatientClock())
     with publication_lock(tmp_path), pytest.raises(ServerError, match="Another publication or move has held"):
         publish_once(tmp_path)
     assert (served_by(tmp_path), generations_present(tmp_path)) == (1, {1})

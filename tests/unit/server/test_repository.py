@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from repository import generations as repository_generations
 from repository.generations import pin, published_generations, write_pins
 from repository.lock import publication_lock
 from repository.models import check_backends, read_config, read_repository
-from server import generations, health, launcher
+from server import health, launcher
 from server.generations import activate
 from server.launcher import held_generations
 from server.memory import INSTANCE_BYTES, INSTANCE_SHM_BYTES, MiB, available_bytes, check_memory, estimate
@@ -18,6 +17,7 @@ from server.ports import Ports
 from server.state import ServerState
 from serving.contract.errors import ArtifactError, ConfigError, ServerError
 from serving.contract.generations import pinned_generation
+from tests.clocks import PatientClock
 from tests.server import toys
 
 
@@ -186,11 +186,10 @@ def test_a_repository_without_the_ensemble(repo):
 @pytest.mark.parametrize("move", [partial(activate, "localhost:1"), pin], ids=["activate", "pin"])
 def test_no_move_while_another_one_or_a_publication_is_under_way(repo, move, monkeypatch):
     toys.publish(repo, 2)
-    for module in (generations, repository_generations):
-        monkeypatch.setattr(module, "publication_lock", partial(publication_lock, timeout_s=0.1))
+    monkeypatch.setattr("repository.lock.time", PatientClock())
     with (
         publication_lock(repo),
-        pytest.raises(ServerError, match=r"Another publication or move has held .*repo for 0 s\. Wait until it ends"),
+        pytest.raises(ServerError, match=r"Another publication or move has held .*repo for 600 s\. Wait until it ends"),
     ):
         move(repo, 2)
     assert pinned_generation(repo) == 1

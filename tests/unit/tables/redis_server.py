@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import random
 import signal
 import socket
 import subprocess
@@ -17,8 +18,8 @@ NODE_TIMEOUT_MS = 1_000  # after which the others take a node for dead
 
 
 def free_port() -> int:
-    """Below 55536: the cluster bus takes the port 10,000 above."""
-    for port in range(21_000, 55_000, 7):
+    """Return a free port below 55536, because the cluster bus takes the one 10,000 above; at random, for parallel tests."""
+    for port in random.sample(range(21_000, 55_000), 100):
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) and probe.connect_ex(("127.0.0.1", port + 10_000)):
                 return port
