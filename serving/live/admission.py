@@ -1,0 +1,188 @@
+"""Admission: from the tensors of `observe` and `upsert` to events of the log, and what is refused at the edge.
+
+| event | treatment |
+|---|---|
+| malformed (see `event_faults`) | refused with INVALID_ARGUMENT, and with it the other events of the same request |
+| later than now by more than `ahead_s` | refused: one wrong clock would make everybody's past look old |
+| late (see WriterSettings.lateness_s) | accepted, put where it belongs in the history, counted |
+| event id that is known | changes nothing; the sequence is that of the first one |
+| user or item nobody knows | accepted: a user is learned at once, an item counts from its first event |
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from serving.contract.tensors import MISSING_INT, ContextColumn, ModelSpec, TensorSpec
+from serving.live.events import HEADER, ITEM_CHANGED, USER_CHANGED, EventBatch, EventKinds
+from serving.live.layout import LATEST_SECOND
+
+OBSERVE, UPSERT = LIVE_MODELS = ("observe", "upsert")
+MAX_TEXT_BYTES = 128  # of event_id and request_id
+MAX_COLUMN_BYTES = 1024  # of a context text
+MAX_CHANGE_BYTES = 64 << 10  # of `columns`
+LARGEST_NUMBER = 1e38  # what a float32 holds; no integer of any length is compared wrongly
+CHANGED = {b"item": ITEM_CHANGED, b"user": USER_CHANGED}
+
+Arrays = Mapping[str, np.ndarray]
+SEQUENCE = TensorSpec("sequence", "INT64", (1,))
+
+
+def observe_spec(context: tuple[ContextColumn, ...]) -> ModelSpec:
+    """Return the tensors of `observe`: an interaction happened."""
+    inputs = (
+        TensorSpec("user_id", "INT64", (1,)),
+        TensorSpec("item_id", "INT64", (1,)),
+        TensorSpec("event", "BYTES", (1,), optional=True, fill=b""),
+        TensorSpec("timestamp_ms", "INT64", (1,), optional=True, fill=MISSING_INT),
+        TensorSpec("value", "FP32", (1,), optional=True, fill=float("nan")),
+        TensorSpec("event_id", "BYTES", (1,), optional=True, fill=b""),
+        TensorSpec("request_id", "BYTES", (1,), optional=True, fill=b""),
+        *(column.tensor() for column in context),
+    )
+    return ModelSpec(OBSERVE, inputs, (SEQUENCE,))
+
+
+def upsert_spec() -> ModelSpec:
+    """Return the tensors of `upsert`: an item or a user is new or changed."""
+    inputs = (TensorSpec("kind", "BYTES", (1,)), TensorSpec("id", "INT64", (1,)), TensorSpec("columns", "BYTES", (1,)))
+    return ModelSpec(UPSERT, inputs, (SEQUENCE,))
+
+
+@dataclass(frozen=True)
+class EventAdmission:
+    """Turns the tensors of `observe` into events."""
+
+    kinds: EventKinds
+    context: tuple[ContextColumn, ...] = ()
+    ahead_s: float = 300.0
+
+    def faults(self, inputs: Arrays, now_ms: int) -> dict[int, str]:
+        """Row -> message for each malformed event of a batch, [N, 1] by tensor."""
+        faults: dict[int, str] = {}
+
+        def refuse(rows: np.ndarray, message: str) -> None:
+            for row in np.flatnonzero(rows).tolist():
+                faults.setdefault(row, message)
+
+        item_ids, times_ms, values = (inputs[name][:, 0] for name in ("item_id", "timestamp_ms", "value"))
+        refuse(item_ids < 0, "item_id is negative; expected the shop's own id, 0 or larger")
+        given = times_ms != MISSING_INT
+        latest_ms = min(now_ms + round(self.ahead_s * 1000), LATEST_SECOND * 1000)
+        refuse(given & (times_ms < 0), "timestamp_ms is before 1970; expected unix milliseconds")
+        refuse(
+            given & (times_ms > latest_ms),
+            f"timestamp_ms is more than {self.ahead_s:.0f} s ahead of this server's clock; expected unix milliseconds of "
+            "something that has happened",
+        )
+        refuse(np.isinf(values), "value is infinite; expected a finite number, or none")
+        known = ", ".join(self.kinds.names)
+        for row, name in enumerate(inputs["event"][:, 0]):
+            if self.kinds.code(name) is None:
+                faults.setdefault(row, f"event is {name[:40]!r}; expected one of {known}, or none")
+        for name in ("event_id", "request_id"):
+            refuse_long(faults, name, inputs[name][:, 0], MAX_TEXT_BYTES)
+        for column in self.context:
+            if column.kind == "string":
+                refuse_long(faults, column.name, inputs[column.name][:, 0], MAX_COLUMN_BYTES)
+            elif column.kind == "continuous":
+                refuse(np.isinf(inputs[column.name][:, 0]), f"{column.name} is infinite; expected a finite number, or none")
+        return faults
+
+    def events(self, inputs: Arrays, codes: np.ndarray, now_ms: int) -> EventBatch:
+        """Return the events of sound inputs. codes: the store's code of each kind, uint8 [K]"""
+        times_ms, value = inputs["timestamp_ms"][:, 0], inputs["value"][:, 0]
+        headers = np.zeros(len(times_ms), HEADER)
+        headers["kind"] = [self.kinds.code(name) for name in inputs["event"][:, 0]]
+        headers["user_id"], headers["item_id"] = inputs["user_id"][:, 0], inputs["item_id"][:, 0]
+        headers["time_ms"] = np.where(times_ms == MISSING_INT, now_ms, times_ms)
+        headers["value"] = value
+        self.kinds.decide(headers)
+        headers["kind"] = codes[headers["kind"]]
+        texts = (inputs[name][:, 0].tolist() for name in ("event_id", "request_id"))
+        return EventBatch(headers, *texts, self._context_texts(inputs, len(headers)))
+
+    def _context_texts(self, inputs: Arrays, count: int) -> Sequence[bytes]:
+        """JSON of the context columns that were sent, one text per event."""
+        if not self.context:
+            return [b""] * count
+        rows: list[dict] = [{} for _ in range(count)]
+        for column in self.context:
+            missing = column.tensor().fill
+            for row, value in zip(rows, inputs[column.name][:, 0].tolist(), strict=True):
+                if value != missing and value == value:  # NaN is missing too
+                    row[column.name] = value.decode(errors="replace") if isinstance(value, bytes) else value
+        return [json.dumps(row).encode() if row else b"" for row in rows]
+
+
+@dataclass(frozen=True)
+class ChangeAdmission:
+    """Turns the tensors of `upsert` into events. columns: those that may change, by kind ("item", "user")."""
+
+    columns: Mapping[str, Mapping[str, str]]  # kind -> column -> "text", "texts", "number" or "flag"
+
+    def faults(self, inputs: Arrays) -> dict[int, str]:
+        """Row -> message for each malformed change of a batch, [N, 1] by tensor."""
+        rows = zip(inputs["kind"][:, 0], inputs["id"][:, 0].tolist(), inputs["columns"][:, 0], strict=True)
+        messages = {row: self._fault(*change) for row, change in enumerate(rows)}
+        return {row: message for row, message in messages.items() if message}
+
+    def _fault(self, kind: bytes, changed_id: int, text: bytes) -> str:
+        if kind not in CHANGED:
+            return f"kind is {kind[:40]!r}; expected item or user"
+        if kind == b"item" and changed_id < 0:
+            return "id is negative; expected the shop's own id, 0 or larger"
+        if len(text) > MAX_CHANGE_BYTES:
+            return f"columns has {len(text)} bytes; expected at most {MAX_CHANGE_BYTES}"
+        try:
+            columns = json.loads(text)
+        except (ValueError, RecursionError):
+            return 'columns is not JSON; expected an object such as {"price": 9.5}'
+        if not isinstance(columns, dict) or not columns:
+            return 'columns is not an object with columns; expected one such as {"price": 9.5}'
+        known = self.columns[kind.decode()]
+        for name, value in columns.items():
+            if name not in known:
+                return f"there is no {kind.decode()} column {name[:40]!r}; this data set has {', '.join(known) or 'none'}"
+            if not fits(value, known[name]):
+                return f"{name} is {value!r:.40}; expected {EXPECTED[known[name]]}, or null for a missing one"
+        return ""
+
+    def events(self, inputs: Arrays, now_ms: int) -> EventBatch:
+        """Return the changes of sound inputs."""
+        count = len(inputs["id"])
+        headers = np.zeros(count, HEADER)
+        headers["type"] = [CHANGED[kind] for kind in inputs["kind"][:, 0]]
+        is_item = headers["type"] == ITEM_CHANGED
+        headers["item_id"] = np.where(is_item, inputs["id"][:, 0], 0)
+        headers["user_id"] = np.where(is_item, 0, inputs["id"][:, 0])
+        headers["time_ms"] = now_ms
+        headers["value"] = headers["label"] = np.nan
+        return EventBatch(headers, [b""] * count, [b""] * count, inputs["columns"][:, 0].tolist())
+
+
+EXPECTED = {"text": "a text", "texts": "a list of texts", "number": "a finite number", "flag": "true or false"}
+
+
+def fits(value: object, kind: str) -> bool:
+    """Is a JSON value of a column's kind, or null?"""
+    if value is None:
+        return True
+    if kind == "text":
+        return isinstance(value, str)
+    if kind == "texts":
+        return isinstance(value, list) and all(isinstance(part, str) for part in value)
+    if kind == "flag":
+        return isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_NUMBER
+
+
+def refuse_long(faults: dict[int, str], name: str, texts: np.ndarray, most: int) -> None:
+    """Add a fault for each text with more than `most` bytes."""
+    for row, text in enumerate(texts):
+        if len(text) > most:
+            faults.setdefault(row, f"{name} has {len(text)} bytes; expected at most {most}")

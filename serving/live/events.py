@@ -1,0 +1,164 @@
+"""Events as the log keeps them: a packed header of fixed size, then the texts that belong to it.
+
+A header states what was decided when the event came in (positive? weight? late?), so that replaying the log needs no settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntFlag
+from itertools import accumulate
+
+import numpy as np
+
+from serving.contract.errors import ConfigError
+
+HEADER = np.dtype(
+    [
+        ("type", "<u1"),  # OBSERVED, or what was changed by `upsert`
+        ("kind", "<u1"),  # code of the event's name
+        ("flags", "<u2"),  # Flags
+        ("event_id_bytes", "<u2"),
+        ("request_id_bytes", "<u2"),
+        ("user_id", "<i8"),
+        ("item_id", "<i8"),
+        ("time_ms", "<i8"),
+        ("received_ms", "<i8"),
+        ("value", "<f4"),  # as it was sent; NaN without one
+        ("weight", "<f4"),  # what the event counts
+        ("label", "<f4"),  # NaN without one
+        ("columns_bytes", "<u4"),  # JSON: request-time context, or what `upsert` changed
+    ]
+)
+OBSERVED, ITEM_CHANGED, USER_CHANGED = 0, 1, 2
+MAX_KINDS = 256
+
+
+class Flags(IntFlag):
+    """What was decided when an event came in."""
+
+    POSITIVE = 1
+    SEEN = 2  # the item is not recommended to this user again
+    LATE = 4  # older than the watermark was
+
+
+@dataclass(frozen=True)
+class EventKind:
+    """A name of the data set's `[events]`: what such an event counts, and whether it is a positive.
+
+    positive_at: with a label, an event is positive where its value is at least this
+    """
+
+    name: str
+    weight: float = 1.0
+    positive: bool = False
+    positive_at: float | None = None
+    seen: bool = False
+
+
+@dataclass(frozen=True)
+class EventKinds:
+    """All names an event may have. Their place is their code.
+
+    value_is: what `value` means in this data set: "label" (a rating), "weight" (a quantity) or "" (kept, not interpreted)
+    """
+
+    kinds: tuple[EventKind, ...] = (EventKind("purchase", positive=True, seen=True),)
+    value_is: str = ""
+
+    def __post_init__(self) -> None:
+        if not any(kind.positive or kind.positive_at is not None for kind in self.kinds):
+            raise ConfigError("No event of [events] is positive. Set positive = true for what recommendations should lead to.")
+        if len(self.kinds) > MAX_KINDS:
+            raise ConfigError(f"[events] has {len(self.kinds)} names; expected at most {MAX_KINDS}.")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(kind.name for kind in self.kinds)
+
+    @property
+    def default(self) -> int:
+        """Code of an event without a name: the first positive one."""
+        return next(code for code, kind in enumerate(self.kinds) if kind.positive or kind.positive_at is not None)
+
+    def code(self, name: bytes) -> int | None:
+        """Return the code of a name, that of the default for an empty one, None for an unknown one."""
+        if not name:
+            return self.default
+        try:
+            return self.names.index(name.decode())
+        except (ValueError, UnicodeDecodeError):
+            return None
+
+    def decide(self, headers: np.ndarray) -> None:
+        """Fill weight, label and flags of HEADER [N] from kind and value."""
+        for code in np.unique(headers["kind"]):
+            kind, rows = self.kinds[code], headers["kind"] == code
+            value = headers["value"][rows]
+            known = np.isfinite(value)
+            weight = np.full(len(value), kind.weight, np.float32)
+            if self.value_is == "weight":
+                weight *= np.where(known, value, 1.0)
+            positive = np.full(len(value), kind.positive)
+            if kind.positive_at is not None:
+                positive = ~known | (value >= kind.positive_at)
+            headers["weight"][rows] = weight
+            headers["label"][rows] = value if self.value_is == "label" else np.nan
+            seen = Flags.SEEN if kind.seen else 0
+            headers["flags"][rows] |= np.where(positive, Flags.POSITIVE | Flags.SEEN, seen).astype(np.uint16)
+
+
+@dataclass(frozen=True)
+class EventBatch:
+    """N events. headers: HEADER [N]; the texts: one per event."""
+
+    headers: np.ndarray
+    event_ids: Sequence[bytes]
+    request_ids: Sequence[bytes]
+    columns: Sequence[bytes]
+
+    def __len__(self) -> int:
+        return len(self.headers)
+
+    def take(self, rows: np.ndarray) -> EventBatch:
+        """Return the events of some rows, int [M]."""
+        texts = ([texts[row] for row in rows] for texts in (self.event_ids, self.request_ids, self.columns))
+        return EventBatch(self.headers[rows], *texts)
+
+    @classmethod
+    def join(cls, batches: Sequence[EventBatch]) -> EventBatch:
+        """Return the events of all batches, in order."""
+        headers = np.concatenate([batch.headers for batch in batches]) if batches else np.empty(0, HEADER)
+        texts = ([text for batch in batches for text in getattr(batch, name)] for name in TEXTS)
+        return cls(headers, *texts)
+
+
+TEXTS = ("event_ids", "request_ids", "columns")
+TEXT_SIZES = ("event_id_bytes", "request_id_bytes", "columns_bytes")
+
+
+def pack(batch: EventBatch) -> list[bytes]:
+    """Return each event as the log keeps it; the sizes of its texts are filled in."""
+    headers = batch.headers
+    for size, texts in zip(TEXT_SIZES, (batch.event_ids, batch.request_ids, batch.columns), strict=True):
+        headers[size] = [len(text) for text in texts]
+    packed, width = headers.tobytes(), HEADER.itemsize
+    starts = range(0, len(packed), width)
+    texts = zip(batch.event_ids, batch.request_ids, batch.columns, strict=True)
+    return [
+        packed[start : start + width] + event_id + request_id + columns
+        for start, (event_id, request_id, columns) in zip(starts, texts, strict=True)
+    ]
+
+
+def unpack(values: Iterable[bytes | memoryview]) -> EventBatch:
+    """Return the events that `pack` packed."""
+    rows = [bytes(value) for value in values]
+    headers = np.frombuffer(b"".join(row[: HEADER.itemsize] for row in rows), HEADER).copy()
+    texts: tuple[list[bytes], ...] = ([], [], [])
+    for row, sizes in zip(rows, headers[list(TEXT_SIZES)].tolist(), strict=True):
+        ends = list(accumulate(sizes, initial=HEADER.itemsize))
+        for column, start, end in zip(texts, ends, ends[1:], strict=False):
+            column.append(row[start:end])
+    return EventBatch(headers, *texts)

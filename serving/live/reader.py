@@ -1,0 +1,135 @@
+"""The reading side: what answers are made of, from any process of the machine.
+
+A read is one LMDB transaction: it sees everything that was acknowledged before it began, takes no lock that a writer waits
+for, and is never torn.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import lmdb
+import numpy as np
+
+from serving.contract.errors import DependencyError
+from serving.live.layout import Layout
+from serving.live.store import DATA_FILE, DEFAULT_BYTES, PROGRESS, Progress, Store, ids_as_keys, open_store, sequence_key
+from serving.live.writer import CHANGE, read_records
+
+PAIR = np.dtype([("user_id", "<i8"), ("item_id", "<i8")])
+WAIT_STEP_S = 0.000_2  # between two looks at the log while an event is waited for
+
+
+class Change(NamedTuple):
+    """What `upsert` set. type: ITEM_CHANGED or USER_CHANGED; columns: all that was ever set, by name."""
+
+    type: int
+    id: int
+    columns: dict
+
+
+class Snapshot:
+    """One consistent view of a store."""
+
+    def __init__(self, store: Store, layout: Layout, txn: lmdb.Transaction) -> None:
+        self._store, self._layout, self._txn = store, layout, txn
+
+    def progress(self) -> Progress:
+        return Progress.unpack(self._txn.get(PROGRESS, db=self._store.meta))
+
+    def users(self, user_ids: np.ndarray) -> tuple[list[int], np.ndarray]:
+        """int64 [B] -> rows [M] that have a record, and these records [M]."""
+        return read_records(self._txn, self._store.users, ids_as_keys(user_ids), self._layout.user)
+
+    def items(self, item_ids: np.ndarray) -> tuple[list[int], np.ndarray]:
+        """int64 [B] -> rows [M] that have a record, and these records [M]."""
+        return read_records(self._txn, self._store.items, ids_as_keys(item_ids), self._layout.item)
+
+    def seen(self, user_ids: np.ndarray) -> np.ndarray:
+        """int64 [B] distinct ids -> PAIR [P]: what is not recommended to them again, the pairs of a user together."""
+        cursor = self._txn.cursor(self._store.seen)
+        pairs = cursor.getmulti(ids_as_keys(user_ids), dupdata=True, dupfixed_bytes=8, keyfixed=True)
+        return np.frombuffer(pairs, PAIR)
+
+    def changes(self, after: int) -> list[Change]:
+        """Return what `upsert` changed after a sequence, each kind and id once, with all its columns."""
+        cursor = self._txn.cursor(self._store.changes)
+        if not cursor.set_range(sequence_key(after + 1)):
+            return []
+        keys = dict.fromkeys(bytes(key) for key in cursor.iternext(keys=False, values=True))
+        return [Change(*CHANGE.unpack(key), json.loads(bytes(self._txn.get(key, db=self._store.columns)))) for key in keys]
+
+    def events(self, after: int = 0) -> Iterator[tuple[int, memoryview]]:
+        """Yield (sequence, packed event) of the log after a sequence."""
+        cursor = self._txn.cursor(self._store.events)
+        if cursor.set_range(sequence_key(after + 1)):
+            for key, packed in cursor.iternext(keys=True, values=True):
+                yield int.from_bytes(key, "big"), packed
+
+    def all_items(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return (int64 [N] ids, records [N]) of all items with live events."""
+        rows = list(self._txn.cursor(self._store.items))
+        ids = np.frombuffer(b"".join(key for key, _ in rows), "<i8")
+        return ids, np.frombuffer(b"".join(value for _, value in rows), self._layout.item)
+
+
+class Reader:
+    """Reads a store that may not exist yet: it is opened when there is one."""
+
+    def __init__(self, folder: Path, store_bytes: int = DEFAULT_BYTES) -> None:
+        self.folder, self._store_bytes = folder, store_bytes
+        self._store: Store | None = None
+        self._layout: Layout | None = None
+
+    def exists(self) -> bool:
+        """Has a writer made the store?"""
+        return self._store is not None or (self.folder / DATA_FILE).exists()
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Snapshot]:
+        """Open one consistent view. Raises DependencyError when the store cannot be read."""
+        store, layout = self._opened()
+        try:
+            txn = store.env.begin(buffers=True)
+        except lmdb.MapResizedError:  # its writer was started with more address space
+            store.env.set_mapsize(0)
+            txn = store.env.begin(buffers=True)
+        except lmdb.Error as error:
+            raise DependencyError(f"The live store in {self.folder} cannot be read: {error}.") from error
+        try:
+            yield Snapshot(store, layout, txn)
+        except lmdb.Error as error:
+            raise DependencyError(f"The live store in {self.folder} cannot be read: {error}.") from error
+        finally:
+            txn.abort()
+
+    def wait_for(self, sequence: int, timeout_s: float) -> int:
+        """Return the last sequence that can be read, once it is at least `sequence` or the time is over."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            with self.snapshot() as snapshot:
+                last = snapshot.progress().last_sequence
+            if last >= sequence or time.monotonic() >= deadline_s:
+                return last
+            time.sleep(WAIT_STEP_S)
+
+    def _opened(self) -> tuple[Store, Layout]:
+        if self._store is None:
+            store = open_store(self.folder, self._store_bytes)
+            try:
+                self._layout = store.read_layout()
+            except BaseException:
+                store.close()
+                raise
+            self._store = store
+        return self._store, self._layout
+
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.close()
+            self._store = None

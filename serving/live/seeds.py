@@ -1,0 +1,34 @@
+"""First records: a user's record begins as what the published generation knows of that user."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from serving.live.layout import LATEST_SECOND, Layout
+
+
+class KnownUsers(Protocol):
+    """A generation's store of users; `lookup` returns a UserState."""
+
+    def lookup(self, user_ids: np.ndarray): ...
+
+
+@dataclass(frozen=True)
+class GenerationSeeds:
+    """Seeds from the store of users that was exported with a generation."""
+
+    users: KnownUsers
+
+    def first_records(self, user_ids: np.ndarray, layout: Layout) -> np.ndarray:
+        """int64 [N] -> records [N]. Users the generation does not know get empty ones."""
+        state, records = self.users.lookup(user_ids), layout.empty_users(len(user_ids))
+        width = min(layout.history, state.history_ids.shape[1])
+        records["history_ids"][:, :width] = state.history_ids[:, :width]
+        records["history_s"][:, :width] = np.clip(state.history_times[:, :width], 0, LATEST_SECOND)
+        for name in ("event_count", "sum_weight", "sum_label"):
+            records[name] = getattr(state, name)
+        records["first_ms"], records["last_ms"] = state.first_time * 1000, state.last_time * 1000
+        return records

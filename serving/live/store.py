@@ -1,0 +1,175 @@
+"""One LMDB environment per shop: its folder, its databases, and what it remembers of itself.
+
+    events   sequence (big-endian)     -> packed event         the log
+    users    user id                   -> record (layout.py)
+    items    item id                   -> record
+    seen     user id                   -> item ids, each once  not to be recommended again
+    keys     digest of an event id     -> sequence, arrival    idempotency
+    columns  kind and id               -> JSON of columns that `upsert` set
+    changes  sequence (big-endian)     -> kind and id          what `upsert` changed, in order
+    meta     layout, kinds, progress
+
+A process opens an environment once, whoever asks for it: LMDB forbids more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import struct
+import threading
+from pathlib import Path
+from typing import NamedTuple
+
+import lmdb
+
+from serving.contract.errors import ConfigError, DependencyError
+from serving.live.layout import Layout
+
+DATA_FILE = "data.mdb"
+DATABASES = ("events", "users", "items", "seen", "keys", "columns", "changes", "meta")
+LAYOUT, KINDS, PROGRESS = b"layout", b"kinds", b"progress"
+DEFAULT_BYTES = 64 << 30  # of address space; the file grows as it is used
+MAX_READERS = 512  # threads of all processes that read at the same time
+SPARE_TRANSACTIONS = 8  # kept by each process, so that a read begins without an allocation
+
+
+class Progress(NamedTuple):
+    """Where a store stands. Times are unix milliseconds."""
+
+    last_sequence: int = 0  # of the log; 0 before the first event
+    latest_ms: int = 0  # latest event time accepted
+    changed_sequence: int = 0  # of the latest `upsert`
+    accepted: int = 0
+    late: int = 0
+    repeated: int = 0  # event ids that came again
+    forgotten_keys: int = 0  # sequence up to which idempotency keys have expired
+
+    FORMAT = struct.Struct("<QqQQQQQ")
+
+    def pack(self) -> bytes:
+        return self.FORMAT.pack(*self)
+
+    @classmethod
+    def unpack(cls, packed: bytes | memoryview | None) -> Progress:
+        return cls(*cls.FORMAT.unpack(packed)) if packed is not None else cls()
+
+
+class Store:
+    """An open environment. Use `open_store`; every `open_store` needs a `close`."""
+
+    def __init__(self, folder: Path, store_bytes: int) -> None:
+        """Open the folder's environment. Raises ConfigError or DependencyError."""
+        refuse_foreign(folder)
+        self.folder, self.users_of_handle = folder, 1
+        try:
+            self.env = lmdb.open(
+                str(folder),
+                map_size=store_bytes,
+                max_dbs=len(DATABASES),
+                max_readers=MAX_READERS,
+                max_spare_txns=SPARE_TRANSACTIONS,
+                mode=0o600,
+            )
+        except lmdb.Error as error:
+            raise DependencyError(
+                f"The live store in {folder} cannot be opened: {error}. Look at the disk, or move the folder away: "
+                "answers then come from the published generation alone."
+            ) from error
+
+    def open_databases(self, create: bool) -> None:
+        """Open all databases. Raises DependencyError when the writer has not made them yet."""
+        kinds = {"seen": {"dupsort": True, "dupfixed": True}}
+        try:
+            dbs = {name: self.env.open_db(name.encode(), create=create, **kinds.get(name, {})) for name in DATABASES}
+        except lmdb.Error as error:
+            raise DependencyError(f"The live store in {self.folder} is not ready: {error}. Start its writer first.") from error
+        self.events, self.users, self.items, self.seen = (dbs[name] for name in DATABASES[:4])
+        self.keys, self.columns, self.changes, self.meta = (dbs[name] for name in DATABASES[4:])
+
+    def read_layout(self) -> Layout:
+        """Return the layout of the records. Raises ConfigError for another schema, DependencyError without one."""
+        with self.env.begin() as txn:
+            text = txn.get(LAYOUT, db=self.meta)
+        if text is None:
+            raise DependencyError(f"The live store in {self.folder} has no layout yet. Start its writer first.")
+        return Layout.from_json(text)
+
+    def read_kinds(self) -> list[str]:
+        """Return the names of events; their place is the code that the log holds."""
+        with self.env.begin() as txn:
+            return json.loads(txn.get(KINDS, db=self.meta) or "[]")
+
+    def read_progress(self) -> Progress:
+        """Return where the store stands."""
+        with self.env.begin() as txn:
+            return Progress.unpack(txn.get(PROGRESS, db=self.meta))
+
+    def close(self) -> None:
+        """Let go of the environment; the last of its users closes it."""
+        with _OPENING:
+            self.users_of_handle -= 1
+            if not self.users_of_handle:
+                del _OPEN[self.folder]
+                self.env.close()
+
+
+_OPENING = threading.Lock()
+_OPEN: dict[Path, Store] = {}
+
+
+def open_store(folder: Path, store_bytes: int = DEFAULT_BYTES, create: bool = False) -> Store:
+    """Return the store of a folder, the one this process has already opened if there is one.
+
+    create: make folder and databases where they are missing
+    Raises ConfigError for a folder that is not ours, DependencyError for a store that cannot be opened.
+    """
+    folder = Path(os.path.abspath(folder))
+    with _OPENING:
+        if store := _OPEN.get(folder):
+            store.users_of_handle += 1
+        else:
+            if create:
+                make_folder(folder)
+            elif not (folder / DATA_FILE).exists():
+                raise DependencyError(f"There is no live store in {folder}. Start its writer first.")
+            store = Store(folder, store_bytes)
+            try:
+                store.open_databases(create)
+            except DependencyError:
+                store.env.close()
+                raise
+            _OPEN[folder] = store
+    return store
+
+
+def make_folder(folder: Path) -> None:
+    """Create the folder, readable by its owner alone. Raises ConfigError when that is not possible."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"The live store's folder {folder} cannot be made: {error.strerror}. Choose another one.") from error
+
+
+def refuse_foreign(folder: Path) -> None:
+    """Raise ConfigError unless the folder is ours and closed to everybody else."""
+    facts = os.lstat(folder)
+    if not stat.S_ISDIR(facts.st_mode):
+        raise ConfigError(f"The live store's folder {folder} is no directory. Move it away, or choose another folder.")
+    if facts.st_uid != os.getuid() or facts.st_mode & 0o077:
+        raise ConfigError(
+            f"The live store's folder {folder} has owner {facts.st_uid} and mode {stat.S_IMODE(facts.st_mode):o}; expected "
+            f"owner {os.getuid()} and mode 700. Run `chown` and `chmod 700` on it, or choose another folder."
+        )
+
+
+def ids_as_keys(ids) -> list[bytes]:
+    """Return the keys of int64 ids, [N]."""
+    packed = ids.astype("<i8", copy=False).tobytes()
+    return [packed[start : start + 8] for start in range(0, len(packed), 8)]
+
+
+def sequence_key(sequence: int) -> bytes:
+    """Return the key of a place in the log; keys sort as sequences do."""
+    return sequence.to_bytes(8, "big")

@@ -1,0 +1,284 @@
+"""The writer: a batch of events becomes one transaction, and is acknowledged when that is durable.
+
+    events ─▶ known event ids drop out ─▶ log, users, items, seen, columns, progress ─▶ commit (fsync) ─▶ sequences
+
+Several writers may share a store, in one process or many: LMDB lets one of them write at a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import time
+from collections.abc import Callable, Iterable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import lmdb
+import numpy as np
+
+from serving.contract.errors import ConfigError, DependencyError
+from serving.live.events import ITEM_CHANGED, OBSERVED, EventBatch, Flags, pack, unpack
+from serving.live.layout import Layout
+from serving.live.store import (
+    DEFAULT_BYTES,
+    KINDS,
+    LAYOUT,
+    PROGRESS,
+    Progress,
+    Store,
+    ids_as_keys,
+    open_store,
+    sequence_key,
+)
+from serving.live.transitions import apply_to_items, apply_to_users
+
+KEY_BYTES = 16  # of the digest that stands for an event id
+KEY_VALUE = struct.Struct("<Qq")  # sequence, arrival in unix milliseconds
+CHANGE = struct.Struct("<Bq")  # type, id
+KEYS_FORGOTTEN_PER_BATCH = 4  # for each new event, so that expiry keeps up with arrival
+READER_CHECK_EVERY_S = 60.0  # readers that were killed would keep old pages from being used again
+
+
+class Seeds(Protocol):
+    """What is known of users before their first live event."""
+
+    def first_records(self, user_ids: np.ndarray, layout: Layout) -> np.ndarray:
+        """int64 [N] -> records [N] with what the published generation knows of users who have no live event yet."""
+
+
+class Aggregator(Protocol):
+    """Incremental aggregations, whose state is part of the records."""
+
+    user_dtype: np.dtype
+    item_dtype: np.dtype
+
+    def update(
+        self, users: np.ndarray, items: np.ndarray, user_rows: np.ndarray, item_rows: np.ndarray, events: np.ndarray
+    ) -> None:
+        """Apply HEADER [N] in order to `aggregates` of users [U] and items [I]; rows: int64 [N] record of each event."""
+
+
+@dataclass(frozen=True)
+class WriterSettings:
+    """lateness_s: events older than the latest one by more are counted as late; key_days: how long event ids are known."""
+
+    lateness_s: float = 10.0
+    key_days: float = 7.0
+    store_bytes: int = DEFAULT_BYTES
+
+
+def wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Writer:
+    """Appends events to the log of a store and keeps its state."""
+
+    def __init__(
+        self,
+        folder: Path,
+        layout: Layout,
+        kinds: Iterable[str],
+        seeds: Seeds | None = None,
+        aggregator: Aggregator | None = None,
+        settings: WriterSettings | None = None,
+        now_ms: Callable[[], int] = wall_clock_ms,
+    ) -> None:
+        """Open the store, or create it. Raises ConfigError when it was made with another layout.
+
+        kinds: names of events by code; names the store does not know yet take the next codes
+        """
+        self.settings, self.now_ms = settings or WriterSettings(), now_ms
+        self.layout, self.seeds, self.aggregator = layout, seeds, aggregator
+        self.store: Store = open_store(folder, self.settings.store_bytes, create=True)
+        self._checked_s = 0.0
+        try:
+            with self._transaction() as txn:
+                self._agree_about_layout(txn)
+                self.codes = self._agree_about_kinds(txn, list(kinds))
+        except BaseException:
+            self.store.close()
+            raise
+
+    def close(self) -> None:
+        self.store.close()
+
+    def append(self, batch: EventBatch) -> np.ndarray:
+        """Make events durable and apply them -> int64 [N] sequences. Raises DependencyError when nothing was written.
+
+        An event whose id is known changes nothing and has the sequence of the first one.
+        """
+        now_ms = self.now_ms()
+        batch.headers["received_ms"] = now_ms
+        with self._transaction() as txn:
+            progress = Progress.unpack(txn.get(PROGRESS, db=self.store.meta))
+            sequences, is_new, keys = self._number(txn, batch, progress.last_sequence)
+            fresh = batch if is_new.all() else batch.take(np.flatnonzero(is_new))
+            late_ms = progress.latest_ms - round(self.settings.lateness_s * 1000)
+            observed = fresh.headers["type"] == OBSERVED
+            late = observed & (fresh.headers["time_ms"] < late_ms)
+            fresh.headers["flags"][late] |= np.uint16(Flags.LATE)
+            first = progress.last_sequence + 1
+            self._log(txn, fresh, first, keys, now_ms)
+            self.apply(txn, fresh, first)
+            changed = np.flatnonzero(~observed)
+            progress = progress._replace(
+                last_sequence=progress.last_sequence + len(fresh),
+                latest_ms=max(progress.latest_ms, int(fresh.headers["time_ms"][observed].max(initial=0))),
+                changed_sequence=first + int(changed[-1]) if len(changed) else progress.changed_sequence,
+                accepted=progress.accepted + len(fresh),
+                late=progress.late + int(late.sum()),
+                repeated=progress.repeated + len(batch) - len(fresh),
+                forgotten_keys=self._forget_keys(txn, progress, now_ms, KEYS_FORGOTTEN_PER_BATCH * len(batch)),
+            )
+            txn.put(PROGRESS, progress.pack(), db=self.store.meta)
+        self._check_readers()
+        return sequences
+
+    def apply(self, txn: lmdb.Transaction, batch: EventBatch, first_sequence: int) -> None:
+        """Change the state as the events say, within a transaction. The log is not touched."""
+        observed = np.flatnonzero(batch.headers["type"] == OBSERVED)
+        if len(observed):
+            self._apply_observed(txn, batch.headers if len(observed) == len(batch) else batch.headers[observed])
+        for row in np.flatnonzero(batch.headers["type"] != OBSERVED).tolist():
+            self._apply_change(txn, batch.headers[row], batch.columns[row], first_sequence + row)
+
+    def _apply_observed(self, txn: lmdb.Transaction, events: np.ndarray) -> None:
+        user_ids, user_rows = np.unique(events["user_id"], return_inverse=True)
+        item_ids, item_rows = np.unique(events["item_id"], return_inverse=True)
+        user_keys, item_keys = ids_as_keys(user_ids), ids_as_keys(item_ids)
+        users, items = self.layout.empty_users(len(user_ids)), self.layout.empty_items(len(item_ids))
+        rows, known = read_records(txn, self.store.users, user_keys, self.layout.user)
+        if self.seeds and len(rows) < len(users):
+            unknown = np.delete(np.arange(len(users)), rows)
+            users[unknown] = self.seeds.first_records(user_ids[unknown], self.layout)
+        users[rows] = known
+        rows, known = read_records(txn, self.store.items, item_keys, self.layout.item)
+        items[rows] = known
+        apply_to_users(users, user_rows, events)
+        apply_to_items(items, item_rows, events)
+        if self.aggregator:
+            self.aggregator.update(users["aggregates"], items["aggregates"], user_rows, item_rows, events)
+        write_records(txn, self.store.users, user_keys, users)
+        write_records(txn, self.store.items, item_keys, items)
+        seen = events[(events["flags"] & Flags.SEEN) != 0]
+        pairs = list(zip(ids_as_keys(seen["user_id"]), ids_as_keys(seen["item_id"]), strict=True))
+        if pairs:
+            txn.cursor(self.store.seen).putmulti(pairs, dupdata=False)
+
+    def _apply_change(self, txn: lmdb.Transaction, header: np.ndarray, columns: bytes, sequence: int) -> None:
+        kind = int(header["type"])
+        key = CHANGE.pack(kind, int(header["item_id"] if kind == ITEM_CHANGED else header["user_id"]))
+        known = json.loads(txn.get(key, db=self.store.columns) or b"{}")
+        merged = known | json.loads(columns)
+        txn.put(key, json.dumps(merged, sort_keys=True).encode(), db=self.store.columns)
+        txn.put(sequence_key(sequence), key, db=self.store.changes)
+
+    def _number(
+        self, txn: lmdb.Transaction, batch: EventBatch, last_sequence: int
+    ) -> tuple[np.ndarray, np.ndarray, list[tuple[bytes, int]]]:
+        """Return each event's sequence int64 [N], whether it is new bool [N], and (digest, sequence) of new event ids."""
+        if not any(batch.event_ids):
+            return np.arange(last_sequence + 1, last_sequence + 1 + len(batch)), np.ones(len(batch), bool), []
+        sequences, is_new = np.empty(len(batch), np.int64), np.ones(len(batch), bool)
+        keys: dict[bytes, int] = {}
+        for row, event_id in enumerate(batch.event_ids):
+            digest = digest_of(event_id) if event_id else b""
+            known = self._known(txn, digest, keys) if digest else None
+            if known is None:
+                last_sequence += 1
+                if digest:
+                    keys[digest] = last_sequence
+            is_new[row], sequences[row] = known is None, known or last_sequence
+        return sequences, is_new, list(keys.items())
+
+    def _known(self, txn: lmdb.Transaction, digest: bytes, of_batch: dict[bytes, int]) -> int | None:
+        if digest in of_batch:
+            return of_batch[digest]
+        value = txn.get(digest, db=self.store.keys)
+        return KEY_VALUE.unpack(value)[0] if value else None
+
+    def _log(self, txn: lmdb.Transaction, batch: EventBatch, first: int, keys: list[tuple[bytes, int]], now_ms: int) -> None:
+        rows = [(sequence_key(first + place), packed) for place, packed in enumerate(pack(batch))]
+        txn.cursor(self.store.events).putmulti(rows, append=True)
+        for digest, sequence in keys:
+            txn.put(digest, KEY_VALUE.pack(sequence, now_ms), db=self.store.keys)
+
+    def _forget_keys(self, txn: lmdb.Transaction, progress: Progress, now_ms: int, most: int) -> int:
+        """Remove event ids that have expired, a few at a time -> the sequence up to which that is done."""
+        expired_ms = now_ms - round(self.settings.key_days * 86_400_000)
+        done = progress.forgotten_keys
+        cursor = txn.cursor(self.store.events)
+        if not cursor.set_range(sequence_key(done + 1)):
+            return done
+        for key, packed in cursor.iternext(keys=True, values=True):
+            event = unpack([packed])
+            if not most or event.headers["received_ms"][0] > expired_ms:
+                break
+            if event.event_ids[0]:
+                txn.delete(digest_of(event.event_ids[0]), db=self.store.keys)
+            done, most = int.from_bytes(key, "big"), most - 1
+        return done
+
+    def _agree_about_layout(self, txn: lmdb.Transaction) -> None:
+        stated = txn.get(LAYOUT, db=self.store.meta)
+        if stated is None:
+            txn.put(LAYOUT, self.layout.to_json(), db=self.store.meta)
+        elif bytes(stated) != self.layout.to_json():
+            raise ConfigError(
+                f"The live store in {self.store.folder} was made for {Layout.from_json(stated)}; this generation needs "
+                f"{self.layout}. Rebuild its state from the log with `python -m serving.live rebuild`."
+            )
+
+    def _agree_about_kinds(self, txn: lmdb.Transaction, names: list[str]) -> np.ndarray:
+        """Return the store's code of each name, uint8 [K]."""
+        known: list[str] = json.loads(txn.get(KINDS, db=self.store.meta) or b"[]")
+        known += [name for name in names if name not in known]
+        txn.put(KINDS, json.dumps(known).encode(), db=self.store.meta)
+        return np.array([known.index(name) for name in names], np.uint8)
+
+    @contextmanager
+    def _transaction(self):
+        """Commit what is done within, or nothing of it. Raises DependencyError when the disk does not take it."""
+        try:
+            with self.store.env.begin(write=True) as txn:
+                yield txn
+        except lmdb.MapFullError as error:
+            raise DependencyError(
+                f"The live store in {self.store.folder} is full at {self.settings.store_bytes >> 20} MB. "
+                "Raise [live] store_bytes, or archive the log with `python -m serving.live compact`."
+            ) from error
+        except lmdb.Error as error:
+            raise DependencyError(
+                f"The live store in {self.store.folder} did not take the events: {error}. Nothing was written; look at the "
+                "disk and send them again."
+            ) from error
+
+    def _check_readers(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._checked_s > READER_CHECK_EVERY_S:
+            self.store.env.reader_check()
+            self._checked_s = now_s
+
+
+def read_records(txn: lmdb.Transaction, db, keys: list[bytes], dtype: np.dtype) -> tuple[list[int], np.ndarray]:
+    """Return the rows of `keys` [N] that the store has, [M], and their records [M], read-only."""
+    values = [txn.get(key, db=db) for key in keys]
+    rows = [row for row, value in enumerate(values) if value is not None]
+    found = values if len(rows) == len(values) else [values[row] for row in rows]
+    return rows, np.frombuffer(b"".join(found), dtype)
+
+
+def write_records(txn: lmdb.Transaction, db, keys: list[bytes], records: np.ndarray) -> None:
+    """Write [N] records under their keys."""
+    packed, size = records.tobytes(), records.dtype.itemsize
+    txn.cursor(db).putmulti([(key, packed[row * size : (row + 1) * size]) for row, key in enumerate(keys)])
+
+
+def digest_of(event_id: bytes) -> bytes:
+    """Return the key that stands for an event id of any length."""
+    return hashlib.blake2b(event_id, digest_size=KEY_BYTES).digest()

@@ -1,0 +1,133 @@
+"""What `observe` and `upsert` take, and what they refuse row by row."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from serving.contract.tensors import MISSING_INT, ContextColumn
+from serving.live.admission import ChangeAdmission, EventAdmission, observe_spec, upsert_spec
+from serving.live.events import ITEM_CHANGED, USER_CHANGED, Flags
+from tests.unit.live.batches import KINDS, START_MS
+
+CONTEXT = (ContextColumn("store", "integer"), ContextColumn("device", "string"), ContextColumn("heat", "continuous"))
+ADMISSION = EventAdmission(KINDS, CONTEXT)
+CODES = np.array([4, 5, 6], np.uint8)
+CHANGES = ChangeAdmission({"item": {"price": "number", "title": "text", "tags": "texts", "available": "flag"}, "user": {}})
+
+
+def observed(count: int = 1, **columns) -> dict[str, np.ndarray]:
+    """Inputs of `observe`, [count, 1]; what is not given is absent."""
+    inputs = {}
+    for tensor in observe_spec(CONTEXT).inputs:
+        values = columns.get(tensor.name, [tensor.fill if tensor.optional else 1] * count)
+        inputs[tensor.name] = np.array(values, tensor.numpy_dtype).reshape(-1, 1)
+    return inputs
+
+
+def changed(kind: bytes, changed_id: int, columns: object) -> dict[str, np.ndarray]:
+    text = columns if isinstance(columns, bytes) else json.dumps(columns).encode()
+    values = {"kind": np.array([[kind]], object), "id": np.array([[changed_id]]), "columns": np.array([[text]], object)}
+    assert values.keys() == {tensor.name for tensor in upsert_spec().inputs}
+    return values
+
+
+def test_an_event_with_nothing_but_user_and_item_is_a_purchase_of_now():
+    inputs = observed(user_id=[7], item_id=[9])
+    assert ADMISSION.faults(inputs, START_MS) == {}
+    batch = ADMISSION.events(inputs, CODES, START_MS)
+    header = batch.headers[0]
+    assert (header["user_id"], header["item_id"], header["time_ms"], header["kind"]) == (7, 9, START_MS, 5)
+    assert header["flags"] == Flags.POSITIVE | Flags.SEEN
+    assert np.isnan(header["value"])
+    assert (batch.event_ids, batch.request_ids, batch.columns) == ([b""], [b""], [b""])
+
+
+def test_everything_an_event_may_carry_is_kept():
+    inputs = observed(
+        **{"user_id": [7], "item_id": [9], "event": [b"view"], "timestamp_ms": [5_000], "value": [2.5], "event_id": [b"e"]},
+        **{"request_id": [b"r"], "store": [3], "device": ["é".encode()], "heat": [0.5]},
+    )
+    batch = ADMISSION.events(inputs, CODES, START_MS)
+    assert (batch.headers[0]["kind"], batch.headers[0]["time_ms"], batch.headers[0]["value"]) == (4, 5_000, 2.5)
+    assert (batch.event_ids, batch.request_ids) == ([b"e"], [b"r"])
+    assert json.loads(batch.columns[0]) == {"store": 3, "device": "é", "heat": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("item_id", -1, "item_id is negative"),
+        ("timestamp_ms", -5, "before 1970"),
+        ("timestamp_ms", START_MS + 301_000, "ahead of this server's clock"),
+        ("timestamp_ms", 2**63 - 1, "ahead of this server's clock"),
+        ("value", np.inf, "value is infinite"),
+        ("event", b"sold", "expected one of view, purchase, hide"),
+        ("event", b"\xff", "expected one of view, purchase, hide"),
+        ("event_id", b"x" * 129, "event_id has 129 bytes"),
+        ("request_id", b"x" * 129, "request_id has 129 bytes"),
+        ("device", b"x" * 1025, "device has 1025 bytes"),
+        ("heat", -np.inf, "heat is infinite"),
+    ],
+)
+def test_a_malformed_event_is_refused_alone(column, value, message):
+    tensor = next(t for t in observe_spec(CONTEXT).inputs if t.name == column)
+    sound = tensor.fill if tensor.optional else 1
+    faults = ADMISSION.faults(observed(3, **{column: [sound, value, sound]}), START_MS)
+    assert faults.keys() == {1}
+    assert message in faults[1]
+
+
+def test_unusual_but_sound_events_are_taken():
+    inputs = observed(2, user_id=[-1, 2**63 - 1], item_id=[0, 2**63 - 1], timestamp_ms=[0, START_MS + 299_000])
+    assert ADMISSION.faults(inputs, START_MS) == {}
+    assert inputs["timestamp_ms"][0, 0] != MISSING_INT
+
+
+def test_changes_become_events_of_their_kind():
+    batch = CHANGES.events(changed(b"item", 7, {"price": 2}), START_MS)
+    assert (batch.headers[0]["type"], batch.headers[0]["item_id"], batch.headers[0]["time_ms"]) == (ITEM_CHANGED, 7, START_MS)
+    assert json.loads(batch.columns[0]) == {"price": 2}
+    batch = CHANGES.events(changed(b"user", -3, {}), START_MS)
+    assert (batch.headers[0]["type"], batch.headers[0]["user_id"]) == (USER_CHANGED, -3)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [{"price": 1}, {"price": None}, {"price": -1.5, "title": "x"}, {"tags": ["a", "b"]}, {"tags": []}, {"available": False}],
+)
+def test_sound_changes_are_taken(columns):
+    assert CHANGES.faults(changed(b"item", 7, columns)) == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "columns", "message"),
+    [
+        (b"shop", {"price": 1}, "expected item or user"),
+        (b"item", {"prise": 1}, "this data set has price, title, tags, available"),
+        (b"user", {"age": 1}, "this data set has none"),
+        (b"item", {"price": "1"}, "expected a finite number"),
+        (b"item", {"price": True}, "expected a finite number"),
+        (b"item", {"price": 10**400}, "expected a finite number"),
+        (b"item", b'{"price": NaN}', "expected a finite number"),
+        (b"item", b'{"price": 1e999}', "expected a finite number"),
+        (b"item", {"tags": ["a", 1]}, "expected a list of texts"),
+        (b"item", {"available": 1}, "expected true or false"),
+        (b"item", {"title": ["a"]}, "expected a text"),
+        (b"item", b"{", "not JSON"),
+        (b"item", b"\xff", "not JSON"),
+        (b"item", b"[" * 60_000, "not JSON"),
+        (b"item", b"[]", "not an object"),
+        (b"item", b"{}", "not an object"),
+        (b"item", b" " * 70_000, "expected at most 65536"),
+    ],
+)
+def test_a_malformed_change_is_refused_with_what_was_expected(kind, columns, message):
+    faults = CHANGES.faults(changed(kind, 7, columns))
+    assert message in faults[0]
+
+
+def test_a_negative_item_id_is_refused():
+    assert "negative" in CHANGES.faults(changed(b"item", -7, {"price": 1}))[0]

@@ -1,0 +1,260 @@
+"""The writer and the reader of the live store, against the slow exact twin."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from serving.contract.errors import ConfigError, DependencyError
+from serving.contract.tensors import PAD_ID
+from serving.live.events import HEADER, ITEM_CHANGED, USER_CHANGED, EventBatch, EventKind, EventKinds, Flags, pack, unpack
+from serving.live.layout import Layout, describe
+from serving.live.reader import Reader
+from serving.live.seeds import GenerationSeeds
+from serving.live.writer import Writer, WriterSettings
+from tests.unit.live.batches import KINDS, START_MS, events, purchase
+from tests.unit.live.twin import StateTwin, differences
+
+DAY_MS = 86_400_000
+
+
+class Clock:
+    """A wall clock that stands still."""
+
+    def __init__(self) -> None:
+        self.ms = START_MS
+
+    def __call__(self) -> int:
+        return self.ms
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "shop.live"
+
+
+@pytest.fixture
+def writer(folder, clock):
+    writer = Writer(folder, Layout(), KINDS.names, now_ms=clock)
+    yield writer
+    writer.close()
+
+
+@pytest.fixture
+def reader(folder):
+    reader = Reader(folder)
+    yield reader
+    reader.close()
+
+
+def change(kind: int, changed_id: int, **columns) -> EventBatch:
+    headers = np.zeros(1, HEADER)
+    headers["type"], headers["item_id" if kind == ITEM_CHANGED else "user_id"] = kind, changed_id
+    return EventBatch(headers, [b""], [b""], [json.dumps(columns).encode()])
+
+
+def test_events_survive_packing():
+    batch = events(np.random.default_rng(0), 50, ids=True)
+    batch = EventBatch(batch.headers, batch.event_ids, [b"r" * n for n in range(50)], [b"c" * (n % 3) for n in range(50)])
+    again = unpack(pack(batch))
+    assert again.headers.tobytes() == batch.headers.tobytes()
+    assert (again.event_ids, again.request_ids, again.columns) == (batch.event_ids, batch.request_ids, batch.columns)
+
+
+def test_a_layout_survives_json():
+    aggregates = np.dtype([("count", "<i8", (3,)), ("sum", "<f8")], align=True)
+    layout = Layout(history=10, session=4, user_aggregates=aggregates)
+    again = Layout.from_json(layout.to_json())
+    assert (again.history, again.session) == (10, 4)
+    assert describe(again.user["aggregates"]) == describe(aggregates)
+    assert again.user.itemsize == layout.user.itemsize
+
+
+@pytest.mark.parametrize("largest", [1, 7, 300])
+def test_the_state_equals_the_twins_whatever_the_batches(writer, reader, largest):
+    rng, twin = np.random.default_rng(largest), StateTwin()
+    written = 0
+    while written < 300:
+        batch = events(rng, int(rng.integers(1, largest + 1)))
+        sequences = writer.append(batch)
+        assert sequences.tolist() == list(range(written + 1, written + len(batch) + 1))
+        twin.apply(batch)
+        written += len(batch)
+    with reader.snapshot() as snapshot:
+        assert differences(twin, snapshot, Layout()) == []
+        assert snapshot.progress().accepted == written
+        assert snapshot.progress().latest_ms == max(max(user.times_ms) for user in twin.users.values())
+
+
+def test_the_log_holds_every_event_in_order(writer, reader):
+    batches = [events(np.random.default_rng(seed), 20, ids=True) for seed in range(3)]
+    for batch in batches:
+        writer.append(batch)
+    with reader.snapshot() as snapshot:
+        log = list(snapshot.events())
+        assert [sequence for sequence, _ in log] == list(range(1, 61))
+        assert [bytes(packed) for _, packed in log] == [packed for batch in batches for packed in pack(batch)]
+        assert [sequence for sequence, _ in snapshot.events(after=58)] == [59, 60]
+
+
+def test_an_event_id_that_comes_again_changes_nothing_and_returns_the_first_sequence(writer, reader):
+    assert writer.append(purchase(1, 5, event_id=b"a")).tolist() == [1]
+    again = EventBatch.join([purchase(1, 6, event_id=b"a"), purchase(1, 7, event_id=b"b"), purchase(1, 8, event_id=b"b")])
+    assert writer.append(again).tolist() == [1, 2, 2]
+    with reader.snapshot() as snapshot:
+        _, records = snapshot.users(np.array([1]))
+        assert records["history_ids"][0, :3].tolist() == [7, 5, PAD_ID]
+        assert (snapshot.progress().accepted, snapshot.progress().repeated) == (2, 2)
+
+
+def test_event_ids_are_forgotten_when_they_expire(folder, clock):
+    writer = Writer(folder, Layout(), KINDS.names, settings=WriterSettings(key_days=1.0), now_ms=clock)
+    writer.append(purchase(1, 5, event_id=b"a"))
+    clock.ms += DAY_MS // 2
+    assert writer.append(purchase(1, 5, event_id=b"a")).tolist() == [1]
+    clock.ms += DAY_MS
+    writer.append(purchase(2, 5))  # every append forgets some of what has expired
+    assert writer.append(purchase(1, 5, event_id=b"a")).tolist() == [3]
+    writer.close()
+
+
+def test_late_events_are_put_where_they_belong_and_counted(writer, reader):
+    writer.append(purchase(1, 5, START_MS + 60_000))
+    writer.append(purchase(1, 6, START_MS))
+    with reader.snapshot() as snapshot:
+        assert snapshot.users(np.array([1]))[1]["history_ids"][0, :3].tolist() == [5, 6, PAD_ID]
+        assert snapshot.progress().late == 1
+        assert snapshot.progress().latest_ms == START_MS + 60_000
+        flags = unpack(packed for _, packed in snapshot.events()).headers["flags"]
+        assert [bool(flag & Flags.LATE) for flag in flags] == [False, True]
+
+
+def test_changes_are_merged_and_found_by_their_sequence(writer, reader):
+    writer.append(change(ITEM_CHANGED, 7, price=2.5, available=True))
+    writer.append(EventBatch.join([purchase(1, 5), change(USER_CHANGED, 1, country="FR")]))
+    sequences = writer.append(change(ITEM_CHANGED, 7, available=False))
+    with reader.snapshot() as snapshot:
+        assert snapshot.progress().changed_sequence == sequences[0] == 4
+        assert [(c.type, c.id, c.columns) for c in snapshot.changes(after=0)] == [
+            (ITEM_CHANGED, 7, {"price": 2.5, "available": False}),
+            (USER_CHANGED, 1, {"country": "FR"}),
+        ]
+        assert [c.id for c in snapshot.changes(after=3)] == [7]
+        assert snapshot.changes(after=4) == []
+
+
+def test_a_users_record_begins_as_the_generation_knows_it(folder, reader):
+    known = SimpleNamespace(
+        **{"history_ids": np.array([[3, 4, PAD_ID]]), "history_times": np.array([[1_600_000_100, 1_600_000_000, 0]])},
+        **{"event_count": np.array([5]), "sum_weight": np.array([7.0]), "sum_label": np.array([2.0])},
+        **{"first_time": np.array([1_500_000_000]), "last_time": np.array([1_600_000_100])},
+    )
+    users = SimpleNamespace(lookup=lambda user_ids: known)
+    writer = Writer(folder, Layout(), KINDS.names, seeds=GenerationSeeds(users))
+    writer.append(purchase(1, 9))
+    with reader.snapshot() as snapshot:
+        _, records = snapshot.users(np.array([1]))
+        assert records["history_ids"][0, :4].tolist() == [9, 3, 4, PAD_ID]
+        assert records["history_s"][0, :3].tolist() == [START_MS // 1000, 1_600_000_100, 1_600_000_000]
+        assert (records["event_count"][0], records["sum_weight"][0], records["sum_label"][0]) == (6, 8.0, 2.0)
+        assert (records["first_ms"][0], records["last_ms"][0]) == (1_500_000_000_000, START_MS)
+    writer.close()
+
+
+def test_two_writers_of_one_store_take_turns(writer, folder, clock, reader):
+    other = Writer(folder, Layout(), KINDS.names, now_ms=clock)
+    assert [int((writer, other)[n % 2].append(purchase(n, 1))[0]) for n in range(6)] == [1, 2, 3, 4, 5, 6]
+    other.close()
+    with reader.snapshot() as snapshot:
+        assert snapshot.progress().last_sequence == 6
+
+
+def test_names_of_events_keep_their_codes(folder):
+    Writer(folder, Layout(), ("view", "purchase")).close()
+    writer = Writer(folder, Layout(), ("cart", "purchase"))
+    assert writer.codes.tolist() == [2, 1]
+    writer.close()
+
+
+def test_a_store_of_another_layout_is_refused(writer, folder):
+    with pytest.raises(ConfigError, match="rebuild"):
+        Writer(folder, Layout(history=8), KINDS.names)
+
+
+def test_a_folder_that_others_can_read_is_refused(folder):
+    folder.mkdir(mode=0o755)
+    with pytest.raises(ConfigError, match="mode 755"):
+        Writer(folder, Layout(), KINDS.names)
+
+
+def test_a_link_instead_of_a_folder_is_refused(folder, tmp_path):
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="no directory"):
+        Writer(folder, Layout(), KINDS.names)
+
+
+def test_only_the_owner_can_read_the_store(writer, folder):
+    writer.append(purchase(1, 2))
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.iterdir())}
+    assert not any(mode & 0o077 for mode in modes.values()), modes
+    assert folder.stat().st_uid == os.getuid()
+
+
+def test_a_full_store_takes_nothing_and_says_so(folder, reader):
+    writer = Writer(folder, Layout(), KINDS.names, settings=WriterSettings(store_bytes=1 << 20))
+    rng = np.random.default_rng(0)
+
+    def append() -> int:
+        return len(writer.append(events(rng, 100, users=1_000)))
+
+    with pytest.raises(DependencyError, match="store_bytes"):
+        sum(iter(append, 0))
+    with pytest.raises(DependencyError, match="store_bytes"):
+        append()
+    with reader.snapshot() as snapshot:
+        progress = snapshot.progress()
+        assert progress.last_sequence == progress.accepted == len(list(snapshot.events()))
+        assert progress.last_sequence % 100 == 0 < progress.last_sequence
+    writer.close()
+
+
+def test_a_store_that_does_not_exist_is_a_dependency_that_is_away(reader):
+    assert not reader.exists()
+    with pytest.raises(DependencyError, match="no live store"), reader.snapshot():
+        pass
+
+
+def test_an_acknowledged_event_is_visible_at_once_and_another_one_is_not_waited_for_longer_than_asked(writer, reader):
+    sequence = int(writer.append(purchase(1, 2))[0])
+    assert reader.wait_for(sequence, timeout_s=0.0) == sequence
+    assert reader.wait_for(sequence + 1, timeout_s=0.01) == sequence
+
+
+def test_what_an_event_counts_follows_from_its_name_and_value():
+    ratings = EventKinds((EventKind("rating", positive_at=4.0), EventKind("hide", seen=True)), value_is="label")
+    headers = np.zeros(4, HEADER)
+    headers["kind"], headers["value"] = [0, 0, 0, 1], [5.0, 3.0, np.nan, np.nan]
+    ratings.decide(headers)
+    assert headers["flags"].tolist() == [Flags.POSITIVE | Flags.SEEN, 0, Flags.POSITIVE | Flags.SEEN, Flags.SEEN]
+    np.testing.assert_equal(headers["label"], np.float32([5.0, 3.0, np.nan, np.nan]))
+    quantities = EventKinds((EventKind("purchase", 2.0, positive=True),), value_is="weight")
+    headers = np.zeros(2, HEADER)
+    headers["value"] = [3.0, np.nan]
+    quantities.decide(headers)
+    assert headers["weight"].tolist() == [6.0, 2.0]
+
+
+def test_events_without_a_positive_name_are_refused():
+    with pytest.raises(ConfigError, match="positive"):
+        EventKinds((EventKind("view"),))
