@@ -20,7 +20,7 @@ from server.launcher import held_generations
 from serving.contract.artifacts import MANIFEST_FILE, STAGE_FILE, read_stage, stage_folder, verify_manifest
 from serving.contract.errors import ConfigError
 from serving.contract.generations import pinned_generation
-from serving.contract.tensors import ENSEMBLE, STAGES, stage_specs
+from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES, stage_specs
 from training.retrieval.effort import widen_search
 
 REWRITTEN = ("serving", "model.py", "__pycache__", MANIFEST_FILE, STAGE_FILE, RECORDED_FILE, *STAGES)  # not copied
@@ -36,7 +36,7 @@ def relayout(source: Path, repository: Path, layout: str, candidates: int | None
     generation = pinned_generation(source)
     own = source / ENSEMBLE / str(generation)
     facts = verify_manifest(own)
-    folders = {name: stage_folder(source, name, generation) for name in STAGES}
+    folders = {name: stage_folder(source, name, generation) for name in (*STAGES, *LIVE_MODELS)}
     infos = {name: read_stage(folder) for name, folder in folders.items()}
     first = infos[STAGES[0]]
     axes = replace(first.axes, candidates=candidates or first.axes.candidates)

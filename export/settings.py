@@ -8,6 +8,7 @@ docs/settings.md is written from the classes here (`make docs`), from their docs
     [compute]   threads of the ranker's network, and how widely the index is searched (`make tune` finds them)
     [rules]     the shop's rules after the models (serving/stages/rules/config.py)
     [hugectr]   a ranker that HugeCTR trained
+    [live]      how events are taken, and where they are kept (serving/live)
     [merlin]    where and how the merlin profile is served (export/nvidia/settings.py)
     [tables]    budgets of the ranker's embedding tables, and where their updates come from (export/tables.py)
 
@@ -21,19 +22,21 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from export.nvidia.settings import MerlinSettings
 from hps_config.description import Bytes
 from hps_config.toml_faults import refuse_unknown_keys, toml_faults, unknown_key
 from repository.config import WARMUP_ROWS, Serving
 from serving.contract.errors import ConfigError
-from serving.contract.tensors import ENSEMBLE, STAGES
+from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
 from training.models.cold_rows import ColdRows
 
 # `recommend` of the fused layout runs all kernels, where the ensemble has a process per stage. Of a queue of 32 the process
 # that is free first would take all, and the other one would wait for what comes next
 FUSED = {"instances": 2, "preferred_batch_sizes": (16,)}
+
+EVENTS_AT_ONCE = 1_024  # in one transaction of the live store, at most
 
 PositiveInt = Annotated[int, Field(gt=0)]
 Length = Annotated[int, Field(gt=0, le=10_000)]  # of an axis that every request carries
@@ -107,6 +110,23 @@ class ComputeSettings(_Section):
     index_effort: Annotated[int, Field(ge=0)] = 0  # lists of the index searched per query; 0: the fewest that find enough
 
 
+class LiveChoices(_Section):
+    """How events are taken (serving/live)."""
+
+    folder: str = ""  # of the live store, an absolute path; empty: beside the repository, <REPO>.live
+    lateness_s: Annotated[float, Field(ge=0)] = 10.0  # how far the clock stays behind the latest event
+    ahead_s: Annotated[float, Field(ge=0)] = 300.0  # events later than this server's clock by more are refused
+    key_days: Annotated[float, Field(gt=0)] = 7.0  # how long event ids are known
+    store_bytes: Bytes = 64 << 30  # of address space; the file grows as it is used
+
+    @field_validator("folder")
+    @classmethod
+    def _absolute(cls, folder: str) -> str:
+        if folder and not Path(folder).is_absolute():
+            raise ValueError(f"{folder!r} is a relative path, which a server would seek elsewhere. Write it from / on")
+        return folder
+
+
 class HugectrSettings(_Section):
     """A DLRM that HugeCTR trained takes the place of the one that is trained here (docs/merlin.md)."""
 
@@ -123,6 +143,7 @@ class Settings(_Section):
     tables: TableSettings = TableSettings()
     merlin: MerlinSettings = MerlinSettings()
     hugectr: HugectrSettings = HugectrSettings()
+    live: LiveChoices = LiveChoices()
 
     @model_validator(mode="after")
     def _imported_rows_have_one_width(self) -> Settings:
@@ -154,9 +175,10 @@ class Settings(_Section):
 
     def serving_of(self) -> dict[str, Serving]:
         """-> the serving settings of every model, by name."""
-        common = {key: value for key, value in self.serving.items() if key not in (*STAGES, ENSEMBLE)}
+        names = (*STAGES, *LIVE_MODELS, ENSEMBLE)
+        common = {key: value for key, value in self.serving.items() if key not in names}
         base = serving_from(Serving(), common, "serving")
-        defaults = {name: base for name in (*STAGES, ENSEMBLE)}
+        defaults = dict.fromkeys(names, base) | dict.fromkeys(LIVE_MODELS, Serving(max_batch_size=EVENTS_AT_ONCE))
         defaults[ENSEMBLE] = replace(base, **{key: value for key, value in FUSED.items() if key not in common})
         return {
             name: serving_from(default, self.serving.get(name, {}), f"serving.{name}") for name, default in defaults.items()

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from export.live import write_live_models
 from export.settings import PipelineSettings, Settings
 from repository.publish import Staging
 from repository.rules import compile_rules
@@ -52,8 +53,11 @@ def write_stages(
     rank, rerank = save_ranking(staging.folder("rank"), staging.folder("rerank"), ranking, features)
     ranks = rank.settings | {"threads": compute.rank_threads}
     settings = {"preprocess": {}, "retrieve": retrieve, "rank": ranks, "rerank": rerank.settings}
+    live = export_settings.live
     for name, own in settings.items():
-        StageInfo(name, staging.generation, axes, features.context, own).write(staging.folder(name))
+        info = StageInfo(name, staging.generation, axes, features.context, own, live.folder)
+        info.write(staging.folder(name))
+    write_live_models(staging, info, dataset.description, live)
     return {
         "preprocess_replay": features.parity,
         "onnx_parity": [parity.as_dict() for parity in (towers, rank.parity, rerank.parity)],

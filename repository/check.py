@@ -24,7 +24,7 @@ from repository.tables import has_update_source
 from serving.contract.artifacts import MANIFEST_FILE, read_json, read_stage, sha256_of, stage_folder, verify_manifest
 from serving.contract.errors import RecommenderError
 from serving.contract.generations import pinned_generation
-from serving.contract.tensors import ENSEMBLE, STAGES, ModelSpec
+from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES, ModelSpec
 
 SERVING_LIBRARIES = ("numpy", "onnxruntime", "faiss-cpu")
 
@@ -113,7 +113,7 @@ def check_versions(repository: Path) -> Iterator[Finding]:
     """The generation that answers is there in every model, and every file of it is the published one."""
     generation = pinned_generation(repository)
     digests = read_json(repository / ENSEMBLE / str(generation), MANIFEST_FILE).get("stages", {})
-    stages = {name: stage_folder(repository, name, generation) for name in STAGES}
+    stages = {name: stage_folder(repository, name, generation) for name in (*STAGES, *LIVE_MODELS)}
     for folder in (repository / ENSEMBLE / str(generation), *stages.values()):
         manifest = verify_manifest(folder)
         if manifest.get("generation") != generation:
@@ -168,7 +168,7 @@ def warmup_bytes_of(entry: pb.ModelWarmup.Input) -> int:
 def check_stages(repository: Path) -> Iterator[Finding]:
     """Every stage's settings are of the generation whose folder they lie in, and its records hold what config.pbtxt says."""
     generation = pinned_generation(repository)
-    for name in STAGES:
+    for name in (*STAGES, *LIVE_MODELS):
         folder = stage_folder(repository, name, generation)
         info = read_stage(folder)
         if info.generation != generation:

@@ -12,7 +12,7 @@ import numpy as np
 from tritonclient.grpc import model_config_pb2 as pb
 
 from serving.contract.errors import ExportError
-from serving.contract.tensors import ENSEMBLE, RECORD, STAGES, ModelSpec, RecordSpec, TensorSpec, ensemble_spec
+from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, RECORD, STAGES, ModelSpec, RecordSpec, TensorSpec, ensemble_spec
 
 CONFIG_FILE = "config.pbtxt"
 LAYOUTS = ("ensemble", "fused")  # one model per stage behind an ensemble, or one model that runs the four kernels
@@ -32,7 +32,7 @@ DTYPE = {value: key for key, value in TRITON_TYPE.items()}
 
 def models_of(layout: str) -> tuple[str, ...]:
     """-> the models of a repository, in the order they are placed: the one that callers know comes last."""
-    return (*STAGES, ENSEMBLE) if layout == "ensemble" else (ENSEMBLE,)
+    return (*STAGES, *LIVE_MODELS, ENSEMBLE) if layout == "ensemble" else (*LIVE_MODELS, ENSEMBLE)
 
 
 def layout_of(config: pb.ModelConfig) -> str:
@@ -70,7 +70,7 @@ class Serving:
 def stage_config(spec: ModelSpec, serving: Serving, versions: list[int], warmup_rows: int) -> pb.ModelConfig:
     """-> one Python-backend model: a stage, or `recommend` of the fused layout.
 
-    The server holds `versions` of it; warm-up files hold `warmup_rows` recorded rows.
+    The server holds `versions` of it; warm-up files hold `warmup_rows` recorded rows; 0: it is not warmed up.
     """
     config = pb.ModelConfig(name=spec.name, backend="python", max_batch_size=serving.max_batch_size)
     _add_tensors(config, spec)
@@ -79,7 +79,8 @@ def stage_config(spec: ModelSpec, serving: Serving, versions: list[int], warmup_
     _add_batching(config.dynamic_batching, serving)
     config.response_cache.enable = serving.response_cache
     config.parameters["FORCE_CPU_ONLY_INPUT_TENSORS"].string_value = "yes"
-    add_warmup(config, spec, warmup_rows)
+    if warmup_rows:
+        add_warmup(config, spec, warmup_rows)
     return config
 
 

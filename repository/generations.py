@@ -15,7 +15,7 @@ from pathlib import Path
 from repository.lock import publication_lock
 from repository.models import Model, read_repository, write_config
 from serving.contract.errors import ConfigError
-from serving.contract.tensors import ENSEMBLE
+from serving.contract.tensors import ENSEMBLE, LIVE_MODELS
 
 
 def published_generations(repo: Path) -> tuple[int, ...]:
@@ -57,11 +57,12 @@ def require_published(repo: Path, generation: int) -> tuple[int, ...]:
 
 
 def pipeline_models(models: list[Model]) -> list[Model]:
-    """The ensemble's steps and the ensemble itself, in the order they must load."""
+    """The ensemble's steps, the models that take events, and the ensemble itself, in the order they must load."""
     by_name = {model.name: model for model in models}
     if ENSEMBLE not in by_name:
         raise ConfigError(f"The repository has no model {ENSEMBLE}; it has {sorted(by_name)}.")
     names = [step.model_name for step in by_name[ENSEMBLE].config.ensemble_scheduling.step]
     if missing := [name for name in names if name not in by_name]:
         raise ConfigError(f"{ENSEMBLE} has steps {missing}, which are not in the repository; it has {sorted(by_name)}.")
-    return [by_name[name] for name in (*dict.fromkeys(names), ENSEMBLE)]
+    live = [name for name in LIVE_MODELS if name in by_name]
+    return [by_name[name] for name in (*dict.fromkeys(names), *live, ENSEMBLE)]

@@ -46,9 +46,20 @@ from repository.models import read_config, refuse_unservable_path, write_config
 from serving.contract.artifacts import MANIFEST_FILE, read_stage, sha256_of, verify_manifest, write_manifest
 from serving.contract.errors import ArtifactError, ConfigError, ExportError
 from serving.contract.generations import pinned_generation
-from serving.contract.tensors import ENSEMBLE, STAGES, ModelSpec, ensemble_spec, packed
+from serving.contract.tensors import (
+    ENSEMBLE,
+    LIVE_MODELS,
+    STAGES,
+    Axes,
+    ModelSpec,
+    ensemble_spec,
+    live_specs,
+    packed,
+    stage_specs,
+)
 
 ADAPTER, PIPELINE, UPDATER = "serving.stages.adapter.triton", "serving.pipeline", "serving.tables.__main__"
+LIVE_ADAPTER, LIVE_KERNELS = "serving.stages.live.triton", "serving.stages.live.models"
 MODEL_PY = '''"""Written by the exporter: serves the code that lies beside it."""
 
 import os
@@ -57,9 +68,8 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 {imports}
-from serving.stages.adapter.triton import triton_model
 
-TritonPythonModel = triton_model({kernels})
+TritonPythonModel = {function}({kernels})
 '''
 
 FindHeld = Callable[[Path], set[int] | None]
@@ -112,7 +122,7 @@ class Staging:
     def _prepare(self) -> None:
         shutil.rmtree(self.root, ignore_errors=True)
         self.generation = 1 + max(generations_present(self.repository), default=0)
-        for name in (ENSEMBLE, *STAGES):
+        for name in (ENSEMBLE, *STAGES, *LIVE_MODELS):
             self.folder(name).mkdir(parents=True)
         refuse_other_file_system(self.root, self.repository)
 
@@ -150,6 +160,9 @@ class Staging:
             if self.layout == "ensemble":
                 write_model(self.folder(name), (name,))
             write_manifest(self.folder(name), stage=name, generation=self.generation)
+        for name in LIVE_MODELS:
+            write_live_model(self.folder(name), name)
+            write_manifest(self.folder(name), stage=name, generation=self.generation)
 
     def seal(self, facts: dict[str, Any]) -> None:
         """Write the generation's own manifest: `facts`, and which stages it consists of.
@@ -158,7 +171,7 @@ class Staging:
         """
         copy_serving_code(self.folder(ENSEMBLE), (PIPELINE,))
         forbid_caches(self.folder(ENSEMBLE))
-        digests = {name: sha256_of(self.folder(name) / MANIFEST_FILE) for name in STAGES}
+        digests = {name: sha256_of(self.folder(name) / MANIFEST_FILE) for name in (*STAGES, *LIVE_MODELS)}
         write_manifest(self.folder(ENSEMBLE), generation=self.generation, stages=digests, **facts)
 
     def publish(self, specs: dict[str, ModelSpec], serving: dict[str, Serving], warmup: dict[str, np.ndarray]) -> int:
@@ -181,6 +194,10 @@ class Staging:
         self, specs: dict[str, ModelSpec], serving: dict[str, Serving], warmup: dict[str, np.ndarray], previous: int
     ) -> None:
         rows = len(warmup["user_id"])
+        for name, spec in live_specs_of(specs).items():  # not warmed up by requests: these would be events
+            folder, versions = self.repository / name, sorted({previous, self.generation})
+            place_version(self.folder(name), folder)
+            write_config(folder / CONFIG_FILE, stage_config(spec, serving[name], versions, warmup_rows=0))
         for name, spec in (specs if self.layout == "ensemble" else {ENSEMBLE: ensemble_spec(specs)}).items():
             folder, versions = self.repository / name, {self.generation} if name == ENSEMBLE else {previous, self.generation}
             place_version(self.folder(name), folder)
@@ -190,6 +207,12 @@ class Staging:
             place_version(self.folder(ENSEMBLE), self.repository / ENSEMBLE)
             write_config(self.repository / ENSEMBLE / CONFIG_FILE, ensemble_config(specs, self.generation, serving[ENSEMBLE]))
         write_pins(self.repository, self.generation)
+
+
+def live_specs_of(stages: dict[str, ModelSpec]) -> dict[str, ModelSpec]:
+    """Return the specs of the models that take events, whose context columns are those of the first stage."""
+    fixed = {tensor.name for tensor in stage_specs(Axes())[STAGES[0]].inputs}
+    return live_specs(tuple(tensor for tensor in stages[STAGES[0]].inputs if tensor.name not in fixed))
 
 
 def refuse_other_file_system(staging: Path, repository: Path) -> None:
@@ -222,7 +245,7 @@ def served_by(repository: Path) -> int | None:
 
 def generations_present(repository: Path) -> set[int]:
     """-> every version number that any model of the repository has."""
-    folders = (path for name in (*STAGES, ENSEMBLE) for path in (repository / name).glob("*"))
+    folders = (path for name in (*STAGES, *LIVE_MODELS, ENSEMBLE) for path in (repository / name).glob("*"))
     return {int(path.name) for path in folders if path.is_dir() and path.name.isdecimal()}
 
 
@@ -234,8 +257,8 @@ def refuse_other_contract(repository: Path, layout: str, specs: dict[str, ModelS
             f"{repository} is laid out as {found!r}, this generation as {layout!r}. "
             "Generations of one repository share their layout: export into another REPO, or remove this one first."
         )
-    specs = {**specs, ENSEMBLE: ensemble_spec(specs)}
-    for name in models_of(layout):
+    specs = {**specs, **live_specs_of(specs), ENSEMBLE: ensemble_spec(specs)}
+    for name in reversed(models_of(layout)):  # callers know `recommend`
         if differing := differing_tensors(read_config(repository / name / CONFIG_FILE), specs[name]):
             raise ExportError(
                 f"{repository} serves another contract: {differing} of {name} differ. "
@@ -246,10 +269,27 @@ def refuse_other_contract(repository: Path, layout: str, specs: dict[str, ModelS
 def write_model(folder: Path, stages: Sequence[str]) -> None:
     """Write a model.py that runs these stages, and the code that it imports; with `rank`, also that of the updater."""
     updater = [UPDATER] if "rank" in stages else []
-    copy_serving_code(folder, [ADAPTER, *(f"serving.stages.{name}" for name in stages), *updater])
-    kernels = [(name, name.capitalize()) for name in stages]
-    imports = "\n".join(f"from serving.stages.{module} import {kernel}" for module, kernel in sorted(kernels))
-    (folder / "model.py").write_text(MODEL_PY.format(imports=imports, kernels=", ".join(kernel for _, kernel in kernels)))
+    kernels = [(f"serving.stages.{name}", name.capitalize()) for name in stages]
+    write_model_py(folder, "triton_model", ADAPTER, kernels, updater)
+
+
+def write_live_model(folder: Path, name: str) -> None:
+    """Write a model.py that runs `observe` or `upsert`, and the code that it imports."""
+    write_model_py(folder, "live_model", LIVE_ADAPTER, [(LIVE_KERNELS, name.capitalize())])
+
+
+def write_model_py(
+    folder: Path, function: str, adapter: str, kernels: Sequence[tuple[str, str]], more: Sequence[str] = ()
+) -> None:
+    """Write a model.py that serves kernels, (module, class) each, and copy what it and the modules `more` import."""
+    copy_serving_code(folder, [adapter, *(module for module, _ in kernels), *more])
+    imports = sorted((*kernels, (adapter, function)))
+    text = MODEL_PY.format(
+        imports="\n".join(f"from {module} import {name}" for module, name in imports),
+        function=function,
+        kernels=", ".join(kernel for _, kernel in kernels),
+    )
+    (folder / "model.py").write_text(text)
     forbid_caches(folder)
 
 
@@ -289,6 +329,6 @@ def replace_warmup(path: Path, content: bytes) -> None:
 
 def prune(repository: Path, kept: set[int]) -> None:
     """Remove what nobody holds or goes back to: older generations, and the remains of failed publications."""
-    for name in (*STAGES, ENSEMBLE):
+    for name in (*STAGES, *LIVE_MODELS, ENSEMBLE):
         for generation in generations_present(repository) - kept:
             shutil.rmtree(repository / name / str(generation), ignore_errors=True)

@@ -18,6 +18,7 @@ from serving.contract.artifacts import StageInfo, read_stage, stage_folder, veri
 from serving.contract.errors import RequestError
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import PAD_ID, STAGES, ModelSpec, ensemble_spec, stage_specs
+from serving.live.reader import Reader
 from serving.stages.preprocess import Preprocess
 from serving.stages.rank import Rank
 from serving.stages.rerank import Rerank
@@ -36,14 +37,19 @@ class Pipeline:
     specs: dict[str, ModelSpec]
 
     @classmethod
-    def load(cls, repository: Path, generation: int | None = None) -> Pipeline:
-        """Load one generation (default: the one a server answers with). Raises ArtifactError on what was not published so."""
+    def load(cls, repository: Path, generation: int | None = None, live: Reader | None = None) -> Pipeline:
+        """Load one generation (default: the one a server answers with). Raises ArtifactError on what was not published so.
+
+        live: the live store to answer with, which the caller closes; None: answers come from the generation alone
+        """
         generation = generation or pinned_generation(repository)
         folders = {name: stage_folder(repository, name, generation) for name in STAGES}
         for folder in folders.values():
             verify_manifest(folder)
         info = read_stage(folders["preprocess"])
         stages = {name: STAGE_TYPES[name].load(folder) for name, folder in folders.items()}
+        if live:
+            stages = {name: stage.with_live(live) if hasattr(stage, "with_live") else stage for name, stage in stages.items()}
         return cls(info, stages, stage_specs(info.axes, info.context))
 
     def close(self) -> None:

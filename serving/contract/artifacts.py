@@ -21,7 +21,16 @@ from typing import Any
 import numpy as np
 
 from serving.contract.errors import ArtifactError
-from serving.contract.tensors import ENSEMBLE, Axes, ContextColumn, ModelSpec, ensemble_spec, stage_specs
+from serving.contract.tensors import (
+    ENSEMBLE,
+    LIVE_MODELS,
+    Axes,
+    ContextColumn,
+    ModelSpec,
+    ensemble_spec,
+    live_specs,
+    stage_specs,
+)
 
 STAGE_FILE = "stage.json"
 MANIFEST_FILE = "manifest.json"
@@ -42,9 +51,12 @@ class StageInfo:
     axes: Axes
     context: tuple[ContextColumn, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
+    live_folder: str = ""  # of the live store; "": beside the repository
 
     @property
     def spec(self) -> ModelSpec:
+        if self.stage in LIVE_MODELS:
+            return live_specs(tuple(column.tensor() for column in self.context))[self.stage]
         specs = stage_specs(self.axes, self.context)
         return ensemble_spec(specs) if self.stage == ENSEMBLE else specs[self.stage]
 

@@ -35,6 +35,8 @@ RECORD = "record_"  # before a record's name: the parameter of config.pbtxt that
 
 STAGES = ("preprocess", "retrieve", "rank", "rerank")
 ENSEMBLE = "recommend"
+OBSERVE, UPSERT = LIVE_MODELS = ("observe", "upsert")  # an interaction happened; an item or user is new or changed
+NO_SEQUENCE = -1  # as `after`: the answer need not reflect any event
 
 
 NUMPY_DTYPES = {  # by Triton's name
@@ -55,6 +57,7 @@ class Degraded(IntFlag):
     RETRIEVE = 2
     RANK = 4
     RERANK = 8
+    LIVE = 16  # live state is behind the event the caller named, or cannot be read
 
 
 @dataclass(frozen=True)
@@ -222,6 +225,7 @@ LINEAGE = TensorSpec("lineage", "INT64", (2,))  # handed from stage to stage: th
 
 def stage_specs(axes: Axes, context: tuple[ContextColumn, ...] = ()) -> dict[str, ModelSpec]:
     """The four stages of the pipeline, in order, keyed by name."""
+    after = TensorSpec("after", "INT64", (1,), optional=True, fill=NO_SEQUENCE)
     exclude = TensorSpec("exclude", "INT64", (axes.exclusions,), optional=True, fill=PAD_ID)
     history = TensorSpec("history", "INT64", (axes.history,), optional=True, fill=FROM_STORE)
     user = record(
@@ -246,12 +250,29 @@ def stage_specs(axes: Axes, context: tuple[ContextColumn, ...] = ()) -> dict[str
         GENERATION,
     )
     specs = (
-        ModelSpec("preprocess", (USER_ID, *(c.tensor() for c in context), history), (user,)),
+        ModelSpec("preprocess", (USER_ID, *(c.tensor() for c in context), history, after), (user,)),
         ModelSpec("retrieve", (user, exclude), (candidates,)),
         ModelSpec("rank", (user, candidates), (ranked,)),
         ModelSpec("rerank", (ranked,), answer),
     )
     return {spec.name: spec for spec in specs}
+
+
+def live_specs(context: tuple[TensorSpec, ...] = ()) -> dict[str, ModelSpec]:
+    """The models that take events, keyed by name. context: the tensors of the context columns"""
+    sequence = (TensorSpec("sequence", "INT64", (1,)),)
+    event = (
+        USER_ID,
+        TensorSpec("item_id", "INT64", (1,)),
+        TensorSpec("event", "BYTES", (1,), optional=True, fill=b""),
+        TensorSpec("timestamp_ms", "INT64", (1,), optional=True, fill=MISSING_INT),
+        TensorSpec("value", "FP32", (1,), optional=True, fill=float("nan")),
+        TensorSpec("event_id", "BYTES", (1,), optional=True, fill=b""),
+        TensorSpec("request_id", "BYTES", (1,), optional=True, fill=b""),
+        *context,
+    )
+    change = (TensorSpec("kind", "BYTES", (1,)), TensorSpec("id", "INT64", (1,)), TensorSpec("columns", "BYTES", (1,)))
+    return {OBSERVE: ModelSpec(OBSERVE, event, sequence), UPSERT: ModelSpec(UPSERT, change, sequence)}
 
 
 def ensemble_spec(stages: dict[str, ModelSpec]) -> ModelSpec:
@@ -261,10 +282,13 @@ def ensemble_spec(stages: dict[str, ModelSpec]) -> ModelSpec:
     return ModelSpec(ENSEMBLE, tuple(inputs.values()), stages[STAGES[-1]].outputs)
 
 
-def new_lineage(batch: int, generation: int, degraded: int = Degraded.NONE) -> np.ndarray:
-    """-> int64 [batch, 2]: where requests come from that the first stage of `generation` prepares."""
+def new_lineage(batch: int, generation: int, degraded: int | np.ndarray = Degraded.NONE) -> np.ndarray:
+    """Return int64 [batch, 2]: the lineage of requests that the first stage of `generation` prepares.
+
+    degraded: bits of all rows, or int64 [batch]
+    """
     lineage = np.empty((batch, 2), np.int64)
-    lineage[:] = generation, int(degraded)
+    lineage[:, 0], lineage[:, 1] = generation, degraded
     return lineage
 
 

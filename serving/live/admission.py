@@ -17,11 +17,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from serving.contract.tensors import MISSING_INT, ContextColumn, ModelSpec, TensorSpec
+from serving.contract.tensors import MISSING_INT, ContextColumn
 from serving.live.events import HEADER, ITEM_CHANGED, USER_CHANGED, EventBatch, EventKinds
 from serving.live.layout import LATEST_SECOND
 
-OBSERVE, UPSERT = LIVE_MODELS = ("observe", "upsert")
 MAX_TEXT_BYTES = 128  # of event_id and request_id
 MAX_COLUMN_BYTES = 1024  # of a context text
 MAX_CHANGE_BYTES = 64 << 10  # of `columns`
@@ -29,28 +28,6 @@ LARGEST_NUMBER = 1e38  # what a float32 holds; no integer of any length is compa
 CHANGED = {b"item": ITEM_CHANGED, b"user": USER_CHANGED}
 
 Arrays = Mapping[str, np.ndarray]
-SEQUENCE = TensorSpec("sequence", "INT64", (1,))
-
-
-def observe_spec(context: tuple[ContextColumn, ...]) -> ModelSpec:
-    """Return the tensors of `observe`: an interaction happened."""
-    inputs = (
-        TensorSpec("user_id", "INT64", (1,)),
-        TensorSpec("item_id", "INT64", (1,)),
-        TensorSpec("event", "BYTES", (1,), optional=True, fill=b""),
-        TensorSpec("timestamp_ms", "INT64", (1,), optional=True, fill=MISSING_INT),
-        TensorSpec("value", "FP32", (1,), optional=True, fill=float("nan")),
-        TensorSpec("event_id", "BYTES", (1,), optional=True, fill=b""),
-        TensorSpec("request_id", "BYTES", (1,), optional=True, fill=b""),
-        *(column.tensor() for column in context),
-    )
-    return ModelSpec(OBSERVE, inputs, (SEQUENCE,))
-
-
-def upsert_spec() -> ModelSpec:
-    """Return the tensors of `upsert`: an item or a user is new or changed."""
-    inputs = (TensorSpec("kind", "BYTES", (1,)), TensorSpec("id", "INT64", (1,)), TensorSpec("columns", "BYTES", (1,)))
-    return ModelSpec(UPSERT, inputs, (SEQUENCE,))
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ class Flags(IntFlag):
     POSITIVE = 1
     SEEN = 2  # the item is not recommended to this user again
     LATE = 4  # older than the watermark was
+    COUNTED = 8  # of the kind that the interaction log holds, from which generations learn
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,10 @@ class EventKind:
     positive_at: float | None = None
     seen: bool = False
 
+    @property
+    def counted(self) -> bool:
+        return self.positive or self.positive_at is not None
+
 
 @dataclass(frozen=True)
 class EventKinds:
@@ -68,7 +73,7 @@ class EventKinds:
     value_is: str = ""
 
     def __post_init__(self) -> None:
-        if not any(kind.positive or kind.positive_at is not None for kind in self.kinds):
+        if not any(kind.counted for kind in self.kinds):
             raise ConfigError("No event of [events] is positive. Set positive = true for what recommendations should lead to.")
         if len(self.kinds) > MAX_KINDS:
             raise ConfigError(f"[events] has {len(self.kinds)} names; expected at most {MAX_KINDS}.")
@@ -80,7 +85,7 @@ class EventKinds:
     @property
     def default(self) -> int:
         """Code of an event without a name: the first positive one."""
-        return next(code for code, kind in enumerate(self.kinds) if kind.positive or kind.positive_at is not None)
+        return next(code for code, kind in enumerate(self.kinds) if kind.counted)
 
     def code(self, name: bytes) -> int | None:
         """Return the code of a name, that of the default for an empty one, None for an unknown one."""
@@ -105,8 +110,8 @@ class EventKinds:
                 positive = ~known | (value >= kind.positive_at)
             headers["weight"][rows] = weight
             headers["label"][rows] = value if self.value_is == "label" else np.nan
-            seen = Flags.SEEN if kind.seen else 0
-            headers["flags"][rows] |= np.where(positive, Flags.POSITIVE | Flags.SEEN, seen).astype(np.uint16)
+            always = (Flags.SEEN if kind.seen or kind.counted else 0) | (Flags.COUNTED if kind.counted else 0)
+            headers["flags"][rows] |= np.where(positive, Flags.POSITIVE | always, always).astype(np.uint16)
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ class Layout:
                 ("history_ids", "<i8", (self.history,)),  # PAD_ID padded
                 ("session_ids", "<i8", (self.session,)),  # PAD_ID padded
                 ("session_ms", "<i8", (self.session,)),
-                ("event_count", "<i8"),  # of any kind
+                ("event_count", "<i8"),  # of the kinds that the interaction log holds, as are the sums and the two times
                 ("sum_weight", "<f8"),
                 ("sum_label", "<f8"),
                 ("first_ms", "<i8"),

@@ -40,13 +40,14 @@ class Progress(NamedTuple):
 
     last_sequence: int = 0  # of the log; 0 before the first event
     latest_ms: int = 0  # latest event time accepted
+    watermark_ms: int = 0  # the clock: no event before it is expected any more
     changed_sequence: int = 0  # of the latest `upsert`
     accepted: int = 0
     late: int = 0
     repeated: int = 0  # event ids that came again
     forgotten_keys: int = 0  # sequence up to which idempotency keys have expired
 
-    FORMAT = struct.Struct("<QqQQQQQ")
+    FORMAT = struct.Struct("<QqqQQQQQ")
 
     def pack(self) -> bytes:
         return self.FORMAT.pack(*self)
@@ -106,6 +107,10 @@ class Store:
         with self.env.begin() as txn:
             return Progress.unpack(txn.get(PROGRESS, db=self.meta))
 
+    def size_bytes(self) -> int:
+        """Return the size of the environment's file."""
+        return (self.folder / DATA_FILE).stat().st_size
+
     def close(self) -> None:
         """Let go of the environment; the last of its users closes it."""
         with _OPENING:
@@ -142,6 +147,12 @@ def open_store(folder: Path, store_bytes: int = DEFAULT_BYTES, create: bool = Fa
                 raise
             _OPEN[folder] = store
     return store
+
+
+def live_folder(repository: Path, stated: str = "") -> Path:
+    """Return the folder of a repository's store: the stated one, or the one beside the repository."""
+    repository = repository.resolve()
+    return Path(stated) if stated else repository.with_name(f"{repository.name}.live")
 
 
 def make_folder(folder: Path) -> None:

@@ -15,7 +15,7 @@ from serving.loops.compiled import compiled
 
 MS_PER_DAY = 86_400_000.0
 HORIZONS_MS = np.array(HORIZONS_DAYS) * MS_PER_DAY
-POSITIVE = int(Flags.POSITIVE)
+POSITIVE, COUNTED = int(Flags.POSITIVE), int(Flags.COUNTED)
 
 USER_FIELDS = (
     *("history_ids", "history_s", "session_ids", "session_ms", "session_values", "session_kinds"),
@@ -61,6 +61,9 @@ def _apply_to_users(
             if place < history_ids.shape[1]:
                 insert(history_ids[user], place, item_ids[at])
                 insert(history_s[user], place, second)
+        received_ms[user] = arrivals_ms[at]
+        if not flags[at] & COUNTED:
+            continue
         if event_count[user] == 0 or time_ms < first_ms[user]:
             first_ms[user] = time_ms
         if event_count[user] == 0 or time_ms > last_ms[user]:
@@ -69,7 +72,6 @@ def _apply_to_users(
         sum_weight[user] += weights[at]
         if not np.isnan(labels[at]):
             sum_label[user] += labels[at]
-        received_ms[user] = arrivals_ms[at]
 
 
 @compiled

@@ -64,7 +64,7 @@ class Aggregator(Protocol):
 
 @dataclass(frozen=True)
 class WriterSettings:
-    """lateness_s: events older than the latest one by more are counted as late; key_days: how long event ids are known."""
+    """lateness_s: how far the clock (the watermark) stays behind the latest event; key_days: how long event ids are known."""
 
     lateness_s: float = 10.0
     key_days: float = 7.0
@@ -118,17 +118,18 @@ class Writer:
             progress = Progress.unpack(txn.get(PROGRESS, db=self.store.meta))
             sequences, is_new, keys = self._number(txn, batch, progress.last_sequence)
             fresh = batch if is_new.all() else batch.take(np.flatnonzero(is_new))
-            late_ms = progress.latest_ms - round(self.settings.lateness_s * 1000)
             observed = fresh.headers["type"] == OBSERVED
-            late = observed & (fresh.headers["time_ms"] < late_ms)
+            late = observed & (fresh.headers["time_ms"] < progress.watermark_ms)
             fresh.headers["flags"][late] |= np.uint16(Flags.LATE)
             first = progress.last_sequence + 1
             self._log(txn, fresh, first, keys, now_ms)
             self.apply(txn, fresh, first)
             changed = np.flatnonzero(~observed)
+            latest_ms = max(progress.latest_ms, int(fresh.headers["time_ms"][observed].max(initial=0)))
             progress = progress._replace(
                 last_sequence=progress.last_sequence + len(fresh),
-                latest_ms=max(progress.latest_ms, int(fresh.headers["time_ms"][observed].max(initial=0))),
+                latest_ms=latest_ms,
+                watermark_ms=max(progress.watermark_ms, latest_ms - round(self.settings.lateness_s * 1000)),
                 changed_sequence=first + int(changed[-1]) if len(changed) else progress.changed_sequence,
                 accepted=progress.accepted + len(fresh),
                 late=progress.late + int(late.sum()),

@@ -1,13 +1,14 @@
 """First stage: from a user id to what the models read of that user.
 
-    user_id ─▶ store ─▶ UserState ─(history override)─▶ derive + context ─▶ Plan ─▶ user_categorical, user_continuous, history
+    user_id ─▶ store ─▶ UserState ─(live events)─(history override)─▶ derive + context ─▶ Plan ─▶ user_categorical, …, history
 
 Unknown users, negative and huge ids are cold-start users. A store that cannot answer makes everyone one, with `degraded` set.
+Where there is a live store, it knows users and the clock better than the generation.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,11 @@ import numpy as np
 from serving.contract.artifacts import REMEDY, StageInfo, open_array, read_stage
 from serving.contract.errors import ArtifactError, DependencyError
 from serving.contract.tensors import ContextColumn, Degraded, new_lineage
+from serving.live.reader import Reader
 from serving.stages.features.encode import Plan
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.user_state import FeatureStore, UserState, UserStore, derive, history_age_days, override_history
+from serving.stages.live.users import LiveUsers
 
 MAX_STRING_BYTES = 1024
 
@@ -36,12 +39,19 @@ class PreprocessInputs:
     embedded: UserStore
     items: ItemIndex
     item_category: np.ndarray  # int32 [n_items + 1]
+    live: LiveUsers | None = None
 
     @classmethod
     def load(cls, folder: Path, info: StageInfo) -> PreprocessInputs:
         """Load from a version folder. Raises ArtifactError when a file is missing or is not as published."""
         store, items = UserStore(folder / "store"), ItemIndex.load(folder / "item_ids.npy")
         return cls(info.context, store, store, items, np.asarray(open_array(folder, "item_category")))
+
+    def with_live(self, reader: Reader) -> PreprocessInputs:
+        """Return the same, with what users did since the export."""
+        live = LiveUsers(reader, self.items, self.item_category)
+        live.load_loops(self.embedded.empty(np.zeros(1, np.int64)))
+        return replace(self, live=live)
 
     def faults(self, inputs: Arrays) -> dict[int, str]:
         """Row -> message for context that cannot be a feature: infinite numbers, strings past MAX_STRING_BYTES."""
@@ -57,25 +67,34 @@ class PreprocessInputs:
                         faults[row] = f"{column.name} has {len(value)} bytes; expected at most {MAX_STRING_BYTES}, shorten it"
         return faults
 
-    def read_state(self, inputs: Arrays) -> tuple[UserState, Degraded]:
-        """Return what is known of the users, and whether the store could say it."""
-        user_ids = inputs["user_id"][:, 0]
-        degraded = Degraded.NONE
+    def read_state(self, inputs: Arrays) -> tuple[UserState, int | np.ndarray, int | np.ndarray]:
+        """Return what is known of the users, the clock they are seen from in unix seconds, and the degraded bits.
+
+        Clock and bits are of all rows, or int64 [B].
+        """
+        user_ids, clock_s = inputs["user_id"][:, 0], self.embedded.as_of_s
+        degraded: int | np.ndarray = Degraded.NONE
         try:
             state = self.store.lookup(user_ids)
         except DependencyError:
             state, degraded = self.embedded.empty(user_ids), Degraded.PREPROCESS
-        state = override_history(state, inputs["history"], self.items, self.item_category, self.embedded.as_of_s)
-        return state, degraded
+        if self.live:
+            clock_s, behind = self.live.update(state, inputs["after"][:, 0], clock_s)
+            degraded = degraded | behind
+        state = override_history(state, inputs["history"], self.items, self.item_category, clock_s)
+        if self.live:  # an event newer than the watermark is seen from its own time
+            return state, np.maximum(state.last_time, clock_s), degraded
+        return state, clock_s, degraded
 
-    def raw_columns(self, state: UserState, inputs: Arrays) -> dict[str, np.ndarray]:
+    def raw_columns(self, state: UserState, inputs: Arrays, clock_s: int | np.ndarray) -> dict[str, np.ndarray]:
         """Return what the workflow encodes, by column, each [B]."""
         context = {column.name: inputs[column.name][:, 0] for column in self.context}
-        return derive(state, context, self.embedded.as_of_s)
+        return derive(state, context, clock_s)
 
-    def history_tensors(self, state: UserState) -> Arrays:
-        """Return history_ids int64 [B, H] and history_age_days float32 [B, H]."""
-        return {"history_ids": state.history_ids, "history_age_days": history_age_days(state, self.embedded.as_of_s)}
+
+def history_tensors(state: UserState, clock_s: int | np.ndarray) -> Arrays:
+    """Return history_ids int64 [B, H] and history_age_days float32 [B, H]."""
+    return {"history_ids": state.history_ids, "history_age_days": history_age_days(state, clock_s)}
 
 
 @dataclass
@@ -97,17 +116,21 @@ class Preprocess:
             raise ArtifactError(f"{folder}: stage.json states Fu, Gu, H = {stated}, plan and store have {found}. {REMEDY}")
         return cls(info, inputs, plan)
 
+    def with_live(self, reader: Reader) -> Preprocess:
+        """Return the stage as it answers with a live store."""
+        return replace(self, inputs=self.inputs.with_live(reader))
+
     def faults(self, inputs: Arrays) -> dict[int, str]:
         """Row -> message for context that cannot be a feature."""
         return self.inputs.faults(inputs)
 
     def __call__(self, inputs: Arrays) -> Arrays:
         """`preprocess` of serving/contract/tensors.py, one batch."""
-        state, degraded = self.inputs.read_state(inputs)
-        encoded = self.plan(self.inputs.raw_columns(state, inputs))
+        state, clock_s, degraded = self.inputs.read_state(inputs)
+        encoded = self.plan(self.inputs.raw_columns(state, inputs, clock_s))
         return {
             "user_categorical": encoded.categorical,
             "user_continuous": encoded.continuous,
-            **self.inputs.history_tensors(state),
+            **history_tensors(state, clock_s),
             "lineage": new_lineage(len(state.user_ids), self.info.generation, degraded),
         }

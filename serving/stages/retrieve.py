@@ -7,7 +7,7 @@ seen items, exclude, unavailable items ─────────────�
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,11 @@ import numpy as np
 from serving.contract.artifacts import REMEDY, StageInfo, check_range, open_form, open_network, read_stage, stage_settings
 from serving.contract.errors import ArtifactError
 from serving.contract.tensors import PAD_SCORE, Axes, Degraded, fallen_back, generation_faults
+from serving.live.reader import Reader
 from serving.loops.compiled import compiled
 from serving.stages.features.ids import ItemIndex, position_of
 from serving.stages.features.user_state import SeenItems, seen_range
+from serving.stages.live.users import LiveSeen, SeenSince
 from serving.stages.search.search import INDEX_FILE, Blocked, Neighbours, Search, recency_weights
 from serving.tables.store.tables import EmbeddingTables
 
@@ -75,6 +77,7 @@ class RetrieveOutputs:
     search: Search
     seen: SeenItems
     filter_seen: bool
+    live: LiveSeen | None = None
 
     @classmethod
     def load(cls, folder: Path, info: StageInfo, settings: RetrieveSettings, items: ItemIndex) -> RetrieveOutputs:
@@ -82,6 +85,10 @@ class RetrieveOutputs:
         search = load_search(folder, settings)
         check_lengths(folder, items, search)
         return cls(info.axes, items, search, SeenItems.load(folder), settings.filter_seen)
+
+    def with_live(self, reader: Reader) -> RetrieveOutputs:
+        """Return the same, with what users have seen since the export."""
+        return replace(self, live=LiveSeen.load(reader))
 
     def find_candidates(self, inputs: Arrays, history: np.ndarray, vectors: np.ndarray) -> Arrays:
         """int64 [B, H] positions, float32 [B, D] user vectors -> the outputs of `retrieve`."""
@@ -91,23 +98,28 @@ class RetrieveOutputs:
         find_broken(vectors, broken)
         if np.count_nonzero(broken):
             vectors = np.where(broken[:, None], self._anyone(vectors.shape[1]), vectors)
-        positions, scores = self.search(vectors, history, self.blocked(inputs, history), self.axes.candidates)
+        since, is_current = SeenSince.nothing(len(vectors)), True
+        if self.live and self.filter_seen:
+            since, is_current = self.live.read(inputs["user_id"][:, 0])
+        blocked = self.blocked(inputs, history, since)
+        positions, scores = self.search(vectors, history, blocked, self.axes.candidates)
         candidate_ids, n_found = np.empty(positions.shape, np.int64), np.empty(len(positions), np.int64)
         put_answers(positions, self.items.padded_ids, candidate_ids, scores, n_found)
         # What a list is short of, the catalogue does not have: everything else is seen, excluded or unavailable.
         fallback = broken | (n_found < self.axes.items_returned)
+        lineage = fallen_back(inputs["lineage"], fallback, Degraded.RETRIEVE)
         return {
             "candidate_ids": candidate_ids,
             "retrieval_scores": scores,
-            "lineage": fallen_back(inputs["lineage"], fallback, Degraded.RETRIEVE),
+            "lineage": lineage if is_current else fallen_back(lineage, np.ones(len(lineage), bool), Degraded.LIVE),
         }
 
-    def blocked(self, inputs: Arrays, history: np.ndarray) -> Blocked:
+    def blocked(self, inputs: Arrays, history: np.ndarray, since: SeenSince) -> Blocked:
         """Return what these requests must not be answered with: what the caller excludes and what the user already had."""
         seen, items = self.seen, self.items
         of_request = (inputs["user_id"].ravel(), inputs["exclude"], history)
         of_users = (self.filter_seen, seen.user_ids, seen.offsets, seen.item_ids)
-        return Blocked(*kept_back(*of_request, *of_users, items.ids, items.table))
+        return Blocked(*kept_back(*of_request, *of_users, *since, items.ids, items.table))
 
     @staticmethod
     def _anyone(width: int) -> np.ndarray:
@@ -142,6 +154,10 @@ class Retrieve:
         """The searcher, for whoever measures or tunes it."""
         return self.outputs.search
 
+    def with_live(self, reader: Reader) -> Retrieve:
+        """Return the stage as it answers with a live store."""
+        return replace(self, outputs=self.outputs.with_live(reader))
+
     def faults(self, inputs: Arrays) -> dict[int, str]:
         """Row -> message for requests of another generation."""
         return generation_faults(inputs["lineage"], self.info.generation)
@@ -160,18 +176,23 @@ class Retrieve:
 
 
 @compiled
-def kept_back(user_ids, exclude, history, filter_seen, seen_users, seen_offsets, seen_ids, catalogue, table):
+def kept_back(
+    user_ids, exclude, history,
+    filter_seen, seen_users, seen_offsets, seen_ids, since_ids, since_starts,
+    catalogue, table,
+):  # fmt: skip
     """What B requests must not be answered with -> (int64 [P] positions, int64 [B + 1] starts), as `Blocked` holds it.
 
     user_ids: int64 [B]; exclude: int64 [B, E] item ids; history: int64 [B, H] positions
-    filter_seen: is the history kept back, and what SeenItems knows of the users? catalogue, table: those of an ItemIndex
+    filter_seen: is the history kept back, and what SeenItems knows of the users?
+    since_ids: int64 [L], since_starts: int64 [B + 1]: SeenSince; catalogue, table: those of an ItemIndex
     """
     n_items, batch = len(catalogue), len(user_ids)
     ranges = np.zeros((batch, 2), np.int64)
     if filter_seen:
         for row in range(batch):
             ranges[row] = seen_range(user_ids[row], seen_users, seen_offsets)
-    positions = np.empty(exclude.size + history.size + (ranges[:, 1] - ranges[:, 0]).sum(), np.int64)
+    positions = np.empty(exclude.size + history.size + len(since_ids) + (ranges[:, 1] - ranges[:, 0]).sum(), np.int64)
     starts = np.zeros(batch + 1, np.int64)
     count = 0
     for row in range(batch):
@@ -183,6 +204,9 @@ def kept_back(user_ids, exclude, history, filter_seen, seen_users, seen_offsets,
                 positions[count] = position
                 count += position < n_items
             for item_id in seen_ids[ranges[row, 0] : ranges[row, 1]]:
+                positions[count] = position_of(item_id, catalogue, table)
+                count += positions[count] < n_items
+            for item_id in since_ids[since_starts[row] : since_starts[row + 1]]:
                 positions[count] = position_of(item_id, catalogue, table)
                 count += positions[count] < n_items
         starts[row + 1] = count

@@ -12,10 +12,11 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from serving.contract.errors import DataError
-from serving.contract.tensors import STAGES, Axes, ensemble_spec, stage_specs
+from serving.contract.tensors import LIVE_MODELS, STAGES, Axes, ensemble_spec, live_specs, stage_specs
 
 FILE_NAME = "dataset.toml"
 ColumnName = Annotated[str, Field(min_length=1)]
+EventName = Annotated[str, Field(min_length=1, max_length=64)]
 
 # Names the loaded frames and the served tensors use for themselves: no feature or context column may take them.
 LOG_COLUMNS = ("user_id", "item_id", "timestamp", "positive", "weight", "label")
@@ -24,8 +25,8 @@ ITEM_ROLES = ("title", "category", "provider", "available")
 
 def _tensor_names() -> set[str]:
     stages = stage_specs(Axes())
-    specs = (*stages.values(), ensemble_spec(stages))
-    return {t.name for s in specs for t in (*s.inputs, *s.outputs, *s.taken, *s.given)} | set(STAGES)
+    specs = (*stages.values(), *live_specs().values(), ensemble_spec(stages))
+    return {t.name for s in specs for t in (*s.inputs, *s.outputs, *s.taken, *s.given)} | {*STAGES, *LIVE_MODELS}
 
 
 def _refuse_repeats(names: list[str]) -> None:
@@ -144,6 +145,14 @@ class Context(_Section):
         return self
 
 
+class Event(_Section):
+    """One name that a live event may have. A positive is what recommendations should lead to, and what generations learn."""
+
+    weight: float = 1.0
+    positive: bool = False
+    seen: bool = False  # the item is not recommended to this user again; always so for positives
+
+
 class Description(_Section):
     """A whole `dataset.toml`."""
 
@@ -152,6 +161,13 @@ class Description(_Section):
     items: Items | None = None
     users: Users | None = None
     context: Context = Context()
+    events: dict[EventName, Event] = {}
+
+    @model_validator(mode="after")
+    def _some_event_is_positive(self) -> Description:
+        if self.events and not any(event.positive for event in self.events.values()):
+            raise ValueError("events has no positive one; set positive = true for what recommendations should lead to")
+        return self
 
     @field_validator("name")
     @classmethod
@@ -161,7 +177,7 @@ class Description(_Section):
         return name
 
 
-SECTIONS = {"interactions": Interactions, "items": Items, "users": Users, "context": Context}
+SECTIONS = {"interactions": Interactions, "items": Items, "users": Users, "context": Context, "events": Event}
 
 
 def read_description(folder: Path) -> Description:

@@ -27,6 +27,8 @@ from serving.contract.artifacts import StageInfo, read_stage, verify_manifest
 from serving.contract.errors import ArtifactError, RecommenderError
 from serving.contract.measurements import COUNTER, Measurement
 from serving.contract.tensors import ENSEMBLE, STAGES, ModelSpec, RecordSpec, packed, unpacked
+from serving.live.reader import Reader
+from serving.live.store import live_folder
 
 Arrays = dict[str, np.ndarray]
 
@@ -69,6 +71,7 @@ class StageModel:
         try:
             verify_manifest(folder)
             info = read_stage(folder)
+            self.live = Reader(live_folder(folder.parents[1], info.live_folder))
             self.chain = self._chain(folder, info)
             self.spec = info.spec if len(self.chain) > 1 else self.chain[0].spec
             check_config(self.spec, json.loads(args["model_config"]))
@@ -86,11 +89,12 @@ class StageModel:
         for link in self.chain:
             if hasattr(link.kernel, "close"):
                 link.kernel.close()
+        self.live.close()
 
     def _chain(self, folder: Path, info: StageInfo) -> list[Link]:
         folders = [folder / name for name in STAGES] if info.stage == ENSEMBLE else [folder]
         infos = [read_stage(path) for path in folders]
-        kernels = [kind.load(path) for kind, path in zip(self.kernel_types, folders, strict=True)]
+        kernels = [with_live(kind.load(path), self.live) for kind, path in zip(self.kernel_types, folders, strict=True)]
         return [Link(own.spec, kernel, Metrics(own.stage)) for own, kernel in zip(infos, kernels, strict=True)]
 
     def execute(self, requests: list[Any]) -> list[Any]:
@@ -132,6 +136,11 @@ class StageModel:
             check_outputs(link.spec, tensors, batch)
             link.metrics.count(degraded_of(outputs), time.perf_counter() - started_s)
         return packed(self.spec.outputs, tensors, fit=True)
+
+
+def with_live(kernel: Any, live: Reader) -> Any:
+    """Return a kernel as it answers with a live store; most of them have nothing to do with it."""
+    return kernel.with_live(live) if hasattr(kernel, "with_live") else kernel
 
 
 def degraded_of(outputs: Arrays) -> np.ndarray:

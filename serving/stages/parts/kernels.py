@@ -13,6 +13,7 @@ from serving.contract.artifacts import StageInfo, read_stage, stage_settings
 from serving.contract.errors import DependencyError
 from serving.contract.measurements import Measurement
 from serving.contract.tensors import ModelSpec, generation_faults
+from serving.live.reader import Reader
 from serving.stages.features.ids import ItemIndex
 from serving.stages.parts.gpu_index import on_gpu
 from serving.stages.parts.preprocess import PreprocessFeatures, PreprocessTensors
@@ -91,6 +92,9 @@ class RetrieveSearch(Step):
         info, own = opened(folder)
         settings = stage_settings(folder, info, RetrieveSettings)
         return cls(info, own, RetrieveOutputs.load(folder, info, settings, ItemIndex.load(folder / "item_ids.npy")))
+
+    def with_live(self, reader: Reader) -> RetrieveSearch:
+        return replace(self, outputs=self.outputs.with_live(reader))
 
     def to_gpu(self, gpu: int | None) -> None:
         """Move the index to that GPU where Faiss has one. None: to the one the repository was exported for."""

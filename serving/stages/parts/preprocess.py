@@ -5,7 +5,7 @@ The compiled plan (serving/stages/features/encode.py) does the same in one pass;
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from urllib.parse import quote
@@ -14,8 +14,9 @@ import numpy as np
 
 from serving.contract.artifacts import StageInfo, read_stage
 from serving.contract.tensors import ModelSpec, new_lineage
+from serving.live.reader import Reader
 from serving.stages.parts.specs import StepSettings, WorkflowColumns, encoded_tensor, preprocess_specs, raw_tensor
-from serving.stages.preprocess import PreprocessInputs
+from serving.stages.preprocess import PreprocessInputs, history_tensors
 
 Arrays = dict[str, np.ndarray]
 
@@ -47,16 +48,21 @@ class PreprocessFeatures(PreprocessStep):
         info = read_stage(folder)
         return cls(info, StepSettings.of(folder, info), PreprocessInputs.load(folder, info))
 
+    def with_live(self, reader: Reader) -> PreprocessFeatures:
+        return replace(self, inputs=self.inputs.with_live(reader))
+
     def faults(self, inputs: Arrays) -> dict[int, str]:
         return self.inputs.faults(inputs)
 
     def __call__(self, inputs: Arrays) -> Arrays:
-        state, degraded = self.inputs.read_state(inputs)
-        raw = self.inputs.raw_columns(state, inputs)
+        state, clock_s, degraded = self.inputs.read_state(inputs)
+        raw = self.inputs.raw_columns(state, inputs, clock_s)
+        bits = np.empty((len(state.user_ids), 1), np.int32)
+        bits[:, 0] = degraded
         return {
             **{raw_tensor(name): as_tensor(raw[name]) for name in self.columns.raw},
-            **self.inputs.history_tensors(state),
-            "store_degraded": np.full((len(state.user_ids), 1), int(degraded), np.int32),
+            **history_tensors(state, clock_s),
+            "store_degraded": bits,
         }
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from serving.contract.artifacts import StageInfo
 from serving.contract.tensors import packed
-from serving.stages.adapter.triton import Link, Metrics, StageModel, degraded_of, respond
+from serving.stages.adapter.triton import Link, Metrics, StageModel, degraded_of, respond, with_live
 from serving.stages.parts.kernels import RankFeatures, RetrieveSearch
 
 Arrays = dict[str, np.ndarray]
@@ -33,7 +33,7 @@ class StepModel(StageModel):
         super().initialize(args)
 
     def _chain(self, folder: Path, info: StageInfo) -> list[Link]:
-        kernel = self.kernel_types[0].load(folder)
+        kernel = with_live(self.kernel_types[0].load(folder), self.live)
         if isinstance(kernel, RetrieveSearch):
             kernel.to_gpu(self.gpu)
         self.is_last = kernel.spec.outputs == info.spec.outputs

@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from serving.contract.tensors import MISSING_INT, ContextColumn
-from serving.live.admission import ChangeAdmission, EventAdmission, observe_spec, upsert_spec
+from serving.contract.tensors import MISSING_INT, OBSERVE, UPSERT, ContextColumn, live_specs
+from serving.live.admission import ChangeAdmission, EventAdmission
 from serving.live.events import ITEM_CHANGED, USER_CHANGED, Flags
 from tests.unit.live.batches import KINDS, START_MS
 
@@ -21,7 +21,7 @@ CHANGES = ChangeAdmission({"item": {"price": "number", "title": "text", "tags": 
 def observed(count: int = 1, **columns) -> dict[str, np.ndarray]:
     """Inputs of `observe`, [count, 1]; what is not given is absent."""
     inputs = {}
-    for tensor in observe_spec(CONTEXT).inputs:
+    for tensor in live_specs(tuple(column.tensor() for column in CONTEXT))[OBSERVE].inputs:
         values = columns.get(tensor.name, [tensor.fill if tensor.optional else 1] * count)
         inputs[tensor.name] = np.array(values, tensor.numpy_dtype).reshape(-1, 1)
     return inputs
@@ -30,7 +30,7 @@ def observed(count: int = 1, **columns) -> dict[str, np.ndarray]:
 def changed(kind: bytes, changed_id: int, columns: object) -> dict[str, np.ndarray]:
     text = columns if isinstance(columns, bytes) else json.dumps(columns).encode()
     values = {"kind": np.array([[kind]], object), "id": np.array([[changed_id]]), "columns": np.array([[text]], object)}
-    assert values.keys() == {tensor.name for tensor in upsert_spec().inputs}
+    assert values.keys() == {tensor.name for tensor in live_specs()[UPSERT].inputs}
     return values
 
 
@@ -40,7 +40,7 @@ def test_an_event_with_nothing_but_user_and_item_is_a_purchase_of_now():
     batch = ADMISSION.events(inputs, CODES, START_MS)
     header = batch.headers[0]
     assert (header["user_id"], header["item_id"], header["time_ms"], header["kind"]) == (7, 9, START_MS, 5)
-    assert header["flags"] == Flags.POSITIVE | Flags.SEEN
+    assert header["flags"] == Flags.POSITIVE | Flags.SEEN | Flags.COUNTED
     assert np.isnan(header["value"])
     assert (batch.event_ids, batch.request_ids, batch.columns) == ([b""], [b""], [b""])
 
@@ -73,7 +73,7 @@ def test_everything_an_event_may_carry_is_kept():
     ],
 )
 def test_a_malformed_event_is_refused_alone(column, value, message):
-    tensor = next(t for t in observe_spec(CONTEXT).inputs if t.name == column)
+    tensor = next(t for t in live_specs(tuple(column.tensor() for column in CONTEXT))[OBSERVE].inputs if t.name == column)
     sound = tensor.fill if tensor.optional else 1
     faults = ADMISSION.faults(observed(3, **{column: [sound, value, sound]}), START_MS)
     assert faults.keys() == {1}

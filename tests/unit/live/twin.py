@@ -45,10 +45,11 @@ class StateTwin:
             of_item = self.items.setdefault(item, ItemTwin())
             time_ms, flags = int(event["time_ms"]), int(event["flags"])
             of_user.session.append((time_ms, item, float(event["value"]), int(event["kind"])))
-            of_user.times_ms.append(time_ms)
-            of_user.weights.append(float(event["weight"]))
-            if not math.isnan(event["label"]):
-                of_user.labels.append(float(event["label"]))
+            if flags & Flags.COUNTED:
+                of_user.times_ms.append(time_ms)
+                of_user.weights.append(float(event["weight"]))
+                if not math.isnan(event["label"]):
+                    of_user.labels.append(float(event["label"]))
             if flags & Flags.SEEN:
                 of_user.seen.add(item)
             of_item.n_events += 1
@@ -64,11 +65,9 @@ class StateTwin:
         for place, (time_ms, item, value, kind) in enumerate(newest_first(twin.session, layout.session)):
             record["session_ids"][place], record["session_ms"][place] = item, time_ms
             record["session_values"][place], record["session_kinds"][place] = value, kind
-        record["event_count"], record["first_ms"], record["last_ms"] = (
-            len(twin.times_ms),
-            min(twin.times_ms),
-            max(twin.times_ms),
-        )
+        if twin.times_ms:
+            record["first_ms"], record["last_ms"] = min(twin.times_ms), max(twin.times_ms)
+        record["event_count"] = len(twin.times_ms)
         record["sum_weight"], record["sum_label"] = sum(twin.weights), sum(twin.labels)
         return record
 

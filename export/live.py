@@ -1,0 +1,62 @@
+"""What the models that take events are published with: the names of events, what `upsert` may change, and where it is kept."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import numpy as np
+
+from export.settings import LiveChoices
+from repository.publish import Staging
+from serving.contract.artifacts import StageInfo
+from serving.contract.tensors import LIVE_MODELS
+from serving.live.events import EventKind, EventKinds
+from serving.stages.live.models import LiveSettings
+from training.dataset.description import Description
+
+LEAST_ABOVE_ZERO = float(np.finfo(np.float32).tiny)
+
+
+def write_live_models(staging: Staging, like: StageInfo, description: Description, choices: LiveChoices) -> None:
+    """Write `stage.json` of `observe` and `upsert`. like: that of a stage, with the same axes and context columns"""
+    kinds = event_kinds(description)
+    settings = LiveSettings(
+        kinds=tuple(asdict(kind) for kind in kinds.kinds),
+        value_is=kinds.value_is,
+        columns=changeable_columns(description),
+        **choices.model_dump(exclude={"folder"}),
+    )
+    for name in LIVE_MODELS:
+        info = StageInfo(name, like.generation, like.axes, like.context, asdict(settings), choices.folder)
+        info.write(staging.folder(name))
+
+
+def event_kinds(description: Description) -> EventKinds:
+    """Return the names of `[events]`; without that section there is one, that of the log's own rows.
+
+    With a label column, positives are the events whose value is high enough, as in the log.
+    """
+    log = description.interactions
+    value_is = "label" if log.label else "weight" if log.weight else ""
+    positive_at = None if not log.label else LEAST_ABOVE_ZERO if log.positive_at is None else float(log.positive_at)
+    if not description.events:
+        name = "rating" if log.label else "purchase"
+        return EventKinds((EventKind(name, positive=not log.label, positive_at=positive_at),), value_is)
+    kinds = (
+        EventKind(name, event.weight, event.positive and not log.label, positive_at if event.positive else None, event.seen)
+        for name, event in description.events.items()
+    )
+    return EventKinds(tuple(kinds), value_is)
+
+
+def changeable_columns(description: Description) -> dict[str, dict[str, str]]:
+    """Return kind -> column -> type of what `upsert` may change: the roles of an item, and all feature columns."""
+    items, users = description.items, description.users
+    item = {"title": "text", "category": "text", "provider": "text", "available": "flag", "price": "number"}
+    if items:
+        item |= dict.fromkeys(items.categorical, "text") | dict.fromkeys(items.multi_categorical, "texts")
+        item |= dict.fromkeys(items.continuous, "number")
+    user = {}
+    if users:
+        user = dict.fromkeys(users.categorical, "text") | dict.fromkeys(users.continuous, "number")
+    return {"item": item, "user": user}

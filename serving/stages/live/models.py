@@ -1,0 +1,128 @@
+"""`observe` and `upsert`: the two models that write the live store.
+
+Both append to the same log. They are models of their own, with one instance each, and LMDB lets one of them write at a time.
+The dynamic batcher hands over what came in while the last batch was made durable: group commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from serving.contract.artifacts import StageInfo, read_stage, stage_folder, stage_settings
+from serving.contract.measurements import GAUGE, Measurement
+from serving.contract.tensors import OBSERVE, STAGES, UPSERT
+from serving.live.admission import ChangeAdmission, EventAdmission
+from serving.live.events import EventBatch, EventKind, EventKinds
+from serving.live.layout import Layout
+from serving.live.seeds import GenerationSeeds
+from serving.live.store import DEFAULT_BYTES, Progress, live_folder
+from serving.live.writer import Writer, WriterSettings, wall_clock_ms
+from serving.stages.features.user_state import UserStore
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class LiveSettings:
+    """`settings` of stage.json, the same for both models.
+
+    kinds: fields of EventKind, in the order of their codes; columns: kind -> column -> its type, what `upsert` may change
+    """
+
+    kinds: tuple[Mapping[str, Any], ...]
+    value_is: str
+    columns: Mapping[str, Mapping[str, str]]
+    lateness_s: float = 10.0
+    ahead_s: float = 300.0
+    key_days: float = 7.0
+    store_bytes: int = DEFAULT_BYTES
+
+    @property
+    def event_kinds(self) -> EventKinds:
+        return EventKinds(tuple(EventKind(**kind) for kind in self.kinds), self.value_is)
+
+
+@dataclass
+class LiveModel:
+    """What both models have: a writer."""
+
+    info: StageInfo
+    writer: Writer
+    settings: LiveSettings
+    now_ms: Callable[[], int] = wall_clock_ms
+
+    @classmethod
+    def load(cls, folder: Path) -> LiveModel:
+        """Version folder -> model. Raises ArtifactError, ConfigError or DependencyError."""
+        info = read_stage(folder)
+        settings = stage_settings(folder, info, LiveSettings)
+        repository = folder.parents[1]
+        users = UserStore(stage_folder(repository, STAGES[0], info.generation) / "store")
+        writer = Writer(
+            live_folder(repository, info.live_folder),
+            Layout(history=users.history_length),
+            settings.event_kinds.names,
+            GenerationSeeds(users),
+            settings=WriterSettings(settings.lateness_s, settings.key_days, settings.store_bytes),
+        )
+        return cls(info, writer, settings)
+
+    def append(self, batch: EventBatch) -> Arrays:
+        """Make events durable -> `sequence` int64 [N, 1]."""
+        return {"sequence": self.writer.append(batch).reshape(-1, 1)}
+
+    def close(self) -> None:
+        self.writer.close()
+
+    def measurements(self) -> Iterator[Measurement]:
+        """Yield where the store stands."""
+        progress: Progress = self.writer.store.read_progress()
+        lag_s = max(self.now_ms() - progress.watermark_ms, 0) / 1000
+        for name, description, value in (
+            ("events", "Events of the log, ever", progress.last_sequence),
+            ("late_events", "Events older than the watermark, ever", progress.late),
+            ("repeated_events", "Events whose id had come before, ever", progress.repeated),
+            ("watermark_lag_seconds", "How far the watermark is behind the wall clock", lag_s),
+            ("store_bytes", "Size of the live store's file", self.writer.store.size_bytes()),
+        ):
+            yield Measurement(f"recommender_live_{name}", description, GAUGE, {}, float(value))
+
+
+class Observe(LiveModel):
+    """`observe`: an interaction happened."""
+
+    @property
+    def admission(self) -> EventAdmission:
+        return EventAdmission(self.settings.event_kinds, self.info.context, self.settings.ahead_s)
+
+    def faults(self, inputs: Arrays) -> dict[int, str]:
+        """Row -> message for malformed events."""
+        return self.admission.faults(inputs, self.now_ms())
+
+    def __call__(self, inputs: Arrays) -> Arrays:
+        """`observe` of serving/contract/tensors.py, one batch."""
+        return self.append(self.admission.events(inputs, self.writer.codes, self.now_ms()))
+
+
+class Upsert(LiveModel):
+    """`upsert`: an item or a user is new or changed."""
+
+    @property
+    def admission(self) -> ChangeAdmission:
+        return ChangeAdmission(self.settings.columns)
+
+    def faults(self, inputs: Arrays) -> dict[int, str]:
+        """Row -> message for malformed changes."""
+        return self.admission.faults(inputs)
+
+    def __call__(self, inputs: Arrays) -> Arrays:
+        """`upsert` of serving/contract/tensors.py, one batch."""
+        return self.append(self.admission.events(inputs, self.now_ms()))
+
+
+MODEL_TYPES = {OBSERVE: Observe, UPSERT: Upsert}

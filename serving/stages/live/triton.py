@@ -1,0 +1,29 @@
+"""The adapter for the models that take events: `TritonPythonModel = live_model(Observe)`, beside that of the stages."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from serving.stages.adapter.triton import Arrays, StageModel, check_outputs
+
+
+def live_model(kernel_class: type) -> type:
+    """Return the `TritonPythonModel` class that serves `observe` or `upsert`."""
+
+    class TritonPythonModel(LiveAdapter):
+        kernel_types = (kernel_class,)
+
+    return TritonPythonModel
+
+
+class LiveAdapter(StageModel):
+    """Answers batches of events; they have no lineage and no fallback."""
+
+    def _call(self, inputs: Arrays) -> Arrays:
+        batch, started_s = len(next(iter(inputs.values()))), time.perf_counter()
+        outputs = self.first.kernel(inputs)
+        check_outputs(self.spec, outputs, batch)
+        self.first.metrics.count(np.zeros((batch, 1), np.int64), time.perf_counter() - started_s)
+        return outputs

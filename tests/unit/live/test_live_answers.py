@@ -1,0 +1,171 @@
+"""Answers with a live store, in process: an event changes the very next answer, and without a store nothing changes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serving.contract.artifacts import stage_folder
+from serving.contract.tensors import MISSING_INT, NO_SEQUENCE, OBSERVE, PAD_ID, Degraded, live_specs
+from serving.live.admission import EventAdmission
+from serving.live.events import EventKinds
+from serving.live.layout import Layout
+from serving.live.reader import Reader
+from serving.live.seeds import GenerationSeeds
+from serving.live.store import live_folder
+from serving.live.writer import Writer, WriterSettings
+from serving.pipeline import Pipeline
+from serving.stages.features.ids import ItemIndex
+from serving.stages.features.user_state import UserStore
+from serving.stages.live.models import Observe
+from serving.stages.live.users import LiveUsers
+from tests.unit.small_shops import export, shop
+from training.features.build import make_event_log
+from training.features.items import Codes
+from training.features.schema import FeatureSettings
+from training.features.store import write_store
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("live")
+    return export(folder, shop(folder / "data", users=30, items=60, events=600))
+
+
+@pytest.fixture
+def repository(exported, tmp_path) -> Path:
+    return Path(shutil.copytree(exported, tmp_path / "repository"))
+
+
+@pytest.fixture
+def reader(tmp_path):
+    reader = Reader(live_folder(tmp_path / "repository"))
+    yield reader
+    reader.close()
+
+
+@pytest.fixture
+def observe(repository):
+    kernel = Observe.load(repository / OBSERVE / "1")
+    yield kernel
+    kernel.close()
+
+
+def event_inputs(**columns) -> dict[str, np.ndarray]:
+    count = len(columns["user_id"])
+    return {
+        tensor.name: np.array(columns.get(tensor.name, [tensor.fill] * count), tensor.numpy_dtype).reshape(-1, 1)
+        for tensor in live_specs()[OBSERVE].inputs
+    }
+
+
+def answer(pipeline: Pipeline, users: list[int], **inputs: list) -> dict[str, np.ndarray]:
+    given = {name: np.array(values, np.int64).reshape(len(users), -1) for name, values in inputs.items()}
+    return pipeline({"user_id": np.array(users, np.int64).reshape(-1, 1), **given})
+
+
+def last_event_ms(repository: Path) -> int:
+    return UserStore(stage_folder(repository, "preprocess", 1) / "store").as_of_s * 1000
+
+
+def test_without_a_store_answers_are_those_of_the_generation(repository, reader):
+    users = [*range(1, 31), 99, -5]
+    frozen, live = Pipeline.load(repository), Pipeline.load(repository, live=reader)
+    expected = answer(frozen, users)
+    assert {name: values.tolist() for name, values in answer(live, users).items()} == {
+        name: values.tolist() for name, values in expected.items()
+    }
+    assert not reader.exists()
+
+
+def test_an_empty_store_changes_no_answer(repository, observe, reader):
+    users = [*range(1, 31), 99, -5]
+    expected, found = (answer(Pipeline.load(repository, live=live), users) for live in (None, reader))
+    assert reader.exists()
+    assert found["item_ids"].tolist() == expected["item_ids"].tolist()
+    np.testing.assert_allclose(found["scores"], expected["scores"], atol=1e-6)
+
+
+def test_a_purchase_changes_the_next_answer_of_its_user_and_of_nobody_else(repository, observe, reader):
+    pipeline, at_ms = Pipeline.load(repository, live=reader), last_event_ms(repository)
+    before = answer(pipeline, [7, 8])
+    bought = int(before["item_ids"][0, 0])
+    sequence = observe(event_inputs(user_id=[7], item_id=[bought], timestamp_ms=[at_ms]))["sequence"]
+    after = answer(pipeline, [7, 8], after=[int(sequence[0, 0]), -1])
+    assert bought not in after["item_ids"][0]
+    assert after["item_ids"][1].tolist() == before["item_ids"][1].tolist()
+    assert (after["degraded"] & Degraded.LIVE).tolist() == [[0], [0]]
+    trace = pipeline.trace({"user_id": np.array([[7]])})
+    assert (trace["history_ids"][0, 0], trace["history_age_days"][0, 0]) == (bought, 0.0)
+
+
+def test_every_item_a_user_had_is_kept_back_however_many_there_are(repository, observe, reader):
+    pipeline, at_ms = Pipeline.load(repository, live=reader), last_event_ms(repository)
+    bought = np.arange(1, 61)[::2]
+    observe(event_inputs(user_id=[7] * 30, item_id=bought.tolist(), timestamp_ms=[at_ms + n for n in range(30)]))
+    batch = answer(pipeline, [7, 8, 7, 7])
+    for row in (0, 2, 3):
+        assert not np.isin(batch["item_ids"][row], bought).any()
+        assert batch["item_ids"][row].tolist() == answer(pipeline, [7])["item_ids"][0].tolist()
+
+
+def test_a_user_nobody_knew_is_served_by_what_they_did(repository, observe, reader):
+    pipeline, at_ms = Pipeline.load(repository, live=reader), last_event_ms(repository)
+    observe(event_inputs(user_id=[-77, -77], item_id=[3, 5], timestamp_ms=[at_ms, at_ms + 1000]))
+    by_event = pipeline.trace({"user_id": np.array([[-77]])})
+    assert by_event["history_ids"][0, :3].tolist() == [5, 3, PAD_ID]
+    assert by_event["item_ids"].tolist() != answer(pipeline, [-78])["item_ids"].tolist()
+
+
+def test_an_event_that_is_not_there_is_waited_for_and_then_admitted_to(repository, observe, reader):
+    pipeline = Pipeline.load(repository, live=reader)
+    sequence = observe(event_inputs(user_id=[7], item_id=[1], timestamp_ms=[last_event_ms(repository)]))["sequence"][0, 0]
+    degraded = answer(pipeline, [7, 7, 7], after=[sequence, sequence + 1, -1])["degraded"]
+    assert degraded[:, 0].tolist() == [0, Degraded.LIVE, 0]
+
+
+def test_an_event_that_is_asked_for_without_a_store_is_admitted_to(repository, reader):
+    degraded = answer(Pipeline.load(repository, live=reader), [7, 7], after=[1, -1])["degraded"]
+    assert degraded[:, 0].tolist() == [Degraded.LIVE, 0]
+
+
+def test_a_store_that_cannot_be_read_leaves_the_generations_answers_and_says_so(repository, reader):
+    expected = answer(Pipeline.load(repository), [7, 8])
+    reader.folder.mkdir(mode=0o700)
+    (reader.folder / "data.mdb").write_bytes(b"no database" * 1000)
+    found = answer(Pipeline.load(repository, live=reader), [7, 8])
+    assert found["item_ids"].tolist() == expected["item_ids"].tolist()
+    assert (found["degraded"] & Degraded.LIVE).all()
+
+
+def test_state_from_events_equals_state_from_an_export_of_the_same_log(tmp_path, reader):
+    dataset = shop(tmp_path / "shop", users=12, items=30, events=400)
+    log, items = dataset.interactions, ItemIndex(dataset.items["item_id"].to_numpy())
+    categories = Codes.of(dataset.items["category"])
+    stores = []
+    for name, events in (("part", log.iloc[:300]), ("whole", log)):
+        write_store(tmp_path / name, make_event_log(dataset, events, items, categories, FeatureSettings()))
+        stores.append(UserStore(tmp_path / name))
+    rest, kinds = log.iloc[300:], EventKinds()
+    writer = Writer(reader.folder, Layout(), kinds.names, GenerationSeeds(stores[0]), settings=WriterSettings(lateness_s=0))
+    times_ms = (rest["timestamp"] * 1000).tolist()
+    inputs = event_inputs(user_id=rest["user_id"].tolist(), item_id=rest["item_id"].tolist(), timestamp_ms=times_ms)
+    writer.append(EventAdmission(kinds).events(inputs, writer.codes, now_ms=0))
+    user_ids = np.append(log["user_id"].unique(), 99)
+    live, exported = (store.lookup(user_ids) for store in stores)
+    users = LiveUsers(reader, items, categories.codes)
+    clock_s, _ = users.update(live, np.full(len(user_ids), NO_SEQUENCE), stores[0].as_of_s)
+    assert clock_s == stores[1].as_of_s
+    for name in ("history_ids", "history_times", "event_count", "first_time", "last_time"):
+        assert getattr(live, name).tolist() == getattr(exported, name).tolist(), name
+    for name in ("sum_weight", "sum_label"):
+        np.testing.assert_allclose(getattr(live, name), getattr(exported, name), atol=1e-6)
+    writer.close()
+
+
+def test_malformed_events_are_refused_and_the_others_taken(observe):
+    inputs = event_inputs(user_id=[1, 2], item_id=[-4, 5], timestamp_ms=[MISSING_INT, MISSING_INT])
+    assert observe.faults(inputs).keys() == {0}
