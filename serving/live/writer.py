@@ -21,7 +21,7 @@ import lmdb
 import numpy as np
 
 from serving.contract.errors import ConfigError, DependencyError
-from serving.live.events import ITEM_CHANGED, OBSERVED, EventBatch, Flags, pack, unpack
+from serving.live.events import HEADER, ITEM_CHANGED, OBSERVED, EventBatch, Flags, pack, unpack
 from serving.live.layout import Layout
 from serving.live.store import (
     DEFAULT_BYTES,
@@ -100,6 +100,7 @@ class Writer:
             with self._transaction() as txn:
                 self._agree_about_layout(txn)
                 self.codes = self._agree_about_kinds(txn, list(kinds))
+            self._load_loops()
         except BaseException:
             self.store.close()
             raise
@@ -224,6 +225,12 @@ class Writer:
                 txn.delete(digest_of(event.event_ids[0]), db=self.store.keys)
             done, most = int.from_bytes(key, "big"), most - 1
         return done
+
+    def _load_loops(self) -> None:
+        """Run the compiled loops once, so that no event waits for them to be loaded or compiled."""
+        nobody, nothing, event = self.layout.empty_users(1), self.layout.empty_items(1), np.zeros(1, HEADER)
+        apply_to_users(nobody, np.zeros(1, np.int64), event)
+        apply_to_items(nothing, np.zeros(1, np.int64), event)
 
     def _agree_about_layout(self, txn: lmdb.Transaction) -> None:
         stated = txn.get(LAYOUT, db=self.store.meta)

@@ -79,19 +79,6 @@ class LiveModel:
     def close(self) -> None:
         self.writer.close()
 
-    def measurements(self) -> Iterator[Measurement]:
-        """Yield where the store stands."""
-        progress: Progress = self.writer.store.read_progress()
-        lag_s = max(self.now_ms() - progress.watermark_ms, 0) / 1000
-        for name, description, value in (
-            ("events", "Events of the log, ever", progress.last_sequence),
-            ("late_events", "Events older than the watermark, ever", progress.late),
-            ("repeated_events", "Events whose id had come before, ever", progress.repeated),
-            ("watermark_lag_seconds", "How far the watermark is behind the wall clock", lag_s),
-            ("store_bytes", "Size of the live store's file", self.writer.store.size_bytes()),
-        ):
-            yield Measurement(f"recommender_live_{name}", description, GAUGE, {}, float(value))
-
 
 class Observe(LiveModel):
     """`observe`: an interaction happened."""
@@ -107,6 +94,19 @@ class Observe(LiveModel):
     def __call__(self, inputs: Arrays) -> Arrays:
         """`observe` of serving/contract/tensors.py, one batch."""
         return self.append(self.admission.events(inputs, self.writer.codes, self.now_ms()))
+
+    def measurements(self) -> Iterator[Measurement]:
+        """Yield where the store stands."""
+        progress: Progress = self.writer.store.read_progress()
+        lag_s = max(self.now_ms() - progress.watermark_ms, 0) / 1000
+        for name, description, value in (
+            ("events", "Events of the log, ever", progress.last_sequence),
+            ("late_events", "Events older than the watermark, ever", progress.late),
+            ("repeated_events", "Events whose id had come before, ever", progress.repeated),
+            ("watermark_lag_seconds", "How far the watermark is behind the wall clock", lag_s),
+            ("store_bytes", "Size of the live store's file", self.writer.store.size_bytes()),
+        ):
+            yield Measurement(f"recommender_live_{name}", description, GAUGE, {}, float(value))
 
 
 class Upsert(LiveModel):

@@ -13,7 +13,8 @@ import numpy as np
 
 from serving.contract.errors import DependencyError
 from serving.contract.tensors import NO_SEQUENCE, PAD_ID, Degraded
-from serving.live.reader import Reader
+from serving.live.layout import Layout
+from serving.live.reader import PAIR, Reader
 from serving.loops.compiled import compiled
 from serving.stages.features.ids import ItemIndex, position_of
 from serving.stages.features.user_state import UserState
@@ -63,6 +64,11 @@ class LiveUsers:
         self._write(state, rows, records)
         return max(clock_s, progress.watermark_ms // 1000), degraded
 
+    def load_loops(self, nobody: UserState) -> None:
+        """Run the compiled loop once, so that no request waits for it to be compiled. nobody: the state of one unknown user"""
+        layout = Layout()
+        self._write(nobody, [0], np.frombuffer(layout.empty_users(1).tobytes(), layout.user))
+
     def _write(self, state: UserState, rows: list[int], records: np.ndarray) -> None:
         """Write records [M] into the rows [M] of a state."""
         if rows:
@@ -87,6 +93,13 @@ class LiveSeen:
     """Reads what users must not be recommended again."""
 
     reader: Reader
+
+    @classmethod
+    def load(cls, reader: Reader) -> LiveSeen:
+        """Run the compiled loop once, so that no request waits for it to be compiled."""
+        pairs, nobody = np.frombuffer(b"", PAIR), np.zeros(1, np.int64)
+        gather_pairs(nobody, pairs["user_id"], pairs["item_id"], nobody)
+        return cls(reader)
 
     def read(self, user_ids: np.ndarray) -> tuple[SeenSince, bool]:
         """int64 [B] -> (what they have seen since the export, whether the store could say it)."""
