@@ -1,0 +1,165 @@
+"""Declared aggregations, compiled: what a record holds, and the two ways to compute features from events.
+
+EntityPlan.point_in_time(events, …)    features at any moments of a log
+EntityPlan.update(records, …)          add events to records
+EntityPlan.read(records, as_of_ms)     features of records
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+
+from serving.live.aggregations import loops
+from serving.live.aggregations.layout import lay_out
+from serving.live.aggregations.spec import CROSS, ITEM, USER, Aggregation
+from stages.errors import ConfigError
+
+EVENT = np.dtype(
+    [
+        ("sequence", np.int64),  # its place in the log, rising
+        ("time_ms", np.int64),  # event time
+        ("user_id", np.int64),
+        ("item_id", np.int64),
+        ("event", np.int64),  # number of its name in `event_names`, 0 to 62
+        ("weight", np.float32),
+        ("amount", np.float32),  # NaN = missing, as in price
+        ("price", np.float32),
+    ]
+)
+MOST_EVENT_NAMES = 63
+NO_KEY = np.iinfo(np.int64).min  # an event that belongs to no entity, such as an item's without a category
+KEY_WIDTH = 2
+VALUE_FIELDS = ("weight", "amount", "price")  # in the order of loops.WEIGHT, AMOUNT, PRICE
+
+
+class Instants(NamedTuple):
+    """M moments: which entities, at what time, and the sequence of the first event that is not known yet.
+
+    keys: int64 [M, KEY_WIDTH]; time_ms, sequence: int64 [M]
+    """
+
+    keys: np.ndarray
+    time_ms: np.ndarray
+    sequence: np.ndarray
+
+
+@dataclass(frozen=True)
+class EntityPlan:
+    """All aggregations of one entity.
+
+    names  of the features, in their order; dtype: of a record; zeros are the record of an entity without events
+    cells, reads: the program of `loops.py`, int64 [n_cells, CELL_WIDTH] and int64 [F, 3]
+    """
+
+    entity: str
+    names: tuple[str, ...]
+    dtype: np.dtype
+    cells: np.ndarray
+    reads: np.ndarray
+
+    def empty(self, n_records: int) -> np.ndarray:
+        """Return `n_records` records without events."""
+        return np.zeros(n_records, self.dtype)
+
+    def update(self, records: np.ndarray, rows: np.ndarray, events: np.ndarray, accepted: np.ndarray) -> None:
+        """Add events, sorted by sequence, to records in place.
+
+        records: `dtype` [R]; rows: int64 [N] record of each event, -1 = none; events: EVENT [N]
+        accepted: bool [N] of `accept_events`
+        """
+        columns = self._columns(events)
+        loops.update_records(*self._views(records), rows.astype(np.int64, copy=False), accepted, *columns, self.cells)
+
+    def read(self, records: np.ndarray, as_of_ms: int | np.ndarray) -> np.ndarray:
+        """Return the features float32 [R, F] of `dtype` [R] records. as_of_ms: one for all, or int64 [R]"""
+        features = np.empty((len(records), len(self.names)), np.float32)
+        clocks = np.array(as_of_ms, np.int64, ndmin=1)
+        loops.read_records(*self._views(records), clocks, self.cells, self.reads, features)
+        return features
+
+    def point_in_time(self, events: np.ndarray, keys: np.ndarray, accepted: np.ndarray, instants: Instants) -> np.ndarray:
+        """Return the features float32 [M, F] at each instant.
+
+        events: EVENT [N] sorted by sequence; keys: int64 [N, KEY_WIDTH] of `entity_keys`; accepted: bool [N]
+        """
+        features = np.empty((len(instants.time_ms), len(self.names)), np.float32)
+        order, groups = _order_of_replay(events["sequence"], keys, instants)
+        scratch = self._views(self.empty(1))
+        clocks = instants.time_ms.astype(np.int64, copy=False)
+        columns = self._columns(events)
+        known = accepted & (keys[:, 0] != NO_KEY)  # an instant without a key gets the features of no events at all
+        loops.replay_events(order, groups, *scratch, known, *columns, clocks, self.cells, self.reads, features)
+        return features
+
+    def _views(self, records: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """-> the records as int64 [R, W], float64 [R, W] and int32 [R, 2 W] of the same memory."""
+        memory = records.view(np.uint8).reshape(len(records), self.dtype.itemsize)
+        return memory.view(np.int64), memory.view(np.float64), memory.view(np.int32)
+
+    def _columns(self, events: np.ndarray) -> tuple[np.ndarray, ...]:
+        """-> time_ms, event, values, other: what the loops take of events."""
+        values = np.stack([events[name] for name in VALUE_FIELDS]).astype(np.float64)
+        other = events["item_id" if self.entity.startswith(USER) else "user_id"]
+        contiguous = [np.ascontiguousarray(events[name]) for name in ("time_ms", "event")]
+        return (*contiguous, values, np.ascontiguousarray(other))
+
+
+def compile_aggregations(aggregations: Sequence[Aggregation], event_names: Sequence[str]) -> dict[str, EntityPlan]:
+    """Return one plan per entity, in the order in which entities are first named. event_names: number -> name, as in EVENT."""
+    if len(event_names) > MOST_EVENT_NAMES:
+        raise ConfigError(
+            f"[events] has {len(event_names)} names; expected at most {MOST_EVENT_NAMES}. Merge some that count alike."
+        )
+    by_entity: dict[str, list[Aggregation]] = {}
+    for aggregation in aggregations:
+        by_entity.setdefault(aggregation.entity, []).append(aggregation)
+    return {
+        entity: EntityPlan(entity, tuple(chain.from_iterable(a.feature_names for a in group)), *lay_out(group, event_names))
+        for entity, group in by_entity.items()
+    }
+
+
+def accept_events(time_ms: np.ndarray, watermark_ms: int, lateness_ms: int) -> tuple[np.ndarray, int]:
+    """Decide which events of a batch are aggregated: those that are late by at most `lateness_ms`.
+
+    time_ms: int64 [N] in the order of the log; watermark_ms: newest event time of all batches before, 0 at first
+    -> (bool [N], the watermark after the batch). Times before the epoch or after the year 2527 are not accepted.
+    """
+    usable = (time_ms >= 0) & (time_ms < loops.LATEST_MS)
+    newest = np.maximum.accumulate(np.concatenate([[watermark_ms], np.where(usable, time_ms, 0)]))
+    return usable & (time_ms >= newest[:-1] - lateness_ms), int(newest[-1])
+
+
+def entity_keys(entity: str, user_ids: np.ndarray, item_ids: np.ndarray, category_keys: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return int64 [N, KEY_WIDTH]: which record each event belongs to; NO_KEY where it belongs to none.
+
+    category_keys: category column -> int64 [N] keys of the events' categories, NO_KEY = missing. A key must mean the same
+    category in every generation
+    """
+    keys = np.zeros((len(user_ids), KEY_WIDTH), np.int64)
+    if entity in (USER, ITEM):
+        keys[:, 0] = user_ids if entity == USER else item_ids
+    elif entity.startswith(CROSS):
+        categories = category_keys[entity.removeprefix(CROSS)]
+        keys[:, 0], keys[:, 1] = np.where(categories == NO_KEY, NO_KEY, user_ids), categories
+    else:
+        keys[:, 0] = category_keys[entity]
+    return keys
+
+
+def _order_of_replay(sequence: np.ndarray, keys: np.ndarray, instants: Instants) -> tuple[np.ndarray, np.ndarray]:
+    """-> (order, groups) of `loops.replay_events`: an instant comes before the event of the same sequence."""
+    n_events = len(sequence)
+    both = np.concatenate([keys, instants.keys])
+    # Events come in the order of their sequence, so an instant stands where the first event stands that it must not see.
+    places = np.concatenate([2 * np.arange(n_events) + 1, 2 * np.searchsorted(sequence, instants.sequence)])
+    order = np.lexsort((places, both[:, 1], both[:, 0]))
+    ordered = both[order]
+    starts = np.ones(len(order), bool)
+    starts[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
+    return order, np.cumsum(starts)
