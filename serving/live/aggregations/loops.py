@@ -17,7 +17,8 @@ Word 0 of a record is the time of its newest event. Cells follow, one for each t
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from serving.loops.compiled import compiled
 
 RING_CELL, DECAY_CELL, SESSION_CELL, LAST_CELL, SKETCH_CELL = range(5)
 KIND, VALUE, EVENTS, SPAN_MS, AT, SUMS_AT, LENGTH = range(7)  # columns of `cells`
@@ -30,10 +31,6 @@ RING = 60  # buckets of a window
 SLOTS = 256
 LATEST_MS = 1 << 44  # in the year 2527; buckets of ten seconds and longer fit int32
 DAY_MS = 86_400_000.0
-
-
-def compiled(function):
-    return njit(nogil=True, error_model="numpy")(function)
 
 
 @compiled

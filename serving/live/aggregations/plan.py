@@ -13,11 +13,12 @@ from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
+from serving.contract.errors import ConfigError
 from serving.live.aggregations import loops
 from serving.live.aggregations.layout import lay_out
 from serving.live.aggregations.spec import CROSS, ITEM, USER, Aggregation
-from stages.errors import ConfigError
 
 EVENT = np.dtype(
     [
@@ -50,7 +51,7 @@ class Instants(NamedTuple):
 
 @dataclass(frozen=True)
 class EntityPlan:
-    """All aggregations of one entity.
+    """All aggregations of one entity. Records may be an array of `dtype` or a field of larger records.
 
     names  of the features, in their order; dtype: of a record; zeros are the record of an entity without events
     cells, reads: the program of `loops.py`, int64 [n_cells, CELL_WIDTH] and int64 [F, 3]
@@ -98,8 +99,13 @@ class EntityPlan:
 
     def _views(self, records: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """-> the records as int64 [R, W], float64 [R, W] and int32 [R, 2 W] of the same memory."""
-        memory = records.view(np.uint8).reshape(len(records), self.dtype.itemsize)
-        return memory.view(np.int64), memory.view(np.float64), memory.view(np.int32)
+        words = self.dtype.itemsize // 8
+        if records.flags.c_contiguous:
+            whole = records.view(np.int64).reshape(-1, words)
+        else:  # a field of larger records
+            newest = records["newest_ms"]
+            whole = as_strided(newest, (len(records), words), (newest.strides[0], 8), writeable=newest.flags.writeable)
+        return whole, whole.view(np.float64), whole.view(np.int32)
 
     def _columns(self, events: np.ndarray) -> tuple[np.ndarray, ...]:
         """-> time_ms, event, values, other: what the loops take of events."""

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from stages.errors import ConfigError
+from serving.contract.errors import ConfigError
 
 REQUIRED = ("name", "entity", "value", "function")
 USER, ITEM, CROSS = "user", "item", "user x "

@@ -2,8 +2,8 @@
 
 import pytest
 
+from serving.contract.errors import ConfigError
 from serving.live.aggregations import compile_aggregations, parse_aggregations
-from stages.errors import ConfigError
 
 GOOD = {"name": "sales_24h", "entity": "item", "value": "count", "function": "count", "window": "24h"}
 PARSE = {"category_columns": ["department", "brand"], "event_names": ["view", "purchase"]}

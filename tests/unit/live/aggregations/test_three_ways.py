@@ -53,7 +53,8 @@ steps_ms = st.one_of(
     st.integers(0, 5_000),
     st.integers(0, 3 * 3_600_000),
     st.integers(-2 * LATENESS_MS, 0),
-    st.sampled_from([600_000, 1_800_000, 1_800_001, 7 * 86_400_000, -LATENESS_MS, -LATENESS_MS - 1]),
+    st.sampled_from([1_800_000, 1_800_001, 7 * 86_400_000, -LATENESS_MS, -LATENESS_MS - 1]),
+    st.sampled_from([10_000 * buckets for buckets in (-61, -60, -59, 59, 60, 61)]),
 )
 
 
@@ -183,3 +184,17 @@ def test_rows_without_a_record_are_skipped():
     records, events = plan.empty(2), np.zeros(3, EVENT)
     plan.update(records, np.array([-1, 2, -(1 << 40)]), events, np.ones(3, bool))
     assert records.tobytes() == plan.empty(2).tobytes()
+
+
+def test_records_may_be_a_field_of_larger_records():
+    plan = PLANS["user"]
+    events = np.zeros(3, EVENT)
+    events["sequence"], events["time_ms"], events["amount"] = np.arange(3), [10, 20, 30], np.nan
+    alone, rows, accepted = plan.empty(2), np.array([0, 1, 1]), np.ones(3, bool)
+    inside = np.zeros(2, np.dtype([("a", np.int32), ("aggregates", plan.dtype), ("b", np.int64)], align=True))
+    plan.update(alone, rows, events, accepted)
+    plan.update(inside["aggregates"], rows, events, accepted)
+    np.testing.assert_array_equal(plan.read(inside["aggregates"], 40), plan.read(alone, 40))
+    assert (plan.read(alone, 40) != plan.read(plan.empty(2), 40)).any()
+    assert not inside["a"].any()
+    assert not inside["b"].any()
