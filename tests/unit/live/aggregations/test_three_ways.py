@@ -102,15 +102,39 @@ def belongs(entity: str, event: twin.Event, user_id: int, item_id: int) -> bool:
     }[entity]
 
 
+def sold(sequence: int, time_ms: int, amount: float) -> twin.Event:
+    return twin.Event(sequence, time_ms, 1, 10, "purchase", 1.0, amount, math.nan)
+
+
+BUCKET_MS = 10_000  # of the window of ten minutes
+EDGES = {
+    "late by 59 buckets": [sold(0, 700 * BUCKET_MS, 1.0), sold(1, 641 * BUCKET_MS, 2.0)],
+    "late by 60 buckets": [sold(0, 700 * BUCKET_MS, 1.0), sold(1, 640 * BUCKET_MS, 2.0)],
+    "59 buckets later": [sold(0, 641 * BUCKET_MS, 1.0), sold(1, 700 * BUCKET_MS, 2.0)],
+    "60 buckets later": [sold(0, 640 * BUCKET_MS, 1.0), sold(1, 700 * BUCKET_MS, 2.0)],
+    "same time": [sold(0, 5_000, 1.0), sold(1, 5_000, 2.0), sold(2, 5_000, 4.0), sold(3, 5_000, 8.0)],
+    "late by all that is allowed": [sold(0, 2 * LATENESS_MS, 1.0), sold(1, LATENESS_MS, 2.0), sold(2, LATENESS_MS - 1, 4.0)],
+}
+
+
+@pytest.mark.parametrize("log", EDGES.values(), ids=EDGES)
+def test_the_three_computations_agree_at_the_edges(log):
+    assert_agreement(log, [(log[-1].time_ms, log[-1].sequence), (log[-1].time_ms, log[-1].sequence + 1)], 1, 10)
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_the_three_computations_agree(data):
     log = data.draw(logs())
     moments = data.draw(instants(log))
+    assert_agreement(log, moments, data.draw(st.integers(-1, 2)), data.draw(st.sampled_from(list(CATEGORY))))
+
+
+def assert_agreement(log: list[twin.Event], moments: list[tuple[int, int]], user_id: int, item_id: int) -> None:
+    """moments: (time, sequence), ascending by sequence; user_id, item_id: what the entities stand for"""
     events = as_array(log)
     accepted, _ = accept_events(events["time_ms"], 0, LATENESS_MS)
     kept = twin.accepted_events(log, LATENESS_MS)
-    user_id, item_id = data.draw(st.integers(-1, 2)), data.draw(st.sampled_from(list(CATEGORY)))
     times, sequences = (np.array(values, np.int64) for values in zip(*moments, strict=True))
     for entity, plan in PLANS.items():
         keys = keys_of(entity, [event.user_id for event in log], [event.item_id for event in log])
