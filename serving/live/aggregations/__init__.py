@@ -24,7 +24,15 @@ Distinct    An estimate (linear counting): ids are hashed to SLOTS slots, and th
             how many ids there were. Exact for a few ids; the standard error is 5 % at 50 and 6 % at 300.
 """
 
-from serving.live.aggregations.plan import EVENT, EntityPlan, Instants, accept_events, compile_aggregations, entity_keys
+from serving.live.aggregations.plan import (
+    EVENT,
+    EntityPlan,
+    Instants,
+    accept_events,
+    compile_aggregations,
+    entity_keys,
+    hash_categories,
+)
 from serving.live.aggregations.spec import Aggregation, parse_aggregations
 from serving.live.aggregations.states import StateTable
 
@@ -37,5 +45,6 @@ __all__ = [
     "accept_events",
     "compile_aggregations",
     "entity_keys",
+    "hash_categories",
     "parse_aggregations",
 ]

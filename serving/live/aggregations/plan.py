@@ -19,6 +19,7 @@ from serving.contract.errors import ConfigError
 from serving.live.aggregations import loops
 from serving.live.aggregations.layout import lay_out
 from serving.live.aggregations.spec import CROSS, ITEM, USER, Aggregation
+from serving.loops.hashing import hash_strings
 
 EVENT = np.dtype(
     [
@@ -156,6 +157,12 @@ def entity_keys(entity: str, user_ids: np.ndarray, item_ids: np.ndarray, categor
     else:
         keys[:, 0] = category_keys[entity]
     return keys
+
+
+def hash_categories(texts: np.ndarray) -> np.ndarray:
+    """Return a key for each category, object [N] of str or None -> int64 [N]; NO_KEY for None. Equal in every generation."""
+    missing = np.array([text is None for text in texts], bool)
+    return np.where(missing, NO_KEY, (hash_strings(texts) >> np.uint64(1)).astype(np.int64))
 
 
 def _order_of_replay(sequence: np.ndarray, keys: np.ndarray, instants: Instants) -> tuple[np.ndarray, np.ndarray]:

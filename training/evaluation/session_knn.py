@@ -1,0 +1,152 @@
+"""V-SKNN, the session-based nearest-neighbour baseline, answering event by event from everything before each event.
+
+    the user's last items, newest weighing most ─▶ earlier visits that share items ─▶ what else was in those visits
+
+It has no training: every event is known to it at once, which makes it hard to beat on logs with sessions. Ludewig and Jannach,
+"Evaluation of session-based recommendation algorithms" (2018), describe the method; the weights here are their defaults.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+
+class KnnSettings(NamedTuple):
+    """own_items: of the user, newest first; latest: events of an item that are looked at, newest first.
+
+    normalise: divide a similarity by the root of the visit's length; idf: rare items count more
+    """
+
+    own_items: int = 20
+    latest: int = 250
+    neighbours: int = 200
+    normalise: bool = False
+    idf: bool = False
+
+
+VARIANTS = tuple(KnnSettings(normalise=normalise, idf=idf) for normalise, idf in product((False, True), repeat=2))
+
+
+class Visits(NamedTuple):
+    """A log in the order of time, as the loops read it: int64 [E] each, numbers from 0.
+
+    users, items (positions), visits: of each event; an event that is no positive has visit -1
+    """
+
+    users: np.ndarray
+    items: np.ndarray
+    visits: np.ndarray
+
+    @classmethod
+    def of(cls, users: np.ndarray, items: np.ndarray, times_s: np.ndarray, positive: np.ndarray, gap_s: float) -> Visits:
+        """Cut the log into visits: a pause of a user that is longer than `gap_s` begins a new one."""
+        _, users = np.unique(users, return_inverse=True)
+        rows = np.flatnonzero(positive)
+        order = rows[np.lexsort((rows, users[rows]))]
+        starts = np.ones(len(order), bool)
+        starts[1:] = (users[order[1:]] != users[order[:-1]]) | (np.diff(times_s[order]) > gap_s)
+        visits = np.full(len(users), -1)
+        visits[order] = np.cumsum(starts) - 1
+        return cls(users, items, visits)
+
+
+def answer_events(visits: Visits, asked: np.ndarray, n_items: int, settings: KnnSettings, n_answers: int = 20) -> np.ndarray:
+    """Return int64 [Q, n_answers] positions, best first, n_items padded: what each asked event is predicted from.
+
+    asked: int64 [Q] events, ascending. Items the user had before are left out; what is missing is filled by popularity.
+    """
+    learned = visits.visits >= 0
+    before = np.zeros(len(learned), bool)
+    before[: asked[0] if len(asked) else 0] = True
+    popular = np.argsort(-np.bincount(visits.items[learned & before], minlength=n_items), kind="stable")
+    rows = np.flatnonzero(learned)
+    answers = np.full((len(asked), n_answers), n_items)
+    _answer(
+        *visits, asked, *_grouped(visits.items, rows, n_items), *_grouped(visits.visits, rows, int(visits.visits.max()) + 1),
+        *_grouped(visits.users, np.arange(len(learned)), int(visits.users.max()) + 1), popular, settings, answers,
+    )  # fmt: skip
+    return answers
+
+
+def _grouped(keys: np.ndarray, rows: np.ndarray, n_keys: int) -> tuple[np.ndarray, np.ndarray]:
+    """-> (rows of each key together, ascending; int64 [n_keys + 1] where each key's begin)."""
+    order = rows[np.argsort(keys[rows], kind="stable")]
+    return order, np.searchsorted(keys[order], np.arange(n_keys + 1))
+
+
+@njit(error_model="numpy")
+def _answer(
+    users, items, visits, asked, by_item, item_starts, by_visit, visit_starts, by_user, user_starts, popular, settings, answers
+):  # fmt: skip
+    n_items, n_visits = len(item_starts) - 1, len(visit_starts) - 1
+    n_of_item, n_of_user = np.zeros(n_items, np.int64), np.zeros(len(user_starts) - 1, np.int64)  # events that are known
+    similarity, place_of, scores = np.zeros(n_visits), np.zeros(n_visits), np.zeros(n_items)
+    had = np.full(n_items, -1)  # the last question whose user had this item
+    own = np.empty(settings.own_items, np.int64)
+    number = 0
+    for event in range(len(users)):
+        user = users[event]
+        if number < len(asked) and asked[number] == event:
+            n_own = 0
+            for place in range(n_of_user[user] - 1, -1, -1):
+                earlier = by_user[user_starts[user] + place]
+                if n_own < len(own) and visits[earlier] >= 0 and had[items[earlier]] != number:
+                    own[n_own] = items[earlier]
+                    n_own += 1
+                had[items[earlier]] = number
+            near = [np.int64(0) for _ in range(0)]
+            for place in range(n_own):
+                item = own[place]
+                first = max(0, n_of_item[item] - settings.latest)
+                for other in by_item[item_starts[item] + first : item_starts[item] + n_of_item[item]]:
+                    visit = visits[other]
+                    if visit == visits[event]:
+                        continue
+                    if similarity[visit] == 0:
+                        near.append(visit)
+                        place_of[visit] = place
+                    similarity[visit] += (n_own - place) / n_own
+            strengths = np.empty(len(near))
+            for at, visit in enumerate(near):
+                strengths[at] = similarity[visit]
+                if settings.normalise:
+                    strengths[at] /= np.sqrt(visit_starts[visit + 1] - visit_starts[visit])
+            found = [np.int64(0) for _ in range(0)]
+            for at in np.argsort(-strengths)[: settings.neighbours]:
+                visit = near[at]
+                for other in by_visit[visit_starts[visit] : visit_starts[visit + 1]]:
+                    item = items[other]
+                    if other >= event:
+                        break
+                    if had[item] == number:
+                        continue
+                    if scores[item] == 0:
+                        found.append(item)
+                    rarity = np.log(event / n_of_item[item]) if settings.idf else 1.0
+                    scores[item] += strengths[at] / (1.0 + place_of[visit]) * rarity
+            totals = np.empty(len(found))
+            for at, item in enumerate(found):
+                totals[at] = scores[item]
+            filled = 0
+            for at in np.argsort(-totals)[: answers.shape[1]]:
+                answers[number, filled] = found[at]
+                had[found[at]] = number
+                filled += 1
+            for item in popular:
+                if filled == answers.shape[1]:
+                    break
+                if had[item] != number:
+                    answers[number, filled] = item
+                    filled += 1
+            for visit in near:
+                similarity[visit] = 0.0
+            for item in found:
+                scores[item] = 0.0
+            number += 1
+        n_of_user[user] += 1
+        if visits[event] >= 0:
+            n_of_item[items[event]] += 1
