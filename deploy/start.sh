@@ -2,7 +2,7 @@
 # start.sh: what the container runs. Engines for this GPU, then a look at what would fail, then one tritonserver.
 #   MODELS   the model repository, writable: engines and the configurations that fit them are put into it (default /models)
 #   ENGINES  keeps what is compiled for this machine between starts: engines, the stages' loops (default /engines)
-#   CONTROL_KEY  a file for the key of model control, made at every start (default /tmp/control.key, readable by its owner)
+#   CONTROL_KEY  a file for the key of model control, made at every start (default $ENGINES/control.key, mode 0600)
 # Arguments are handed on to tritonserver.
 set -euo pipefail
 
@@ -30,7 +30,7 @@ fi
 # Who reaches a port may ask, and no more. The key is in the command line: of the container's users and of the host's, who can
 # list its processes, but of no caller.
 control_key=$(python3 -c 'import secrets; print(secrets.token_hex(32))')
-(umask 077 && rm -f "${CONTROL_KEY:=/tmp/control.key}" && printf %s "$control_key" > "$CONTROL_KEY")
+(umask 077 && mkdir -p "$ENGINES" && rm -f "${CONTROL_KEY:=$ENGINES/control.key}" && printf %s "$control_key" > "$CONTROL_KEY")
 restricted="model-repository,shared-memory,logging,trace,statistics:recommender-control=$control_key"
 
 # Summaries: quantiles of latency on the metrics port, which the alerts go by.

@@ -1,6 +1,7 @@
 """The container's start script and what it calls, with a tritonserver that only tells how it was called."""
 
 import json
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +39,10 @@ def test_one_tritonserver_line_after_engines_and_checks(image, tmp_path):
     run = start(image, "--log-verbose=1")
     assert run.returncode == 0, run.stderr
     assert "rank_dense: served by python" in run.stderr  # no GPU here
+    key_file = tmp_path / "engines" / "control.key"
+    assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
+    closed = f"model-repository,shared-memory,logging,trace,statistics:recommender-control={key_file.read_text()}"
+    assert len(key_file.read_text()) == 64
     assert run.stdout.splitlines() == [
         f"--model-repository={tmp_path / 'repo'}",
         "--model-control-mode=explicit",
@@ -45,6 +50,8 @@ def test_one_tritonserver_line_after_engines_and_checks(image, tmp_path):
         "--disable-auto-complete-config",
         "--exit-timeout-secs=30",
         "--metrics-config=summary_latencies=true",
+        f"--http-restricted-api={closed}",
+        f"--grpc-restricted-protocol={closed}",
         "--log-verbose=1",
     ]
 
