@@ -88,7 +88,7 @@ baseline: setup ## NVIDIA's multi-stage recommender and ours on the same tritons
 # repository of synthetic:reference that make baseline exports
 REFERENCE = .run/merlin/reference
 
-bounds: setup ## every figure that has a bound, on synthetic:reference: make baseline, overhead at C = 200 and 1,000, growth, the ranker's AUC
+bounds: setup ## every speed that has a bound, on synthetic:reference: baseline, overhead at C = 200 and 1,000, growth, smaller rankers
 	@status=0; \
 	$(PY) -m experiments.merlin || status=1; \
 	$(PY) -m experiments.overhead --repo $(REFERENCE) --candidates 200 || status=1; \
@@ -97,7 +97,7 @@ bounds: setup ## every figure that has a bound, on synthetic:reference: make bas
 	$(PY) -m experiments.compression --data synthetic:reference || status=1; \
 	exit $$status
 
-# of the table that is larger than its RAM (50,000,000: 12 GB of disk, and shared memory of 4 GB for the comparison)
+# of the table that is larger than its RAM (50,000,000: 12 GB of disk, and 4 GB of shared memory for the comparison)
 ROWS ?= 50000000
 # exponent of the keys' popularity at which a tenth of these rows is hit by 95 % of the keys; empty: the one of 50,000,000
 ZIPF ?=
@@ -128,8 +128,9 @@ test: setup ## everything the tests need, then make lint and all four lanes: uni
 test-unit: setup ## the fast lane: no tritonserver
 	@$(PYTEST) --lane unit tests/unit
 
-docs: setup ## what is generated in docs/, written anew: settings.md
+docs: setup ## what is generated in docs/ (settings, results), and the summary in README.md
 	@$(PY) -m export settings-doc
+	@$(PY) -m experiments.results
 
 # every check runs even when an earlier one failed
 lint: setup ## style and format (ruff), types (mypy), shell scripts (shellcheck)

@@ -49,7 +49,7 @@ def measure(work: Workload, min_examples: int, seeds: int, say: Say) -> list[Fig
     wide = train_seeds(work, f"all rows of {settings.width}", settings, seeds, say)
     cold = [train_seeds(work, f"cold rows of {w}", replace(settings, cold=ColdRows(w)), seeds, say) for w in COLD_WIDTHS]
     as_small = max(round(settings.width * cold[0].table_bytes / wide.table_bytes), 1)
-    narrow = train_seeds(work, f"all rows of {as_small}", replace(settings, width=as_small), seeds, say)
+    narrow = train_seeds(work, f"all rows of {as_small}, for as many bytes", replace(settings, width=as_small), seeds, say)
     return [figure for taught in (wide, *cold, narrow) for figure in figures_of(taught, wide)]
 
 

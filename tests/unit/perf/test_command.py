@@ -62,7 +62,7 @@ def test_under_nohup_a_command_outlives_its_terminal():
 
 
 def test_what_people_can_mend_is_one_line():
-    command = [sys.executable, "-m", "experiments.parts.preprocess", "--data", "nowhere"]
+    command = [sys.executable, "-m", "perf", "report", "--run", "nowhere"]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
     assert done.returncode == 2
     assert "error: " in done.stderr.splitlines()[-1]

@@ -1,0 +1,53 @@
+"""docs/results.md and the summary of README.md say what the result files say."""
+
+import pytest
+
+from experiments.harness import Figure, Result
+from experiments.results import PAGE, README, SUMMARY, insert_summary, read_results, write_page, write_summary
+from serving.contract.errors import ConfigError
+
+
+def test_the_page_is_current():
+    assert PAGE.read_text() == write_page(read_results()), "run `make docs`"
+
+
+def test_the_summary_of_the_readme_is_current():
+    readme = README.read_text()
+    assert readme == insert_summary(readme, write_summary(read_results())), "run `make docs`"
+
+
+def test_the_summary_is_short():
+    assert len(SUMMARY) <= 12
+
+
+def test_a_readme_without_markers_is_refused():
+    with pytest.raises(ConfigError, match="lacks the markers"):
+        insert_summary("# A readme", "a table")
+
+
+def test_a_figure_that_was_not_measured_is_refused():
+    with pytest.raises(ConfigError, match="lacks the figure"):
+        write_summary({})
+
+
+@pytest.mark.parametrize(
+    ("values", "bounds", "met"),
+    [
+        ([1.0, 3.0, 9.0], {"at_most": 3.0}, True),
+        ([1.0, 3.1, 9.0], {"at_most": 3.0}, False),
+        ([2.0], {"at_least": 2.5}, False),
+        ([0.96], {"at_least": 0.945, "at_most": 0.96}, True),
+        ([0.97], {"at_least": 0.945, "at_most": 0.96}, False),
+        ([5.0], {}, None),
+    ],
+)
+def test_the_median_is_judged(values, bounds, met):
+    figure = Figure(name="a figure", values=values, **bounds)
+    assert figure.met is met
+    assert figure.to_record().met is met
+
+
+def test_a_result_without_a_section_is_refused():
+    result = Result(name="new", title="New", command="python -m experiments.new", conditions="none", figures=[])
+    with pytest.raises(ConfigError, match="No section"):
+        write_page({"new": result})

@@ -1,0 +1,195 @@
+"""Every experiment on tiny data: it runs, and its figures are finite, have names of their own and can be kept.
+
+What needs a tritonserver is run up to it: repositories are laid out, processes beside the server run, and figures are computed
+from made-up measurements. The soak runs in the server lane (tests/server/test_soak.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from experiments import (
+    cache,
+    cache_policy,
+    compression,
+    growth,
+    merlin,
+    merlin_graph,
+    overhead,
+    overhead_figures,
+    precision,
+    preprocess,
+    quality,
+    row_formats,
+    row_widths,
+    tiers_large,
+    tiers_lookups,
+    tiers_table,
+    tiers_updates,
+)
+from experiments.harness import Figure, Result, in_turns
+from experiments.merlin_once import OnceExecutor
+from experiments.tiers_feed import Published, run_broker, run_publisher
+from perf.load.open_loop import Outcome
+from perf.recall import measured_recall
+from perf.tune.lab import allowed_efforts
+from repository.config import LAYOUTS
+from repository.models import read_repository
+from serving.contract.artifacts import stage_folder, verify_manifest
+from serving.contract.generations import pinned_generation
+from tests.unit.small_shops import export
+from training.dataset import load_dataset, split_by_time
+from training.evaluation.baselines import GRIDS, evaluate
+from training.evaluation.problem import TEST_SHARE, problem_of
+from training.models.train_ranker import RankerSettings
+
+DATA = "synthetic:tiny"
+QUIET = Console(quiet=True)
+
+
+class Context:
+    """What the experiments share: data, and a repository of its training part whose tables are 16 wide."""
+
+    def __init__(self, folder) -> None:
+        self.folder, self.dataset, self.rng = folder, load_dataset(DATA), np.random.default_rng(0)
+        train, _ = split_by_time(self.dataset.interactions, TEST_SHARE)
+        part = replace(self.dataset, interactions=train)
+        self.repo = export(folder, part, ranker={"distilled": False, "width": 16})
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory) -> Context:
+    return Context(tmp_path_factory.mktemp("experiments"))
+
+
+def smoke_growth(context: Context) -> list[Figure]:
+    of_candidates = growth.measure_candidates(context.repo, (20, 30), 10, context.rng)
+    return of_candidates + growth.measure_catalogues((300, 600), 10, context.rng, lambda _: None)
+
+
+def smoke_overhead(context: Context) -> list[Figure]:
+    """Every copy is laid out; the measurements are the same for all of them."""
+    scratch = context.folder / "overhead"
+    count = overhead.lay_out(context.repo, scratch, 20)
+    copies = [layout + kind for kind in ("", overhead.UNBATCHED, overhead.EMPTY) for layout in LAYOUTS]
+    assert {folder.name for folder in scratch.iterdir() if folder.is_dir()} == set(copies)
+    assert not any(model.config.HasField("dynamic_batching") for model in read_repository(scratch / "ensemble-unbatched"))
+    half = [f"half, {name}" for name in (*overhead_figures.AT_HALF, "errors")]
+    parts = (*overhead_figures.PARTS, "p50", "rate", "rate, many", "server us", "models us", *half)
+    in_process = {f"in process {name}": 1.0 for name in ("p50", "p50, paused", "rate", "rate, batches")}
+    tasks = {copy: lambda copy=copy: {f"{copy} {part}": 2.0 for part in parts} for copy in copies}
+    values = in_turns({"in process": lambda: in_process, **tasks}, rounds=2)
+    recall = measured_recall(scratch / "fused")[1]
+    return overhead_figures.figures_of(values, count, dict.fromkeys(LAYOUTS, 100.0), recall, compared=10)
+
+
+def smoke_merlin(context: Context) -> list[Figure]:
+    """The hardened graph answers as exported; the measurements are made up."""
+    from merlin.dag.runtime import Runtime
+    from merlin.table import TensorTable
+
+    sides = merlin_graph.read_sides(context.dataset)
+    parts = merlin_graph.Parts.make(context.folder / "parts", *sides, 15, context.rng)
+    user = TensorTable({"user_id": context.dataset.users["user_id"].to_numpy()[:1]})
+    exported = merlin_graph.new_ensemble(parts, nvtabular=True).transform(user, runtime=Runtime())
+    for nvtabular in (True, False):
+        hardened = merlin_graph.new_ensemble(parts, nvtabular).transform(user, runtime=Runtime(OnceExecutor()))
+        np.testing.assert_array_equal(hardened["item_ids"].values, exported["item_ids"].values)
+    values = {f"{name} {what}": [2.0, 4.0] for name in merlin.CLIENTS for what in ("p50", "rate")}
+    return merlin.figures_of(values)
+
+
+def smoke_cache(context: Context) -> list[Figure]:
+    stretch = cache.read_stretch(DATA, 200)
+    return cache.measure_hit_rates(stretch) + cache.measure_warming(stretch, context.repo, 86_400)
+
+
+def smoke_row_widths(context: Context) -> list[Figure]:
+    """One way to store the rows, taught for one epoch, against itself."""
+    work = compression.make_workload(context.dataset, lambda _: None)
+    taught = row_widths.train_seeds(work, "all rows of 16", RankerSettings(epochs=1), 1, lambda _: None)
+    return row_widths.figures_of(taught, taught)
+
+
+def smoke_quality(context: Context) -> list[Figure]:
+    problem = problem_of(context.dataset)
+    fit, _ = GRIDS["popularity"]
+    popularity = evaluate(fit(problem.test.positives), problem.test)
+    return quality.figures_of({"popularity": popularity, "after rank": popularity, quality.SERVED: popularity})
+
+
+def smoke_tiers(context: Context) -> list[Figure]:
+    folder, rows, rng = context.folder / "tables", 20_000, context.rng
+    return [
+        *tiers_lookups.measure_hits(folder, rows, (32,), tiers_table.EXPONENT, rng, keys=128),
+        *tiers_lookups.measure_misses(folder, rows, rng, n_requests=3),
+        *tiers_lookups.measure_growth(folder, [10_000, rows], rng, n_requests=4, rounds=1),
+    ]
+
+
+def smoke_tiers_large(context: Context) -> list[Figure]:
+    """The repository over the large table is sound; its table does not exist, because only a server would open it."""
+    scratch, keys = context.folder / "large", np.zeros((2, 256), np.int32)
+    tiers_large.make_large_repository(context.repo, scratch, "no-table", 5_000_000, tiers_table.WAITS, keys)
+    folder = stage_folder(scratch / "repository", "rank", pinned_generation(scratch / "repository"))
+    verify_manifest(folder)
+    assert (folder / "model.py").read_text() == tiers_large.MODEL.read_text()
+    return [Figure(name="share of RAM", values=[tiers_table.ram_share(5_000_000, 0, 0)], at_most=tiers_table.RAM_SHARE)]
+
+
+def smoke_tiers_updates(context: Context) -> list[Figure]:
+    """A broker and a publisher run; what the server would answer is made up."""
+    keys, rows = {"item_0": np.arange(30_000)}, {"item_0": np.zeros((30_000, 16), np.float32)}
+    with run_broker() as (brokers, _):
+        tiers_updates.make_live_repository(context.repo, context.folder / "live", brokers, context.folder / "state")
+        published = Published(brokers, "smoke", keys, rows)
+        with run_publisher(published):
+            published.go.set()
+            deadline_s = time.monotonic() + 30
+            while not published.count.value and time.monotonic() < deadline_s:
+                time.sleep(0.02)
+            count = float(published.count.value)
+    assert count > 0
+    instants_ns = np.arange(100) * 1_000_000
+    outcomes = {turn: [Outcome(instants_ns, instants_ns, instants_ns + 5_000_000)] for turn in tiers_updates.TURNS}
+    return tiers_updates.figures_of(outcomes, [20.0, 30.0], [count])
+
+
+SMOKE: dict[str, Callable[[Context], list[Figure]]] = {
+    "cache": smoke_cache,
+    "cache_policy": lambda context: cache_policy.measure(1_000, 4_000, [DATA], context.rng),
+    "compression": lambda context: compression.measure(context.dataset, lambda _: None),
+    "growth": smoke_growth,
+    "merlin": smoke_merlin,
+    "overhead": smoke_overhead,
+    "precision": lambda context: precision.measure(context.dataset, context.repo, QUIET),
+    "preprocess": lambda context: preprocess.measure(DATA, (1,)),
+    "quality": smoke_quality,
+    "row_formats": lambda context: row_formats.measure_sizes() + row_formats.measure_quality(context.repo, DATA),
+    "row_widths": smoke_row_widths,
+    "tiers": smoke_tiers,
+    "tiers_large": smoke_tiers_large,
+    "tiers_updates": smoke_tiers_updates,
+}
+
+
+@pytest.mark.parametrize("name", SMOKE)
+def test_an_experiment_measures_figures(name, context, tmp_path):
+    figures = SMOKE[name](context)
+    names = [figure.name for figure in figures]
+    assert names
+    assert len(set(names)) == len(names)
+    assert all(np.isfinite(figure.values).all() for figure in figures)
+    result = Result(name=name, title=name, command="", conditions="", figures=[figure.to_record() for figure in figures])
+    result.write(tmp_path)
+    assert Result.model_validate_json((tmp_path / f"{name}.json").read_text()) == result
+
+
+def test_without_an_index_no_search_effort_is_tuned(context):
+    assert allowed_efforts(context.repo) == {}
