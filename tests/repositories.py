@@ -110,7 +110,7 @@ def sources_digest() -> str:
 
 def source_files() -> Iterator[Path]:
     yield from TEST_SOURCES
-    yield from PROJECT.glob("requirements*")
+    yield from (PROJECT / "requirements").glob("*.txt")
     for name in SOURCES:
         for pattern in ("*.py", "*.toml"):
             yield from (PROJECT / name).rglob(pattern)

@@ -19,11 +19,11 @@ from repository.models import read_config, read_repository
 from repository.publish import Staging, generations_present, held_by_nobody, served_by, write_warmup
 from serving.contract.artifacts import MANIFEST_FILE, StageInfo, read_stage, sha256_of, stage_folder, verify_manifest
 from serving.contract.errors import ArtifactError, ConfigError, ExportError, ServerError
-from serving.contract.tensors import ENSEMBLE, STAGES, Axes, ModelSpec, TensorSpec, ensemble_spec, stage_specs
+from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES, Axes, ModelSpec, TensorSpec, ensemble_spec, stage_specs
 from tests.clocks import PatientClock
 
 AXES = Axes(candidates=4, history=3, exclusions=2, items_returned=2, user_categorical=2, user_continuous=1)
-SERVING = dict.fromkeys((*STAGES, ENSEMBLE), Serving())
+SERVING = dict.fromkeys((*STAGES, *LIVE_MODELS, ENSEMBLE), Serving())
 
 
 def recorded(specs, rows=4):
@@ -47,7 +47,7 @@ def test_a_generation_is_whole_and_verified(tmp_path):
     assert served_by(repository) == 1
     facts = verify_manifest(repository / ENSEMBLE / "1")
     assert facts["dataset"] == "none"
-    assert facts["stages"].keys() == set(STAGES)
+    assert facts["stages"].keys() == {*STAGES, *LIVE_MODELS}
     for name in STAGES:
         manifest = verify_manifest(repository / name / "1")
         assert "model.py" in manifest["files"]
@@ -80,7 +80,7 @@ def test_a_path_that_no_model_starts_from_is_refused_before_training(tmp_path):
 def test_the_fused_layout_is_one_model_with_the_stages_inside(tmp_path):
     repository = tmp_path / "repo"
     publish_once(repository, layout="fused")
-    assert [model.name for model in read_repository(repository)] == [ENSEMBLE]
+    assert {model.name for model in read_repository(repository)} == {ENSEMBLE, *LIVE_MODELS}
     version = repository / ENSEMBLE / "1"
     assert read_stage(version).spec == ensemble_spec(stage_specs(AXES))
     facts = verify_manifest(version)
@@ -241,7 +241,7 @@ def test_records_of_as_many_bytes_with_other_fields_are_another_contract(tmp_pat
     publish_once(tmp_path)
     other = replace(AXES, user_categorical=1, user_continuous=3)
     assert [stage_specs(axes)["retrieve"].inputs[0].dims for axes in (AXES, other)] == [(88,), (88,)]
-    with pytest.raises(ExportError, match=r"user UINT8 \[88\] .*user_categorical INT64 \[1\].* of preprocess differ"):
+    with pytest.raises(ExportError, match=r"user UINT8 \[88\] .*user_categorical INT64 \[1\].* of rank differ"):
         publish_once(tmp_path, other)
     assert served_by(tmp_path) == 1
 

@@ -127,6 +127,13 @@ def is_private(folder: Path) -> bool:
     return is_own(folder) and stat.S_IMODE(folder.lstat().st_mode) == PRIVATE_MODE
 
 
+def close_to_others(folder: Path) -> None:
+    """Give a folder that `is_own`, and that nobody else could write to, the mode PRIVATE_MODE: its rows are ours."""
+    others_may_write = stat.S_IWGRP | stat.S_IWOTH
+    if is_own(folder) and not stat.S_IMODE(folder.lstat().st_mode) & others_may_write:
+        folder.chmod(PRIVATE_MODE)
+
+
 class SharedFolder:
     """The folder of one arena. While it is open, nobody removes it; `close` removes it when this was the last user.
 
@@ -149,6 +156,7 @@ class SharedFolder:
         with suppress(FileExistsError):
             self.path.mkdir(mode=PRIVATE_MODE)
         try:
+            close_to_others(self.path)
             if not is_private(self.path):
                 raise ArtifactError(
                     f"{self.path} may hold rows that somebody else wrote. Expected a folder of mode 0700, not a link, that "

@@ -20,7 +20,7 @@ HUGE = 2**63 - 1
 
 def test_a_bare_user_sends_the_fill_of_everything_else():
     """Requests that send other tensors than their mates are not batched with them."""
-    tensors = encode([Query(17850)], SIGNATURE)
+    tensors = encode([Query(17850)], dataclasses.replace(SIGNATURE, takes_after=True))
     assert tensors["user_id"].dtype == np.int64
     assert tensors["user_id"].tolist() == [[17850]]
     axes = Axes(history=H, exclusions=E)

@@ -257,7 +257,7 @@ def _of_another_user(path):
     [
         _as_a_link,
         _of_another_user,
-        lambda path: _with_mode(path, 0o755),
+        lambda path: _with_mode(path, 0o770),
         lambda path: _with_mode(path, 0o777),
         lambda path: path.symlink_to("nowhere"),
         lambda path: path.write_text("a file"),
