@@ -14,7 +14,7 @@ from repository.recorded import RECORDED_FILE, read_recorded
 from repository.replay import replay
 from serving.contract.artifacts import MANIFEST_FILE, read_json, sha256_of, write_manifest
 from serving.contract.errors import ArtifactError
-from serving.contract.tensors import ENSEMBLE, STAGES
+from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
 from serving.pipeline import STAGE_TYPES, Pipeline
 from tests.repositories import small_repository
 
@@ -26,11 +26,12 @@ def repository(tmp_path):
 
 
 def reseal(repository):
-    """Manifests for what lies in the folders now, as if it had been published so."""
-    for name in STAGES:
+    """Write manifests for the folders as they are now, as if they had been published so."""
+    models = (*STAGES, *LIVE_MODELS)
+    for name in models:
         write_manifest(repository / name / "1", stage=name, generation=1)
     own = repository / ENSEMBLE / "1"
-    facts = read_json(own, MANIFEST_FILE) | {"stages": {n: sha256_of(repository / n / "1" / MANIFEST_FILE) for n in STAGES}}
+    facts = read_json(own, MANIFEST_FILE) | {"stages": {n: sha256_of(repository / n / "1" / MANIFEST_FILE) for n in models}}
     write_manifest(own, **{key: value for key, value in facts.items() if key not in ("schema", "files")})
 
 
