@@ -1,0 +1,36 @@
+"""What an export prints: a line for each phase, details only where they are asked for."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from export.progress import Progress
+
+
+def printed(verbose: bool) -> list[str]:
+    out = io.StringIO()
+    progress = Progress(Console(file=out, width=120), verbose)
+    with progress.phase("ranker") as phase:
+        progress.detail("epoch 1 of 2")
+        progress.detail("epoch 2 of 2")
+        phase.result = "NDCG@10 0.2"
+    return out.getvalue().splitlines()
+
+
+def test_a_phase_is_one_line_with_its_seconds_and_result():
+    (line,) = printed(verbose=False)
+    assert line.split() == ["0", "s", "ranker", "0", "s", "NDCG@10", "0.2"]
+
+
+def test_details_come_before_the_line_of_their_phase():
+    assert [line.split("s", 1)[1].strip() for line in printed(verbose=True)[:2]] == ["epoch 1 of 2", "epoch 2 of 2"]
+    assert len(printed(verbose=True)) == 3
+
+
+def test_a_phase_that_fails_is_not_done():
+    out = io.StringIO()
+    progress = Progress(Console(file=out))
+    with pytest.raises(ZeroDivisionError), progress.phase("ranker"):
+        raise ZeroDivisionError
+    assert out.getvalue() == ""

@@ -1,0 +1,59 @@
+"""Which events a retriever learns from: one that teaches the ranker must not know the labels, one that serves knows all."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from training.dataset import load_dataset
+from training.features.build import build_features
+from training.features.schema import FeatureSettings
+from training.models.ranking_data import split_again
+from training.retrieval.fit import RetrievalSettings, fit_served_retriever, fit_training_retriever
+
+SETTINGS = RetrievalSettings(candidates=16)
+
+
+def quiet(text: str) -> None:
+    """Print nothing."""
+
+
+@pytest.fixture(scope="module")
+def shop():
+    """A data set, its features, and the same data set with other items bought in the label window."""
+    dataset = load_dataset("synthetic:users=60,items=40,events=900,seed=3")
+    log = dataset.interactions
+    features = build_features(dataset, log, FeatureSettings(history_length=8))
+    earlier, later = split_again(log)
+    other = log.copy()
+    window = np.isin(np.arange(len(log)), later["row"])
+    other.loc[window, "item_id"] = other.loc[window, "item_id"].to_numpy()[::-1]
+    assert (other["item_id"] != log["item_id"]).any()
+    return dataset, features, earlier, replace(dataset, interactions=other)
+
+
+def test_labels_are_unknown_to_the_retriever_that_teaches(shop):
+    dataset, features, earlier, other = shop
+    one, two = (fit_training_retriever(data, features, SETTINGS, quiet, earlier) for data in (dataset, other))
+    np.testing.assert_array_equal(one.retriever.item_vectors, two.retriever.item_vectors)
+    np.testing.assert_array_equal(one.retriever.neighbours.weights, two.retriever.neighbours.weights)
+    assert (one.seen != two.seen).nnz == 0
+
+
+def test_the_whole_log_is_known_to_the_retriever_that_serves(shop):
+    dataset, features, _, other = shop
+    one, two = (fit_served_retriever(data, features, SETTINGS, quiet) for data in (dataset, other))
+    assert (one.retriever.neighbours.weights != two.retriever.neighbours.weights).any()
+
+
+@pytest.mark.parametrize("filter_seen", [True, False])
+def test_what_users_had_is_left_out_where_it_is_filtered(shop, filter_seen):
+    dataset, features, _, _ = shop
+    retriever = fit_served_retriever(dataset, features, replace(SETTINGS, filter_seen=filter_seen), quiet)
+    user_ids = dataset.users["user_id"].to_numpy()[:20]
+    positions, _ = retriever(features.encode_users(user_ids), user_ids)
+    log = dataset.interactions
+    met = {(user, item) for user, item in zip(log["user_id"], log["item_id"], strict=True)}
+    ids = np.append(features.items.ids, -1)[positions]
+    again = sum((user, item) in met for user, items in zip(user_ids.tolist(), ids.tolist(), strict=True) for item in items)
+    assert (again == 0) == filter_seen
