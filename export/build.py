@@ -102,7 +102,10 @@ def build_repository(
 
 
 def fit_ranking(dataset: Dataset, features: Features, served: Retrieve, settings: Settings, progress: Progress) -> Ranking:
-    """Train the ranker and the re-ranker on candidates of retrievers that had not seen the labels. served: the one that had"""
+    """Train the ranker and the re-ranker on candidates of retrievers that know none of the labels.
+
+    served: the retriever fitted on the whole log, on whose candidates, without labels, a student imitates the ranker
+    """
     log, pipeline, choices = dataset.interactions, settings.pipeline, ranking_settings(settings)
     rng = np.random.default_rng(pipeline.seed)
     with progress.phase("ranker") as phase:
