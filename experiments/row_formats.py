@@ -121,7 +121,8 @@ def open_with_rows(pipeline: Pipeline, config: TiersConfig) -> Iterator[Pipeline
     """Open the ranker's tables as `config` says."""
     tables = Tiers(config)
     try:
-        rank = replace(pipeline.stages["rank"], tables=tables)
+        rank = pipeline.stages["rank"]
+        rank = replace(rank, rows=replace(rank.rows, tables=tables))
         yield replace(pipeline, stages=pipeline.stages | {"rank": rank})
     finally:
         tables.close()

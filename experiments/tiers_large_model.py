@@ -20,7 +20,7 @@ TABLE = "items"  # the large one
 
 
 class ItemRows:
-    """`Rank.item_rows` with the keys of the large table in place of the first table's."""
+    """`RankInputs.item_rows` with the keys of the large table in place of the first table's."""
 
     def __init__(self, rows, keys):
         """rows: int [n_items + 1, S] of the repository; keys: int64 [R, C]."""
@@ -40,10 +40,10 @@ class LargeRank:
     def load(folder):
         rank = Rank.load(folder)
         rank.close()  # its own tables: those of large/ replace them
-        settings = replace(rank.settings, item_tables=(TABLE, *rank.settings.item_tables[1:]))
-        keys = np.load(folder / "large" / "keys.npy", mmap_mode="r")
-        tables = Tiers.load(folder / "large")
-        return replace(rank, settings=settings, tables=tables, item_rows=ItemRows(rank.item_rows, keys))
+        inputs, keys = rank.inputs, np.load(folder / "large" / "keys.npy", mmap_mode="r")
+        settings = replace(inputs.settings, item_tables=(TABLE, *inputs.settings.item_tables[1:]))
+        inputs = replace(inputs, settings=settings, item_rows=ItemRows(inputs.item_rows, keys))
+        return replace(rank, inputs=inputs, rows=replace(rank.rows, settings=settings, tables=Tiers.load(folder / "large")))
 
 
 TritonPythonModel = triton_model(LargeRank)

@@ -88,7 +88,7 @@ class Hps:
         self.check_config(config, pb)
         document = load_json(Path(folder).parents[1] / "ps.json")
         parsed, findings = check_document(document)
-        errors = [str(finding) for finding in findings if finding.severity == "error"]
+        errors = [str(finding) for finding in findings if finding.level == "error"]
         demand(not errors, "ps.json satisfies both parsers", errors)
         self.params = {model.model: model for model in parsed.models}[config.name]  # .at(): the name must be there
         [group] = config.instance_group
