@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rich.console import Console, Group
+from rich.console import Console, Group, JustifyMethod
 from rich.table import Table
 
 from hps_config import memory
@@ -65,7 +65,13 @@ def assumptions(plan: Plan, traced: bool) -> list[str]:
 
 def _tiers(plan: Plan) -> Table:
     table = Table(title="rows and bytes per table")
-    for name, justify in (("table", "left"), ("width", "right"), ("format", "left"), ("rows", "right")):
+    columns: tuple[tuple[str, JustifyMethod], ...] = (
+        ("table", "left"),
+        ("width", "right"),
+        ("format", "left"),
+        ("rows", "right"),
+    )
+    for name, justify in columns:
         table.add_column(name, justify=justify)
     for tier in ("L1 of one process", "L2 of the machine", "L3 on disk"):
         table.add_column(tier, justify="right")

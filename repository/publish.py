@@ -128,7 +128,8 @@ class Staging:
 
     def _clear(self) -> None:
         shutil.rmtree(self.root, ignore_errors=True)
-        self._lock.close()
+        if self._lock is not None:
+            self._lock.close()
 
     def folder(self, model: str) -> Path:
         """-> where a stage, or `recommend`, of this generation lies in the staging area."""

@@ -59,7 +59,9 @@ def compile_rules(
     if config.exploration:
         items["draw_rate"] = np.exp(_novelty(popularity) * config.exploration.novelty)
     items["blocked"] = np.isin(item_ids, [_wire_id("blocked_items", item_id, item_names) for item_id in config.blocked_items])
-    items["behind"] = OVER_CAP if config.price_cap is None else np.where(price > config.price_cap, TOO_DEAR, OVER_CAP)
+    items["behind"] = (
+        OVER_CAP if config.price_cap is None or price is None else np.where(price > config.price_cap, TOO_DEAR, OVER_CAP)
+    )
     if config.provider_floor:
         favoured = set(config.provider_floor.providers)
         items["in_floor_group"] = [name in favoured for name in provider] & ~items["blocked"]

@@ -15,7 +15,7 @@ import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from repository.models import Model, check_backends, content_of, read_repository, refuse_unservable_path
 from server import generations, health, keys, log, processes, updaters
@@ -93,7 +93,7 @@ class TritonServer:
         process, tag = self._launch(models)
         settings = {"threads": self.threads, "cache_mib": self.cache_bytes >> 20, "fixed": self.model_control == "none"}
         settings |= {"host": self.host, "no_http": not self.http}
-        facts = {"settings": settings, "content": content_of(self.repo), "owner": self._owner}
+        facts: dict[str, Any] = {"settings": settings, "content": content_of(self.repo), "owner": self._owner}
         self.state = ServerState(process.pid, tag, self.repo, self.log_path, self.ports, **facts)
         try:
             self.state.save(self.run_dir)

@@ -75,6 +75,6 @@ def listens(port: int, host: str = "localhost") -> bool:
 
 def _holder(port: int) -> str:
     for connection in psutil.net_connections("tcp"):
-        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+        if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port and connection.pid:
             return f"{psutil.Process(connection.pid).name()} (process {connection.pid})"
     return "a process of another user"

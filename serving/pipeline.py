@@ -25,7 +25,7 @@ from serving.stages.rerank import Rerank
 from serving.stages.retrieve import Retrieve
 
 Arrays = dict[str, np.ndarray]
-STAGE_TYPES = {"preprocess": Preprocess, "retrieve": Retrieve, "rank": Rank, "rerank": Rerank}
+STAGE_TYPES: dict[str, Any] = {"preprocess": Preprocess, "retrieve": Retrieve, "rank": Rank, "rerank": Rerank}
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
-COUNTER, GAUGE = "counter", "gauge"
+COUNTER: Final = "counter"
+GAUGE: Final = "gauge"
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ OBSERVE, UPSERT = LIVE_MODELS = ("observe", "upsert")  # an interaction happened
 NO_SEQUENCE = -1  # as `after`: the answer need not reflect any event
 
 
-NUMPY_DTYPES = {  # by Triton's name
+NUMPY_DTYPES: dict[str, np.dtype] = {  # by Triton's name
     "INT64": np.dtype(np.int64),
     "INT32": np.dtype(np.int32),
     "FP32": np.dtype(np.float32),
@@ -211,9 +211,12 @@ class ContextColumn:
     kind: str
 
     def tensor(self) -> TensorSpec:
-        dtype, fill = {"integer": ("INT64", MISSING_INT), "string": ("BYTES", b""), "continuous": ("FP32", float("nan"))}[
-            self.kind
-        ]
+        kinds: dict[str, tuple[str, int | float | bytes]] = {
+            "integer": ("INT64", MISSING_INT),
+            "string": ("BYTES", b""),
+            "continuous": ("FP32", float("nan")),
+        }
+        dtype, fill = kinds[self.kind]
         return TensorSpec(self.name, dtype, (1,), optional=True, fill=fill)
 
 

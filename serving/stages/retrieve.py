@@ -278,7 +278,8 @@ def listed_positions(index: Any) -> Iterator[np.ndarray]:
     """The item positions that a Faiss index answers with, list by list: int64 views of its memory."""
     if isinstance(index, faiss.IndexIDMap):
         yield faiss.vector_to_array(index.id_map)
-    elif lists := faiss.try_extract_index_ivf(index):
+    elif inverted := faiss.try_extract_index_ivf(index):
+        lists: Any = inverted
         for number in range(lists.nlist):
             if size := lists.invlists.list_size(number):
                 yield faiss.rev_swig_ptr(lists.invlists.get_ids(number), size)

@@ -33,11 +33,11 @@ def _of_lookups(name: str, table: TableMetrics) -> Iterator[Measurement]:
     counts = table.counts
     rows = {"l1": counts.l1_hits, "l2": counts.l2_hits, "l3": counts.l3_hits}
     others = {"perhaps_old": counts.perhaps_old, "default_late": counts.late, "default_unknown": counts.unknown}
-    for answer, value in {**rows, **others}.items():
-        yield _counter("rows", "Rows asked for, by what answered", value, table=name, answer=answer)
+    for answer, count in {**rows, **others}.items():
+        yield _counter("rows", "Rows asked for, by what answered", count, table=name, answer=answer)
     rates = {"l1": counts.l1_hit_rate, "l2": counts.l2_hit_rate, "l3": counts.l3_hit_rate, "all": counts.hit_rate}
-    for level, value in rates.items():
-        yield _gauge("hit_rate", "Share of the rows that reached a level and were there", value, table=name, level=level)
+    for level, rate in rates.items():
+        yield _gauge("hit_rate", "Share of the rows that reached a level and were there", rate, table=name, level=level)
     yield _gauge("default_rate", "Share of the rows answered by the default vector", counts.default_rate, table=name)
 
 

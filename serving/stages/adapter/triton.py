@@ -64,7 +64,7 @@ class Link:
 class StageModel:
     """Loads one stage from its version folder, or the whole chain from its subfolders, and answers batches of requests."""
 
-    kernel_types: tuple[type, ...]
+    kernel_types: tuple[Any, ...]
 
     def initialize(self, args: dict[str, str]) -> None:
         folder = Path(args["model_repository"]) / args["model_version"]
@@ -237,8 +237,8 @@ class Reporter:
 def check_config(spec: ModelSpec, config: dict[str, Any]) -> None:
     """Raises ArtifactError when config.pbtxt and `stage.json` disagree about a tensor."""
     for side, tensors in (("input", spec.inputs), ("output", spec.outputs)):
-        stated = {t["name"]: (t["data_type"], tuple(int(d) for d in t["dims"])) for t in config[side]}
-        needed = {t.name: (f"TYPE_{'STRING' if t.dtype == 'BYTES' else t.dtype}", t.dims) for t in tensors}
+        stated: dict[str, Any] = {t["name"]: (t["data_type"], tuple(int(d) for d in t["dims"])) for t in config[side]}
+        needed: dict[str, Any] = {t.name: (f"TYPE_{'STRING' if t.dtype == 'BYTES' else t.dtype}", t.dims) for t in tensors}
         for record in (t for t in tensors if isinstance(t, RecordSpec)):
             needed[record.parameter] = record.stated_fields
             if record.parameter in config["parameters"]:

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -129,8 +129,8 @@ class StringVocabulary:
         return cls(values, open_form(folder, f"{name}.rows", "int64", len(values)))
 
 
-VOCABULARIES = {"integers": IntegerVocabulary, "strings": StringVocabulary}
 Vocabulary = IntegerVocabulary | StringVocabulary
+VOCABULARIES: dict[str, type[Vocabulary]] = {"integers": IntegerVocabulary, "strings": StringVocabulary}
 
 
 class Encoded(NamedTuple):
@@ -165,9 +165,10 @@ class Plan:
         """Rows of the embedding table of each categorical and list column, by name."""
         return {column.name: column.n_rows for column in (*self.categorical, *self.lists)}
 
-    def __call__(self, columns: Mapping[str, np.ndarray | Ragged]) -> Encoded:
-        """Encode B rows. `columns` must hold every source this plan reads; others are ignored."""
-        n_rows = next((len(columns[column.source]) for column in (*self.categorical, *self.continuous)), 0)
+    def __call__(self, columns: Mapping[str, Any]) -> Encoded:
+        """Encode B rows, arrays, and a Ragged for each list column. `columns` must hold every source this plan reads; others are ignored."""
+        read: tuple[CategoryColumn | NumberColumn, ...] = (*self.categorical, *self.continuous)
+        n_rows = next((len(columns[column.source]) for column in read), 0)
         categorical = np.empty((n_rows, len(self.categorical)), np.int64)
         for position, column in enumerate(self.categorical):
             categorical[:, position] = self._category_rows(column, columns[column.source])
@@ -188,7 +189,11 @@ class Plan:
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        parts = {"categorical": self.categorical, "continuous": self.continuous, "lists": self.lists}
+        parts: dict[str, tuple[CategoryColumn | NumberColumn, ...]] = {
+            "categorical": self.categorical,
+            "continuous": self.continuous,
+            "lists": self.lists,
+        }
         layout = {"schema": 1, **{name: [asdict(column) for column in part] for name, part in parts.items()}}
         (folder / PLAN_FILE).write_text(json.dumps(layout, indent=1) + "\n")
         for name, vocabulary in self.vocabularies.items():

@@ -19,6 +19,6 @@ def on_gpu(index: Any, gpu: int) -> Any:
         return index
     resources = faiss.StandardGpuResources()
     resources.setTempMemory(SCRATCH_BYTES)
-    clone = faiss.index_cpu_to_gpu(resources, gpu, index)
+    clone: Any = faiss.index_cpu_to_gpu(resources, gpu, index)
     clone.resources = resources  # they must live as long as the index
     return clone

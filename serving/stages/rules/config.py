@@ -16,6 +16,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -174,7 +175,7 @@ def _check_pins(pins: tuple[Pin, ...]) -> None:
             )
 
 
-def _part(kind: type, values: object, key: str) -> object:
+def _part(kind: type, values: Any, key: str) -> Any:
     _check_keys(kind, values, key)
     try:
         return kind(**values)
@@ -194,7 +195,7 @@ def _keys(kind: type) -> str:
     return ", ".join(f.name for f in fields(kind))
 
 
-def _check_names(key: str, names: object) -> None:
+def _check_names(key: str, names: Any) -> None:
     listed = isinstance(names, Sequence) and not isinstance(names, str)
     if not listed or not names or not all(isinstance(name, str) for name in names):
         raise ConfigError(f'rules: {key} is {names!r}; expected a list of names such as ["brand"].')
@@ -205,7 +206,7 @@ def _check_item_id(key: str, value: object) -> None:
         _check_whole(key, value, at_least=0)
 
 
-def _check_whole(key: str, value: object, *, at_least: int, at_most: int | None = None) -> None:
+def _check_whole(key: str, value: Any, *, at_least: int, at_most: int | None = None) -> None:
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not whole or value < at_least or (at_most is not None and value > at_most):
         limits = f"of at least {at_least}" + (f" and at most {at_most}" if at_most is not None else "")
@@ -213,7 +214,7 @@ def _check_whole(key: str, value: object, *, at_least: int, at_most: int | None 
 
 
 def _check_number(
-    key: str, value: object, *, at_least: float | None = None, above: float | None = None, at_most: float | None = None
+    key: str, value: Any, *, at_least: float | None = None, above: float | None = None, at_most: float | None = None
 ) -> None:
     number = isinstance(value, int | float) and not isinstance(value, bool) and np.isfinite(value)
     fits = number and (

@@ -141,9 +141,10 @@ def decode_messages(payloads: Sequence[bytes | None], width: int) -> tuple[np.nd
     Raises as `decode_message` does.
     """
     header, row = _header(width), _row_dtype(width)
-    if not all(body and body[:HEADER_BYTES] == header and len(body) % row.itemsize == HEADER_BYTES for body in payloads):
+    sound = [body for body in payloads if body and body[:HEADER_BYTES] == header and len(body) % row.itemsize == HEADER_BYTES]
+    if len(sound) < len(payloads):
         keys, vectors = zip(*(decode_message(payload, width) for payload in payloads), strict=True)
         return np.concatenate(keys), np.concatenate(vectors), np.array([len(part) for part in keys])
-    rows = np.frombuffer(b"".join([body[HEADER_BYTES:] for body in payloads]), row)
-    counts = (np.array([len(body) for body in payloads]) - HEADER_BYTES) // row.itemsize
+    rows = np.frombuffer(b"".join([body[HEADER_BYTES:] for body in sound]), row)
+    counts = (np.array([len(body) for body in sound]) - HEADER_BYTES) // row.itemsize
     return check_keys(rows["key"].copy(), "update"), rows["vector"].astype(np.float32), counts

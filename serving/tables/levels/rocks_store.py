@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rocksdict import AccessType, BlockBasedOptions, Cache, MemtableFactory, Options, Rdict, SstFileWriter, WriteBatch
@@ -239,8 +240,8 @@ class RocksStore:
         if len(wanted) == 1:
             ((table, keys),) = wanted.items()
             if len(keys) <= KEYS_PER_READ:  # the usual miss: all that follows would take as long as half a read
-                values, intact = self._get(table, encode_keys(keys))
-                return {table: decode_vectors(values, self._widths[table])}, intact
+                stored, intact = self._get(table, encode_keys(keys))
+                return {table: decode_vectors(stored, self._widths[table])}, intact
         parts = [(table, chunk) for table, keys in wanted.items() for chunk in self._chunks(encode_keys(keys))]
         replies = self._wave.run(self._get, parts)
         values: dict[str, list[bytes | None]] = {table: [] for table in wanted}
@@ -256,7 +257,7 @@ class RocksStore:
 
     def _get(self, table: str, keys: list[bytes]) -> tuple[list[bytes | None], bool]:
         """Values of the keys, and whether all could be read. One damaged block must not cost the rows of the others."""
-        family = self._tables[table]
+        family: Any = self._tables[table]
         try:
             return [family.get(keys[0])] if len(keys) == 1 else family.get(keys), True
         except Exception:

@@ -198,7 +198,7 @@ class CompleteTable(SlotTable):
 
     @staticmethod
     def sections(n_rows: int, codec: RowCodec, rows_elsewhere: bool = False) -> Sections:
-        specs = {
+        specs: dict[str, tuple[np.dtype | type, tuple[int, ...]]] = {
             "header": (np.int64, (HEADER_WORDS,)),
             **Marks.specs(n_rows),
             "rows": (codec.dtype, (n_rows, codec.columns)),
@@ -271,7 +271,7 @@ class CachedTable(SlotTable):
     def sections(capacity: int, codec: RowCodec, direct_rows: int = 0) -> Sections:
         """For at least one set and about `capacity` slots. `direct_rows` > 0: keep the slot of each of that many keys."""
         capacity = max(capacity // WAYS, 1) * WAYS
-        specs = {
+        specs: dict[str, tuple[np.dtype | type, tuple[int, ...]]] = {
             "header": (np.int64, (HEADER_WORDS,)),
             **Marks.specs(capacity),
             "rows": (codec.dtype, (capacity, codec.columns)),
