@@ -200,10 +200,10 @@ class Staging:
             place_version(self.folder(name), folder)
             write_config(folder / CONFIG_FILE, stage_config(spec, serving[name], versions, warmup_rows=0))
         for name, spec in (specs if self.layout == "ensemble" else {ENSEMBLE: ensemble_spec(specs)}).items():
-            folder, versions = self.repository / name, {self.generation} if name == ENSEMBLE else {previous, self.generation}
+            folder, pinned = self.repository / name, {self.generation} if name == ENSEMBLE else {previous, self.generation}
             place_version(self.folder(name), folder)
             write_warmup(folder / "warmup", spec, warmup, rows)
-            write_config(folder / CONFIG_FILE, stage_config(spec, serving[name], sorted(versions), rows))
+            write_config(folder / CONFIG_FILE, stage_config(spec, serving[name], sorted(pinned), rows))
         if self.layout == "ensemble":
             place_version(self.folder(ENSEMBLE), self.repository / ENSEMBLE)
             write_config(self.repository / ENSEMBLE / CONFIG_FILE, ensemble_config(specs, self.generation, serving[ENSEMBLE]))

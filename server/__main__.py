@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -66,7 +66,7 @@ def start(
 
 def _start(repo: Path, ports: Ports, asked: Settings, timeout_s: float) -> None:
     """asked: None where nothing was asked for."""
-    settings = DEFAULTS | {name: value for name, value in asked.items() if value is not None}
+    settings: dict[str, Any] = DEFAULTS | {name: value for name, value in asked.items() if value is not None}
     running = _serving(repo, ports)
     if running and (lost := lost_stubs(running.pid)):
         typer.echo(f"starting again: {_lost(lost)}: {_line(running)}")
@@ -89,7 +89,7 @@ def _start(repo: Path, ports: Ports, asked: Settings, timeout_s: float) -> None:
         ready_timeout_s=timeout_s,
         run_dir=RUN_DIR,
     ).start()
-    typer.echo(f"ready: {_line(server.state)}")
+    typer.echo(f"ready: {_line(server.state)}")  # type: ignore[arg-type]  # started: it has one
 
 
 @app.command()

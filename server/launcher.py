@@ -91,7 +91,8 @@ class TritonServer:
         check_free(self.ports)
         check_memory(models)
         process, tag = self._launch(models)
-        settings = {"threads": self.threads, "cache_mib": self.cache_bytes >> 20, "fixed": self.model_control == "none"}
+        settings: dict[str, int | bool | str] = {"threads": self.threads, "cache_mib": self.cache_bytes >> 20}
+        settings["fixed"] = self.model_control == "none"
         settings |= {"host": self.host, "no_http": not self.http}
         facts: dict[str, Any] = {"settings": settings, "content": content_of(self.repo), "owner": self._owner}
         self.state = ServerState(process.pid, tag, self.repo, self.log_path, self.ports, **facts)

@@ -166,7 +166,7 @@ class Plan:
         return {column.name: column.n_rows for column in (*self.categorical, *self.lists)}
 
     def __call__(self, columns: Mapping[str, Any]) -> Encoded:
-        """Encode B rows, arrays, and a Ragged for each list column. `columns` must hold every source this plan reads; others are ignored."""
+        """Encode B rows: `columns` must hold every source this plan reads, a Ragged for list columns; others are ignored."""
         read: tuple[CategoryColumn | NumberColumn, ...] = (*self.categorical, *self.continuous)
         n_rows = next((len(columns[column.source]) for column in read), 0)
         categorical = np.empty((n_rows, len(self.categorical)), np.int64)

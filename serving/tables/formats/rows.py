@@ -28,7 +28,8 @@ def encode_vectors(vectors: np.ndarray) -> list[bytes]:
 def decode_vectors(values: Sequence[bytes | None], width: int) -> tuple[np.ndarray, np.ndarray | None]:
     """N stored values, None where the database has none -> (float32 [N, D], zeros where missing; bool [N] found, None: all)."""
     if None not in values and set(map(len, values)) == {4 * width}:  # type: ignore[arg-type]
-        return np.frombuffer(b"".join(values), FLOAT32)  # type: ignore[arg-type].reshape(-1, width), None
+        joined = b"".join(values)  # type: ignore[arg-type]
+        return np.frombuffer(joined, FLOAT32).reshape(-1, width), None
     found = np.fromiter((value is not None for value in values), bool, len(values))
     wrong = next((value for value in values if value is not None and len(value) != 4 * width), None)
     if wrong is not None:

@@ -14,10 +14,12 @@ from serving.tables.levels.breaker import Breaker
 Found = dict[str, tuple[np.ndarray, np.ndarray | None]]  # table -> (float32 [N, D]; bool [N] found, None: all)
 
 
-class Store(Protocol):
-    def read(self, wanted: dict[str, np.ndarray]) -> tuple[Found, bool]: ...
-
+class Closable(Protocol):
     def close(self) -> None: ...
+
+
+class Store(Closable, Protocol):
+    def read(self, wanted: dict[str, np.ndarray]) -> tuple[Found, bool]: ...
 
 
 class Level:
@@ -26,9 +28,9 @@ class Level:
     The first call waits while the store is opened. Later ones never do, as that may mean to fill a database again.
     """
 
-    def __init__(self, name: str, open_store: Callable[[], Store]) -> None:
+    def __init__(self, name: str, open_store: Callable[[], Closable]) -> None:
         self.name, self._open_store = name, open_store
-        self.store: Store | None = None
+        self.store: Any = None
         self.breaker = Breaker()
         self._changing = threading.Lock()
         self._tried = self._reopening = False
@@ -51,7 +53,7 @@ class Level:
         self.breaker.succeeded()
         return result
 
-    def _opened(self) -> Store | None:
+    def _opened(self) -> Any:
         """None while it is being opened again."""
         with self._changing:
             if self.store is None and not self._tried:
@@ -76,7 +78,7 @@ class Level:
         if store is not None:  # nobody wants it any more
             store.close()
 
-    def _drop(self, store: Store | None) -> None:
+    def _drop(self, store: Closable | None) -> None:
         """Close the store that failed, if no other thread has."""
         with self._changing:
             if store is None or self.store is not store:

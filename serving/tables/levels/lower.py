@@ -89,7 +89,7 @@ class LowerLevels:
         """Map the shared rows if they are not; False while there is no room for them."""
         return self.shared.store is not None or self.shared.use(lambda _: (None, True))[1]
 
-    def _attach(self) -> Store:
+    def _attach(self) -> SharedFolder:
         folder = SharedFolder(shared_root(self.config), self.config.arena)
         try:
             opened = open_shared(folder.path, self.config.tables)

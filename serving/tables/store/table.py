@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -28,8 +29,11 @@ L1_INDEX_SHARE = 1.0  # L1 exists for speed
 SHARED_MEMORY = "/dev/shm"
 SECTIONS_VERSION = 2  # part of the files' names: what other code laid out otherwise is never mapped
 
-# (int64 [N] keys, out float32 [N, D] or None) -> (float32 [N, D], anything where missing; bool [N] missing or None)
-ReadRows = Callable[[np.ndarray, np.ndarray | None], tuple[np.ndarray, np.ndarray | None]]
+
+class ReadRows(Protocol):
+    def __call__(self, keys: np.ndarray, out: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray | None]:
+        """int64 [N] keys, float32 [N, D] to write into -> (float32 [N, D], anything where missing; bool [N] missing or None)."""
+        ...
 
 
 def l1_sections(config: TableConfig) -> Sections:
@@ -105,11 +109,17 @@ class SharedTable:
         block = SharedBlock(folder / f"{config.name}-{layout}", ring.nbytes + has_l2 * slots.nbytes, initialise)
         self.lock = block.lock
         self.ring = UpdateRing(ring, block.view)
-        base, self.slots = block.view[ring.nbytes :], None
+        base = block.view[ring.nbytes :]
+        self.slots: CompleteTable | CachedTable | None = None
         if config.complete:
             self.slots = CompleteTable(block, slots, self.codec, base, side_by_side.rows_of(config.name))
         elif has_l2:
             self.slots = CachedTable(block, slots, self.codec, base)
+
+    @property
+    def complete_slots(self) -> CompleteTable:
+        """Return L2 of a table that is wholly in it."""
+        return cast(CompleteTable, self.slots)
 
     def promote(self, keys: np.ndarray, vectors: np.ndarray, position: int) -> None:
         """Take in rows (float32 [N, D]) read below L2, unless they were updated since the ring stood at `position`."""
@@ -130,7 +140,7 @@ class SharedTable:
         with self.slots.writing():  # together: who inserts an old row meanwhile must find either the new one or its notice
             # The ring tells of rows before L2 shows them, and while it shows no older ones: an updater that dies in the middle
             # leaves places in L2 empty, and what was there for a moment is in the ring. Readers wait for these places.
-            tell = partial(self.ring.publish, rows.keys, stored)
+            tell: Callable[[], None] = partial(self.ring.publish, rows.keys, stored)
             if len(rows) <= self.ring.most_staged:
                 self.ring.stage(rows.keys, stored)
                 tell = self.ring.show
@@ -192,6 +202,9 @@ class TieredTable:
         self.found = self.lacked = 0  # rows that the first level had, and had not; neither ever falls
         self.codec = RowCodec(config.row_format, config.width)
         self.default = np.broadcast_to(np.asarray(config.default, np.float32), (config.width,))
+        self.l1: HotRows | None
+        self.shared: SharedTable | None
+        self.read_top: ReadRows  # what the first level gives
         self.detach()
 
     def attach(self, shared: SharedTable) -> None:
@@ -203,9 +216,8 @@ class TieredTable:
             self.read_top = shared.slots.read
 
     def detach(self) -> None:
-        self.l1: HotRows | None = None
-        self.shared: SharedTable | None = None
-        self.read_top: ReadRows = self._read_nothing  # what the first level gives
+        self.l1 = self.shared = None
+        self.read_top = self._read_nothing
 
     @property
     def warm(self) -> bool:
@@ -216,7 +228,7 @@ class TieredTable:
     @property
     def whole(self) -> bool:
         """L2 has every row: L3 is not asked."""
-        return self.config.complete and self.shared is not None and self.shared.slots.whole
+        return self.config.complete and self.shared is not None and self.shared.complete_slots.whole
 
     def _read_nothing(self, keys: np.ndarray, out: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray | None]:
         vectors = np.empty((len(keys), self.config.width), np.float32) if out is None else out

@@ -11,6 +11,7 @@ The meaning is HPS's. A threshold above 1 waits for every miss: answers equal a 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -130,7 +131,7 @@ class Tiers:
         blocks = [None if table.l1 or table.shared is None else table.shared.side_by_side for table in tables]
         if not blocks or None in blocks or any(block is not blocks[0] for block in blocks):
             return None
-        self._side_by_side[names] = SideBySide(blocks[0], names, [table.shared.slots for table in tables])
+        self._side_by_side[names] = SideBySide(blocks[0], names, [table.shared.complete_slots for table in tables])
         return self._side_by_side[names]
 
     def _read_top(self, name: str, rows: np.ndarray, out: np.ndarray | None) -> tuple[np.ndarray, _Miss | None]:
@@ -225,16 +226,16 @@ class Tiers:
         counts.unknown += int(by_level[NOWHERE])
 
     # --- behind the answer --------------------------------------------------------------------------------------------------
-    def _later(self, piece: dict[str, Fetched | np.ndarray], soon: bool = False) -> None:
+    def _later(self, piece: Mapping[str, Fetched | np.ndarray], soon: bool = False) -> None:
         """{table: rows that were waited for, or int64 [U] keys that were not}"""
         self._misses.insertions_dropped += not self._background.submit(piece, soon)
 
-    def _work(self, pieces: list[dict[str, Fetched | np.ndarray]]) -> None:
+    def _work(self, pieces: list[Mapping[str, Fetched | np.ndarray]]) -> None:
         rows: dict[str, list[Fetched]] = {}
         for piece in pieces:
             late = {name: keys for name, keys in piece.items() if not isinstance(keys, Fetched)}
-            read = self._lower.fetch(late)[0] if late else piece
-            for name, part in read.items():
+            ready = {name: part for name, part in piece.items() if isinstance(part, Fetched)}
+            for name, part in (self._lower.fetch(late)[0] if late else ready).items():
                 rows.setdefault(name, []).append(part)
         for name, parts in rows.items():
             most = max(self._together(name), *(len(part.keys) for part in parts))

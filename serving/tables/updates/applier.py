@@ -38,7 +38,8 @@ class Backlog:
     def __init__(
         self, level: Level, tables: Iterable[str], adopt: Callable[[Any], None], lost: Callable[[Any], None] = lambda _: None
     ) -> None:
-        self.level, self._adopt, self._adopted, self._lost = level, adopt, None, lost
+        self.level, self._adopt, self._lost = level, adopt, lost
+        self._adopted: RocksStore | RedisStore | None = None
         self._to_set: dict[tuple[str, int], int] = {}  # by table and partition of the log
         self.restart({table: nothing_reached() for table in tables})
 

@@ -259,7 +259,7 @@ class Updater:
                 # What has been applied, not what will have been consumed when the request leaves.
                 applied = [partition for partition in self._consumer.position(list(self._assigned)) if partition.offset >= 0]
                 if applied:
-                    self._consumer.commit(offsets=applied, asynchronous=not wait)
+                    self._consumer.commit(offsets=applied, asynchronous=not wait)  # type: ignore[call-overload]
                 self._uncommitted = 0
             except KafkaException as error:
                 self._on_commit(error, [])
