@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 import pytest
@@ -47,7 +48,7 @@ from tests.unit.small_shops import export
 from training.dataset import load_dataset, split_by_time
 from training.evaluation.baselines import GRIDS, evaluate
 from training.evaluation.problem import TEST_SHARE, problem_of
-from training.models.train_ranker import RankerSettings
+from training.models.train_ranker import Ranker, RankerSettings, rank_scores_of, train_ranker
 
 DATA = "synthetic:tiny"
 QUIET = Console(quiet=True)
@@ -61,6 +62,16 @@ class Context:
         train, _ = split_by_time(self.dataset.interactions, TEST_SHARE)
         part = replace(self.dataset, interactions=train)
         self.repo = export(folder, part, ranker={"distilled": False, "width": 16})
+
+    @cached_property
+    def work(self) -> compression.Workload:
+        return compression.make_workload(self.dataset, lambda _: None)
+
+    @cached_property
+    def ranker(self) -> Ranker:
+        """A ranker taught for one epoch."""
+        work = self.work
+        return train_ranker(work.teaching, work.validation, work.tables, RankerSettings(epochs=1), report=lambda _: None)
 
 
 @pytest.fixture(scope="module")
@@ -110,10 +121,22 @@ def smoke_cache(context: Context) -> list[Figure]:
     return cache.measure_hit_rates(stretch) + cache.measure_warming(stretch, context.repo, 86_400)
 
 
+def smoke_compression(context: Context) -> list[Figure]:
+    """The network as taught, as it is served and in int8."""
+    work, folder = context.work, context.folder / "networks"
+    folder.mkdir()
+    taught = compression.export_variant("as taught", context.ranker, work, folder)
+    variants = [taught, compression.quantise(taught, work, folder)]
+    latencies_us = compression.measure_latencies(variants, work)
+    rows = [compression.measure_quality(variant, work, us) for variant, us in zip(variants, latencies_us, strict=True)]
+    return compression.figures_of(rows)
+
+
 def smoke_row_widths(context: Context) -> list[Figure]:
-    """One way to store the rows, taught for one epoch, against itself."""
-    work = compression.make_workload(context.dataset, lambda _: None)
-    taught = row_widths.train_seeds(work, "all rows of 16", RankerSettings(epochs=1), 1, lambda _: None)
+    """One way to store the rows, against itself."""
+    qualities = compression.measure_qualities(rank_scores_of(context.ranker, context.work.test), context.work)
+    n_bytes = row_widths.bytes_of(context.ranker, context.work)
+    taught = row_widths.Taught("all rows of 16", n_bytes, [qualities, qualities])
     return row_widths.figures_of(taught, taught)
 
 
@@ -164,7 +187,7 @@ def smoke_tiers_updates(context: Context) -> list[Figure]:
 SMOKE: dict[str, Callable[[Context], list[Figure]]] = {
     "cache": smoke_cache,
     "cache_policy": lambda context: cache_policy.measure(1_000, 4_000, [DATA], context.rng),
-    "compression": lambda context: compression.measure(context.dataset, lambda _: None),
+    "compression": smoke_compression,
     "growth": smoke_growth,
     "merlin": smoke_merlin,
     "overhead": smoke_overhead,
