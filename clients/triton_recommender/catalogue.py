@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from triton_recommender.errors import CatalogueError
 from triton_recommender.folder import pinned_generation, published_folder, read_json, read_names, read_published_items
@@ -105,6 +105,10 @@ class Catalogue:
         exclude = self._items("exclude", query.exclude, notices)
         return Query(user_id, history, exclude, query.context, query.after), tuple(notices)
 
+    @overload
+    def user_id(self, user: int | str) -> int | str: ...
+    @overload
+    def user_id(self, user: None) -> None: ...
     def user_id(self, user: int | str | None) -> int | str | None:
         """Return the id of a user: a text that cannot be one comes back as it is."""
         return self._id(user, self.user_names, self._known_users)

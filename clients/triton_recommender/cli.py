@@ -215,7 +215,7 @@ def parse_pairs(pairs: list[str], option: str) -> dict[str, str]:
 
 
 def degraded_names(answer: Recommendations | Health) -> list[str]:
-    return [flag.name.lower() for flag in answer.degraded]
+    return [str(flag.name).lower() for flag in answer.degraded]
 
 
 def answer_as_dict(user_id: str | None, answer: Recommendations, names: Catalogue | None) -> dict:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from threading import Lock
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -189,11 +189,12 @@ class Endpoints(_Endpoints):
 
     def _hedge(self, call: Call) -> dict[str, np.ndarray]:
         started_s = time.monotonic()
-        pending = {self._threads.submit(self._infer, call)}
+        threads = cast(ThreadPoolExecutor, self._threads)  # there where requests are hedged
+        pending = {threads.submit(self._infer, call)}
         done, pending = wait(pending, self._policy.hedge_after_s)
         if not done:
             left_s = None if call.timeout_s is None else max(call.timeout_s - (time.monotonic() - started_s), 1e-3)
-            pending.add(self._threads.submit(self._infer, replace(call, timeout_s=left_s), 1))
+            pending.add(threads.submit(self._infer, replace(call, timeout_s=left_s), 1))
         while True:
             for future in done:
                 if future.exception() is None or not pending:

@@ -37,7 +37,7 @@ def encode_events(events: Sequence[Event], model: ModelDescription) -> dict[str,
     return tensors | encode_values(rows, wanted) | encode_context([event.context for event in events], columns)
 
 
-def encode_upsert(kind: str, record_id: int, columns: Mapping[str, object]) -> dict[str, np.ndarray]:
+def encode_upsert(kind: str, record_id: int | str, columns: Mapping[str, object]) -> dict[str, np.ndarray]:
     """Return the input tensors [1, 1] of `upsert`. columns: of the data set, as JSON can say them. Raises InvalidRequest."""
     if kind not in KINDS:
         raise InvalidRequest(f"kind is {kind!r}; expected one of {', '.join(KINDS)}.")

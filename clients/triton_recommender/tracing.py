@@ -11,7 +11,7 @@ from contextlib import contextmanager
 try:
     from opentelemetry import propagate, trace
 except ImportError:
-    trace = None
+    trace = None  # type: ignore[assignment]
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from triton_recommender.tensors import ANONYMOUS, FROM_STORE, MISSING_INT, PAD_I
 
 INT64 = np.iinfo(np.int64)
 NUMPY_DTYPES = {"INT64": np.int64, "FP32": np.float32, "BYTES": np.object_}
-_MISSING = {"INT64": MISSING_INT, "FP32": float("nan"), "BYTES": b""}
+_MISSING: dict[str, int | float | bytes] = {"INT64": MISSING_INT, "FP32": float("nan"), "BYTES": b""}
 _WANTED = {"INT64": "a whole number", "FP32": "a number", "BYTES": "text"}
 _OWN_INPUTS = ("user_id", "history", "exclude", "after")
 

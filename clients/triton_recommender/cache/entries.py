@@ -6,6 +6,7 @@ applied to what the server, or the cache, gave.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ class Key(NamedTuple):
     question: bytes  # [DIGEST_BYTES] of all input tensors and the sizes of the model
 
 
-def keys_of(inputs: dict[str, np.ndarray], model: ModelDescription) -> list[Key]:
+def keys_of(inputs: Mapping[str, np.ndarray], model: ModelDescription | None) -> list[Key]:
     """Input tensors [B, …] -> a key for each user."""
     names = sorted(inputs)
     sizes = repr((model, [(name, inputs[name].dtype.str) for name in names])).encode()

@@ -64,7 +64,7 @@ class Names:
 
     def _load(self) -> Catalogue:
         try:
-            return Catalogue.load(self._source)
+            return Catalogue.load(self._source) if self._source else Catalogue()
         except CatalogueMissing:
             return Catalogue()
 
@@ -76,7 +76,8 @@ def follow_topic(
     from confluent_kafka import Consumer, KafkaException  # only who follows a topic needs it
 
     settings = {"bootstrap.servers": brokers, "group.id": "recommendation-cache", "enable.auto.commit": False, "log_level": 0}
-    consumer, assigned, looked_s = Consumer(settings), set(), float("-inf")
+    consumer, looked_s = Consumer(settings), float("-inf")
+    assigned: set[int] = set()
     try:
         while not stop.is_set():
             if time.monotonic() - looked_s > (LOOK_S if assigned else RETRY_S):
@@ -114,7 +115,7 @@ def _assign(consumer, topic: str, assigned: set[int], ttl_s: float) -> None:
 
 def _field(message: bytes | None, field: str, names: Names) -> int | None:
     try:
-        return names.id_of(json.loads(message)[field])
+        return names.id_of(json.loads(message or b"")[field])
     except (TypeError, ValueError, KeyError, IndexError):
         return None
 

@@ -13,6 +13,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from triton_recommender.breaker import Breaker
 from triton_recommender.cache.base import Cache, Entry, Found
@@ -57,7 +58,8 @@ class RedisCache(Cache):
         try:
             replies = self._reading(self._redis.pipeline(transaction=False), keys, generation, tokens).execute()
         except self._failures as error:
-            return self._failed(error)
+            self._failed(error)
+            return None
         return self._found(keys, tokens, replies)
 
     def write(self, entries: Sequence[Entry]) -> None:
@@ -85,7 +87,8 @@ class RedisCache(Cache):
         try:
             replies = await self._reading(self._async_redis.pipeline(transaction=False), keys, generation, tokens).execute()
         except self._failures as error:
-            return self._failed(error)
+            self._failed(error)
+            return None
         return self._found(keys, tokens, replies)
 
     async def write_async(self, entries: Sequence[Entry]) -> None:
@@ -129,7 +132,7 @@ class RedisCache(Cache):
             pipeline.unlink(self._token_key(user_id))
         return pipeline
 
-    def _found(self, keys: Sequence[Key], tokens: list[bytes], replies: list[bytes | None]) -> Found:
+    def _found(self, keys: Sequence[Key], tokens: list[bytes], replies: list[Any]) -> Found:
         """replies: the token that was there and the value, for each key."""
         self._breaker.record_success()
         tokens = [there or new for there, new in zip(replies[::2], tokens, strict=True)]
@@ -179,7 +182,7 @@ def _connections(url: str, timeout_s: float) -> tuple:
     from redis.backoff import NoBackoff
     from redis.retry import Retry
 
-    settings = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
+    settings: dict[str, Any] = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
     try:
         blocking = Redis.from_url(url, retry=Retry(NoBackoff(), 0), **settings)
         awaiting = AsyncRedis.from_url(url, retry=AsyncRetry(NoBackoff(), 0), **settings)

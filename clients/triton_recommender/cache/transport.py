@@ -58,9 +58,10 @@ class _Caching:
             outputs = yield from self._ask(call, left, started_s)
             for place, row in enumerate(left):
                 answers[row] = row_of(outputs, place)
-        if len({(int(answer["generation"][0, 0]), answer["item_ids"].shape) for answer in answers}) > 1:
+        rows = [answer for answer in answers if answer is not None]  # all of them, by now
+        if len({(int(answer["generation"][0, 0]), answer["item_ids"].shape) for answer in rows}) > 1:
             return (yield from self._ask(call, range(len(keys)), started_s))  # the server moved meanwhile
-        return joined(answers)
+        return joined(rows)
 
     def _generation(self, call: Call) -> Steps:
         """-> the one that answers; None when nobody says: then the server is asked, and says what is wrong with it."""
