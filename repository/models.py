@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from google.protobuf import text_format
@@ -56,8 +57,10 @@ class Model:
 
 
 def read_config(path: Path) -> model_config_pb2.ModelConfig:
+    """Return the model configuration in a file, as a message of the caller's own. Raises ArtifactError."""
+    config = model_config_pb2.ModelConfig()
     try:
-        return text_format.Parse(path.read_text(), model_config_pb2.ModelConfig())
+        config.CopyFrom(parse_config(path.read_text()))
     except FileNotFoundError:
         raise ArtifactError(
             f"{path} is missing; every folder in a repository is a model and needs one. Move a folder that is none out of "
@@ -67,6 +70,12 @@ def read_config(path: Path) -> model_config_pb2.ModelConfig:
         raise ArtifactError(
             f"{path} is not a model configuration: {error}. Publish the repository again with `make export`."
         ) from error
+    return config
+
+
+@lru_cache(maxsize=128)  # a check reads the config of a model up to ten times, and parsing is most of what it costs
+def parse_config(text: str) -> model_config_pb2.ModelConfig:
+    return text_format.Parse(text, model_config_pb2.ModelConfig())
 
 
 def write_config(path: Path, config: model_config_pb2.ModelConfig) -> None:
