@@ -29,8 +29,8 @@ def bench(server, tmp_path):
     return new_bench(site_of(server.state), "test", tmp_path / "run")
 
 
-@pytest.mark.parametrize("model", [ENSEMBLE, *STAGES])
-def test_perf_analyzer_measures_the_ensemble_and_each_stage(bench, model):
+@pytest.mark.parametrize("model", [ENSEMBLE, "rank"])
+def test_perf_analyzer_measures_the_ensemble_and_a_stage(bench, model):
     level = bench.add_closed(model, "grpc", "concurrency", 4, WINDOW_S)
     asked = set(STAGES) | {ENSEMBLE} if model == ENSEMBLE else {model}
     assert level.stages.keys() == asked
@@ -52,9 +52,8 @@ def test_other_transports_and_a_request_rate(bench, transport, mode, value):
     assert level.stages["rerank"].failed == 0
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_each_stage_is_swept_over_every_transport_and_by_rate(bench, stage):
-    said = []
+def test_a_stage_is_swept_over_every_transport_and_by_rate(bench):
+    stage, said = "retrieve", []
     sweep.sweep_stage(bench, stage, WINDOW_S, said.append)
     loads = {(level.transport, level.mode) for level in bench.run.closed}
     assert loads == {(transport, "concurrency") for transport in ("grpc", "http", "grpc+shm")} | {("grpc", "request_rate")}

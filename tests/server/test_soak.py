@@ -1,4 +1,4 @@
-"""Updates, evictions and SIGKILLs for 40 s (experiments/soak.py): no row is torn, mixed up, stale or lost."""
+"""Updates, evictions and SIGKILLs for 20 s (experiments/soak.py): no row is torn, mixed up, stale or lost."""
 
 import json
 import signal
@@ -12,7 +12,7 @@ import psutil
 from server.environment import PROJECT
 from serving.tables.store.memory import ARENA_PREFIX
 
-SECONDS = 40
+SECONDS = 20
 
 
 def test_every_served_row_is_one_that_may_be_served_then(tmp_path):
@@ -23,7 +23,7 @@ def test_every_served_row_is_one_that_may_be_served_then(tmp_path):
     figures = {figure["figure"]: figure["value"] for figure in json.loads(done.stdout.splitlines()[-1])["figures"]}
     assert figures["wrong rows"] == figures["instances that failed"] == 0, done.stdout
     assert min(figures["look-ups"], figures["rows published"]) > 1_000
-    assert figures["kills"] >= 5
+    assert figures["kills"] >= 3
 
 
 def test_told_to_stop_it_ends_the_processes_that_it_started():
