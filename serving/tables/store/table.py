@@ -32,7 +32,7 @@ SECTIONS_VERSION = 2  # part of the files' names: what other code laid out other
 
 class ReadRows(Protocol):
     def __call__(self, keys: np.ndarray, out: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray | None]:
-        """int64 [N] keys, float32 [N, D] to write into -> (float32 [N, D], anything where missing; bool [N] missing or None)."""
+        """Read rows of int64 [N] keys into float32 [N, D]. Return them, and bool [N] which are missing (None: no row is)."""
         ...
 
 
