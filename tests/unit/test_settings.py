@@ -6,7 +6,7 @@ from export.build import ranking_settings
 from export.settings import Settings, read_settings
 from export.settings_doc import DOCUMENT, settings_doc
 from serving.contract.errors import ConfigError
-from serving.contract.tensors import ENSEMBLE, STAGES
+from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
 from training.models.cold_rows import ColdRows
 
 
@@ -18,7 +18,7 @@ def read(tmp_path, text):
 
 def test_nothing_waits_by_default():
     serving = read_settings(None).serving_of()
-    assert serving.keys() == {*STAGES, ENSEMBLE}
+    assert serving.keys() == {*STAGES, *LIVE_MODELS, ENSEMBLE}
     assert {serving[name].queue_delay_us for name in serving} == {0}
 
 
