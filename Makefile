@@ -17,6 +17,9 @@ CONFIG ?=
 GRPC_PORT ?= 8001
 HTTP_PORT ?= 8000
 METRICS_PORT ?= 8002
+GATEWAY_PORT ?= 8080
+# settings of the gateway (docs/gateway.md); empty = the defaults
+GATEWAY_CONFIG ?=
 # address the server listens at: this machine only, or 0.0.0.0 for everybody who reaches it. Not taken from the environment, where
 # some shells put the machine's name
 HOST = 127.0.0.1
@@ -31,6 +34,9 @@ USERS ?= $(if $(filter online-retail,$(DATA)),17850 12583 14911 999999999)
 # a port set by the caller narrows `make stop` to that server; without one it stops all that were started here
 ONE_SERVER = $(if $(filter-out file,$(origin GRPC_PORT)),--grpc-port $(GRPC_PORT))
 as_name = $(subst =,-,$(subst :,_,$(subst /,_,$(1))))
+# a server runs without a gateway where nobody chose its port and that port is taken
+GATEWAY_OPTIONS = --gateway-port $(GATEWAY_PORT) $(if $(GATEWAY_CONFIG),--gateway-config $(GATEWAY_CONFIG)) \
+	$(if $(filter file,$(origin GATEWAY_PORT)),--gateway-optional)
 # only where the caller chose: a server that runs with another address is then named instead of kept
 HOST_OPTION = $(if $(filter command,$(origin HOST)),--host $(HOST))
 # written by a finished export; `make run` exports again with other variables, newer settings, data or code, or without the repository
@@ -41,7 +47,7 @@ SOURCES = requirements/export.txt $(CONFIG) $(shell find export repository train
 
 help: ## list the commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
-	@echo "  variables: DATA=$(DATA) PROFILE=$(PROFILE) LAYOUT=$(LAYOUT) REPO=$(REPO) GRPC_PORT=$(GRPC_PORT) HTTP_PORT=$(HTTP_PORT) METRICS_PORT=$(METRICS_PORT) HOST=$(HOST)"
+	@echo "  variables: DATA=$(DATA) PROFILE=$(PROFILE) LAYOUT=$(LAYOUT) REPO=$(REPO) GRPC_PORT=$(GRPC_PORT) HTTP_PORT=$(HTTP_PORT) METRICS_PORT=$(METRICS_PORT) GATEWAY_PORT=$(GATEWAY_PORT) HOST=$(HOST)"
 
 setup: ## on a fresh machine: apt packages and .venv (PYTHON=/path/to/python: CPython 3.11 or 3.12; without one, uv downloads it)
 	@./setup.sh
@@ -67,8 +73,8 @@ $(EXPORTED): $(if $(wildcard $(REPO)/recommend),$(SOURCES),missing)
 .PHONY: missing
 missing:
 
-serve: setup ## tritonserver on a repository, returns when every model is ready: REPO=… GRPC_PORT=… HTTP_PORT=… METRICS_PORT=… HOST=…
-	@$(PY) -m server start --repo $(REPO) --grpc-port $(GRPC_PORT) --http-port $(HTTP_PORT) --metrics-port $(METRICS_PORT) $(HOST_OPTION)
+serve: setup ## tritonserver and gateway on a repository, returns when every model is ready: REPO=… GRPC_PORT=… HTTP_PORT=… METRICS_PORT=… GATEWAY_PORT=… HOST=…
+	@$(PY) -m server start --repo $(REPO) --grpc-port $(GRPC_PORT) --http-port $(HTTP_PORT) --metrics-port $(METRICS_PORT) $(HOST_OPTION) $(GATEWAY_OPTIONS)
 
 stop: ## stop the servers that make run or make serve started (GRPC_PORT=… stops that one)
 	@if [ -x $(PY) ]; then $(PY) -m server stop $(ONE_SERVER); else echo "nothing to stop: .venv does not exist"; fi

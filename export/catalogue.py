@@ -10,14 +10,33 @@ import pandas as pd
 
 from training.dataset import Dataset
 
+POPULAR_ITEMS = 200
+POPULAR_DAYS = 28
+DAY_S = 86_400
+
 
 def write_catalogue(folder: Path, dataset: Dataset) -> None:
-    """item_ids.npy int64 [n_items] ascending, item_titles.json in the same order; names of text ids as {name: id}."""
+    """item_ids.npy int64 [n_items] ascending, item_titles.json in the same order; names of text ids as {name: id}.
+
+    popular.json: ids of the most popular items, best first, which a gateway answers with when no server does
+    """
     np.save(folder / "item_ids.npy", dataset.items["item_id"].to_numpy())
     titles = [title if isinstance(title, str) else "" for title in dataset.items["title"]]
     (folder / "item_titles.json").write_text(json.dumps(titles, ensure_ascii=False))
+    (folder / "popular.json").write_text(json.dumps(popular_items(dataset, POPULAR_ITEMS)))
     _write_names(folder / "item_names.json", dataset.item_names)
     _write_names(folder / "user_names.json", dataset.user_names)
+
+
+def popular_items(dataset: Dataset, count: int) -> list[int]:
+    """Return available items by falling number of users with a positive event in the log's last days, then in all of it."""
+    log = dataset.interactions[dataset.interactions["positive"]]
+    recent = log[log["timestamp"] > log["timestamp"].max() - POPULAR_DAYS * DAY_S]
+    items = dataset.items.loc[dataset.items["available"].astype(bool), ["item_id"]]
+    for name, part in (("recent", recent), ("ever", log)):
+        items[name] = items["item_id"].map(part.groupby("item_id")["user_id"].nunique()).fillna(0)
+    ordered = items.sort_values(["recent", "ever", "item_id"], ascending=[False, False, True])
+    return ordered["item_id"].head(count).tolist()
 
 
 def _write_names(path: Path, names: pd.DataFrame | None) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from repository.generations import published_generations
 from repository.models import content_of
-from server import launcher
+from server import gateway, launcher
 from server.condition import examine
 from server.environment import MEASURED_DIR, RUN_DIR
 from server.generations import served_generation
@@ -51,6 +51,11 @@ def start(
         typer.Option(help=f"address to listen at (default {LOOPBACK}: this machine only; 0.0.0.0: everybody who reaches it)"),
     ] = None,
     no_http: Annotated[bool, typer.Option("--no-http", help="answer over gRPC only, where something else faces HTTP")] = False,
+    gateway_port: Annotated[int, typer.Option(help="port of the REST gateway, on this machine only; 0: no gateway")] = 0,
+    gateway_config: Annotated[Path | None, typer.Option(help="settings of the gateway (docs/gateway.md)")] = None,
+    gateway_optional: Annotated[
+        bool, typer.Option("--gateway-optional", help="only note it when the gateway cannot start, and serve without")
+    ] = False,
     timeout_s: Timeout = READY_TIMEOUT_S,
 ) -> None:
     """Start in the background; returns when every model is ready. A server that already serves this repository is kept.
@@ -61,10 +66,27 @@ def start(
     ports = Ports(grpc_port, http_port, metrics_port)
     with starting(RUN_DIR, grpc_port):  # a second command then finds what the first one started
         flags = {"fixed": fixed or None, "no_http": no_http or None}
-        _start(repo, ports, {"threads": threads, "cache_mib": cache_mib, "host": host} | flags, timeout_s)
+        state = _start(repo, ports, {"threads": threads, "cache_mib": cache_mib, "host": host} | flags, timeout_s)
+        if gateway_port:
+            _start_gateway(state, gateway_port, gateway_config, gateway_optional)
 
 
-def _start(repo: Path, ports: Ports, asked: Settings, timeout_s: float) -> None:
+def _start_gateway(state: ServerState, port: int, config: Path | None, optional: bool) -> None:
+    try:
+        state = gateway.follow(state, port, str(config.resolve()) if config else "", RUN_DIR)
+    except ServerError as error:
+        if not optional:
+            raise
+        typer.echo(f"note: {error}", err=True)
+        return
+    typer.echo(f"gateway: {_gateway_url(state)}")
+
+
+def _gateway_url(state: ServerState) -> str:
+    return f"http://{LOOPBACK}:{state.settings['gateway_port']}"
+
+
+def _start(repo: Path, ports: Ports, asked: Settings, timeout_s: float) -> ServerState:
     """asked: None where nothing was asked for."""
     settings: dict[str, Any] = DEFAULTS | {name: value for name, value in asked.items() if value is not None}
     running = _serving(repo, ports)
@@ -77,7 +99,7 @@ def _start(repo: Path, ports: Ports, asked: Settings, timeout_s: float) -> None:
         settings |= running.settings  # a server that cannot follow is started again as it was
         if _follows(running):
             typer.echo(f"already running: {_line(running)}")
-            return
+            return running
     server = TritonServer(
         repo,
         ports,
@@ -89,7 +111,9 @@ def _start(repo: Path, ports: Ports, asked: Settings, timeout_s: float) -> None:
         ready_timeout_s=timeout_s,
         run_dir=RUN_DIR,
     ).start()
-    typer.echo(f"ready: {_line(server.state)}")  # type: ignore[arg-type]  # started: it has one
+    assert server.state is not None  # it was started
+    typer.echo(f"ready: {_line(server.state)}")
+    return server.state
 
 
 @app.command()
@@ -207,7 +231,8 @@ def _line(state: ServerState) -> str:
     http = "no HTTP" if state.settings.get("no_http") else f"HTTP {ports.http}"
     host = state.settings.get("host", LOOPBACK)
     opened = f", open to whoever reaches {host}" if host != LOOPBACK else ""
-    return f"{state.repo} at gRPC {state.grpc_url}, {http}, metrics {ports.metrics}{opened} (process {state.pid})"
+    beside = f", gateway {_gateway_url(state)}" if gateway.gateways(state.tag) else ""
+    return f"{state.repo} at gRPC {state.grpc_url}, {http}, metrics {ports.metrics}{beside}{opened} (process {state.pid})"
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from repository.models import Model, check_backends, content_of, read_repository, refuse_unservable_path
-from server import generations, health, keys, log, processes, updaters
+from server import gateway, generations, health, keys, log, processes, updaters
 from server.environment import RUN_DIR, backend_directory, find_wheel, server_env
 from server.health import held_versions
 from server.memory import check_memory
@@ -196,6 +196,7 @@ class TritonServer:
 
 def stop_server(state: ServerState, run_dir: Path, timeout_s: float = STOP_TIMEOUT_S) -> None:
     """End a server found by its state file, with its stubs and shared memory; also clears up after one that was killed."""
+    gateway.stop(state.tag)
     updaters.stop(updaters.updaters(state.tag))
     processes.stop_processes(state.pid, state.tag, timeout_s)
     keys.forget_key(state.grpc_url, state.tag)

@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -39,6 +40,15 @@ def _carries(process: psutil.Process, tag: str) -> bool:
         return process.name().startswith(PROCESS_NAMES) and any(tag in argument for argument in process.cmdline())
     except psutil.Error:  # gone meanwhile, a zombie, or another user's
         return False
+
+
+def runs_module(process: psutil.Process, module: str) -> bool:
+    """Return whether a Python process was started with `-m module`, or supervises one that was."""
+    try:
+        arguments = process.cmdline()
+    except psutil.Error:  # gone meanwhile
+        return False
+    return ("-m", module) in pairwise(arguments)
 
 
 def identity(pid: int | None = None) -> str:

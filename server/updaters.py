@@ -25,6 +25,7 @@ from serving.contract.generations import pinned_generation
 FIRST_WORD_S = 20.0  # until it says that it follows its source
 LAST_WORD_S = 5.0  # it commits what it applied
 POLL_S = 0.05
+MODULE = "serving.tables"
 
 
 def follow(state: ServerState, run_dir: Path) -> None:
@@ -53,14 +54,7 @@ def served_settings(repo: Path) -> tuple[Path | None, int]:
 
 def updaters(tag: str) -> list[psutil.Process]:
     """All updaters of a server and their supervisors."""
-    return [process for process in processes.members(tag) if _is_python(process)]
-
-
-def _is_python(process: psutil.Process) -> bool:
-    try:
-        return process.name().startswith("python")
-    except psutil.NoSuchProcess:  # killed since it was listed
-        return False
+    return [process for process in processes.members(tag) if processes.runs_module(process, MODULE)]
 
 
 def _named(process: psutil.Process, argument: str) -> bool:
@@ -84,7 +78,7 @@ def stop(running: list[psutil.Process]) -> None:
 def _start(state: ServerState, run_dir: Path, generation: int, settings: Path) -> None:
     log_path = run_dir / "logs" / f"updater-{state.ports.grpc}-{generation}.log"
     log_path.parent.mkdir(parents=True, exist_ok=True)
-    updater = [sys.executable, "-m", "serving.tables", str(settings), "--tag", state.tag]
+    updater = [sys.executable, "-m", MODULE, str(settings), "--tag", state.tag]
     with log_path.open("wb") as log_file:
         process = subprocess.Popen(
             [sys.executable, "-m", supervisor.__name__, str(_code_beside(settings)), *updater],

@@ -84,18 +84,25 @@ class Recommender(SharedClient):
         after: int | None = None,
         k: int | None = None,
         request_id: str = "",
+        timeout_s: float | None = None,
     ) -> Recommendations:
         """Return one user's recommendations; see Query for the arguments.
 
         k: how many items at most, None for all that the server returns
         request_id: of your own; the client makes one otherwise. It is in the answer, in the server's trace and log.
+        timeout_s: of this call; None is the client's own
         Raises RecommenderError; triton_recommender.errors has the tree.
         """
         query = Query(user_id, history, exclude, context or {}, after)
-        return self.recommend_many([query], k=k, request_id=request_id)[0]
+        return self.recommend_many([query], k=k, request_id=request_id, timeout_s=timeout_s)[0]
 
     def recommend_many(
-        self, queries: Sequence[Query | int | str], *, k: int | None = None, request_id: str = ""
+        self,
+        queries: Sequence[Query | int | str],
+        *,
+        k: int | None = None,
+        request_id: str = "",
+        timeout_s: float | None = None,
     ) -> list[Recommendations]:
         """Return one answer per query, in their order. A bare id stands for Query(id). Raises RecommenderError.
 
@@ -103,7 +110,7 @@ class Recommender(SharedClient):
         answers may come from two generations when the server moves meanwhile.
         """
         asked, notices = self.resolve(queries)
-        signature, timer = self.signature(), Timer(self.timeouts.request)
+        signature, timer = self.signature(), Timer(timeout_s or self.timeouts.request)
         answers: list[Recommendations] = []
         for part, call in self.recommend_calls(asked, signature, k, request_id):
             answers += decode(self._infer(call, timer), part, k)
@@ -227,17 +234,23 @@ class AsyncRecommender(SharedClient):
         after: int | None = None,
         k: int | None = None,
         request_id: str = "",
+        timeout_s: float | None = None,
     ) -> Recommendations:
         """See Recommender.recommend."""
         query = Query(user_id, history, exclude, context or {}, after)
-        return (await self.recommend_many([query], k=k, request_id=request_id))[0]
+        return (await self.recommend_many([query], k=k, request_id=request_id, timeout_s=timeout_s))[0]
 
     async def recommend_many(
-        self, queries: Sequence[Query | int | str], *, k: int | None = None, request_id: str = ""
+        self,
+        queries: Sequence[Query | int | str],
+        *,
+        k: int | None = None,
+        request_id: str = "",
+        timeout_s: float | None = None,
     ) -> list[Recommendations]:
         """See Recommender.recommend_many."""
         asked, notices = self.resolve(queries)
-        signature, timer = await self.signature(), Timer(self.timeouts.request)
+        signature, timer = await self.signature(), Timer(timeout_s or self.timeouts.request)
         answers: list[Recommendations] = []
         for part, call in self.recommend_calls(asked, signature, k, request_id):
             answers += decode(await self._infer(call, timer), part, k)

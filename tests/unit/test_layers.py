@@ -34,6 +34,7 @@ MAY_IMPORT = {  # package: the other packages of this project that it may import
     "repository": SERVING,
     "training": SERVING | {"hps_config"},
     "server": SERVING | {"repository"},
+    "gateway": SERVING | {"clients"},
     "export": SERVING | {"hps_config", "repository", "training", "server"},
     "perf": SERVING | {"hps_config", "repository", "training", "server", "export", "clients"},
     "experiments": SERVING | {"hps_config", "repository", "training", "server", "export", "clients", "perf"},

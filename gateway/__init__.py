@@ -1,0 +1,10 @@
+"""The shop's side: REST in the shop's own ids, with titles, in front of a tritonserver.
+
+    browser, shop ─▶ Guard (size, time, token, rate) ─▶ routes ─▶ AsyncRecommender ─gRPC▶ tritonserver
+                                                          │ no answer in time: the popular items of the generation
+                                                          └▶ files of the generation (titles, vectors), live store: read-only
+
+One process without state of its own: any number of them may run side by side.
+"""
+
+import clients  # noqa: F401  so that triton_recommender is found where nothing was installed

@@ -1,0 +1,74 @@
+"""python -m gateway serve | token."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gateway.app import create_app
+from gateway.protocol import http_server
+from gateway.settings import GatewaySettings, read_settings
+from gateway.tokens import new_token, read_tokens
+from serving.contract.errors import RecommenderError
+from triton_recommender import AsyncRecommender, Timeouts
+from triton_recommender import RecommenderError as ClientError
+
+app = typer.Typer(help="REST in front of a tritonserver, in the shop's own ids.", no_args_is_help=True, add_completion=False)
+
+CONNECT_S = 1.0
+RECORD_S = 5.0  # an event or a change may take longer than a recommendation: nobody's page waits for it
+
+
+@app.command()
+def serve(
+    repo: Annotated[Path, typer.Option(help="model repository that the server serves")] = Path("model_repository"),
+    server: Annotated[str, typer.Option(help="host:port of the server's gRPC")] = "localhost:8001",
+    port: Annotated[int, typer.Option(help="port to listen at")] = 8080,
+    config: Annotated[Path | None, typer.Option(help="settings, a TOML file (docs/gateway.md)")] = None,
+    tag: Annotated[str, typer.Option(hidden=True, help="names the server that this gateway ends with")] = "",
+) -> None:
+    """Answer until told to stop (SIGTERM, SIGINT)."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    asyncio.run(run(repo.resolve(), server, port, read_settings(config)))
+
+
+async def run(repo: Path, server: str, port: int, settings: GatewaySettings) -> None:
+    tokens = read_tokens(settings.tokens) if settings.tokens else {}
+    recommender = AsyncRecommender(
+        [server, *settings.servers],
+        timeouts=Timeouts(RECORD_S, connect=CONNECT_S),
+        hedge_after_s=settings.hedge_after_ms and settings.hedge_after_ms / 1_000,
+    )
+    http = http_server(create_app(repo, recommender, settings, tokens), settings, port)
+    serving = asyncio.create_task(http.serve())
+    while not http.started and not serving.done():
+        await asyncio.sleep(0.01)
+    if http.started:
+        print(f"listens at http://{settings.host}:{port}", flush=True)
+    await serving
+
+
+@app.command()
+def token(
+    name: Annotated[str, typer.Option(help="who gets it")],
+    file: Annotated[Path, typer.Option(help="file of all tokens, which keeps a hash alone")] = Path("tokens.txt"),
+) -> None:
+    """Make a bearer token and print it: it is shown this once."""
+    typer.echo(new_token(file, name))
+
+
+def main() -> None:
+    try:
+        app()
+    except (RecommenderError, ClientError) as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+"""The routes. `create_app` wires a client, a shop and a guard; `python -m gateway` runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Header, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+
+from gateway import schema
+from gateway.events import MOST_EVENTS, Recording
+from gateway.explain import Explainer
+from gateway.guard import Guard
+from gateway.metrics import Metrics
+from gateway.readiness import Readiness
+from gateway.recommendations import DEGRADED_NAMES, Answering, Question
+from gateway.settings import GatewaySettings
+from gateway.shop import Shop
+from serving.contract.errors import RecommenderError as ServingError
+from triton_recommender import AsyncRecommender, InvalidRequest, RecommenderError
+
+HERE = Path(__file__).parent
+CONTEXT = "context."  # before a context column's name in a query
+MOST_SIMILAR = 100
+RETRY_AFTER = {"retry-after": "1"}
+# The status of a fault, by the name of its gRPC status; every other one is 503, and a retry may help.
+STATUS = {"INVALID_ARGUMENT": 400, "INTERNAL": 502}
+Ids = Annotated[list[str] | None, Query()]
+Count = Annotated[int, Query(ge=1, le=MOST_SIMILAR)]
+
+
+def create_app(
+    repo: Path, recommender: AsyncRecommender, settings: GatewaySettings, tokens: Mapping[str, str] | None = None
+) -> FastAPI:
+    """Return the gateway of a repository. tokens: digest -> name; None asks for none. Raises ArtifactError, CatalogueError."""
+    metrics = Metrics()
+    shop = Shop(repo, recommender, metrics)
+    answering = Answering(shop, recommender, metrics, settings.most_in_flight)
+    recording, readiness = Recording(shop, recommender, metrics), Readiness(recommender)
+    explainer = Explainer(shop)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        explainer.close()
+        shop.close()
+        await recommender.close()
+
+    app = FastAPI(title="Recommender gateway", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.add_middleware(Guard, settings=settings, tokens=tokens or {}, metrics=metrics)
+    _handle_errors(app)
+
+    @app.get("/v1/recommendations", response_model=schema.Recommendations)
+    async def recommend(
+        request: Request,
+        user: str | None = None,
+        session: Ids = None,
+        k: Annotated[int | None, Query(ge=1)] = None,
+        exclude: Ids = None,
+        after: Annotated[int | None, Query(ge=0)] = None,
+        deadline_ms: Annotated[float | None, Header(alias="x-deadline-ms", gt=0)] = None,
+    ) -> Response:
+        """Recommend items to a user, or to whoever looked at the items of `session`. Context columns: `context.NAME=value`.
+
+        Always answers: when no server does in time, with popular items, and `gateway_fallback` in `degraded`.
+        """
+        if user is None and session is None:
+            raise InvalidRequest("Neither user nor session is given; expected one of them at least.")
+        asked_ms = settings.deadline_ms if deadline_ms is None else min(deadline_ms, settings.most_deadline_ms)
+        context = context_of(request)
+        question = Question(
+            user, None if session is None else split_ids(session), split_ids(exclude), context, after, k, asked_ms / 1_000
+        )
+        return JSONResponse(await answering.answer(question))
+
+    @app.post("/v1/events", response_model=schema.Recorded, openapi_extra=schema.EVENTS_BODY)
+    async def record(request: Request) -> Response:
+        """Record an event, or a list of them. Each is durable, or has its own error in the answer."""
+        body = await read_json(request)
+        bodies = body if isinstance(body, list) else [body]
+        if not 1 <= len(bodies) <= MOST_EVENTS:
+            raise InvalidRequest(f"The list holds {len(bodies)} events; expected 1 to {MOST_EVENTS}.")
+        results = await recording.record(bodies)
+        statuses = {STATUS.get(result["error"]["code"], 503) if "error" in result else 200 for result in results}
+        status = statuses.pop() if len(statuses) == 1 else 207
+        content = {"results": results} if isinstance(body, list) else results[0]
+        return JSONResponse(content, status, RETRY_AFTER if status == 503 else None)
+
+    @app.put("/v1/items/{item_id}", response_model=schema.Changed, openapi_extra=schema.COLUMNS_BODY)
+    async def change_item(item_id: str, request: Request) -> Response:
+        """Say that an item is new or changed. Columns that are left out stay as they are."""
+        return JSONResponse({"sequence": await recording.change("item", item_id, await read_columns(request))})
+
+    @app.put("/v1/users/{user_id}", response_model=schema.Changed, openapi_extra=schema.COLUMNS_BODY)
+    async def change_user(user_id: str, request: Request) -> Response:
+        """Say that a user is new or changed. Columns that are left out stay as they are."""
+        return JSONResponse({"sequence": await recording.change("user", user_id, await read_columns(request))})
+
+    @app.get("/v1/items/{item_id}/similar", response_model=schema.Similar)
+    async def similar(item_id: str, k: Count = 10) -> Response:
+        """List what is bought with an item, then the items with the nearest vectors."""
+        shop.refresh()
+        wire_id = shop.item_id(item_id)
+        found = await asyncio.to_thread(shop.published.similar_items, wire_id, k)
+        items = [shop.described(item.item_id) | {"score": item.score, "source": item.source} for item in found]
+        known = shop.published.position_of(wire_id) is not None
+        return JSONResponse({"item": shop.described(wire_id), "known": known, "items": items})
+
+    @app.get("/v1/explain", response_model=schema.Explanation)
+    async def explain(request: Request, user: str, item: str, exclude: Ids = None) -> Response:
+        """Say why a user is shown an item, or why not: its rank and score after each stage, and what speaks for it."""
+        excluded = [shop.item_id(other) for other in split_ids(exclude)]
+        asked = (shop.user_id(user), shop.item_id(item), excluded, context_of(request))
+        shop.refresh()
+        return JSONResponse(await asyncio.to_thread(explainer.explain, *asked))
+
+    @app.get("/v1/users/{user_id}", response_model=schema.User)
+    async def describe_user(user_id: str) -> Response:
+        """Tell what is known of a user: the history that recommendations go by, newest first."""
+        shop.refresh()
+        return JSONResponse(await asyncio.to_thread(explainer.describe_user, shop.user_id(user_id)))
+
+    @app.get("/healthz")
+    async def healthz() -> Response:
+        """The gateway runs, and answers recommendations at least with popular items."""
+        return JSONResponse({"status": "ok"})
+
+    @app.get("/readyz")
+    async def readyz() -> Response:
+        """Whether a server answers one real question; asked once a second at most."""
+        servers = [
+            {
+                "server": health.url,
+                "ready": health.ready,
+                "reason": health.reason,
+                "generation": health.generation,
+                "degraded": [name for bit, name in DEGRADED_NAMES.items() if bit in health.degraded],
+            }
+            for health in await readiness.servers()
+        ]
+        ready = any(server["ready"] for server in servers)
+        return JSONResponse({"ready": ready, "servers": servers}, 200 if ready else 503)
+
+    @app.get("/metrics", include_in_schema=False)
+    async def metrics_page() -> Response:
+        return Response(metrics.page(), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/", include_in_schema=False)
+    async def console() -> Response:
+        return FileResponse(HERE / "console.html")
+
+    @app.get("/console.js", include_in_schema=False)
+    async def console_script() -> Response:
+        return FileResponse(HERE / "console.js", media_type="text/javascript")
+
+    @app.get("/console.css", include_in_schema=False)
+    async def console_style() -> Response:
+        return FileResponse(HERE / "console.css", media_type="text/css")
+
+    return app
+
+
+def context_of(request: Request) -> dict[str, str]:
+    """Return the context columns of a query: `context.store=7`."""
+    return {name.removeprefix(CONTEXT): value for name, value in request.query_params.items() if name.startswith(CONTEXT)}
+
+
+def split_ids(values: list[str] | None) -> tuple[str, ...]:
+    """Return ids that are given one by one, or with commas between them."""
+    return tuple(part for value in values or () for part in value.split(",") if part)
+
+
+async def read_json(request: Request) -> Any:
+    """Return the body. Raises InvalidRequest."""
+    try:
+        return json.loads(await request.body())
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"The body is not JSON: {error}.") from error
+
+
+async def read_columns(request: Request) -> dict[str, Any]:
+    columns = await read_json(request)
+    if not isinstance(columns, dict):
+        raise InvalidRequest('The body is not an object; expected column names and values, such as {"price": 9.5}.')
+    return columns
+
+
+def _handle_errors(app: FastAPI) -> None:
+    """Every error is JSON: {"error": {"code", "message"}}."""
+
+    def told(status: int, code: str, message: str) -> JSONResponse:
+        return JSONResponse({"error": {"code": code, "message": message}}, status, RETRY_AFTER if status == 503 else None)
+
+    @app.exception_handler(RecommenderError)
+    async def of_the_client(_: Request, error: RecommenderError) -> JSONResponse:
+        return told(STATUS.get(error.status, 503), error.status, str(error))
+
+    @app.exception_handler(ServingError)
+    async def of_the_repository(_: Request, error: ServingError) -> JSONResponse:
+        return told(503, "UNAVAILABLE", str(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def of_the_caller(_: Request, error: RequestValidationError) -> JSONResponse:
+        fault = error.errors()[0]
+        return told(400, "INVALID_ARGUMENT", f"{fault['loc'][-1]}: {fault['msg']}")
+
+    @app.exception_handler(HTTPException)
+    async def of_http(_: Request, error: HTTPException) -> JSONResponse:
+        return told(error.status_code, "NOT_FOUND" if error.status_code == 404 else "HTTP", str(error.detail))
+
+    @app.exception_handler(Exception)
+    async def of_ours(_: Request, error: Exception) -> JSONResponse:
+        return told(500, "INTERNAL", "The gateway failed on this request. Its log has the details.")

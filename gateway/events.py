@@ -1,0 +1,109 @@
+"""Events and changes: each is made durable by the server, or gets its own error."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from gateway.metrics import Metrics
+from gateway.shop import Shop
+from triton_recommender import AsyncRecommender, Event, InvalidRequest, RecommenderError
+
+MOST_EVENTS = 1_000
+CHUNK = 32  # events sent in one request
+
+Result = dict[str, Any]
+
+
+class EventBody(BaseModel):
+    """One event as a shop sends it. timestamp: ISO 8601, UTC where it names no zone, or milliseconds since 1970."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    user: str | int
+    item: str | int
+    event: str | None = None
+    timestamp: int | None = None
+    id: str | None = Field(None, max_length=256)
+    value: float | None = None
+    request_id: str | None = None
+    context: dict[str, str | int | float | None] = Field(default_factory=dict)
+
+    @field_validator("timestamp", mode="before")
+    @classmethod
+    def _in_milliseconds(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            moment = datetime.fromisoformat(value)
+        except ValueError:
+            raise ValueError("expected ISO 8601, such as 2026-03-01T12:00:00Z, or milliseconds since 1970") from None
+        return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1_000)
+
+
+class Recording:
+    """Sends events and changes. metrics counts them by outcome."""
+
+    def __init__(self, shop: Shop, recommender: AsyncRecommender, metrics: Metrics) -> None:
+        self._shop, self._recommender, self._metrics = shop, recommender, metrics
+
+    async def record(self, bodies: Sequence[Any]) -> list[Result]:
+        """Return one result per event, in their order: its sequence and id, or its error.
+
+        An event without an id gets one, so that it can be sent again after a failure and still counts once.
+        """
+        results: list[Result] = [{} for _ in bodies]
+        events: dict[int, Event] = {}
+        for row, body in enumerate(bodies):
+            try:
+                events[row] = self._event(EventBody.model_validate(body))
+            except ValidationError as error:
+                fault = error.errors()[0]
+                results[row] = failure("INVALID_ARGUMENT", f"{'.'.join(map(str, fault['loc'])) or 'event'}: {fault['msg']}")
+            except InvalidRequest as error:
+                results[row] = failure(error.status, str(error))
+        rows = list(events)
+        for start in range(0, len(rows), CHUNK):
+            part = rows[start : start + CHUNK]
+            for row, result in zip(part, await self._send([events[row] for row in part]), strict=True):
+                results[row] = result
+        for result in results:
+            self._metrics.events.labels(result["error"]["code"] if "error" in result else "accepted").inc()
+        return results
+
+    async def change(self, kind: str, record: str, columns: dict[str, Any]) -> int:
+        """Make a change of an item or user durable -> its sequence. Raises RecommenderError of the client."""
+        record_id = self._shop.item_id(record) if kind == "item" else self._shop.user_id(record)
+        return await self._recommender.upsert(kind, record_id, columns)
+
+    def _event(self, body: EventBody) -> Event:
+        return Event(
+            self._shop.user_id(str(body.user)),
+            self._shop.item_id(str(body.item)),
+            body.event,
+            timestamp_ms=body.timestamp,
+            value=body.value,
+            event_id=body.id or uuid.uuid4().hex,
+            request_id=body.request_id,
+            context=body.context,
+        )
+
+    async def _send(self, events: list[Event]) -> list[Result]:
+        """Send events together; where one of them is refused, one by one."""
+        try:
+            sequences = await self._recommender.observe_many(events)
+        except InvalidRequest as error:
+            if len(events) == 1:
+                return [failure(error.status, str(error))]
+            return [result for event in events for result in await self._send([event])]
+        except RecommenderError as error:
+            return [failure(error.status, str(error))] * len(events)
+        return [{"sequence": sequence, "id": event.event_id} for sequence, event in zip(sequences, events, strict=True)]
+
+
+def failure(code: str, message: str) -> Result:
+    return {"error": {"code": code, "message": message}}

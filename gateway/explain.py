@@ -1,0 +1,207 @@
+"""Why an item is in a user's list, or why not: the pipeline of the generation, run once in this process and looked into.
+
+trace ─▶ place and score after retrieve, rank, rerank, rules ─▶ the first stage that lost the item, and its reason
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from gateway.rules_trace import trace_rules
+from gateway.shop import Shop
+from serving.contract.artifacts import stage_folder
+from serving.contract.tensors import NUMPY_DTYPES, PAD_ID, ensemble_spec
+from serving.pipeline import Pipeline, padded
+from serving.stages.live.users import SeenSince
+from serving.stages.search.search import recency_weights
+from triton_recommender import InvalidRequest
+
+Arrays = dict[str, np.ndarray]
+
+TWO_TOWER, TOGETHER = "two_tower", "bought_together"
+MOST_SPEAKERS = 5
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an item is after a stage. rank: from 1, None where the stage did not keep it; of: how many it kept."""
+
+    stage: str
+    rank: int | None
+    of: int
+    score: float | None
+
+
+class Explainer:
+    """Loads the pipeline of the generation that answers when it is first asked, and again when another one answers."""
+
+    def __init__(self, shop: Shop) -> None:
+        self._shop, self._lock = shop, threading.Lock()
+        self._pipeline: Pipeline | None = None
+
+    def explain(self, user_id: int, item_id: int, exclude: Sequence[int], context: Mapping[str, str]) -> dict[str, Any]:
+        """Return the explanation as JSON has it. Raises InvalidRequest, ArtifactError or RequestError."""
+        with self._lock:
+            pipeline = self._loaded()
+            inputs = tensors_of(pipeline, user_id, exclude, context)
+            trace = inputs | pipeline.trace(inputs)
+            return self._told(pipeline, trace, user_id, item_id)
+
+    def describe_user(self, user_id: int) -> dict[str, Any]:
+        """Return what recommendations know of a user, as JSON has it."""
+        with self._lock:
+            pipeline = self._loaded()
+            inputs = {t.name: t.filled(1) for t in pipeline.specs["preprocess"].taken} | {"user_id": np.array([[user_id]])}
+            state, _, _ = pipeline.stages["preprocess"].inputs.read_state(inputs)
+        seen = zip(state.history_ids[0].tolist(), state.history_times[0].tolist(), strict=True)
+        history = [
+            self._shop.described(item_id) | {"time": datetime.fromtimestamp(time, UTC).isoformat()}
+            for item_id, time in seen
+            if item_id != PAD_ID
+        ]
+        return self._user(user_id) | {"events": int(state.event_count[0]), "history": history}
+
+    def close(self) -> None:
+        if self._pipeline is not None:
+            self._pipeline.close()
+
+    def _loaded(self) -> Pipeline:
+        wanted = self._shop.published.generation
+        if self._pipeline is None or self._pipeline.info.generation != wanted:
+            self.close()
+            self._pipeline = None
+            self._pipeline = Pipeline.load(self._shop.repo, wanted, self._shop.reader)
+        return self._pipeline
+
+    def _user(self, user_id: int) -> dict[str, Any]:
+        catalogue = self._shop.published.catalogue
+        names = {number: name for name, number in catalogue.user_names.items()}
+        return {"user": names.get(user_id, user_id), "known": self._shop.knows_user(user_id)}
+
+    def _told(self, pipeline: Pipeline, trace: Arrays, user_id: int, item_id: int) -> dict[str, Any]:
+        places, rules = follow_item(pipeline, trace, item_id, stage_folder(self._shop.repo, "rerank", pipeline.info.generation))
+        position = int(pipeline.stages["retrieve"].items.positions(np.array([item_id]))[0])
+        source, speakers = who_speaks_for(pipeline, trace, position)
+        told = [self._shop.described(speaker) | {"weight": weight} for speaker, weight in speakers]
+        return self._user(user_id) | {
+            "item": self._shop.described(item_id),
+            "shown": places[-1].rank is not None,
+            "why": reason_of(pipeline, trace, item_id, position, places, rules),
+            "generation": pipeline.info.generation,
+            "places": [vars(place) for place in places],
+            "rules": [move._asdict() for move in rules],
+            "source": source,
+            "because": told,
+        }
+
+
+def tensors_of(pipeline: Pipeline, user_id: int, exclude: Sequence[int], context: Mapping[str, str]) -> Arrays:
+    """Return the inputs of one request, absent optional ones filled. Raises InvalidRequest."""
+    known = {t.name: t for t in ensemble_spec(pipeline.specs).inputs}
+    inputs = {name: tensor.filled(1) for name, tensor in known.items() if tensor.optional}
+    inputs["user_id"] = np.array([[user_id]], np.int64)
+    inputs["exclude"] = padded([exclude], known["exclude"].dims[0])
+    columns = {column.name for column in pipeline.info.context}
+    for name, text in context.items():
+        if name not in columns:
+            raise InvalidRequest(f"There is no context column {name!r}; this repository has {sorted(columns)}.")
+        dtype = known[name].dtype
+        try:
+            value = text.encode() if dtype == "BYTES" else float(text) if dtype == "FP32" else int(text)
+            inputs[name] = np.array([[value]], NUMPY_DTYPES[dtype])
+        except (ValueError, OverflowError) as error:
+            raise InvalidRequest(f"context {name} is {text!r}; expected a number.") from error
+    return inputs
+
+
+def follow_item(pipeline: Pipeline, trace: Arrays, item_id: int, rerank_folder) -> tuple[list[Place], list]:
+    """Return where an item is after each stage, and how each rule moved it."""
+    candidates, valid = trace["candidate_ids"][0], trace["candidate_ids"][0] != PAD_ID
+    rerank = pipeline.stages["rerank"]
+    best = rerank.lists.pick(trace)
+    (correction,) = rerank.network.run(["correction"], rerank.inputs.feeds(best))
+    listed = best.valid[0]
+    scores = np.where(listed, best.rank_scores[0] + np.float32(rerank.outputs.trust) * correction[0], -np.inf)
+    served = trace["item_ids"][0]
+    places = [
+        place("retrieve", candidates, trace["retrieval_scores"][0], valid, item_id),
+        place("rank", candidates, trace["rank_scores"][0], valid, item_id),
+        place("rerank", best.ids[0], scores, listed, item_id),
+    ]
+    rank = np.flatnonzero(served == item_id)
+    shown = int(rank[0]) if len(rank) else None
+    score = None if shown is None else float(trace["scores"][0, shown])
+    places.append(Place("rules", None if shown is None else shown + 1, int((served != PAD_ID).sum()), score))
+    column = np.flatnonzero(best.ids[0] == item_id)
+    if not len(column):
+        return places, []
+    listed_scores = scores[None].astype(np.float32)
+    of_user = (trace["user_id"][:, 0], pipeline.info.axes.items_returned)
+    moves = trace_rules(rerank.outputs.rules, rerank_folder, pipeline.info.generation, best.positions, listed_scores, *of_user)
+    return places, moves(int(column[0]))
+
+
+def place(stage: str, ids: np.ndarray, scores: np.ndarray, valid: np.ndarray, item_id: int) -> Place:
+    """ids, scores, valid: [n], of one request."""
+    order = np.argsort(-np.where(valid, scores, -np.inf), kind="stable")
+    found = np.flatnonzero((ids[order] == item_id) & valid[order])
+    if not len(found):
+        return Place(stage, None, int(valid.sum()), None)
+    return Place(stage, int(found[0]) + 1, int(valid.sum()), float(scores[order[found[0]]]))
+
+
+def who_speaks_for(pipeline: Pipeline, trace: Arrays, position: int) -> tuple[list[str], list[tuple[int, float]]]:
+    """Return which sources propose an item, and the items of the history that are bought with it, with their weights."""
+    retrieve = pipeline.stages["retrieve"]
+    if position >= retrieve.items.n_items:
+        return [], []
+    history = retrieve.items.positions(trace["history_ids"])
+    weights, neighbours = recency_weights(history, retrieve.items.n_items)[0], retrieve.search.neighbours
+    shares: dict[int, float] = {}
+    for place_in_history, speaker in enumerate(history[0].tolist()):
+        share = neighbours.weights[speaker][neighbours.positions[speaker] == position].sum() * weights[place_in_history]
+        if share > 0:
+            shares[int(trace["history_ids"][0, place_in_history])] = float(share)
+    speakers = sorted(shares.items(), key=lambda pair: -pair[1])[:MOST_SPEAKERS]
+    vector = retrieve.user_vectors(trace, history)[0]
+    sources = [TWO_TOWER] if float(vector @ retrieve.search.item_vectors[position]) > 0 else []
+    return sources + [TOGETHER] * bool(speakers), speakers
+
+
+def reason_of(pipeline: Pipeline, trace: Arrays, item_id: int, position: int, places: list[Place], rules: list) -> str:
+    """Return in a sentence why an item is where it is."""
+    retrieved, ranked, reranked, served = places
+    if served.rank is not None:
+        moved = [move.rule for move in rules if move.rank_before != move.rank_after]
+        return f"It is shown at place {served.rank}" + (f"; moved by the rules: {', '.join(moved)}." if moved else ".")
+    if retrieved.rank is None:
+        return why_no_candidate(pipeline, trace, item_id, position, retrieved)
+    if reranked.rank is None:
+        return f"The ranker put it at place {ranked.rank}; only the first {reranked.of} go on to the re-ranker."
+    dropped = [move.rule for move in rules if move.rank_before is not None and move.rank_after is None]
+    if dropped:
+        return f"A rule drops it: {dropped[0]}."
+    last = rules[-1].rank_after if rules else reranked.rank
+    return f"It is at place {last} of the list, and the first {served.of} are shown."
+
+
+def why_no_candidate(pipeline: Pipeline, trace: Arrays, item_id: int, position: int, retrieved: Place) -> str:
+    """Return in a sentence why `retrieve` did not propose an item."""
+    retrieve = pipeline.stages["retrieve"]
+    if position >= retrieve.items.n_items:
+        return f"Generation {pipeline.info.generation} does not know the item; the next export will."
+    if not retrieve.search.servable[position]:
+        return "It is unavailable."
+    if item_id in trace["exclude"][0]:
+        return "The request excludes it."
+    outputs, history = retrieve.outputs, retrieve.items.positions(trace["history_ids"])
+    since = outputs.live.read(trace["user_id"][:, 0])[0] if outputs.live and outputs.filter_seen else SeenSince.nothing(1)
+    if position in outputs.blocked(trace | {"exclude": np.full_like(trace["exclude"], PAD_ID)}, history, since).positions:
+        return "The user has seen it already."
+    return f"It is not among the {retrieved.of} candidates: their retrieval scores are higher."

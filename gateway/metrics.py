@@ -1,0 +1,30 @@
+"""What a gateway counts, for Prometheus."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
+
+
+class Metrics:
+    """One registry per gateway, so that tests may make several."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        made = {"registry": self.registry}
+        self.requests = Counter("gateway_requests", "Requests by route and status", ["route", "status"], **made)
+        self.durations = Histogram(
+            "gateway_request_duration_seconds", "Time of a request", ["route"], buckets=BUCKETS_S, **made
+        )
+        self.fallbacks = Counter("gateway_fallbacks", "Recommendations answered with popular items", ["reason"], **made)
+        self.events = Counter("gateway_events", "Events by outcome", ["outcome"], **made)
+        self.in_flight = Gauge("gateway_recommendations_in_flight", "Recommendations that wait for a server", **made)
+        self.generation = Gauge("gateway_generation", "Generation whose titles and fallback are in use", **made)
+
+    def count_request(self, route: str, status: int, seconds: float) -> None:
+        self.requests.labels(route, str(status)).inc()
+        self.durations.labels(route).observe(seconds)
+
+    def page(self) -> bytes:
+        return generate_latest(self.registry)

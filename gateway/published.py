@@ -1,0 +1,134 @@
+"""What a gateway reads of a published generation and of the live store: titles, popular items, who is known, what is alike.
+
+<recommend>/<g>/{item_ids.npy, item_titles.json, popular.json, …}      as triton_recommender.Catalogue reads them
+<preprocess>/<g>/store/user_ids.npy                                    int64 [U] ascending
+<retrieve>/<g>/{item_vectors, neighbours, neighbour_weights, available}.npy, mapped, and read when they are asked for
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from serving.contract.artifacts import StageInfo, open_array, read_stage, stage_folder
+from serving.contract.errors import ArtifactError
+from serving.contract.tensors import ENSEMBLE, STAGES
+from serving.live.events import ITEM_CHANGED
+from serving.live.reader import Reader
+from triton_recommender import Catalogue
+
+POPULAR_FILE = "popular.json"
+TOGETHER, ALIKE = "bought_together", "similar_vectors"
+
+
+class SimilarItem(NamedTuple):
+    """score: weight of being bought together, or cosine of the vectors: two scales, by `source`."""
+
+    item_id: int
+    score: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Published:
+    """One generation. popular: item ids, best first; user_ids: int64 [U] ascending."""
+
+    info: StageInfo
+    catalogue: Catalogue
+    popular: tuple[int, ...]
+    user_ids: np.ndarray
+    item_ids: np.ndarray
+    retrieve_folder: Path
+
+    @classmethod
+    def load(cls, repo: Path, generation: int) -> Published:
+        """Raises ArtifactError or CatalogueError."""
+        preprocess = stage_folder(repo, STAGES[0], generation)
+        retrieve = stage_folder(repo, STAGES[1], generation)
+        path = repo / ENSEMBLE / str(generation) / POPULAR_FILE
+        try:
+            popular = tuple(map(int, json.loads(path.read_text())))
+        except (OSError, ValueError, TypeError) as error:
+            raise ArtifactError(
+                f"{path} cannot be read: {error}. A gateway answers with these items when no server does. "
+                "Export the repository again (`make export`)."
+            ) from error
+        catalogue = Catalogue.load(repo, generation)
+        user_ids, item_ids = open_array(preprocess / "store", "user_ids"), open_array(retrieve, "item_ids")
+        return cls(read_stage(preprocess), catalogue, popular, user_ids, item_ids, retrieve)
+
+    @property
+    def generation(self) -> int:
+        return self.info.generation
+
+    def knows_user(self, user_id: int) -> bool:
+        place = int(np.searchsorted(self.user_ids, user_id))
+        return place < len(self.user_ids) and int(self.user_ids[place]) == user_id
+
+    def position_of(self, item_id: int) -> int | None:
+        place = int(np.searchsorted(self.item_ids, item_id))
+        return place if place < len(self.item_ids) and int(self.item_ids[place]) == item_id else None
+
+    def similar_items(self, item_id: int, count: int) -> list[SimilarItem]:
+        """Return what is bought with an item, strongest first, then the items of the nearest vectors.
+
+        Empty for an item that this generation does not know. Raises ArtifactError.
+        """
+        position = self.position_of(item_id)
+        if position is None:
+            return []
+        available = open_array(self.retrieve_folder, "available")
+        neighbours = open_array(self.retrieve_folder, "neighbours")[position]
+        weights = open_array(self.retrieve_folder, "neighbour_weights")[position]
+        strongest = [place for place in np.argsort(-weights, kind="stable") if weights[place] > 0]
+        found = {int(neighbours[place]): (float(weights[place]), TOGETHER) for place in strongest}
+        for other, cosine in self._nearest(position, count + len(found) + 1):
+            found.setdefault(other, (cosine, ALIKE))
+        found.pop(position, None)
+        served = [(other, *told) for other, told in found.items() if other < len(available) and available[other]]
+        return [SimilarItem(int(self.item_ids[other]), score, source) for other, score, source in served[:count]]
+
+    def _nearest(self, position: int, count: int) -> list[tuple[int, float]]:
+        """Return the positions of the items with the nearest vectors, and their cosines.
+
+        The last dimension is left out: it is an item's own appeal, and says nothing about what the item is like.
+        """
+        vectors = open_array(self.retrieve_folder, "item_vectors")[:, :-1]
+        lengths = np.maximum(np.linalg.norm(vectors, axis=1), 1e-12)
+        cosines = vectors @ vectors[position] / (lengths * lengths[position])
+        count = min(count, len(cosines))
+        nearest = np.argpartition(-cosines, count - 1)[:count]
+        return [(int(other), float(cosines[other])) for other in nearest[np.argsort(-cosines[nearest], kind="stable")]]
+
+
+class LiveItems:
+    """What `upsert` has changed of items: titles, and which are unavailable. Reads only what is new since the last look."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.titles: dict[int, str] = {}
+        self.unavailable: set[int] = set()
+        self._reader, self._sequence = reader, 0
+
+    def refresh(self) -> None:
+        """Raises DependencyError when the store cannot be read."""
+        if not self._reader.exists():
+            return
+        with self._reader.snapshot() as snapshot:
+            changed_sequence = snapshot.progress().changed_sequence
+            if changed_sequence == self._sequence:
+                return
+            changes = snapshot.changes(self._sequence)
+        for change in changes:
+            if change.type != ITEM_CHANGED:
+                continue
+            if isinstance(title := change.columns.get("title"), str):
+                self.titles[change.id] = title
+            if change.columns.get("available") in (False, 0):
+                self.unavailable.add(change.id)
+            else:
+                self.unavailable.discard(change.id)
+        self._sequence = changed_sequence

@@ -1,0 +1,25 @@
+"""Whether a server answers: one real question at most a second, however many ask."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from triton_recommender import AsyncRecommender, Health
+
+KEPT_S = 1.0
+
+
+class Readiness:
+    def __init__(self, recommender: AsyncRecommender) -> None:
+        self._recommender, self._asking = recommender, asyncio.Lock()
+        self._health: list[Health] = []
+        self._asked_s = float("-inf")
+
+    async def servers(self) -> list[Health]:
+        """Return what each server said to one real question, at most a second ago."""
+        async with self._asking:
+            if time.monotonic() - self._asked_s > KEPT_S:
+                self._health = await self._recommender.health()
+                self._asked_s = time.monotonic()
+            return self._health

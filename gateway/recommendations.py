@@ -1,0 +1,97 @@
+"""One recommendation: asked in time, and answered whatever happens behind the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.metrics import Metrics
+from gateway.shop import Shop
+from triton_recommender import AsyncRecommender, Degraded, InvalidRequest, Query, Recommendations, RecommenderError
+
+log = logging.getLogger("gateway")
+
+DEFAULT_K = 20
+FALLBACK = "gateway_fallback"
+GRACE_S = 0.05  # beyond the deadline, for the client to say itself that it is over
+DEGRADED_NAMES = {
+    Degraded.PREPROCESS: "feature_store",
+    Degraded.RETRIEVE: "candidates_short",
+    Degraded.RANK: "ranker",
+    Degraded.RERANK: "re_ranker",
+    Degraded.LIVE: "live_state",
+}
+
+
+@dataclass(frozen=True)
+class Question:
+    """Ids as the shop writes them. session: item ids, newest first, in place of the user's own history; k: None for all."""
+
+    user: str | None = None
+    session: tuple[str, ...] | None = None
+    exclude: tuple[str, ...] = ()
+    context: dict[str, str] = field(default_factory=dict)
+    after: int | None = None
+    k: int | None = None
+    deadline_s: float = 0.25
+
+
+class Answering:
+    """Asks the servers, at most `most_in_flight` questions at a time; the rest, and what fails, gets popular items."""
+
+    def __init__(self, shop: Shop, recommender: AsyncRecommender, metrics: Metrics, most_in_flight: int) -> None:
+        self._shop, self._recommender, self._metrics, self._most_in_flight = shop, recommender, metrics, most_in_flight
+        self._in_flight = 0
+
+    async def answer(self, question: Question) -> dict[str, Any]:
+        """Return the answer as JSON has it. Raises InvalidRequest for what no server could answer, and nothing else."""
+        shop, request_id = self._shop, uuid.uuid4().hex
+        user_id = None if question.user is None else shop.user_id(question.user)
+        exclude = [shop.item_id(item) for item in question.exclude]
+        session = None if question.session is None else [shop.item_id(item) for item in question.session]
+        shop.refresh()
+        query = Query(user_id, session, exclude, question.context, question.after)
+        try:
+            answer = await self._ask(query, question, request_id)
+        except InvalidRequest:
+            raise
+        except Exception as error:  # whatever it is: a shop gets items to show
+            reason = error.status if isinstance(error, RecommenderError) else type(error).__name__
+            self._metrics.fallbacks.labels(reason).inc()
+            log.warning("request %s is answered with popular items: %s", request_id, error, exc_info=not _expected(error))
+            return self._fallback(question, set(exclude) | set(session or ()), user_id, request_id)
+        await shop.move_to(answer.generation)
+        items = [shop.described(item_id) | {"score": score} for item_id, score in answer]
+        degraded = [name for bit, name in DEGRADED_NAMES.items() if bit in answer.degraded]
+        return self._told(request_id, user_id, answer.generation, degraded, items)
+
+    async def _ask(self, query: Query, question: Question, request_id: str) -> Recommendations:
+        if self._in_flight >= self._most_in_flight:
+            raise RecommenderError(f"{self._in_flight} recommendations wait already.")
+        self._in_flight += 1
+        self._metrics.in_flight.set(self._in_flight)
+        try:
+            async with asyncio.timeout(question.deadline_s + GRACE_S):
+                [answer] = await self._recommender.recommend_many(
+                    [query], k=question.k, request_id=request_id, timeout_s=question.deadline_s
+                )
+                return answer
+        finally:
+            self._in_flight -= 1
+            self._metrics.in_flight.set(self._in_flight)
+
+    def _fallback(self, question: Question, exclude: set[int], user_id: int | None, request_id: str) -> dict[str, Any]:
+        popular = self._shop.popular(exclude, question.k or DEFAULT_K)
+        items = [self._shop.described(item_id) | {"score": None} for item_id in popular]
+        return self._told(request_id, user_id, self._shop.published.generation, [FALLBACK], items)
+
+    def _told(self, request_id: str, user_id: int | None, generation: int, degraded: list[str], items: list) -> dict[str, Any]:
+        known = None if user_id is None else self._shop.knows_user(user_id)
+        return {"request_id": request_id, "generation": generation, "known": known, "degraded": degraded, "items": items}
+
+
+def _expected(error: Exception) -> bool:
+    return isinstance(error, RecommenderError | TimeoutError)

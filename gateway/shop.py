@@ -1,0 +1,98 @@
+"""The shop as the gateway knows it: the generation that answers, the live store, and how ids are written."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gateway.metrics import Metrics
+from gateway.published import LiveItems, Published
+from serving.contract.errors import DependencyError, RecommenderError
+from serving.contract.generations import pinned_generation
+from serving.live.reader import Reader
+from serving.live.store import live_folder
+from triton_recommender import AsyncRecommender, InvalidRequest
+from triton_recommender import RecommenderError as ClientError
+
+log = logging.getLogger("gateway")
+
+
+class Shop:
+    """Names, titles and popular items of the generation that answers; it moves when an answer comes from another one."""
+
+    def __init__(self, repo: Path, recommender: AsyncRecommender, metrics: Metrics) -> None:
+        """Raises ArtifactError or CatalogueError."""
+        self.repo, self._recommender, self._metrics = repo, recommender, metrics
+        self._moving, self._unreadable = asyncio.Lock(), set[int]()
+        self._use(Published.load(repo, pinned_generation(repo)))
+        self.reader = Reader(live_folder(repo, self.published.info.live_folder))
+        self.live_items = LiveItems(self.reader)
+
+    async def move_to(self, generation: int) -> None:
+        """Use names and popular items of the generation that answers. One that cannot be read leaves all as it is."""
+        if generation in (0, self.published.generation) or generation in self._unreadable:
+            return
+        async with self._moving:
+            if generation == self.published.generation:
+                return
+            try:
+                self._use(await asyncio.to_thread(Published.load, self.repo, generation))
+            except (RecommenderError, ClientError) as error:
+                self._unreadable.add(generation)
+                log.warning("titles and popular items stay those of generation %d: %s", self.published.generation, error)
+
+    def refresh(self) -> None:
+        """See what was upserted. A store that cannot be read leaves all as it is."""
+        try:
+            self.live_items.refresh()
+        except DependencyError as error:
+            log.warning("titles may be old: %s", error)
+
+    def user_id(self, user: str) -> int:
+        """Return the id on the wire of a user as the shop writes it. Raises InvalidRequest."""
+        return _number("user", self.published.catalogue.user_id(user))
+
+    def item_id(self, item: str) -> int:
+        """Return the id on the wire of an item as the shop writes it. Raises InvalidRequest."""
+        return _number("item", self.published.catalogue.item_id(item))
+
+    def knows_user(self, user_id: int) -> bool:
+        """Return whether anything is known of a user: from the log of the export, or since."""
+        if self.published.knows_user(user_id):
+            return True
+        if not self.reader.exists():
+            return False
+        try:
+            with self.reader.snapshot() as snapshot:
+                return bool(snapshot.users(np.array([user_id], np.int64))[0])
+        except DependencyError:
+            return False
+
+    def described(self, item_id: int) -> dict[str, Any]:
+        """Return an item as answers name it: the shop's own id, and the title."""
+        catalogue = self.published.catalogue
+        title = self.live_items.titles.get(item_id) or catalogue.title(item_id)
+        return {"id": catalogue.item_name(item_id) or item_id, "title": title}
+
+    def popular(self, exclude: set[int], count: int) -> list[int]:
+        """Return the popular items that may be shown, best first."""
+        hidden = exclude | self.live_items.unavailable
+        return [item_id for item_id in self.published.popular if item_id not in hidden][:count]
+
+    def close(self) -> None:
+        self.reader.close()
+
+    def _use(self, published: Published) -> None:
+        self.published = published
+        self._recommender.catalogue = published.catalogue
+        self._metrics.generation.set(published.generation)
+
+
+def _number(what: str, value: int | str | None) -> int:
+    if not isinstance(value, int) or not -(1 << 63) <= value < 1 << 63:
+        raise InvalidRequest(f"{what} is {value!r}; this shop's ids are whole numbers. Correct the id.")
+    return value
