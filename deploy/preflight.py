@@ -29,7 +29,7 @@ BACKEND = re.compile(r'^\s*backend:\s*"([^"]+)"', re.MULTILINE)
 
 
 def faults(repository: Path, backends: Path) -> Iterator[str]:
-    """-> everything that would keep a model from loading here."""
+    """Return everything that would keep a model from loading here."""
     configs = sorted(repository.glob("*/config.pbtxt"))
     if not configs:
         yield f"{repository} holds no model. Mount a repository that `make export` wrote there"

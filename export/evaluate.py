@@ -82,7 +82,7 @@ def named(baseline: Baseline) -> str:
 
 
 def stage_qualities(pipeline: Pipeline, problem: Problem) -> dict[str, Quality]:
-    """-> quality of the list as retrieval orders it, as the ranker orders it, and as the whole pipeline returns it."""
+    """Return quality of the list as retrieval orders it, as the ranker orders it, and as the whole pipeline returns it."""
     return {
         f"after {stage}": quality_of(ids, float(np.nanmean(aucs)), problem)
         for stage, (ids, aucs) in stage_lists(pipeline, problem).items()
@@ -90,7 +90,7 @@ def stage_qualities(pipeline: Pipeline, problem: Problem) -> dict[str, Quality]:
 
 
 def stage_lists(pipeline: Pipeline, problem: Problem) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """-> by stage: int64 [U, 20] item ids, and float64 [U] AUC, of the test users."""
+    """Return by stage: int64 [U, 20] item ids, and float64 [U] AUC, of the test users."""
     lists: dict[str, list[np.ndarray]] = {"retrieve": [], "rank": [], "rerank": []}
     aucs: dict[str, list[np.ndarray]] = {"retrieve": [], "rank": [], "rerank": []}
     for block in blocks(problem.test_users):
@@ -110,7 +110,7 @@ def stage_lists(pipeline: Pipeline, problem: Problem) -> dict[str, tuple[np.ndar
 
 
 def retrieval_order(pipeline: Pipeline, tensors: dict[str, np.ndarray], problem: Problem) -> np.ndarray:
-    """-> float32 [B, n_items]: every item of the catalogue as retrieval orders it, scored by its place."""
+    """Return float32 [B, n_items]: every item of the catalogue as retrieval orders it, scored by its place."""
     retrieve = pipeline.stages["retrieve"]
     history = retrieve.items.positions(tensors["history_ids"])
     nothing = Blocked(np.empty(0, np.int64), np.zeros(len(history) + 1, np.int64))
@@ -120,7 +120,7 @@ def retrieval_order(pipeline: Pipeline, tensors: dict[str, np.ndarray], problem:
 
 
 def moved_up(order: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """-> float32 [B, n_items] scores in which the items of `first` [B, K], best first, come before all others, which keep
+    """Return float32 [B, n_items] scores in which the items of `first` [B, K], best first, come before all others, which keep
     their order."""
     n_rows, n_items = order.shape
     moved = np.pad(order, ((0, 0), (0, 1)))  # a column for padding
@@ -130,7 +130,7 @@ def moved_up(order: np.ndarray, first: np.ndarray) -> np.ndarray:
 
 
 def served_lists(url: str, problem: Problem) -> np.ndarray:
-    """-> int64 [U, K] item ids that a running server recommends to the test users."""
+    """Return int64 [U, K] item ids that a running server recommends to the test users."""
     with local_client(url) as client, ThreadPoolExecutor(CONCURRENT_CALLS) as pool:
 
         def call(block: np.ndarray) -> np.ndarray:

@@ -19,7 +19,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def requests_like(dataset: Dataset, spec: ModelSpec, count: int, rng: np.random.Generator) -> Arrays:
-    """-> the ensemble's input tensors by name, each [count, *dims]; `spec` is the ensemble's."""
+    """Return the ensemble's input tensors by name, each [count, *dims]; `spec` is the ensemble's."""
     rows = dataset.interactions.iloc[np.sort(rng.choice(len(dataset.interactions), count))]
     item_ids = dataset.items["item_id"].to_numpy()
     tensors = {tensor.name: tensor.filled(count) for tensor in spec.inputs if tensor.optional}

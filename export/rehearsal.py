@@ -45,7 +45,7 @@ def record(staging: Staging, inputs: Arrays) -> Recorded:
 
 
 def answer(kernels: Pipeline, inputs: Arrays, batch: int) -> Arrays:
-    """-> the outputs of all rows, `batch` at a time."""
+    """Return the outputs of all rows, `batch` at a time."""
     count = len(inputs["user_id"])
     parts = [kernels({n: v[start : start + batch] for n, v in inputs.items()}) for start in range(0, count, batch)]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -64,7 +64,7 @@ def refuse_unsound(outputs: Arrays, item_ids: np.ndarray) -> None:
 
 
 def warmup_tensors(staging: Staging, recorded: Recorded) -> Arrays:
-    """-> every tensor of every stage for a few recorded requests, by name, [WARMUP_ROWS, *dims], fit for any generation."""
+    """Return every tensor of every stage for a few recorded requests, by name, [WARMUP_ROWS, *dims], fit for any generation."""
     kernels = Pipeline.load(staging.root, staging.generation)
     tensors = kernels.trace({name: values[:WARMUP_ROWS] for name, values in recorded.inputs.items()})
     return tensors | {

@@ -27,7 +27,7 @@ REWRITTEN = ("serving", "model.py", "__pycache__", MANIFEST_FILE, STAGE_FILE, RE
 
 
 def relayout(source: Path, repository: Path, layout: str, candidates: int | None = None) -> int:
-    """-> the generation published in `repository`. Raises ConfigError, ArtifactError or ExportError.
+    """Return the generation published in `repository`. Raises ConfigError, ArtifactError or ExportError.
 
     candidates: another C than the export's, to measure what it costs. The index is searched as widely as that takes.
     """

@@ -174,7 +174,7 @@ class Settings(_Section):
         return self.ranker.width or (STUDENT_WIDTH if self.distilled else TAUGHT_WIDTH)
 
     def serving_of(self) -> dict[str, Serving]:
-        """-> the serving settings of every model, by name."""
+        """Return the serving settings of every model, by name."""
         names = (*STAGES, *LIVE_MODELS, ENSEMBLE)
         common = {key: value for key, value in self.serving.items() if key not in names}
         base = serving_from(Serving(), common, "serving")
@@ -186,7 +186,7 @@ class Settings(_Section):
 
 
 def serving_from(base: Serving, changes: dict[str, Any], section: str) -> Serving:
-    """-> `base` with some fields changed. Raises ConfigError naming the section and the key."""
+    """Return `base` with some fields changed. Raises ConfigError naming the section and the key."""
     allowed = asdict(base)
     for key, value in changes.items():
         if key not in allowed:
@@ -210,7 +210,7 @@ def serving_from(base: Serving, changes: dict[str, Any], section: str) -> Servin
 
 
 def with_triton(settings: Settings, triton: str) -> Settings:
-    """-> the same settings for another Triton (of the merlin profile); "" leaves them. Raises ConfigError."""
+    """Return the same settings for another Triton (of the merlin profile); "" leaves them. Raises ConfigError."""
     if not triton:
         return settings
     try:
@@ -220,7 +220,7 @@ def with_triton(settings: Settings, triton: str) -> Settings:
 
 
 def read_settings(path: Path | None) -> Settings:
-    """-> the settings of a TOML file, or the defaults. Raises ConfigError naming file, key and what is allowed."""
+    """Return the settings of a TOML file, or the defaults. Raises ConfigError naming file, key and what is allowed."""
     if path is None:
         return Settings()
     with toml_faults(path, "docs/settings.md lists the keys and their defaults"):

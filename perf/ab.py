@@ -77,7 +77,7 @@ def _figures(bench: Bench, clients: int, window_s: float) -> dict[str, float]:
 
 
 def differing_answers(a: Bench, b: Bench) -> str:
-    """-> "" when both answer A's recorded requests alike (ids equal, scores within 1e-5)."""
+    """Return "" when both answer A's recorded requests alike (ids equal, scores within 1e-5)."""
     requests = first_rows(read_requests(a.site.repo, a.site.generation))
     of_a, of_b = (asked(bench.site.grpc_url, bench.specs[ENSEMBLE], requests) for bench in (a, b))
     return compare_answers(of_b, of_a)

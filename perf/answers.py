@@ -37,7 +37,7 @@ def require_comparable(repo: Path) -> None:
 
 
 def differing_answers(site: Site, recommend: ModelSpec) -> str:
-    """-> "" when the server answers as the export's process did, else what differs.
+    """Return "" when the server answers as the export's process did, else what differs.
 
     Nothing does where they are not `comparable`.
     """
@@ -48,7 +48,7 @@ def differing_answers(site: Site, recommend: ModelSpec) -> str:
 
 
 def differing_from(url: str, recommend: ModelSpec, recorded: Recorded) -> str:
-    """-> "" when the server's answers are the recorded ones (ids equal, scores within 1e-5), else what differs.
+    """Return "" when the server's answers are the recorded ones (ids equal, scores within 1e-5), else what differs.
 
     The same requests are sent twice: some in each call, then one a call and many calls at once, for batches of the server's
     own.
@@ -58,7 +58,7 @@ def differing_from(url: str, recommend: ModelSpec, recorded: Recorded) -> str:
 
 
 def differing_at_once(url: str, recommend: ModelSpec, recorded: Recorded) -> str:
-    """-> "" when each of COMPARED_ROWS requests, AT_ONCE of them due at the same instant, gets its recorded answer."""
+    """Return "" when each of COMPARED_ROWS requests, AT_ONCE of them due at the same instant, gets its recorded answer."""
     bodies, messages = serialised(recommend, first_rows(recorded.inputs)), []
     for first in range(0, len(bodies), AT_ONCE):
         sent = bodies[first : first + AT_ONCE]
@@ -71,7 +71,7 @@ def differing_at_once(url: str, recommend: ModelSpec, recorded: Recorded) -> str
 
 
 def asked(url: str, recommend: ModelSpec, inputs: Arrays) -> Arrays:
-    """-> the server's answers to inputs [R, *dims], each [R, *dims]."""
+    """Return the server's answers to inputs [R, *dims], each [R, *dims]."""
     with local_client(url) as client:
         return ask(client, recommend, "", inputs)
 
@@ -81,7 +81,7 @@ def first_rows(tensors: Arrays) -> Arrays:
 
 
 def differing_messages(recommend: ModelSpec, messages: list[bytes], expected: Arrays) -> str:
-    """-> "" when answers off the wire, one row each, are those expected ([N, *dims]); else what differs."""
+    """Return "" when answers off the wire, one row each, are those expected ([N, *dims]); else what differs."""
     try:
         return compare_answers(tensors_of(recommend, messages), expected)
     except (DecodeError, KeyError, ValueError) as error:
@@ -89,7 +89,7 @@ def differing_messages(recommend: ModelSpec, messages: list[bytes], expected: Ar
 
 
 def tensors_of(model: ModelSpec, messages: list[bytes]) -> Arrays:
-    """-> each output [N, *dims] of N serialised ModelInferResponses of one row."""
+    """Return each output [N, *dims] of N serialised ModelInferResponses of one row."""
     raw: dict[str, list[bytes]] = {tensor.name: [] for tensor in model.outputs}
     for message in messages:
         answer = pb.ModelInferResponse.FromString(message)

@@ -45,7 +45,7 @@ console = Console(stderr=True, width=None if os.isatty(2) else 120)
 
 @contextlib.contextmanager
 def progress(total: int) -> Iterator[Callable[[str], None]]:
-    """-> call it with what begins now; one bar on a terminal, one line each elsewhere."""
+    """Return call it with what begins now; one bar on a terminal, one line each elsewhere."""
     columns = (TextColumn("{task.description:<44}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     # drawn at every step only: a thread that draws in between takes the interpreter from what is measured in this process
     with Progress(*columns, console=console, disable=not console.is_terminal, auto_refresh=False) as bar:

@@ -89,7 +89,7 @@ class Counters:
 
 
 def read_counters(url: str) -> dict[str, Counters]:
-    """-> counters by model name."""
+    """Return counters by model name."""
     with local_client(url) as client:
         return parse_statistics(client.get_inference_statistics(as_json=True))
 
@@ -112,7 +112,7 @@ def parse_statistics(statistics: dict) -> dict[str, Counters]:
 
 
 def between(before: dict[str, Counters], after: dict[str, Counters]) -> dict[str, StageTimes]:
-    """-> models that answered anything in between. The ensemble's own times are the sums over its steps: left out there."""
+    """Return models that answered anything in between. The ensemble's own times are the sums over its steps: left out there."""
     return {name: times for name, end in after.items() if (times := _difference(before.get(name, Counters()), end)).requests}
 
 
@@ -143,7 +143,7 @@ LEVELS = ("l1", "l2", "l3")
 
 
 def read_samples(metrics_url: str) -> Samples:
-    """-> (metric, labels as text) -> value; nothing when there is no metrics page."""
+    """Return (metric, labels as text) -> value; nothing when there is no metrics page."""
     try:
         with urllib.request.urlopen(metrics_url, timeout=5) as page:
             return parse_metrics(page.read().decode())
@@ -161,7 +161,7 @@ def parse_metrics(text: str) -> Samples:
 
 
 def hit_rates(before: Samples, after: Samples) -> dict[str, float]:
-    """-> "what labels" -> share of lookups between two readings that hit; what was not looked up in is left out."""
+    """Return "what labels" -> share of lookups between two readings that hit; what was not looked up in is left out."""
     rates = table_hit_rates(before, after)
     for (name, labels), hits_after in after.items():
         partner = name.replace("hit", "miss").replace("misss", "misses")
@@ -176,7 +176,7 @@ def hit_rates(before: Samples, after: Samples) -> dict[str, float]:
 
 
 def table_hit_rates(before: Samples, after: Samples) -> dict[str, float]:
-    """-> "tables, level" -> share of the rows that reached a level and were there, of all tables and processes together."""
+    """Return "tables, level" -> share of the rows that reached a level and were there, of all tables and processes together."""
     rows: Counter[str] = Counter()
     for (name, labels), value in after.items():
         if name == TABLE_ROWS:

@@ -64,7 +64,10 @@ class Verdict:
 
 
 def read_slo(path: Path = SLO_FILE) -> dict[str, Bound]:
-    """-> at least one bound, each of OBJECTIVES. ConfigError otherwise: a gate without bounds would let everything through."""
+    """Return at least one bound, each of OBJECTIVES.
+
+    ConfigError otherwise: a gate without bounds would let everything through.
+    """
     with toml_faults(path, f"an example is {SLO_FILE}"):
         bounds = TypeAdapter(dict[str, Bound]).validate_python(tomllib.loads(path.read_text()))
     if not bounds:

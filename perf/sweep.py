@@ -176,7 +176,7 @@ def measure_all(bench: Bench, window_s: float = WINDOW_S, load_s: float = LOAD_S
 
 
 def sweep_recommend(bench: Bench, window_s: float, step: Step) -> Closed:
-    """-> the level with the most answers/s."""
+    """Return the level with the most answers/s."""
     for clients in CLIENTS:
         step(f"{ENSEMBLE}, {clients} clients")
         bench.add_closed(ENSEMBLE, "grpc", "concurrency", clients, window_s)

@@ -53,7 +53,10 @@ def run(check: Check, repository: Path) -> list[Finding]:
 
 
 def models_in(repository: Path) -> tuple[str, ...]:
-    """-> the models of a repository, as the config of `recommend` lays it out. Without that config: those of the ensemble."""
+    """Return the models of a repository, as the config of `recommend` lays it out.
+
+    Without that config: those of the ensemble.
+    """
     path = repository / ENSEMBLE / CONFIG_FILE
     return models_of(layout_of(read_config(path)) if path.is_file() else "ensemble")
 
@@ -160,7 +163,7 @@ def check_warmup(repository: Path) -> Iterator[Finding]:
 
 
 def warmup_bytes_of(entry: pb.ModelWarmup.Input) -> int:
-    """-> bytes of one row; of strings at least their lengths."""
+    """Return bytes of one row; of strings at least their lengths."""
     width = {pb.TYPE_STRING: 4, pb.TYPE_FP32: 4, pb.TYPE_INT32: 4, pb.TYPE_UINT8: 1}.get(entry.data_type, 8)
     return width * math.prod(entry.dims)
 

@@ -31,7 +31,7 @@ DTYPE = {value: key for key, value in TRITON_TYPE.items()}
 
 
 def models_of(layout: str) -> tuple[str, ...]:
-    """-> the models of a repository, in the order they are placed: the one that callers know comes last."""
+    """Return the models of a repository, in the order they are placed: the one that callers know comes last."""
     return (*STAGES, *LIVE_MODELS, ENSEMBLE) if layout == "ensemble" else (*LIVE_MODELS, ENSEMBLE)
 
 
@@ -68,7 +68,7 @@ class Serving:
 
 
 def stage_config(spec: ModelSpec, serving: Serving, versions: list[int], warmup_rows: int) -> pb.ModelConfig:
-    """-> one Python-backend model: a stage, or `recommend` of the fused layout.
+    """Return one Python-backend model: a stage, or `recommend` of the fused layout.
 
     The server holds `versions` of it; warm-up files hold `warmup_rows` recorded rows; 0: it is not warmed up.
     """
@@ -98,7 +98,7 @@ def set_instances(config: pb.ModelConfig, count: int) -> None:
 
 
 def ensemble_config(stages: dict[str, ModelSpec], generation: int, serving: Serving) -> pb.ModelConfig:
-    """-> `recommend`, with every step pinned to `generation`: an answer never mixes two."""
+    """Return `recommend`, with every step pinned to `generation`: an answer never mixes two."""
     spec = ensemble_spec(stages)
     config = pb.ModelConfig(name=spec.name, platform="ensemble", max_batch_size=serving.max_batch_size)
     _add_tensors(config, spec)
@@ -128,7 +128,7 @@ def state_records(config: pb.ModelConfig, spec: ModelSpec) -> None:
 
 
 def fields_stated(config: pb.ModelConfig, tensor: str) -> str:
-    """-> the fields that a config states of one of its tensors; "" where it is no record."""
+    """Return the fields that a config states of one of its tensors; "" where it is no record."""
     parameter = f"{RECORD}{tensor}"
     return config.parameters[parameter].string_value if parameter in config.parameters else ""
 
@@ -163,7 +163,7 @@ def warmup_file(tensor: str, row: int) -> str:
 
 
 def warmup_bytes(array: np.ndarray) -> bytes:
-    """-> a tensor as Triton reads it from a warm-up file: raw little-endian values, strings with a 4-byte length each."""
+    """Return a tensor as Triton reads it from a warm-up file: raw little-endian values, strings with a 4-byte length each."""
     if array.dtype != np.object_:
         return np.ascontiguousarray(array).tobytes()
     return b"".join(len(text).to_bytes(4, "little") + text for text in array.ravel())
@@ -197,20 +197,20 @@ def check_edges(stages: dict[str, ModelSpec]) -> None:
 
 
 def spec_of(config: pb.ModelConfig) -> ModelSpec:
-    """-> names, types, dims and the fields of records as a config states them (fills are not part of a config)."""
+    """Return names, types, dims and the fields of records as a config states them (fills are not part of a config)."""
     inputs = tuple(tensor_of(config, TensorSpec(t.name, DTYPE[t.data_type], tuple(t.dims), t.optional)) for t in config.input)
     outputs = tuple(tensor_of(config, TensorSpec(t.name, DTYPE[t.data_type], tuple(t.dims))) for t in config.output)
     return ModelSpec(config.name, inputs, outputs)
 
 
 def differing_tensors(config: pb.ModelConfig, spec: ModelSpec) -> str:
-    """-> "" when a config states the tensors of `spec`, else those that only one of them has."""
+    """Return "" when a config states the tensors of `spec`, else those that only one of them has."""
     stated, known = ({t.text for t in (*both.inputs, *both.outputs)} for both in (spec_of(config), spec))
     return ", ".join(sorted(stated ^ known))
 
 
 def tensor_of(config: pb.ModelConfig, tensor: TensorSpec) -> TensorSpec:
-    """-> the record that the config says it is, or the tensor itself."""
+    """Return the record that the config says it is, or the tensor itself."""
     stated = fields_stated(config, tensor.name)
     if not stated:
         return tensor

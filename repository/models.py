@@ -124,7 +124,7 @@ def read_repository(repo: Path) -> list[Model]:
 
 
 def content_of(repo: Path, generation: int | None = None) -> str:
-    """-> SHA-256 of a generation's manifest, by default of the one that the repository names; "" where there is none."""
+    """Return SHA-256 of a generation's manifest, by default of the one that the repository names; "" where there is none."""
     with contextlib.suppress(ArtifactError, FileNotFoundError):
         return sha256_of(repo / ENSEMBLE / str(generation or pinned_generation(repo)) / MANIFEST_FILE)
     return ""

@@ -132,13 +132,13 @@ class Staging:
             self._lock.close()
 
     def folder(self, model: str) -> Path:
-        """-> where a stage, or `recommend`, of this generation lies in the staging area."""
+        """Return where a stage, or `recommend`, of this generation lies in the staging area."""
         if self.layout == "fused" and model in STAGES:
             return self.folder(ENSEMBLE) / model
         return self.root / model / str(self.generation)
 
     def check_contract(self, specs: dict[str, ModelSpec]) -> int | None:
-        """-> the generation now served, None without one. Raises ExportError when it speaks another contract than `specs`.
+        """Return the generation now served, None without one. Raises ExportError when it speaks another contract than `specs`.
 
         ConfigError when nothing could be served from where the repository lies.
         """
@@ -236,7 +236,8 @@ def refuse_other_file_system(staging: Path, repository: Path) -> None:
 
 
 def served_by(repository: Path) -> int | None:
-    """-> the generation that `recommend` answers with, None where none is whole: publishing also mends a damaged repository."""
+    """Return the generation that `recommend` answers with, None where none is whole: publishing also mends a damaged
+    repository."""
     try:
         generation = pinned_generation(repository)
         return generation if generation in published_generations(repository) else None
@@ -245,7 +246,7 @@ def served_by(repository: Path) -> int | None:
 
 
 def generations_present(repository: Path) -> set[int]:
-    """-> every version number that any model of the repository has."""
+    """Return every version number that any model of the repository has."""
     folders = (path for name in (*STAGES, *LIVE_MODELS, ENSEMBLE) for path in (repository / name).glob("*"))
     return {int(path.name) for path in folders if path.is_dir() and path.name.isdecimal()}
 

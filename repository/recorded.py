@@ -44,7 +44,7 @@ def read_recorded(path: Path) -> Recorded:
 
 
 def compare_answers(got: Arrays, expected: Arrays, tolerance: float = SCORE_TOLERANCE) -> str:
-    """-> "" when ids are equal and scores within `tolerance` (absolute or relative), else what differs."""
+    """Return "" when ids are equal and scores within `tolerance` (absolute or relative), else what differs."""
     ids_differ = (got["item_ids"] != expected["item_ids"]).any(axis=1)
     if ids_differ.any():
         row = int(np.argmax(ids_differ))

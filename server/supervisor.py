@@ -29,7 +29,7 @@ class Supervisor:
         self._process: subprocess.Popen | None = None
 
     def run(self) -> int:
-        """-> exit code of the last process, once that ended well or was told to."""
+        """Return exit code of the last process, once that ended well or was told to."""
         pause_s = FIRST_PAUSE_S
         while True:
             started_s = time.monotonic()

@@ -44,7 +44,7 @@ def follow(state: ServerState, run_dir: Path) -> None:
 
 
 def served_settings(repo: Path) -> tuple[Path | None, int]:
-    """-> (the settings of the tables that answer, None without an update source; their generation)"""
+    """Return (the settings of the tables that answer, None without an update source; their generation)"""
     try:
         generation = pinned_generation(repo)
         return (tables_settings(repo, generation) if has_update_source(repo, generation) else None), generation

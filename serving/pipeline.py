@@ -1,4 +1,4 @@
-"""The four stages in one process, without a server: for tests, evaluation, and as the yardstick of served speed.
+"""Run the four stages in one process, without a server: for tests, evaluation, and as the baseline of served speed.
 
 pipeline = Pipeline.load(Path("model_repository"))
 answer = pipeline.recommend([17850, 12583])
@@ -38,9 +38,9 @@ class Pipeline:
 
     @classmethod
     def load(cls, repository: Path, generation: int | None = None, live: Reader | None = None) -> Pipeline:
-        """Load one generation (default: the one a server answers with). Raises ArtifactError on what was not published so.
+        """Load one generation, by default the pinned one. Raises ArtifactError when a file is missing or not as published.
 
-        live: the live store to answer with, which the caller closes; None: answers come from the generation alone
+        live: the live store, which the caller closes; None: answers come from the generation alone
         """
         generation = generation or pinned_generation(repository)
         folders = {name: stage_folder(repository, name, generation) for name in STAGES}
@@ -53,31 +53,30 @@ class Pipeline:
         return cls(info, stages, stage_specs(info.axes, info.context))
 
     def close(self) -> None:
-        """Let go of what the stages share with other processes. Nothing is answered afterwards."""
+        """Release what the stages share with other processes. The pipeline cannot be called afterwards."""
         for stage in self.stages.values():
             if hasattr(stage, "close"):
                 stage.close()
 
     def __call__(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        """One batch through the four kernels.
+        """Run one batch through the four stages.
 
         inputs: the ensemble's tensors by name, each [B, *dims]; absent optional ones take their fill value
-        ->      the ensemble's outputs by name, each [B, *dims]
-        Raises RequestError for the first malformed row.
+        Returns the ensemble's outputs by name, each [B, *dims]. Raises RequestError for the first malformed row.
         """
         tensors = self.trace(inputs)
         return {tensor.name: tensors[tensor.name] for tensor in self.specs[STAGES[-1]].outputs}
 
     def trace(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        """Like a call, but -> every tensor on the way, by name (`lineage` as the last stage but one left it)."""
+        """Run one batch and return every tensor between the stages too, by name; `lineage` is the input of the last stage."""
         tensors = dict(inputs)
         batch = len(tensors["user_id"])
         for name in STAGES:
             spec = self.specs[name]
-            given = {t.name: tensors[t.name] if t.name in tensors else t.filled(batch) for t in spec.taken}
-            if faults := self.stages[name].faults(given):
+            fields = {t.name: tensors[t.name] if t.name in tensors else t.filled(batch) for t in spec.taken}
+            if faults := self.stages[name].faults(fields):
                 raise RequestError(faults[min(faults)])
-            tensors.update(self.stages[name](given))
+            tensors.update(self.stages[name](fields))
         return tensors
 
     def recommend(
@@ -87,9 +86,9 @@ class Pipeline:
         exclude: Sequence[Sequence[int]] | None = None,
         context: Mapping[str, Sequence[Any]] | None = None,
     ) -> Arrays:
-        """Recommendations for plain Python values; `ensemble_spec` says what each argument means. Raises RequestError."""
+        """Recommend from plain Python values; `ensemble_spec` defines the arguments. Raises RequestError."""
         if not len(user_ids):
-            raise RequestError("There are no user_ids. Expected one at least; a user nobody knows is served as a cold start.")
+            raise RequestError("There are no user_ids. Expected at least one; an unknown user is served as a cold start.")
         inputs: Arrays = {"user_id": np.asarray(user_ids, np.int64).reshape(-1, 1)}
         optional = {t.name: t for t in ensemble_spec(self.specs).inputs if t.optional}
         for name, rows in (("history", history), ("exclude", exclude)):
@@ -103,7 +102,7 @@ class Pipeline:
 
 
 def padded(rows: Sequence[Sequence[int]], width: int) -> np.ndarray:
-    """-> int64 [B, width], each row's first `width` ids, PAD_ID after the last."""
+    """Return int64 [B, width], each row's first `width` ids, PAD_ID after the last."""
     array = np.full((len(rows), width), PAD_ID, np.int64)
     for target, row in zip(array, rows, strict=True):
         ids = list(row)[:width]

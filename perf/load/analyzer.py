@@ -113,7 +113,7 @@ def measure(target: Target, mode: str, value: float, window_s: float, raw: Path)
 
 
 def run(arguments: list[str], limit_s: float, private_header: str = "") -> str:
-    """-> what it printed. ServerError when it cannot be started or does not end."""
+    """Return what it printed. ServerError when it cannot be started or does not end."""
     header = (["-H"], [private_header]) if private_header else ([], [])
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     try:

@@ -145,7 +145,7 @@ def send_all(calls: UnaryCalls, bodies: list[bytes], outcome: Outcome, progress:
 
 
 def floor_ns(url: str) -> np.ndarray:
-    """-> int64 [N]: latencies of a call that does nothing, one client: what this client and gRPC alone cost."""
+    """Return int64 [N]: latencies of a call that does nothing, one client: what this client and gRPC alone cost."""
     require_loopback(url)
     taken = np.empty(FLOOR_CALLS, np.int64)
     with contextlib.closing(UnaryCalls(url, LIVE, DEADLINE_S)) as calls:

@@ -40,7 +40,7 @@ def volleys(rate: float, duration_s: float, size: int = 8) -> np.ndarray:
 
 
 def in_burst(due_s: np.ndarray, every_s: float = 5.0, burst_s: float = 0.5) -> np.ndarray:
-    """-> bool [N]: due within a burst. The first period has none: it shows the quiet state."""
+    """Return bool [N]: due within a burst. The first period has none: it shows the quiet state."""
     return (due_s >= every_s) & (due_s % every_s < burst_s)
 
 
@@ -64,7 +64,7 @@ def recorded(times_s: np.ndarray, rate: float, duration_s: float, rng: np.random
 
 
 def read_times(source: str) -> np.ndarray:
-    """-> float64 [M] unix seconds: a text file with one time per line, or else the interactions of a data set."""
+    """Return float64 [M] unix seconds: a text file with one time per line, or else the interactions of a data set."""
     if Path(source).is_file():
         try:
             return np.loadtxt(source, dtype=np.float64, ndmin=1)

@@ -31,7 +31,7 @@ STAGE_BATCH = 32  # rows per call while stage inputs are collected
 
 
 def read_specs(repo: Path, generation: int) -> dict[str, ModelSpec]:
-    """-> the five models of a published generation, by name. ArtifactError when this code knows other tensors of them."""
+    """Return the five models of a published generation, by name. ArtifactError when this code knows other tensors of them."""
     info = read_stage(stage_folder(repo, STAGES[0], generation))
     stages = stage_specs(info.axes, info.context)
     specs = {**stages, ENSEMBLE: ensemble_spec(stages)}
@@ -48,17 +48,17 @@ def read_specs(repo: Path, generation: int) -> dict[str, ModelSpec]:
 
 
 def read_recorded_of(repo: Path, generation: int) -> Recorded:
-    """-> requests to `recommend` and the answers to them. ArtifactError when the generation carries none."""
+    """Return requests to `recommend` and the answers to them. ArtifactError when the generation carries none."""
     return read_recorded(repo / ENSEMBLE / str(generation) / RECORDED_FILE)
 
 
 def read_requests(repo: Path, generation: int) -> Arrays:
-    """-> the recorded inputs of `recommend`, each [R, *dims]. ArtifactError when the generation carries none."""
+    """Return the recorded inputs of `recommend`, each [R, *dims]. ArtifactError when the generation carries none."""
     return read_recorded_of(repo, generation).inputs
 
 
 def draw(requests: Arrays, count: int, rng: np.random.Generator, cold_share: float = 0.0) -> Arrays:
-    """-> `count` rows of `requests`, users by Zipf: the r-th most active one with weight 1/r, each time one of its rows.
+    """Return `count` rows of `requests`, users by Zipf: the r-th most active one with weight 1/r, each time one of its rows.
 
     cold_share of them get the id of a user nobody has seen.
     """
@@ -90,7 +90,7 @@ def _plain(row: np.ndarray) -> list:
 
 
 def serialised(spec: ModelSpec, rows: Arrays, priority: np.ndarray | None = None) -> list[bytes]:
-    """-> one ModelInferRequest per row, ready for the wire: no work is left for the moment a request is due.
+    """Return one ModelInferRequest per row, ready for the wire: no work is left for the moment a request is due.
 
     priority: int [N], 0 = the model's default.
     """
@@ -113,7 +113,7 @@ def _raw(row: np.ndarray) -> bytes:
 
 
 def stage_inputs(url: str, specs: dict[str, ModelSpec], generation: int, requests: Arrays) -> dict[str, Arrays]:
-    """-> for each stage its input tensors [R, *dims], as the stages before it answer `requests`."""
+    """Return for each stage its input tensors [R, *dims], as the stages before it answer `requests`."""
     count = len(requests["user_id"])
     tensors, inputs = dict(requests), {}
     with local_client(url) as client:
@@ -125,7 +125,7 @@ def stage_inputs(url: str, specs: dict[str, ModelSpec], generation: int, request
 
 
 def ask(client: grpcclient.InferenceServerClient, spec: ModelSpec, version: str, inputs: Arrays) -> Arrays:
-    """-> the outputs [R, *dims] of one model to all rows, a few at a time; version "" lets the server choose."""
+    """Return the outputs [R, *dims] of one model to all rows, a few at a time; version "" lets the server choose."""
     answers = []
     for start in range(0, len(next(iter(inputs.values()))), STAGE_BATCH):
         tensors = []

@@ -223,7 +223,7 @@ def summary(run: Run) -> dict[str, Any]:
 
 
 def commit_of(folder: Path = PROJECT) -> str:
-    """-> short hash, with "+" when files were changed since; "" outside git."""
+    """Return short hash, with "+" when files were changed since; "" outside git."""
     try:
         head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=folder, capture_output=True, text=True, check=True)
         changed = subprocess.run(["git", "status", "--porcelain", "-uno"], cwd=folder, capture_output=True, text=True)
@@ -239,12 +239,12 @@ def circumstances() -> dict[str, Any]:
 
 
 def priority_levels(repo: Path) -> int:
-    """-> of the model of the repository that has most; 0 when none tells requests apart."""
+    """Return of the model of the repository that has most; 0 when none tells requests apart."""
     return max((read_config(path).dynamic_batching.priority_levels for path in repo.glob("*/config.pbtxt")), default=0)
 
 
 def config_hash(repo: Path) -> str:
-    """-> 12 digits over every config.pbtxt: two runs with the same ones measured the same serving settings."""
+    """Return 12 digits over every config.pbtxt: two runs with the same ones measured the same serving settings."""
     digest = hashlib.sha256()
     for path in sorted(repo.glob("*/config.pbtxt")):
         digest.update(path.parent.name.encode() + b"\0" + path.read_bytes())

@@ -35,7 +35,8 @@ FACTORS = (0.7, 0.8, 0.9)  # of the effort that the export chose, from a ladder 
 
 
 def allowed_efforts(repository: Path) -> dict[int, float]:
-    """-> recall of exact search by effort, for those below the current one that reach what is wanted; {} without an index."""
+    """Return recall of exact search by effort, for those below the current one that reach what is wanted; {} without an
+    index."""
     pipeline = Pipeline.load(repository, pinned_generation(repository))
     search = pipeline.stages["retrieve"].search
     if search.index is None:

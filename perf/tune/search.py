@@ -31,7 +31,7 @@ DRAWS_PER_CANDIDATE = 100  # before a space counts as exhausted
 
 
 def search_space(settings: Settings, layout: str, efforts: tuple[int, ...], cores: int) -> Space:
-    """-> the values of each setting other than the current one. efforts: of the index, all of which find enough."""
+    """Return the values of each setting other than the current one. efforts: of the index, all of which find enough."""
     first = STAGES[0] if layout == "ensemble" else ENSEMBLE
     many = ("retrieve", "rank") if layout == "ensemble" else (ENSEMBLE,)
     all_models = "serving" if layout == "ensemble" else f"serving.{ENSEMBLE}"
@@ -52,7 +52,7 @@ def without(values: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
 
 
 def current(settings: Settings, key: str) -> Any:
-    """-> what a setting is now; 1 for the server's threads, which it starts with unless told otherwise."""
+    """Return what a setting is now; 1 for the server's threads, which it starts with unless told otherwise."""
     if key == SERVER_THREADS:
         return 1
     section, *path = key.split(".")
@@ -64,7 +64,7 @@ def current(settings: Settings, key: str) -> Any:
 
 
 def candidates(space: Space, count: int, rng: np.random.Generator) -> list[Changes]:
-    """-> at most `count`, all different: every setting changed alone, as many as fit, then combinations drawn at random."""
+    """Return at most `count`, all different: every setting changed alone, as many as fit, then combinations drawn at random."""
     alone: list[Changes] = [{key: value} for key, values in space.items() for value in values]
     chosen = [alone[i] for i in sorted(rng.permutation(len(alone))[:count])]
     for _ in range(DRAWS_PER_CANDIDATE * count):
@@ -78,7 +78,7 @@ def candidates(space: Space, count: int, rng: np.random.Generator) -> list[Chang
 
 
 def with_changes(document: dict[str, Any], changes: Changes) -> dict[str, Any]:
-    """-> an export config (parsed TOML) with the changes in place, the server's own settings left out."""
+    """Return an export config (parsed TOML) with the changes in place, the server's own settings left out."""
     changed = {name: with_changes(value, {}) if isinstance(value, dict) else value for name, value in document.items()}
     for key, value in changes.items():
         if key == SERVER_THREADS:

@@ -90,6 +90,6 @@ def _link(source: str, target: str) -> None:
 
 
 def settings_of(repository: Path) -> Settings:
-    """-> what the generation that answers was exported with."""
+    """Return what the generation that answers was exported with."""
     manifest = read_json(repository / ENSEMBLE / str(pinned_generation(repository)), MANIFEST_FILE)
     return Settings.model_validate(manifest["settings"])

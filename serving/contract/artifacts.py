@@ -1,12 +1,12 @@
-"""What lies in a stage's version folder, and the refusal to use it when it is not what was published.
+"""Read and write a stage's version folder, and refuse one that is not as published.
 
 <REPO>/<stage>/<generation>/                one model per stage (the ensemble layout)
-<REPO>/recommend/<generation>/<stage>/      all stages in one model (the fused layout); the code lies once above them
-    stage.json      which stage, generation, axes, context columns, and the stage's own settings
+<REPO>/recommend/<generation>/<stage>/      all stages in one model (the fused layout), above them one copy of the code
+    stage.json      stage, generation, axes, context columns, and the stage's own settings
     manifest.json   SHA-256 and size of every file beside it
     *.npy           arrays, opened read-only by mmap so that all instances share one copy
     *.onnx          networks without their embedding tables
-    serving/        the code that serves them: a repository needs nothing of the checkout
+    serving/        the code that serves them: a repository does not need the checkout
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from serving.contract.tensors import (
 STAGE_FILE = "stage.json"
 MANIFEST_FILE = "manifest.json"
 HASH_BLOCK_BYTES = 1 << 20
-_PARSING = threading.Lock()  # numpy reads a header by `ast`, which two threads at once break (CPython 3.11, gh-106905)
+_PARSING = threading.Lock()  # numpy parses headers by `ast`, which is not thread-safe in CPython 3.11 (gh-106905)
 REMEDY = "Export the repository again (`make export`), or move the server back to an older generation."
 
 
 @dataclass(frozen=True)
 class StageInfo:
-    """`stage.json`: what every stage knows of itself. `settings` belongs to the one stage.
+    """The contents of `stage.json`. `settings` belong to the one stage.
 
-    In the fused layout `recommend` has one too, without settings.
+    In the fused layout `recommend` has a `stage.json` too, without settings.
     """
 
     stage: str
@@ -65,13 +65,13 @@ class StageInfo:
 
 
 def stage_folder(repository: Path, stage: str, generation: int) -> Path:
-    """-> where a stage of a generation lies, in either layout."""
+    """Return the version folder of a stage, in either layout."""
     fused = repository / ENSEMBLE / str(generation) / stage
     return fused if fused.is_dir() else repository / stage / str(generation)
 
 
 def read_stage(folder: Path) -> StageInfo:
-    """-> the StageInfo of a version folder. Raises ArtifactError when `stage.json` is missing or unreadable."""
+    """Return the StageInfo of a version folder. Raises ArtifactError when `stage.json` is missing or unreadable."""
     raw = read_json(folder, STAGE_FILE)
     try:
         context = tuple(ContextColumn(**column) for column in raw.pop("context"))
@@ -81,7 +81,7 @@ def read_stage(folder: Path) -> StageInfo:
 
 
 def stage_settings(folder: Path, info: StageInfo, kind: type) -> Any:
-    """-> `info.settings` as the stage's own dataclass `kind`. Raises ArtifactError when a setting is missing or unknown."""
+    """Return `info.settings` as the stage's own dataclass `kind`. Raises ArtifactError when a setting is missing or unknown."""
     try:
         return kind(**info.settings)
     except TypeError as error:
@@ -96,7 +96,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def open_array(folder: Path, name: str) -> np.ndarray:
-    """-> `<name>.npy`, memory-mapped read-only. Raises ArtifactError when it is missing, truncated or pickled."""
+    """Return `<name>.npy`, memory-mapped read-only. Raises ArtifactError when it is missing, truncated or pickled."""
     path = folder / f"{name}.npy"
     try:
         with _PARSING:
@@ -106,9 +106,10 @@ def open_array(folder: Path, name: str) -> np.ndarray:
 
 
 def open_form(folder: Path, name: str, dtype: str, *shape: int | None) -> np.ndarray:
-    """`open_array` of what compiled loops read: they check no bounds. None in `shape`: of any length.
+    """Return `<name>.npy` as `open_array` does, for compiled loops, which check no bounds. None in `shape` is any length.
 
-    -> the mapped pages, without the cost of np.memmap's own indexing. Raises ArtifactError when the array is of another form.
+    The result is a plain array over the mapped pages, without the cost of np.memmap's indexing. Raises ArtifactError when
+    dtype, shape or order differ.
     """
     array = open_array(folder, name).view(np.ndarray)
     fits = len(shape) == array.ndim and all(wanted in (None, found) for wanted, found in zip(shape, array.shape, strict=True))
@@ -122,13 +123,13 @@ def open_form(folder: Path, name: str, dtype: str, *shape: int | None) -> np.nda
 
 
 def check_range(where: Path | str, values: np.ndarray, last: int, first: int = 0) -> None:
-    """Raises ArtifactError when an integer array holds anything outside of first … last: compiled loops look nowhere else."""
+    """Raise ArtifactError when an integer array has a value outside of first … last: compiled loops check no bounds."""
     if values.size and not first <= values.min() <= values.max() <= last:
         raise ArtifactError(f"{where} holds values from {values.min()} to {values.max()}; expected {first} to {last}. {REMEDY}")
 
 
 def open_network(folder: Path, name: str, threads: int = 1):
-    """-> an ONNX Runtime session of `<name>.onnx` on the CPU. Raises ArtifactError."""
+    """Return an ONNX Runtime session of `<name>.onnx` on the CPU. Raises ArtifactError when it cannot be loaded."""
     import onnxruntime as ort
 
     path = folder / f"{name}.onnx"
@@ -150,13 +151,13 @@ def sha256_of(path: Path) -> str:
 
 
 def published_files(folder: Path) -> list[Path]:
-    """All files a manifest speaks of, relative to `folder`: everything but the manifest itself and Python's caches."""
+    """Return all files that a manifest lists, relative to `folder`: all but the manifest and Python's caches."""
     files = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
     return sorted(path for path in files if path.parts[-1] != MANIFEST_FILE and "__pycache__" not in path.parts)
 
 
 def write_manifest(folder: Path, **facts: Any) -> dict[str, Any]:
-    """Write `manifest.json` for what lies in `folder` now; `facts` (generation, reports, …) are kept beside the files."""
+    """Write `manifest.json` for the files in `folder`, with `facts` (generation, reports, …), and return it."""
     files = {
         str(path): {"sha256": sha256_of(folder / path), "bytes": (folder / path).stat().st_size}
         for path in published_files(folder)
@@ -167,7 +168,7 @@ def write_manifest(folder: Path, **facts: Any) -> dict[str, Any]:
 
 
 def verify_manifest(folder: Path) -> dict[str, Any]:
-    """-> the manifest, after every file was found present, of the stated size and SHA-256. Raises ArtifactError."""
+    """Return the manifest. Raises ArtifactError unless exactly its files exist, with their sizes and SHA-256."""
     manifest = read_json(folder, MANIFEST_FILE)
     stated: dict[str, Any] = manifest.get("files", {})
     present = {str(path) for path in published_files(folder)}

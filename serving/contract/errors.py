@@ -1,4 +1,4 @@
-"""Every way this project says no, in one tree. Each leaf names its cause and carries its gRPC status.
+"""The errors that this project raises on purpose. Each class names a cause and carries its gRPC status.
 
     RecommenderError
     ├── ConfigError        a setting or description is wrong            INVALID_ARGUMENT

@@ -1,7 +1,7 @@
-"""Which generation a repository answers with, read without a protobuf library: serving and clients have none to spare.
+"""Read which generation a repository answers with, without a protobuf library, so that serving and clients need none.
 
-`recommend/config.pbtxt` says it, in its version policy and in the versions its steps are pinned to; server/generations.py
-writes both. A newer generation on disk may be one that was moved away from.
+`recommend/config.pbtxt` states it twice, in its version policy and in the versions its steps are pinned to;
+server/generations.py writes both. A newer generation on disk may have been rolled back.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PINS = (
 
 
 def pinned_generation(repository: Path) -> int:
-    """-> the generation that `recommend` answers with. Raises ArtifactError when its config is missing or names not one."""
+    """Return the generation that `recommend` answers with. Raises ArtifactError unless its config names exactly one."""
     path = repository / ENSEMBLE / "config.pbtxt"
     try:
         text = COMMENT.sub("", path.read_text())

@@ -1,4 +1,4 @@
-"""A measurement: one named value that a process reports, whatever publishes it (the server's metrics port, or a report)."""
+"""A measurement: one named value that a process reports on the server's metrics port or in a report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ GAUGE: Final = "gauge"
 
 @dataclass(frozen=True)
 class Measurement:
-    """One value now. Counters only grow while the process lives; `labels` tell values of one name apart."""
+    """One value now. Counters never fall while the process lives; `labels` distinguish values of one name."""
 
     name: str
     description: str

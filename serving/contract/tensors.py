@@ -1,12 +1,12 @@
-"""The contract: axes, tensors and the five models. Everything that names a tensor imports it from here.
+"""The contract: axes, tensors and models. Every module that names a tensor imports it from here.
 
 Axes: B requests in a batch (never written in a spec: Triton adds it), C candidates, H history, E exclusions, K items returned,
 Fu / Gu categorical and continuous columns of the user. Ids are the shop's own int64 ids.
 
     recommend's inputs ─▶ preprocess ─[user]─▶ retrieve ─[candidates]─▶ rank ─[ranked]─▶ rerank ─▶ recommend's outputs
 
-What passes between two stages is one tensor, a record: its fields side by side, row by row. Kernels see the fields; records are
-packed and unpacked in the adapter (serving/stages/adapter/triton.py), because a tensor costs a stage more than its bytes do.
+One tensor passes between two stages, a record: its fields side by side, row by row. Stages see the fields; the adapter
+(serving/stages/adapter/triton.py) packs and unpacks records. A tensor costs a stage far more than its bytes do.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ import numpy as np
 
 from serving.contract.errors import RecommenderError
 
-PAD_ID = -1  # no item here; real item ids are >= 0, which the export checks
-FROM_STORE = -2  # whole `history` row: the caller sent none, use the feature store's
+PAD_ID = -1  # no item; the export checks that real item ids are >= 0
+FROM_STORE = -2  # fills a `history` row: the caller sent none, use the feature store's
 MISSING_INT = np.iinfo(np.int64).min  # an integer context value that was not sent
 
-PAD_SCORE = float(np.finfo(np.float32).min)  # beside PAD_ID between stages: below any score, and finite: inf - inf is no number
+PAD_SCORE = float(
+    np.finfo(np.float32).min
+)  # score of PAD_ID between stages: below any score, and finite because inf - inf is NaN
 
 PAD_ROW, NULL_ROW, OOV_ROW = 0, 1, 2  # reserved rows of every category, as NVTabular 23.8 numbers them
 
-ANY_GENERATION = 0  # as the generation of a request's lineage: not checked (warm-up, profiling of a single stage)
+ANY_GENERATION = 0  # generation of a lineage that is not checked (warm-up, profiling of a single stage)
 
-RECORD = "record_"  # before a record's name: the parameter of config.pbtxt that states its fields
+RECORD = "record_"  # prefix of the parameter in config.pbtxt that states a record's fields
 
 STAGES = ("preprocess", "retrieve", "rank", "rerank")
 ENSEMBLE = "recommend"
@@ -50,19 +52,19 @@ NUMPY_DTYPES: dict[str, np.dtype] = {  # by Triton's name
 
 
 class Degraded(IntFlag):
-    """Bits of the `degraded` output: which stage answered by its fallback."""
+    """Bits of the `degraded` output: the stages that answered by their fallback."""
 
     NONE = 0
     PREPROCESS = 1
     RETRIEVE = 2
     RANK = 4
     RERANK = 8
-    LIVE = 16  # live state is behind the event the caller named, or cannot be read
+    LIVE = 16  # live state has not reached the event that the caller named, or cannot be read
 
 
 @dataclass(frozen=True)
 class Axes:
-    """Sizes fixed at export. Read once from `stage.json`, never guessed from an array."""
+    """Sizes fixed at export, read from `stage.json`."""
 
     candidates: int = 256  # C
     history: int = 64  # H
@@ -74,7 +76,7 @@ class Axes:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor without its batch axis. `fill` stands in for an optional tensor the caller left out."""
+    """One tensor without its batch axis. `fill` replaces an optional tensor that the caller left out."""
 
     name: str
     dtype: str  # Triton's name: a key of NUMPY_DTYPES
@@ -88,23 +90,23 @@ class TensorSpec:
 
     @property
     def text(self) -> str:
-        """As people read it."""
+        """Name, type and dims for messages."""
         return f"{self.name} {self.dtype} {list(self.dims)}"
 
     def fits(self, values: np.ndarray, batch: int) -> bool:
-        """Is it an array of this type, [batch, *dims]?"""
+        """Return whether an array has this dtype and the shape [batch, *dims]."""
         return values.dtype == self.numpy_dtype and values.shape == (batch, *self.dims)
 
     def filled(self, batch: int) -> np.ndarray:
-        """[batch, *dims] of the fill value."""
+        """Return an array [batch, *dims] of the fill value."""
         return np.full((batch, *self.dims), self.fill, self.numpy_dtype)
 
 
 @dataclass(frozen=True)
 class RecordSpec(TensorSpec):
-    """Several tensors that travel as one of bytes: UINT8 [n]. Each field begins where its type wants it to.
+    """Several tensors packed into one of bytes, UINT8 [n], each field aligned for its type.
 
-    config.pbtxt states the fields as the parameter `record_<name>`, for people and to be compared with stage.json.
+    config.pbtxt states the fields in the parameter `record_<name>`; it is compared with stage.json when a model loads.
     """
 
     fields: tuple[TensorSpec, ...] = ()
@@ -123,19 +125,19 @@ class RecordSpec(TensorSpec):
 
     @cached_property
     def layout(self) -> np.dtype:
-        """One row, as a numpy structure."""
+        """The numpy structure of one row."""
         return row_layout(self.fields)
 
-    def pack(self, tensors: Mapping[str, np.ndarray], fit: bool = False) -> np.ndarray:
-        """Tensors by name, each [B, *dims] -> uint8 [B, n]. Raises RecommenderError when one is of another form.
+    def pack(self, tensors: Mapping[str, np.ndarray], validated: bool = False) -> np.ndarray:
+        """Return tensors by name, each [B, *dims], as one uint8 [B, n]. Raises RecommenderError when dtype or shape differ.
 
-        numpy would spread a single row over all, and change types, without a word. fit: the caller has looked.
+        NumPy would silently broadcast or cast. validated: skip the check.
         """
         batch = len(tensors[self.fields[0].name])
-        rows = np.zeros(batch, self.layout)  # zeros: what lies between fields is the same in every run
+        rows = np.zeros(batch, self.layout)  # zeros, so that the padding between fields is deterministic
         for field in self.fields:
             values = tensors[field.name]
-            if not (fit or field.fits(values, batch)):
+            if not (validated or field.fits(values, batch)):
                 raise RecommenderError(
                     f"{field.name} of the record {self.name} is {values.dtype} {values.shape}; the contract says {field.dtype} "
                     f"{(batch, *field.dims)}."
@@ -144,15 +146,15 @@ class RecordSpec(TensorSpec):
         return rows.view(np.uint8).reshape(batch, -1)
 
     def unpack(self, packed: np.ndarray) -> dict[str, np.ndarray]:
-        """uint8 [B, n] -> its fields by name, each [B, *dims]."""
+        """Return the fields of uint8 [B, n] by name, each [B, *dims]."""
         rows = packed.view(self.layout)[:, 0]
-        if not rows.flags.aligned:  # compiled loops would be compiled once more for such arrays
+        if not rows.flags.aligned:  # compiled loops would be compiled again for unaligned arrays
             rows = rows.copy()
         return {field.name: np.ascontiguousarray(rows[field.name]) for field in self.fields}
 
 
 def row_layout(fields: tuple[TensorSpec, ...]) -> np.dtype:
-    """-> the structure that holds one row of each field; 8 bytes and their multiples, so that rows in a batch stay aligned."""
+    """Return the structure of one row, padded to a multiple of 8 bytes so that all rows of a batch stay aligned."""
     return np.dtype([(field.name, field.numpy_dtype, field.dims) for field in fields], align=True)
 
 
@@ -161,16 +163,16 @@ def record(name: str, *fields: TensorSpec) -> RecordSpec:
 
 
 def fields_of(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """-> every tensor once by name, records as their fields."""
+    """Return each tensor once, with records replaced by their fields."""
     parts = chain.from_iterable(t.fields if isinstance(t, RecordSpec) else (t,) for t in tensors)
     return tuple({part.name: part for part in parts}.values())
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """One model: name, inputs, outputs. Serving settings (batching, instances) live with the exporter.
+    """One model: name, inputs, outputs. Serving settings (batching, instances) belong to the export.
 
-    inputs, outputs: the tensors on the wire; `taken` and `given`: the same as a kernel sees them, records as their fields.
+    inputs, outputs: the tensors on the wire; taken, given: the same as a stage sees them, records unpacked.
     """
 
     name: str
@@ -190,13 +192,13 @@ class ModelSpec:
         return tuple(tensor for tensor in (*self.inputs, *self.outputs) if isinstance(tensor, RecordSpec))
 
 
-def packed(specs: tuple[TensorSpec, ...], tensors: Mapping[str, np.ndarray], fit: bool = False) -> dict[str, np.ndarray]:
-    """Fields by name -> the tensors that carry them. fit: as of `pack`."""
-    return {t.name: t.pack(tensors, fit) if isinstance(t, RecordSpec) else tensors[t.name] for t in specs}
+def packed(specs: tuple[TensorSpec, ...], tensors: Mapping[str, np.ndarray], validated: bool = False) -> dict[str, np.ndarray]:
+    """Return the tensors of `specs` by name, packed from their fields. validated: as in `RecordSpec.pack`."""
+    return {t.name: t.pack(tensors, validated) if isinstance(t, RecordSpec) else tensors[t.name] for t in specs}
 
 
 def unpacked(specs: tuple[TensorSpec, ...], tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The tensors of `specs` by name -> their fields, a field of two records from the later one."""
+    """Return the fields of the tensors of `specs` by name. A field of two records comes from the later one."""
     fields: dict[str, np.ndarray] = {}
     for tensor in specs:
         fields |= tensor.unpack(tensors[tensor.name]) if isinstance(tensor, RecordSpec) else {tensor.name: tensors[tensor.name]}
@@ -205,7 +207,7 @@ def unpacked(specs: tuple[TensorSpec, ...], tensors: Mapping[str, np.ndarray]) -
 
 @dataclass(frozen=True)
 class ContextColumn:
-    """A column known at request time. kind: "integer" and "string" are categorical, "continuous" is FP32."""
+    """A column known at request time. kind: "integer" or "string" (categorical), or "continuous" (FP32)."""
 
     name: str
     kind: str
@@ -223,11 +225,11 @@ class ContextColumn:
 USER_ID = TensorSpec("user_id", "INT64", (1,))
 DEGRADED = TensorSpec("degraded", "INT32", (1,))
 GENERATION = TensorSpec("generation", "INT64", (1,))
-LINEAGE = TensorSpec("lineage", "INT64", (2,))  # handed from stage to stage: the generation, and the Degraded bits so far
+LINEAGE = TensorSpec("lineage", "INT64", (2,))  # passed from stage to stage: the generation, and the Degraded bits so far
 
 
 def stage_specs(axes: Axes, context: tuple[ContextColumn, ...] = ()) -> dict[str, ModelSpec]:
-    """The four stages of the pipeline, in order, keyed by name."""
+    """Return the specs of the four stages by name, in order."""
     after = TensorSpec("after", "INT64", (1,), optional=True, fill=NO_SEQUENCE)
     exclude = TensorSpec("exclude", "INT64", (axes.exclusions,), optional=True, fill=PAD_ID)
     history = TensorSpec("history", "INT64", (axes.history,), optional=True, fill=FROM_STORE)
@@ -262,7 +264,7 @@ def stage_specs(axes: Axes, context: tuple[ContextColumn, ...] = ()) -> dict[str
 
 
 def live_specs(context: tuple[TensorSpec, ...] = ()) -> dict[str, ModelSpec]:
-    """The models that take events, keyed by name. context: the tensors of the context columns"""
+    """Return the specs of `observe` and `upsert` by name. context: the tensors of the context columns."""
     sequence = (TensorSpec("sequence", "INT64", (1,)),)
     event = (
         USER_ID,
@@ -279,16 +281,16 @@ def live_specs(context: tuple[TensorSpec, ...] = ()) -> dict[str, ModelSpec]:
 
 
 def ensemble_spec(stages: dict[str, ModelSpec]) -> ModelSpec:
-    """`recommend`: what no stage produces comes in, what the last stage gives goes out."""
+    """Return the spec of `recommend`: inputs that no stage produces, outputs of the last stage."""
     produced = {t.name for spec in stages.values() for t in spec.outputs}
     inputs = {t.name: t for spec in stages.values() for t in spec.inputs if t.name not in produced}
     return ModelSpec(ENSEMBLE, tuple(inputs.values()), stages[STAGES[-1]].outputs)
 
 
 def new_lineage(batch: int, generation: int, degraded: int | np.ndarray = Degraded.NONE) -> np.ndarray:
-    """Return int64 [batch, 2]: the lineage of requests that the first stage of `generation` prepares.
+    """Return the initial lineage of a batch, int64 [batch, 2]: generation and degraded bits.
 
-    degraded: bits of all rows, or int64 [batch]
+    degraded: bits for all rows, or int64 [batch]
     """
     lineage = np.empty((batch, 2), np.int64)
     lineage[:, 0], lineage[:, 1] = generation, degraded
@@ -296,14 +298,14 @@ def new_lineage(batch: int, generation: int, degraded: int | np.ndarray = Degrad
 
 
 def fallen_back(lineage: np.ndarray, rows: np.ndarray, stage: Degraded) -> np.ndarray:
-    """int64 [B, 2], bool [B] -> int64 [B, 2]: with the stage's bit where it answered by its fallback."""
-    if not np.count_nonzero(rows):  # a fifth of what `any` takes
+    """Return the lineage, int64 [B, 2], with the stage's degraded bit set in the rows that are True in `rows`, bool [B]."""
+    if not np.count_nonzero(rows):  # five times as fast as `any`
         return lineage
     return lineage | np.outer(rows, (0, int(stage)))
 
 
 def generation_faults(lineage: np.ndarray, own: int) -> dict[int, str]:
-    """int64 [B, 2] -> row -> message where a request was prepared by another generation than this stage's."""
+    """Return a message per row of the lineage, int64 [B, 2], whose generation is not this stage's."""
     generations = lineage[:, 0].tolist()
     return {
         row: f"generation is {generation}, this stage serves {own}; send requests through the ensemble"

@@ -6,7 +6,7 @@
 numba compiles a function for the types of its first call and keeps the result. Every published repository carries a copy of
 this code, so machine code is cached by content, not by path: a new generation finds what an older one compiled. The key of a
 function covers its own module, the loop modules that module imports, and the constants it takes from elsewhere; editing any
-other file recompiles nothing. Results lie in NUMBA_CACHE_DIR, or else in the user's cache folder, in one folder per module and
+other file recompiles nothing. Results are in NUMBA_CACHE_DIR, or else in the user's cache folder, in one folder per module and
 key, of which the KEPT_FOLDERS used last are kept for each module. Where the folder cannot be written or read, or its files
 are damaged or removed, a process compiles for itself: that costs seconds at its start, and nothing else.
 """
@@ -41,11 +41,11 @@ KEPT_FOLDERS = 8  # per module
 def compiled(function: Callable, nogil: bool = True) -> Any:
     """Return `function` as machine code. No bounds are checked and division follows numpy's rules, not Python's.
 
-    nogil: other threads have the interpreter meanwhile. To give it away and take it again costs as much as 15 rows of a table.
+    nogil: release the interpreter meanwhile. Releasing and taking it again costs as much as 15 rows of a table.
     """
     loop = njit(nogil=nogil, error_model="numpy")(function)
     with contextlib.suppress(RuntimeError):  # "no locator available": there is no such folder, and none can be made
-        loop._cache = Kept(function)  # what `cache=True` does, with a place of our own
+        loop._cache = Kept(function)  # as `cache=True` does, in our own folder
     return loop
 
 
@@ -98,7 +98,7 @@ class Kept(FunctionCache):
         except OSError as error:
             reason = error.strerror or error
             warnings.warn(f"Compiled code in {self.cache_path} cannot be read ({reason}): compiled again.", stacklevel=2)
-        except Exception as error:  # a file that was cut short raises whatever unpickling met
+        except Exception as error:  # a truncated file makes unpickling raise any error
             self._write(self.flush)
             warnings.warn(f"Compiled code in {self.cache_path} is damaged ({error!r}): compiled again.", stacklevel=2)
         return None
@@ -142,7 +142,7 @@ def usable(folder: str) -> bool:
         os.makedirs(folder, exist_ok=True)
     except OSError:
         return False
-    with contextlib.suppress(OSError):  # what is another's can neither be marked as used nor removed
+    with contextlib.suppress(OSError):  # another user's folder can neither be marked as used nor removed
         os.utime(folder)
         if not known:
             remove_oldest()

@@ -16,12 +16,12 @@ _START = tuple(np.uint64(int.from_bytes(text, "big")) for text in (b"somepseu", 
 
 
 def hash_integers(values: np.ndarray) -> np.ndarray:
-    """int64 [n] -> uint64 [n]."""
+    """Return the hashes, uint64 [n], of int64 [n]."""
     return _mixed_all(values)
 
 
 def hash_strings(values: np.ndarray) -> np.ndarray:
-    """object [n] of str, bytes or None -> uint64 [n]. Missing (None) hashes as the empty string."""
+    """Return the hashes, uint64 [n], of object [n] of str, bytes or None; None hashes as the empty string."""
     texts = [value if isinstance(value, bytes) else (value or "").encode() for value in values.tolist()]
     ends = np.cumsum([len(text) for text in texts], dtype=np.int64)
     return _hash_texts(np.frombuffer(b"".join(texts), np.uint8), ends)
@@ -44,7 +44,7 @@ def _mixed(x):
 
 @compiled
 def _hash_texts(text, ends):
-    """text: uint8, n texts laid end to end; ends: int64 [n] where each one ends -> uint64 [n]"""
+    """Return the hashes, uint64 [n], of n texts end to end in `text`, uint8. ends: int64 [n] where each one ends."""
     hashes = np.empty(len(ends), np.uint64)
     start = 0
     for row in range(len(ends)):
@@ -55,7 +55,7 @@ def _hash_texts(text, ends):
 
 @compiled
 def _siphash(text):
-    """SipHash-2-4 of uint8 [n]: read as little-endian words, the last one ending in the length's low byte."""
+    """Return SipHash-2-4 of uint8 [n], read as little-endian words; the last word ends in the length's low byte."""
     v0, v1, v2, v3 = _K0 ^ _START[0], _K1 ^ _START[1], _K0 ^ _START[2], _K1 ^ _START[3]
     for start in range(0, len(text) + 1, 8):
         word = np.uint64(0)

@@ -1,8 +1,8 @@
-"""Inner products that come out the same, bit for bit, wherever they are computed: one order of summing for all callers.
+"""Inner products with one fixed order of additions, so that they are bit-identical wherever they are computed.
 
-Sixteen partial sums side by side, number d of a vector going to the sum d % 16, then the upper half of the sums is added to the
-lower one until one is left; what a width leaves over by 16 is added at the end, one by one. A plain loop would have to wait for
-each addition before the next: compilers may not change its order. That of BLAS depends on how many vectors it is given.
+Sixteen partial sums run side by side: element d goes to sum d % 16. Then the upper half of the sums is added to the lower one
+until one is left, and the rest of the width is added one by one. A plain loop would be slow, because compilers must not
+reorder its additions. The order of BLAS depends on how many vectors it is given.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LANES = 16
 
 @compiled
 def inner_product(a, b):
-    """float32 [D], float32 [D], both contiguous -> float32."""
+    """Return the inner product, float32, of two contiguous float32 [D]."""
     width = len(a)
     total = sum_in_lanes(a, b, width // LANES)
     for d in range(width // LANES * LANES, width):
@@ -30,9 +30,9 @@ def inner_product(a, b):
 
 @intrinsic
 def sum_in_lanes(typing_context, a, b, n_blocks):
-    """float32 arrays, int64 -> float32 over the first n_blocks * LANES numbers. Numba has no vectors of its own.
+    """Return the inner product of the first n_blocks * LANES elements as float32, with LLVM vectors, which numba lacks.
 
-    Raises TypingError where they are of another type or not contiguous: they would be read as what they are not.
+    Raises TypingError unless both are contiguous float32 arrays: others would be misread.
     """
     if any(kind.dtype != types.float32 or kind.layout != "C" for kind in (a, b)):
         raise TypingError(f"lanes cannot read {a} and {b}; expected contiguous arrays of float32")

@@ -1,4 +1,4 @@
-"""Sorting for compiled loops: stable, and without a call into Python or new memory for every list."""
+"""Stable sorting for compiled loops, without calls into Python or memory allocation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ RUN = 8  # items sorted by insertion before the merges begin
 
 @compiled
 def falling(score):
-    """float32 -> int64 below 2**31 in size, the smaller the larger the score: NaN comes last, 0.0 and -0.0 are equal."""
+    """Return a sort key, int64 within 2**31, that falls as the score rises; NaN sorts last, 0.0 equals -0.0."""
     if np.isnan(score):
         return np.int64(0x7FFFFFFF)
     bits = np.float32(np.float32(0.0) - score).view(np.int32)
@@ -20,9 +20,9 @@ def falling(score):
 
 @compiled
 def sort_stably(keys, values, count, spare_keys, spare_values):
-    """Sorts the first `count` keys, rising, and their values with them; equal keys stay in order. All arrays [>= count].
+    """Sort the first `count` keys in ascending order, with their values; equal keys keep their order. All arrays [>= count].
 
-    A merge sort that leaves alone what is in order already.
+    A merge sort that skips runs that are already in order.
     """
     for start in range(0, count, RUN):
         for at in range(start + 1, min(start + RUN, count)):
@@ -42,11 +42,11 @@ def sort_stably(keys, values, count, spare_keys, spare_values):
 
 @compiled
 def _merge(keys, values, start, middle, end, spare_keys, spare_values):
-    """The sorted parts start : middle and middle : end as one."""
+    """Merge the sorted parts start : middle and middle : end."""
     for at in range(start, middle):
         spare_keys[at], spare_values[at] = keys[at], values[at]
     left, right, place = start, middle, start
-    while left < middle and right < end:  # chosen without a jump, which the processor would guess wrong half of the time
+    while left < middle and right < end:  # without a branch, which would be mispredicted half of the time
         key, value, other_key, other_value = spare_keys[left], spare_values[left], keys[right], values[right]
         of_left = key <= other_key
         keys[place] = key if of_left else other_key

@@ -1,4 +1,4 @@
-"""Rows that are wanted soon, asked for all at once: memory answers many requests in the time of one, if it is told of them."""
+"""Prefetch rows into the processor's cache: memory serves many requests in the time of one, if they are issued together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LINE_BYTES = 64  # of a processor's cache
 
 @compiled
 def read_ahead(array, rows):
-    """Asks for rows of a C-contiguous array to be brought into the processor's cache, and waits for nothing. rows: int [N]."""
+    """Prefetch rows, int [N], of a C-contiguous array into the processor's cache, without waiting."""
     row_bytes = array.size // len(array) * array.itemsize
     for row in rows:
         for offset in range(0, row_bytes, LINE_BYTES):
@@ -22,7 +22,7 @@ def read_ahead(array, rows):
 
 @intrinsic
 def prefetch(typing_context, array, offset):
-    """array, int64 -> nothing: the cache line at that byte of the array, into the second level. Numba has no word for it."""
+    """Prefetch the cache line at byte `offset` of an array into L2, by an LLVM intrinsic that numba lacks."""
 
     def generate(context, builder, signature, arguments):
         byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)

@@ -1,9 +1,9 @@
-"""First stage: from a user id to what the models read of that user.
+"""First stage: from a user id to the features that the models read.
 
     user_id ─▶ store ─▶ UserState ─(live events)─(history override)─▶ derive + context ─▶ Plan ─▶ user_categorical, …, history
 
-Unknown users, negative and huge ids are cold-start users. A store that cannot answer makes everyone one, with `degraded` set.
-Where there is a live store, it knows users and the clock better than the generation.
+Unknown users, negative and huge ids are cold-start users. When the store cannot answer, every
+user is one, with `degraded` set. A live store overrides the generation's users and clock.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass
 class PreprocessInputs:
-    """What is known of the users of a batch, before anything is encoded. Every layout of the stage holds one.
+    """Reads the users of a batch, before encoding. Every layout of the stage holds one.
 
-    `store` may be any FeatureStore; `embedded` says what an unknown user looks like.
+    store: any FeatureStore; embedded: the store that gives an unknown user's state
     """
 
     context: tuple[ContextColumn, ...]
@@ -48,13 +48,13 @@ class PreprocessInputs:
         return cls(info.context, store, store, items, np.asarray(open_array(folder, "item_category")))
 
     def with_live(self, reader: Reader) -> PreprocessInputs:
-        """Return the same, with what users did since the export."""
+        """Return a copy that adds what users did since the export."""
         live = LiveUsers(reader, self.items, self.item_category)
         live.load_loops(self.embedded.empty(np.zeros(1, np.int64)))
         return replace(self, live=live)
 
     def faults(self, inputs: Arrays) -> dict[int, str]:
-        """Row -> message for context that cannot be a feature: infinite numbers, strings past MAX_STRING_BYTES."""
+        """Return a message by row for context that cannot be a feature: infinite numbers, strings past MAX_STRING_BYTES."""
         faults: dict[int, str] = {}
         for column in self.context:
             values = inputs[column.name]
@@ -68,9 +68,9 @@ class PreprocessInputs:
         return faults
 
     def read_state(self, inputs: Arrays) -> tuple[UserState, int | np.ndarray, int | np.ndarray]:
-        """Return what is known of the users, the clock they are seen from in unix seconds, and the degraded bits.
+        """Return the state of the users, the clock in unix seconds, and the degraded bits.
 
-        Clock and bits are of all rows, or int64 [B].
+        Clock and bits are one number for all rows, or int64 [B].
         """
         user_ids, clock_s = inputs["user_id"][:, 0], self.embedded.as_of_s
         degraded: int | np.ndarray = Degraded.NONE
@@ -82,12 +82,12 @@ class PreprocessInputs:
             clock_s, behind = self.live.update(state, inputs["after"][:, 0], clock_s)
             degraded = degraded | behind
         state = override_history(state, inputs["history"], self.items, self.item_category, clock_s)
-        if self.live:  # an event newer than the watermark is seen from its own time
+        if self.live:  # the clock of an event newer than the watermark is its own time
             return state, np.maximum(state.last_time, clock_s), degraded
         return state, clock_s, degraded
 
     def raw_columns(self, state: UserState, inputs: Arrays, clock_s: int | np.ndarray) -> dict[str, np.ndarray]:
-        """Return what the workflow encodes, by column, each [B]."""
+        """Return the workflow's input columns by name, each [B]."""
         context = {column.name: inputs[column.name][:, 0] for column in self.context}
         return derive(state, context, clock_s)
 
@@ -99,7 +99,7 @@ def history_tensors(state: UserState, clock_s: int | np.ndarray) -> Arrays:
 
 @dataclass
 class Preprocess:
-    """The stage in one process: inputs, then the compiled plan in NVTabular's place."""
+    """The stage in one process: inputs, then the compiled plan."""
 
     info: StageInfo
     inputs: PreprocessInputs
@@ -107,7 +107,10 @@ class Preprocess:
 
     @classmethod
     def load(cls, folder: Path) -> Preprocess:
-        """Version folder -> stage. Raises ArtifactError when a file is missing or disagrees with `stage.json`."""
+        """Load the stage from its version folder.
+
+        Raises ArtifactError when a file is missing or disagrees with `stage.json`.
+        """
         info = read_stage(folder)
         plan, inputs = Plan.load(folder / "plan"), PreprocessInputs.load(folder, info)
         stated = (info.axes.user_categorical, info.axes.user_continuous, info.axes.history)
@@ -117,15 +120,15 @@ class Preprocess:
         return cls(info, inputs, plan)
 
     def with_live(self, reader: Reader) -> Preprocess:
-        """Return the stage as it answers with a live store."""
+        """Return the stage with a live store attached."""
         return replace(self, inputs=self.inputs.with_live(reader))
 
     def faults(self, inputs: Arrays) -> dict[int, str]:
-        """Row -> message for context that cannot be a feature."""
+        """Return a message by row for context that cannot be a feature."""
         return self.inputs.faults(inputs)
 
     def __call__(self, inputs: Arrays) -> Arrays:
-        """`preprocess` of serving/contract/tensors.py, one batch."""
+        """Serve one batch of `preprocess` (serving/contract/tensors.py)."""
         state, clock_s, degraded = self.inputs.read_state(inputs)
         encoded = self.plan(self.inputs.raw_columns(state, inputs, clock_s))
         return {

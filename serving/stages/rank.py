@@ -1,4 +1,4 @@
-"""Third stage: score every candidate with the DLRM, all requests of a batch in one run of the network, or few.
+"""Third stage: score every candidate of a batch with the DLRM, in one run of the network or a few.
 
 history, candidates ─▶ cross features ─┐
 rows of the user ─▶ tables ────────────┼─▶ network ─▶ logits (+ blend * standardised retrieval score) ─▶ rank_scores
@@ -29,15 +29,17 @@ from serving.tables.store.tiers import Tiers
 Arrays = dict[str, np.ndarray]
 
 TABLES_FOLDER, NETWORK = "tables", "rank"
-OF_REQUESTS = ("user_continuous", "history_ids", "history_age_days", "retrieval_scores")  # inputs that scores are made of
-PAIRS_AT_ONCE = 4_096  # of a request and a candidate: with 64,000 the rank stage took 1.6 times as long for each
+OF_REQUESTS = ("user_continuous", "history_ids", "history_age_days", "retrieval_scores")  # inputs that depend on the request
+PAIRS_AT_ONCE = (
+    4_096  # (request, candidate) pairs; larger runs leave the processor's caches (64,000: 1.6 times the time per pair)
+)
 
 
 @dataclass(frozen=True)
 class RankSettings:
-    """`settings` of stage.json. blend: how much of the retrieval score is added to the logits; threads: of the network.
+    """`settings` of stage.json. blend: weight of the retrieval score beside the logits; threads: of the network.
 
-    first_cold: table -> its first cold key, for tables with rows of two widths (serving/tables/store/mixed_widths.py)
+    first_cold: table -> its first cold key, where rows have two widths (serving/tables/store/mixed_widths.py)
     """
 
     user_tables: tuple[str, ...]
@@ -48,12 +50,12 @@ class RankSettings:
 
     def __post_init__(self) -> None:
         for side in ("user_tables", "item_tables"):
-            object.__setattr__(self, side, tuple(getattr(self, side)))  # JSON knows lists only
+            object.__setattr__(self, side, tuple(getattr(self, side)))  # JSON has lists only
 
 
 @dataclass(frozen=True)
 class RankInputs:
-    """What the network reads besides table rows, and the keys of these rows. Every layout of the stage holds one.
+    """The network's inputs other than table rows, and the keys of these rows. Every layout of the stage holds one.
 
     item_rows: int32 [n_items + 1, Si] keys; item_numbers: float32 [n_items + 1, Gi]
     """
@@ -66,7 +68,7 @@ class RankInputs:
 
     @classmethod
     def load(cls, folder: Path, settings: RankSettings) -> RankInputs:
-        """Load them from a version folder. Raises ArtifactError when they disagree."""
+        """Load from a version folder. Raises ArtifactError when files disagree."""
         items, statistics = ItemIndex.load(folder / "item_ids.npy"), ItemStatistics.load(folder)
         rows = open_form(folder, "item_rows", "int32", None, None)
         numbers = open_form(folder, "item_numbers", "float32", None, None)
@@ -76,23 +78,23 @@ class RankInputs:
         return cls(settings, items, rows, numbers, statistics)
 
     def row_keys(self, inputs: Arrays, candidates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the keys of the user's rows, int64 [B, Fu], and of the candidates', int [B, C, Si], in slot order."""
+        """Return the keys of the user's rows, int64 [B, Fu], and of the candidates', int [B, C, Si]."""
         return inputs["user_categorical"], self.item_rows.take(candidates, axis=0)
 
     def pair_numbers(self, inputs: Arrays, candidates: np.ndarray) -> np.ndarray:
-        """int [B, C] positions -> float32 [B, C, Gp]: numbers of the items, then the cross features."""
+        """Return the numbers of the items, then the cross features, float32 [B, C, Gp]. candidates: int [B, C] positions."""
         history = self.items.positions(inputs["history_ids"])
         ages, scores = inputs["history_age_days"], inputs["retrieval_scores"]
         return pair_numbers(self.statistics, self.item_numbers, history, ages, candidates, scores)
 
     def retrieval_part(self, pair_numbers: np.ndarray) -> np.ndarray:
-        """Return float32 [B, C]: the standardised retrieval score, one of the cross features."""
+        """Return the standardised retrieval score, one of the cross features, float32 [B, C]."""
         return pair_numbers[..., self.item_numbers.shape[1] + SCORE]
 
 
 @dataclass(frozen=True)
 class EmbeddingRows:
-    """The embedding rows of users and candidates, from our own tiers. Layouts behind NVIDIA's `hps` backend hold none."""
+    """The embedding rows of users and candidates, from our own tables. Layouts with NVIDIA's `hps` backend have none."""
 
     settings: RankSettings
     tables: Tiers
@@ -100,7 +102,7 @@ class EmbeddingRows:
 
     @classmethod
     def load(cls, folder: Path, info: StageInfo, inputs: RankInputs) -> EmbeddingRows:
-        """Open the tables that `inputs` has keys of, which other processes share. Raises ArtifactError when they disagree."""
+        """Open the tables, which processes share, for the keys of `inputs`. Raises ArtifactError when they disagree."""
         settings = inputs.settings
         widths = MixedWidths.load(folder, settings.first_cold)
         names = (*settings.user_tables, *settings.item_tables, *widths.cold_tables)
@@ -117,7 +119,7 @@ class EmbeddingRows:
             for name, column in zip(settings.item_tables, inputs.item_rows.T, strict=True):
                 check_range(f"{folder / 'item_rows.npy'}, of table {name},", column, n_rows[name] - 1)
             return cls(settings, tables, widths)
-        except BaseException:  # whatever it is: nobody else knows of the tables
+        except BaseException:  # nobody else could close the tables
             tables.close()
             raise
 
@@ -129,7 +131,7 @@ class EmbeddingRows:
         return {"user_rows": user_rows, "item_rows": item_rows}
 
     def mark_degraded(self, lineage: np.ndarray) -> np.ndarray:
-        """Return the lineage, marked where a level that was needed is down: rows may be defaults, or as they were exported."""
+        """Return the lineage, marked where a needed level is down and rows may be defaults or exported ones."""
         if self.tables.degraded:
             return fallen_back(lineage, np.ones(len(lineage), bool), Degraded.RANK)
         return lineage
@@ -137,14 +139,14 @@ class EmbeddingRows:
 
 @dataclass(frozen=True)
 class RankOutputs:
-    """What is made of the network's logits. Every layout of the stage holds one."""
+    """Turns the network's logits into scores. Every layout of the stage holds one."""
 
     blend: float
 
     def scores(self, inputs: Arrays, logits: np.ndarray, retrieval_part: np.ndarray) -> Arrays:
-        """float32 [B, C] twice -> the outputs of `rank`: scores are logits + blend * retrieval_part.
+        """Return the outputs of `rank`; scores are logits + blend * retrieval_part, both float32 [B, C].
 
-        A request with a score that is not finite keeps retrieval's order, degraded.
+        A request with a non-finite score keeps the order of retrieval and is marked degraded.
         """
         rank_scores, broken = np.empty(logits.shape, np.float32), np.zeros(len(logits), bool)
         candidates = (inputs["candidate_ids"], inputs["retrieval_scores"])
@@ -164,7 +166,7 @@ class Rank:
 
     @classmethod
     def load(cls, folder: Path) -> Rank:
-        """Version folder -> stage. Raises ArtifactError when a file is missing or disagrees with the others."""
+        """Load the stage from its version folder. Raises ArtifactError when a file is missing or disagrees with the others."""
         info = read_stage(folder)
         settings = stage_settings(folder, info, RankSettings)
         network = open_network(folder, NETWORK, settings.threads)
@@ -173,23 +175,23 @@ class Rank:
 
     @property
     def tables(self) -> Tiers:
-        """The levels that rows are read from, for whoever measures them."""
+        """The levels that rows are read from, for measurements."""
         return self.rows.tables
 
     def close(self) -> None:
-        """Leave the tables, which other instances share. Nothing is answered afterwards."""
+        """Release the tables, which other instances share. The stage cannot be called afterwards."""
         self.tables.close()
 
     def measurements(self) -> Iterator[Measurement]:
-        """Yield what the tables' levels did so far."""
+        """Yield the counters of the tables' levels."""
         return measurements(self.tables.metrics())
 
     def faults(self, inputs: Arrays) -> dict[int, str]:
-        """Row -> message for requests of another generation."""
+        """Return a message for each request of another generation, by row."""
         return generation_faults(inputs["lineage"], self.info.generation)
 
     def __call__(self, inputs: Arrays) -> Arrays:
-        """`rank` of serving/contract/tensors.py, one batch."""
+        """Serve one batch of `rank` (serving/contract/tensors.py)."""
         candidates = self.inputs.items.positions(inputs["candidate_ids"])
         try:
             logits, retrieval_part = self._logits(inputs, candidates)
@@ -200,10 +202,10 @@ class Rank:
         return outputs
 
     def _logits(self, inputs: Arrays, candidates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """int [B, C] positions -> (logits, retrieval_part), float32 [B, C].
+        """Return (logits, retrieval_part), float32 [B, C]. candidates: int [B, C] positions.
 
-        Rows are looked up for all at once, so that a slow level is asked once. The rest is computed for as many requests at a
-        time as leave their numbers in the processor's cache.
+        Rows are looked up for the whole batch, so that a slow level is asked once. The network runs on as many requests at a
+        time as fit the processor's cache.
         """
         given = {name: inputs[name] for name in OF_REQUESTS} | self.rows.read(*self.inputs.row_keys(inputs, candidates))
         at_once = evenly(len(candidates), max(1, PAIRS_AT_ONCE // candidates.shape[1]))
@@ -220,7 +222,7 @@ class Rank:
 
 
 def evenly(count: int, most: int) -> int:
-    """-> how many to take at a time, 1 to `most`, so that the last part is not much smaller than the others."""
+    """Return a chunk size of 1 to `most` for `count` rows, so that the last chunk is not much smaller than the others."""
     n_parts = max(1, -(-count // most))
     return max(1, -(-count // n_parts))
 

@@ -1,4 +1,4 @@
-"""Fourth stage: the best candidates as a list, re-scored in sight of each other; then the shop's rules.
+"""Fourth stage: re-score the best candidates as a list, then apply the shop's rules.
 
 rank_scores ─▶ first M ─▶ list features, item vectors ─▶ network ─▶ + rank scores ─▶ rules ─▶ first K
 """
@@ -28,7 +28,7 @@ LIST_FEATURES = 5  # width of `list_features`
 
 @dataclass(frozen=True)
 class RerankSettings:
-    """`settings` of stage.json. list_length: M; trust: how much of the network's correction is added to the rank scores."""
+    """`settings` of stage.json. list_length: M; trust: weight of the network's correction beside the rank scores."""
 
     list_length: int
     trust: float
@@ -47,7 +47,7 @@ class BestCandidates(NamedTuple):
 
 @dataclass(frozen=True)
 class BestLists:
-    """Picks the list that the network sees and the rules choose from. Every layout of the stage holds one."""
+    """Picks the list for the network and the rules. Every layout of the stage holds one."""
 
     items: ItemIndex
     length: int  # M
@@ -63,17 +63,17 @@ class BestLists:
 
 @dataclass(frozen=True)
 class RerankInputs:
-    """What the network reads of a list. item_vectors: float32 [n_items + 1, D], the last row padding."""
+    """The network's inputs. item_vectors: float32 [n_items + 1, D], the last row padding."""
 
     item_vectors: np.ndarray
 
     @classmethod
     def load(cls, folder: Path, items: ItemIndex) -> RerankInputs:
-        """Raises ArtifactError when the vectors are of another catalogue."""
+        """Load the vectors. Raises ArtifactError when they belong to another catalogue."""
         return cls(open_form(folder, "item_vectors", "float32", items.n_items + 1, None))
 
     def feeds(self, best: BestCandidates) -> Arrays:
-        """Return what the network takes, by name."""
+        """Return the network's inputs by name."""
         return {
             "features": list_features(best.rank_scores, best.retrieval_scores, best.valid),
             "vectors": self.item_vectors.take(best.positions, axis=0),
@@ -83,7 +83,7 @@ class RerankInputs:
 
 @dataclass(frozen=True)
 class RerankOutputs:
-    """What is made of the network's correction: scores, then the shop's rules. trust: see RerankSettings."""
+    """Turns the network's correction into scores and applies the shop's rules. trust: see RerankSettings."""
 
     trust: float
     items_returned: int  # K
@@ -91,14 +91,14 @@ class RerankOutputs:
 
     @classmethod
     def load(cls, folder: Path, info: StageInfo, settings: RerankSettings, items: ItemIndex) -> RerankOutputs:
-        """Raises ArtifactError when the rules are broken, or of another catalogue."""
+        """Load the rules. Raises ArtifactError when they are broken or belong to another catalogue."""
         rules = Rules.load(folder, info.generation)
         if rules.n_items != items.n_items:
             raise ArtifactError(f"{folder}: item_ids.npy has {items.n_items} items, the rules {rules.n_items}. {REMEDY}")
         return cls(settings.trust, info.axes.items_returned, rules)
 
     def serve(self, inputs: Arrays, best: BestCandidates, correction: np.ndarray) -> Arrays:
-        """correction: float32 [B, M], added to the rank scores, meaningless where not valid -> the outputs of `rerank`."""
+        """Return the outputs of `rerank`. correction: float32 [B, M], added to the rank scores, meaningless where not valid."""
         scores, broken = _corrected(best.rank_scores, best.valid, correction, np.float32(self.trust))
         columns = self.rules.apply(best.positions, scores, inputs["user_id"][:, 0], self.items_returned)
         item_ids, scores = _chosen(columns, best.ids, scores)
@@ -123,7 +123,7 @@ class Rerank:
 
     @classmethod
     def load(cls, folder: Path) -> Rerank:
-        """Version folder -> stage. Raises ArtifactError when a file is missing or disagrees with the others."""
+        """Load the stage from its version folder. Raises ArtifactError when a file is missing or disagrees with the others."""
         info = read_stage(folder)
         settings = stage_settings(folder, info, RerankSettings)
         items = ItemIndex.load(folder / "item_ids.npy")
@@ -132,11 +132,11 @@ class Rerank:
         return cls(info, BestLists(items, settings.list_length), inputs, network, outputs)
 
     def faults(self, inputs: Arrays) -> dict[int, str]:
-        """Row -> message for requests of another generation."""
+        """Return a message for each request of another generation, by row."""
         return generation_faults(inputs["lineage"], self.info.generation)
 
     def __call__(self, inputs: Arrays) -> Arrays:
-        """`rerank` of serving/contract/tensors.py, one batch."""
+        """Serve one batch of `rerank` (serving/contract/tensors.py)."""
         best = self.lists.pick(inputs)
         (correction,) = self.network.run(["correction"], self.inputs.feeds(best))
         return self.outputs.serve(inputs, best, correction)
@@ -144,7 +144,7 @@ class Rerank:
 
 @compiled
 def first_by_score(scores: np.ndarray, count: int) -> np.ndarray:
-    """float32 [B, C] -> int64 [B, min(count, C)] columns by falling score; the earlier one on a tie, NaN last."""
+    """Return columns by falling score, int64 [B, min(count, C)], of float32 [B, C]; the earlier one on a tie, NaN last."""
     batch, width = scores.shape
     columns = np.empty((batch, min(count, width)), np.int64)
     ranks, spare_ranks = np.empty(width, np.int64), np.empty(width, np.int64)
@@ -159,7 +159,7 @@ def first_by_score(scores: np.ndarray, count: int) -> np.ndarray:
 
 @compiled
 def _listed(columns, candidate_ids, rank_scores, retrieval_scores):
-    """-> (ids, rank scores, retrieval scores, valid), each [B, M], of the columns int64 [B, M]."""
+    """Return (ids, rank scores, retrieval scores, valid), each [B, M], of the columns int64 [B, M]."""
     ids, valid = np.empty(columns.shape, np.int64), np.empty(columns.shape, np.bool_)
     ranked, retrieved = np.empty(columns.shape, np.float32), np.empty(columns.shape, np.float32)
     for row in range(columns.shape[0]):
@@ -174,9 +174,9 @@ def _listed(columns, candidate_ids, rank_scores, retrieval_scores):
 
 @compiled
 def _corrected(rank_scores, valid, correction, trust):
-    """-> (scores float32 [B, M], -inf where not valid; bool [B], where the network gave what is no number).
+    """Return scores float32 [B, M], -inf where not valid, and bool [B]: rows with non-finite network output.
 
-    Of a broken list the ranker's order is what is left.
+    Such rows keep the ranker's scores.
     """
     scores, broken = np.empty(rank_scores.shape, np.float32), np.zeros(len(rank_scores), np.bool_)
     for row in range(len(scores)):
@@ -190,7 +190,7 @@ def _corrected(rank_scores, valid, correction, trust):
 
 @compiled
 def _chosen(columns, ids, scores):
-    """-> (item ids int64 [B, K], their scores float32 [B, K]) of the columns int64 [B, K]; PAD_ID and 0 where there is none."""
+    """Return item ids int64 [B, K] and scores float32 [B, K] of the columns int64 [B, K]; PAD_ID and 0 where there is none."""
     chosen_ids, chosen_scores = np.full(columns.shape, PAD_ID, np.int64), np.zeros(columns.shape, np.float32)
     for row in range(columns.shape[0]):
         for place in range(columns.shape[1]):
@@ -202,10 +202,11 @@ def _chosen(columns, ids, scores):
 
 @compiled
 def list_features(rank_scores: np.ndarray, retrieval: np.ndarray, valid: np.ndarray) -> np.ndarray:
-    """What the network knows of each place of the list: the same code for training and for requests.
+    """Compute the features of each place of the list: the same code for training and for requests.
 
     rank_scores, retrieval: float32 [B, M] by falling rank score; valid: bool [B, M]
-    -> float32 [B, M, LIST_FEATURES]: both scores standardised, distance to the best and to the next, logarithm of the place
+    Returns float32 [B, M, LIST_FEATURES]: both scores standardised, distance to the best and to the next, logarithm of the
+    place.
     """
     batch, length = valid.shape
     features = np.zeros((batch, length, LIST_FEATURES), np.float32)
@@ -226,7 +227,7 @@ def list_features(rank_scores: np.ndarray, retrieval: np.ndarray, valid: np.ndar
 
 @compiled
 def _standardize(values, valid, standard):
-    """Fills `standard`, float32 [M], with values of mean 0 and deviation 1 over the valid ones; the others stay as they are."""
+    """Write valid values, standardised over the valid ones, to `standard`, float32 [M]; other places stay unchanged."""
     count, total, squares = 0, 0.0, 0.0
     for place in range(len(values)):
         if valid[place]:

@@ -1,7 +1,7 @@
-"""Second stage: the user's vector, then the C best items that may be served.
+"""Second stage: compute the user's vector and find the C best items that may be served.
 
 history ─▶ rows ─▶ user_tower.onnx ─▶ user vector ─▶ Search (index + neighbours) ─▶ candidate_ids, retrieval_scores
-seen items, exclude, unavailable items ───────────────────▶ never among them
+seen items, exclude, unavailable items ───────────────────▶ filtered out
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Arrays = dict[str, np.ndarray]
 LOWEST = np.float32(PAD_SCORE)
 
 TABLES_FOLDER, NETWORK, HISTORY_TABLE = "tables", "user_tower", "history"
-NO_BLAS = 2**31 - 1  # queries from which Faiss ranks lists by BLAS, which rounds otherwise: a user gets the same lists alone
+NO_BLAS = 2**31 - 1  # disables Faiss's BLAS path, so that results do not depend on batch size
 
 
 @dataclass(frozen=True)
 class RetrieveSettings:
-    """`settings` of stage.json. user_tables: one per column of user_categorical; index: its kind, "exact" = none."""
+    """`settings` of stage.json. user_tables: one per column of user_categorical; index: its kind, or "exact" for none."""
 
     user_tables: tuple[str, ...]
     filter_seen: bool
@@ -44,9 +44,9 @@ class RetrieveSettings:
 
 @dataclass(frozen=True)
 class RetrieveInputs:
-    """What the user tower reads. Every layout of the stage holds one.
+    """The user tower's inputs. Every layout of the stage holds one.
 
-    tables: `history` float32 [n_items + 1, D - 1] and those of the user's columns
+    tables: `history`, float32 [n_items + 1, D - 1], and one per user column
     """
 
     items: ItemIndex
@@ -55,11 +55,11 @@ class RetrieveInputs:
 
     @classmethod
     def load(cls, folder: Path, info: StageInfo, settings: RetrieveSettings, items: ItemIndex) -> RetrieveInputs:
-        """Raises ArtifactError when a table is missing, or of another catalogue."""
+        """Load the tables. Raises ArtifactError when one is missing or belongs to another catalogue."""
         return cls(items, load_tables(folder, info, settings, items), settings.user_tables)
 
     def feeds(self, inputs: Arrays, history: np.ndarray) -> Arrays:
-        """Return what the user tower takes, by name. history: int64 [B, H] positions"""
+        """Return the user tower's inputs by name. history: int64 [B, H] positions."""
         return {
             "history_vectors": self.tables.lookup(HISTORY_TABLE, history),
             "history_weights": recency_weights(history, self.items.n_items),
@@ -70,7 +70,7 @@ class RetrieveInputs:
 
 @dataclass(frozen=True)
 class RetrieveOutputs:
-    """What is made of user vectors: candidates, without those that the user may not be answered with."""
+    """Finds candidates for user vectors, without items that are blocked for the user."""
 
     axes: Axes
     items: ItemIndex
@@ -81,17 +81,17 @@ class RetrieveOutputs:
 
     @classmethod
     def load(cls, folder: Path, info: StageInfo, settings: RetrieveSettings, items: ItemIndex) -> RetrieveOutputs:
-        """Raises ArtifactError when the searcher is broken, or of another catalogue."""
+        """Load the searcher. Raises ArtifactError when it is broken or belongs to another catalogue."""
         search = load_search(folder, settings)
         check_lengths(folder, items, search)
         return cls(info.axes, items, search, SeenItems.load(folder), settings.filter_seen)
 
     def with_live(self, reader: Reader) -> RetrieveOutputs:
-        """Return the same, with what users have seen since the export."""
+        """Return a copy that also filters what users have seen since the export."""
         return replace(self, live=LiveSeen.load(reader))
 
     def find_candidates(self, inputs: Arrays, history: np.ndarray, vectors: np.ndarray) -> Arrays:
-        """int64 [B, H] positions, float32 [B, D] user vectors -> the outputs of `retrieve`."""
+        """Return the outputs of `retrieve`. history: int64 [B, H] positions; vectors: float32 [B, D] of users."""
         if vectors.shape[1] != (width := self.search.item_vectors.shape[1]):
             raise ArtifactError(f"user vectors are {vectors.shape[1]} wide; expected {width}, as the items' are. {REMEDY}")
         broken = np.empty(len(vectors), np.bool_)
@@ -105,7 +105,7 @@ class RetrieveOutputs:
         positions, scores = self.search(vectors, history, blocked, self.axes.candidates)
         candidate_ids, n_found = np.empty(positions.shape, np.int64), np.empty(len(positions), np.int64)
         put_answers(positions, self.items.padded_ids, candidate_ids, scores, n_found)
-        # What a list is short of, the catalogue does not have: everything else is seen, excluded or unavailable.
+        # A list is short only when all other items are seen, excluded or unavailable.
         fallback = broken | (n_found < self.axes.items_returned)
         lineage = fallen_back(inputs["lineage"], fallback, Degraded.RETRIEVE)
         return {
@@ -115,7 +115,7 @@ class RetrieveOutputs:
         }
 
     def blocked(self, inputs: Arrays, history: np.ndarray, since: SeenSince) -> Blocked:
-        """Return what these requests must not be answered with: what the caller excludes and what the user already had."""
+        """Return the blocked items of each request: those that the caller excludes and those that the user has seen."""
         seen, items = self.seen, self.items
         of_request = (inputs["user_id"].ravel(), inputs["exclude"], history)
         of_users = (self.filter_seen, seen.user_ids, seen.offsets, seen.item_ids)
@@ -123,7 +123,7 @@ class RetrieveOutputs:
 
     @staticmethod
     def _anyone(width: int) -> np.ndarray:
-        """Return the vector of a user of whom nothing is known: an item's own appeal, its last dimension, and nothing else."""
+        """Return the vector of an unknown user: 1 in the last dimension (an item's popularity), 0 elsewhere."""
         vector = np.zeros(width, np.float32)
         vector[-1] = 1.0
         return vector
@@ -141,7 +141,7 @@ class Retrieve:
 
     @classmethod
     def load(cls, folder: Path) -> Retrieve:
-        """Version folder -> stage. Raises ArtifactError when a file is missing or disagrees with the others."""
+        """Load the stage from its version folder. Raises ArtifactError when a file is missing or disagrees with the others."""
         info = read_stage(folder)
         settings = stage_settings(folder, info, RetrieveSettings)
         items = ItemIndex.load(folder / "item_ids.npy")
@@ -151,26 +151,26 @@ class Retrieve:
 
     @property
     def search(self) -> Search:
-        """The searcher, for whoever measures or tunes it."""
+        """The searcher, for measurements and tuning."""
         return self.outputs.search
 
     def with_live(self, reader: Reader) -> Retrieve:
-        """Return the stage as it answers with a live store."""
+        """Return the stage with a live store attached."""
         return replace(self, outputs=self.outputs.with_live(reader))
 
     def faults(self, inputs: Arrays) -> dict[int, str]:
-        """Row -> message for requests of another generation."""
+        """Return a message for each request of another generation, by row."""
         return generation_faults(inputs["lineage"], self.info.generation)
 
     def __call__(self, inputs: Arrays) -> Arrays:
-        """`retrieve` of serving/contract/tensors.py, one batch."""
+        """Serve one batch of `retrieve` (serving/contract/tensors.py)."""
         history = self.items.positions(inputs["history_ids"])
         return self.outputs.find_candidates(inputs, history, self.user_vectors(inputs, history))
 
     def user_vectors(self, inputs: Arrays, history: np.ndarray) -> np.ndarray:
-        """float32 [B, D]. history: int64 [B, H] positions"""
+        """Return user vectors, float32 [B, D]. history: int64 [B, H] positions."""
         feeds = self.inputs.feeds(inputs, history)
-        if len(history) == 1:  # products of one row are summed in another order than those of several: see inner_product.py
+        if len(history) == 1:  # BLAS sums a single row in another order than several: see inner_product.py
             feeds = {name: np.concatenate([values, values]) for name, values in feeds.items()}
         return self.network.run(["user_vectors"], feeds)[0][: len(history)]
 
@@ -181,10 +181,10 @@ def kept_back(
     filter_seen, seen_users, seen_offsets, seen_ids, since_ids, since_starts,
     catalogue, table,
 ):  # fmt: skip
-    """What B requests must not be answered with -> (int64 [P] positions, int64 [B + 1] starts), as `Blocked` holds it.
+    """Return the blocked items of B requests as `Blocked` holds them: int64 [P] positions, int64 [B + 1] starts.
 
     user_ids: int64 [B]; exclude: int64 [B, E] item ids; history: int64 [B, H] positions
-    filter_seen: is the history kept back, and what SeenItems knows of the users?
+    filter_seen: whether to block the history and the users' SeenItems
     since_ids: int64 [L], since_starts: int64 [B + 1]: SeenSince; catalogue, table: those of an ItemIndex
     """
     n_items, batch = len(catalogue), len(user_ids)
@@ -215,7 +215,7 @@ def kept_back(
 
 @compiled
 def find_broken(vectors, broken):
-    """float32 [B, D]; broken: bool [B], written: has the vector a number that is not finite?"""
+    """Write to broken, bool [B], which vectors, float32 [B, D], are not finite."""
     for row in range(len(vectors)):
         broken[row] = False
         for value in vectors[row]:
@@ -224,7 +224,7 @@ def find_broken(vectors, broken):
 
 @compiled
 def put_answers(positions, padded_ids, candidate_ids, scores, n_found):
-    """int64 [B, C] positions -> int64 [B, C] ids and int64 [B] how many these are, written; padding then scores PAD_SCORE."""
+    """Write the ids of positions, int64 [B, C], and their number, int64 [B]; padding gets PAD_SCORE."""
     for row in range(len(positions)):
         n_found[row] = 0
         for rank in range(positions.shape[1]):
@@ -235,7 +235,7 @@ def put_answers(positions, padded_ids, candidate_ids, scores, n_found):
 
 
 def load_tables(folder: Path, info: StageInfo, settings: RetrieveSettings, items: ItemIndex) -> EmbeddingTables:
-    """Those of the user's columns and of the history. Raises ArtifactError when one is missing, or of another catalogue."""
+    """Load the tables of the user's columns and of the history. Raises ArtifactError when one is missing or does not fit."""
     tables = EmbeddingTables.load(folder / TABLES_FOLDER)
     if missing := {HISTORY_TABLE, *settings.user_tables} - tables.tables.keys():
         raise ArtifactError(f"{folder / TABLES_FOLDER} lacks the tables {sorted(missing)}. {REMEDY}")
@@ -253,7 +253,7 @@ def load_tables(folder: Path, info: StageInfo, settings: RetrieveSettings, items
 
 
 def load_search(folder: Path, settings: RetrieveSettings) -> Search:
-    """The searcher of a version folder. Raises ArtifactError."""
+    """Load the searcher of a version folder. Raises ArtifactError when a file is missing or broken."""
     vectors = open_form(folder, "item_vectors", "float32", None, None)
     available = open_form(folder, "available", "bool", len(vectors))
     index = None
@@ -275,7 +275,7 @@ def load_search(folder: Path, settings: RetrieveSettings) -> Search:
 
 
 def listed_positions(index: Any) -> Iterator[np.ndarray]:
-    """The item positions that a Faiss index answers with, list by list: int64 views of its memory."""
+    """Yield the item positions in a Faiss index, list by list: int64 views of its memory."""
     if isinstance(index, faiss.IndexIDMap):
         yield faiss.vector_to_array(index.id_map)
     elif inverted := faiss.try_extract_index_ivf(index):
@@ -286,7 +286,7 @@ def listed_positions(index: Any) -> Iterator[np.ndarray]:
 
 
 def check_lengths(folder: Path, items: ItemIndex, search: Search) -> None:
-    """Raises ArtifactError unless the searcher knows as many items."""
+    """Raise ArtifactError unless the searcher has as many items."""
     lengths = {"item_vectors": search.n_items, "neighbours": len(search.neighbours.positions) - 1}
     if set(lengths.values()) != {items.n_items}:
         raise ArtifactError(f"{folder}: item_ids.npy holds {items.n_items} items, but found {lengths}. {REMEDY}")

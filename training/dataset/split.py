@@ -9,7 +9,8 @@ from serving.contract.errors import DataError
 
 
 def split_by_time(interactions: pd.DataFrame, test_share: float = 0.2) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """-> (train, test): of each user's n events, the last ceil(n * test_share) in time are the test, all others are training.
+    """Return (train, test): of each user's n events, the last ceil(n * test_share) in time are the test, all others are
+    training.
 
     At least one event of every user stays in training, so a user with one event has no test. Events with equal times are
     taken in the order of `interactions`. Both parts come back sorted by time, in the given order among equal times.

@@ -73,7 +73,7 @@ def answer_events(visits: Visits, asked: np.ndarray, n_items: int, settings: Knn
 
 
 def _grouped(keys: np.ndarray, rows: np.ndarray, n_keys: int) -> tuple[np.ndarray, np.ndarray]:
-    """-> (rows of each key together, ascending; int64 [n_keys + 1] where each key's begin)."""
+    """Return (rows of each key together, ascending; int64 [n_keys + 1] where each key's begin)."""
     order = rows[np.argsort(keys[rows], kind="stable")]
     return order, np.searchsorted(keys[order], np.arange(n_keys + 1))
 

@@ -61,7 +61,8 @@ def distil(
     begin: Begin = student_of,
     least_kept: float = LEAST_KEPT,
 ) -> Ranker:
-    """-> a ranker of the shape in `settings` with the teacher's order, or the teacher where that does not keep enough of it.
+    """Return a ranker of the shape in `settings` with the teacher's order, or the teacher where that does not keep enough of
+    it.
 
     teaching: requests to imitate the teacher on, whatever was taken; begin: what the student is before it learns
     """
@@ -95,7 +96,7 @@ def agreement(logits: np.ndarray, shares: np.ndarray) -> dict[str, float]:
 
 
 def kept_of(student: Ranker, teacher: Ranker, requests: Requests) -> tuple[float, float]:
-    """-> (share of the teacher's NDCG@10 + Recall@20 that the student has, half of its 95 % interval over the requests)."""
+    """Return (share of the teacher's NDCG@10 + Recall@20 that the student has, half of its 95 % interval over the requests)."""
     own, its = (sum(gains(rank_scores_of(ranker, requests), requests.taken).values()) for ranker in (student, teacher))
     if not its.any():
         return 1.0, np.inf  # nothing to lose, and nothing to tell by

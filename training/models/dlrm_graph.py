@@ -55,7 +55,7 @@ def export_dlrm(network: Network, sample: dict[str, np.ndarray], path: Path) -> 
 
 
 def _bottom(graph: Graph, layers: dict[str, np.ndarray], n_user: int) -> str:
-    """-> row 0 of every candidate, [B, C, D]: the bottom MLP, whose first layer takes the user's numbers once a request."""
+    """Return row 0 of every candidate, [B, C, D]: the bottom MLP, whose first layer takes the user's numbers once a request."""
     weight, bias = layers["bottom0.weight"], layers["bottom0.bias"]
     users = (graph.constant("bottom0_user_weight", weight[:n_user]), graph.constant("bottom0_bias", bias))
     of_user = graph.add("Gemm", ("user_numbers", *users), "bottom0_user")
@@ -71,7 +71,7 @@ def _bottom(graph: Graph, layers: dict[str, np.ndarray], n_user: int) -> str:
 
 
 def _of_request(graph: Graph, network: Network, weights: np.ndarray, by_user_row: str) -> str:
-    """-> [B, n · D, H]: what a candidate's rows, side by side, are multiplied with to meet the user's; row 0 also meets H.
+    """Return [B, n · D, H]: what a candidate's rows, side by side, are multiplied with to meet the user's; row 0 also meets H.
 
     weights: float32 [products, H] by HugeCTR's columns
     """
@@ -89,7 +89,7 @@ def _of_request(graph: Graph, network: Network, weights: np.ndarray, by_user_row
 
 
 def _among_own(graph: Graph, network: Network, weights: np.ndarray, own_rows: str) -> str:
-    """-> [B, C, H]: the products of a candidate's rows with each other; of all rows that lie equally far apart at once."""
+    """Return [B, C, H]: the products of a candidate's rows with each other; of all rows that lie equally far apart at once."""
     width, n_own = network.shape.width, 1 + len(network.shape.item_tables)
     columns = network.own.numpy().reshape(n_own, n_own)
     axis, products, met = graph.constant("parts_axis", [2]), [], []
@@ -107,7 +107,7 @@ def _among_own(graph: Graph, network: Network, weights: np.ndarray, own_rows: st
 
 
 def _of_user(graph: Graph, network: Network, weights: np.ndarray, by_user_row: str, bias: np.ndarray) -> str:
-    """-> [B, 1, H]: the products of the user's rows with each other, and the bias."""
+    """Return [B, 1, H]: the products of the user's rows with each other, and the bias."""
     n_user = len(network.shape.user_tables)
     products = graph.add("MatMul", ("user_rows", by_user_row), "user_products")
     flat = graph.add("Reshape", (products, graph.constant("by_user_pair", [0, n_user * n_user])), "user_products_side_by_side")

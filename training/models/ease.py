@@ -23,7 +23,7 @@ def ease_weights(positives: sp.csr_matrix, l2: float) -> np.ndarray:
 
 
 def ease_on_users_side(positives: sp.csr_matrix, l2: float) -> tuple[np.ndarray, np.ndarray]:
-    """-> (X P float32 [n_users, n_items], diagonal of P [n_items]), by X P = (XXᵀ + l2 I)⁻¹ X: P itself is never built."""
+    """Return (X P float32 [n_users, n_items], diagonal of P [n_items]), by X P = (XXᵀ + l2 I)⁻¹ X: P itself is never built."""
     kernel = (positives @ positives.T).toarray().astype(np.float64)
     kernel[np.diag_indices(len(kernel))] += l2
     projected = (positives.T @ _inverse(kernel)).T.astype(np.float32)

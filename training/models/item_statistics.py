@@ -142,7 +142,7 @@ def neighbour_lists(views: list[sp.csr_matrix], n_neighbours: int) -> tuple[np.n
 def _popularity_then(
     positions: np.ndarray, day: np.ndarray, log_days: float, n_items: int, settings: StatisticsSettings
 ) -> tuple[np.ndarray, float]:
-    """-> (float16 [n_items + 1, T], bucket_days): smoothed counts, events near in time counting for both sides."""
+    """Return (float16 [n_items + 1, T], bucket_days): smoothed counts, events near in time counting for both sides."""
     n_buckets = int(np.clip(log_days // settings.shortest_bucket_days, 1, settings.most_buckets))
     bucket_days = max(log_days / n_buckets, settings.shortest_bucket_days)
     bucket = np.minimum(day // bucket_days, n_buckets - 1).astype(np.int64)

@@ -86,7 +86,7 @@ class Requests:
 
 
 def split_again(train: pd.DataFrame, share: float = LATER_SHARE) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """-> (earlier, later) of the training log or of an earlier part of it, split as the test was.
+    """Return (earlier, later) of the training log or of an earlier part of it, split as the test was.
 
     "row" is the row number in the whole training log; it is added when `train` is that log.
 

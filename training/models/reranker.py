@@ -159,7 +159,7 @@ def corrections(network: ListNetwork, lists: Lists, vectors: torch.Tensor) -> to
 def best_trust(
     network: ListNetwork, validation: Lists, vectors: torch.Tensor, trusts: tuple[float, ...]
 ) -> tuple[float, float]:
-    """-> (quality, trust) of the best; the least trust on a tie."""
+    """Return (quality, trust) of the best; the least trust on a tie."""
     correction = corrections(network, validation, vectors).numpy()
     qualities = [(quality_of(validation, validation.rank_scores + trust * correction), -trust) for trust in trusts]
     quality, trust = max(qualities)

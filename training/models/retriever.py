@@ -80,7 +80,7 @@ class Retriever:
         return user_vectors(self.model, users)
 
     def retrieve(self, users: Examples, seen: sp.csr_matrix, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """-> (int64 [N, count] positions by falling score, n_items padded; float32 [N, count] scores, -inf padded).
+        """Return (int64 [N, count] positions by falling score, n_items padded; float32 [N, count] scores, -inf padded).
 
         seen: CSR [N, n_items]; stored entries are not retrieved
         """
@@ -112,7 +112,8 @@ def _exact(
 
 
 def low_rank(neighbours: Neighbours, width: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """-> (history side, item side), float32 [n_items, width] each: their inner products are the neighbours' weights, nearly."""
+    """Return (history side, item side), float32 [n_items, width] each: their inner products are the neighbours' weights,
+    nearly."""
     n_items = len(neighbours.positions) - 1
     rows = np.repeat(np.arange(n_items), neighbours.positions.shape[1])
     known = neighbours.positions[:-1].ravel() < n_items

@@ -54,7 +54,8 @@ def save_ranker(
 
 
 def served_tables(model: DLRM, items: ItemSlots) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """-> (int32 [n_items + 1, Si] row of each item in each item table; tables float32 [rows, D], users' first, in slot order).
+    """Return (int32 [n_items + 1, Si] row of each item in each item table; tables float32 [rows, D], users' first, in slot
+    order).
 
     A list feature becomes a table with one row per item, the mean of its list: pooled once, not with every request. Tables with
     cold rows end before these (`mixed_tables`).

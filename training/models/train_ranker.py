@@ -142,7 +142,7 @@ def fit(
 def best_blend(
     logits: np.ndarray, retrieval: np.ndarray, validation: Requests, blends: tuple[float, ...]
 ) -> tuple[float, dict[str, float]]:
-    """-> (how much retrieval to add to the logits, validation quality with it and of retrieval's own order).
+    """Return (how much retrieval to add to the logits, validation quality with it and of retrieval's own order).
 
     A ranker that learned less than retrieval knows is outvoted, not trusted.
     """
@@ -158,7 +158,7 @@ def retrieval_z(requests: Requests) -> np.ndarray:
 
 
 def parts(requests: Requests, validation_share: float, rng: np.random.Generator) -> tuple[Requests, Requests]:
-    """-> (requests to learn from, validation requests), at least one of these."""
+    """Return (requests to learn from, validation requests), at least one of these."""
     shuffled = rng.permutation(len(requests))
     n_validation = max(int(len(requests) * validation_share), 1)
     return requests.take(np.sort(shuffled[n_validation:])), requests.take(np.sort(shuffled[:n_validation]))

@@ -145,7 +145,7 @@ def _user_width(rows: int) -> int:
 
 
 def _padded_list(ragged: Ragged, n_items: int) -> tuple[Tensor, Tensor]:
-    """-> (int64 [n_items, L] rows, int64 [n_items] lengths >= 1); an empty list is one NULL_ROW."""
+    """Return (int64 [n_items, L] rows, int64 [n_items] lengths >= 1); an empty list is one NULL_ROW."""
     lengths = np.diff(ragged.offsets)[:n_items]
     filled = np.maximum(lengths, 1)
     padded = np.full((n_items, int(filled.max(initial=1))), NULL_ROW, np.int64)

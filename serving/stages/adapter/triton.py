@@ -1,10 +1,10 @@
-"""The one adapter between Triton's Python backend and the kernels.
+"""The adapter between Triton's Python backend and the stages.
 
-    requests ─▶ join (one array per tensor) ─▶ unpack ─▶ faults? ─▶ one kernel call ─▶ pack ─▶ split ─▶ responses
+    requests ─▶ join (one array per tensor) ─▶ unpack ─▶ faults? ─▶ one stage call ─▶ pack ─▶ split ─▶ responses
 
 A published `model.py` is `TritonPythonModel = triton_model(Rank)`. In the fused layout it is
-`triton_model(Preprocess, Retrieve, Rank, Rerank)`: one kernel after another on the same arrays, without a server in between.
-Nothing else in `stages/` knows Triton.
+`triton_model(Preprocess, Retrieve, Rank, Rerank)`: one stage after another on the same arrays, without a server in between.
+No other module of `stages/` knows Triton.
 A malformed request gets an error of its own; the rest of its batch is answered.
 """
 
@@ -34,7 +34,7 @@ Arrays = dict[str, np.ndarray]
 
 REPORT_EVERY_S = 1.0
 
-# Names, not values: the backend fills its module only after this file was imported.
+# Names instead of values: the backend fills its module only after this file was imported.
 ERROR_CODES = {
     "INVALID_ARGUMENT": "INVALID_ARG",
     "UNAVAILABLE": "UNAVAILABLE",
@@ -44,7 +44,7 @@ ERROR_CODES = {
 
 
 def triton_model(*kernel_classes: type) -> type:
-    """-> the `TritonPythonModel` class that serves one kernel (`load`, `faults` and `__call__`), or all of them in order."""
+    """Return a `TritonPythonModel` class that serves one stage (`load`, `faults`, `__call__`), or several in order."""
 
     class TritonPythonModel(StageModel):
         kernel_types = kernel_classes
@@ -54,7 +54,7 @@ def triton_model(*kernel_classes: type) -> type:
 
 @dataclass(frozen=True)
 class Link:
-    """One kernel of the chain that a model runs."""
+    """One stage of the chain that a model runs."""
 
     spec: ModelSpec
     kernel: Any
@@ -62,7 +62,7 @@ class Link:
 
 
 class StageModel:
-    """Loads one stage from its version folder, or the whole chain from its subfolders, and answers batches of requests."""
+    """A Triton model of one stage, or of all stages in a chain."""
 
     kernel_types: tuple[Any, ...]
 
@@ -84,7 +84,7 @@ class StageModel:
         self.reporter = Reporter(sources)
 
     def finalize(self) -> None:
-        """The server lets go of this version: so do the kernels of what they share with other processes."""
+        """Release what the stages share with other processes, when the server unloads this version."""
         self.reporter.close()
         for link in self.chain:
             if hasattr(link.kernel, "close"):
@@ -101,7 +101,7 @@ class StageModel:
         tensors, rows = join(self.spec, requests)
         inputs = unpacked(self.spec.inputs, tensors)
         errors: dict[int, pb_utils.TritonError] = {}
-        if faults := self.first.kernel.faults(inputs):  # what the first kernel hands on is sound
+        if faults := self.first.kernel.faults(inputs):  # only the first stage sees untrusted input
             errors = {request: invalid(message) for request, message in by_request(faults, rows).items()}
             self.first.metrics.rejected += len(errors)
         healthy = [i for i in range(len(requests)) if i not in errors]
@@ -115,7 +115,7 @@ class StageModel:
         return respond(self.spec, outputs)
 
     def _answer(self, inputs: Arrays, rows: list[int], healthy: list[int], errors: dict[int, Any]) -> dict[int, Arrays]:
-        """-> outputs by request: one kernel call for all, or, if that fails, one each, so that only the culprit fails."""
+        """Return outputs by request: one call for all, or, if that fails, one each, so that only the bad request fails."""
         try:
             outputs = self._call(take(inputs, rows, healthy))
         except Exception as error:
@@ -127,7 +127,7 @@ class StageModel:
         return dict(zip(healthy, split(outputs, [rows[i] for i in healthy]), strict=True))
 
     def _call(self, inputs: Arrays) -> Arrays:
-        """-> the answer's tensors."""
+        """Return the output tensors of a batch."""
         tensors, batch = dict(inputs), len(next(iter(inputs.values())))
         for link in self.chain:
             started_s = time.perf_counter()
@@ -135,22 +135,22 @@ class StageModel:
             tensors.update(outputs)
             check_outputs(link.spec, tensors, batch)
             link.metrics.count(degraded_of(outputs), time.perf_counter() - started_s)
-        return packed(self.spec.outputs, tensors, fit=True)
+        return packed(self.spec.outputs, tensors, validated=True)
 
 
 def with_live(kernel: Any, live: Reader) -> Any:
-    """Return a kernel as it answers with a live store; most of them have nothing to do with it."""
+    """Return the stage with a live store attached, or the stage itself where it uses none."""
     return kernel.with_live(live) if hasattr(kernel, "with_live") else kernel
 
 
 def degraded_of(outputs: Arrays) -> np.ndarray:
-    """int [B, 1]: the Degraded bits in a stage's outputs. The last stage's have a tensor of their own."""
+    """Return the Degraded bits in a stage's outputs, int [B, 1]. The last stage has a tensor of its own for them."""
     return outputs["degraded"] if "degraded" in outputs else outputs["lineage"][:, 1:]
 
 
 @dataclass
 class Metrics:
-    """What Triton does not count itself, of one stage: totals of this process, which the Reporter publishes."""
+    """Totals of one stage in this process that Triton does not count. The Reporter publishes them."""
 
     stage: str
     calls: int = 0
@@ -178,12 +178,11 @@ class Metrics:
             yield Measurement(f"recommender_{name}", description, COUNTER, labels, value)
 
 
-Source = tuple[Callable[[], Iterable[Measurement]], dict[str, str]]  # what is measured, and further labels of it
+Source = tuple[Callable[[], Iterable[Measurement]], dict[str, str]]  # measurements, and labels to add to them
 
 
 class Reporter:
-    """Publishes what is measured, beside the calls: every changed value is a message to the server, and costs as much as a
-    stage's hop."""
+    """Publishes measurements from a thread: every changed value is a message to the server, as expensive as a hop."""
 
     def __init__(self, sources: list[Source]) -> None:
         self._sources = sources
@@ -202,7 +201,7 @@ class Reporter:
                 pb_utils.Logger.log_error(f"metrics: {traceback.format_exc()}")
 
     def report(self) -> None:
-        """Bring the server's metrics to what is measured now."""
+        """Update the server's metrics to the current measurements."""
         for measure, labels in self._sources:
             for measured in measure():
                 if self._stop.is_set():
@@ -223,7 +222,7 @@ class Reporter:
         self._values[key] = measured.value
 
     def _family(self, measured: Measurement) -> Any:
-        """Kept: the backend deletes the metrics with it."""
+        """Return the metric family and keep it: the backend deletes a metric together with its family."""
         if measured.name not in self._families:
             kind = pb_utils.MetricFamily.COUNTER if measured.kind == COUNTER else pb_utils.MetricFamily.GAUGE
             self._families[measured.name] = pb_utils.MetricFamily(measured.name, measured.description, kind)
@@ -235,7 +234,7 @@ class Reporter:
 
 
 def check_config(spec: ModelSpec, config: dict[str, Any]) -> None:
-    """Raises ArtifactError when config.pbtxt and `stage.json` disagree about a tensor."""
+    """Raise ArtifactError when config.pbtxt and `stage.json` disagree about a tensor."""
     for side, tensors in (("input", spec.inputs), ("output", spec.outputs)):
         stated: dict[str, Any] = {t["name"]: (t["data_type"], tuple(int(d) for d in t["dims"])) for t in config[side]}
         needed: dict[str, Any] = {t.name: (f"TYPE_{'STRING' if t.dtype == 'BYTES' else t.dtype}", t.dims) for t in tensors}
@@ -252,7 +251,10 @@ def check_config(spec: ModelSpec, config: dict[str, Any]) -> None:
 
 
 def join(spec: ModelSpec, requests: list[Any]) -> tuple[Arrays, list[int]]:
-    """-> ({tensor: [sum of rows, *dims]}, rows of each request). Absent optional tensors become their fill value."""
+    """Return the requests' inputs by tensor, each [sum of rows, *dims], and the rows of each request.
+
+    Absent optional tensors take their fill value.
+    """
     given = [{tensor.name(): tensor.as_numpy() for tensor in request.inputs()} for request in requests]
     rows = [len(next(iter(tensors.values()))) for tensors in given]
     for tensor in spec.inputs:
@@ -266,7 +268,7 @@ def join(spec: ModelSpec, requests: list[Any]) -> tuple[Arrays, list[int]]:
 
 
 def take(inputs: Arrays, rows: list[int], requests: list[int]) -> Arrays:
-    """-> the rows of some requests, in order; the arrays themselves when these are all of them."""
+    """Return the rows of some requests, in order; the arrays themselves when these are all requests."""
     if len(requests) == len(rows):
         return inputs
     keep = np.zeros(len(rows), bool)
@@ -276,7 +278,7 @@ def take(inputs: Arrays, rows: list[int], requests: list[int]) -> Arrays:
 
 
 def split(outputs: Arrays, rows: list[int]) -> list[Arrays]:
-    """-> one dict of arrays per request, views of the joined outputs."""
+    """Return one dict of arrays per request, views of the joined outputs."""
     if len(rows) == 1:
         return [outputs]
     return [
@@ -285,7 +287,7 @@ def split(outputs: Arrays, rows: list[int]) -> list[Arrays]:
 
 
 def by_request(faults: dict[int, str], rows: list[int]) -> dict[int, str]:
-    """Faults by row -> faults by request (the first one of each)."""
+    """Return the first fault of each request, from faults by row."""
     request_of_row = np.repeat(np.arange(len(rows)), rows)
     found: dict[int, str] = {}
     for row in sorted(faults):
@@ -298,7 +300,7 @@ def respond(spec: ModelSpec, outputs: Arrays) -> Any:
 
 
 def check_outputs(spec: ModelSpec, outputs: Arrays, batch: int) -> None:
-    """Raises RecommenderError when a kernel's answer breaks the contract: a caller must never see a misshapen tensor."""
+    """Raise RecommenderError when a stage's outputs break the contract, so that no caller sees a misshapen tensor."""
     for tensor in spec.given:
         array = outputs[tensor.name]
         if not tensor.fits(array, batch):
@@ -313,7 +315,7 @@ def invalid(message: str) -> Any:
 
 
 def coded(stage: str, error: Exception) -> Any:
-    """What the caller is told: our own errors whole, anything else without its traceback (that goes to the log)."""
+    """Return the error for the caller: our own errors in full, others without traceback, which goes to the log."""
     if isinstance(error, RecommenderError):
         return pb_utils.TritonError(str(error), getattr(pb_utils.TritonError, ERROR_CODES[error.status]))
     pb_utils.Logger.log_error(f"{stage}: {traceback.format_exc()}")

@@ -1,10 +1,10 @@
-"""The compiled workflow: raw columns in, category rows and normalised numbers out, in one vectorised pass, without NVTabular.
+"""Encode raw columns to category rows and normalised numbers, as the fitted NVTabular workflow does, without NVTabular.
 
     raw column ─▶ vocabulary | hash | buckets              ─▶ category row   int64 [B, F]
     raw column ─▶ fill ─▶ clip ─▶ log(1 + x) ─▶ normalise  ─▶ number         float32 [B, G]
     raw list   ─▶ vocabulary of the flattened values       ─▶ Ragged of rows
 
-A Plan is `plan.json` (what to do with which column) and one vocabulary per categorical column in `.npy` files.
+A Plan is `plan.json` (one entry per column) and a vocabulary per categorical column in `.npy` files.
 `training/features/compile.py` writes it from a fitted NVTabular workflow; every export replays rows through both.
 
 Raw columns: int64 (MISSING_INT = missing), float64 (NaN = missing), or object of str or bytes (None, "" or b"" = missing).
@@ -29,7 +29,7 @@ from serving.loops.compiled import compiled
 from serving.loops.hashing import hash_integers, hash_strings
 
 PLAN_FILE = "plan.json"
-FIRST_ROW = 3  # the first row that is a real value: after PAD_ROW, NULL_ROW and OOV_ROW
+FIRST_ROW = 3  # the row of the first real value, after PAD_ROW, NULL_ROW and OOV_ROW
 
 
 class Ragged(NamedTuple):
@@ -41,11 +41,11 @@ class Ragged(NamedTuple):
 
 @dataclass(frozen=True)
 class CategoryColumn:
-    """How one raw column becomes a category row (or, as a list, rows).
+    """The encoding of one raw column to a category row (or, for a list, rows).
 
     kind "integers" and "strings": looked up in a vocabulary. "hash": `buckets` buckets by hash. "bins": between `boundaries`,
     after fill and clip. Hashed and binned values start at FIRST_ROW, so that every table has the same reserved rows.
-    n_rows: rows the embedding table needs, the reserved ones included
+    n_rows: rows of the embedding table, reserved ones included
     """
 
     name: str
@@ -61,7 +61,7 @@ class CategoryColumn:
 
 @dataclass(frozen=True)
 class NumberColumn:
-    """How one raw column becomes a number: fill, clip to [low, high], log(1 + x), (x - mean) / std. None: left out."""
+    """The encoding of one raw column to a number: fill, clip to [low, high], log(1 + x), (x - mean) / std. None: skipped."""
 
     name: str
     source: str
@@ -81,7 +81,7 @@ class IntegerVocabulary:
 
     @classmethod
     def of(cls, values: np.ndarray, rows: np.ndarray) -> IntegerVocabulary:
-        """From values in any order, none of them missing."""
+        """Build it from values in any order, none of them missing."""
         order = np.argsort(values)
         return cls(
             np.concatenate([[MISSING_INT], values[order]]).astype(np.int64),
@@ -89,8 +89,8 @@ class IntegerVocabulary:
         )
 
     def __call__(self, values: np.ndarray) -> np.ndarray:
-        """int64 [B] -> int64 [B] rows, OOV_ROW for unknown values."""
-        return _looked_up(self.keys, self.rows, values)
+        """Return the rows of int64 [B] values, int64 [B]; OOV_ROW for unknown ones."""
+        return _look_up(self.keys, self.rows, values)
 
     def save(self, folder: Path, name: str) -> None:
         np.save(folder / f"{name}.keys.npy", self.keys)
@@ -98,7 +98,7 @@ class IntegerVocabulary:
 
     @classmethod
     def load(cls, folder: Path, name: str) -> IntegerVocabulary:
-        """Raises ArtifactError when a file is missing or broken, or they do not fit together."""
+        """Open the files. Raises ArtifactError when one is missing or broken, or they disagree."""
         keys = open_form(folder, f"{name}.keys", "int64", None)
         if (keys[1:] <= keys[:-1]).any():
             raise ArtifactError(f"{folder / name}.keys.npy does not rise; expected keys in ascending order. {REMEDY}")
@@ -106,7 +106,7 @@ class IntegerVocabulary:
 
 
 class StringVocabulary:
-    """A dict of both spellings of each value, str (export) and UTF-8 bytes (Triton), to its row."""
+    """A dict from each value to its row, both as str (export) and as UTF-8 bytes (Triton)."""
 
     def __init__(self, values: list[str], rows: np.ndarray):
         self.values, self._value_rows = values, rows
@@ -115,7 +115,7 @@ class StringVocabulary:
             self.rows[value] = self.rows[value.encode()] = row
 
     def __call__(self, values: np.ndarray) -> np.ndarray:
-        """object [B] of str, bytes or None -> int64 [B] rows, OOV_ROW for unknown values."""
+        """Return the rows, int64 [B], of object [B] of str, bytes or None; OOV_ROW for unknown values."""
         row_of = self.rows.get
         return np.array([row_of(value, OOV_ROW) for value in values.tolist()], np.int64)
 
@@ -156,13 +156,13 @@ class Plan:
 
     @cached_property
     def _bins(self) -> dict[str, tuple[float, float, float, np.ndarray]]:
-        """Fill, low, high and boundaries of each "bins" column, by name."""
+        """Return fill, low, high and boundaries of each "bins" column, by name."""
         columns = (c for c in (*self.categorical, *self.lists) if c.kind == "bins")
         return {c.name: (*_limits(c), np.array(c.boundaries, np.float64)) for c in columns}
 
     @property
     def rows(self) -> dict[str, int]:
-        """Rows of the embedding table of each categorical and list column, by name."""
+        """Return the number of table rows of each categorical and list column, by name."""
         return {column.name: column.n_rows for column in (*self.categorical, *self.lists)}
 
     def __call__(self, columns: Mapping[str, Any]) -> Encoded:
@@ -179,13 +179,13 @@ class Plan:
         return Encoded(categorical, continuous, lists)
 
     def _category_rows(self, column: CategoryColumn, values: np.ndarray) -> np.ndarray:
-        """[n] raw values -> int64 [n] rows."""
+        """Return the category rows, int64 [n], of [n] raw values."""
         if column.kind in VOCABULARIES:
             return self.vocabularies[column.name](values)
         if column.kind == "hash":
             hashed = hash_strings(values) if values.dtype == object else hash_integers(values)
             return (hashed % np.uint64(column.buckets)).astype(np.int64) + FIRST_ROW
-        return _binned(values, *self._bins[column.name])
+        return _find_bins(values, *self._bins[column.name])
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -201,7 +201,7 @@ class Plan:
 
     @classmethod
     def load(cls, folder: Path) -> Plan:
-        """Raises ArtifactError when a file is missing or is not a plan of this version."""
+        """Read a plan. Raises ArtifactError when a file is missing or is not a plan of this version."""
         layout = read_json(folder, PLAN_FILE)
         try:
             categorical, lists = (
@@ -219,15 +219,15 @@ class Plan:
         return cls(bare.categorical, bare.continuous, bare.lists, vocabularies)
 
     def _file_number(self, name: str) -> int:
-        """Columns are named by the shop, so their files are numbered."""
+        """Return the number that names a column's files: the shop's column names may not be file names."""
         return [column.name for column in (*self.categorical, *self.lists)].index(name)
 
 
 class _Numbers:
-    """The continuous columns, all at once: fill, clip, with or without a logarithm, normalise.
+    """All continuous columns at once: fill, clip, logarithm where asked for, normalise.
 
-    NVTabular's LogOp works in float32 and everything without it in float64; the difference shows, so it is kept. So is numpy's
-    logarithm: others differ in the last bit.
+    As in NVTabular, columns with LogOp are computed in float32 and others in float64. The logarithm is numpy's, because others
+    differ in the last bit.
     """
 
     def __init__(self, columns: tuple[NumberColumn, ...]):
@@ -240,20 +240,20 @@ class _Numbers:
         self._n_logs = len(with_log)
 
     def __call__(self, columns: Mapping[str, np.ndarray], n_rows: int) -> np.ndarray:
-        """-> float32 [B, G]."""
+        """Return the encoded columns, float32 [B, G]."""
         values = np.empty((len(self.sources), n_rows))
         for row, source in zip(values, self.sources, strict=True):
             row[:] = columns[source]
         logs = np.empty((self._n_logs, n_rows), np.float32)
-        _clean(values, self._limits, self._log_row, logs)
+        _fill_and_clip(values, self._limits, self._log_row, logs)
         if self._n_logs:
-            with np.errstate(all="ignore"):  # a chain without clip may see -inf, and then says so as NVTabular does
+            with np.errstate(all="ignore"):  # without a clip a value may be -inf, and stays so as in NVTabular
                 np.log(logs, out=logs)
-        return _normalised(values, logs, self._log_row, self._moments)
+        return _normalise(values, logs, self._log_row, self._moments)
 
 
 def _limits(column: CategoryColumn | NumberColumn) -> tuple[float, float, float]:
-    """(fill, low, high), with values that change nothing for what is left out."""
+    """Return (fill, low, high), with values that change nothing for None."""
     return (
         np.nan if column.fill is None else column.fill,
         -np.inf if column.low is None else column.low,
@@ -262,8 +262,8 @@ def _limits(column: CategoryColumn | NumberColumn) -> tuple[float, float, float]
 
 
 @compiled
-def _looked_up(keys, rows, values):
-    """keys: int64 [n] ascending; rows: int64 [n]; values: int64 [B] -> int64 [B] rows of the keys, OOV_ROW for other values."""
+def _look_up(keys, rows, values):
+    """Return the rows of values, int64 [B]; OOV_ROW for values not in keys, int64 [n] ascending, with rows int64 [n]."""
     found = np.searchsorted(keys, values)
     for at in range(len(values)):
         known = found[at] < len(keys) and keys[found[at]] == values[at]
@@ -272,11 +272,11 @@ def _looked_up(keys, rows, values):
 
 
 @compiled
-def _binned(values, fill, low, high, boundaries):
-    """number [B] -> int64 [B]: FIRST_ROW and how many boundaries, float64 [n] ascending, are no larger; NaN is beyond them."""
+def _find_bins(values, fill, low, high, boundaries):
+    """Return FIRST_ROW + the number of boundaries, float64 [n] ascending, at or below each value; NaN is above all."""
     rows = np.empty(len(values), np.int64)
     for at in range(len(values)):
-        value = _clipped(np.float64(values[at]), fill, low, high)
+        value = _clip(np.float64(values[at]), fill, low, high)
         rows[at] = FIRST_ROW
         for boundary in boundaries:
             rows[at] += not value < boundary
@@ -284,20 +284,23 @@ def _binned(values, fill, low, high, boundaries):
 
 
 @compiled
-def _clean(values, limits, log_row, logs):
-    """Fills and clips `values`, float64 [G, B]; limits: float64 [G, 3]; logs[log_row[g]]: 1 + column g, if not -1."""
+def _fill_and_clip(values, limits, log_row, logs):
+    """Fill and clip `values`, float64 [G, B], in place; limits: float64 [G, 3].
+
+    Write 1 + column g to logs[log_row[g]] if not -1.
+    """
     for column in range(values.shape[0]):
         fill, low, high = limits[column]
         for at in range(values.shape[1]):
-            value = _clipped(values[column, at], fill, low, high)
+            value = _clip(values[column, at], fill, low, high)
             values[column, at] = value
             if log_row[column] >= 0:
                 logs[log_row[column], at] = np.float32(value) + np.float32(1)
 
 
 @compiled
-def _normalised(values, logs, log_row, moments):
-    """-> float32 [B, G]; moments: float64 [G, 2], mean and deviation."""
+def _normalise(values, logs, log_row, moments):
+    """Return the normalised columns, float32 [B, G]; moments: float64 [G, 2], mean and standard deviation."""
     normal = np.empty((values.shape[1], values.shape[0]), np.float32)
     for column in range(values.shape[0]):
         mean, deviation = moments[column]
@@ -310,8 +313,8 @@ def _normalised(values, logs, log_row, moments):
 
 
 @compiled
-def _clipped(value, fill, low, high):
-    """NaN stays NaN where fill is."""
+def _clip(value, fill, low, high):
+    """Return the value filled and clipped; a missing one stays NaN where fill is NaN."""
     if np.isnan(value):
         value = fill
     if value < low:
@@ -320,14 +323,14 @@ def _clipped(value, fill, low, high):
 
 
 def save_strings(folder: Path, name: str, texts: list[str]) -> None:
-    """UTF-8 bytes laid end to end and where each text starts: `.npy` files without pickle."""
+    """Write texts as UTF-8 bytes end to end, with offsets: `.npy` files without pickle."""
     encoded = [text.encode() for text in texts]
     np.save(folder / f"{name}.bytes.npy", np.frombuffer(b"".join(encoded), np.uint8))
     np.save(folder / f"{name}.offsets.npy", np.cumsum([0, *map(len, encoded)], dtype=np.int64))
 
 
 def load_strings(folder: Path, name: str) -> list[str]:
-    """What save_strings wrote. Raises ArtifactError when the files are missing or disagree."""
+    """Read what save_strings wrote. Raises ArtifactError when the files are missing or disagree."""
     blob = open_array(folder, f"{name}.bytes").tobytes()
     offsets = open_array(folder, f"{name}.offsets").tolist()
     if offsets[0] != 0 or offsets[-1] != len(blob):

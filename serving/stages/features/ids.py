@@ -1,7 +1,7 @@
-"""Item ids and item positions, both ways, for any number of them at once.
+"""Map item ids to item positions and back.
 
-A position is the row of every per-item array: items sorted by id, 0 … n_items-1. Row n_items is the padding row; it stands for
-PAD_ID and for every id the catalogue does not hold. Dense ids are looked up in a direct table, others by binary search.
+A position is the row of every per-item array: items sorted by id, 0 … n_items-1. Row n_items is the padding row, for
+PAD_ID and for every id that is not in the catalogue. Dense ids are looked up in a direct table, others by binary search.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ class ItemIndex:
 
     @classmethod
     def load(cls, path: Path) -> ItemIndex:
-        """Reads an int64 .npy of ids; the pages are shared between processes. Raises ArtifactError."""
+        """Open an int64 .npy of ids, whose pages processes share. Raises ArtifactError."""
         return cls(open_array(path.parent, path.stem))
 
     def positions(self, ids: np.ndarray) -> np.ndarray:
-        """int64 ids of any shape -> int64 positions of that shape; n_items for ids that are not in the catalogue."""
+        """Return the positions of int64 ids, in their shape; n_items for ids that are not in the catalogue."""
         positions = np.empty(ids.shape, np.int64)
         positions_of(ids.ravel(), self.ids, self.table, positions.ravel())
         return positions
 
     def ids_at(self, positions: np.ndarray) -> np.ndarray:
-        """Positions 0 … n_items of any shape -> int64 ids of that shape; PAD_ID at n_items."""
+        """Return the int64 ids at positions 0 … n_items, in their shape; PAD_ID at n_items."""
         return self.padded_ids.take(positions)
 
     def _direct_table(self, n_slots: int) -> np.ndarray:
-        """int64 [n_slots]: position by id - first id, where n_slots > 0."""
+        """Return int64 [n_slots]: the position by id - first id, where n_slots > 0."""
         table = np.full(n_slots, self.n_items)
         if n_slots:
             table[self.ids - self.ids[0]] = np.arange(self.n_items)
@@ -58,30 +58,30 @@ class ItemIndex:
 
 @compiled
 def positions_of(ids, catalogue, table, positions):
-    """`position_of` each. ids: int64 [N]; positions: int64 [N], written"""
+    """Write `position_of` each id, int64 [N], to positions, int64 [N]."""
     for at in range(len(ids)):
         positions[at] = position_of(ids[at], catalogue, table)
 
 
 @compiled
 def position_of(item_id, catalogue, table):
-    """int64 -> int64, n_items for an id that is not in the catalogue. catalogue, table: those of an ItemIndex."""
+    """Return the position of an id, n_items when it is not in the catalogue. catalogue, table: those of an ItemIndex."""
     if not len(table):
         return place_in(catalogue, item_id)
-    slot = np.uint64(item_id) - np.uint64(catalogue[0])  # of a smaller id it is huge: nothing overflows into the table
+    slot = np.uint64(item_id) - np.uint64(catalogue[0])  # a smaller id wraps to a huge slot, beyond the table
     return table[slot] if slot < np.uint64(len(table)) else np.int64(len(catalogue))
 
 
 @compiled
 def places_in(sorted_ids, ids, places):
-    """`place_in` of each. ids: int64 [N]; places: int64 [N], written"""
+    """Write `place_in` of each id, int64 [N], to places, int64 [N]."""
     for at in range(len(ids)):
         places[at] = place_in(sorted_ids, ids[at])
 
 
 @compiled
 def place_in(sorted_ids, wanted):
-    """int64 -> int64: where it stands in an ascending int64 [U]; U when it does not."""
+    """Return the index of an id in an ascending int64 [U]; U when it is not there."""
     low, high = 0, len(sorted_ids)
     while low < high:
         middle = (low + high) >> 1

@@ -1,13 +1,13 @@
-"""What the ranker knows of a (user, candidate) pair beyond their own features: the same code for training and for requests.
+"""Cross features of a (user, candidate) pair: the same code for training and for requests.
 
-Co-occurrence comes from neighbour lists. An item's list names the items that go with it, with one weight per view:
+Co-occurrence comes from neighbour lists. An item's list holds related items, with one weight per view:
 
-    customers   the same people had both
-    visits      both in one visit (a basket, a sitting), large visits counting less
+    customers   the same users had both
+    visits      both in one visit (a basket, a session), where large visits count less
     next        the neighbour was taken soon after the item
 
-A candidate's affinity is the sum, over the history, of the weights with which its items name the candidate; once with all
-items of the history equal, once with recent ones first.
+A candidate's affinity is the sum, over the history, of its weights in the lists of the history's items; once with equal
+weights of the history's items, once with more weight for recent ones.
 
 Letters: B requests, C candidates, H history, N neighbours, V views, T time buckets. Positions are rows of per-item arrays,
 n_items the padding row (serving/stages/features/ids.py).
@@ -32,17 +32,17 @@ from serving.stages.search.search import weigh_by_recency
 
 VIEWS = ("customers", "visits", "next")
 WEIGHTINGS = ("even", "recent")
-HORIZONS_DAYS = (7.0, 30.0, 90.0)  # recent popularity: an event's weight falls by 1/e in each of these
+HORIZONS_DAYS = (7.0, 30.0, 90.0)  # of recent popularity: an event's weight decays by 1/e in each
 CLOCK_FILE = "item_statistics.json"
 ARRAYS = ("neighbours", "neighbour_weights", "popularity", "popularity_then", "sold_days", "groups")
-SMALLEST_DEVIATION = 1e-6  # numbers that are all the same stay near 0, however they were rounded
-SMALLEST_WEIGHT = 1e-3  # below it, affinities are as good as none: the floor of their logarithm
-SCALE = 1 / 3  # brings logarithms of counts and days near one
+SMALLEST_DEVIATION = 1e-6  # keeps constant columns near 0 despite rounding
+SMALLEST_WEIGHT = 1e-3  # floor of the logarithm of affinities
+SCALE = 1 / 3  # scales logarithms of counts and days to about 1
 
 
 @dataclass(frozen=True)
 class Clock:
-    """The store's clock and the time buckets of `popularity_then`, in days before the clock."""
+    """The log's age at the store's clock, and the width of the time buckets of `popularity_then`, in days."""
 
     log_days: float  # age of the log's first event
     bucket_days: float
@@ -50,7 +50,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class ItemStatistics:
-    """How items sold and what they sold with, up to the store's clock. The last row of every array is the padding row.
+    """Popularity and neighbours of items, up to the store's clock. The last row of every array is the padding row.
 
     neighbours         int32 [n_items + 1, N] positions, strongest first, n_items padded
     neighbour_weights  float16 [n_items + 1, N, V], 0 where padded
@@ -71,11 +71,12 @@ class ItemStatistics:
 
     @cached_property
     def of_loops(self) -> tuple:
-        """What the compiled loops take: the arrays, float16 as its bits, the clock, and scratch for one call at a time."""
+        """Return the compiled loops' arguments: the arrays, float16 as its bits, the clock, and scratch for one call at a
+        time."""
         arrays = [getattr(self, name) for name in ARRAYS]
         arrays = [array.view(np.uint16) if array.dtype == np.float16 else array.view() for array in arrays]
         for array in arrays:
-            array.flags.writeable = False  # as those of a repository are: compiled once for both
+            array.flags.writeable = False  # as in a repository, so that loops are compiled once for both
         column_of = np.full(self.n_items + 1, -1, np.int32)
         group_counts = np.zeros((int(self.groups.max()) + 1, self.groups.shape[1]), np.int32)
         return (*arrays, self.clock.log_days, self.clock.bucket_days, column_of, group_counts)
@@ -91,7 +92,7 @@ class ItemStatistics:
 
     @classmethod
     def load(cls, folder: Path) -> ItemStatistics:
-        """Raises ArtifactError when a file is missing or broken, or they do not speak of the same catalogue."""
+        """Open the files. Raises ArtifactError when one is missing or broken, or they belong to different catalogues."""
         arrays = {name: open_array(folder, name) for name in ARRAYS}
         rows = {name: len(array) for name, array in arrays.items()}
         if len(set(rows.values())) != 1:
@@ -120,7 +121,7 @@ class ItemStatistics:
 
 
 def _forms(n_neighbours: int, n_buckets: int) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Array -> its type and the shape of its rows."""
+    """Return the dtype and the row shape of each array, by name."""
     return {
         "neighbours": ("int32", (n_neighbours,)),
         "neighbour_weights": ("float16", (n_neighbours, len(VIEWS))),
@@ -132,7 +133,7 @@ def _forms(n_neighbours: int, n_buckets: int) -> dict[str, tuple[str, tuple[int,
 
 
 def feature_names() -> tuple[str, ...]:
-    """Names of the last axis of `cross_features`, in order."""
+    """Return the names of the last axis of `cross_features`, in order."""
     affinities = [f"{view}_{weighting}" for view in VIEWS for weighting in WEIGHTINGS]
     return (
         *("retrieval_score", "retrieval_rank"),
@@ -146,7 +147,7 @@ def feature_names() -> tuple[str, ...]:
 
 _column = feature_names().index
 SCORE, RANK = _column("retrieval_score"), _column("retrieval_rank")
-AFFINITY, LOGARITHM = _column("customers_even"), _column("customers_even_log")  # the first of them, as in what follows
+AFFINITY, LOGARITHM = _column("customers_even"), _column("customers_even_log")  # the first column of each group
 POPULARITY, THEN, SOLD = _column("popularity"), _column("popularity_then"), _column("first_sold_since")
 SHARE, LENGTH, IDLE = _column("category_share"), _column("history_length"), _column("idle_days")
 N_FEATURES = len(feature_names())
@@ -161,13 +162,13 @@ def cross_features(
     candidates: np.ndarray,
     retrieval_scores: np.ndarray,
 ) -> np.ndarray:
-    """One row of numbers per candidate.
+    """Compute the cross features of each candidate.
 
     history           int [B, H] positions, newest first, n_items padded
     history_age_days  float32 [B, H]
     candidates        int [B, C] positions, best first, no item twice in a row, n_items padded
-    retrieval_scores  float32 [B, C]; what stands at padded places is ignored
-    ->                float32 [B, C, len(feature_names())], finite; zeros at padded candidates
+    retrieval_scores  float32 [B, C], ignored at padded candidates
+    Returns           float32 [B, C, len(feature_names())], finite; zeros at padded candidates
     """
     return pair_numbers(statistics, NO_NUMBERS, history, history_age_days, candidates, retrieval_scores)
 
@@ -180,10 +181,10 @@ def pair_numbers(
     candidates: np.ndarray,
     retrieval_scores: np.ndarray,
 ) -> np.ndarray:
-    """The numbers of each candidate's item, then its cross features; arguments as of `cross_features`.
+    """Return the item numbers of each candidate, then its cross features; arguments as in `cross_features`.
 
     item_numbers  float32 [n_items + 1, G]
-    ->            float32 [B, C, G + len(feature_names())]
+    Returns       float32 [B, C, G + len(feature_names())]
     """
     pairs = np.empty((*candidates.shape, item_numbers.shape[1] + N_FEATURES), np.float32)
     with statistics.lock:
@@ -204,9 +205,9 @@ def write_pairs(
     neighbours, neighbour_weights, popularity, popularity_then, sold_days, groups, log_days, bucket_days,
     column_of, group_counts, item_numbers, history, history_age_days, candidates, retrieval_scores, pairs,
 ):  # fmt: skip
-    """`pair_numbers`, request by request. The scratch is left as it was found: column_of of -1, group_counts of 0.
+    """Write `pair_numbers`, request by request. The scratch stays clean: column_of holds -1, group_counts 0.
 
-    `cross` of what is called from here: float32 [C, len(feature_names())], some of whose columns are written.
+    The functions below write some columns of `cross`, float32 [C, len(feature_names())].
     """
     n_items, n_numbers = len(neighbours) - 1, item_numbers.shape[1]
     recent, values = np.empty(history.shape[1], np.float32), np.zeros((candidates.shape[1], LOGARITHM))
@@ -215,7 +216,7 @@ def write_pairs(
     for row in range(len(candidates)):
         if row == 0:
             read_ahead_of_request(neighbours, neighbour_weights, per_candidate, history[row], candidates[row])
-        if row + 1 < len(candidates):  # while this one is worked on
+        if row + 1 < len(candidates):  # fetch the next request's rows while this one is computed
             read_ahead_of_request(neighbours, neighbour_weights, per_candidate, history[row + 1], candidates[row + 1])
         own, listed, cross = history[row], candidates[row], pairs[row, :, n_numbers:]
         n_distinct, idle_days = weigh_by_recency(own, n_items, recent), np.float32(0.0)
@@ -238,7 +239,7 @@ def write_pairs(
 
 @compiled
 def read_ahead_of_request(neighbours, neighbour_weights, per_candidate, history, candidates):
-    """The rows lie all over the catalogue: waiting for one after another took longer than the arithmetic."""
+    """Prefetch the rows of a request: they are scattered, and cache misses one by one cost more than the arithmetic."""
     read_ahead(neighbours, history)
     read_ahead(neighbour_weights, history)
     for array in literal_unroll(per_candidate):
@@ -247,9 +248,9 @@ def read_ahead_of_request(neighbours, neighbour_weights, per_candidate, history,
 
 @compiled
 def sum_affinities(neighbours, neighbour_weights, history, recent, n_distinct, candidates, column_of, values):
-    """How strongly one history names each candidate, view by view: affinities of values, float64 [C, LOGARITHM].
+    """Sum each candidate's affinity with one history, by view, into `values`, float64 [C, LOGARITHM].
 
-    neighbour_weights: uint16, the bits of float16; recent, n_distinct: of `weigh_by_recency`
+    neighbour_weights: uint16, the bits of float16; recent, n_distinct: from `weigh_by_recency`
     """
     for place in range(len(candidates)):
         column_of[candidates[place]] = place
@@ -262,7 +263,7 @@ def sum_affinities(neighbours, neighbour_weights, history, recent, n_distinct, c
             continue
         item, newest = history[age], recent[age] / total
         n_named = 0
-        for number in range(neighbours.shape[1]):  # without a branch, which would be foreseen wrong as often as not
+        for number in range(neighbours.shape[1]):  # without a branch, which would be mispredicted half of the time
             named[n_named] = number
             n_named += column_of[neighbours[item, number]] >= 0
         for number in named[:n_named]:
@@ -277,19 +278,19 @@ def sum_affinities(neighbours, neighbour_weights, history, recent, n_distinct, c
 
 @compiled
 def half(bits):
-    """The float32 of a float16 that is not negative; bits: uint16."""
+    """Return the float32 of a non-negative float16; bits: uint16."""
     return np.int32(np.int32(bits) << 13).view(np.float32) * np.float32(2.0**112)
 
 
 @compiled
 def log1p(values):
-    """log(1 + values) in float64, where a day's millionth still counts; the C library's own takes three times as long."""
+    """Return log(1 + values) in float64: exact enough for millionths of a day, three times as fast as the C library's."""
     return np.log(1.0 + values)
 
 
 @compiled
 def write_standardized(values, candidates, n_items, cross):
-    """The columns before the logarithms: values, float64 [C, LOGARITHM], with mean 0 and deviation 1 over the candidates."""
+    """Write values, float64 [C, LOGARITHM], standardised over the candidates (mean 0, standard deviation 1)."""
     count, mean, scale = 0, np.zeros(LOGARITHM), np.zeros(LOGARITHM)
     for place in range(len(candidates)):
         if candidates[place] != n_items:
@@ -310,7 +311,7 @@ def write_standardized(values, candidates, n_items, cross):
 
 @compiled
 def write_logarithms(values, cross):
-    """Of affinities. Many are 0, in both weightings at once."""
+    """Write the logarithms of affinities. Many are 0 in both weightings."""
     nothing = np.log(np.float32(SMALLEST_WEIGHT)) * np.float32(SCALE)
     for place in range(len(values)):
         for view in range(len(VIEWS)):
@@ -324,9 +325,10 @@ def write_logarithms(values, cross):
 
 @compiled
 def write_sales(popularity, popularity_then, sold_days, log_days, bucket_days, idle_days, candidates, cross):
-    """Popularity; around the user's last visit, alone and against ever; first and latest sale after it.
+    """Write popularity; popularity around the user's last visit, alone and relative to all time; first and latest sale after
+    it.
 
-    What a user has not been back for cannot have been passed over: an item that came later is new to them.
+    An item that came after a user's last visit is new to that user; older items were not taken.
     idle_days: float32, from the last event of the history to the clock
     """
     last = popularity_then.shape[1] - 1
@@ -339,13 +341,13 @@ def write_sales(popularity, popularity_then, sold_days, log_days, bucket_days, i
         cross[place, THEN] = then
         cross[place, THEN + 1] = then - popularity[item, 0]
         for number in range(sold_days.shape[1]):
-            after = idle_days - sold_days[item, number]  # days after the last visit
+            after = idle_days - sold_days[item, number]  # days from the last visit to the sale
             cross[place, SOLD + number] = np.copysign(log1p(abs(after)), after) * SCALE
 
 
 @compiled
 def write_group_shares(groups, history, recent, n_distinct, candidates, group_counts, cross):
-    """Share of the history in the candidate's category and provider."""
+    """Write the share of the history in the candidate's category and provider."""
     for place in range(len(history)):
         for kind in range(groups.shape[1]):
             if recent[place] > 0 and groups[history[place], kind] >= 0:

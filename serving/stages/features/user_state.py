@@ -1,4 +1,4 @@
-"""What is known of users: the store's state, and the one function that turns state into raw columns.
+"""User state: the store that holds it, and the one function that turns it into raw columns.
 
     UserStore.lookup(user_ids) ─▶ UserState ─▶ derive(state, context, as_of_s) ─▶ raw columns ─▶ Plan (encode.py)
 
@@ -25,7 +25,7 @@ from serving.stages.features.ids import ItemIndex, place_in, places_in
 
 SECONDS_PER_DAY = 86_400.0
 NO_CATEGORY = -1
-RECENT = 32  # favourite categories are those of the last RECENT positive events
+RECENT = 32  # favourite categories come from the last RECENT positive events
 STORE_FILE = "store.json"
 DERIVED = ("event_count", "days_since_last_event", "days_since_first_event", "sum_weight", "mean_weight", "mean_label")
 _NO_CODES = np.empty(0, np.int32)
@@ -33,13 +33,13 @@ _NO_CODES = np.empty(0, np.int32)
 
 @dataclass(frozen=True)
 class UserState:
-    """What is known of B users at a moment. A user without events has zeros and padding everywhere.
+    """The state of B users at one time. A user without events has zeros and padding everywhere.
 
     user_ids            int64 [B]
     history_ids         int64 [B, H] items of the last positive events, newest first, PAD_ID padded
     history_times       int64 [B, H] unix seconds, 0 where padded
     history_categories  int32 [B, H] category code of each item, NO_CATEGORY where padded or unknown
-    event_count         int64 [B] events of any kind; sum_weight, sum_label: float64 [B] over them
+    event_count         int64 [B] events of any kind; sum_weight, sum_label: their sums, float64 [B]
     first_time, last_time   int64 [B] unix seconds of the first and latest event, 0 without one
     profile             name -> [B] int64 | float64 | object of str (None = missing)
     """
@@ -57,10 +57,10 @@ class UserState:
 
 
 def derive(state: UserState, context: Mapping[str, np.ndarray], as_of_s: int | np.ndarray) -> dict[str, np.ndarray]:
-    """Raw columns of B users: the same code for training rows and for requests.
+    """Compute the raw columns of B users: the same code for training rows and for requests.
 
     context: name -> [B] int64 | float | object;  as_of_s: unix seconds, one for all or int64 [B]
-    -> name -> [B]; numbers are float64 with NaN for what a user without events does not have
+    Returns name -> [B]; numbers are float64, NaN where a user without events has no value
     """
     favourites = favourite_categories(state.history_categories)
     totals = (state.event_count, state.sum_weight, state.sum_label, state.first_time, state.last_time)
@@ -77,19 +77,19 @@ def derive(state: UserState, context: Mapping[str, np.ndarray], as_of_s: int | n
 
 @cache
 def raw_name(table: str, name: str) -> str:
-    """The raw column of a shop's column: prefixed so that it cannot collide; no "/", as NVTabular names files after columns."""
+    """Return the raw column's name: prefixed so that it cannot collide, without "/" because NVTabular names files so."""
     return f"{table}_{name.replace('%', '%25').replace('/', '%2F')}"
 
 
 def history_age_days(state: UserState, as_of_s: int | np.ndarray) -> np.ndarray:
-    """float32 [B, H]: days from each event of the history to the clock, 0 where padded."""
+    """Return the days from each event of the history to the clock, float32 [B, H], 0 where padded."""
     return _ages_in_days(state.history_ids, state.history_times, np.array(as_of_s, np.int64, ndmin=1))
 
 
 def favourite_categories(history_categories: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """int32 [B, H] codes, newest first -> (int64 [B], int64 [B]) most and second most frequent of the RECENT newest.
+    """Return the most and second most frequent of the RECENT newest codes, two int64 [B], from int32 [B, H] newest first.
 
-    Ties go to the category seen last; MISSING_INT where there is none.
+    Ties go to the latest category; MISSING_INT where there is none.
     """
     first, second = _favourites(history_categories)
     return first, second
@@ -97,7 +97,7 @@ def favourite_categories(history_categories: np.ndarray) -> tuple[np.ndarray, np
 
 @compiled
 def _numbers_of(clocks, event_count, sum_weight, sum_label, first_time, last_time):
-    """clocks: int64 [B] or [1]; the totals of UserState -> float64 [6, B], the columns DERIVED."""
+    """Return the columns DERIVED, float64 [6, B], from the totals of UserState; clocks: int64 [B] or [1]."""
     numbers = np.empty((6, len(event_count)))
     for row in range(len(event_count)):
         known = event_count[row] > 0
@@ -114,7 +114,7 @@ def _numbers_of(clocks, event_count, sum_weight, sum_label, first_time, last_tim
 
 @compiled
 def _ages_in_days(ids, times, clocks):
-    """ids, times: int64 [B, H]; clocks: int64 [B] or [1] -> float32 [B, H], 0 where padded."""
+    """Return ages in days, float32 [B, H], 0 where padded. ids, times: int64 [B, H]; clocks: int64 [B] or [1]."""
     ages = np.zeros(ids.shape, np.float32)
     for row in range(ids.shape[0]):
         clock = clocks[row % len(clocks)]
@@ -126,7 +126,7 @@ def _ages_in_days(ids, times, clocks):
 
 @compiled
 def _favourites(history_categories):
-    """int32 [B, H] -> int64 [2, B]"""
+    """Return the most and second most frequent code of each row, int64 [2, B], from int32 [B, H]."""
     favourites = np.empty((2, len(history_categories)), np.int64)
     for row in range(len(history_categories)):
         codes = history_categories[row, :RECENT]
@@ -137,7 +137,7 @@ def _favourites(history_categories):
 
 @compiled
 def _most_frequent(codes, besides):
-    """int32 [n] -> the first of the most frequent, NO_CATEGORY and `besides` left out; MISSING_INT where there is none."""
+    """Return the most frequent code, the first on a tie, without NO_CATEGORY and `besides`; MISSING_INT where none is left."""
     best, most = MISSING_INT, 0
     for code in codes:
         if code in (NO_CATEGORY, besides):
@@ -155,10 +155,10 @@ def _as_raw(values: np.ndarray) -> np.ndarray:
 
 
 class FeatureStore(Protocol):
-    """Where the state of users comes from. `lookup` raises DependencyError when the store is down or late."""
+    """A source of user state. `lookup` raises DependencyError when the store is down or late."""
 
     def lookup(self, user_ids: np.ndarray) -> UserState:
-        """int64 [B], any value -> their state; the empty state for users the store does not hold."""
+        """Return the state of users, int64 [B] of any value; unknown users get the empty state."""
 
 
 class ProfileColumn(NamedTuple):
@@ -178,7 +178,7 @@ class Profiles:
         self.user_ids, self.columns = user_ids, columns
 
     def of(self, users: np.ndarray) -> dict[str, np.ndarray]:
-        """int64 [B] positions of users, U for an unknown one -> name -> [B]."""
+        """Return the columns by name, each [B], at positions of users, int64 [B], U for an unknown one."""
         taken = {name: column.values[users] for name, column in self.columns.items()}
         return {
             name: values if (texts := self.columns[name].texts) is None else texts[values] for name, values in taken.items()
@@ -189,7 +189,7 @@ class Profiles:
 
 
 def positions_in(sorted_ids: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """int64 [B] -> int64 [B]: where each id stands in an ascending int64 [U]; U for ids that are not in it."""
+    """Return the index of each id, int64 [B], in an ascending int64 [U]; U for ids that are not in it."""
     positions = np.empty(len(ids), np.int64)
     places_in(sorted_ids, ids, positions)
     return positions
@@ -201,7 +201,7 @@ class UserStore:
     user_ids.npy            int64 [U] ascending
     event_offsets.npy       int64 [U + 1]: the kept events of user u are rows event_offsets[u] : event_offsets[u + 1]
     event_ids / event_times / event_categories.npy   int64, int64, int32 [N + 1] oldest first; at most H per user. The last
-                            event belongs to nobody, so that there is a row 0 to point at
+                            event belongs to nobody, so that row 0 always exists
     event_count, sum_weight, sum_label, first_time, last_time .npy   [U + 1], the last row is the unknown user's
     profile.<n>.npy         [U + 1] values, or codes of the texts beside them; the last row is the unknown user's
     """
@@ -212,7 +212,7 @@ class UserStore:
     }
 
     def __init__(self, folder: Path):
-        """Opens the files. Raises ArtifactError when one is missing or broken, or they do not fit together."""
+        """Open the files. Raises ArtifactError when one is missing or broken, or they disagree."""
         settings = read_json(folder, STORE_FILE)
         self.history_length: int = settings["history_length"]
         self.as_of_s: int = settings["as_of_s"]
@@ -225,8 +225,8 @@ class UserStore:
         categories = open_form(folder, "event_categories", "int32", len(ids))
         if (np.diff(self._offsets) < 0).any() or not 0 <= self._offsets[0] <= self._offsets[-1] < len(ids):
             raise ArtifactError(
-                f"{folder / 'event_offsets.npy'} does not say whose the {len(ids) - 1} events of {len(user_ids)} users are; "
-                f"expected int64 [users + 1], rising, from 0 to at most {len(ids) - 1}. {REMEDY}"
+                f"{folder / 'event_offsets.npy'} does not assign the {len(ids) - 1} events to {len(user_ids)} users; "
+                f"expected int64 [users + 1], ascending, from 0 to at most {len(ids) - 1}. {REMEDY}"
             )
         self._events = Events(ids, times, categories if settings["has_categories"] else None)
         self._totals = [open_form(folder, name, kind, n_rows) for name, kind in self.TOTALS.items()]
@@ -245,11 +245,11 @@ class UserStore:
         return self._state(user_ids, self._profiles.positions(user_ids))
 
     def empty(self, user_ids: np.ndarray) -> UserState:
-        """The state of users nobody has seen, int64 [B]: what is served when the store cannot answer."""
+        """Return the state of users without events, int64 [B]: the fallback when the store cannot answer."""
         return self._state(user_ids, np.full(len(user_ids), len(self.user_ids)))
 
     def _state(self, user_ids: np.ndarray, users: np.ndarray) -> UserState:
-        """users: int64 [B] positions, U for an unknown user, whose events go from the end to the end."""
+        """Return the state at positions of users, int64 [B], U for an unknown user, whose event range is empty."""
         starts, ends, *totals = _rows_of(users, self._offsets, *self._totals)
         totals = dict(zip(self.TOTALS, totals, strict=True))
         return state_of(user_ids, self._events, starts, ends, self.history_length, totals, self._profiles.of(users))
@@ -257,7 +257,7 @@ class UserStore:
 
 @compiled
 def _rows_of(users, offsets, event_count, sum_weight, sum_label, first_time, last_time):
-    """int64 [B] positions -> where each user's events start and end, and their totals."""
+    """Return start and end of each user's events, and the totals, at positions int64 [B]."""
     ends = offsets[np.minimum(users + 1, len(offsets) - 1)]
     return (
         *(offsets[users], ends),
@@ -275,13 +275,13 @@ def _open_profile(folder: Path, name: str, kind: str, n_rows: int) -> ProfileCol
 
 
 def _check_rising(path: Path, ids: np.ndarray) -> None:
-    """int64 [U]. Raises ArtifactError when they are not ascending: they are looked up by halves."""
+    """Raise ArtifactError unless int64 [U] ids ascend, as binary search needs."""
     if (ids[1:] <= ids[:-1]).any():
-        raise ArtifactError(f"{path} does not rise; expected ids in ascending order, each once. {REMEDY}")
+        raise ArtifactError(f"{path} is not sorted; expected ids in ascending order, each once. {REMEDY}")
 
 
 class Events(NamedTuple):
-    """Positive events, each user's together, oldest first: int64 [N], int64 [N], int32 [N]; no categories: None."""
+    """Positive events grouped by user, oldest first: int64 [N], int64 [N], int32 [N]; categories may be None."""
 
     ids: np.ndarray
     times: np.ndarray
@@ -297,7 +297,7 @@ def state_of(
     totals: Mapping[str, np.ndarray],
     profile: dict[str, np.ndarray],
 ) -> UserState:
-    """A UserState whose histories are the last `history_length` of the events starts : ends, int64 [B], newest first.
+    """Build a UserState. Histories are the last `history_length` of the events starts : ends, int64 [B], newest first.
 
     Without categories, history_categories is [B, 0].
     """
@@ -308,7 +308,8 @@ def state_of(
 
 @compiled
 def _histories(starts, ends, length, event_ids, event_times, event_categories):
-    """-> (item ids, unix seconds, category codes) [B, length] of each user's last events; codes [B, 0] where there are none."""
+    """Return (item ids, unix seconds, category codes), each [B, length], of the last events; codes are [B, 0] without
+    categories."""
     shape = (len(starts), length)
     ids, times = np.full(shape, PAD_ID), np.zeros(shape, np.int64)
     codes = np.full((len(starts), length if len(event_categories) else 0), NO_CATEGORY, np.int32)
@@ -324,10 +325,10 @@ def _histories(starts, ends, length, event_ids, event_times, event_categories):
 def override_history(
     state: UserState, history: np.ndarray, items: ItemIndex, item_category: np.ndarray, as_of_s: int
 ) -> UserState:
-    """The state of users whose request brought its own history (anonymous sessions).
+    """Replace the history of users whose request brought its own (anonymous sessions).
 
     history: int64 [B, H] item ids, newest first; a row that starts with FROM_STORE keeps the store's.
-    item_category: int32 [n_items + 1]. Items the catalogue does not hold are ignored, the rest closes up.
+    item_category: int32 [n_items + 1]. Unknown items are dropped without gaps.
     Convention, which `derive` turns into columns: each item of the override is one event at `as_of_s` (age 0) of unknown
     weight and label (the means are missing); the profile stays.
     """
@@ -364,7 +365,7 @@ def _put(values: np.ndarray, rows: np.ndarray, new: np.ndarray) -> np.ndarray:
 
 
 class SeenItems:
-    """Every item each user had any event with, of any label: user_ids int64 [U], offsets int64 [U + 1], item_ids int64 [N]."""
+    """All items that each user had any event with: user_ids int64 [U], offsets int64 [U + 1], item_ids int64 [N]."""
 
     def __init__(self, user_ids: np.ndarray, offsets: np.ndarray, item_ids: np.ndarray):
         self.user_ids, self.offsets, self.item_ids = user_ids, offsets, item_ids
@@ -375,20 +376,20 @@ class SeenItems:
 
     @classmethod
     def load(cls, folder: Path) -> SeenItems:
-        """Opens `seen.*.npy` by mmap. Raises ArtifactError when one is missing or they do not fit together."""
+        """Open `seen.*.npy` by mmap. Raises ArtifactError when one is missing or they disagree."""
         seen = cls(*(open_form(folder, f"seen.{name}", "int64", None) for name in ("user_ids", "offsets", "item_ids")))
         _check_rising(folder / "seen.user_ids.npy", seen.user_ids)
         rises = len(seen.offsets) == len(seen.user_ids) + 1 and (np.diff(seen.offsets) >= 0).all()
         if not rises or seen.offsets[0] != 0 or seen.offsets[-1] != len(seen.item_ids):
             raise ArtifactError(
-                f"{folder / 'seen.offsets.npy'} does not say whose the {len(seen.item_ids)} item ids of {len(seen.user_ids)} "
-                f"users are; expected int64 [users + 1] from 0 to the number of item ids. {REMEDY}"
+                f"{folder / 'seen.offsets.npy'} does not assign the {len(seen.item_ids)} item ids to {len(seen.user_ids)} "
+                f"users; expected int64 [users + 1] from 0 to the number of item ids. {REMEDY}"
             )
         return seen
 
 
 @compiled
 def seen_range(user_id, user_ids, offsets):
-    """int64 -> where this user's part of `SeenItems.item_ids` begins and ends; user_ids, offsets: those of SeenItems."""
+    """Return where a user's part of `SeenItems.item_ids` begins and ends; user_ids, offsets: those of SeenItems."""
     user = place_in(user_ids, user_id)
     return offsets[user], offsets[min(user + 1, len(user_ids))]

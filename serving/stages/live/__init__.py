@@ -1,1 +1,1 @@
-"""What the stages make of the live store (serving/live), and the two models that write it: `observe` and `upsert`."""
+"""Reading the live store (serving/live) in the stages, and the two models that write it: `observe` and `upsert`."""

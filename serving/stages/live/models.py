@@ -1,7 +1,7 @@
 """`observe` and `upsert`: the two models that write the live store.
 
-Both append to the same log. They are models of their own, with one instance each, and LMDB lets one of them write at a time.
-The dynamic batcher hands over what came in while the last batch was made durable: group commit.
+Both append to the same log. Each is a model with one instance, and LMDB lets one of them write at a time. The dynamic batcher
+collects what arrives while the last batch becomes durable: group commit.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class LiveSettings:
 
 @dataclass
 class LiveModel:
-    """What both models have: a writer."""
+    """The common base of both models: a writer."""
 
     info: StageInfo
     writer: Writer
@@ -58,7 +58,7 @@ class LiveModel:
 
     @classmethod
     def load(cls, folder: Path) -> LiveModel:
-        """Version folder -> model. Raises ArtifactError, ConfigError or DependencyError."""
+        """Load the model from its version folder. Raises ArtifactError, ConfigError or DependencyError."""
         info = read_stage(folder)
         settings = stage_settings(folder, info, LiveSettings)
         repository = folder.parents[1]
@@ -73,7 +73,7 @@ class LiveModel:
         return cls(info, writer, settings)
 
     def append(self, batch: EventBatch) -> Arrays:
-        """Make events durable -> `sequence` int64 [N, 1]."""
+        """Make events durable and return their `sequence`, int64 [N, 1]."""
         return {"sequence": self.writer.append(batch).reshape(-1, 1)}
 
     def close(self) -> None:
@@ -88,15 +88,15 @@ class Observe(LiveModel):
         return EventAdmission(self.settings.event_kinds, self.info.context, self.settings.ahead_s)
 
     def faults(self, inputs: Arrays) -> dict[int, str]:
-        """Row -> message for malformed events."""
+        """Return a message for each malformed event, by row."""
         return self.admission.faults(inputs, self.now_ms())
 
     def __call__(self, inputs: Arrays) -> Arrays:
-        """`observe` of serving/contract/tensors.py, one batch."""
+        """Serve one batch of `observe` (serving/contract/tensors.py)."""
         return self.append(self.admission.events(inputs, self.writer.codes, self.now_ms()))
 
     def measurements(self) -> Iterator[Measurement]:
-        """Yield where the store stands."""
+        """Yield the store's size and positions."""
         progress: Progress = self.writer.store.read_progress()
         lag_s = max(self.now_ms() - progress.watermark_ms, 0) / 1000
         for name, description, value in (
@@ -117,11 +117,11 @@ class Upsert(LiveModel):
         return ChangeAdmission(self.settings.columns)
 
     def faults(self, inputs: Arrays) -> dict[int, str]:
-        """Row -> message for malformed changes."""
+        """Return a message for each malformed change, by row."""
         return self.admission.faults(inputs)
 
     def __call__(self, inputs: Arrays) -> Arrays:
-        """`upsert` of serving/contract/tensors.py, one batch."""
+        """Serve one batch of `upsert` (serving/contract/tensors.py)."""
         return self.append(self.admission.events(inputs, self.now_ms()))
 
 

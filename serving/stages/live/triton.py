@@ -1,4 +1,4 @@
-"""The adapter for the models that take events: `TritonPythonModel = live_model(Observe)`, beside that of the stages."""
+"""The Triton adapter of the models that take events: `TritonPythonModel = live_model(Observe)`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def live_model(kernel_class: type) -> type:
 
 
 class LiveAdapter(StageModel):
-    """Answers batches of events; they have no lineage and no fallback."""
+    """Answers batches of events, which have no lineage and no fallback."""
 
     def _call(self, inputs: Arrays) -> Arrays:
         batch, started_s = len(next(iter(inputs.values()))), time.perf_counter()

@@ -1,7 +1,7 @@
-"""Live users: their records in place of what the generation knows of them.
+"""Replace the generation's state of users by their live records.
 
-A record began as the generation's own knowledge and holds every event since, so it replaces the state as a whole. Users
-without live events keep the generation's. The clock is the watermark of event time, or the generation's where that is later.
+A record starts from the generation's state and holds every event since, so it replaces the state as a whole. Users without
+live events keep the generation's. The clock is the watermark of event time, or the generation's where that is later.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from serving.loops.compiled import compiled
 from serving.stages.features.ids import ItemIndex, position_of
 from serving.stages.features.user_state import UserState
 
-WAIT_S = 0.1  # for an event that a caller names; its writer acknowledged it, so it is there unless the store is another one
+WAIT_S = 0.1  # for the event that `after` names: it was acknowledged, so only another store lacks it
 
 RECORD_FIELDS = (
     *("history_ids", "history_s", "session_ids", "session_ms"),
@@ -33,7 +33,7 @@ STATE_FIELDS = (
 
 @dataclass(frozen=True)
 class LiveUsers:
-    """Reads users from the live store. wait_s: how long an event that is not there yet is waited for."""
+    """Reads users from the live store. wait_s: how long to wait for an event that has not arrived yet."""
 
     reader: Reader
     items: ItemIndex
@@ -41,11 +41,10 @@ class LiveUsers:
     wait_s: float = WAIT_S
 
     def update(self, state: UserState, after: np.ndarray, clock_s: int) -> tuple[int, np.ndarray]:
-        """Write what is known live over a generation's state, whose arrays must be the caller's own.
+        """Overwrite a generation's state, whose arrays must be writable, with live records.
 
-        after: int64 [B] sequences the answers must reflect,
-        NO_SEQUENCE = none; clock_s: the generation's
-        -> (clock in unix seconds, int64 [B] degraded bits)
+        after: int64 [B] sequences that the answers must reflect, NO_SEQUENCE = none; clock_s: the generation's
+        Returns (clock in unix seconds, degraded bits int64 [B]).
         """
         degraded, named = np.zeros(len(after), np.int64), after != NO_SEQUENCE
         if not self.reader.exists():
@@ -78,7 +77,7 @@ class LiveUsers:
 
 
 class SeenSince(NamedTuple):
-    """Items that B users have seen since the export: item_ids int64 [P]; those of row b are starts[b] : starts[b + 1]."""
+    """Items that B users have seen since the export: item_ids int64 [P]; row b has starts[b] : starts[b + 1]."""
 
     item_ids: np.ndarray
     starts: np.ndarray
@@ -90,7 +89,7 @@ class SeenSince(NamedTuple):
 
 @dataclass(frozen=True)
 class LiveSeen:
-    """Reads what users must not be recommended again."""
+    """Reads the items that users have seen since the export."""
 
     reader: Reader
 
@@ -102,7 +101,7 @@ class LiveSeen:
         return cls(reader)
 
     def read(self, user_ids: np.ndarray) -> tuple[SeenSince, bool]:
-        """int64 [B] -> (what they have seen since the export, whether the store could say it)."""
+        """Return what users, int64 [B], have seen since the export, and whether the store could be read."""
         if not self.reader.exists():
             return SeenSince.nothing(len(user_ids)), True
         distinct = user_ids if len(user_ids) == 1 else np.unique(user_ids)
@@ -117,7 +116,7 @@ class LiveSeen:
 
 @compiled
 def gather_pairs(distinct, pair_users, pair_items, places):
-    """Return the items of each row, and where they start. pairs: in the order of `distinct` users; places: int64 [B] of rows"""
+    """Return the items of each row, and where they start. pairs: sorted by `distinct` users; places: int64 [B] of rows."""
     bounds = np.zeros(len(distinct) + 1, np.int64)
     at = 0
     for place in range(len(distinct)):

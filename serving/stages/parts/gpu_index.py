@@ -1,4 +1,4 @@
-"""A Faiss index on the GPU where the installed Faiss has one, and where it has none the index as it is: same answers."""
+"""Move a Faiss index to the GPU where the installed Faiss supports it; otherwise keep it. Answers are the same."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 import faiss
 
 MOST_GPU_RESULTS = 2_048  # k of every GPU index; serving/stages/search/search.py never asks an index for more
-SCRATCH_BYTES = 256 << 20  # of one search; Faiss would take 1.5 GiB per process
+SCRATCH_BYTES = 256 << 20  # of one search; the default is 1.5 GiB per process
 
 
 def on_gpu(index: Any, gpu: int) -> Any:
-    """-> a clone in the memory of GPU number `gpu`, or `index` itself: no GPU build of Faiss, no GPU, no index.
+    """Return a clone in the memory of GPU number `gpu`, or `index` itself without a GPU build of Faiss, a GPU or an index.
 
-    Raises RuntimeError when it is not there or has no room: a server that searches on the CPU unasked would only be slow.
+    Raises RuntimeError when that GPU does not exist or is full: searching on the CPU unnoticed would only be slow.
     """
     if index is None or not hasattr(faiss, "StandardGpuResources") or not faiss.get_num_gpus():
         return index

@@ -1,4 +1,4 @@
-"""The parts of a stage that run in Python. Each is loaded from its own version folder and holds objects of the whole stage."""
+"""The parts of a stage that run in Python. Each loads from its own version folder and holds objects of the whole stage."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Step:
-    """What every part has. `info` is that of the stage, with the stage's own settings."""
+    """The common base of parts. `info` describes the stage, with the stage's own settings."""
 
     info: StageInfo
     own: StepSettings
@@ -53,12 +53,12 @@ class Step:
         return step_specs(self.info, Sizes(**self.own.sizes))[self.own.step]
 
     def faults(self, inputs: Arrays) -> dict[int, str]:
-        """Row -> message for requests of another generation."""
+        """Return a message for each request of another generation, by row."""
         return generation_faults(inputs["lineage"], self.info.generation)
 
 
 def opened(folder: Path) -> tuple[StageInfo, StepSettings]:
-    """-> the stage's info with the stage's own settings, and the part's settings. Raises ArtifactError."""
+    """Return the stage's info with the stage's own settings, and the part's settings. Raises ArtifactError."""
     info = read_stage(folder)
     own = StepSettings.of(folder, info)
     return replace(info, settings=own.stage), own
@@ -66,7 +66,7 @@ def opened(folder: Path) -> tuple[StageInfo, StepSettings]:
 
 @dataclass(frozen=True)
 class RetrieveFeatures(Step):
-    """Table rows of the user and of the history, for the user tower."""
+    """Compute the user tower's inputs: table rows of the user and of the history."""
 
     inputs: RetrieveInputs
 
@@ -83,7 +83,7 @@ class RetrieveFeatures(Step):
 
 @dataclass(frozen=True)
 class RetrieveSearch(Step):
-    """From user vectors to candidates."""
+    """Find candidates for user vectors."""
 
     outputs: RetrieveOutputs
 
@@ -97,7 +97,7 @@ class RetrieveSearch(Step):
         return replace(self, outputs=self.outputs.with_live(reader))
 
     def to_gpu(self, gpu: int | None) -> None:
-        """Move the index to that GPU where Faiss has one. None: to the one the repository was exported for."""
+        """Move the index to a GPU where Faiss supports it. None: the GPU that the repository was exported for."""
         search = self.outputs.search
         search.index = on_gpu(search.index, self.own.gpu if gpu is None else gpu)
 
@@ -107,7 +107,7 @@ class RetrieveSearch(Step):
 
 
 def pair_tensors(rank: RankInputs, inputs: Arrays, candidates: np.ndarray) -> Arrays:
-    """Return what `rank_dense` and `rank_scores` read of each pair besides rows. candidates: int [B, C] positions"""
+    """Return the inputs of `rank_dense` and `rank_scores` other than rows. candidates: int [B, C] positions."""
     pairs = rank.pair_numbers(inputs, candidates)
     return {
         "user_numbers": inputs["user_continuous"],
@@ -118,7 +118,7 @@ def pair_tensors(rank: RankInputs, inputs: Arrays, candidates: np.ndarray) -> Ar
 
 @dataclass(frozen=True)
 class RankFeatures(Step):
-    """The numbers of each pair, and the keys of the rows the network needs: those of the user, then each candidate's."""
+    """Compute the numbers of each pair, and the keys of the network's rows: the user's, then each candidate's."""
 
     inputs: RankInputs
 
@@ -135,7 +135,10 @@ class RankFeatures(Step):
         return {KEYS: keys, NUMKEYS: numkeys, **pairs, "lineage": inputs["lineage"]}
 
     def hps_keys(self, user_keys: np.ndarray, item_keys: np.ndarray) -> np.ndarray:
-        """int64 [B, Fu], int [B, C, Si] -> int64 [B, Fu + C * Si]. For HPS all tables are one: key = first key + row."""
+        """Return int64 [B, Fu + C * Si] keys from int64 [B, Fu] and int [B, C, Si].
+
+        HPS has one table: key = first key + row.
+        """
         settings, first = self.inputs.settings, self.own.first_keys
         of_user = user_keys + np.array([first[name] for name in settings.user_tables], np.int64)
         of_items = item_keys + np.array([first[name] for name in settings.item_tables], np.int64)
@@ -143,14 +146,14 @@ class RankFeatures(Step):
 
     @staticmethod
     def for_one_request(outputs: Arrays) -> Arrays:
-        """[b, …] of one request -> as the `hps` backend takes it: one row of keys, and how many there are."""
+        """Return the outputs of one request [b, …] as the `hps` backend takes them: one row of keys, and their number."""
         keys = outputs[KEYS].reshape(1, -1)
         return outputs | {KEYS: keys, NUMKEYS: np.array([[keys.size]], np.int32)}
 
 
 @dataclass(frozen=True)
 class RankRows(Step):
-    """The numbers of each pair, and the rows themselves from our own tiers: where there is no `hps` backend."""
+    """Compute the numbers of each pair and read the rows from our own tables, where there is no `hps` backend."""
 
     inputs: RankInputs
     rows: EmbeddingRows
@@ -162,11 +165,11 @@ class RankRows(Step):
         return cls(info, own, inputs, EmbeddingRows.load(folder, info, inputs))
 
     def close(self) -> None:
-        """Leave the tables, which other instances share."""
+        """Release the tables, which other instances share."""
         self.rows.tables.close()
 
     def measurements(self) -> Iterator[Measurement]:
-        """Yield what the tables' levels did so far."""
+        """Yield the counters of the tables' levels."""
         return measurements(self.rows.tables.metrics())
 
     def __call__(self, inputs: Arrays) -> Arrays:
@@ -185,7 +188,7 @@ class RankRows(Step):
 
 @dataclass(frozen=True)
 class RankScores(Step):
-    """From logits to rank scores."""
+    """Turn logits into rank scores."""
 
     outputs: RankOutputs
 
@@ -200,7 +203,7 @@ class RankScores(Step):
 
 @dataclass(frozen=True)
 class RerankList(Step):
-    """The list as the network sees it."""
+    """Compute the re-ranking network's inputs."""
 
     lists: BestLists
     inputs: RerankInputs
@@ -218,7 +221,7 @@ class RerankList(Step):
 
 @dataclass(frozen=True)
 class RerankRules(Step):
-    """The network's correction, then the shop's rules."""
+    """Apply the network's correction, then the shop's rules."""
 
     lists: BestLists
     outputs: RerankOutputs

@@ -1,4 +1,4 @@
-"""Preprocess in parts, around NVTabular itself: state and raw columns before it, the contract's tensors behind it.
+"""Preprocess in parts around NVTabular itself: state and raw columns before it, the contract's tensors after it.
 
 The compiled plan (serving/stages/features/encode.py) does the same in one pass; `export/nvidia/publish.py` compares the two.
 """
@@ -23,7 +23,7 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class PreprocessStep:
-    """What both parts have."""
+    """The common base of both parts."""
 
     info: StageInfo
     own: StepSettings
@@ -39,7 +39,7 @@ class PreprocessStep:
 
 @dataclass(frozen=True)
 class PreprocessFeatures(PreprocessStep):
-    """The raw columns of the users, as the workflow's tensors carry them, and their history."""
+    """Compute the users' raw columns, as the workflow's tensors, and their history."""
 
     inputs: PreprocessInputs
 
@@ -68,7 +68,7 @@ class PreprocessFeatures(PreprocessStep):
 
 @dataclass(frozen=True)
 class PreprocessTensors(PreprocessStep):
-    """From the workflow's columns to the tensors of the contract."""
+    """Turn the workflow's columns into the tensors of the contract."""
 
     @classmethod
     def load(cls, folder: Path) -> PreprocessTensors:
@@ -90,7 +90,10 @@ class PreprocessTensors(PreprocessStep):
 
 
 def as_tensor(column: np.ndarray) -> np.ndarray:
-    """[B] -> [B, 1]. Texts (str, bytes or None) percent-encoded, as merlin-systems 23.8 reads ASCII only; None as ""."""
+    """Return [B] as [B, 1].
+
+    Texts (str, bytes or None) are percent-encoded, as merlin-systems 23.8 reads only ASCII; None is "".
+    """
     if column.dtype == object:
         column = np.array([quote(text or b"").encode() for text in column], object)
     return column.reshape(-1, 1)

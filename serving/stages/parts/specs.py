@@ -1,7 +1,7 @@
-"""Names and tensors of the parts of a stage, as Triton sees them without the batch axis.
+"""Names and tensors of the parts of a stage, without the batch axis.
 
 Axes as in serving/contract/tensors.py; also Gp numbers of a (user, candidate) pair, Si item tables, W width of their rows,
-M length of the re-ranked list, S = Fu + C * Si table rows that one request needs.
+M length of the re-ranked list, S = Fu + C * Si table rows per request.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ FREE = -1
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the axes of the contract do not say. Read once from the settings of a step."""
+    """Sizes beyond the axes of the contract, read from the settings of a part."""
 
     pair_numbers: int  # Gp
     item_tables: int  # Si
     row_width: int  # W
     history_width: int  # of one history vector
-    user_embeddings: int  # all table rows of a user in the tower, side by side
-    user_vector: int  # what leaves the user tower
+    user_embeddings: int  # width of a user's concatenated table rows in the tower
+    user_vector: int  # width of the user tower's output
     list_length: int  # M
     item_vector: int  # of one item in the re-ranker
     list_features: int
@@ -49,9 +49,9 @@ class Sizes:
 
 @dataclass(frozen=True)
 class WorkflowColumns:
-    """What NVTabular's workflow of the users takes and gives, by column.
+    """Inputs and outputs of NVTabular's user workflow, by column.
 
-    raw, encoded: Triton's types; categorical: what is added to NVTabular's number to get the category row, in the order of
+    raw, encoded: Triton types; categorical: offset from NVTabular's number to the category row, in the order of
     user_categorical; continuous: in the order of user_continuous
     """
 
@@ -63,10 +63,10 @@ class WorkflowColumns:
 
 @dataclass(frozen=True)
 class StepSettings:
-    """`settings` of a step's stage.json.
+    """`settings` of a part's stage.json.
 
-    stage: settings of the stage it is a part of; first_keys: table -> its first key; columns: WorkflowColumns;
-    gpu: the number of the one it was exported for
+    stage: settings of its stage; first_keys: table -> its first key; columns: WorkflowColumns; gpu: number of the GPU that it
+    was exported for
     """
 
     step: str
@@ -82,7 +82,7 @@ class StepSettings:
 
 
 def step_specs(info: StageInfo, sizes: Sizes) -> dict[str, ModelSpec]:
-    """All parts but `rank_embeddings`, by name; `rank_dense` as it is over our own tiers. See `behind_hps`."""
+    """Return the specs of all parts but `rank_embeddings`, by name; `rank_dense` as with our own tables. See `behind_hps`."""
     stages = stage_specs(info.axes, info.context)
     known = {t.name: t for spec in stages.values() for t in (*spec.taken, *spec.given, *spec.inputs, *spec.outputs)}
     for tensor in _between(info, sizes):
@@ -108,7 +108,7 @@ def step_specs(info: StageInfo, sizes: Sizes) -> dict[str, ModelSpec]:
 
 
 def _between(info: StageInfo, sizes: Sizes) -> tuple[TensorSpec, ...]:
-    """The tensors that pass between the parts of a stage."""
+    """Return the tensors between the parts of a stage."""
     axes = info.axes
     candidates, listed = axes.candidates, min(sizes.list_length, axes.candidates)
     return (
@@ -132,12 +132,12 @@ def _between(info: StageInfo, sizes: Sizes) -> tuple[TensorSpec, ...]:
 
 
 def keys_per_request(info: StageInfo, sizes: Sizes) -> int:
-    """S: the rows of the user's slots, then those of each candidate's."""
+    """Return S: the user's rows plus those of all candidates."""
     return info.axes.user_categorical + info.axes.candidates * sizes.item_tables
 
 
 def all_specs(info: StageInfo, sizes: Sizes, hps: bool) -> dict[str, ModelSpec]:
-    """Every part by name, `rank_embeddings` too, as they are behind the `hps` backend or without it."""
+    """Return the specs of every part by name, with the `hps` backend (then with `rank_embeddings`) or without it."""
     specs = step_specs(info, sizes)
     if hps:
         keys, numkeys = (TensorSpec(name, dtype, (FREE, FREE)) for name, dtype in ((KEYS, "INT64"), (NUMKEYS, "INT32")))
@@ -147,9 +147,9 @@ def all_specs(info: StageInfo, sizes: Sizes, hps: bool) -> dict[str, ModelSpec]:
 
 
 def behind_hps(dense: ModelSpec) -> ModelSpec:
-    """`rank_dense` where the `hps` backend gives the rows: flat, and without a batch axis, which it does not know.
+    """Return the spec of `rank_dense` after the `hps` backend, which gives flat rows and has no batch axis.
 
-    Its dims hold the batch axis: every other tensor begins with the requests, `embeddings` holds S * W values of each.
+    The dims include the batch axis: other tensors begin with the requests, `embeddings` holds S * W values of each.
     """
     kept = [TensorSpec(t.name, t.dtype, (FREE, *t.dims)) for t in dense.inputs if t.name not in ("user_rows", "item_rows")]
     outputs = tuple(TensorSpec(t.name, t.dtype, (FREE, *t.dims)) for t in dense.outputs)
@@ -157,7 +157,7 @@ def behind_hps(dense: ModelSpec) -> ModelSpec:
 
 
 def preprocess_specs(info: StageInfo, columns: WorkflowColumns) -> dict[str, ModelSpec]:
-    """The parts of preprocess where NVTabular itself encodes. Its model calls the raw and the encoded columns alike."""
+    """Return the parts of preprocess with NVTabular itself, whose model names raw and encoded columns alike."""
     stage = stage_specs(info.axes, info.context)["preprocess"]
     known = {tensor.name: tensor for tensor in stage.given}
     raw, encoded = (
@@ -176,7 +176,7 @@ def preprocess_specs(info: StageInfo, columns: WorkflowColumns) -> dict[str, Mod
 
 
 def raw_tensor(column: str) -> str:
-    """-> what a raw column is called between the parts of preprocess."""
+    """Return the name of a raw column between the parts of preprocess."""
     return f"raw_{column}"
 
 

@@ -1,4 +1,4 @@
-"""The adapter of serving/stages/adapter/triton.py for parts of a stage: `TritonPythonModel = step_model(RankFeatures)`."""
+"""The Triton adapter for parts of a stage: `TritonPythonModel = step_model(RankFeatures)`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def step_model(step_class: type) -> type:
-    """-> the `TritonPythonModel` class that serves one part of a stage."""
+    """Return the `TritonPythonModel` class that serves one part of a stage."""
 
     class TritonPythonModel(StepModel):
         kernel_types = (step_class,)
@@ -26,7 +26,7 @@ def step_model(step_class: type) -> type:
 
 
 class StepModel(StageModel):
-    """One part of a stage. The last part counts for the whole stage: it knows which answers are fallbacks."""
+    """A Triton model of one part. The last part counts for the whole stage, because it knows which answers are fallbacks."""
 
     def initialize(self, args: dict[str, str]) -> None:
         self.gpu = int(args["model_instance_device_id"]) if args["model_instance_kind"] == "GPU" else None

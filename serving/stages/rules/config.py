@@ -1,13 +1,13 @@
-"""Business rules: their typed configuration, and the layout of the files that a compiled configuration becomes.
+"""Business rules: the typed configuration that people write, and the layout of the compiled files.
 
-`RulesConfig` is what people write (TOML, JSON or keyword arguments); every rule is off by default, so that a repository
-without rules serves exactly what the re-ranker returned. `compile_rules` (`repository/rules.py`) resolves names and ids
-against the catalogue and writes two files into the rerank folder:
+`RulesConfig` comes from TOML, JSON or keyword arguments. Every rule is off by default: without rules a repository serves
+exactly the re-ranker's list. `compile_rules` (`repository/rules.py`) resolves names and ids against the catalogue and writes
+two files into the rerank folder:
 
-    rules.json       the config, echoed, for people and for the settings the kernel reads
+    rules.json       the config, for people and for the stage's settings
     rules_items.npy  [n_items + 1] of ITEM_RULES, one record per item position; the last one is the padding row
 
-`serving/stages/rules/rules.py` opens both and never sees a name.
+`serving/stages/rules/rules.py` opens both and needs no names.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ ITEMS_FILE = "rules_items.npy"
 
 NO_CAP = np.iinfo(np.int16).max
 BLOCKED = 1 << 20
-KEPT, OVER_CAP, TOO_DEAR, NEVER = range(4)  # the order of a list after the caps
+KEPT, OVER_CAP, TOO_DEAR, NEVER = range(4)  # the sort order of a list after the caps
 CATEGORY, PROVIDER = 0, 1  # the groups of an item, in ITEM_RULES
 
 ITEM_RULES = np.dtype(
     [
-        ("group", np.int32, (2,)),  # its CATEGORY and PROVIDER; without one a negative code of its own: never "the same"
-        ("cap", np.int16, (2,)),  # how many items of that category and of that provider one list may hold
-        ("draw_rate", np.float32),  # weight in the exploration's draw
-        ("zone", np.int32),  # pinned: slot - BLOCKED; BLOCKED; all others 0. Sorts pinned items to the front, blocked back
+        ("group", np.int32, (2,)),  # CATEGORY and PROVIDER; an item without one has a unique negative code
+        ("cap", np.int16, (2,)),  # quota of its category and of its provider in one list
+        ("draw_rate", np.float32),  # weight in the exploration draw
+        ("zone", np.int32),  # sort key: pinned items (slot - BLOCKED) first, others 0, BLOCKED last
         ("blocked", np.bool_),
-        ("behind", np.int8),  # how far behind when a list does not keep it: OVER_CAP, TOO_DEAR or NEVER
+        ("behind", np.int8),  # its place when a cap drops it: OVER_CAP, TOO_DEAR or NEVER
         ("in_floor_group", np.bool_),
     ],
     align=True,
@@ -71,10 +71,10 @@ class ProviderFloor:
 
 @dataclass(frozen=True)
 class Exploration:
-    """The last `slots` of the K slots are drawn from the next `pool` items of the list instead of taken in order.
+    """Draw the last `slots` of the K slots from the next `pool` items of the list instead of taking them in order.
 
-    An item's weight in the draw is exp(novelty * how unpopular it is in 0…1): 0 draws evenly, -10 to 10 are possible.
-    The draw depends on seed, generation, user and item alone, so a request replays exactly.
+    An item's weight in the draw is exp(novelty * unpopularity in 0…1). novelty: -10 to 10; 0 draws uniformly.
+    The draw depends only on seed, generation, user and item, so a request replays exactly.
     """
 
     slots: int
@@ -100,8 +100,8 @@ class RulesConfig:
         pinned = [{ item_id = 22423, slot = 0 }]
         exploration = { slots = 2, pool = 20, novelty = 1.0 }
 
-    Items are named by the shop's ids, numbers or text; where the shop's are text, 22423 is "22423". Those that the catalogue
-    does not hold are passed over: nobody could serve them.
+    Items are named by the shop's ids, numbers or text; where the shop's are text, 22423 is "22423". Items that
+    are not in the catalogue are ignored.
 
     Where rules disagree, the earlier one wins: blocked_items, pinned, price_cap, caps (category and provider),
     provider_floor, diversity, exploration. Only blocked_items may leave a list short: every other rule relaxes when
@@ -110,12 +110,12 @@ class RulesConfig:
 
     blocked_items: tuple[int | str, ...] = ()  # never served
     pinned: tuple[Pin, ...] = ()  # shown at their slot whenever they are among the candidates
-    price_cap: float | None = None  # dearer items come after all others
+    price_cap: float | None = None  # items above it come after all others
     max_per_category: int | None = None  # quota of every category in one list
     category_caps: Mapping[str, int] = field(default_factory=dict)  # quota of named categories, instead of the general one
     max_per_provider: int | None = None  # quota of every provider in one list
     provider_floor: ProviderFloor | None = None  # share of the slots that show items of some providers
-    diversity: float = 0.0  # weight of variety over categories, 0…1; at 0.2 a category's second item falls by K/8 places
+    diversity: float = 0.0  # weight of variety over categories, 0…1; at 0.2 the second item of a category falls by K/8 places
     exploration: Exploration | None = None  # last slots drawn at random from the items behind them
 
     def __post_init__(self) -> None:
@@ -140,7 +140,7 @@ class RulesConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping) -> RulesConfig:
-        """The config as JSON holds it. Raises ConfigError on an unknown key or a bad value."""
+        """Build it from parsed JSON. Raises ConfigError on an unknown key or a bad value."""
         _check_keys(cls, values, "rules")
         values = dict(values)
         if isinstance(values.get("pinned"), Sequence) and not isinstance(values["pinned"], str):
@@ -155,7 +155,7 @@ class RulesConfig:
 
     @classmethod
     def load(cls, path: Path) -> RulesConfig:
-        """Reads a JSON file. Raises ConfigError."""
+        """Read a JSON file. Raises ConfigError."""
         try:
             values = json.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:

@@ -1,7 +1,7 @@
-"""The passes of `serving/stages/rules/rules.py`, as compiled walks over one list at a time.
+"""The passes of `serving/stages/rules/rules.py`, as compiled loops over one list at a time.
 
-A list is the columns of its items in their present order, pinned ones first by rising slot; what must not be served is not
-in it. A place is an index into the list, 0 … count - 1.
+A list holds the columns of its items in their current order, pinned ones first by ascending slot, without blocked items. A
+place is an index into the list, 0 … count - 1.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from serving.loops.compiled import compiled
 from serving.loops.ordering import falling, sort_stably
 from serving.stages.rules.config import BLOCKED, CATEGORY, KEPT, OVER_CAP, PROVIDER, TOO_DEAR
 
-_ROUNDING = 1e-9  # a share times a count may come out this little off a whole number
+_ROUNDING = 1e-9  # tolerance of share * count against a whole number
 
 
 class Passes(NamedTuple):
-    """The settings of the passes; 0 leaves one out."""
+    """The settings of the passes; 0 turns one off."""
 
     diversity: float
     explored_slots: int
@@ -30,17 +30,17 @@ class Passes(NamedTuple):
 
 
 class Desk(NamedTuple):
-    """One list and what its passes work with. All arrays but the first and the last are [M]."""
+    """One list and the scratch of its passes. All arrays but the first and the last are [M]."""
 
     items: np.ndarray  # ITEM_RULES [n_items + 1]
     positions: np.ndarray  # int64, by column
-    order: np.ndarray  # int64, the list: columns
+    order: np.ndarray  # int64: the list, as columns
     ranks: np.ndarray  # int64
     costs: np.ndarray  # float64
     spare_order: np.ndarray
     spare_ranks: np.ndarray
     spare_costs: np.ndarray
-    in_group: np.ndarray  # int32 [2, n_groups]: items of each category, provider; zeros before and after a pass
+    in_group: np.ndarray  # int32 [2, n_groups]: counts by category and provider; zeros before and after a pass
 
 
 @compiled
@@ -48,13 +48,13 @@ def serve(
     diversity, explored_slots, pool, seed, capped, floor_share,  # Passes
     items, positions, scores, user_ids, in_group, columns,
 ):  # fmt: skip
-    """Fills `columns`, int64 [B, k]: what is served, best first, -1 after the last.
+    """Write the served columns to `columns`, int64 [B, k], best first, -1 after the last.
 
     items: ITEM_RULES [n_items + 1]; in_group: int32 [2, n_groups] zeros
     positions: int64 [B, M]; scores: float32 [B, M]; user_ids: int64 [B]
     Raises IndexError for a position beyond the items.
 
-    Settings one by one: numba works out the type of a named tuple in Python at every call, dearer than all passes of a request.
+    Settings are separate arguments: typing a named tuple at every call costs numba more than all passes of a request.
     """
     passes = Passes(diversity, explored_slots, pool, seed, capped, floor_share)
     k, width = columns.shape[1], positions.shape[1]
@@ -84,7 +84,7 @@ def item_at(desk, place):
 
 @compiled
 def by_score(desk, scores):
-    """The list: pinned items by slot, the others by falling score, equal ones by position. -> (n_pinned, count)"""
+    """Order the list: pinned items by slot, the others by falling score, ties by position. Return (n_pinned, count)."""
     order, ranks = desk.order, desk.ranks
     n_pinned = n_free = 0
     for column in range(len(desk.positions)):
@@ -113,12 +113,12 @@ def by_score(desk, scores):
 
 @compiled
 def diversify(desk, n_pinned, count, weight, k):
-    """Maximal marginal relevance over categories: each further item of a category is worth less.
+    """Reorder by maximal marginal relevance (MMR) over categories: each further item of a category is worth less.
 
     value = (1 - weight) * (1 - place / k) - weight * (1 - 0.5 ** items of its category before it)
 
-    Relevance is the place by score, 1 at the top and 0 at place k, as scores have another scale after every training.
-    Within a category values only fall, so always taking the largest next value is the same as sorting by value.
+    Relevance is the place by score, 1 at the top and 0 at place k, because the scale of scores changes with every training.
+    Within a category values fall, so greedy selection equals sorting by value.
     """
     counts = desk.in_group[CATEGORY]
     for place in range(count):
@@ -134,10 +134,10 @@ def diversify(desk, n_pinned, count, weight, k):
 
 @compiled
 def explore(desk, count, passes, user_id, k):
-    """Draws the last slots from the items that stand next, without replacement, by the exponential race.
+    """Draw the last slots from the next items, without replacement, by exponential races.
 
-    An item arrives after -log(u) / rate; the first n to arrive are a draw of n in proportion to the rates.
-    Drawn items keep their order, and so do those left behind. Pinned items are always drawn.
+    An item arrives at -log(u) / rate; the first n arrivals are a draw of n in proportion to the rates.
+    Drawn items keep their order, and so do the others. Pinned items are always drawn.
     """
     n_drawn, arrivals = passes.explored_slots, desk.costs
     start = max(k - n_drawn, 0)
@@ -161,10 +161,10 @@ def explore(desk, count, passes, user_id, k):
 
 @compiled
 def cap(desk, n_pinned, count, k, n_favoured):
-    """Moves items whose category or provider is full behind the rest, and items over the price cap behind those. -> n_kept
+    """Move items beyond a quota behind the rest, and items over the price cap behind those. Return n_kept.
 
-    Whether an item has room depends on what was kept before it. The walk ends where k items and, for the floor, n_favoured
-    of the favoured providers are found, all besides the pinned ones.
+    Whether an item fits its quota depends on the items kept before it. The loop ends once k items and, for the floor,
+    n_favoured of the favoured providers are kept, besides the pinned ones.
     """
     order, behind = desk.order, desk.ranks
     n_kept = 0
@@ -199,7 +199,7 @@ def _full(desk, item, kind):
 
 @compiled
 def _forget(desk, count):
-    """Zeros where the list's items were counted."""
+    """Reset the counters of the list's groups to zero."""
     for place in range(count):
         item = item_at(desk, place)
         for kind in (CATEGORY, PROVIDER):
@@ -209,10 +209,10 @@ def _forget(desk, count):
 
 @compiled
 def raise_floor(desk, n_pinned, n_kept, count, share):
-    """Lifts items of the favoured providers so that every first p free slots show floor(share * p) of them.
+    """Lift items of the favoured providers so that the first p free slots hold at least floor(share * p) of them, for every p.
 
-    The j-th such item may stand no later than free slot ceil(j / share); it moves there if it stands later, and the
-    others close up. Only items that keep the caps are lifted: the floor never breaks a cap.
+    The j-th such item moves up to free slot ceil(j / share) if it is later; the others close up. Only items within the caps are
+    lifted: the floor never breaks a cap.
     """
     places, targets = desk.ranks, desk.spare_ranks
     n_lifted = 0
@@ -227,7 +227,7 @@ def raise_floor(desk, n_pinned, n_kept, count, share):
 
 @compiled
 def place_pins(desk, n_pinned, count):
-    """Puts the pinned items, so far in front, at their slots; a short list takes them at its end."""
+    """Move the pinned items from the front to their slots, or to the end of a list that is too short."""
     for place in range(n_pinned):
         desk.ranks[place] = place
         desk.spare_ranks[place] = min(item_at(desk, place).zone + BLOCKED, count - n_pinned + place)
@@ -236,7 +236,7 @@ def place_pins(desk, n_pinned, count):
 
 @compiled
 def move(desk, count, n_members):
-    """Moves the items at places `ranks` to places `spare_ranks`, both [n_members] and rising; the others keep their order."""
+    """Move the items at places `ranks` to `spare_ranks`, both [n_members] ascending; the others keep their order."""
     member = passed = other = 0
     for place in range(count):
         while passed < n_members and desk.ranks[passed] == other:
@@ -253,15 +253,15 @@ def move(desk, count, n_members):
 
 @compiled
 def uniform(seed, user_id, position):
-    """A draw in (0, 1) by hashing seed (uint64), user and item position (int64): any request replays exactly."""
+    """Return a draw in (0, 1): a hash of seed (uint64), user and item position (int64), so that requests replay exactly."""
     state = mixed(seed ^ np.uint64(user_id))
     state = mixed(state ^ np.uint64(position))
-    return (np.float64(state >> np.uint64(12)) + 0.5) * 2.0**-52  # of 52 bits the half still fits, 1.0 never comes
+    return (np.float64(state >> np.uint64(12)) + 0.5) * 2.0**-52  # 52 bits leave room for the half, so 1.0 is never drawn
 
 
 @compiled
 def mixed(x):
-    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014), uint64: every input bit reaches every output bit."""
+    """Apply the finaliser of SplitMix64 (Steele, Lea, Flood 2014) to a uint64."""
     x += np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,12 +1,12 @@
-"""Business rules over the re-ranked candidates: a handful of passes over an ordered list (serving/stages/rules/passes.py).
+"""Apply business rules to the re-ranked candidates, by passes over an ordered list (serving/stages/rules/passes.py).
 
     order by score ─▶ diversity ─▶ exploration ─▶ caps ─▶ provider floor ─▶ pins to their slots ─▶ first K
 
-Each pass reorders what the one before left, so a later pass has the last word; pinned items wait in front of the list
-and blocked ones are out of it from the start. `tests/unit/rules_oracle.py` says the same as plainly as can be.
+Each pass reorders the list of the one before, so later passes take precedence. Pinned items wait at the front of the list;
+blocked ones are never in it. `tests/unit/rules_oracle.py` is the slow, plain version.
 
-Pinned items are only moved when they are among the candidates: retrieval has already dropped what the caller excluded,
-and a pin must not bring it back. Equal scores go to the lower item position, whatever order the candidates came in.
+A pinned item is shown only when it is among the candidates: retrieval has dropped the items that the caller excluded, and a pin
+must not bring them back. Ties in score go to the lower item position, whatever the order of the candidates.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from serving.stages.rules.passes import Passes, mixed, serve
 
 
 class Rules:
-    """The rules of one generation; they answer one call at a time, a second one waits: passes count in memory that is kept."""
+    """The rules of one generation. One call at a time, under a lock, because the passes share scratch memory."""
 
     def __init__(self, config: RulesConfig, items: np.ndarray, generation: int = 0) -> None:
         """items: ITEM_RULES [n_items + 1], the padding row last; generation: part of the exploration's seed."""
@@ -43,7 +43,7 @@ class Rules:
 
     @classmethod
     def load(cls, folder: Path, generation: int = 0) -> Rules:
-        """Opens what `compile_rules` wrote into the rerank folder. Raises ArtifactError."""
+        """Open the files that `compile_rules` wrote. Raises ArtifactError."""
         folder = Path(folder)
         try:
             config = RulesConfig.load(folder / CONFIG_FILE)
@@ -56,23 +56,23 @@ class Rules:
                 "It comes from another version of this project: export the repository again."
             )
         items = items.view(np.ndarray)
-        behind = items["behind"][~items["blocked"]]  # an item that says anything else, `cap` would lose from its list
+        behind = items["behind"][~items["blocked"]]  # `cap` would lose an item with any other value
         check_range(f"{folder / ITEMS_FILE}, field behind,", behind, TOO_DEAR, first=OVER_CAP)
         return cls(config, items, generation)
 
     @property
     def n_items(self) -> int:
-        """How many items the rules were compiled for: item positions are below."""
+        """The number of items that the rules were compiled for; item positions are below it."""
         return len(self._items) - 1
 
     def apply(self, item_position: np.ndarray, scores: np.ndarray, user_id: np.ndarray, k: int) -> np.ndarray:
-        """Chooses and orders what is served.
+        """Choose and order the served items.
 
         item_position: i8 [B, M] rows of the per-item arrays, -1 or n_items for padding; no item twice in a list
         scores:        f4 [B, M] larger is better; NaN counts as the worst
         user_id:       i8 [B] part of the exploration's seed
         k:             items to serve
-        ->             i8 [B, k] columns of the candidates, best first, -1 after the last
+        Returns        i8 [B, k] columns of the candidates, best first, -1 after the last
         """
         columns = np.empty((len(item_position), k), np.int64)
         with self._lock:
@@ -81,5 +81,5 @@ class Rules:
 
 
 def hashed_seed(seed: int, generation: int) -> np.uint64:
-    """The seed of `uniform`: another stream of draws for every seed and generation."""
+    """Return the seed of `uniform`: an independent stream for every seed and generation."""
     return np.uint64(mixed(np.uint64(mixed(np.uint64(seed))) ^ np.uint64(generation)))

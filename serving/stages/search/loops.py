@@ -1,6 +1,6 @@
-"""The search's loops over one request: block, gather, score, choose. The arrays they share are those of one Search.
+"""The search's loops over one request: block, gather, score, select. Their arrays belong to one Search.
 
-An item of a request's list has a slot; `place` says which. Between requests every place is FREE or NEVER.
+Each item of a request's list has a slot; `place` maps items to slots. Between requests every place is FREE or NEVER.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from serving.loops.inner_product import inner_product
 from serving.loops.ordering import falling
 from serving.loops.read_ahead import LINE_BYTES, prefetch
 
-FREE, BLOCKED, NEVER = -1, -2, -3  # may be served; not to this user; to nobody
-ITEM_BITS = 32  # the lower half of a key is the item, the upper half its score
+FREE, BLOCKED, NEVER = -1, -2, -3  # may be served; not to this user; never
+ITEM_BITS = 32  # a sort key has the item in the lower half and the score in the upper half
 
 
 class Catalogue(NamedTuple):
@@ -27,16 +27,16 @@ class Catalogue(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """What the loops write into. place: int32 [n_items + 1] by position; the others [n_items] by slot."""
+    """Scratch arrays. place: int32 [n_items + 1] by position; the others [n_items] by slot."""
 
     place: np.ndarray
     items: np.ndarray  # int32 position
-    sums: np.ndarray  # float64: what the history says, then the whole score
-    keys: np.ndarray  # int64, rising from the best to the worst
+    sums: np.ndarray  # float64: the neighbours' weights, then the whole score
+    keys: np.ndarray  # int64, ascending from best to worst
 
     @classmethod
     def of(cls, servable: np.ndarray) -> Scratch:
-        """servable: bool [n_items + 1]"""
+        """Allocate scratch for a catalogue. servable: bool [n_items + 1]."""
         place = np.where(servable, FREE, NEVER).astype(np.int32)
         n_items = len(servable) - 1
         return cls(place, np.empty(n_items, np.int32), np.empty(n_items), np.empty(n_items, np.int64))
@@ -44,7 +44,7 @@ class Scratch(NamedTuple):
 
 @compiled
 def count_blocked(positions, starts, place, counts):
-    """Blocked of B requests -> int64 [B], written: how many distinct items each is kept from that could be served."""
+    """Write to counts, int64 [B], how many distinct servable items are blocked for each request."""
     for row in range(len(counts)):
         own = positions[starts[row] : starts[row + 1]]
         counts[row] = block(own, place)
@@ -53,13 +53,13 @@ def count_blocked(positions, starts, place, counts):
 
 @compiled
 def search_requests(
-    user_vectors, history, recency, blocked, starts, near,  # what is asked
+    user_vectors, history, recency, blocked, starts, near,  # the requests
     vectors, neighbours, weights, place, items, sums, keys,  # Catalogue and Scratch
     positions, scores, n_near,  # int64 [B, C], float32 [B, C], int64 [B], written
 ):  # fmt: skip
-    """`search_request` of B requests.
+    """Run `search_request` for B requests.
 
-    Arrays one by one: numba takes a tuple apart anew at every call, for as long as the search of a request takes.
+    Arrays are separate arguments: unpacking a tuple at every call costs numba as long as the search of a request.
     """
     catalogue, scratch = Catalogue(vectors, neighbours, weights), Scratch(place, items, sums, keys)
     for row in range(len(user_vectors)):
@@ -78,11 +78,11 @@ def search_requests(
 
 @compiled
 def search_request(vector, history, weights, blocked, near, catalogue, scratch, positions, scores):
-    """The best of what a request's history and the index name.
+    """Search one request: score the neighbours of its history and the index's results, and keep the best.
 
     vector: float32 [D]; history: int [H], weights: float32 [H]; blocked: int64 [X]; near: int64 [A], negative = none
     positions: int64 [C], scores: float32 [C], written: best first, then padding
-    -> how many of `near` may be served
+    Returns how many of `near` may be served.
     """
     place, items, sums, keys = scratch
     block(blocked, place)
@@ -92,7 +92,7 @@ def search_request(vector, history, weights, blocked, near, catalogue, scratch, 
         item = items[slot]
         score = np.float32(sums[slot]) + inner_product(catalogue.vectors[item], vector)
         sums[slot] = score
-        keys[slot] = (falling(score) << ITEM_BITS) | item  # of equal scores the lower position comes first
+        keys[slot] = (falling(score) << ITEM_BITS) | item  # ties go to the lower position
     n_kept = smallest_first(keys, n_items, len(positions))
     for rank in range(n_kept):
         item = keys[rank] & (2**ITEM_BITS - 1)
@@ -107,7 +107,7 @@ def search_request(vector, history, weights, blocked, near, catalogue, scratch, 
 
 @compiled
 def block(positions, place):
-    """-> how many items this blocks: repeats and what is never served do not count."""
+    """Block items and return how many were servable, repeats counted once."""
     n_blocked = 0
     for position in positions:
         if place[position] == FREE:
@@ -125,7 +125,7 @@ def release(positions, place):
 
 @compiled
 def take_named(history, weights, catalogue, scratch):
-    """Gives the neighbours of a request's history slots and adds up how strongly it names them -> number of slots."""
+    """Give each neighbour of the history a slot and sum its weights. Return the number of slots."""
     place, items, sums, _ = scratch
     n_items = 0
     for rank in range(len(history)):
@@ -150,7 +150,7 @@ def take_named(history, weights, catalogue, scratch):
 
 @compiled
 def take_near(near, n_items, vectors, scratch):
-    """Gives the index's answers slots, those that have none -> (number of slots, how many of `near` may be served)."""
+    """Give the index's results slots where they have none. Return (number of slots, how many of `near` may be served)."""
     place, items, sums, _ = scratch
     n_near = 0
     for item in near:
@@ -167,9 +167,9 @@ def take_near(near, n_items, vectors, scratch):
 
 @compiled
 def smallest_first(keys, n_keys, count):
-    """Moves the smallest `count` of the first n_keys to the front and sorts them -> how many these are."""
+    """Move the smallest `count` of the first n_keys to the front, sorted. Return how many there are."""
     first, last = 0, n_keys - 1
-    while count < n_keys and first < last:  # Hoare's selection: what divides them lies in first … last
+    while count < n_keys and first < last:  # Hoare's selection: the dividing key is in first … last
         a, b, c = keys[first], keys[(first + last) // 2], keys[last]
         pivot = max(min(a, b), min(max(a, b), c))
         left, right = first, last
@@ -195,6 +195,6 @@ def smallest_first(keys, n_keys, count):
 
 @compiled
 def fetch_ahead(row):
-    """A contiguous row of a large table, picked at random: to fetch it costs more than to use it, so it is asked for early."""
+    """Prefetch a contiguous row of a large table, because a cache miss costs more than the use of the row."""
     for offset in range(0, row.size * row.itemsize, LINE_BYTES):
         prefetch(row, offset)

@@ -1,9 +1,9 @@
-"""Candidates from two sources in one score: the towers' inner product and what the history's items are bought with.
+"""Find candidates by one score of two parts: the towers' inner product, and item-item weights of the history.
 
     score(user, item) = user_vector · item_vector + sum over h of weight(h) * together[history[h], item]
 
-`together` is sparse: each item's N strongest neighbours, none negative. So the search is exact if the index is: an item
-that is no neighbour of the history scores its inner product alone, and the best of those the index names first.
+`together` is sparse: each item's N strongest neighbours, none negative. So the search is exact if the index is:
+an item that is no neighbour of the history scores its inner product alone, and the index returns the best of those.
 
 Letters: B requests, H history, N neighbours, D vector width, C candidates. Positions: rows of the catalogue, n_items = padding.
 """
@@ -23,15 +23,15 @@ from serving.loops.compiled import compiled
 from serving.loops.inner_product import inner_product
 from serving.stages.search.loops import Catalogue, Scratch, count_blocked, search_requests
 
-MOST_ANN_RESULTS = 2_048  # rows that need more (long lists of seen items) are searched exactly
+MOST_ANN_RESULTS = 2_048  # requests that need more (long lists of seen items) are searched exactly
 INDEX_FILE = "items.faiss"
 SMALLEST_LENGTH = np.finfo(np.float32).tiny
 
 
 class Blocked(NamedTuple):
-    """What must not be served: positions int64 [P], starts int64 [B + 1]. Those of b are starts[b] : starts[b + 1].
+    """Blocked items: positions int64 [P], starts int64 [B + 1]; request b has starts[b] : starts[b + 1].
 
-    Repeats and the padding position may be among them.
+    Repeats and the padding position are allowed.
     """
 
     positions: np.ndarray
@@ -47,7 +47,7 @@ class Neighbours:
 
     @classmethod
     def load(cls, folder: Path) -> Neighbours:
-        """Raises ArtifactError when a file is missing or broken, or they do not fit together."""
+        """Open the files. Raises ArtifactError when one is missing or broken, or they disagree."""
         positions = open_form(folder, "neighbours", "int32", None, None)
         neighbours = cls(positions, open_form(folder, "neighbour_weights", "float32", None, None))
         if neighbours.positions.shape != neighbours.weights.shape:
@@ -64,7 +64,7 @@ class Neighbours:
 
 
 def recency_weights(history: np.ndarray, n_items: int) -> np.ndarray:
-    """int [B, H], newest first -> float32 [B, H]: (1 + r) ** -0.5 for the r-th distinct item, 0 for repeats and padding."""
+    """Return weights float32 [B, H] of int [B, H], newest first: (1 + r) ** -0.5 for the r-th distinct item, otherwise 0."""
     weights = np.empty(history.shape, np.float32)
     weigh_all_by_recency(history, n_items, weights)
     return weights
@@ -72,14 +72,14 @@ def recency_weights(history: np.ndarray, n_items: int) -> np.ndarray:
 
 @compiled
 def weigh_all_by_recency(history, n_items, weights):
-    """int [B, H], newest first; weights: float32 [B, H], written."""
+    """Write `recency_weights` of int [B, H], newest first, to weights, float32 [B, H]."""
     for row in range(len(history)):
         weigh_by_recency(history[row], n_items, weights[row])
 
 
 @compiled
 def weigh_by_recency(history, n_items, weights):
-    """One request of `recency_weights`. int [H]; weights: float32 [H], written -> how many distinct items there are."""
+    """Write the weights of one request, float32 [H], and return its number of distinct items. history: int [H]."""
     n_distinct = 0
     for place in range(len(history)):
         item = history[place]
@@ -87,7 +87,7 @@ def weigh_by_recency(history, n_items, weights):
         if item == n_items:
             continue
         repeats = False
-        for earlier in range(place):  # to the end, whatever is found: so the processor compares many at once
+        for earlier in range(place):  # without an early exit, so that the comparison vectorises
             repeats |= history[earlier] == item
         if not repeats:
             n_distinct += 1
@@ -96,7 +96,8 @@ def weigh_by_recency(history, n_items, weights):
 
 
 def index_queries(user_vectors: np.ndarray) -> np.ndarray:
-    """float32 [B, D] -> [B, D + 1]: as the index is asked; it holds the items on a sphere (training/retrieval/index.py)."""
+    """Return queries [B, D + 1] for the index of float32 [B, D]; it holds the items on a sphere
+    (training/retrieval/index.py)."""
     batch, width = user_vectors.shape
     queries = np.empty((batch, width + 1), np.float32)
     to_one_length(np.ascontiguousarray(user_vectors), queries)
@@ -105,7 +106,7 @@ def index_queries(user_vectors: np.ndarray) -> np.ndarray:
 
 @compiled
 def to_one_length(vectors, queries):
-    """float32 [B, D]; queries: float32 [B, D + 1], written: unit vectors, then 0."""
+    """Write unit vectors of float32 [B, D], then 0, to queries, float32 [B, D + 1]."""
     for row in range(len(vectors)):
         vector, query = vectors[row], queries[row]
         length = max(np.sqrt(inner_product(vector, vector)), SMALLEST_LENGTH)
@@ -115,16 +116,16 @@ def to_one_length(vectors, queries):
 
 
 class Search:
-    """The searcher of one generation. It answers one call at a time: a second one waits.
+    """The searcher of one generation. One call at a time, under a lock.
 
-    index: of Faiss; None for a catalogue small enough to score whole
+    index: a Faiss index; None for a catalogue small enough to score whole
 
-    Requests of a batch are gone through one by one: what belongs to one stays in the processor's cache, the index is asked for
-    no more than each needs, and no answer can depend on batch mates.
+    Requests of a batch are searched one by one: each stays in the processor's cache, asks the index for no more than it needs,
+    and never depends on its batch mates.
     """
 
     def __init__(self, item_vectors: np.ndarray, neighbours: Neighbours, available: np.ndarray, index: Any = None):
-        """item_vectors: float32 [n_items, D]; available: bool [n_items], False = never served, whatever else is true.
+        """item_vectors: float32 [n_items, D]; available: bool [n_items], False = never served.
 
         The index holds the available items only.
         """
@@ -133,14 +134,17 @@ class Search:
         self.servable = np.append(available, False)  # the padding row is never served
         self._catalogue = Catalogue(*(read_only(array) for array in (item_vectors, neighbours.positions, neighbours.weights)))
         self._scratch, self._lock = Scratch.of(self.servable), threading.Lock()
-        self._everything = np.arange(self.n_items)[None]  # as if an index had named it: the loop is compiled once
+        self._everything = np.arange(self.n_items)[
+            None
+        ]  # the whole catalogue, shaped as an index's results so that one compiled loop serves both
 
     def __call__(
         self, user_vectors: np.ndarray, history: np.ndarray, blocked: Blocked, count: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """float32 [B, D], int [B, H], Blocked -> (int64 [B, count] positions, best first, n_items padded; float32 [B, count]).
+        """Return positions int64 [B, count], best first, n_items padded, and scores float32 [B, count].
 
-        Padding scores -inf and stands only where the catalogue has no more items to serve.
+        user_vectors: float32 [B, D]; history: int [B, H] positions. Padding scores -inf and appears only where the catalogue
+        has no more items to serve.
         """
         if self.index is None:
             return self.exact(user_vectors, history, blocked, count)
@@ -150,7 +154,7 @@ class Search:
         wanted = np.minimum(wanted + count, min(MOST_ANN_RESULTS, self.index.ntotal))
         near = self._nearest(index_queries(user_vectors), wanted)
         positions, scores, n_near = self._best(user_vectors, history, blocked, near, count)
-        # Where the index alone gave `count` servable items, no item outside can be better than the last one kept.
+        # If the index alone gave `count` servable items, no other item can beat the last one kept.
         for row in np.flatnonzero((n_near < count) & (wanted < self.index.ntotal)):
             own = Blocked(blocked.positions, blocked.starts[row : row + 2])
             positions[row], scores[row] = self.exact(user_vectors[row, None], history[row, None], own, count)
@@ -159,13 +163,14 @@ class Search:
     def exact(
         self, user_vectors: np.ndarray, history: np.ndarray, blocked: Blocked, count: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Every item of the catalogue is scored. Shapes as in a call."""
+        """Search by scoring every item of the catalogue. Shapes as in a call."""
         return self._best(user_vectors, history, blocked, self._everything, count)[:2]
 
     def _best(
         self, user_vectors: np.ndarray, history: np.ndarray, blocked: Blocked, near: np.ndarray, count: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """As a call, of what the history's neighbours and `near` name -> (positions, scores, int64 [B] near ones to serve).
+        """Return positions and scores as a call does, from the history's neighbours and `near`, and int64 [B] servable ones in
+        `near`.
 
         near: int64 [B, A] positions, negative = none; [1, A] for all
         """
@@ -179,10 +184,10 @@ class Search:
         return positions, scores, n_near
 
     def _nearest(self, queries: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-        """float32 [B, D + 1], int64 [B] how many each wants -> int64 [B, A] positions, nearest first, -1 = none."""
+        """Return the index's positions, int64 [B, A], nearest first, -1 = none. wanted: int64 [B] results per request."""
         if len(queries) == 1:
             return self.index.search(queries, int(wanted[0]))[1]
-        if hasattr(self.index, "getDevice"):  # on a GPU many queries take as long as one
+        if hasattr(self.index, "getDevice"):  # on a GPU many queries cost as much as one
             near = self.index.search(queries, int(wanted.max()))[1]
             return np.where(np.arange(near.shape[1]) < wanted[:, None], near, -1)
         near = np.full((len(queries), wanted.max()), -1)
@@ -192,7 +197,7 @@ class Search:
 
 
 def read_only(array: np.ndarray) -> np.ndarray:
-    """A view as of a mapped file: loops are compiled for one kind of arrays, not for each."""
+    """Return a read-only view, as of a mapped file, so that loops are compiled for one kind of arrays."""
     view = array.view()
     view.flags.writeable = False
     return view

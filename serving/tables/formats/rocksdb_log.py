@@ -33,7 +33,7 @@ CRC_TABLE = _crc_table()
 
 
 def first_damage(path: Path) -> int:
-    """-> where the first record lies that is not what was written; -1 when there is none."""
+    """Return where the first record lies that is not what was written; -1 when there is none."""
     return int(_first_damage(np.frombuffer(path.read_bytes(), np.uint8), CRC_TABLE))
 
 

@@ -37,7 +37,7 @@ class Level:
         self._closings = 0
 
     def use(self, action: Callable[[Any], tuple[Any, bool]]) -> tuple[Any, bool]:
-        """-> what `action` gives: a result, and whether it is whole; (None, False) when the level is down or fails now."""
+        """Return what `action` gives: a result, and whether it is whole; (None, False) when the level is down or fails now."""
         if not self.breaker.closed:
             return None, False
         store = None

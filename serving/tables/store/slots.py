@@ -74,7 +74,7 @@ class SlotTable:
 
     # --- where keys lie -----------------------------------------------------------------------------------------------------
     def _find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """-> (slots [N], anything where missing; bool [N] missing or None). True only while nobody writes."""
+        """Return (slots [N], anything where missing; bool [N] missing or None). True only while nobody writes."""
         raise NotImplementedError
 
     def _owned(self, slots: np.ndarray, keys: np.ndarray) -> np.ndarray:

@@ -135,7 +135,7 @@ class Tiers:
         return self._side_by_side[names]
 
     def _read_top(self, name: str, rows: np.ndarray, out: np.ndarray | None) -> tuple[np.ndarray, _Miss | None]:
-        """-> (float32 [..., D], what is still to be filled in)."""
+        """Return (float32 [..., D], what is still to be filled in)."""
         table = self._tables.get(name) or self._table(name)
         keys = asarray(rows, INT64, "C")
         if out is not None:

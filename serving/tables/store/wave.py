@@ -22,7 +22,7 @@ class Wave:
         self._all = tuple(self._idle)
 
     def run(self, action: Callable[..., Any], parts: Sequence[tuple]) -> list[Any]:
-        """-> [action(*part) for part in parts]. Raises what one of them raised, once all have ended."""
+        """Return [action(*part) for part in parts]. Raises what one of them raised, once all have ended."""
         if len(parts) <= 1:
             return [action(*part) for part in parts]
         todo, results, failures = deque(enumerate(parts)), [None] * len(parts), []

@@ -102,7 +102,7 @@ class Following:
 
 
 def newest(files: set[str]) -> tuple[str, str]:
-    """-> (the log that rows are written to, the list of files that is kept up to date); "" where there is none."""
+    """Return (the log that rows are written to, the list of files that is kept up to date); "" where there is none."""
     logs = (name for name in files if name.endswith(".log"))
     lists = (name for name in files if name.startswith("MANIFEST-"))
     return max(logs, key=_number, default=""), max(lists, key=_number, default="")

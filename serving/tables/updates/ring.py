@@ -111,7 +111,8 @@ class UpdateRing:
         self.words[HEAD] = self.words[CLAIMED]
 
     def since(self, position: int) -> tuple[np.ndarray, np.ndarray, int] | None:
-        """-> (keys, stored rows, position to go on from), the last row of each key; None when the ring lapped the reader."""
+        """Return (keys, stored rows, position to go on from), the last row of each key; None when the ring lapped the
+        reader."""
         head = self.words[HEAD]
         places = self._places(position, head)
         keys, stored = self._keys[places], self._rows[places]

@@ -64,7 +64,7 @@ class Source:
         return found, True
 
     def _places(self, table: str, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """-> (row of each key, anything where there is none; bool [N] there)"""
+        """Return (row of each key, anything where there is none; bool [N] there)"""
         if table in self._dense:
             return keys, keys.view(np.uint64) < len(self._dense[table])
         own, order = self._sparse[table].keys, self._order[table]
