@@ -12,15 +12,18 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        made = {"registry": self.registry}
-        self.requests = Counter("gateway_requests", "Requests by route and status", ["route", "status"], **made)
+        self.requests = Counter("gateway_requests", "Requests by route and status", ["route", "status"], registry=self.registry)
         self.durations = Histogram(
-            "gateway_request_duration_seconds", "Time of a request", ["route"], buckets=BUCKETS_S, **made
+            "gateway_request_duration_seconds", "Time of a request", ["route"], buckets=BUCKETS_S, registry=self.registry
         )
-        self.fallbacks = Counter("gateway_fallbacks", "Recommendations answered with popular items", ["reason"], **made)
-        self.events = Counter("gateway_events", "Events by outcome", ["outcome"], **made)
-        self.in_flight = Gauge("gateway_recommendations_in_flight", "Recommendations that wait for a server", **made)
-        self.generation = Gauge("gateway_generation", "Generation whose titles and fallback are in use", **made)
+        self.fallbacks = Counter(
+            "gateway_fallbacks", "Recommendations answered with popular items", ["reason"], registry=self.registry
+        )
+        self.events = Counter("gateway_events", "Events by outcome", ["outcome"], registry=self.registry)
+        self.in_flight = Gauge(
+            "gateway_recommendations_in_flight", "Recommendations that wait for a server", registry=self.registry
+        )
+        self.generation = Gauge("gateway_generation", "Generation whose titles and fallback are in use", registry=self.registry)
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
         self.requests.labels(route, str(status)).inc()

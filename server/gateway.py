@@ -31,7 +31,7 @@ def follow(state: ServerState, port: int, config: str, run_dir: Path) -> ServerS
 
     config: the gateway's own settings, a TOML file; "" for the defaults
     """
-    wanted = {"gateway_port": port, "gateway_config": config}
+    wanted: dict[str, int | bool | str] = {"gateway_port": port, "gateway_config": config}
     if gateways(state.tag) and all(state.settings.get(name) == value for name, value in wanted.items()):
         return state
     stop(state.tag)
