@@ -81,7 +81,7 @@ class ReplayedUsers:
         self.as_of_s = self._events["timestamp"].to_numpy()[rows]
 
     def lookup(self, user_ids: np.ndarray) -> UserState:
-        return self._log.state(self._moments)
+        return self._log.state(self._moments, self.as_of_s)
 
 
 def answer_frozen(pipeline: Pipeline, dataset: Dataset, rows: np.ndarray) -> np.ndarray:

@@ -11,22 +11,29 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
+from serving.contract.tensors import PAD_ID
 from serving.live.aggregations import (
     EVENT,
     Aggregation,
     EntityPlan,
     Instants,
+    StateTable,
     accept_events,
     compile_aggregations,
     entity_keys,
     hash_categories,
     parse_aggregations,
 )
-from training.dataset import Dataset
+from serving.live.aggregations.plan import NO_KEY
+from serving.live.aggregations.spec import USER
+from serving.stages.features.ranking import aggregate_numbers
+from serving.stages.features.user_state import EVENT_NAMES, by_name
+from training.dataset.dataset import Dataset
 
-EVENT_NAMES = ("purchase",)  # every row of an interaction log is one
 LATENESS_MS = 3_600_000
+INSTANTS_AT_ONCE = 1 << 21
 
 _SALES = {"entity": "item", "value": "count", "function": "count"}
 DEFAULTS: tuple[Mapping[str, Any], ...] = (
@@ -47,9 +54,17 @@ def declared_aggregations(dataset: Dataset) -> tuple[Aggregation, ...]:
     return parse_aggregations(DEFAULTS, [items.category] if items and items.category else [], EVENT_NAMES)
 
 
-def log_events(dataset: Dataset) -> np.ndarray:
-    """Return the data set's log as EVENT [N]: sequence = row, amount = label or weight, price = that of the catalogue."""
-    log, interactions = dataset.interactions, dataset.description.interactions
+def ranker_aggregations(dataset: Dataset) -> tuple[Aggregation, ...]:
+    """Return those that the models learn from."""
+    return tuple(aggregation for aggregation in declared_aggregations(dataset) if aggregation.ranker)
+
+
+def log_events(dataset: Dataset, log: pd.DataFrame) -> np.ndarray:
+    """Return a log of the data set as EVENT [N]: sequence = row, amount = label or weight, price = that of the catalogue.
+
+    log: `dataset.interactions` or a part of it, sorted by time
+    """
+    interactions = dataset.description.interactions
     events = np.zeros(len(log), EVENT)
     events["sequence"] = np.arange(len(log))
     events["time_ms"] = log["timestamp"].to_numpy() * 1_000
@@ -57,40 +72,89 @@ def log_events(dataset: Dataset) -> np.ndarray:
     events["weight"] = log["weight"]
     given = "label" if interactions.label else "weight" if interactions.weight else None
     events["amount"] = log[given] if given else np.nan
-    events["price"] = np.nan if dataset.prices is None else dataset.prices[_item_rows(dataset, log["item_id"].to_numpy())]
+    items = np.searchsorted(dataset.items["item_id"].to_numpy(), log["item_id"].to_numpy())
+    events["price"] = np.nan if dataset.prices is None else dataset.prices[items]
     return events
 
 
-def category_keys(dataset: Dataset, item_ids: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the keys of the items' category by the name of its column, int64 [N]."""
+def item_categories(dataset: Dataset) -> dict[str, np.ndarray]:
+    """Return the keys of all items' categories by the name of the column, int64 [n_items + 1]."""
     items = dataset.description.items
     if not (items and items.category):
         return {}
-    keys = hash_categories(dataset.items["category"].to_numpy(object))
-    return {items.category: keys[_item_rows(dataset, item_ids)]}
-
-
-def _item_rows(dataset: Dataset, item_ids: np.ndarray) -> np.ndarray:
-    return np.searchsorted(dataset.items["item_id"].to_numpy(), item_ids)
+    return {items.category: np.append(hash_categories(dataset.items["category"].to_numpy(object)), NO_KEY)}
 
 
 @dataclass(frozen=True)
 class LogAggregates:
-    """A log's events, accepted or not, and the plan and keys of each entity."""
+    """The aggregations over a log.
 
+    plans: by entity; events: EVENT [N], accepted: bool [N]; keys: by entity, int64 [N, KEY_WIDTH]
+    item_categories: category column -> key of every item of the catalogue, int64 [n_items + 1]
+    """
+
+    aggregations: tuple[Aggregation, ...]
     plans: dict[str, EntityPlan]
     events: np.ndarray
     accepted: np.ndarray
     keys: dict[str, np.ndarray]
+    item_ids: np.ndarray  # int64 [n_items + 1], PAD_ID last
+    item_categories: dict[str, np.ndarray]
 
     @classmethod
-    def of(cls, dataset: Dataset, aggregations: Sequence[Aggregation]) -> LogAggregates:
-        plans, events = compile_aggregations(aggregations, EVENT_NAMES), log_events(dataset)
+    def of(cls, dataset: Dataset, log: pd.DataFrame, aggregations: Sequence[Aggregation]) -> LogAggregates:
+        """log: `dataset.interactions` or a part of it, sorted by time"""
+        plans, events = compile_aggregations(aggregations, EVENT_NAMES), log_events(dataset, log)
         accepted, _ = accept_events(events["time_ms"], 0, LATENESS_MS)
-        categories = category_keys(dataset, events["item_id"])
-        keys = {entity: entity_keys(entity, events["user_id"], events["item_id"], categories) for entity in plans}
-        return cls(plans, events, accepted, keys)
+        item_ids = dataset.items["item_id"].to_numpy()
+        categories, items = item_categories(dataset), np.searchsorted(item_ids, events["item_id"])
+        of_events = {name: values[items] for name, values in categories.items()}
+        keys = {entity: entity_keys(entity, events["user_id"], events["item_id"], of_events) for entity in plans}
+        return cls(tuple(aggregations), plans, events, accepted, keys, np.append(item_ids, PAD_ID), categories)
 
     def at(self, entity: str, instants: Instants) -> np.ndarray:
         """Return the features float32 [M, F] of entities at instants of the log."""
         return self.plans[entity].point_in_time(self.events, self.keys[entity], self.accepted, instants)
+
+    def of_users(self, user_ids: np.ndarray, clocks_s: np.ndarray, sequences: np.ndarray) -> dict[str, np.ndarray]:
+        """Return `UserState.aggregates` of int64 [N] users at the clocks, from what came before the rows `sequences`."""
+        if USER not in self.plans:
+            return {}
+        keys = entity_keys(USER, user_ids, user_ids, {})
+        return by_name(self.plans[USER], self.at(USER, Instants(keys, 1_000 * clocks_s, sequences)))
+
+    @property
+    def item_names(self) -> tuple[str, ...]:
+        """Names of the numbers that `of_items` gives."""
+        return tuple(name for entity, plan in self.plans.items() if entity != USER for name in plan.names)
+
+    def of_items(self, positions: np.ndarray, clocks_s: np.ndarray, sequences: np.ndarray) -> np.ndarray:
+        """Return numbers float32 [N, C, A] of items int [N, C] and of their categories, as in `of_users`."""
+        numbers = np.empty((*positions.shape, len(self.item_names)), np.float32)
+        rows = max(1, INSTANTS_AT_ONCE // max(positions.shape[1], 1))
+        for start in range(0, len(positions), rows):
+            part = slice(start, start + rows)
+            numbers[part] = self._of_items(positions[part], clocks_s[part], sequences[part])
+        return numbers
+
+    def _of_items(self, positions: np.ndarray, clocks_s: np.ndarray, sequences: np.ndarray) -> np.ndarray:
+        flat = positions.ravel()
+        clocks_ms, before = (np.repeat(values, positions.shape[1]) for values in (1_000 * clocks_s, sequences))
+        categories = {name: values[flat] for name, values in self.item_categories.items()}
+        columns = [np.empty((len(flat), 0), np.float32)]
+        for entity in self.plans:
+            if entity != USER:
+                keys = entity_keys(entity, flat, self.item_ids[flat], categories)
+                columns.append(self.at(entity, Instants(keys, clocks_ms, before)))
+        numbers = aggregate_numbers(np.concatenate(columns, axis=1))
+        numbers[flat == len(self.item_ids) - 1] = 0.0
+        return numbers.reshape(*positions.shape, -1)
+
+    def of_entity(self, entity: str) -> tuple[Aggregation, ...]:
+        return tuple(aggregation for aggregation in self.aggregations if aggregation.entity == entity)
+
+    def records_of(self, entity: str, keys: np.ndarray) -> np.ndarray:
+        """Return the records [N] of entities at the end of the log. keys: int64 [N, KEY_WIDTH]"""
+        table = StateTable(self.plans[entity])
+        table.update(self.keys[entity], self.events, self.accepted)
+        return table.records(keys)

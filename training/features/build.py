@@ -8,6 +8,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from serving.stages.features.encode import Plan
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.user_state import NO_CATEGORY, SeenItems, derive, history_age_days
 from training.dataset.dataset import Dataset
+from training.features.aggregates import LogAggregates, ranker_aggregations
 from training.features.columns import RawColumn, frame_of, raw_values
 from training.features.compile import compile_workflow
 from training.features.items import Codes, ItemArrays, encode_items, item_columns, item_statistics
@@ -80,6 +82,13 @@ class Features:
         """Rows of each embedding table of the item's side: `item_arrays.categorical`'s columns, then the lists."""
         return self.item_plan.rows
 
+    @cached_property
+    def item_aggregates(self) -> np.ndarray:
+        """float32 [n_items + 1, A]: aggregations of the items at the end of the log, as they are served without live state."""
+        positions = np.arange(self.items.n_items + 1)[None]
+        (numbers,) = self.log.aggregates.of_items(positions, np.array([self.as_of_s]), np.array([len(self.log.times)]))
+        return numbers
+
     def encode_examples(
         self, user_ids: np.ndarray, timestamps: np.ndarray, context: Mapping[str, np.ndarray] | None = None
     ) -> Examples:
@@ -104,7 +113,7 @@ class Features:
             np.empty((n_rows, width), np.float32),
         )
         for part in _chunks(n_rows):
-            state = self.log.state(moments.slice(part))
+            state = self.log.state(moments.slice(part), clocks[part])
             columns = derive(state, {name: values[part] for name, values in context.items()}, clocks[part])
             examples.user_categorical[part], examples.user_continuous[part], _ = self.user_plan(columns)
             examples.history_positions[part] = self.items.positions(state.history_ids)
@@ -189,7 +198,8 @@ def make_event_log(
     kinds = {name: kind_of(dataset.users[name]) for name in users.categorical} if users else {}
     kinds |= dict.fromkeys(users.continuous, "continuous") if users else {}
     codes = categories.codes if (categories.codes != NO_CATEGORY).any() else None
-    return EventLog(train, items, codes, profiles_of(dataset.users, kinds), settings.history_length)
+    aggregates = LogAggregates.of(dataset, train, ranker_aggregations(dataset))
+    return EventLog(train, items, codes, profiles_of(dataset.users, kinds), settings.history_length, aggregates)
 
 
 def moments_of(log: EventLog, events: pd.DataFrame, rows: np.ndarray, settings: FeatureSettings) -> Moments:
@@ -214,7 +224,8 @@ def training_columns(
     timestamps, given = examples["timestamp"].to_numpy(), context_of(examples, context)
     parts = []
     for part in _chunks(len(rows)):
-        derived = derive(log.state(moments.slice(part)), {name: v[part] for name, v in given.items()}, timestamps[part])
+        state = log.state(moments.slice(part), timestamps[part])
+        derived = derive(state, {name: v[part] for name, v in given.items()}, timestamps[part])
         parts.append({name: derived[name] for name in wanted})
     return {name: np.concatenate([part[name] for part in parts]) for name in sorted(wanted)}
 

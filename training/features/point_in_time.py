@@ -9,6 +9,7 @@ Sums over the past are differences of running sums, histories are windows: nothi
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ import pandas as pd
 from serving.contract.tensors import PAD_ID
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.user_state import Events, Profiles, UserState, state_of
+from training.features.aggregates import LogAggregates
 
 
 class Moments(NamedTuple):
@@ -38,15 +40,22 @@ class EventLog:
     """
 
     def __init__(
-        self, events: pd.DataFrame, items: ItemIndex, item_category: np.ndarray | None, profiles: Profiles, history_length: int
+        self,
+        events: pd.DataFrame,
+        items: ItemIndex,
+        item_category: np.ndarray | None,
+        profiles: Profiles,
+        history_length: int,
+        aggregates: LogAggregates | None = None,
     ):
-        self.profiles, self.history_length = profiles, history_length
+        self.profiles, self.history_length, self.aggregates = profiles, history_length, aggregates
         times = events["timestamp"].to_numpy()
         users = profiles.positions(events["user_id"].to_numpy())
         order = np.lexsort((times, users))  # stable: the log's order within a second stays
         self.times = times[order]
         self.offsets = np.searchsorted(users[order], np.arange(len(profiles.user_ids) + 1))
         self._rank = np.argsort(order)  # row of the log -> place in the sorted order
+        self._rows = order
         self._first_time, self._span = int(times.min()), int(np.ptp(times)) + 2
         self._keys = self._key(users[order], self.times)
         self._sum_weight = _running_sum(events["weight"].to_numpy(np.float64)[order])
@@ -78,11 +87,23 @@ class EventLog:
         """The whole log is the past: what the store holds."""
         return self.before(user_ids, np.full(len(user_ids), self.as_of_s + 1))
 
-    def state(self, moments: Moments) -> UserState:
-        """The users' state at each moment; [N, H] arrays, so hand in slices of some ten thousand."""
+    def state(self, moments: Moments, clocks_s: np.ndarray | None = None) -> UserState:
+        """Return the users' state at each moment; [N, H] arrays, so hand in slices of some ten thousand.
+
+        clocks_s: int64 [N] what aggregates are read at; without it there are none
+        """
         starts, ends = self.positive_ranges(moments)
         totals, profile = self.totals(moments), self.profiles.of(moments.users)
-        return state_of(moments.user_ids, self.positives, starts, ends, self.history_length, totals, profile)
+        state = state_of(moments.user_ids, self.positives, starts, ends, self.history_length, totals, profile)
+        if self.aggregates is None or clocks_s is None:
+            return state
+        return replace(state, aggregates=self.aggregates.of_users(moments.user_ids, clocks_s, self.next_rows(moments)))
+
+    def next_rows(self, moments: Moments) -> np.ndarray:
+        """Return int64 [N]: the row of each user's first event after the moment; the length of the log without one."""
+        user_ends = self.offsets[np.minimum(moments.users + 1, len(self.offsets) - 1)]
+        rows = np.append(self._rows, len(self._rows))
+        return np.where(moments.ends < user_ends, rows[moments.ends], len(self._rows))
 
     def positive_ranges(self, moments: Moments) -> tuple[np.ndarray, np.ndarray]:
         """(starts, ends) int64 [N] of each user's past among the positive events."""

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from serving.live.aggregations.spec import USER
 from serving.stages.features.user_state import raw_name
 from training.dataset.dataset import Dataset
+from training.features.aggregates import ranker_aggregations
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,8 @@ def _user_side(dataset: Dataset, settings: FeatureSettings) -> Side:
     if users:
         categories += [Category(raw_name("profile", name), kind_of(dataset.users[name]), count) for name in users.categorical]
         numbers += [Number(raw_name("profile", name)) for name in users.continuous]
+    learned = [aggregation for aggregation in ranker_aggregations(dataset) if aggregation.entity == USER]
+    numbers += [Number(raw_name("aggregate", name)) for aggregation in learned for name in aggregation.feature_names]
     for column in dataset.context_columns:
         if column.kind == "continuous":
             numbers.append(Number(raw_name("context", column.name)))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from serving.contract.tensors import MISSING_INT, PAD_ID
+from serving.live.aggregations import entity_keys
+from serving.live.aggregations.plan import NO_KEY
+from serving.live.aggregations.spec import USER
 from serving.stages.features.encode import save_strings
 from serving.stages.features.user_state import STORE_FILE, ProfileColumn, Profiles, SeenItems
 from training.features.columns import raw_values
@@ -52,11 +56,16 @@ def write_store(folder: Path, log: EventLog) -> None:
     np.save(folder / "event_ids.npy", ids[rows])
     np.save(folder / "event_times.npy", times[rows])
     np.save(folder / "event_categories.npy", np.zeros(len(rows), np.int32) if categories is None else categories[rows])
+    aggregations = log.aggregates.of_entity(USER) if log.aggregates else ()
+    if aggregations:
+        known_ids = np.append(user_ids, NO_KEY)  # the last record is the unknown user's
+        np.save(folder / "aggregates.npy", log.aggregates.records_of(USER, entity_keys(USER, known_ids, known_ids, {})))
     settings = {
         "schema": 1,
         "history_length": log.history_length,
         "as_of_s": log.as_of_s,
         "has_categories": categories is not None,
+        "aggregations": [asdict(aggregation) for aggregation in aggregations],
         "profile": [_save_profile(folder, number, *item) for number, item in enumerate(log.profiles.columns.items())],
     }
     (folder / STORE_FILE).write_text(json.dumps(settings, indent=1) + "\n")

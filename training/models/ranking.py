@@ -174,7 +174,7 @@ def moments(
 def save_ranking(rank_folder: Path, rerank_folder: Path, ranking: Ranking, features: Features) -> tuple[Saved, Saved]:
     """Write the rank and the rerank stage, all but rules, `stage.json` and manifests -> what was saved of each."""
     index, sample = features.items, ranking.sample
-    rank = Saved(*save_ranker(rank_folder, ranking.ranker, index, ranking.statistics, sample))
+    rank = Saved(*save_ranker(rank_folder, ranking.ranker, index, ranking.statistics, sample, features.item_aggregates))
     lists = Lists.of(sample, rank_scores_of(ranking.ranker, sample), ranking.reranker.list_length)
     vectors = item_vectors_of(ranking.ranker.model, ranking.items)
     return rank, Saved(*save_reranker(rerank_folder, ranking.reranker, index, vectors, lists))

@@ -57,7 +57,7 @@ class Requests:
     """N requests as the rank stage sees them, and what was taken later.
 
     users: the Examples of the N users; candidates int32 [N, C] positions, n_items padded; retrieval_scores float32 [N, C]
-    cross: float32 [N, C, X] of `serving/stages/features/ranking.py`
+    cross: float32 [N, C, A + X] aggregations of the candidates at that moment, then `cross_features`
     taken: bool [N, C], or float32 shares where a ranker is imitated
     items: the catalogue as it was known at that moment
     """
@@ -142,7 +142,8 @@ def requests_of(
         features.log.before_rows(train, rows), np.full(len(rows), features.as_of_s), context_of(first, features.context)
     )
     candidates, scores = retrieve(users, user_ids)
-    cross = in_blocks(statistics, users, candidates, scores)
+    trends = features.log.aggregates.of_items(candidates, first["timestamp"].to_numpy(), rows)
+    cross = np.concatenate([trends, in_blocks(statistics, users, candidates, scores)], axis=2)
     return Requests(users, candidates.astype(np.int32), scores, cross, taken_of(features, later, user_ids, candidates), items)
 
 
@@ -160,7 +161,8 @@ def served_requests(
     users = features.encode_users(user_ids, context)
     candidates, scores = retrieve(users, user_ids)
     items = ItemSlots.of(features.item_arrays, tuple(features.item_rows))
-    cross = in_blocks(statistics, users, candidates, scores)
+    trends = features.item_aggregates[candidates]
+    cross = np.concatenate([trends, in_blocks(statistics, users, candidates, scores)], axis=2)
     return Requests(users, candidates.astype(np.int32), scores, cross, np.zeros(candidates.shape, bool), items)
 
 

@@ -22,18 +22,23 @@ LAYERS_FILE = "layers.npz"  # the network's weights in the order HugeCTR stores 
 
 
 def save_ranker(
-    folder: Path, ranker: Ranker, index: ItemIndex, statistics: ItemStatistics, sample: Requests
+    folder: Path,
+    ranker: Ranker,
+    index: ItemIndex,
+    statistics: ItemStatistics,
+    sample: Requests,
+    item_aggregates: np.ndarray,
 ) -> tuple[dict, Parity]:
     """Everything of the rank stage but `stage.json` and the manifest.
 
-    statistics: as they are served, fitted on the whole training log
+    statistics, item_aggregates: as they are served, of the whole training log
     sample: real requests on the catalogue as it is served; the network in ONNX must agree with the trained one on them
     -> (settings for `stage.json`, parity report)
     """
     folder.mkdir(parents=True, exist_ok=True)
     items = sample.items
     np.save(folder / "item_ids.npy", index.ids)
-    np.save(folder / "item_numbers.npy", items.numbers)
+    np.save(folder / "item_numbers.npy", np.concatenate([items.numbers, item_aggregates], axis=1))
     statistics.save(folder)
     rows, tables = served_tables(ranker.model, items)
     np.save(folder / "item_rows.npy", rows)

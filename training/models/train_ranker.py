@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from serving.stages.features.ranking import SCORE
+from serving.stages.features.ranking import N_FEATURES, SCORE
 from training.models.cold_rows import ColdRows
 from training.models.dlrm import DLRM, Shape
 from training.models.ranking_data import Requests
@@ -154,7 +154,7 @@ def best_blend(
 
 def retrieval_z(requests: Requests) -> np.ndarray:
     """float32 [N, C]: what is blended in, the standardised retrieval score."""
-    return requests.cross[..., SCORE]
+    return requests.cross[..., SCORE - N_FEATURES]
 
 
 def parts(requests: Requests, validation_share: float, rng: np.random.Generator) -> tuple[Requests, Requests]:

@@ -49,6 +49,7 @@ def inputs_of(features: Features) -> Inputs:
     """The ranker's inputs in its own order: numbers of the user, of the item, of the pair; slots of the user, of the item."""
     users = [f"user.{column.name}" for column in features.user_plan.continuous]
     items = [f"item.{column.name}" for column in features.item_plan.continuous]
+    items += [f"item.aggregate_{name}" for name in features.log.aggregates.item_names]
     sizes = {f"user.{name}": rows for name, rows in features.user_rows.items()}
     sizes |= {f"item.{name}": rows for name, rows in features.item_rows.items()}
     first = np.concatenate([[0], np.cumsum(list(sizes.values()))]).tolist()

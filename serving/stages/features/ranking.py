@@ -200,6 +200,11 @@ def pair_numbers(
     return pairs
 
 
+def aggregate_numbers(features: np.ndarray) -> np.ndarray:
+    """Return aggregations of items as numbers near one: scaled logarithms, 0 for missing ones. features: float32 [..., A]"""
+    return np.nan_to_num(np.copysign(np.log1p(np.abs(features)), features) * np.float32(SCALE))
+
+
 @compiled
 def write_pairs(
     neighbours, neighbour_weights, popularity, popularity_then, sold_days, groups, log_days, bucket_days,

@@ -16,9 +16,10 @@ from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
-from serving.contract.artifacts import REMEDY, check_range, open_form, read_json
-from serving.contract.errors import ArtifactError
+from serving.contract.artifacts import REMEDY, check_range, open_array, open_form, read_json
+from serving.contract.errors import ArtifactError, ConfigError
 from serving.contract.tensors import FROM_STORE, MISSING_INT, PAD_ID
+from serving.live.aggregations import Aggregation, EntityPlan, compile_aggregations
 from serving.loops.compiled import compiled
 from serving.stages.features.encode import load_strings
 from serving.stages.features.ids import ItemIndex, place_in, places_in
@@ -28,6 +29,7 @@ NO_CATEGORY = -1
 RECENT = 32  # favourite categories come from the last RECENT positive events
 STORE_FILE = "store.json"
 DERIVED = ("event_count", "days_since_last_event", "days_since_first_event", "sum_weight", "mean_weight", "mean_label")
+EVENT_NAMES = ("purchase",)  # of aggregations over an interaction log: every row is one
 _NO_CODES = np.empty(0, np.int32)
 
 
@@ -42,6 +44,7 @@ class UserState:
     event_count         int64 [B] events of any kind; sum_weight, sum_label: their sums, float64 [B]
     first_time, last_time   int64 [B] unix seconds of the first and latest event, 0 without one
     profile             name -> [B] int64 | float64 | object of str (None = missing)
+    aggregates          name -> float32 [B]: declared aggregations of users (serving/live/aggregations), NaN = missing
     """
 
     user_ids: np.ndarray
@@ -54,6 +57,7 @@ class UserState:
     first_time: np.ndarray
     last_time: np.ndarray
     profile: dict[str, np.ndarray] = field(default_factory=dict)
+    aggregates: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 def derive(state: UserState, context: Mapping[str, np.ndarray], as_of_s: int | np.ndarray) -> dict[str, np.ndarray]:
@@ -71,6 +75,7 @@ def derive(state: UserState, context: Mapping[str, np.ndarray], as_of_s: int | n
         "favourite_category_2": favourites[1],
         **numbers,
         **{raw_name("profile", name): values for name, values in state.profile.items()},
+        **{raw_name("aggregate", name): _as_raw(values) for name, values in state.aggregates.items()},
         **{raw_name("context", name): _as_raw(values) for name, values in context.items()},
     }
 
@@ -204,6 +209,7 @@ class UserStore:
                             event belongs to nobody, so that row 0 always exists
     event_count, sum_weight, sum_label, first_time, last_time .npy   [U + 1], the last row is the unknown user's
     profile.<n>.npy         [U + 1] values, or codes of the texts beside them; the last row is the unknown user's
+    aggregates.npy          records [U + 1] of the aggregations that store.json lists; only where it lists any
     """
 
     TOTALS: ClassVar = {
@@ -235,6 +241,7 @@ class UserStore:
             for number, column in enumerate(settings["profile"])
         }
         self._profiles = Profiles(user_ids, profile)
+        self._aggregates = _open_aggregates(folder, settings.get("aggregations", []), n_rows)
 
     @property
     def user_ids(self) -> np.ndarray:
@@ -252,7 +259,11 @@ class UserStore:
         """Return the state at positions of users, int64 [B], U for an unknown user, whose event range is empty."""
         starts, ends, *totals = _rows_of(users, self._offsets, *self._totals)
         totals = dict(zip(self.TOTALS, totals, strict=True))
-        return state_of(user_ids, self._events, starts, ends, self.history_length, totals, self._profiles.of(users))
+        state = state_of(user_ids, self._events, starts, ends, self.history_length, totals, self._profiles.of(users))
+        if self._aggregates is None:
+            return state
+        plan, records = self._aggregates
+        return replace(state, aggregates=by_name(plan, plan.read(records[users], 1_000 * self.as_of_s)))
 
 
 @compiled
@@ -263,6 +274,27 @@ def _rows_of(users, offsets, event_count, sum_weight, sum_label, first_time, las
         *(offsets[users], ends),
         *(event_count[users], sum_weight[users], sum_label[users], first_time[users], last_time[users]),
     )
+
+
+def by_name(plan: EntityPlan, features: np.ndarray) -> dict[str, np.ndarray]:
+    """Return `UserState.aggregates` of features float32 [B, F]."""
+    return dict(zip(plan.names, features.T, strict=True))
+
+
+def _open_aggregates(folder: Path, declared: list[dict], n_rows: int) -> tuple[EntityPlan, np.ndarray] | None:
+    """-> (plan, records [U + 1]), or None where nothing is declared. Raises ArtifactError."""
+    if not declared:
+        return None
+    try:
+        (plan,) = compile_aggregations([Aggregation(**fields) for fields in declared], EVENT_NAMES).values()
+    except (ConfigError, TypeError, ValueError) as error:
+        raise ArtifactError(f"{folder / STORE_FILE} lists aggregations that are none ({error}). {REMEDY}") from error
+    records = open_array(folder, "aggregates")
+    if records.dtype != plan.dtype or records.shape != (n_rows,):
+        raise ArtifactError(
+            f"{folder / 'aggregates.npy'} does not hold {n_rows} records of {STORE_FILE}'s aggregations. {REMEDY}"
+        )
+    return plan, records
 
 
 def _open_profile(folder: Path, name: str, kind: str, n_rows: int) -> ProfileColumn:
@@ -330,7 +362,7 @@ def override_history(
     history: int64 [B, H] item ids, newest first; a row that starts with FROM_STORE keeps the store's.
     item_category: int32 [n_items + 1]. Unknown items are dropped without gaps.
     Convention, which `derive` turns into columns: each item of the override is one event at `as_of_s` (age 0) of unknown
-    weight and label (the means are missing); the profile stays.
+    weight and label (the means are missing); the profile stays, and aggregates are missing.
     """
     own = history[:, 0] != FROM_STORE
     if not np.count_nonzero(own):
@@ -355,6 +387,7 @@ def override_history(
         sum_label=_put(state.sum_label, own, unknown),
         first_time=_put(state.first_time, own, moment),
         last_time=_put(state.last_time, own, moment),
+        aggregates={name: _put(values, own, np.float32(np.nan)) for name, values in state.aggregates.items()},
     )
 
 

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from serving.live.aggregations import Instants, StateTable, parse_aggregations
+from serving.stages.features.user_state import EVENT_NAMES
 from training.dataset import load_dataset
-from training.features.aggregates import DEFAULTS, EVENT_NAMES, LogAggregates
+from training.features.aggregates import DEFAULTS, LogAggregates
 
 N_INSTANTS = 1_000
 BATCH = 256
@@ -19,7 +20,9 @@ MORE = (
 
 @pytest.fixture(scope="module")
 def log():
-    return LogAggregates.of(load_dataset("online-retail"), parse_aggregations((*DEFAULTS, *MORE), ["category"], EVENT_NAMES))
+    dataset = load_dataset("online-retail")
+    aggregations = parse_aggregations((*DEFAULTS, *MORE), ["category"], EVENT_NAMES)
+    return LogAggregates.of(dataset, dataset.interactions, aggregations)
 
 
 @pytest.mark.parametrize("entity", ["user", "item", "category", "user x category"])
