@@ -20,7 +20,6 @@ from serving.live.aggregations import (
     EntityPlan,
     Instants,
     StateTable,
-    accept_events,
     compile_aggregations,
     entity_keys,
     hash_categories,
@@ -32,7 +31,6 @@ from serving.stages.features.ranking import aggregate_numbers
 from serving.stages.features.user_state import EVENT_NAMES, by_name
 from training.dataset.dataset import Dataset
 
-LATENESS_MS = 3_600_000
 INSTANTS_AT_ONCE = 1 << 21
 
 _SALES = {"entity": "item", "value": "count", "function": "count"}
@@ -89,14 +87,13 @@ def item_categories(dataset: Dataset) -> dict[str, np.ndarray]:
 class LogAggregates:
     """The aggregations over a log.
 
-    plans: by entity; events: EVENT [N], accepted: bool [N]; keys: by entity, int64 [N, KEY_WIDTH]
+    plans: by entity; events: EVENT [N]; keys: by entity, int64 [N, KEY_WIDTH]
     item_categories: category column -> key of every item of the catalogue, int64 [n_items + 1]
     """
 
     aggregations: tuple[Aggregation, ...]
     plans: dict[str, EntityPlan]
     events: np.ndarray
-    accepted: np.ndarray
     keys: dict[str, np.ndarray]
     item_ids: np.ndarray  # int64 [n_items + 1], PAD_ID last
     item_categories: dict[str, np.ndarray]
@@ -105,16 +102,15 @@ class LogAggregates:
     def of(cls, dataset: Dataset, log: pd.DataFrame, aggregations: Sequence[Aggregation]) -> LogAggregates:
         """log: `dataset.interactions` or a part of it, sorted by time"""
         plans, events = compile_aggregations(aggregations, EVENT_NAMES), log_events(dataset, log)
-        accepted, _ = accept_events(events["time_ms"], 0, LATENESS_MS)
         item_ids = dataset.items["item_id"].to_numpy()
         categories, items = item_categories(dataset), np.searchsorted(item_ids, events["item_id"])
         of_events = {name: values[items] for name, values in categories.items()}
         keys = {entity: entity_keys(entity, events["user_id"], events["item_id"], of_events) for entity in plans}
-        return cls(tuple(aggregations), plans, events, accepted, keys, np.append(item_ids, PAD_ID), categories)
+        return cls(tuple(aggregations), plans, events, keys, np.append(item_ids, PAD_ID), categories)
 
     def at(self, entity: str, instants: Instants) -> np.ndarray:
         """Return the features float32 [M, F] of entities at instants of the log."""
-        return self.plans[entity].point_in_time(self.events, self.keys[entity], self.accepted, instants)
+        return self.plans[entity].point_in_time(self.events, self.keys[entity], instants)
 
     def of_users(self, user_ids: np.ndarray, clocks_s: np.ndarray, sequences: np.ndarray) -> dict[str, np.ndarray]:
         """Return `UserState.aggregates` of int64 [N] users at the clocks, from what came before the rows `sequences`."""
@@ -156,5 +152,5 @@ class LogAggregates:
     def records_of(self, entity: str, keys: np.ndarray) -> np.ndarray:
         """Return the records [N] of entities at the end of the log. keys: int64 [N, KEY_WIDTH]"""
         table = StateTable(self.plans[entity])
-        table.update(self.keys[entity], self.events, self.accepted)
+        table.update(self.keys[entity], self.events)
         return table.records(keys)

@@ -30,18 +30,20 @@ WEIGHT, AMOUNT, PRICE, OTHER = range(4)  # values, as in spec.VALUES
 RING = 60  # buckets of a window
 SLOTS = 256
 LATEST_MS = 1 << 44  # in the year 2527; buckets of ten seconds and longer fit int32
+ALLOWED_LATENESS_MS = 86_400_000  # an event that is older than the entity's newest one by more is not aggregated
 DAY_MS = 86_400_000.0
 
 
 @compiled
-def update_records(whole, real, short, rows, accepted, time_ms, event, values, other, cells):
+def update_records(whole, real, short, rows, time_ms, event, values, other, cells):
     """Add a batch of events to the records, in the order of the batch.
 
-    rows      int64 [N] record of each event; others than 0 to R - 1 are skipped
-    accepted  bool [N]; time_ms, event, other: int64 [N]; values: float64 [3, N] WEIGHT, AMOUNT and PRICE, NaN = missing
+    rows    int64 [N] record of each event; others than 0 to R - 1 are skipped
+    time_ms, event, other   int64 [N]
+    values  float64 [3, N] WEIGHT, AMOUNT and PRICE, NaN = missing
     """
     for number in range(len(rows)):
-        if accepted[number] and 0 <= rows[number] < len(whole):
+        if 0 <= rows[number] < len(whole):
             add_event(whole, real, short, rows[number], number, time_ms, event, values, other, cells)
 
 
@@ -54,12 +56,12 @@ def read_records(whole, real, short, as_of_ms, cells, reads, features):
 
 @compiled
 def replay_events(
-    order, groups, whole, real, short, accepted, time_ms, event, values, other, as_of_ms, cells, reads, features
+    order, groups, whole, real, short, belongs, time_ms, event, values, other, as_of_ms, cells, reads, features
 ):  # fmt: skip
     """Write the features at each instant, float32 [M, F], by adding events to one record, entity after entity.
 
     order   int64 [N + M], by entity, then sequence: numbers of events (below N) and N + numbers of instants
-    groups  int64 [N + M] entity of each entry of `order`
+    groups  int64 [N + M] entity of each entry of `order`; belongs: bool [N] does the event belong to one?
     whole, real, short   one record
     """
     n_events = len(time_ms)
@@ -70,15 +72,15 @@ def replay_events(
         if number >= n_events:
             instant = number - n_events
             read_record(whole, real, short, 0, as_of_ms[instant], cells, reads, features[instant])
-        elif accepted[number]:
+        elif belongs[number]:
             add_event(whole, real, short, 0, number, time_ms, event, values, other, cells)
 
 
 @compiled
 def add_event(whole, real, short, row, number, time_ms, event, values, other, cells):
-    """Add event `number` of the arrays to record `row`. Times outside 0 to LATEST_MS are skipped."""
+    """Add event `number` of the arrays to record `row`, unless its time is unusable or it is too late."""
     now = time_ms[number]
-    if not 0 <= now < LATEST_MS:
+    if not 0 <= now < LATEST_MS or now < whole[row, 0] - ALLOWED_LATENESS_MS:
         return
     whole[row, 0] = max(whole[row, 0], now)
     for cell in cells:

@@ -68,14 +68,13 @@ class EntityPlan:
         """Return `n_records` records without events."""
         return np.zeros(n_records, self.dtype)
 
-    def update(self, records: np.ndarray, rows: np.ndarray, events: np.ndarray, accepted: np.ndarray) -> None:
+    def update(self, records: np.ndarray, rows: np.ndarray, events: np.ndarray) -> None:
         """Add events, sorted by sequence, to records in place.
 
         records: `dtype` [R]; rows: int64 [N] record of each event, -1 = none; events: EVENT [N]
-        accepted: bool [N] of `accept_events`
         """
         columns = self._columns(events)
-        loops.update_records(*self._views(records), rows.astype(np.int64, copy=False), accepted, *columns, self.cells)
+        loops.update_records(*self._views(records), rows.astype(np.int64, copy=False), *columns, self.cells)
 
     def read(self, records: np.ndarray, as_of_ms: int | np.ndarray) -> np.ndarray:
         """Return the features float32 [R, F] of `dtype` [R] records. as_of_ms: one for all, or int64 [R]"""
@@ -84,18 +83,18 @@ class EntityPlan:
         loops.read_records(*self._views(records), clocks, self.cells, self.reads, features)
         return features
 
-    def point_in_time(self, events: np.ndarray, keys: np.ndarray, accepted: np.ndarray, instants: Instants) -> np.ndarray:
+    def point_in_time(self, events: np.ndarray, keys: np.ndarray, instants: Instants) -> np.ndarray:
         """Return the features float32 [M, F] at each instant.
 
-        events: EVENT [N] sorted by sequence; keys: int64 [N, KEY_WIDTH] of `entity_keys`; accepted: bool [N]
+        events: EVENT [N] sorted by sequence; keys: int64 [N, KEY_WIDTH] of `entity_keys`
         """
         features = np.empty((len(instants.time_ms), len(self.names)), np.float32)
         order, groups = _order_of_replay(events["sequence"], keys, instants)
         scratch = self._views(self.empty(1))
         clocks = instants.time_ms.astype(np.int64, copy=False)
         columns = self._columns(events)
-        known = accepted & (keys[:, 0] != NO_KEY)  # an instant without a key gets the features of no events at all
-        loops.replay_events(order, groups, *scratch, known, *columns, clocks, self.cells, self.reads, features)
+        belongs = keys[:, 0] != NO_KEY  # an instant without a key gets the features of no events at all
+        loops.replay_events(order, groups, *scratch, belongs, *columns, clocks, self.cells, self.reads, features)
         return features
 
     def _views(self, records: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -129,17 +128,6 @@ def compile_aggregations(aggregations: Sequence[Aggregation], event_names: Seque
         entity: EntityPlan(entity, tuple(chain.from_iterable(a.feature_names for a in group)), *lay_out(group, event_names))
         for entity, group in by_entity.items()
     }
-
-
-def accept_events(time_ms: np.ndarray, watermark_ms: int, lateness_ms: int) -> tuple[np.ndarray, int]:
-    """Decide which events of a batch are aggregated: those that are late by at most `lateness_ms`.
-
-    time_ms: int64 [N] in the order of the log; watermark_ms: newest event time of all batches before, 0 at first
-    -> (bool [N], the watermark after the batch). Times before the epoch or after the year 2527 are not accepted.
-    """
-    usable = (time_ms >= 0) & (time_ms < loops.LATEST_MS)
-    newest = np.maximum.accumulate(np.concatenate([[watermark_ms], np.where(usable, time_ms, 0)]))
-    return usable & (time_ms >= newest[:-1] - lateness_ms), int(newest[-1])
 
 
 def entity_keys(entity: str, user_ids: np.ndarray, item_ids: np.ndarray, category_keys: Mapping[str, np.ndarray]) -> np.ndarray:

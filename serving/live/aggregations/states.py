@@ -17,16 +17,16 @@ class StateTable:
         self._rows: dict[tuple[int, ...], int] = {}
         self._records = plan.empty(FIRST_RECORDS)  # the last one is always that of an entity without events
 
-    def update(self, keys: np.ndarray, events: np.ndarray, accepted: np.ndarray) -> None:
-        """Add events, EVENT [N] sorted by sequence. accepted: bool [N]"""
+    def update(self, keys: np.ndarray, events: np.ndarray) -> None:
+        """Add events, EVENT [N] sorted by sequence."""
         rows = np.full(len(keys), -1)
-        for number in np.flatnonzero(accepted & (keys[:, 0] != NO_KEY)):
+        for number in np.flatnonzero(keys[:, 0] != NO_KEY):
             rows[number] = self._rows.setdefault(tuple(keys[number].tolist()), len(self._rows))
         if len(self._rows) >= len(self._records):
             grown = self.plan.empty(2 * len(self._rows))
             grown[: len(self._records)] = self._records
             self._records = grown
-        self.plan.update(self._records, rows, events, accepted)
+        self.plan.update(self._records, rows, events)
 
     def read(self, keys: np.ndarray, as_of_ms: int | np.ndarray) -> np.ndarray:
         """Return features float32 [N, F]. as_of_ms: one for all, or int64 [N]"""

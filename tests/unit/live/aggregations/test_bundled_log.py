@@ -32,7 +32,7 @@ def test_replaying_the_log_gives_the_features_of_training(log, entity):
     table, replayed, asked = StateTable(log.plans[entity]), [], set(rows.tolist())
     start = 0
     for end in [*sorted(asked | set(range(0, len(log.events), BATCH))), len(log.events)]:
-        table.update(log.keys[entity][start:end], log.events[start:end], log.accepted[start:end])
+        table.update(log.keys[entity][start:end], log.events[start:end])
         if end in asked:
             replayed.append(table.read(log.keys[entity][end : end + 1], log.events["time_ms"][end])[0])
         start = end

@@ -12,7 +12,6 @@ from serving.live.aggregations import (
     EVENT,
     Instants,
     StateTable,
-    accept_events,
     compile_aggregations,
     entity_keys,
     parse_aggregations,
@@ -23,7 +22,7 @@ EVENT_NAMES = ("view", "cart", "purchase")
 CATEGORY = {10: 1, 11: 1, 12: 2, 13: -7, 14: np.iinfo(np.int64).min}  # of each item; the last one has none
 ENTITIES = ("user", "item", "department", "user x department")
 SPANS = ({"window": "10min"}, {"window": "1h"}, {"window": "7d"}, {"half_life": "2h"}, {"session_gap": "30min"})
-LATENESS_MS = 1_800_000
+DAY_MS = 86_400_000
 
 
 def declared() -> list[dict]:
@@ -52,8 +51,8 @@ steps_ms = st.one_of(
     st.just(0),
     st.integers(0, 5_000),
     st.integers(0, 3 * 3_600_000),
-    st.integers(-2 * LATENESS_MS, 0),
-    st.sampled_from([1_800_000, 1_800_001, 7 * 86_400_000, -LATENESS_MS, -LATENESS_MS - 1]),
+    st.integers(-2 * DAY_MS, 0),
+    st.sampled_from([1_800_000, 1_800_001, 7 * DAY_MS, -DAY_MS, -DAY_MS - 1]),
     st.sampled_from([10_000 * buckets for buckets in (-61, -60, -59, 59, 60, 61)]),
 )
 
@@ -113,7 +112,7 @@ EDGES = {
     "59 buckets later": [sold(0, 641 * BUCKET_MS, 1.0), sold(1, 700 * BUCKET_MS, 2.0)],
     "60 buckets later": [sold(0, 640 * BUCKET_MS, 1.0), sold(1, 700 * BUCKET_MS, 2.0)],
     "same time": [sold(0, 5_000, 1.0), sold(1, 5_000, 2.0), sold(2, 5_000, 4.0), sold(3, 5_000, 8.0)],
-    "late by all that is allowed": [sold(0, 2 * LATENESS_MS, 1.0), sold(1, LATENESS_MS, 2.0), sold(2, LATENESS_MS - 1, 4.0)],
+    "late by all that is allowed": [sold(0, 2 * DAY_MS, 1.0), sold(1, DAY_MS, 2.0), sold(2, DAY_MS - 1, 4.0)],
 }
 
 
@@ -133,23 +132,21 @@ def test_the_three_computations_agree(data):
 def assert_agreement(log: list[twin.Event], moments: list[tuple[int, int]], user_id: int, item_id: int) -> None:
     """moments: (time, sequence), ascending by sequence; user_id, item_id: what the entities stand for"""
     events = as_array(log)
-    accepted, _ = accept_events(events["time_ms"], 0, LATENESS_MS)
-    kept = twin.accepted_events(log, LATENESS_MS)
     times, sequences = (np.array(values, np.int64) for values in zip(*moments, strict=True))
     for entity, plan in PLANS.items():
         keys = keys_of(entity, [event.user_id for event in log], [event.item_id for event in log])
         wanted = keys_of(entity, [user_id] * len(moments), [item_id] * len(moments))
-        at_once = plan.point_in_time(events, keys, accepted, Instants(wanted, times, sequences))
+        at_once = plan.point_in_time(events, keys, Instants(wanted, times, sequences))
 
         table, one_by_one, start = StateTable(plan), [], 0
         for time_ms, sequence in moments:
             end = int(np.searchsorted(events["sequence"], sequence))
-            table.update(keys[start:end], events[start:end], accepted[start:end])
+            table.update(keys[start:end], events[start:end])
             one_by_one.append(table.read(wanted[:1], time_ms)[0])
             start = end
         np.testing.assert_array_equal(at_once, np.stack(one_by_one))
 
-        own = [event for event in kept if belongs(entity, event, user_id, item_id)]
+        own = [event for event in log if belongs(entity, event, user_id, item_id)]
         declared_here = [aggregation for aggregation in AGGREGATIONS if aggregation.entity == entity]
         for row, moment in enumerate(moments):
             expected = [value for aggregation in declared_here for value in twin.features(aggregation, own, *moment)]
@@ -172,13 +169,10 @@ def test_how_a_log_is_cut_into_batches_changes_nothing(data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(log)), max_size=4)))
     plan = PLANS["user"]
     keys = keys_of("user", [event.user_id for event in log], [event.item_id for event in log])
-    accepted, watermark_ms = accept_events(events["time_ms"], 0, LATENESS_MS)
-    whole, parts, parts_watermark_ms = StateTable(plan), StateTable(plan), 0
-    whole.update(keys, events, accepted)
+    whole, parts = StateTable(plan), StateTable(plan)
+    whole.update(keys, events)
     for start, end in pairwise([0, *cuts, len(log)]):
-        part_accepted, parts_watermark_ms = accept_events(events["time_ms"][start:end], parts_watermark_ms, LATENESS_MS)
-        parts.update(keys[start:end], events[start:end], part_accepted)
-    assert parts_watermark_ms == watermark_ms
+        parts.update(keys[start:end], events[start:end])
     assert whole.records(keys).tobytes() == parts.records(keys).tobytes()
 
 
@@ -191,22 +185,23 @@ def test_the_distinct_estimate_is_near_the_number_of_ids(n_ids):
         events = np.zeros(2 * n_ids, EVENT)  # everything twice
         events["sequence"], events["item_id"] = np.arange(2 * n_ids), start + np.arange(2 * n_ids) % n_ids
         records = plan.empty(1)
-        plan.update(records, np.zeros(2 * n_ids, np.int64), events, np.ones(2 * n_ids, bool))
+        plan.update(records, np.zeros(2 * n_ids, np.int64), events)
         estimates.append(plan.read(records, 0)[0, column])
     assert abs(np.mean(estimates) / n_ids - 1) < 0.03
     assert np.std(estimates) / n_ids < 0.09
 
 
-def test_times_that_no_clock_shows_are_not_accepted():
-    accepted, watermark_ms = accept_events(np.array([1_000, -1, 1 << 60, 2_000, 900]), 0, 1_050)
-    assert accepted.tolist() == [True, False, False, True, False]
-    assert watermark_ms == 2_000
+def test_times_that_no_clock_shows_are_not_aggregated():
+    plan, events = PLANS["item"], np.zeros(3, EVENT)
+    records, events["time_ms"] = plan.empty(1), [-1, 1 << 60, np.iinfo(np.int64).min]
+    plan.update(records, np.zeros(3, np.int64), events)
+    assert records.tobytes() == plan.empty(1).tobytes()
 
 
 def test_rows_without_a_record_are_skipped():
     plan = PLANS["item"]
     records, events = plan.empty(2), np.zeros(3, EVENT)
-    plan.update(records, np.array([-1, 2, -(1 << 40)]), events, np.ones(3, bool))
+    plan.update(records, np.array([-1, 2, -(1 << 40)]), events)
     assert records.tobytes() == plan.empty(2).tobytes()
 
 
@@ -214,10 +209,10 @@ def test_records_may_be_a_field_of_larger_records():
     plan = PLANS["user"]
     events = np.zeros(3, EVENT)
     events["sequence"], events["time_ms"], events["amount"] = np.arange(3), [10, 20, 30], np.nan
-    alone, rows, accepted = plan.empty(2), np.array([0, 1, 1]), np.ones(3, bool)
+    alone, rows = plan.empty(2), np.array([0, 1, 1])
     inside = np.zeros(2, np.dtype([("a", np.int32), ("aggregates", plan.dtype), ("b", np.int64)], align=True))
-    plan.update(alone, rows, events, accepted)
-    plan.update(inside["aggregates"], rows, events, accepted)
+    plan.update(alone, rows, events)
+    plan.update(inside["aggregates"], rows, events)
     np.testing.assert_array_equal(plan.read(inside["aggregates"], 40), plan.read(alone, 40))
     assert (plan.read(alone, 40) != plan.read(plan.empty(2), 40)).any()
     assert not inside["a"].any()

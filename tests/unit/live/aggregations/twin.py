@@ -25,19 +25,18 @@ class Event(NamedTuple):
     price: float
 
 
-def accepted_events(events: Sequence[Event], lateness_ms: int) -> list[Event]:
-    """The events that are not too late, in the order of the log."""
-    kept, newest_ms = [], 0
-    for event in events:
-        if event.time_ms >= newest_ms - lateness_ms:
+def timely_events(entity_events: Sequence[Event]) -> list[Event]:
+    """The events of one entity that are not too late, in the order of the log."""
+    kept: list[Event] = []
+    for event in entity_events:
+        if event.time_ms >= max((earlier.time_ms for earlier in kept), default=0) - DAY_MS:
             kept.append(event)
-        newest_ms = max(newest_ms, event.time_ms)
     return kept
 
 
 def features(aggregation: Aggregation, entity_events: Sequence[Event], time_ms: int, sequence: int) -> list[float]:
-    """entity_events: accepted events of one entity -> the columns of one aggregation."""
-    past = [event for event in entity_events if event.sequence < sequence]
+    """entity_events: all events of one entity -> the columns of one aggregation."""
+    past = [event for event in timely_events(entity_events) if event.sequence < sequence]
     now_ms = max([time_ms, *(event.time_ms for event in past)])
     chosen = [event for event in past if not aggregation.events or event.event in aggregation.events]
     if aggregation.value == "distinct":
