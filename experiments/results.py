@@ -22,7 +22,7 @@ PAGE = PROJECT / "docs" / "results.md"
 README = PROJECT / "README.md"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 SECTIONS = {  # title -> how the names of its results begin
-    "Quality": ("quality-",),
+    "Quality": ("quality-", "prequential-"),
     "Speed": ("overhead-", "merlin", "growth", "preprocess"),
     "Smaller networks and rows": ("compression-", "precision-", "row-"),
     "Embedding tables": ("tiers-", "cache-policy", "soak"),

@@ -26,6 +26,7 @@ from experiments import (
     overhead_figures,
     precision,
     preprocess,
+    prequential,
     quality,
     row_formats,
     row_widths,
@@ -140,6 +141,11 @@ def smoke_row_widths(context: Context) -> list[Figure]:
     return row_widths.figures_of(taught, taught)
 
 
+def smoke_prequential(context: Context) -> list[Figure]:
+    repo = export(context.folder / "prequential", prequential.exported_part(context.dataset))
+    return prequential.figures_of(prequential.measure(context.dataset, repo, most=50))
+
+
 def smoke_quality(context: Context) -> list[Figure]:
     problem = problem_of(context.dataset)
     fit, _ = GRIDS["popularity"]
@@ -193,6 +199,7 @@ SMOKE: dict[str, Callable[[Context], list[Figure]]] = {
     "overhead": smoke_overhead,
     "precision": lambda context: precision.measure(context.dataset, context.repo, QUIET),
     "preprocess": lambda context: preprocess.measure(DATA, (1,)),
+    "prequential": smoke_prequential,
     "quality": smoke_quality,
     "row_formats": lambda context: row_formats.measure_sizes() + row_formats.measure_quality(context.repo, DATA),
     "row_widths": smoke_row_widths,
