@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -326,7 +326,7 @@ def state_of(
     starts: np.ndarray,
     ends: np.ndarray,
     history_length: int,
-    totals: Mapping[str, np.ndarray],
+    totals: Mapping[str, Any],
     profile: dict[str, np.ndarray],
 ) -> UserState:
     """Build a UserState. Histories are the last `history_length` of the events starts : ends, int64 [B], newest first.
@@ -391,7 +391,7 @@ def override_history(
     )
 
 
-def _put(values: np.ndarray, rows: np.ndarray, new: np.ndarray) -> np.ndarray:
+def _put(values: np.ndarray, rows: np.ndarray, new: np.ndarray | np.floating) -> np.ndarray:
     changed = np.array(values)
     changed[rows] = new
     return changed
