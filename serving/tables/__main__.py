@@ -1,4 +1,4 @@
-"""`python -m serving.tables <tiers.json>`: apply live updates on this machine until told to stop (SIGTERM, SIGINT)."""
+"""`python -m serving.tables <tiers.json>`: apply live updates on this machine until SIGTERM or SIGINT."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What the tiers of one model are: its tables, how many of their rows each level holds, and where the levels live.
+"""The settings of one model's tables: their sizes, the rows that each level holds, and where the levels are.
 
-Written by the exporter as JSON, read by every instance and by the updater. Names and meanings follow ps.json: L1 is the cache
+The export writes them as JSON; every instance and the updater read them. Names and meanings follow ps.json: L1 is the cache
 (`gpucache`), L2 the volatile database, L3 the persistent database.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from serving.contract.errors import ConfigError
 from serving.tables.formats.names import check_name
 
-EXACT = 1.1  # a hit-rate threshold above 1: every miss is waited for
+EXACT = 1.1  # a hit-rate threshold above 1 waits for every miss
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class TableConfig:
     row_format: str = "fp32"  # of L2; L1 holds decoded rows, L3 and Redis hold fp32 as HPS does
     dense: bool = True
     l1_rows: int = 0  # per process; 0: no L1, lookups go straight to L2 (HPS: gpucache false)
-    l2_rows: int = 0  # per machine; `rows` or more of a dense table: all of it; 0: no L2 in shared memory
+    l2_rows: int = 0  # per machine; at least `rows` of a dense table: the whole table; 0: no L2 in shared memory
     default: float | tuple[float, ...] = 0.0  # for keys without a row: one value for all columns, or one per column
 
     def __post_init__(self) -> None:
@@ -38,7 +38,7 @@ class TableConfig:
                 "Expected at least one row and column, and no negative sizes. Correct the table's settings."
             )
         if isinstance(self.default, list | tuple):
-            object.__setattr__(self, "default", tuple(map(float, self.default)))  # JSON knows lists only
+            object.__setattr__(self, "default", tuple(map(float, self.default)))  # JSON has lists only
             if len(self.default) != self.width:
                 raise ConfigError(
                     f"table {self.name}: the default vector has {len(self.default)} values. Expected {self.width}, its width, "
@@ -47,7 +47,7 @@ class TableConfig:
 
     @property
     def complete(self) -> bool:
-        """L2 has room for the whole table."""
+        """Whether L2 holds the whole table."""
         return self.dense and self.l2_rows >= self.rows
 
 
@@ -55,26 +55,26 @@ class TableConfig:
 class RedisConfig:
     """L2 in a Redis cluster, shared by many machines (`volatile_db` of type redis_cluster)."""
 
-    address: str = "127.0.0.1:7000"  # host:port,… of nodes: any that answers tells of the others
+    address: str = "127.0.0.1:7000"  # host:port,… of nodes; any one of them knows the others
     num_partitions: int = 16  # fixed once data is written
     user_name: str = "default"
     password: str = ""
-    timeout_ms: int = 20  # what a request may lose to each node that does not answer, once per backoff
+    timeout_ms: int = 20  # per node that does not answer, once per pause of the breaker
 
 
 @dataclass(frozen=True)
 class RocksConfig:
-    """L3 (`persistent_db`). `path` lies outside the repository: updates change it."""
+    """L3 (`persistent_db`). `path` is outside the repository, because updates change it."""
 
     path: str
     read_threads: int = 16  # of one wave of reads
-    direct_reads: bool = False  # past the page cache
-    read_only: bool = False  # updates leave it alone
+    direct_reads: bool = False  # bypass the page cache
+    read_only: bool = False  # updates do not change it
 
 
 @dataclass(frozen=True)
 class UpdateConfig:
-    """Where live updates come from (`update_source`)."""
+    """The source of live updates (`update_source`)."""
 
     brokers: str = "127.0.0.1:9092"
     update_filters: tuple[str, ...] = (".+",)
@@ -83,22 +83,22 @@ class UpdateConfig:
     max_commit_interval: int = 32  # batches
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "update_filters", tuple(self.update_filters))  # JSON knows lists only
+        object.__setattr__(self, "update_filters", tuple(self.update_filters))  # JSON has lists only
 
 
 @dataclass(frozen=True)
 class TiersConfig:
-    """All of one model. `arena` names the rows in shared memory: instances with the same name share one copy."""
+    """All settings of one model. `arena` names the rows in shared memory: instances of one name share one copy."""
 
     model: str
     tables: tuple[TableConfig, ...]
     arena: str
-    shared_folder: str = ""  # empty: chosen by every machine (table.py): /dev/shm when there is room
+    shared_folder: str = ""  # empty: /dev/shm when it is large enough (table.py)
     hit_rate_threshold: float = EXACT
     redis: RedisConfig | None = None
     rocksdb: RocksConfig | None = None
     updates: UpdateConfig | None = None
-    source: str | None = None  # folder of <table>.npy, float32 [rows, width]: fills an empty L3, or is L3 where there is none
+    source: str | None = None  # folder of <table>.npy, float32 [rows, width]: fills an empty L3, or serves as L3
 
     def __post_init__(self) -> None:
         check_name("model", self.model)
@@ -126,9 +126,9 @@ class TiersConfig:
 
 
 def read_config(path: Path) -> TiersConfig:
-    """Raises ConfigError when the file is unreadable or says something the tiers do not know.
+    """Read tiers.json. Raises ConfigError when the file is unreadable or has an unknown setting.
 
-    A relative `source` lies beside the file, wherever the repository was moved; a relative RocksDB path in the temp folder.
+    A relative `source` is relative to the file, so that a repository can be moved; a relative RocksDB path to the temp folder.
     """
     try:
         raw = json.loads(path.read_text())

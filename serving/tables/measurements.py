@@ -1,4 +1,4 @@
-"""Report the counts of the tiers as named measurements."""
+"""Report the counters of the tables as named measurements."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from serving.tables.metrics import Metrics, TableMetrics
 
 
 def measurements(metrics: Metrics) -> Iterator[Measurement]:
-    """Everything a snapshot holds. L2 and the updater are the machine's, all else is this process's."""
+    """Yield all measurements of a snapshot. L2 and the updater belong to the machine, the rest to this process."""
     for name, table in metrics.tables.items():
         yield from _of_lookups(name, table)
         yield from _of_memory(name, table)

@@ -1,4 +1,4 @@
-"""What the tiers count. Plain numbers: the server's adapter publishes them."""
+"""The counters of the tables, as plain numbers; the server's adapter publishes them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ LATENCY_BUCKETS = 24  # bucket b counts misses that took less than 2^b µs, and 
 
 @dataclass
 class TableCounts:
-    """Rows asked of one table since start, by what answered; a key asked twice counts twice."""
+    """Rows looked up in one table since start, by source; a key looked up twice counts twice."""
 
     rows: int = 0
     l1_hits: int = 0
     l2_hits: int = 0
     l3_hits: int = 0
-    perhaps_old: int = 0  # a row that may lack updates: the exported one because L3 is down, or of a store that is behind
-    late: int = 0  # answered by the default vector because the request did not wait for a miss (asynchronous insertion)
-    unknown: int = 0  # answered by the default vector because no level that was up has the key
+    perhaps_old: int = 0  # rows that may lack updates: exported ones while L3 is down, or of a store that is behind
+    late: int = 0  # default vectors because the request did not wait (asynchronous insertion)
+    unknown: int = 0  # default vectors because no available level has the key
 
     @property
     def hit_rate(self) -> float:
-        """Share of rows that any level answered with the key's own row; 1 when nothing was asked."""
+        """The share of rows that a level held; 1 when nothing was looked up."""
         return self._share(self.l1_hits + self.l2_hits + self.l3_hits, self.rows, 1.0)
 
     @property
@@ -32,17 +32,17 @@ class TableCounts:
 
     @property
     def l2_hit_rate(self) -> float:
-        """Of the rows that L1 did not have."""
+        """The share of L1's misses that L2 held."""
         return self._share(self.l2_hits, self.rows - self.l1_hits)
 
     @property
     def l3_hit_rate(self) -> float:
-        """Of the rows that neither L1 nor L2 had, and that were waited for."""
+        """The share of L2's misses, as far as requests waited, that L3 held."""
         return self._share(self.l3_hits, self.l3_hits + self.unknown)
 
     @property
     def memory_hit_rate(self) -> float:
-        """L1 and L2 together."""
+        """The share of rows that L1 or L2 held."""
         return self._share(self.l1_hits + self.l2_hits, self.rows)
 
     @property
@@ -56,7 +56,7 @@ class TableCounts:
 
 @dataclass(frozen=True)
 class TableMetrics:
-    """One table now. Bytes include keys, tags and marks, not only rows."""
+    """The state of one table. Bytes include keys, tags and marks."""
 
     counts: TableCounts
     l1_rows: int
@@ -68,19 +68,19 @@ class TableMetrics:
 
 @dataclass
 class MissCounts:
-    """Requests with misses: how long the wave below L1 took, and what else happened."""
+    """Requests with misses: durations of the wave below L1, and other counts."""
 
     buckets: list[int] = field(default_factory=lambda: [0] * LATENCY_BUCKETS)
     total_us: int = 0
     degraded_lookups: int = 0  # a level that was needed was down
-    insertions_dropped: int = 0  # background work that found no room in the queue, or in Redis
+    insertions_dropped: int = 0  # background work dropped because its queue or Redis was full
 
     def add(self, duration_us: int) -> None:
         self.buckets[min(duration_us.bit_length(), LATENCY_BUCKETS - 1)] += 1
         self.total_us += duration_us
 
     def quantile_us(self, share: float) -> int:
-        """Upper bound of the bucket that holds the quantile; 0 without misses."""
+        """Return the upper bound of the bucket that holds the quantile; 0 without misses."""
         needed, seen = share * sum(self.buckets), 0
         for bucket, count in enumerate(self.buckets):
             seen += count
@@ -91,16 +91,16 @@ class MissCounts:
 
 @dataclass(frozen=True)
 class Metrics:
-    """A snapshot of one process's tiers."""
+    """A snapshot of one process's tables."""
 
     tables: dict[str, TableMetrics]
     misses: MissCounts
     failures: dict[str, int]  # level -> calls that failed
-    down: dict[str, str]  # level -> the error that keeps it out of use now
+    down: dict[str, str]  # level -> the error that made it unavailable
 
     @property
     def hit_rate(self) -> float:
-        """Overall: of all rows of all tables, the share answered with the key's own row."""
+        """The share of rows, over all tables, that a level held."""
         counts = [table.counts for table in self.tables.values()]
         rows = sum(count.rows for count in counts)
         return sum(count.l1_hits + count.l2_hits + count.l3_hits for count in counts) / rows if rows else 1.0

@@ -1,4 +1,4 @@
-"""The tables of a stage, as its kernel opens them: the tiers of its `tiers.json`, or every table whole in shared memory."""
+"""Open the tables of a stage: with the levels of its `tiers.json`, or each whole in shared memory."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from serving.tables.store.tiers import CONFIG_FILE, Tiers
 
 
 def open_tables(folder: Path, model: str, needed: Sequence[str] = ()) -> Tiers:
-    """`folder` holds <table>.npy files, float32 [rows, D], and perhaps tiers.json; `model` names them without it.
+    """Open the tables of `folder`: <table>.npy files, float32 [rows, D], and perhaps tiers.json. model: their name without it.
 
-    Raises ArtifactError when one of the `needed` tables, or what it is filled from, is not there as it should be; ConfigError.
+    Raises ArtifactError when one of the `needed` tables is missing or broken, ConfigError for bad settings.
     """
     config = read_config(folder / CONFIG_FILE) if (folder / CONFIG_FILE).exists() else in_memory(folder, model)
     if missing := set(needed) - {table.name for table in config.tables}:
@@ -24,7 +24,7 @@ def open_tables(folder: Path, model: str, needed: Sequence[str] = ()) -> Tiers:
 
 
 def in_memory(folder: Path, model: str) -> TiersConfig:
-    """Settings for complete tables in memory, one copy for all instances that open the same files."""
+    """Return settings for complete tables in memory, with one copy for all instances that open the same files."""
     names = sorted(path.stem for path in folder.glob("*.npy"))
     if not names:
         raise ArtifactError(f"{folder} holds no embedding table; expected <table>.npy files. {REMEDY}")
@@ -36,7 +36,7 @@ def in_memory(folder: Path, model: str) -> TiersConfig:
 
 
 def arena_of(folder: Path, names: list[str]) -> str:
-    """A name that changes with the files: another export gets rows of its own."""
+    """Return an arena name that depends on the files, so that another export gets its own rows."""
     stats = {name: (folder / f"{name}.npy").stat() for name in names}
     facts = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()]
     return hashlib.blake2b(repr((str(folder.resolve()), facts)).encode(), digest_size=12).hexdigest()

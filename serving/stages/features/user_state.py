@@ -231,7 +231,7 @@ class UserStore:
         categories = open_form(folder, "event_categories", "int32", len(ids))
         if (np.diff(self._offsets) < 0).any() or not 0 <= self._offsets[0] <= self._offsets[-1] < len(ids):
             raise ArtifactError(
-                f"{folder / 'event_offsets.npy'} does not assign the {len(ids) - 1} events to {len(user_ids)} users; "
+                f"{folder / 'event_offsets.npy'} does not say whose the {len(ids) - 1} events of {len(user_ids)} users are; "
                 f"expected int64 [users + 1], ascending, from 0 to at most {len(ids) - 1}. {REMEDY}"
             )
         self._events = Events(ids, times, categories if settings["has_categories"] else None)
@@ -309,7 +309,7 @@ def _open_profile(folder: Path, name: str, kind: str, n_rows: int) -> ProfileCol
 def _check_rising(path: Path, ids: np.ndarray) -> None:
     """Raise ArtifactError unless int64 [U] ids ascend, as binary search needs."""
     if (ids[1:] <= ids[:-1]).any():
-        raise ArtifactError(f"{path} is not sorted; expected ids in ascending order, each once. {REMEDY}")
+        raise ArtifactError(f"{path} does not rise; expected ids in ascending order, each once. {REMEDY}")
 
 
 class Events(NamedTuple):
@@ -415,8 +415,8 @@ class SeenItems:
         rises = len(seen.offsets) == len(seen.user_ids) + 1 and (np.diff(seen.offsets) >= 0).all()
         if not rises or seen.offsets[0] != 0 or seen.offsets[-1] != len(seen.item_ids):
             raise ArtifactError(
-                f"{folder / 'seen.offsets.npy'} does not assign the {len(seen.item_ids)} item ids to {len(seen.user_ids)} "
-                f"users; expected int64 [users + 1] from 0 to the number of item ids. {REMEDY}"
+                f"{folder / 'seen.offsets.npy'} does not say whose the {len(seen.item_ids)} item ids of {len(seen.user_ids)} "
+                f"users are; expected int64 [users + 1] from 0 to the number of item ids. {REMEDY}"
             )
         return seen
 

@@ -2,8 +2,8 @@
 
     b"HCTR"  u32 value_size  { i64 key  float32[value_size / 4] } ...
 
-A payload of just the header is a beacon. There is no delete; null payloads are ignored. NVIDIA's consumer checks
-no bounds, so ours does, and so does the writer. Updates of one key always land in one Kafka partition, which keeps their order.
+A payload of only the header is a beacon. There is no delete; null payloads are ignored. NVIDIA's consumer does not check
+bounds; our reader and writer do. Updates of one key always go to one Kafka partition, which keeps their order.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ KEY_GROUPS = 8
 
 
 def topic(model: str, table: str) -> str:
-    """The topic of one table's updates: its tag."""
+    """Return the topic of one table's updates: its tag."""
     return tag_name(model, table)
 
 
 def subscription(update_filters: list[str]) -> list[str]:
-    """Regular expressions a consumer subscribes to: each filter is matched against the *model* part of the topic."""
+    """Return the regular expressions to subscribe to: each filter matches the *model* part of the topic."""
     return [rf"^{TAG_PREFIX}\.{update_filter}\..+$" for update_filter in update_filters]
 
 
 def subscribed(update_filters: list[str], model: str, table: str) -> bool:
-    """Whether a consumer with these filters would see the table's updates."""
+    """Return whether a consumer with these filters sees the table's updates."""
     return any(re.search(pattern, topic(model, table)) for pattern in subscription(update_filters))
 
 
 def consumer_group(database: str, shared: bool, hostname: str) -> str:
-    """Consumer group of the "volatile" or "persistent" database; only a volatile one may be shared by machines."""
+    """Return the consumer group of the "volatile" or "persistent" database; machines share only a volatile one."""
     return "hps.volatile" if database == "volatile" and shared else f"hps.{database}.{hostname}"
 
 
@@ -55,12 +55,12 @@ def _header(width: int) -> bytes:
 
 
 def beacon(width: int) -> bytes:
-    """A message without rows, used to test a connection."""
+    """Return a message without rows, which tests a connection."""
     return _header(width)
 
 
 def rows_per_message(width: int, max_bytes: int = MAX_MESSAGE_BYTES) -> int:
-    """Rows that fit one message of at most `max_bytes` bytes."""
+    """Return the number of rows that fit a message of at most `max_bytes`. Raises ConfigError when none does."""
     rows = (max_bytes - HEADER_BYTES) // _row_dtype(width).itemsize
     if rows < 1:
         raise ConfigError(
@@ -71,7 +71,7 @@ def rows_per_message(width: int, max_bytes: int = MAX_MESSAGE_BYTES) -> int:
 
 
 def encode_message(keys: np.ndarray, vectors: np.ndarray) -> bytes:
-    """int64 [N] keys and float32 [N, D] vectors -> one payload. Reserved keys and unequal lengths are refused."""
+    """Return int64 [N] keys and float32 [N, D] vectors as one payload. Raises DataError on reserved keys or unequal lengths."""
     vectors = np.asarray(vectors, np.float32)
     keys = check_keys(keys, "update")
     if vectors.ndim != 2 or len(vectors) != len(keys) or vectors.shape[1] < 1:
@@ -87,10 +87,11 @@ def encode_message(keys: np.ndarray, vectors: np.ndarray) -> bytes:
 def encode_updates(
     keys: np.ndarray, vectors: np.ndarray, max_bytes: int = MAX_MESSAGE_BYTES, partition_count: int = KEY_GROUPS
 ) -> Iterator[tuple[int, bytes]]:
-    """Rows -> (Kafka partition, payload of at most `max_bytes`); within a partition the rows keep their order.
+    """Yield (Kafka partition, payload of at most `max_bytes`); within a partition the rows keep their order.
 
-    A key's group, 0 … 7, decides its partition (`kafka_partition`); with 8 and more they are the same. Groups that share a
-    partition share its messages: every message costs its reader more than a row does. keys int64 [N], vectors float32 [N, D].
+    A key's group, 0 … 7, decides its partition (`kafka_partition`); with 8 and more they are the same. Groups of
+    one partition share its messages, because a message costs its reader more than a row. keys int64 [N], vectors float32 [N,
+    D].
     """
     keys, vectors = np.asarray(keys), np.asarray(vectors, np.float32)
     per_message = rows_per_message(vectors.shape[1], max_bytes)
@@ -103,12 +104,12 @@ def encode_updates(
 
 
 def kafka_partition(group: int | np.ndarray, partition_count: int) -> int | np.ndarray:
-    """The Kafka partition of a key group, or of each of several."""
+    """Return the Kafka partition of a key group, or of each group in an array."""
     return group % partition_count
 
 
 def decode_message(payload: bytes | None, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Payload -> (int64 [N] keys, float32 [N, D] vectors); a beacon or a null payload gives N = 0.
+    """Return keys int64 [N] and vectors float32 [N, D] of a payload; a beacon or a null payload gives N = 0.
 
     Raises DataError for anything that is not exactly rows of width `width` with ordinary keys.
     """
@@ -136,7 +137,7 @@ def decode_message(payload: bytes | None, width: int) -> tuple[np.ndarray, np.nd
 
 
 def decode_messages(payloads: Sequence[bytes | None], width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Payloads -> all their rows in order: (int64 [N] keys, float32 [N, D] vectors, int64 [M] rows of each payload).
+    """Return keys int64 [N] and vectors float32 [N, D] of M payloads in order, and the rows of each payload, int64 [M].
 
     Raises as `decode_message` does.
     """

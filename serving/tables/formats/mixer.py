@@ -1,4 +1,4 @@
-"""HPS's key mixer: spreads keys over partitions. It decides where a row lies in Redis and which update group it belongs to.
+"""HPS's key mixer: spreads keys over partitions. It decides the partition of a row in Redis and its update group.
 
 The public-domain bit mixer "rrxmrrxmsx_0", modulo 2^64:
 x ^= ror(x,25) ^ ror(x,50); x *= A; x ^= ror(x,24) ^ ror(x,49); x *= B; x ^ (x >> 28).
@@ -16,7 +16,7 @@ def _ror(x: np.ndarray, bits: int) -> np.ndarray:
 
 
 def mix_keys(keys: np.ndarray) -> np.ndarray:
-    """int64 (or uint64) keys, any shape -> uint64 of the same shape."""
+    """Return the mixed keys, uint64, in the shape of int64 or uint64 keys."""
     x = np.ascontiguousarray(keys)
     x = x.view(np.uint64) if x.dtype == np.int64 else x.astype(np.uint64)
     x = (x ^ _ror(x, 25) ^ _ror(x, 50)) * A
@@ -25,7 +25,7 @@ def mix_keys(keys: np.ndarray) -> np.ndarray:
 
 
 def partition_of(keys: np.ndarray, n_partitions: int) -> np.ndarray:
-    """int64 [N] keys -> int64 [N] partitions, 0 … n_partitions - 1. One partition needs no mixing."""
+    """Return the partitions, int64 [N] of 0 … n_partitions - 1, of int64 [N] keys."""
     if n_partitions == 1:
         return np.zeros(np.shape(keys), np.int64)
     return (mix_keys(keys) % np.uint64(n_partitions)).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Names and keys as HPS knows them: the tag of a table, the character set of its parts, the reserved keys."""
+"""HPS's rules for names and keys: the tag of a table, the characters of its parts, the reserved keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RESERVED_KEYS = (-1, INT64_MAX)
 
 
 def check_name(kind: str, name: str) -> str:
-    """Return `name` if HPS takes it as the name of a model or table (`kind`), else ConfigError."""
+    """Return `name` if HPS accepts it for a model or table (`kind`). Raises ConfigError otherwise."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ConfigError(
             f"{kind} name {name!r} is not accepted by HPS. Expected 1 to 120 of A-Z a-z 0-9 _ -. Rename the {kind}."
@@ -25,12 +25,12 @@ def check_name(kind: str, name: str) -> str:
 
 
 def tag_name(model: str, table: str) -> str:
-    """`hps_et.<model>.<table>`: Kafka topic, RocksDB column family and stem of the Redis hashes of one table."""
+    """Return `hps_et.<model>.<table>`: Kafka topic, RocksDB column family and stem of the Redis hashes of one table."""
     return f"{TAG_PREFIX}.{check_name('model', model)}.{check_name('table', table)}"
 
 
 def split_tag(tag: str) -> tuple[str, str]:
-    """(model, table) of a tag; DataError when it is none. Unambiguous because names carry no dot."""
+    """Return (model, table) of a tag; names contain no dot. Raises DataError when it is not a tag."""
     parts = tag.split(".")
     if len(parts) != 3 or parts[0] != TAG_PREFIX or not all(NAME.fullmatch(part) for part in parts[1:]):
         raise DataError(
@@ -40,7 +40,7 @@ def split_tag(tag: str) -> tuple[str, str]:
 
 
 def check_keys(keys: np.ndarray, where: str) -> np.ndarray:
-    """Return `keys` as int64 [N] if none of them is reserved by HPS; `where` opens the message otherwise."""
+    """Return `keys` as int64 [N]. Raises DataError, which begins with `where`, when HPS reserves one of them."""
     keys = np.asarray(keys)
     if keys.ndim != 1 or keys.dtype.kind not in "iu":
         raise DataError(

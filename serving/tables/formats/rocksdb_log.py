@@ -1,11 +1,11 @@
-"""RocksDB's write-ahead log: is it whole? Over some garbage in its middle a secondary never comes back from opening.
+"""Check RocksDB's write-ahead log: a secondary that opens a log with some kinds of damage in its middle hangs.
 
-Blocks of 32 KiB; in each, records one behind the other, none across the end of a block:
+Blocks of 32 KiB hold records end to end, none across a block's end:
 
     u32 masked CRC-32C  u16 length  u8 type  [u32 number of the log, types 5 to 8]  payload of `length` bytes
 
-The CRC covers everything from the type on. Zeros fill what is left of a block. The last block may end anywhere: a writer that
-was killed, or that is just writing, leaves the beginning of a record.
+The CRC covers everything from the type on. Zeros fill the rest of a block. The last block may end anywhere: a writer that was
+killed, or is writing, leaves the beginning of a record.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MASK = np.uint32(0xA282EAD8)
 
 
 def _crc_table() -> np.ndarray:
-    """uint32 [256]: of CRC-32C (Castagnoli), bytes from their lowest bit on."""
+    """Return the table of CRC-32C (Castagnoli), uint32 [256], lowest bit first."""
     table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         table = np.where(table & 1, (table >> 1) ^ np.uint32(0x82F63B78), table >> 1)
@@ -33,13 +33,13 @@ CRC_TABLE = _crc_table()
 
 
 def first_damage(path: Path) -> int:
-    """Return where the first record lies that is not what was written; -1 when there is none."""
+    """Return the byte position of the first damaged record; -1 when there is none."""
     return int(_first_damage(np.frombuffer(path.read_bytes(), np.uint8), CRC_TABLE))
 
 
 @compiled
 def crc32c(data, table):
-    """uint8 [N] -> uint32"""
+    """Return the CRC, uint32, of uint8 [N]."""
     crc = np.uint32(0xFFFFFFFF)
     for byte in data:
         crc = (crc >> np.uint32(8)) ^ table[(crc ^ byte) & np.uint32(0xFF)]
@@ -60,7 +60,7 @@ def _first_damage(data, table):
         for place in range(4):
             stored |= np.uint32(data[at + place]) << np.uint32(8 * place)
         length, kind = np.int64(data[at + 4]) | np.int64(data[at + 5]) << 8, data[at + 6]
-        if kind == 0 and length == 0 and stored == 0:  # room that was set aside
+        if kind == 0 and length == 0 and stored == 0:  # preallocated space
             at = block_end
             continue
         own = LOG_NUMBER_BYTES if FIRST_RECYCLED <= kind <= LAST_RECYCLED else 0

@@ -12,21 +12,21 @@ import numpy as np
 from serving.contract.errors import DataError
 
 KEY_BYTES = 8
-KEY, INT64, FLOAT32 = map(np.dtype, (f"V{KEY_BYTES}", "<i8", "<f4"))  # made once: a name takes as long as its use
+KEY, INT64, FLOAT32 = map(np.dtype, (f"V{KEY_BYTES}", "<i8", "<f4"))  # parsed once, as that is slow
 
 
 def encode_keys(keys: np.ndarray) -> list[bytes]:
-    """int64 [N] -> N byte strings of 8."""
+    """Return int64 [N] as N byte strings of 8."""
     return np.ascontiguousarray(keys, INT64).view(KEY).tolist()
 
 
 def encode_vectors(vectors: np.ndarray) -> list[bytes]:
-    """float32 [N, D] -> N byte strings of 4·D."""
+    """Return float32 [N, D] as N byte strings of 4·D."""
     return np.ascontiguousarray(vectors, "<f4").view(f"V{4 * vectors.shape[1]}").ravel().tolist()
 
 
 def decode_vectors(values: Sequence[bytes | None], width: int) -> tuple[np.ndarray, np.ndarray | None]:
-    """N stored values, None where the database has none -> (float32 [N, D], zeros where missing; bool [N] found, None: all)."""
+    """Return vectors float32 [N, D], zeros where missing, and bool [N] found, None for all, of N stored values or None."""
     if None not in values and set(map(len, values)) == {4 * width}:  # type: ignore[arg-type]
         joined = b"".join(values)  # type: ignore[arg-type]
         return np.frombuffer(joined, FLOAT32).reshape(-1, width), None

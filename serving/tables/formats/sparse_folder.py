@@ -13,7 +13,7 @@ import numpy as np
 from serving.contract.errors import ArtifactError, DataError
 from serving.tables.formats.names import check_keys
 
-CHUNK_ROWS = 1 << 18  # rows written at a time: bounds the memory of a permuted write
+CHUNK_ROWS = 1 << 18  # rows written at a time, to bound the memory of a permuted write
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def _first_repeated(keys: np.ndarray) -> int | None:
 
 
 def read_sparse_folder(folder: Path, width: int) -> SparseTable:
-    """Map one table of `width` values per row. ArtifactError when files are missing, cut, mismatched or hold bad keys."""
+    """Map one table of `width` values per row. Raises ArtifactError on missing, truncated or mismatched files or bad keys."""
     sizes = {}
     for name in ("key", "emb_vector"):
         path = folder / name

@@ -1,7 +1,7 @@
-"""One thread for what a request need not wait for. Its queue is bounded: work that finds it full is dropped, and counted.
+"""A write-behind thread with a bounded queue: when it is full, work is dropped and counted.
 
-What has gathered is done at once: rows of 16 requests take the levels less than a tenth of the time that they take one by one,
-and so much less of the interpreter is kept from the requests that follow.
+Queued work is done in one batch: rows of 16 requests together take less than a tenth of the time, and hold the interpreter
+less.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 QUEUE_LENGTH = 256
-WAKE_AT = 16  # pieces; fewer wait for the next upkeep: waking a thread costs the request that does it a tenth of an SSD read
+WAKE_AT = 16  # pieces; fewer wait for the next upkeep, because waking a thread costs a request a tenth of an SSD read
 MOST_AT_ONCE = 2 * WAKE_AT
-LINGER_S = 0.001  # the request that leaves a piece here should be answered first: both need the interpreter
-SWITCH_S = 0.0002  # what a request may wait for the interpreter while this thread runs; Python's own 5 ms became its p99
+LINGER_S = 0.001  # lets the submitting request be answered first: both need the interpreter
+SWITCH_S = 0.0002  # interpreter switch interval while this thread runs; the default 5 ms would become the requests' p99
 
 Piece = TypeVar("Piece")
 
 
 class Background(Generic[Piece]):
-    """Hands the pieces of work that were submitted to `work`, several at once, and about every `upkeep_every_s` calls `upkeep`.
+    """Passes submitted pieces to `work`, several at once, and calls `upkeep` about every `upkeep_every_s`.
 
-    Work that failed is tried again piece by piece: to do a piece twice must be harmless. Both are methods of one object: the
-    thread ends with `close`, or when that is no more.
+    Failed work is retried piece by piece, so pieces must be idempotent. Both callables are methods of one object: the thread
+    ends with `close`, or when that object is collected.
     """
 
     def __init__(self, work: Callable[[list[Piece]], None], upkeep: Callable[[], None], upkeep_every_s: float) -> None:
@@ -41,7 +41,7 @@ class Background(Generic[Piece]):
         self._thread.start()
 
     def submit(self, piece: Piece, soon: bool = False) -> bool:
-        """False: the queue is full, the piece is dropped. soon: do not wait for others."""
+        """Queue a piece. Return False when the queue is full and the piece is dropped. soon: do not wait for more pieces."""
         if len(self._pieces) >= QUEUE_LENGTH:
             return False
         self._pieces.append(piece)
@@ -50,14 +50,14 @@ class Background(Generic[Piece]):
         return True
 
     def settle(self) -> None:
-        """Return when all that was submitted so far is done."""
+        """Wait until everything submitted so far is done."""
         settled = threading.Event()
         self._settling.append(settled)
         self._woken.set()
         settled.wait()
 
     def close(self) -> None:
-        """Once all that was submitted so far is done."""
+        """End the thread after everything submitted so far is done."""
         self._closing = True
         self._woken.set()
         self._thread.join()
@@ -72,17 +72,17 @@ class Background(Generic[Piece]):
             if self._woken.wait(self._upkeep_every_s):
                 self._woken.clear()
                 time.sleep(LINGER_S)
-            closing = self._closing  # before the last look at what was submitted
+            closing = self._closing  # before the last look at the queue
             self._work_off()
             if closing:
                 return
 
     def _work_off(self) -> None:
-        settling = [self._settling.popleft() for _ in range(len(self._settling))]  # what they wait for is in the queue
+        settling = [self._settling.popleft() for _ in range(len(self._settling))]  # their work is in the queue already
         while self._pieces and (work := self._do()):
             count = min(len(self._pieces), MOST_AT_ONCE)
             pieces = [self._pieces.popleft() for _ in range(count)]
-            if not self._guarded(work, pieces) and count > 1:  # one that cannot be done must not cost the others
+            if not self._guarded(work, pieces) and count > 1:  # a failing piece must not cost the others
                 for piece in pieces:
                     self._guarded(work, [piece])
         for settled in settling:
@@ -90,7 +90,7 @@ class Background(Generic[Piece]):
 
     @staticmethod
     def _guarded(call: Callable[..., None], *arguments: object) -> bool:
-        """False: it failed. That costs later misses; the thread must live on."""
+        """Call it and return False when it failed. A failure costs later misses; the thread goes on."""
         try:
             call(*arguments)
         except Exception:

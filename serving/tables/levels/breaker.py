@@ -1,4 +1,4 @@
-"""A level that fails is left alone for a while, so that requests do not wait for it one after the other."""
+"""A circuit breaker: a level that fails is skipped for a while, so that requests do not each wait for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 class Breaker:
-    """Closed: the level is used. After a failure it is open for a pause that doubles from 0.1 s to 5 s; then one call tries."""
+    """Closed: the level is used. After a failure it opens for a pause that doubles from 0.1 s to 5 s; then one call tries."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
@@ -22,7 +22,7 @@ class Breaker:
 
     @property
     def closed(self) -> bool:
-        """Whether to use the level now."""
+        """Return whether to use the level now."""
         return self.last_error is None or self._clock_s() >= self._open_until_s
 
     def succeeded(self) -> None:
@@ -31,7 +31,7 @@ class Breaker:
 
     def failed(self, error: Exception) -> None:
         self.failures += 1
-        if self.last_error is None:  # once, not at every try
+        if self.last_error is None:  # log once per outage
             log.warning("%s", error)
         self.last_error = error
         self._open_until_s = self._clock_s() + self._pause_s

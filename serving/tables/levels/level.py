@@ -1,4 +1,4 @@
-"""A database below the cache (Redis, RocksDB, the exported tables): opened when needed, left alone while it is down."""
+"""A database below the cache (Redis, RocksDB, the exported tables), opened on first use, skipped while it is down."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Store(Closable, Protocol):
 
 
 class Level:
-    """One store behind a breaker. A store that fails is closed, and opened again when the breaker lets a call through.
+    """One store behind a circuit breaker. A store that fails is closed, and opened again when the breaker allows a call.
 
-    The first call waits while the store is opened. Later ones never do, as that may mean to fill a database again.
+    The first call waits for the opening. Later ones do not, because reopening may refill a database.
     """
 
     def __init__(self, name: str, open_store: Callable[[], Closable]) -> None:
@@ -37,7 +37,7 @@ class Level:
         self._closings = 0
 
     def use(self, action: Callable[[Any], tuple[Any, bool]]) -> tuple[Any, bool]:
-        """Return what `action` gives: a result, and whether it is whole; (None, False) when the level is down or fails now."""
+        """Return the result of `action` and whether it is complete; (None, False) when the level is down or fails."""
         if not self.breaker.closed:
             return None, False
         store = None
@@ -54,7 +54,7 @@ class Level:
         return result
 
     def _opened(self) -> Any:
-        """None while it is being opened again."""
+        """Return the store, None while it is being reopened."""
         with self._changing:
             if self.store is None and not self._tried:
                 self._tried = True
@@ -68,14 +68,14 @@ class Level:
         store = None
         try:
             store = self._open_store()
-        except Exception as error:  # nobody else would hear of it
+        except Exception as error:  # nothing else would report it
             self.breaker.failed(error)
         finally:
             with self._changing:
                 self._reopening = False
                 if closings == self._closings:
                     self.store, store = store, None
-        if store is not None:  # nobody wants it any more
+        if store is not None:  # closed in the meantime
             store.close()
 
     def _drop(self, store: Closable | None) -> None:

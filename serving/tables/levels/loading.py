@@ -1,12 +1,14 @@
-"""The first filling of L3, by whichever process comes first; and the end of databases that nobody will open again.
+"""Fill L3 once, by the first process that opens it; replace damaged databases, and remove those of deleted generations.
 
-Databases of one machine lie side by side, one for each generation of tables. Beside the rows lie a few small files: which
-tables are in, whether they were updated, where they came from (a generation's folder), and locks: of the one that loads, of the
-one that writes, and one that every user shares.
+A machine has one database per generation of tables. Small files beside the rows record which tables are loaded, whether they
+were
+updated and where they came from (a generation's folder). Three locks: of the process that loads, of the one that writes, and
+one that every user shares.
 
-A database that is damaged is put aside, as `<its name>.corrupt-<unix seconds>`, and filled again, by the first that opens it
-while nobody writes it: where we made it, and the exported tables have every table. Its marks go with it: the updater reads its
-topics from the beginning. Disks that are full or read-only are no damage, and nothing is moved for them.
+A damaged database is moved to `<its name>.corrupt-<unix seconds>` and filled again by the first process that opens it while
+nobody
+writes it, provided that we created it and the exported tables hold every table. Its marks move with it, so the updater reads
+its topics from the beginning. A full or read-only disk is not damage, and nothing is moved.
 """
 
 from __future__ import annotations
@@ -27,19 +29,18 @@ from serving.tables.config import TiersConfig
 from serving.tables.levels.rocks_store import DAMAGED_MARK, LOADING_PREFIX, DamagedError, RocksStore
 from serving.tables.updates.source import Source, names_in
 
-LOADED_MARK = "tables.loaded"  # in the database's folder: names of the tables that are in
-UPDATED_MARK = "tables.updated"  # there once an updater has opened the database
-CREATED_MARK = "tables.created"  # it was made here: all its rows came from the exported tables, and from updates
+LOADED_MARK = "tables.loaded"  # in the database's folder: names of the loaded tables
+UPDATED_MARK = "tables.updated"  # exists once an updater has opened the database
+CREATED_MARK = "tables.created"  # we created it: all its rows came from the exported tables and from updates
 SOURCE_FILE, USERS_FILE, WRITER_FILE = "tables.source", "tables.users", "tables.writer"
 
 log = logging.getLogger(__name__)
 
 
 def load_l3(config: TiersConfig) -> None:
-    """Fill the tables of RocksDB that are empty from `config.source`. Does nothing when they are loaded, or without a source.
+    """Fill empty tables of RocksDB from `config.source`. Does nothing when they are loaded, or without a source.
 
-    Raises DependencyError when RocksDB cannot be opened or written, ArtifactError when the exported tables are not what they
-    should be.
+    Raises DependencyError when RocksDB cannot be opened or written, ArtifactError when the exported tables are broken.
     """
     path = Path(config.rocksdb.path)
     mark = path / f"{config.model}-{LOADED_MARK}"
@@ -49,7 +50,7 @@ def load_l3(config: TiersConfig) -> None:
     with _locked(path, f"{config.model}-loading.lock"):
         if wanted <= _names_in(mark):
             return
-        for left in path.glob(f"{LOADING_PREFIX}*"):  # by one that was killed
+        for left in path.glob(f"{LOADING_PREFIX}*"):  # of a loader that was killed
             shutil.rmtree(left)
         if not (path / "CURRENT").exists():
             (path / f"{config.model}-{CREATED_MARK}").touch()
@@ -65,9 +66,9 @@ def load_l3(config: TiersConfig) -> None:
 
 
 def open_l3(config: TiersConfig, writable: bool = False) -> RocksStore:
-    """The database, filled, and kept from being removed until it is closed; a new one in place of one that is damaged.
+    """Open the database, filled, and protect it from removal until it is closed. A damaged one is replaced first.
 
-    Raises as `load_l3`.
+    Raises the errors of `load_l3`.
     """
     try:
         if _refillable(config) and _marked_damaged(config):
@@ -111,9 +112,9 @@ def _store(config: TiersConfig, writable: bool, held: ExitStack | None = None) -
 
 
 def enter(config: TiersConfig) -> IO[bytes] | None:
-    """Become a user of the database, whose tables are those of `config.source` from now on -> what to close on leaving.
+    """Register as a user of the database for the tables of `config.source`. Return the lock to close on leaving.
 
-    None on a disk that is read-only: there nobody removes anything.
+    None on a read-only disk, where nobody removes anything.
     """
     path = Path(config.rocksdb.path)
     try:
@@ -128,10 +129,10 @@ def enter(config: TiersConfig) -> IO[bytes] | None:
 
 
 def _lock(path: Path, name: str, kind: int) -> IO[bytes]:
-    """Wait for the lock `name` of the database that lies at `path` when it is granted: another may lie there by then."""
+    """Wait for the lock `name` of the database at `path`, and check that the same database is still there."""
     while True:
         path.mkdir(parents=True, exist_ok=True)
-        file = open(path / name, "ab")  # noqa: SIM115 - its lock is what is asked for
+        file = open(path / name, "ab")  # noqa: SIM115 - the caller closes it to release the lock
         try:
             fcntl.flock(file, kind)
             if _is_here(file, path / name):
@@ -154,7 +155,7 @@ def _locked(path: Path, name: str) -> Iterator[None]:
 
 # --- damage -----------------------------------------------------------------------------------------------------------------
 def _refillable(config: TiersConfig) -> bool:
-    """Everything in the database came from the exported tables, and no other model's rows are there."""
+    """Return whether the exported tables can refill the database, and no other model has rows in it."""
     path, own = Path(config.rocksdb.path), f"{config.model}-{LOADED_MARK}"
     if config.source is None or not (path / f"{config.model}-{CREATED_MARK}").exists():
         return False
@@ -168,7 +169,7 @@ def _marked_damaged(config: TiersConfig) -> bool:
 
 
 def _put_aside(config: TiersConfig) -> bool:
-    """Let a new database begin where a damaged one lies. False when a live process writes it, or no tables can fill it."""
+    """Move a damaged database aside. Return False when a live process writes it, or no tables can refill it."""
     path = Path(config.rocksdb.path)
     try:
         Source(Path(config.source), config.tables).close()
@@ -179,7 +180,7 @@ def _put_aside(config: TiersConfig) -> bool:
             fcntl.flock(writer, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        if not _marked_damaged(config):  # somebody else was first
+        if not _marked_damaged(config):  # another process was first
             return True
         for older in path.parent.glob(f"{glob.escape(path.name)}.corrupt-*"):
             shutil.rmtree(older)
@@ -187,13 +188,13 @@ def _put_aside(config: TiersConfig) -> bool:
         taken = sum(file.stat().st_size for file in path.iterdir())
         path.rename(aside)
         log.warning("RocksDB at %s is damaged: moved to %s, and filled again from %s", path, aside, config.source)
-        if shutil.disk_usage(path.parent).free < taken:  # no room for both
+        if shutil.disk_usage(path.parent).free < taken:  # the disk cannot hold both
             shutil.rmtree(aside)
     return True
 
 
 def remove_forsaken(root: Path) -> None:
-    """Delete the databases in `root` that nobody uses and whose tables are gone: their generation will not be served again."""
+    """Delete the databases in `root` that nobody uses and whose generation no longer exists."""
     for source in root.glob(f"*/{SOURCE_FILE}"):
         try:
             with open(source.parent / USERS_FILE, "rb") as users:
@@ -205,17 +206,17 @@ def remove_forsaken(root: Path) -> None:
 
 
 def mark_updated(config: TiersConfig) -> None:
-    """From now on RocksDB may hold rows that differ from `config.source`."""
+    """Record that RocksDB may now differ from `config.source`."""
     (Path(config.rocksdb.path) / f"{config.model}-{UPDATED_MARK}").touch()
 
 
 def never_updated(config: TiersConfig) -> bool:
-    """RocksDB is not there yet, or as it was loaded."""
+    """Return whether RocksDB does not exist yet or has had no updates."""
     return not (Path(config.rocksdb.path) / f"{config.model}-{UPDATED_MARK}").exists()
 
 
 def as_exported(config: TiersConfig) -> bool:
-    """RocksDB holds what `config.source` holds: large parts of a table are read faster from there."""
+    """Return whether RocksDB equals `config.source`, from which large parts of a table are read faster."""
     loaded = _names_in(Path(config.rocksdb.path) / f"{config.model}-{LOADED_MARK}")
     return config.source is not None and names_in(Path(config.source), config.tables) <= loaded and never_updated(config)
 

@@ -1,8 +1,8 @@
-"""What lies below the first level: L2 (shared memory or Redis), then L3, then the default vector.
+"""The levels below the first one: L2 (shared memory or Redis), then L3, then the default vector.
 
-While RocksDB is down the exported tables answer in its place: rows without the updates since then, given but kept nowhere.
-While a store lacks updates that were published, they are taken from the update ring; where that is too short for them, rows of
-the store may be old: given, but kept nowhere.
+While RocksDB is down, the exported tables replace it: their rows lack updates, so they are served but not cached. While a store
+lacks published updates, these come from the update ring. Where the ring is too short, the store's rows may be stale, and are
+served but not cached.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from serving.tables.store.table import TieredTable, open_shared, shared_root
 from serving.tables.updates.ring import STORED, UNKNOWN
 
 NOWHERE, IN_L2, IN_L3, PERHAPS_OLD = 0, 2, 3, 4  # `Fetched.level`
-FEW = np.arange(16)  # nobody writes in it
+FEW = np.arange(16)  # never written
 FEW.setflags(write=False)
 
 
 @dataclass
 class Fetched:
-    """Rows of distinct keys of one table. Arrays of it may be others' and read-only."""
+    """Rows of distinct keys of one table. Its arrays may be shared and read-only."""
 
     keys: np.ndarray  # int64 [U]
-    vectors: np.ndarray  # float32 [U, D] as a lookup gives them; where no level has the key, `fetch` gives the default vector
-    exact: np.ndarray  # float32 [U, D] as L3 holds them, where L3 had the row: what L2 encodes
-    level: np.ndarray  # int8 [U] which level had the row
-    lacking: np.ndarray  # positions in `keys` that no level asked so far had, rising
-    position: int  # of the update ring before the first read: what was updated later is not to be cached from here
-    trusted: bool = True  # the stores below have all updates up to then, or those that they lack are known
+    vectors: np.ndarray  # float32 [U, D] as a look-up returns them; `fetch` adds default vectors where no level has the key
+    exact: np.ndarray  # float32 [U, D] as L3 holds them, where L3 had the row; L2 encodes these
+    level: np.ndarray  # int8 [U] the level that had the row
+    lacking: np.ndarray  # positions in `keys` that no level had so far, ascending
+    position: int  # of the update ring before the first read: rows updated later must not be cached from here
+    trusted: bool = True  # the stores have all updates up to `position`, or the missing ones are known
 
     @classmethod
     def joined(cls, parts: Sequence[Fetched]) -> Fetched:
-        """Rows of one table that were read one after the other, as if at once: of a key that comes again, the latest."""
+        """Merge rows of one table that were read one after the other; the latest row of a repeated key counts."""
         if len(parts) == 1:
             return parts[0]
         latest_first = parts[::-1]
@@ -52,9 +52,9 @@ class Fetched:
         return cls(keys, vectors, exact, level, np.flatnonzero(level == NOWHERE), position, all(p.trusted for p in parts))
 
     def take_in(self, at: np.ndarray, stored: np.ndarray, codec: RowCodec) -> None:
-        """Rows of a store (float32 [M, D]), at positions that lacked them."""
+        """Fill in rows of a store, float32 [M, D], at missing positions."""
         decoded = codec.roundtrip(stored)
-        if len(at) == len(self.keys):  # the usual, without a copy
+        if len(at) == len(self.keys):  # the usual case, without a copy
             self.exact, self.vectors = stored, decoded
             return
         self.vectors[at] = decoded
@@ -62,7 +62,7 @@ class Fetched:
             self.exact[at] = stored
 
     def cut(self, most: int) -> Iterator[Fetched]:
-        """The same in parts of at most `most` rows."""
+        """Yield parts of at most `most` rows."""
         for start in range(0, len(self.keys), most):
             of = slice(start, start + most)
             level = self.level[of]
@@ -81,12 +81,12 @@ class LowerLevels:
         self.source = Level("source", self._open_source) if config.source else None
         self.l3 = Level("rocksdb", self._open_rocksdb) if config.rocksdb else self.source
         self.levels = [level for level in (self.shared, self.redis, self.l3) if level is not None]
-        self._caught_up = dict.fromkeys(tables, 0)  # ring positions that L3 reads are known to include
+        self._caught_up = dict.fromkeys(tables, 0)  # ring positions that L3 reads include
         self.attach()
 
     # --- opening ------------------------------------------------------------------------------------------------------------
     def attach(self) -> bool:
-        """Map the shared rows if they are not; False while there is no room for them."""
+        """Map the shared rows if they are not mapped yet. Return False while shared memory is too small."""
         return self.shared.store is not None or self.shared.use(lambda _: (None, True))[1]
 
     def _attach(self) -> SharedFolder:
@@ -113,11 +113,11 @@ class LowerLevels:
         had = {name: ring.stored_reached.copy() for name, ring in rings.items()}
         store = open_l3(self.config)
         if any((store.reached(name) < had[name]).any() for name in rings):
-            store.catch_up()  # written since it was opened
+            store.catch_up()  # rows written since it was opened
         for name, ring in rings.items():
-            if (store.reached(name) < had[name]).any():  # another database, without the updates: the updater brings them again
+            if (store.reached(name) < had[name]).any():  # another database without the updates: the updater replays them
                 ring.set(STORED, UNKNOWN)
-                self._caught_up[name] = UNKNOWN  # when it has them all, `stored` may be what it was before
+                self._caught_up[name] = UNKNOWN  # after the replay `stored` may have its old value again
         return store
 
     def _open_source(self) -> Store:
@@ -126,14 +126,14 @@ class LowerLevels:
         return Source(Path(self.config.source), self.config.tables)
 
     def check(self) -> bool:
-        """Whether L3 is open and still what it was when it was opened; it is opened again otherwise."""
-        if self.l3.breaker.last_error is not None:  # for the next read to find out: a look that succeeds says nothing of rows
+        """Return whether L3 is open and unchanged since it was opened; otherwise it is reopened."""
+        if self.l3.breaker.last_error is not None:  # only a read can tell: a successful check says nothing about rows
             return False
         return self.l3.use(lambda store: (store.check(), True))[1]
 
     # --- reading ------------------------------------------------------------------------------------------------------------
     def fetch(self, wanted: dict[str, np.ndarray]) -> tuple[dict[str, Fetched], bool]:
-        """{table: int64 [U] distinct keys} -> ({table: rows}, intact). Not intact: a level that was needed is down."""
+        """Return rows by table of distinct keys, int64 [U], and False when a needed level is down."""
         fetched = {name: self._nothing_yet(name, keys) for name, keys in wanted.items()}
         intact = self._from_memory(fetched)
         if self.redis is not None:
@@ -145,7 +145,7 @@ class LowerLevels:
         return fetched, intact
 
     def first_keys(self, name: str, start: int, stop: int) -> np.ndarray:
-        """int64 [at most stop - start]: a part of the hottest keys, as far as these are known."""
+        """Return a part of the hottest keys, int64 [at most stop - start], as far as they are known."""
         table = self.tables[name].config
         if table.dense:
             return np.arange(start, min(stop, table.rows))
@@ -153,12 +153,12 @@ class LowerLevels:
         return source.keys(name, start, stop) if source is not None and name in source.names else np.empty(0, np.int64)
 
     def fetch_first(self, name: str, keys: np.ndarray) -> dict[str, Fetched]:
-        """The same, for filling an empty L2 with much of a table."""
+        """Return rows to fill an empty L2 with a large part of a table."""
         from serving.tables.levels.loading import as_exported
 
-        fetched = {name: self._nothing_yet(name, keys)}  # before the look at the mark: an update after that is noticed
-        opened = self.config.rocksdb is not None and self.check()  # which fills an empty one
-        if not opened or not as_exported(self.config) or not self.check():  # again: the marks may be of what took its place
+        fetched = {name: self._nothing_yet(name, keys)}  # before the mark is read, so that later updates are noticed
+        opened = self.config.rocksdb is not None and self.check()  # opening fills an empty database
+        if not opened or not as_exported(self.config) or not self.check():  # again: the marks may belong to a new database
             return self.fetch({name: keys})[0]
         self._from_memory(fetched)
         self._from_store(self.source, fetched, IN_L3)
@@ -171,10 +171,10 @@ class LowerLevels:
         return Fetched(keys, vectors, exact, np.zeros(len(keys), np.int8), _positions(len(keys)), table.ring_head)
 
     def _from_memory(self, fetched: dict[str, Fetched]) -> bool:
-        """What shared memory has: L2, and updates that a store below lacks."""
+        """Read from shared memory: L2, and updates that a store lacks."""
         for name, rows in fetched.items():
             table = self.tables[name]
-            if table.l1 is not None and table.shared.slots is not None:  # without L1, L2 was asked first
+            if table.l1 is not None and table.shared.slots is not None:  # without L1, L2 is the first level
                 vectors, missing = table.read_l2(rows.keys)
                 found = slice(None) if missing is None else ~missing
                 rows.vectors[found], rows.level[found] = vectors[found], IN_L2
@@ -189,7 +189,7 @@ class LowerLevels:
         if recent is None:
             rows.trusted = False
             return
-        keys, stored, _ = recent  # in rising order of key
+        keys, stored, _ = recent  # in ascending order of key
         asked = rows.keys[rows.lacking]
         at = np.minimum(np.searchsorted(keys, asked), max(len(keys) - 1, 0))
         there = keys[at] == asked if len(keys) else np.zeros(len(asked), bool)
@@ -213,7 +213,7 @@ class LowerLevels:
         found, intact = level.use(lambda store: store.read(wanted))
         for name, (vectors, there) in (found or {}).items():
             rows, shared = fetched[name], self.tables[name].shared
-            rows.trusted = rows.trusted and (shared is None or shared.ring.stored != UNKNOWN)  # found out while it was read
+            rows.trusted = rows.trusted and (shared is None or shared.ring.stored != UNKNOWN)  # discovered while it was read
             at = rows.lacking if there is None else rows.lacking[there]
             rows.lacking = rows.lacking[:0] if there is None else rows.lacking[~there]
             rows.take_in(at, vectors if there is None else vectors[there], self.tables[name].codec)
@@ -222,7 +222,7 @@ class LowerLevels:
         return intact
 
     def _behind(self, fetched: dict[str, Fetched]) -> bool:
-        """Some key that L3 is asked for was updated after this process's L3 last caught up."""
+        """Return whether a key was updated after this process's L3 last caught up."""
         for name, rows in fetched.items():
             shared, caught_up = self.tables[name].shared, self._caught_up[name]
             if (
@@ -235,7 +235,7 @@ class LowerLevels:
         return False
 
     def catch_up(self) -> bool:
-        """Let L3 reads include all updates that it has by now."""
+        """Make L3 reads include all updates written so far."""
         stored = self._stored()
         if self.shared.store is not None and stored == self._caught_up:
             return True
@@ -245,12 +245,12 @@ class LowerLevels:
         return caught_up
 
     def _stored(self) -> dict[str, int]:
-        """Positions of the update rings up to which all stores have the rows."""
+        """Return the ring positions up to which all stores have the rows, by table."""
         return {name: 0 if table.shared is None else table.shared.ring.stored for name, table in self.tables.items()}
 
     # --- filling ------------------------------------------------------------------------------------------------------------
     def promote(self, name: str, rows: Fetched) -> bool:
-        """Rows that L3 had, into L2; False when there is no room for them."""
+        """Insert rows from L3 into L2. Return False when L2 is full."""
         at = np.flatnonzero(rows.level == IN_L3)
         shared = self.tables[name].shared
         if not len(at):
@@ -259,7 +259,7 @@ class LowerLevels:
             if shared is not None and shared.slots is not None:
                 shared.promote(rows.keys[at], rows.exact[at], rows.position)
             return True
-        reached, known = self.l3.use(lambda store: (store.reached(name), True))  # before the look at what is fresh
+        reached, known = self.l3.use(lambda store: (store.reached(name), True))  # before the ring is read
         if not known:
             return False
         fresh = at if shared is None else at[~shared.ring.changed(rows.keys[at], rows.position)]
@@ -274,5 +274,5 @@ class LowerLevels:
 
 
 def _positions(count: int) -> np.ndarray:
-    """0 … count - 1. Few, which is what most requests miss, are made once: with cold caches each array costs 4 us."""
+    """Return 0 … count - 1. Short ranges are reused, because with cold caches a new array costs 4 us."""
     return FEW[:count] if count <= len(FEW) else np.arange(count)

@@ -1,4 +1,4 @@
-"""L2 in a Redis cluster, shared by many machines, in HPS's own layout: one hash of rows per table and partition."""
+"""L2 in a Redis cluster that machines share, in HPS's layout: one hash of rows per table and partition."""
 
 from __future__ import annotations
 
@@ -19,17 +19,20 @@ from serving.tables.store.batch import PARTITIONS, Batch
 BEGUN = b"begun"  # a field of the log's hash, beside the partitions
 FAR = np.iinfo(np.int64).max
 
-# Scripts, because they are one step: rows, and how far the log's updates are in. KEYS: the two hashes of a partition. Machines
-# share Redis, and each writes the whole log: what is older than what is in changes nothing.
+# Scripts make rows and offsets change atomically. KEYS: the two hashes of a partition. Machines share Redis, and each writes
+# the
+# whole log: an update that is older than the stored offset changes nothing.
 #
-# BEGIN. ARGV: partitions of the log, each with how far this writer had it in. They are believed where Redis knows nothing at
-# all: once it has begun, a partition that is not named counts as not read.
+# BEGIN. ARGV: partitions of the log, each with this writer's offset. They count only where Redis has no offsets at all:
+# afterwards
+# a partition without an offset counts as unread.
 BEGIN = """
 if redis.call('HSETNX', KEYS[2], 'begun', 0) == 0 then return end
 for i = 1, #ARGV, 2 do redis.call('HSETNX', KEYS[2], ARGV[i], ARGV[i + 1]) end"""
-# UPDATE. ARGV: for each partition of the log its number, how far this writer had it in before, how far these rows reach, how
-# many they are, and the rows. -> how many of them lack something before these rows: nothing of those is written. So it is after
-# a failover that lost the last writes, or with the contents of an older snapshot.
+# UPDATE. ARGV: for each partition of the log its number, this writer's offset before and after these rows, the number of rows,
+# and
+# the rows. Returns how many partitions lack earlier rows, as after a failover or with an older snapshot; nothing of those is
+# written.
 UPDATE = """
 local lacking, at, begun = 0, 1, redis.call('HEXISTS', KEYS[2], 'begun') == 1
 while at <= #ARGV do
@@ -44,13 +47,15 @@ while at <= #ARGV do
   at = last + 1
 end
 return lacking"""
-# SET. ARGV: a partition of the log, and how far it is in at least; 0: not at all.
+# SET. ARGV: a partition of the log, and its least offset; 0: unread.
 SET = """
 local log, reached = tonumber(redis.call('HGET', KEYS[2], ARGV[1]) or 0), tonumber(ARGV[2])
 if reached == 0 or reached > log then redis.call('HSET', KEYS[2], ARGV[1], ARGV[2]) end"""
-# FILL. ARGV: how many partitions of the log this machine's L3 has read, each with how far; then the rows. Who is behind another
-# writes nothing: it may hold an old row. Where Redis knows nothing, nobody knows who is: an updater says so first (BEGIN),
-# unless there never was an update.
+# FILL. ARGV: the number of partitions that this machine's L3 has read, each with its offset; then the rows. A machine that is
+# behind
+# another writes nothing, because its rows may be stale. Where Redis has no offsets, an updater must first BEGIN, unless there
+# never
+# was an update.
 FILL = """
 local own, first, log = {}, 2 + 2 * tonumber(ARGV[1]), redis.call('HGETALL', KEYS[2])
 for i = 2, first - 1, 2 do own[ARGV[i]] = tonumber(ARGV[i + 1]) end
@@ -61,7 +66,7 @@ for i = first, #ARGV, 2 do redis.call('HSETNX', KEYS[1], ARGV[i], ARGV[i + 1]) e
 
 
 class NoRoomError(DependencyError):
-    """Redis is at its maxmemory, and evicts nothing."""
+    """Redis is at its maxmemory and does not evict."""
 
 
 class RedisStore:
@@ -72,7 +77,7 @@ class RedisStore:
         self._cluster: RedisCluster | None = None
 
     def read(self, wanted: dict[str, np.ndarray]) -> tuple[Found, bool]:
-        """{table: int64 [N] keys} -> (`Found`, True): one pipeline for all tables."""
+        """Return (`Found`, True) for {table: int64 [N] keys}, by one pipeline for all tables."""
         parts = [(table, positions) for table, keys in wanted.items() for positions in self._by_partition(keys)]
         replies = self._run(
             [("HMGET", self._hashes(table, wanted[table][at])[0], *encode_keys(wanted[table][at])) for table, at in parts]
@@ -87,13 +92,15 @@ class RedisStore:
             raise DependencyError(f"Redis at {self._config.address} holds rows of another shape: {error}") from error
 
     def begin(self, table: str, reached: np.ndarray) -> None:
-        """Say how far the log is in, where Redis does not know: it is empty. reached: int64 [PARTITIONS]"""
+        """Store the offsets, int64 [PARTITIONS], where Redis is empty and has none."""
         log = _positions(reached)
         self._run([("EVAL", BEGIN, 2, *names, *log) for names in self._all_hashes(table)])
 
     def reached(self, table: str) -> np.ndarray:
-        """int64 [PARTITIONS]: how far every hash has the log, as UPDATE sees it: one that has not begun (Redis threw it out, or
-        lost it with all else) says nothing of the partitions that it does not name."""
+        """Return the least offset of all hashes, int64 [PARTITIONS], as UPDATE sees it.
+
+        A hash without offsets (evicted or lost) does not count for the partitions that it does not name.
+        """
         least = np.full(PARTITIONS, FAR)
         for log in self._run([("HGETALL", of_log) for _, of_log in self._all_hashes(table)]):
             reached = np.full(PARTITIONS, 0 if BEGUN in log else FAR)
@@ -104,15 +111,16 @@ class RedisStore:
         return least
 
     def update(self, table: str, batch: Batch, since: np.ndarray) -> bool:
-        """Rows of the log, except what is older than what is in. since: int64 [PARTITIONS] how far this writer had it in.
+        """Write rows of the log that are newer than the stored offsets. since: this writer's offsets before, int64
+        [PARTITIONS].
 
-        -> whether rows before these are lacking; nothing is written of those partitions of the log.
+        Returns whether earlier rows are missing in some partitions; nothing of those is written.
         """
         rows, reached = batch.latest, batch.reached
         fields, values = encode_keys(rows.keys), encode_vectors(rows.vectors)
         at = {int(partition_of(rows.keys[at[:1]], self._config.num_partitions)[0]): at for at in self._by_partition(rows.keys)}
         commands = []
-        for part, names in enumerate(self._all_hashes(table)):  # all of them: each keeps how far the log is in
+        for part, names in enumerate(self._all_hashes(table)):  # all of them, because each stores the offsets
             positions = at.get(part, np.empty(0, np.int64))
             arguments: list[bytes | int] = []
             for partition in np.flatnonzero(reached):
@@ -123,9 +131,9 @@ class RedisStore:
         return any(self._run(commands))
 
     def fill(self, table: str, keys: np.ndarray, vectors: np.ndarray, reached: np.ndarray) -> bool:
-        """Rows that this machine has (int64 [N], float32 [N, D]) and Redis has not; False when Redis has no room for them.
+        """Insert rows (int64 [N], float32 [N, D]) that Redis lacks. Return False when Redis is full.
 
-        reached: int64 [PARTITIONS] how far the log is in where the rows come from. When Redis is further, nothing is written.
+        reached: offsets of the rows' origin, int64 [PARTITIONS]. When Redis is further, nothing is written.
         """
         fields, values, log = encode_keys(keys), encode_vectors(vectors), _positions(reached)
         try:
@@ -140,23 +148,23 @@ class RedisStore:
         return True
 
     def set_log(self, table: str, partition: int, reached: int) -> None:
-        """From now on, at least so much of this partition of the log counts as being in; 0: nothing does."""
+        """Set the least applied offset of a partition of the log; 0: unread."""
         self._run([("EVAL", SET, 2, *names, partition, reached) for names in self._all_hashes(table)])
 
     def _by_partition(self, keys: np.ndarray) -> list[np.ndarray]:
-        """Positions of the keys of each partition that has any."""
+        """Return the positions of the keys of each partition that has any."""
         partitions = partition_of(keys, self._config.num_partitions)
         order = np.argsort(partitions, kind="stable")
         starts = np.flatnonzero(np.diff(partitions[order], prepend=-1))
         return np.split(order, starts[1:]) if len(keys) else []
 
     def _hashes(self, table: str, keys: np.ndarray) -> tuple[str, str]:
-        """What keys of one partition lie in: their rows, and how far the log is in."""
+        """Return the two hashes of one partition: rows, and offsets."""
         partition = int(partition_of(keys[:1], self._config.num_partitions)[0])
         return value_hash(self._model, table, partition), log_hash(self._model, table, partition)
 
     def _all_hashes(self, table: str) -> list[tuple[str, str]]:
-        """Of every partition."""
+        """Return the two hashes of every partition."""
         parts = range(self._config.num_partitions)
         return [(value_hash(self._model, table, part), log_hash(self._model, table, part)) for part in parts]
 
@@ -193,16 +201,16 @@ class RedisStore:
         )
 
     def close(self) -> None:
-        """Let the connections go; another thread may be in the middle of a call, and finishes it."""
+        """Release the connections; a call in another thread finishes first."""
         self._cluster = None
 
 
 def _positions(reached: np.ndarray) -> list[int]:
-    """partition, how far, partition, how far, … of those of which anything is in."""
+    """Return partition, offset, partition, offset, … of the partitions with an offset."""
     read = np.flatnonzero(reached)
     return np.column_stack([read, reached[read]]).ravel().tolist()
 
 
 def _alternating(fields: list[bytes], values: list[bytes], at: np.ndarray) -> list[bytes]:
-    """field, value, field, value, … of these positions."""
+    """Return field, value, field, value, … of these positions."""
     return [part for i in at.tolist() for part in (fields[i], values[i])]

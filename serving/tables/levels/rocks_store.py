@@ -1,7 +1,7 @@
-"""L3: every row of every table in RocksDB, in HPS's own layout. One process writes (the updater); instances are secondaries.
+"""L3: every row of every table in RocksDB, in HPS's layout. One process writes (the updater); instances are secondaries.
 
-A secondary sees what the primary had written when it last caught up. It names files by the folder itself, not by its path: a
-database that is put aside (loading.py) stays what it was for those who have it open, and they are told to open the new one.
+A secondary sees what the primary had written when it last caught up. It opens files by the folder's descriptor, not by its
+path: a database that is moved aside (loading.py) stays readable for its users, who then open the new one.
 """
 
 from __future__ import annotations
@@ -29,42 +29,42 @@ from serving.tables.store.batch import Batch, nothing_reached
 from serving.tables.store.wave import Wave
 from serving.tables.updates.following import Following
 
-BLOCK_CACHE_BYTES = 8 << 20  # of one store, all tables; index and filters live outside it; hot rows are in L1 and L2, not here
-BLOOM_BITS_PER_KEY = 10  # 1 % of unknown keys cost a read
+BLOCK_CACHE_BYTES = 8 << 20  # of one store, all tables, without index and filters; hot rows are in L1 and L2
+BLOOM_BITS_PER_KEY = 10  # 1 % of unknown keys cost a read (false positives)
 BLOCK_BYTES = 4096
-INDEX_BYTES_PER_BLOCK, READER_BYTES = 15, 2048  # measured; of one file: its properties, and rounding
-BLOCK_ROW_BYTES = 16  # beside a row in a block: key, sequence number, lengths
-FULL_SHARE = 0.9  # of a block: what does not fit what is left goes to the next one
-KEYS_PER_READ = 2  # of one thread: fewer are not worth waking it
-MEMTABLE_BYTES = 4 << 20  # what a secondary replays at most when it catches up, holding the interpreter: 0.6 us per row
-MERGED_BYTES_PER_S = 160 << 20  # at most; it starts from a twentieth, enough for 80,000 updated rows a second
-REPORT_BYTES = 1 << 20  # of RocksDB's own LOG, of which it keeps two: without, 40 MB a day at 10,000 updated rows a second
+INDEX_BYTES_PER_BLOCK, READER_BYTES = 15, 2048  # measured; READER_BYTES per file: its properties, and rounding
+BLOCK_ROW_BYTES = 16  # overhead of a row in a block: key, sequence number, lengths
+FULL_SHARE = 0.9  # fill of a block: rows are not split over blocks
+KEYS_PER_READ = 2  # per thread: waking a thread for fewer does not pay
+MEMTABLE_BYTES = 4 << 20  # bounds what a secondary replays while it holds the interpreter: 0.6 us per row
+MERGED_BYTES_PER_S = 160 << 20  # at most; the limiter starts from a twentieth, enough for 80,000 updated rows a second
+REPORT_BYTES = 1 << 20  # limit of RocksDB's own LOG, of which it keeps two: otherwise it grows by 40 MB a day
 REFILL_US, PIECE_BYTES = 10_000, 128 << 10
-SST_ROWS = 1_000_000  # of one file: bounds the memory of loading
-LOADING_PREFIX = "loading-files-"  # folders of such files, in the database's; what is left of them has died
-DAMAGED_MARK = "tables.damaged"  # in the database's folder: it is not what was written; who opens it next puts it aside
-SYNCED_FILE = "tables.synced"  # the number of a write that was on disk: RocksDB takes a log that was cut short for complete
+SST_ROWS = 1_000_000  # rows per file, to bound the memory of loading
+LOADING_PREFIX = "loading-files-"  # folders of such files, in the database's folder; leftovers come from killed loaders
+DAMAGED_MARK = "tables.damaged"  # in the database's folder: it is damaged; the next process that opens it moves it aside
+SYNCED_FILE = "tables.synced"  # sequence number of a write known to be on disk: RocksDB does not notice a truncated log
 
 log = logging.getLogger(__name__)
 
 
 def reader_bytes(rows: int, width: int) -> int:
-    """Bytes that every process with the database open keeps for a table, whatever it reads: filters, and an index of blocks."""
+    """Return the bytes that every process with the database open needs for a table: filters, and the index of blocks."""
     rows_per_block = ceil(FULL_SHARE * BLOCK_BYTES / (BLOCK_ROW_BYTES + 4 * width))
     index_bytes = INDEX_BYTES_PER_BLOCK * ceil(rows / rows_per_block)
     return ceil(rows * BLOOM_BITS_PER_KEY / 8) + index_bytes + READER_BYTES * ceil(rows / SST_ROWS)
 
 
 class DamagedError(DependencyError):
-    """What lies on disk is not what was written. Waiting does not mend it."""
+    """The database on disk is damaged. Waiting does not help."""
 
 
 class RocksStore:
     """Rows of one model's tables, `widths` values each. Every failure of RocksDB is a DependencyError.
 
-    writable: opened as the one writer, and created when there is none; else as a secondary. held: closed with the store.
-    complete: {table: N}, whose keys 0 … N - 1 must be there; None where a damaged database cannot be filled again. Where it
-    can, damage is marked in its folder and soon raises DamagedError; where not, it costs the rows of the damaged blocks.
+    writable: open as the one writer, creating it when absent; otherwise as a secondary. held: closed with the store.
+    complete: {table: N} whose keys 0 … N - 1 must exist; None where a damaged database cannot be refilled. Where it can,
+    damage is marked in its folder and soon raises DamagedError; where not, the rows of damaged blocks are missing.
     """
 
     def __init__(
@@ -89,11 +89,11 @@ class RocksStore:
             except Exception as error:
                 if writable or not _is_damage(error):
                     raise
-                self._open()  # the writer may have been in the middle of a change
+                self._open()  # the writer may have been changing files
             self._held = on_failure.pop_all()
         if held is not None:
             self._held.push(held)
-        self._wave = Wave(config.read_threads - 1)  # the thread that asks reads as well
+        self._wave = Wave(config.read_threads - 1)  # the calling thread reads too
 
     def _as_secondary(self, undo: ExitStack) -> AccessType:
         folder = os.open(self._path, os.O_PATH | os.O_DIRECTORY)
@@ -119,7 +119,7 @@ class RocksStore:
             raise
 
     def _open_database(self) -> Rdict:
-        """In place of what is open: that is closed when the last of those who read it has done so."""
+        """Open the database anew. The old one closes when its last reader is done."""
         path = str(self._path)
         there = Rdict.list_cf(path) if Path(path, "CURRENT").exists() else [DEFAULT_COLUMN_FAMILY]
         names = {*there, *self._families.values()} if self.writable else there
@@ -135,14 +135,14 @@ class RocksStore:
         options.set_use_direct_reads(self._config.direct_reads)
         options.set_advise_random_on_open(True)
         options.set_keep_log_file_num(2)
-        options.set_max_file_opening_threads(1)  # 16 a table, started anew whenever a secondary catches up: 4 ms for 10 tables
+        options.set_max_file_opening_threads(1)  # the default of 16 per table costs 4 ms per catch-up of 10 tables
         options.set_write_buffer_size(MEMTABLE_BYTES)
-        if self.writable:  # sorts its rows when they are full, not one by one: a quarter of the time; who writes never reads
+        if self.writable:  # sorts rows once, when full: a quarter of the time, and the writer never reads
             options.set_memtable_factory(MemtableFactory.vector())
             options.set_allow_concurrent_memtable_write(False)
-            # Not a secondary's, whose folder is a temporary one: where that was cleared away, RocksDB crashes at the next file.
+            # Not for a secondary, whose log folder is temporary: if it is removed, RocksDB crashes at the next file.
             options.set_max_log_file_size(REPORT_BYTES)
-            # Flushing and merging in small pieces: at once they take a core from the requests for up to 0.2 s.
+            # Flush and compact through a rate limiter: otherwise they take a core from the requests for up to 0.2 s.
             options.set_auto_tuned_ratelimiter(MERGED_BYTES_PER_S, REFILL_US, fairness=10)
             options.set_writable_file_max_buffer_size(PIECE_BYTES)
         blocks = BlockBasedOptions()
@@ -157,17 +157,17 @@ class RocksStore:
 
     # --- damage -------------------------------------------------------------------------------------------------------------
     def damaged(self, what: str) -> DamagedError:
-        """Mark the database as damaged, when it can be filled again -> the error that says so."""
+        """Mark the database as damaged if it can be refilled, and return the error to raise."""
         remedy = "Delete the folder: it is loaded again from the exported tables (updates since the export are lost)."
         if self._complete is not None:
             self._damage = what
             remedy = "It is put aside and filled again by the next process that opens it while nobody else writes."
-            with suppress(OSError):  # a disk that takes no mark takes no new database either
+            with suppress(OSError):  # a disk that cannot take the mark cannot take a new database either
                 (self._path / DAMAGED_MARK).touch()
         return DamagedError(f"RocksDB at {self._config.path} is damaged: {what}. Expected what was written there. {remedy}")
 
     def check(self) -> None:
-        """Raises DamagedError when this or another process met damage, DependencyError when another database lies here now."""
+        """Raise DamagedError when any process found damage, DependencyError when the database was replaced."""
         with self._reading:
             self._check_damage()
             if self.writable:
@@ -181,24 +181,24 @@ class RocksStore:
             raise self.damaged(self._damage)
 
     def _synced(self) -> int:
-        """The number of the last write that was certainly on disk."""
+        """Return the sequence number of the last write known to be on disk."""
         try:
             return int((self._path / SYNCED_FILE).read_text())
-        except (FileNotFoundError, ValueError):  # never written, or cut short by a power failure: nothing is known
+        except (FileNotFoundError, ValueError):  # never written, or truncated by a power failure: unknown
             return 0
 
     def _check_log_files(self) -> None:
-        """Raises DamagedError for a log that a secondary may never come back from."""
+        """Raise DamagedError for a log on which a secondary may hang."""
         for file in self._path.glob("*.log"):
             try:
                 at = first_damage(file)
-            except FileNotFoundError:  # the writer is done with it
+            except FileNotFoundError:  # the writer has removed it
                 continue
             if at >= 0:
-                raise self.damaged(f"its log {file.name} is not what was written, from byte {at} on")
+                raise self.damaged(f"its log {file.name} is damaged from byte {at} on")
 
     def _check_log(self, synced: int) -> None:
-        """Raises DamagedError when the log ends before the write `synced`."""
+        """Raise DamagedError when the log ends before the write `synced`."""
         if self._complete is None or self._db.latest_sequence_number() >= synced:
             return
         if not self.writable:
@@ -208,17 +208,15 @@ class RocksStore:
 
     # --- reading ------------------------------------------------------------------------------------------------------------
     def read(self, wanted: dict[str, np.ndarray]) -> tuple[Found, bool]:
-        """{table: int64 [N] keys} -> (`Found`, intact): one wave of reads for all tables.
+        """Return (`Found`, intact) for {table: int64 [N] keys}, by one wave of reads for all tables.
 
-        Not intact: some rows could not be read (a damaged block) and count as not found.
-
-        Whether another database lies here by now is not looked at: that would take as long as a tenth of the read. Rows of the
-        one that was put aside are what they were; `check` tells before a secondary catches up with what was updated since.
+        Not intact: some rows could not be read (a damaged block) and count as not found. A replaced database is not noticed
+        here, because that would cost a tenth of a read: its old rows stay valid, and `check` notices before the next catch-up.
         """
         with self._reading:
             self._check_damage()
             found, intact = self._following.undisturbed(lambda: self._read(wanted))
-            if intact and self._lacks(wanted, found):  # perhaps the writer has replaced a file since this was opened
+            if intact and self._lacks(wanted, found):  # the writer may have replaced a file since this was opened
                 self._following.catch_up()
                 found, intact = self._following.undisturbed(lambda: self._read(wanted))
                 if intact and self._lacks(wanted, found):
@@ -226,7 +224,7 @@ class RocksStore:
             return found, intact
 
     def _lacks(self, wanted: dict[str, np.ndarray], found: Found) -> bool:
-        """Whether a row is missing that must be there."""
+        """Return whether a row is missing that must exist."""
         if not self._complete or self.writable:
             return False
         return any(
@@ -239,7 +237,7 @@ class RocksStore:
     def _read(self, wanted: dict[str, np.ndarray]) -> tuple[Found, bool]:
         if len(wanted) == 1:
             ((table, keys),) = wanted.items()
-            if len(keys) <= KEYS_PER_READ:  # the usual miss: all that follows would take as long as half a read
+            if len(keys) <= KEYS_PER_READ:  # the usual miss: a wave would cost as much as half a read
                 stored, intact = self._get(table, encode_keys(keys))
                 return {table: decode_vectors(stored, self._widths[table])}, intact
         parts = [(table, chunk) for table, keys in wanted.items() for chunk in self._chunks(encode_keys(keys))]
@@ -251,12 +249,12 @@ class RocksStore:
         return found, all(intact for _, intact in replies)
 
     def _chunks(self, keys: list[bytes]) -> list[list[bytes]]:
-        """What each thread reads of one table."""
+        """Return the keys that each thread reads of one table."""
         size = max(KEYS_PER_READ, -(-len(keys) // self._config.read_threads))
         return [keys[start : start + size] for start in range(0, len(keys), size)]
 
     def _get(self, table: str, keys: list[bytes]) -> tuple[list[bytes | None], bool]:
-        """Values of the keys, and whether all could be read. One damaged block must not cost the rows of the others."""
+        """Return the values of the keys and whether all were readable. A damaged block costs only its own rows."""
         family: Any = self._tables[table]
         try:
             return [family.get(keys[0])] if len(keys) == 1 else family.get(keys), True
@@ -275,7 +273,7 @@ class RocksStore:
             return values, last_error is None
 
     def catch_up(self) -> None:
-        """Let a secondary see all that was written up to now. The writer sees it anyway."""
+        """Make a secondary see everything written so far. Does nothing for the writer."""
         if not self.writable:
             self.check()
             with self._failures("catch up"):
@@ -284,22 +282,22 @@ class RocksStore:
                 self._check_log(synced)
 
     def loaded(self, table: str) -> bool:
-        """Whether the table has rows."""
+        """Return whether the table has rows."""
         with self._failures("read"):
             family = self._tables.get(table)
             return family is not None and next(iter(family.keys()), None) is not None
 
     # --- writing ------------------------------------------------------------------------------------------------------------
     def update(self, table: str, batch: Batch, since: np.ndarray) -> None:
-        """Those rows of the log that are not in yet, and how far that is now: all of it or, after a crash, nothing.
+        """Write the rows of the log that are new, and the offsets, atomically.
 
-        since: int64 [PARTITIONS] how far it is in, `reached`.
+        since: the applied offsets so far, int64 [PARTITIONS], from `reached`.
         """
         new = batch.beyond(since)
         if not len(new):
             return
         rows, reached = new.latest, np.maximum(since, new.reached)
-        reached = reached[: np.flatnonzero(reached)[-1] + 1]  # trim_zeros takes as long as all else here
+        reached = reached[: np.flatnonzero(reached)[-1] + 1]  # trim_zeros would double the time of this method
         with self._failures("write"):
             changes = WriteBatch(raw_mode=True)
             handle = self._db.get_column_family_handle(self._families[table])
@@ -309,7 +307,7 @@ class RocksStore:
             self._db.write(changes)
 
     def reached(self, table: str) -> np.ndarray:
-        """int64 [PARTITIONS]: how far the log is in."""
+        """Return the applied offsets, int64 [PARTITIONS]."""
         with self._failures("read"):
             stored = np.frombuffer(self._db.get(log_key(self._families[table])) or b"", "<i8")
         reached = nothing_reached()
@@ -317,14 +315,14 @@ class RocksStore:
         return reached
 
     def set_log(self, table: str, partition: int, reached: int) -> None:
-        """From now on, at least so much of this partition of the log counts as being in; 0: nothing does."""
+        """Set the least applied offset of a partition of the log; 0: unread."""
         all_reached = self.reached(table)
         all_reached[partition] = max(reached, all_reached[partition]) if reached else 0
         with self._failures("write"):
             self._db.put(log_key(self._families[table]), all_reached.astype("<i8").tobytes())
 
     def sync(self) -> None:
-        """Everything written is on disk after this, also for a power failure."""
+        """Flush everything written to disk, so that it survives a power failure."""
         with self._failures("write"):
             self._db.flush_wal(True)
             draft = self._path / f"{SYNCED_FILE}-draft"
@@ -332,7 +330,7 @@ class RocksStore:
             draft.replace(self._path / SYNCED_FILE)
 
     def bulk_load(self, table: str, keys: np.ndarray, vectors: np.ndarray) -> None:
-        """Fill an empty table by sorted files, at once. keys int64 [N] unique, vectors float32 [N, D] (or a memmap)."""
+        """Fill an empty table by ingesting sorted files. keys: int64 [N] unique; vectors: float32 [N, D] (or a memmap)."""
         order = np.argsort(check_keys(keys, table).astype("<i8").view(">u8"), kind="stable")  # RocksDB orders keys as bytes
         with self._failures("bulk load"), tempfile.TemporaryDirectory(prefix=LOADING_PREFIX, dir=self._path) as folder:
             files = []
@@ -349,26 +347,26 @@ class RocksStore:
     def close(self) -> None:
         self._wave.close()
         self._close_database()
-        self._path = Path(os.devnull)  # a read that is still under way must not mark what is opened next
+        self._path = Path(os.devnull)  # a read that is still running must not mark the next database
         self._held.close()
 
     def _close_database(self) -> None:
         self._tables.clear()
         try:
             self._db.close()
-        except Exception as error:  # it failed before: what was acknowledged is in its log, and the next opening reads that
+        except Exception as error:  # acknowledged writes are in its log, which the next opening reads
             log.warning("RocksDB at %s closed with an error: %s", self._config.path, error)
 
 
 def _is_damage(error: Exception) -> bool:
-    """Whether RocksDB (bare Exceptions, mostly) speaks of what was written, not of a disk that is full or not to be used."""
+    """Return whether an error of RocksDB (mostly a bare Exception) means damage, not a full or inaccessible disk."""
     text = str(error)
-    lacks = "No such file or directory" in text and ("/MANIFEST" in text or "/CURRENT" in text)  # every other file names itself
+    lacks = "No such file or directory" in text and ("/MANIFEST" in text or "/CURRENT" in text)  # others name them
     return text.startswith("Corruption") or lacks
 
 
 class _Failures:
-    """Turns whatever RocksDB raises into a DependencyError."""
+    """Turns any error of RocksDB into a DependencyError."""
 
     def __init__(self, doing: str, damaged: Callable[[str], DamagedError]) -> None:
         self._doing, self._damaged = doing, damaged

@@ -1,10 +1,10 @@
-"""What a look-up that hits does, in one pass: where the row of each key lies, and its values decoded into the answer.
+"""The compiled pass of a look-up that hits: find the row of each key and decode its values into the answer.
 
-The memory may be written meanwhile. Then what comes out is wrong, but no place outside the arrays is touched, and a pass that
-looked at the table's epoch before and after says so (slots.py has the protocol).
+Writers may change the memory meanwhile. Then the result is wrong, but the pass stays within its arrays, and it reports the
+change by comparing the table's epoch before and after (slots.py has the protocol).
 
-Passes keep the interpreter: they take microseconds, but where shared memory has no room and rows lie in a file, and another
-thread that gets it in between may hold it for milliseconds.
+Passes hold the interpreter, because they take microseconds, and another thread that gets it in between may hold it for
+milliseconds.
 
 Stored rows are passed as `RowCodec.plain` gives them: float32 (fp32), uint16 (fp16), uint8 (int8 and int4).
 """
@@ -36,14 +36,14 @@ from serving.tables.store.row_formats import SCALE_BYTES
 EPOCH, HOLES = 0, 1  # words of a table's header
 HEADER_WORDS = 8
 HEADER, READS, ROWS, PLACES, USES, WORDS = 0, 1, 2, 5, 7, 9  # of `table_words`
-ALL_THERE, SOME_MISSING, UNSETTLED = 0, 1, -1  # unsettled: somebody writes, or wrote meanwhile
-ASKED = 1024  # rows that are asked of memory before the first of them is decoded: 64 KiB of a core's own cache
-AHEAD = 16  # rows between the one that is asked of memory and the one that is decoded
-WIDE, NARROW = 2 * LANES, LANES // 2  # widths of rows that the ranker has: without a loop they take half the time
+ALL_THERE, SOME_MISSING, UNSETTLED = 0, 1, -1  # UNSETTLED: a writer was active
+ASKED = 1024  # rows prefetched before the first is decoded: 64 KiB of a core's cache
+AHEAD = 16  # rows between the one prefetched and the one decoded
+WIDE, NARROW = 2 * LANES, LANES // 2  # row widths of the ranker: unrolled, they take half the time
 WAYS = LANES  # slots of a set
-NO_KEY = -1  # HPS reserves it, so no row has it
+NO_KEY = -1  # reserved by HPS, so no row has it
 MOST_USES = 255
-# Uses matter where rows come and go: so many reads count after one that missed a row, then one in so many.
+# LFU counts: COUNTED_AFTER_MISS reads count after one that missed a row, then one in COUNTED_EVERY.
 # experiments/cache_policy.py: up to 7 points of hit rate above LRU on Zipf traces and real logs; below it when all
 # popularity changes at once.
 COUNTED_AFTER_MISS = 8
@@ -51,12 +51,12 @@ COUNTED_EVERY = 8
 MIX = np.uint64(0x9E3779B97F4A7C15)
 THIRTY_TWO = np.uint64(32)
 held = partial(compiled, nogil=False)
-FP16_TO_FP32 = np.float32(2.0**112)  # the exponents count from 127 - 15 further down
+FP16_TO_FP32 = np.float32(2.0**112)  # difference of the exponent biases, 127 - 15
 
 
 @held
 def read_complete(header, rows, keys, vectors):
-    """Rows 0 … len(rows) - 1 -> 0 when all that are asked for are there and nobody wrote; else `vectors` hold anything.
+    """Read a complete table. Return ALL_THERE, SOME_MISSING or UNSETTLED; unless ALL_THERE, `vectors` are undefined.
 
     header: int64 [HEADER_WORDS] of the table; vectors: float32 [N, D], written
     """
@@ -66,7 +66,7 @@ def read_complete(header, rows, keys, vectors):
     if header[HOLES] != 0:
         return SOME_MISSING
     for at in range(len(keys)):
-        if np.uint64(keys[at]) >= np.uint64(len(rows)):  # negative ones are huge
+        if np.uint64(keys[at]) >= np.uint64(len(rows)):  # negative keys wrap to huge ones
             return SOME_MISSING
         _ask(rows, keys[min(at + AHEAD, len(keys) - 1)])
         decode_row(rows, keys[at], vectors, at)
@@ -75,9 +75,9 @@ def read_complete(header, rows, keys, vectors):
 
 @held
 def read_hashed(header, owner, uses, counted, rows, keys, vectors):
-    """`find_hashed`, the rows, and where `counted` `count_uses`: -> as `read_complete`.
+    """Read a hashed table: `find_hashed`, decode, and `count_uses` if `counted`. Return as `read_complete`.
 
-    vectors: float32 [N, D], written where there is a row
+    vectors: float32 [N, D], written where a row exists
     """
     epoch = read_in_order(header, EPOCH)
     if epoch & 1:
@@ -95,7 +95,7 @@ def read_hashed(header, owner, uses, counted, rows, keys, vectors):
 
 @held
 def read_indexed(header, slot_of_key, uses, counted, rows, keys, vectors):
-    """The same with `find_indexed`."""
+    """Read an indexed table: as `read_hashed`, with `find_indexed`."""
     epoch = read_in_order(header, EPOCH)
     if epoch & 1:
         return UNSETTLED
@@ -112,42 +112,41 @@ def read_indexed(header, slot_of_key, uses, counted, rows, keys, vectors):
 
 @held
 def read_complete_at(table, dtype, keys, vectors):
-    """`read_complete` of the table that `table_words` describe. table: their address; dtype: of the rows"""
+    """Run `read_complete` on the table described by `table_words`. table: their address; dtype: of the rows."""
     return read_complete(_header(table), _rows(table, dtype), keys, vectors)
 
 
 @held
 def read_hashed_at(table, dtype, keys, vectors):
-    """The same of `read_hashed`, which counts uses as often as COUNTED_AFTER_MISS and COUNTED_EVERY say."""
+    """Run `read_hashed` on such a table, counting uses as COUNTED_AFTER_MISS and COUNTED_EVERY say."""
     counted, owner = _next_counts(table), _array(table, PLACES, np.int64)
     return _noted(table, read_hashed(_header(table), owner, _uses(table), counted, _rows(table, dtype), keys, vectors))
 
 
 @held
 def read_indexed_at(table, dtype, keys, vectors):
-    """The same of `read_indexed`."""
+    """Run `read_indexed` on such a table."""
     counted, slot_of_key = _next_counts(table), _array(table, PLACES, np.int32)
     return _noted(table, read_indexed(_header(table), slot_of_key, _uses(table), counted, _rows(table, dtype), keys, vectors))
 
 
 def table_words(header, rows, *parts):
-    """What every read of a table is of, as int64 words: the address of `header`; reads since one missed a row; address, length
-    and columns of the stored rows; then address and length of `parts`: the places (int64 owners or int32 slots by key) and the
-    uses (uint8).
+    """Describe a table in int64 words: the address of `header`; reads since the last miss; address, length and columns of the
+    stored rows; then address and length of `parts`: the places (int64 owners or int32 slots by key) and the uses (uint8).
 
-    For each array of a call, numba asks the interpreter what it is, and holds it: that takes as long as 20 rows. Whoever
-    passes the words' address keeps them and the arrays.
+    Passing one address instead of arrays saves numba's unboxing, which costs as much as 20 rows per array. The caller must
+    keep the words and the arrays alive.
     """
     words = np.zeros(WORDS, np.int64)
     words[[HEADER, ROWS, ROWS + 1, ROWS + 2]] = header.ctypes.data, rows.ctypes.data, *rows.shape
-    for at, part in zip((PLACES, USES), parts, strict=False):  # a complete table has neither
+    for at, part in zip((PLACES, USES), parts, strict=False):  # a complete table has no parts
         words[at : at + 2] = part.ctypes.data, len(part)
     return words
 
 
 @register_jitable
 def _next_counts(table):
-    """One read more -> whether its uses are counted."""
+    """Count a read and return whether its uses are counted."""
     words = _words(table)
     words[READS] += 1
     return words[READS] % COUNTED_EVERY == 0 or words[READS] <= COUNTED_AFTER_MISS
@@ -196,9 +195,10 @@ def _state(header, epoch, missing):
 
 @compiled
 def find_hashed(owner, rows, keys, slots):
-    """int64 [capacity] owners of slots, int64 [N] keys -> how many are missing. slots: int64 [N], written; -1 where missing.
+    """Write the slots of keys, int64 [N], -1 where missing, and return how many are missing. owner: int64 [capacity] keys of
+    slots.
 
-    Those of `rows` (stored, [capacity, columns]) are asked of memory: whoever wants them has them sooner.
+    Prefetches the found rows of `rows` (stored, [capacity, columns]).
     """
     missing, n_sets = 0, np.uint64(len(owner) // WAYS)
     for at in range(len(keys)):
@@ -206,7 +206,7 @@ def find_hashed(owner, rows, keys, slots):
         first = np.int64((hashed * n_sets) >> THIRTY_TWO) * WAYS
         slots[at] = first + find_in_eight(owner, first, keys[at])
         _ask(rows, slots[at])
-        if slots[at] == first + WAYS or keys[at] == NO_KEY:  # rare: a branch takes a tenth less
+        if slots[at] == first + WAYS or keys[at] == NO_KEY:  # rare, so a branch is a tenth faster
             slots[at] = -1
             missing += 1
     return missing
@@ -214,7 +214,7 @@ def find_hashed(owner, rows, keys, slots):
 
 @compiled
 def find_indexed(slot_of_key, rows, keys, slots):
-    """int32 [rows] slots of the keys 0 … rows - 1, -1 where there is none -> as `find_hashed`."""
+    """Write slots as `find_hashed` does, from the slot of each key 0 … rows - 1, int32 [rows], -1 for none."""
     missing = 0
     for at in range(len(keys)):
         slots[at] = -1
@@ -227,7 +227,7 @@ def find_indexed(slot_of_key, rows, keys, slots):
 
 @register_jitable
 def _decode_found(rows, slots, vectors, missing):
-    """`decode_rows` of rows that were asked for; `missing` of the slots are -1."""
+    """Run `decode_rows` on prefetched rows; `missing` of the slots are -1."""
     for at in range(len(slots)):
         if missing == 0 or slots[at] >= 0:
             decode_row(rows, slots[at], vectors, at)
@@ -235,7 +235,7 @@ def _decode_found(rows, slots, vectors, missing):
 
 @compiled
 def count_uses(uses, slots):
-    """One use more of each row that was read, once for all the times that it was. uses: uint8 [capacity]; slots: int64 [N]"""
+    """Count one use of each distinct row that was read. uses: uint8 [capacity]; slots: int64 [N]."""
     before = np.empty(len(slots), np.uint8)
     for at in range(len(slots)):
         before[at] = uses[slots[at]] if slots[at] >= 0 else MOST_USES
@@ -246,7 +246,7 @@ def count_uses(uses, slots):
 
 @compiled
 def decode_rows(rows, slots, vectors):
-    """Row `slots[n]` -> vectors[n]; nothing where the slot is -1. slots: int64 [N]; vectors: float32 [N, D], written"""
+    """Decode row `slots[n]` into vectors[n], float32 [N, D]; skip slots of -1. slots: int64 [N]."""
     for at in range(len(slots)):
         _ask(rows, slots[min(at + AHEAD, len(slots) - 1)])
         if slots[at] >= 0:
@@ -255,16 +255,16 @@ def decode_rows(rows, slots, vectors):
 
 @register_jitable(inline="always")
 def _ask(rows, row):
-    """For the first line of a row. Of one that is not there it does nothing: asking for any address is harmless."""
+    """Prefetch the first cache line of a row. Prefetching a missing row is harmless."""
     prefetch(rows, row * rows.shape[1] * rows.itemsize)
 
 
 def decode_row(rows, row, vectors, at):
-    """Values of a stored row -> vectors[at]: by the type of `rows`, one of those below."""
+    """Decode a stored row into vectors[at], by the dtype of `rows` (one of the functions below)."""
     raise NotImplementedError
 
 
-@overload(decode_row, inline="always")  # a call would push sixteen words of array headers a row
+@overload(decode_row, inline="always")  # a call would push sixteen words of array headers per row
 def _decoder(rows, row, vectors, at):
     return {types.float32: _fp32, types.uint16: _fp16, types.uint8: _codes}[rows.dtype]
 
@@ -278,7 +278,7 @@ def _fp32(rows, row, vectors, at):
     if width == NARROW:
         copy_four(rows, row * NARROW, vectors, at * NARROW)
         return
-    while column + LANES <= width:  # as a range with a step, the loop takes twice as long
+    while column + LANES <= width:  # twice as fast as a range with a step
         copy_eight(rows, row * width + column, vectors, at * width + column)
         column += LANES
     while column < width:
@@ -296,7 +296,7 @@ def _codes(rows, row, vectors, at):
     codes = columns - SCALE_BYTES
     scales = read_four(rows, row * columns + codes)
     scale, offset = _half(scales), _half(scales >> 16)
-    if codes == width:  # int8; also int4 of one column, whose other half is 0
+    if codes == width:  # int8; also int4 of one column, whose high half is 0
         _bytes(rows, row * columns, vectors, at * width, width, scale, offset)
     else:
         _halves(rows, row * columns, vectors, at * width, width, scale, offset)
@@ -335,6 +335,6 @@ def _halves(rows, place, vectors, at, width, scale, offset):
 
 @compiled
 def _half(bits):
-    """The bits of a finite float16 -> float32."""
+    """Return the float32 of the bits of a finite float16."""
     bits = np.int32(bits)
     return np.int32((bits & 0x7FFF) << 13 | (bits & 0x8000) << 16).view(np.float32) * FP16_TO_FP32

@@ -1,6 +1,6 @@
-"""Eight values at once, in loops that numba does not vectorise: for all it knows, an answer overlaps what it is read from.
+"""Process eight values at once in loops that numba cannot vectorise, because it must assume that input and output overlap.
 
-Every array is C-contiguous; a place is a position in the array laid flat, and eight values from there on exist.
+Every array is C-contiguous; a place is a position in the flattened array, with at least eight values from there on.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ _FLOATS = ir.VectorType(_FLOAT, LANES)
 
 @intrinsic
 def copy_eight(typing_context, source, place, target, at):
-    """float32 array, int64, float32 array, int64 -> nothing: eight values from `place` on go to `at`."""
+    """Copy eight float32 values from `place` to `at`."""
 
     return _copy(LANES, source, place, target, at)
 
 
 @intrinsic
 def copy_four(typing_context, source, place, target, at):
-    """The same of four values."""
+    """Copy four float32 values from `place` to `at`."""
     return _copy(LANES // 2, source, place, target, at)
 
 
 @intrinsic
 def scale_eight(typing_context, codes, place, target, at, scale, offset):
-    """uint8 array, int64, float32 array, int64, two float32 -> nothing: eight codes · scale + offset, each step rounded."""
+    """Write eight values code · scale + offset, each step rounded. codes: uint8; the others: float32."""
 
     def generate(context, builder, signature, arguments):
         codes = _load(builder, _pointer(context, builder, signature, arguments, 0), ir.VectorType(_BYTE, LANES))
@@ -42,7 +42,7 @@ def scale_eight(typing_context, codes, place, target, at, scale, offset):
 
 @intrinsic
 def scale_eight_halves(typing_context, codes, place, target, at, scale, offset):
-    """`scale_eight` of four bytes of two codes each, the low half first."""
+    """Run `scale_eight` on four bytes of two codes each, the low half first."""
 
     def generate(context, builder, signature, arguments):
         kind = ir.VectorType(_BYTE, LANES // 2)
@@ -58,7 +58,7 @@ def scale_eight_halves(typing_context, codes, place, target, at, scale, offset):
 
 @intrinsic
 def find_in_eight(typing_context, values, place, wanted):
-    """int64 array, int64, int64 -> int64: how far behind `place` the value stands first, 8 when it is none of the eight."""
+    """Return the distance from `place` to the first of eight int64 values that equals `wanted`, 8 when none does."""
 
     def generate(context, builder, signature, arguments):
         values = _load(builder, _pointer(context, builder, signature, arguments, 0), ir.VectorType(_LONG, LANES))
@@ -72,7 +72,7 @@ def find_in_eight(typing_context, values, place, wanted):
 
 @intrinsic
 def memory_at(typing_context, address):
-    """int64 -> what `carray` takes: memory that somebody else keeps."""
+    """Return the pointer at an int64 address, for `carray`. The caller keeps the memory alive."""
 
     def generate(context, builder, signature, arguments):
         return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
@@ -82,7 +82,7 @@ def memory_at(typing_context, address):
 
 @intrinsic
 def read_four(typing_context, values, place):
-    """uint8 array, int64 -> int32: four bytes, the lowest first."""
+    """Return four bytes of a uint8 array as int32, the lowest first."""
 
     def generate(context, builder, signature, arguments):
         return _load(builder, _pointer(context, builder, signature, arguments, 0), _WORD)
@@ -92,7 +92,7 @@ def read_four(typing_context, values, place):
 
 @intrinsic
 def read_once(typing_context, values, place):
-    """int32 array, int64 -> int32 of memory that others write: checked and used, it is the same number."""
+    """Read an int32 of shared memory once, so that the checked value is the used value."""
 
     def generate(context, builder, signature, arguments):
         return builder.load_atomic(_pointer(context, builder, signature, arguments, 0), "monotonic", 4)
@@ -102,7 +102,7 @@ def read_once(typing_context, values, place):
 
 @intrinsic
 def read_in_order(typing_context, words, place):
-    """int64 array, int64 -> int64 of memory that others write, read behind what stands before and before what stands behind."""
+    """Read an int64 of shared memory in program order, with neither earlier nor later reads moved across."""
 
     def generate(context, builder, signature, arguments):
         builder.fence("acquire")
@@ -112,7 +112,7 @@ def read_in_order(typing_context, words, place):
 
 
 def _copy(count, source, place, target, at):
-    """The signature and the code of `copy_eight`, of `count` values."""
+    """Return the signature and the code generator of a copy of `count` values."""
 
     def generate(context, builder, signature, arguments):
         values = _load(builder, _pointer(context, builder, signature, arguments, 0), ir.VectorType(_FLOAT, count))
@@ -123,7 +123,10 @@ def _copy(count, source, place, target, at):
 
 
 def _of_arrays(result, elements, *arguments):
-    """The signature, with places as int64. elements: of each array. Raises TypingError when one is another or strided."""
+    """Return the signature, with places as int64. elements: dtype of each array.
+
+    Raises TypingError when one differs or is strided.
+    """
     arrays = [kind for kind in arguments if isinstance(kind, types.Array)]
     if tuple(kind.dtype for kind in arrays) != elements or any(kind.layout != "C" for kind in arrays):
         raise TypingError(f"lanes cannot read {arrays}; expected contiguous arrays of {elements}")
@@ -131,7 +134,7 @@ def _of_arrays(result, elements, *arguments):
 
 
 def _pointer(context, builder, signature, arguments, at):
-    """To the element of the array `arguments[at]` whose place is the argument behind it."""
+    """Return a pointer into the array `arguments[at]`, at the place that the next argument gives."""
     array = context.make_array(signature.args[at])(context, builder, arguments[at])
     return builder.gep(array.data, [arguments[at + 1]])
 
@@ -145,7 +148,7 @@ def _store(builder, values, pointer):
 
 
 def _spread(builder, value):
-    """Eight times the value."""
+    """Return a vector of eight times the value."""
     kind = ir.VectorType(value.type, LANES)
     first = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(_WORD, 0))
     zeros = ir.Constant(ir.VectorType(_WORD, LANES), [0] * LANES)

@@ -1,9 +1,9 @@
-"""Which slots of a table may be read: a word for every eight of them, and for each slot a bit that says it is empty.
+"""Seqlocks of a table's slots: one word per eight slots, and an "empty" bit per slot.
 
-    word, uint32   [ a bit for each slot that is being written | 24 bits: how often one of the eight was written ]
+    word, uint32   [ a bit for each slot that is being written | 24 bits: write count of the eight slots ]
 
-Eight slots share a word, because one for every row would be a fifth of the row in int8. A row that was read is whole when its
-own bit is clear and the word is the same before and after. A writer that dies leaves its own slots marked, and no others.
+Eight slots share a word, because a word per row would be a fifth of an int8 row. A read is valid when the slot's bit is clear
+and the word is the same before and after. A writer that dies leaves only its own slots marked.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ COUNT = np.uint32((1 << COUNT_BITS) - 1)
 
 
 class Marks:
-    """`words` and `empty` of a table's sections. Slots are int64 [N], distinct; writers hold the table's lock.
+    """The sections `words` and `empty` of a table. Slots are int64 [N], distinct; writers hold the table's lock.
 
-    empty: uint8 [ceil(capacity / 8)], a bit for each of eight slots, the lowest for the first
+    empty: uint8 [ceil(capacity / 8)], a bit per slot, the lowest for the first
     """
 
     def __init__(self, sections: Sections, base: memoryview, capacity: int) -> None:
@@ -31,50 +31,50 @@ class Marks:
 
     @staticmethod
     def specs(capacity: int) -> dict[str, tuple[type, tuple[int, ...]]]:
-        """What `Sections` needs."""
+        """Return the section specs for `Sections`."""
         n_groups = -(-capacity // GROUP)
         return {"words": (np.uint32, (n_groups,)), "empty": (np.uint8, (n_groups,))}
 
     # --- readers ------------------------------------------------------------------------------------------------------------
     def words_of(self, slots: np.ndarray) -> np.ndarray:
-        """uint32 [N]"""
+        """Return the words of slots, uint32 [N]."""
         return self._words.take(slots >> GROUP_BITS, mode="clip")
 
     @staticmethod
     def being_written(words: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        """bool [N]: the slots' own bits of `words_of`."""
+        """Return which slots are being written, bool [N], by their words."""
         return words & _writing(slots) != 0
 
     def is_empty(self, slots: np.ndarray) -> np.ndarray:
-        """bool [N]"""
+        """Return which slots are empty, bool [N]."""
         return self.empty.take(slots >> GROUP_BITS, mode="clip") & _bit(slots) != 0
 
     # --- writers ------------------------------------------------------------------------------------------------------------
     def begin(self, slots: np.ndarray) -> int:
-        """Make slots unreadable, as full as they will be -> how many of them were empty."""
+        """Mark slots as being written and not empty. Return how many were empty."""
         groups, empty = slots >> GROUP_BITS, self.is_empty(slots)
         np.bitwise_or.at(self._words, groups, _writing(slots))
         np.bitwise_and.at(self.empty, groups[empty], ~_bit(slots[empty]))
         return int(np.count_nonzero(empty))
 
     def end(self, slots: np.ndarray) -> None:
-        """Give them back to readers: all that `begin` took."""
+        """Make the slots of `begin` readable again."""
         groups = slots >> GROUP_BITS
         self._words[groups] = self._words[groups] + np.uint32(1) & COUNT
 
     def torn(self) -> np.ndarray:
-        """Slots that a writer which died left unreadable."""
+        """Return the slots that a dead writer left unreadable."""
         groups = np.flatnonzero(self._words > COUNT)
         slots = (groups[:, None] * GROUP + np.arange(GROUP)).ravel()
         return slots[self.being_written(self.words_of(slots), slots)]
 
     def empty_out(self, torn: np.ndarray) -> None:
-        """All slots of `torn` become empty, and readable as that."""
+        """Mark the slots of `torn` as empty and readable."""
         np.bitwise_or.at(self.empty, torn >> GROUP_BITS, _bit(torn))
         self.end(torn)
 
     def clear(self) -> None:
-        """Every slot is empty."""
+        """Mark every slot as empty."""
         self.empty[:] = 0xFF
         if self.capacity % GROUP:
             self.empty[-1] = (1 << self.capacity % GROUP) - 1
@@ -84,10 +84,10 @@ class Marks:
 
 
 def _bit(slots: np.ndarray) -> np.ndarray:
-    """uint8 [N]: a slot's bit among its eight."""
+    """Return each slot's bit among its eight, uint8 [N]."""
     return (1 << (slots & GROUP - 1)).astype(np.uint8)
 
 
 def _writing(slots: np.ndarray) -> np.ndarray:
-    """uint32 [N]: a slot's bit of its word."""
+    """Return each slot's bit of its word, uint32 [N]."""
     return (1 << (slots & GROUP - 1) + COUNT_BITS).astype(np.uint32)

@@ -1,7 +1,7 @@
-"""Memory that tables lie in: private to the process (L1), or one file in shared memory for all processes (L2).
+"""Memory of tables: private to the process (L1), or one file in shared memory for all processes (L2).
 
-A shared file belongs to whoever maps it. Its users hold a shared lock on `users` beside it; the last one to leave, or the next
-one to come after a crash, removes it. Kernel locks (flock) die with their process: a killed process never blocks another.
+Users of a shared file hold a shared lock on the file `users` beside it. The last user to leave, or the next one after a crash,
+removes it. Kernel locks (flock) die with their process, so a killed process never blocks another.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PRIVATE_MODE = 0o700
 
 
 class Sections:
-    """Named arrays one behind the other in a block of bytes. Zero bytes must be a valid initial state of each."""
+    """Named arrays end to end in a block of bytes. Zeros must be a valid initial state of each."""
 
     def __init__(self, specs: dict[str, tuple[np.dtype | type, tuple[int, ...]]]) -> None:
         self.offsets: dict[str, int] = {}
@@ -40,24 +40,24 @@ class Sections:
             self.nbytes += -(-size // ALIGNMENT) * ALIGNMENT
 
     def array(self, block: memoryview, name: str) -> np.ndarray:
-        """The section as a writable array over `block`."""
+        """Return the section as a writable array over `block`."""
         dtype, shape = self.specs[name]
         return np.frombuffer(block, dtype, int(np.prod(shape)), self.offsets[name]).reshape(shape)
 
 
 class PrivateBlock:
-    """Zeroed memory of this process. Pages (of 2 MiB where the system has them) cost nothing until they are written."""
+    """Zeroed memory of this process. Pages, of 2 MiB where possible, cost nothing until they are written."""
 
     def __init__(self, nbytes: int) -> None:
         block = mmap.mmap(-1, max(nbytes, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # page-aligned: a row is one cache line
-        with suppress(OSError):  # a kernel built without large pages refuses the advice, and nothing is lost but speed
-            block.madvise(mmap.MADV_HUGEPAGE)  # rows are read here and there: almost each on another page, were these of 4 KiB
+        with suppress(OSError):  # a kernel without large pages refuses the advice, which only costs speed
+            block.madvise(mmap.MADV_HUGEPAGE)  # random reads would touch a new 4 KiB page almost every time
         self.view = memoryview(block)
         self.lock = threading.Lock()
 
 
 class FileLock:
-    """Excludes threads and processes. The kernel frees it when its process dies."""
+    """A lock between threads and processes. The kernel releases it when its process dies."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._threads = file, threading.Lock()
@@ -85,9 +85,9 @@ class FileLock:
 
 
 class SharedBlock:
-    """A file of `nbytes`, mapped by every process that opens the same path; zeroed when created, then `initialise`d once.
+    """A file of `nbytes` that every process with the same path maps; zeroed when created, then `initialise`d once.
 
-    The file appears under its name only when it is complete. Raises DependencyError when there is no room for it.
+    The file appears under its name only when it is complete. Raises DependencyError when it does not fit.
     """
 
     def __init__(self, path: Path, nbytes: int, initialise: Callable[[memoryview], None]) -> None:
@@ -104,7 +104,7 @@ class SharedBlock:
         draft = self.path.with_suffix(".draft")
         try:
             with open(draft, "w+b") as file:
-                os.posix_fallocate(file.fileno(), 0, nbytes)  # now, not as a SIGBUS in the middle of a request
+                os.posix_fallocate(file.fileno(), 0, nbytes)  # fail now instead of with a SIGBUS during a request
                 initialise(memoryview(mmap.mmap(file.fileno(), nbytes)))
             draft.rename(self.path)
         except OSError as error:
@@ -135,10 +135,10 @@ def close_to_others(folder: Path) -> None:
 
 
 class SharedFolder:
-    """The folder of one arena. While it is open, nobody removes it; `close` removes it when this was the last user.
+    """The folder of one arena. It is not removed while it is open; `close` removes it after the last user.
 
-    Its name can be guessed, and every user may create folders in shared memory, so rows are only read from a folder that
-    nobody else could have filled: ArtifactError for any other.
+    Its name is predictable, and every user can create folders in shared memory. So rows are only read from a folder that nobody
+    else could have filled; ArtifactError for any other.
     """
 
     def __init__(self, root: Path, name: str) -> None:
@@ -148,10 +148,10 @@ class SharedFolder:
                 remove_unused(stale)
         while not self._enter():
             pass
-        self.close = weakref.finalize(self, leave, self._users, self.path)  # at the latest when the interpreter ends
+        self.close = weakref.finalize(self, leave, self._users, self.path)  # at interpreter exit at the latest
 
     def _enter(self) -> bool:
-        """Become a user. False when the folder's last user removed it meanwhile."""
+        """Register as a user. Return False when the last user removed the folder meanwhile."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
             self.path.mkdir(mode=PRIVATE_MODE)
@@ -163,7 +163,7 @@ class SharedFolder:
                     f"belongs to user {os.geteuid()}, who serves. End the servers that use it, if any do "
                     f"(`fuser {self.path}/*`), and remove it; what another user made, that user or the administrator removes."
                 )
-            self._users = open(self.path / USERS_FILE, "wb")  # noqa: SIM115 - its lock says that we are here
+            self._users = open(self.path / USERS_FILE, "wb")  # noqa: SIM115 - its lock marks this process as a user
             fcntl.flock(self._users, fcntl.LOCK_SH)
             return os.path.samestat(os.fstat(self._users.fileno()), os.stat(self.path / USERS_FILE))
         except FileNotFoundError:

@@ -1,9 +1,9 @@
-"""Rows of two widths: a table's hot rows are as wide as the network reads them, its cold rows narrow, widened on the way out.
+"""Rows of two widths: hot rows have the network's width, cold rows are narrow and widened on the way out.
 
     key < first cold key ─▶ <table>        float32 [first cold key, D]
-    key from there on    ─▶ <table>-cold   float32 [cold rows, W] · projection of the table [W, D]
+    other keys           ─▶ <table>-cold   float32 [cold rows, W] · projection of the table [W, D]
 
-To the levels below both are tables like any other, with budgets, row formats and updates of their own.
+The levels treat both as separate tables, with their own budgets, row formats and updates.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from serving.tables.store.tables import EmbeddingTables
 
 PROJECTIONS_FILE = "projections.npz"  # table -> float32 [W, D]
 
-Wanted = tuple[tuple[str, ...], np.ndarray]  # S table names, int [..., S] a key of each
+Wanted = tuple[tuple[str, ...], np.ndarray]  # S table names, and int [..., S]: one key per table
 
 
 def cold_table(name: str) -> str:
-    """Where the cold rows of a table are."""
+    """Return the name of the table of cold rows."""
     return f"{name}-cold"
 
 
@@ -42,7 +42,7 @@ class MixedWidths:
 
     @classmethod
     def load(cls, folder: Path, first_cold: Mapping[str, int]) -> MixedWidths:
-        """Raises ArtifactError when a table with cold rows lacks its projection."""
+        """Load the projections. Raises ArtifactError when a table with cold rows lacks one."""
         if not first_cold:
             return ONE_WIDTH
         try:
@@ -59,20 +59,20 @@ class MixedWidths:
         return tuple(map(cold_table, self.first_cold))
 
     def n_rows(self, stored: Mapping[str, int]) -> dict[str, int]:
-        """Table -> how many keys it has, from how many rows are stored under each name."""
+        """Return the number of keys by table, from the number of stored rows by name."""
         return {**stored, **{name: first + stored[cold_table(name)] for name, first in self.first_cold.items()}}
 
     def whole(self, tables: EmbeddingTables, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """Those tables with all their rows, float32 [rows, D]."""
+        """Return all rows of these tables by name, float32 [rows, D]."""
         rows = {name: tables.tables[name] for name in names}
         for name in self.first_cold:
             rows[name] = np.concatenate([rows[name], widened(tables.tables[cold_table(name)], self.projections[name])])
         return rows
 
     def gather(self, tables: Tables, *wanted: Wanted) -> list[np.ndarray]:
-        """As `tables.gather`, for keys of whole tables: for each (S names, int [..., S] keys) float32 [..., S, D].
+        """Return float32 [..., S, D] for each (S names, int [..., S] keys), as `tables.gather`, with cold rows widened.
 
-        One call of `tables.gather`, so that misses of hot and of cold rows are read in one wave.
+        Calls `tables.gather` once, so that misses of hot and cold rows are read in one wave.
         """
         if not self.first_cold or not any(name in self.first_cold for names, _ in wanted for name in names):
             return tables.gather(*wanted)
@@ -99,7 +99,7 @@ class MixedWidths:
 
 @dataclass(frozen=True)
 class _Group:
-    """What one group of tables adds to an answer."""
+    """The part of an answer that comes from one group of tables."""
 
     answer: int
     place: tuple  # in the answer
@@ -112,9 +112,9 @@ ONE_WIDTH = MixedWidths({}, {})
 
 
 def widened(rows: np.ndarray, projection: np.ndarray) -> np.ndarray:
-    """float32 [..., W] narrow rows, [W, D] -> float32 [..., D].
+    """Return narrow rows, float32 [..., W], times the projection [W, D], as float32 [..., D].
 
-    Added up in one order whatever the batch, which a product of matrices is not: a row is the same in every answer.
+    The order of additions is fixed, unlike that of a matrix product, so that a row does not depend on its batch.
     """
     wide = rows[..., :1] * projection[0]
     for column in range(1, len(projection)):

@@ -1,6 +1,6 @@
-"""Where new rows of a cache go: to the least used slots of their sets. Passes of numpy took a third of what keeping rows takes.
+"""Choose slots for new rows of a cache: the least used of their sets.
 
-Use counts may be written by readers meanwhile: which slot is chosen may be another one then, and always is one of the set.
+Readers may change use counts meanwhile, which may change the choice of a slot, but never the set.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from serving.tables.store.hits import MOST_USES, WAYS
 
 @compiled
 def place(sets, uses, empty, placed, slots):
-    """New rows of `sets` (int64 [N], rising) -> how many have a place: the rows placed[:n], in slots[:n].
+    """Choose slots for new rows of `sets`, int64 [N] ascending. Return n: the rows placed[:n] go to slots[:n].
 
-    Of several rows of one set the first has the least used slot, empty ones before all others, the second the one after it;
-    those beyond the eighth have none. uses: uint8 [capacity]; empty: uint8 [capacity / 8], a bit for each slot of a set.
+    Several rows of one set get its slots in order: empty ones first, then by rising use; rows beyond the eighth get none.
+    uses: uint8 [capacity]; empty: uint8 [capacity / 8], a bit for each slot of a set.
     Written: placed and slots, int64 [N].
     """
     n_placed = taken = 0
@@ -34,7 +34,7 @@ def place(sets, uses, empty, placed, slots):
 
 @register_jitable
 def _least_used(uses, first, empty, taken):
-    """Among eight slots, without those `taken`; 8 when all are."""
+    """Return the least used of eight slots that is not `taken`; 8 when all are."""
     least, found = MOST_USES + 1, WAYS
     for way in range(WAYS):
         used = -1 if empty >> way & 1 else uses[first + way]

@@ -1,9 +1,8 @@
 """Row formats of L1 and L2: fp32, fp16, int8 and int4, encoded on the way in and decoded on the way out.
 
 An int8 or int4 row is its codes, then a float16 scale and a float16 offset of its own: value = code · scale + offset.
-The offset is rounded down and the scale up, so that the codes cover the row's whole range and the error of a value stays
-within `error_bound`. Encoding a decoded row again gives the same bytes' values back only for fp32 and fp16; a row is therefore
-encoded once, from the fp32 row that L3 and the update messages carry.
+The offset is rounded down and the scale up, so that the codes cover the row's whole range and errors stay within `error_bound`.
+Re-encoding a decoded row is lossless only for fp32 and fp16; so a row is encoded once, from the fp32 row of L3 or of an update.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class RowCodec:
         self.row_bytes = self.columns * self.dtype.itemsize
 
     def encode(self, vectors: np.ndarray) -> np.ndarray:
-        """float32 [N, width] -> stored rows [N, columns]. Raises DataError on values the format cannot hold."""
+        """Return stored rows [N, columns] of float32 [N, width]. Raises DataError on values that the format cannot hold."""
         if self.row_format == "fp32":
             return np.ascontiguousarray(vectors, np.float32)
         self._check_range(vectors)
@@ -48,7 +47,7 @@ class RowCodec:
         return np.concatenate([codes, scale[:, None].view(np.uint8), offset[:, None].view(np.uint8)], axis=1)
 
     def decode(self, stored: np.ndarray) -> np.ndarray:
-        """Stored rows [N, columns] -> float32 [N, width]. fp32 rows come back as they are, not copied."""
+        """Return float32 [N, width] of stored rows [N, columns]. fp32 rows are not copied."""
         if self.row_format == "fp32":
             return stored
         if self.row_format == "fp16":
@@ -62,15 +61,15 @@ class RowCodec:
         return vectors
 
     def plain(self, stored: np.ndarray) -> np.ndarray:
-        """Stored rows [N, columns], the same memory, of a type that compiled loops can read: uint16 in place of float16."""
+        """Return a view of stored rows [N, columns] in a dtype that compiled loops read: uint16 instead of float16."""
         return stored.view(np.uint16) if self.row_format == "fp16" else stored
 
     def roundtrip(self, vectors: np.ndarray) -> np.ndarray:
-        """What a lookup gives back for these fp32 rows: the same, whichever level holds them."""
+        """Return these fp32 rows as a look-up returns them, whichever level holds them."""
         return vectors if self.row_format == "fp32" else self.decode(self.encode(vectors))
 
     def error_bound(self, vectors: np.ndarray) -> np.ndarray:
-        """float32 [N, width] -> float64 [N, 1]: no decoded value of the row is further from its original than this."""
+        """Return the largest decoding error of each row, float64 [N, 1], for float32 [N, width]."""
         low = vectors.min(axis=1, keepdims=True).astype(np.float64)
         high = vectors.max(axis=1, keepdims=True).astype(np.float64)
         largest = np.maximum(np.abs(low), np.abs(high))
@@ -80,20 +79,20 @@ class RowCodec:
             return largest * 2.0**-11 + 2.0**-25
         ulp = 2.0**-10  # of a float16, relative; its smallest step is 2^-24
         step = ((high - low) + np.abs(low) * ulp + 2.0**-24) / LEVELS[self.row_format] * (1 + ulp) + 2.0**-24
-        return step / 2 + largest * 2.0**-22  # half a step, and the float32 arithmetic of decoding
+        return step / 2 + largest * 2.0**-22  # half a step, plus the float32 rounding of decoding
 
     def _check_range(self, vectors: np.ndarray) -> None:
-        bad = ~(np.abs(vectors) <= FP16_MAX / 2)  # also true of NaN; half, so that a row's range fits a float16 as well
+        bad = ~(np.abs(vectors) <= FP16_MAX / 2)  # also true for NaN; half, so that a row's range fits float16 too
         if bad.any():
             row, column = np.argwhere(bad)[0]
             raise DataError(
                 f"row {row}, value {column} is {vectors[row, column]}. {self.row_format} rows hold finite values up to "
-                f"{FP16_MAX / 2:.0f}. Keep this table in fp32, or mend the training that produced the value."
+                f"{FP16_MAX / 2:.0f}. Keep this table in fp32, or fix the training that produced the value."
             )
 
 
 def quantize(vectors: np.ndarray, levels: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """float32 [N, D] -> (codes uint8 [N, D] of 0 … levels, scale float16 [N], offset float16 [N])."""
+    """Return codes uint8 [N, D] of 0 … levels, scale float16 [N] and offset float16 [N] of float32 [N, D]."""
     low, high = vectors.min(axis=1), vectors.max(axis=1)
     offset = low.astype(np.float16)
     offset = np.where(offset > low, np.nextafter(offset, np.float16(-np.inf)), offset)
@@ -106,14 +105,14 @@ def quantize(vectors: np.ndarray, levels: int) -> tuple[np.ndarray, np.ndarray, 
 
 
 def pack_nibbles(codes: np.ndarray) -> np.ndarray:
-    """uint8 [N, D] of 0 … 15 -> uint8 [N, ceil(D / 2)]; the first of two codes is the low half of its byte."""
+    """Return codes uint8 [N, D] of 0 … 15 packed to uint8 [N, ceil(D / 2)]; the first of two codes is the low half."""
     if codes.shape[1] % 2:
         codes = np.pad(codes, ((0, 0), (0, 1)))
     return codes[:, 0::2] | (codes[:, 1::2] << 4)
 
 
 def unpack_nibbles(packed: np.ndarray, width: int) -> np.ndarray:
-    """Inverse of `pack_nibbles` -> uint8 [N, width]."""
+    """Return the codes that `pack_nibbles` packed, uint8 [N, width]."""
     codes = np.empty((len(packed), packed.shape[1] * 2), np.uint8)
     np.bitwise_and(packed, 15, out=codes[:, 0::2])
     np.right_shift(packed, 4, out=codes[:, 1::2])

@@ -1,9 +1,9 @@
-"""Complete tables of one width and row format, their rows one behind the other: one read for all features of a request.
+"""Complete tables of one width and row format with their rows end to end: one read for all features of a request.
 
-    keys [..., S] + where each table starts ─▶ one pass ─▶ [..., S, D]
+    keys [..., S] + first row of each table ─▶ one pass ─▶ [..., S, D]
 
-Every table keeps its own lock, marks and update ring: only the rows lie together. A read is believed when no table
-was written meanwhile (slots.py); otherwise, and for rows that are not there, the caller asks table by table.
+Every table keeps its own lock, marks and update ring; only the rows are stored together. A read is valid when no table was
+written meanwhile (slots.py); otherwise, and for missing rows, the caller reads table by table.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ class SharedRows:
         self.rows = np.frombuffer(block.view, codec.dtype).reshape(total, codec.columns)
 
     def rows_of(self, table: str) -> np.ndarray:
-        """Stored rows of one table, [rows, columns]."""
+        """Return the stored rows of one table, [rows, columns]."""
         start = self._starts[table]
         return self.rows[start : start + self._n_rows[table]]
 
     def starts(self, tables: Sequence[str]) -> np.ndarray:
-        """int64 [S]: the first row of each."""
+        """Return the first row of each table, int64 [S]."""
         return np.array([self._starts[table] for table in tables], np.int64)
 
 
 class SideBySide:
-    """Reads S of those tables at once."""
+    """Reads S of these tables at once."""
 
     def __init__(self, rows: SharedRows, names: Sequence[str], tables: Sequence[CompleteTable]) -> None:
         self._stored, self._width = rows.codec.plain(rows.rows), rows.codec.width
         self._headers = [table.header for table in tables]
         self._starts = rows.starts(names)
         self._n_rows = np.array([table.capacity for table in tables], np.uint64)
-        self.reads = 0  # rows of each table that `read` gave
+        self.reads = 0  # rows per table that `read` returned
 
     def read(self, keys: np.ndarray) -> np.ndarray | None:
-        """int [..., S] a key of each table -> float32 [..., S, D]; None: ask the tables themselves."""
+        """Return float32 [..., S, D] of one key per table, int [..., S]; None when the tables must be read one by one."""
         epochs = [header[EPOCH] for header in self._headers]
         for header, epoch in zip(self._headers, epochs, strict=True):
             if epoch & 1 or header[HOLES]:
@@ -72,11 +72,14 @@ class SideBySide:
 
 @compiled
 def write_places(keys, starts, n_rows, places):
-    """Where the rows of keys lie: int [N, S], int64 [S], uint64 [S] -> are all there? places: int64 [N, S], written."""
+    """Write the rows of keys, int [N, S], to places, int64 [N, S]. Return whether all exist.
+
+    Starts: int64 [S]; n_rows: uint64 [S].
+    """
     for row in range(len(keys)):
         for slot in range(len(starts)):
             key = np.int64(keys[row, slot])
-            if np.uint64(key) >= n_rows[slot]:  # negative ones are huge
+            if np.uint64(key) >= n_rows[slot]:  # negative keys wrap to huge ones
                 return False
             places[row, slot] = starts[slot] + key
     return True

@@ -1,15 +1,16 @@
 """Rows in slots, readable without a lock while others write, in private or shared memory.
 
-Slots are marked while they are written (marks.py). The whole table has a number (`epoch`) that is odd while anyone writes. A
-reader takes what it wants and looks at the epoch again: unchanged and even means that nothing was written meanwhile. Otherwise
-it checks slot by slot, and counts a row as missing rather than trust it.
+A seqlock per slot (marks.py) and one per table, the `epoch`, which is odd while anyone writes. A reader copies its rows and
+checks
+the epoch again: unchanged and even means that nothing was written meanwhile. Otherwise it checks slot by slot, and counts a
+doubtful row as missing.
 
     reader   epoch? ─▶ slots of keys ─▶ rows ─▶ epoch unchanged? ─▶ done
                   └─ odd or changed ─▶ marks, owner, row, marks again, per slot
     writer   lock ─▶ epoch odd ─▶ slots marked ─▶ rows, owners ─▶ marks gone ─▶ epoch even ─▶ unlock
 
-A writer that is killed leaves an odd epoch and marked slots behind. Its lock died with it; the next writer empties the slots.
-This rests on x86-64: stores become visible in program order, and aligned 8-byte stores are whole.
+A killed writer leaves an odd epoch and marked slots; its lock dies with it, and the next writer empties the slots. The protocol
+relies on x86-64: stores become visible in program order, and aligned 8-byte stores are atomic.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ from serving.tables.store.memory import PrivateBlock, Sections, SharedBlock
 from serving.tables.store.placing import place
 from serving.tables.store.row_formats import RowCodec
 
-READ_ATTEMPTS = 40  # of rows that are being written just now
-READ_PAUSE_S = 0.0002  # between two of them: writing takes 50 us, or until a writer that lost the core has it again
-HALVE_EVERY = 32  # one insertion in so many halves the use counts of its set
-FLOAT32 = np.dtype(np.float32)  # an array is made in two thirds of the time that the type's name takes
+READ_ATTEMPTS = 40  # for rows that are being written
+READ_PAUSE_S = 0.0002  # between attempts: a write takes 50 us, or longer if the writer lost its core
+HALVE_EVERY = 32  # one insertion in HALVE_EVERY halves the use counts of its set
+FLOAT32 = np.dtype(np.float32)  # faster than the type's name
 
 Rows = tuple[np.ndarray, np.ndarray | None]  # float32 [N, D]; bool [N] missing, None when none is
 
 
 class SlotTable:
-    """What both kinds of table share: the protocol of readers and writers. Subclasses say where a key's row lies.
+    """The protocol of readers and writers, common to both kinds of table. Subclasses map keys to slots.
 
-    Keys are int64 [N]. Writers pass unique keys, and hold `writing()` around everything that must appear together.
+    Keys are int64 [N]. Writers pass unique keys, and hold `writing()` around everything that must appear at once.
     """
 
     def __init__(
@@ -51,13 +52,13 @@ class SlotTable:
         base: memoryview,
         rows: np.ndarray | None = None,
     ) -> None:
-        """rows: [capacity, columns] where they lie elsewhere than in `sections`.
+        """rows: [capacity, columns] when they are outside of `sections`.
 
-        header: int64 words, of which EPOCH and HOLES have a meaning (HOLES = 0: every row is there)
+        header: int64 words; EPOCH and HOLES are used (HOLES = 0: every row exists)
         """
         self.lock, self.codec, self.nbytes = block.lock, codec, sections.nbytes
         self.header = base[: HEADER_WORDS * 8].cast("q")
-        self._header = np.frombuffer(base, np.int64, HEADER_WORDS)  # the same for compiled loops
+        self._header = np.frombuffer(base, np.int64, HEADER_WORDS)  # a view for compiled loops
         self._rows = sections.array(base, "rows") if rows is None else rows
         self._plain, self._width = codec.plain(self._rows), codec.width
         self._dtype = self._plain.dtype
@@ -65,38 +66,38 @@ class SlotTable:
         self._marks = Marks(sections, base, self.capacity)
 
     def _reads_by(self, read_hits: Callable, *parts: np.ndarray) -> None:
-        """The pass that a read begins with, and what it needs beside the rows. Compiled here, by a read of no keys."""
+        """Set the pass that a read begins with, and its arrays beside the rows. A read of no keys compiles it here."""
         self._words = hits.table_words(self._header, self._plain, *parts)
         self._address = self._words.ctypes.data
         nothing = np.empty(0, np.int64), np.empty((0, self._width), np.float32)
         self._read_hits = machine_code(read_hits, self._address, self._dtype, *nothing)
-        self._words[hits.READS] = 0  # that one was none
+        self._words[hits.READS] = 0  # that read does not count
 
     # --- where keys lie -----------------------------------------------------------------------------------------------------
     def _find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return (slots [N], anything where missing; bool [N] missing or None). True only while nobody writes."""
+        """Return slots [N], undefined where missing, and bool [N] missing or None. Valid only while nobody writes."""
         raise NotImplementedError
 
     def _owned(self, slots: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        """bool [N]: the slot belongs to the key (or did a moment ago)."""
+        """Return whether each slot belongs to its key, bool [N]; a writer may change it at any time."""
         raise NotImplementedError
 
     def _after_repair(self, emptied: np.ndarray) -> None:
-        """Forget what lay in the emptied slots."""
+        """Remove references to the emptied slots."""
         raise NotImplementedError
 
     # --- readers ------------------------------------------------------------------------------------------------------------
     def read(self, keys: np.ndarray, out: np.ndarray | None = None) -> Rows:
-        """Decoded rows, into `out` (float32 [N, D]) when given. Rows reported missing hold anything.
+        """Return decoded rows, in `out` (float32 [N, D]) when passed, and which are missing; missing rows are undefined.
 
-        Both are C-contiguous, `keys` of int64: compiled loops look at neither.
+        keys (int64) and out must be C-contiguous: compiled loops do not check them.
         """
         vectors = empty((len(keys), self._width), FLOAT32) if out is None else out
         state = self._read_hits(self._address, self._dtype, keys, vectors)
         return (vectors, None) if state == ALL_THERE else self._read_some(keys, vectors, out)
 
     def _read_some(self, keys: np.ndarray, vectors: np.ndarray, out: np.ndarray | None) -> Rows:
-        """`read` into `vectors` where rows are missing, or somebody writes."""
+        """Finish a `read` into `vectors` where rows are missing or a writer is active."""
         epoch = self.header[EPOCH]
         if not epoch & 1:
             slots, missing = self._find(keys)
@@ -111,7 +112,7 @@ class SlotTable:
             before = self._marks.words_of(slots)
             there, stored = self._owned(slots, keys) & ~self._marks.is_empty(slots), self._rows.take(slots, axis=0, mode="clip")
             being_written = self._marks.being_written(before, slots) & (slots >= 0)
-            unsettled = being_written | (self._marks.words_of(slots) != before) & (slots >= 0)  # it, or one of the eight
+            unsettled = being_written | (self._marks.words_of(slots) != before) & (slots >= 0)  # this slot, or one of its eight
             trusted = there & ~unsettled if absent is None else there & ~unsettled & ~absent
             if not unsettled.any():
                 break
@@ -127,7 +128,7 @@ class SlotTable:
     # --- writers ------------------------------------------------------------------------------------------------------------
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Exclude other writers. What is not finished when this process dies, or an exception leaves it, is emptied later."""
+        """Exclude other writers. Slots left unfinished by a death or an exception are emptied later."""
         with self.lock:
             self._repair()
             self.header[EPOCH] += 1
@@ -135,7 +136,7 @@ class SlotTable:
             self.header[EPOCH] += 1
 
     def heal(self) -> None:
-        """Clear up behind a writer that died. Does nothing while one is alive."""
+        """Empty the slots of a dead writer. Does nothing while a writer is alive."""
         if self.header[EPOCH] & 1 and self.lock.acquire(blocking=False):
             try:
                 self._repair()
@@ -152,16 +153,16 @@ class SlotTable:
         self.header[EPOCH] += 1
 
     def _begin(self, slots: np.ndarray) -> None:
-        """Make slots unreadable that are about to be filled."""
+        """Make slots unreadable before they are filled."""
         self.header[HOLES] -= self._marks.begin(slots)
 
     def _end(self, slots: np.ndarray) -> None:
         self._marks.end(slots)
 
     def overwrite(self, keys: np.ndarray, stored: np.ndarray, between: Callable[[], None] = lambda: None) -> np.ndarray | None:
-        """Replace the rows of those keys that are here -> bool [N] missing, None when none is. Needs `writing()`.
+        """Replace the rows of keys that the table holds. Return bool [N] missing, None when none is. Needs `writing()`.
 
-        between: called when the old rows cannot be read any more, and the new ones not yet
+        between: called when the old rows are no longer readable and the new ones not yet
         """
         slots, missing = self._find(keys)
         if missing is not None:
@@ -174,7 +175,7 @@ class SlotTable:
 
     @property
     def epoch(self) -> int:
-        """Odd while anyone writes; the same before and after a read: nothing was written meanwhile."""
+        """The write counter: odd while anyone writes; unchanged over a read when nothing was written meanwhile."""
         return self.header[EPOCH]
 
     @property
@@ -183,7 +184,7 @@ class SlotTable:
 
 
 class CompleteTable(SlotTable):
-    """A table that is there as a whole: keys are 0 … n_rows - 1, and a key is its slot."""
+    """A complete table: keys are 0 … n_rows - 1, and a key is its slot."""
 
     def __init__(
         self,
@@ -209,13 +210,13 @@ class CompleteTable(SlotTable):
 
     @staticmethod
     def initialise(base: memoryview, n_rows: int, codec: RowCodec) -> None:
-        """Zeroed memory -> an empty table."""
+        """Make an empty table of zeroed memory."""
         Marks(CompleteTable.sections(n_rows, codec, rows_elsewhere=True), base, n_rows).clear()
         base[: HEADER_WORDS * 8].cast("q")[HOLES] = n_rows
 
     @property
     def whole(self) -> bool:
-        """Every row is there."""
+        """Whether every row exists."""
         return self.header[HOLES] == 0
 
     def _find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
@@ -228,10 +229,10 @@ class CompleteTable(SlotTable):
         return slots == keys
 
     def _after_repair(self, emptied: np.ndarray) -> None:
-        pass  # a key is its slot: nothing else points to it
+        pass  # a key is its slot, so there is no reference to remove
 
     def insert(self, keys: np.ndarray, stored: np.ndarray) -> int:
-        """Fill holes with rows that are absent; -> how many found a place. Needs `writing()`."""
+        """Insert absent rows into holes. Return how many were inserted. Needs `writing()`."""
         slots, missing = self._find(keys)
         if missing is None:
             return 0
@@ -244,12 +245,12 @@ class CompleteTable(SlotTable):
 
 
 class CachedTable(SlotTable):
-    """As many rows as fit, of any int64 keys: sets of 8 slots, the least used of a full set makes room for a new row.
+    """A set-associative LFU cache of any int64 keys: sets of 8 slots, in which a new row evicts the least used.
 
-    A key's set is a hash of it; inside the set it is compared with the 8 owners, which are one line of the processor's cache. A
-    table of dense keys (0 … direct_rows - 1) may afford an array that holds each key's slot instead: 4 bytes per key.
+    A key's set is a hash of it; in the set it is compared with the 8 owners, which fill one cache line. A table of dense keys
+    (0 … direct_rows - 1) may instead use an array with each key's slot: 4 bytes per key.
 
-    Use counts age by being halved now and then, so that yesterday's favourites leave in the end.
+    Use counts are halved now and then, so that formerly popular rows are evicted eventually.
     """
 
     def __init__(self, block: PrivateBlock | SharedBlock, sections: Sections, codec: RowCodec, base: memoryview) -> None:
@@ -265,11 +266,11 @@ class CachedTable(SlotTable):
         self._reads_by(read_hits, self._places, self._uses)
         self._insertions = 0  # rows
         nothing = np.empty(0, np.int64)
-        self._choose(nothing, nothing)  # compiled now, not while the first new rows keep everybody waiting
+        self._choose(nothing, nothing)  # compile now, not under the lock of the first insertion
 
     @staticmethod
     def sections(capacity: int, codec: RowCodec, direct_rows: int = 0) -> Sections:
-        """For at least one set and about `capacity` slots. `direct_rows` > 0: keep the slot of each of that many keys."""
+        """Return sections for about `capacity` slots, at least one set. direct_rows > 0: an index of that many keys."""
         capacity = max(capacity // WAYS, 1) * WAYS
         specs: dict[str, tuple[np.dtype | type, tuple[int, ...]]] = {
             "header": (np.int64, (HEADER_WORDS,)),
@@ -284,7 +285,7 @@ class CachedTable(SlotTable):
 
     @staticmethod
     def initialise(base: memoryview, sections: Sections) -> None:
-        """Zeroed memory -> an empty table."""
+        """Make an empty table of zeroed memory."""
         owner = sections.array(base, "owner")
         owner[:] = NO_KEY
         Marks(sections, base, len(owner)).clear()
@@ -316,9 +317,9 @@ class CachedTable(SlotTable):
             self._slot_of_key[self._owner[owned]] = owned
 
     def insert(self, keys: np.ndarray, stored: np.ndarray) -> int:
-        """Take in rows that are absent, in place of the least used; -> how many found a place. Needs `writing()`.
+        """Insert absent rows, evicting the least used. Return how many were inserted. Needs `writing()`.
 
-        Of more than 8 new rows of one set, 8 are taken. Keys beyond `direct_rows` are not.
+        At most 8 new rows per set are inserted, and no keys beyond `direct_rows`.
         """
         _, missing = self._find(keys)
         if missing is None:
@@ -330,7 +331,7 @@ class CachedTable(SlotTable):
         return len(slots)
 
     def _choose(self, keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Positions of absent keys -> (those that get a place, their slots). Counts of uses are halved on the way."""
+        """Return which of the absent keys get a slot, and the slots. Halves use counts now and then."""
         sets = self._sets_of(keys[wanted])
         order = np.argsort(sets, kind="stable")
         placed, slots = np.empty_like(order), np.empty_like(order)

@@ -1,6 +1,6 @@
 """One table's rows in memory: L1 of this process, L2 and the update ring of the machine.
 
-Dense category rows (0 … rows - 1) and sparse int64 keys go the same way; `keys` is int64 [N] throughout.
+Dense category rows (0 … rows - 1) and sparse int64 keys are treated alike; `keys` is int64 [N] throughout.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from serving.tables.store.side_by_side import SharedRows
 from serving.tables.store.slots import CachedTable, CompleteTable
 from serving.tables.updates.ring import APPLIED, HEAD, UpdateRing
 
-INDEX_SHARE = 0.25  # of L2's rows: as much memory a shared array of every key's slot may take
+INDEX_SHARE = 0.25  # most memory for a shared index of slots by key, relative to L2's rows
 L1_INDEX_SHARE = 1.0  # L1 exists for speed
 SHARED_MEMORY = "/dev/shm"
-SECTIONS_VERSION = 2  # part of the files' names: what other code laid out otherwise is never mapped
+SECTIONS_VERSION = 2  # part of the files' names, so that files of another layout are never mapped
 
 
 class ReadRows(Protocol):
@@ -37,14 +37,14 @@ class ReadRows(Protocol):
 
 
 def l1_sections(config: TableConfig) -> Sections:
-    """L1's memory, per process: `.nbytes`. Rows are decoded, so that a hit costs no arithmetic."""
+    """Return L1's memory per process (`.nbytes`). Rows are stored decoded, so that a hit costs no arithmetic."""
     codec = RowCodec("fp32", config.width)
     direct = config.dense and 4 * config.rows <= L1_INDEX_SHARE * config.l1_rows * codec.row_bytes
     return CachedTable.sections(min(config.l1_rows, config.rows), codec, config.rows if direct else 0)
 
 
 def l2_sections(config: TableConfig) -> Sections:
-    """L2's memory, per machine: `.nbytes`, without the update ring."""
+    """Return L2's memory per machine (`.nbytes`), without the update ring."""
     codec = RowCodec(config.row_format, config.width)
     if config.complete:
         return CompleteTable.sections(config.rows, codec)
@@ -53,19 +53,19 @@ def l2_sections(config: TableConfig) -> Sections:
 
 
 def ring_sections(config: TableConfig) -> Sections:
-    """The update ring's memory, per machine: `.nbytes`."""
+    """Return the update ring's memory per machine (`.nbytes`)."""
     return UpdateRing.sections(config.rows, RowCodec(config.row_format, config.width))
 
 
 def shared_root(config: TiersConfig) -> Path:
-    """The folder of arenas: as the settings say, else the same choice for whoever asks.
+    """Return the folder of arenas: the setting, otherwise a choice that is the same for every process.
 
-    That is shared memory, or the temporary folder where a container has too little of it: the page cache shares as well.
+    That is shared memory, or the temporary folder where a container has too little of it; its pages are shared too.
     """
     if config.shared_folder:
         return Path(config.shared_folder)
     for root in (SHARED_MEMORY, tempfile.gettempdir()):
-        if Path(root, f"{ARENA_PREFIX}{config.arena}").exists():  # somebody found room before us
+        if Path(root, f"{ARENA_PREFIX}{config.arena}").exists():  # another process has created it there
             return Path(root)
     needed = sum(ring_sections(table).nbytes + (table.l2_rows > 0) * l2_sections(table).nbytes for table in config.tables)
     fits = Path(SHARED_MEMORY).is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 2 * needed
@@ -73,9 +73,9 @@ def shared_root(config: TiersConfig) -> Path:
 
 
 def open_shared(folder: Path, tables: Iterable[TableConfig]) -> dict[str, SharedTable]:
-    """All tables of an arena, by name. Complete ones of one width and format keep their rows side by side in one block.
+    """Open all tables of an arena, by name. Complete tables of one width and format share a block for their rows.
 
-    Raises DependencyError when there is no room for them.
+    Raises DependencyError when they do not fit.
     """
     tables = list(tables)
     rows: dict[tuple[int, str], SharedRows] = {}
@@ -88,7 +88,7 @@ def open_shared(folder: Path, tables: Iterable[TableConfig]) -> dict[str, Shared
 class SharedTable:
     """L2 (None when Redis is L2) and the update ring of one table: one block of shared memory, one lock.
 
-    side_by_side: where the rows of a complete table lie, together with those of others.
+    side_by_side: the shared block of a complete table's rows.
     """
 
     def __init__(self, folder: Path, config: TableConfig, side_by_side: SharedRows | None) -> None:
@@ -122,13 +122,13 @@ class SharedTable:
         return cast(CompleteTable, self.slots)
 
     def promote(self, keys: np.ndarray, vectors: np.ndarray, position: int) -> None:
-        """Take in rows (float32 [N, D]) read below L2, unless they were updated since the ring stood at `position`."""
+        """Insert rows, float32 [N, D], read below L2, unless they were updated after ring position `position`."""
         with self.slots.writing():
             fresh = ~self.ring.changed(keys, position)
             self.slots.insert(keys[fresh], self.codec.encode(vectors[fresh]))
 
     def update(self, batch: Batch) -> None:
-        """Those rows of the log that were not published yet: into L2 and, by the ring, to every L1."""
+        """Write the rows of the log that are new to L2 and the ring, which every L1 follows."""
         new = batch.beyond(self.ring.reached)
         rows, reached = new.latest, new.reached
         stored = self.codec.encode(rows.vectors)
@@ -137,9 +137,10 @@ class SharedTable:
                 self.ring.publish(rows.keys, stored)
                 self._count(rows, reached)
             return
-        with self.slots.writing():  # together: who inserts an old row meanwhile must find either the new one or its notice
-            # The ring tells of rows before L2 shows them, and while it shows no older ones: an updater that dies in the middle
-            # leaves places in L2 empty, and what was there for a moment is in the ring. Readers wait for these places.
+        with self.slots.writing():  # atomically: whoever inserts an old row must see the new row or its ring entry
+            # The ring shows rows before L2 does, while L2's old rows are hidden: an updater that dies in between leaves empty
+            # slots
+            # in L2, and the new rows are in the ring. Readers wait for these slots.
             tell: Callable[[], None] = partial(self.ring.publish, rows.keys, stored)
             if len(rows) <= self.ring.most_staged:
                 self.ring.stage(rows.keys, stored)
@@ -169,13 +170,13 @@ class HotRows:
         self._position = position
 
     def read(self, keys: np.ndarray, out: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray | None]:
-        """`SlotTable.read` of rows that include every update up to now."""
+        """Read as `SlotTable.read`, after applying every update so far."""
         if self._ring_words[HEAD] != self._position:
             self._refresh()
         return self.slots.read(keys, out)
 
     def _refresh(self) -> None:
-        """Bring rows that were updated since the last read to their new values."""
+        """Apply the updates since the last read."""
         ring = self._shared.ring
         head = ring.head
         recent = ring.since(self._position)
@@ -187,7 +188,7 @@ class HotRows:
             self.slots.overwrite(keys, self._shared.codec.decode(stored))
 
     def insert(self, keys: np.ndarray, vectors: np.ndarray, position: int) -> None:
-        """Take in decoded rows read when the ring stood at `position`, unless they were updated since."""
+        """Insert decoded rows read at ring position `position`, unless they were updated since."""
         slots = self.slots
         with slots.writing():
             fresh = ~self._shared.ring.changed(keys, position)
@@ -195,16 +196,16 @@ class HotRows:
 
 
 class TieredTable:
-    """Everything one process knows of one table. `shared` is None while there is no room for it: then L3 answers alone."""
+    """One table in one process. `shared` is None while it does not fit; then L3 answers alone."""
 
     def __init__(self, config: TableConfig) -> None:
         self.config, self.counts = config, TableCounts()
-        self.found = self.lacked = 0  # rows that the first level had, and had not; neither ever falls
+        self.found = self.lacked = 0  # hits and misses of the first level; counters
         self.codec = RowCodec(config.row_format, config.width)
         self.default = np.broadcast_to(np.asarray(config.default, np.float32), (config.width,))
         self.l1: HotRows | None
         self.shared: SharedTable | None
-        self.read_top: ReadRows  # what the first level gives
+        self.read_top: ReadRows  # reads the first level
         self.detach()
 
     def attach(self, shared: SharedTable) -> None:
@@ -221,13 +222,13 @@ class TieredTable:
 
     @property
     def warm(self) -> bool:
-        """There is nothing to fill: no L1, and an L2 that another instance has filled."""
+        """Whether there is nothing to fill: no L1, and an L2 that another instance has filled."""
         slots = None if self.shared is None else self.shared.slots
         return self.l1 is None and slots is not None and slots.rows_resident == slots.capacity
 
     @property
     def whole(self) -> bool:
-        """L2 has every row: L3 is not asked."""
+        """Whether L2 has every row, so that L3 is never read."""
         return self.config.complete and self.shared is not None and self.shared.complete_slots.whole
 
     def _read_nothing(self, keys: np.ndarray, out: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray | None]:
@@ -235,13 +236,13 @@ class TieredTable:
         return vectors, np.ones(len(keys), bool) if len(keys) else None
 
     def counts_with(self, at_once: int) -> TableCounts:
-        """All that was counted. at_once: rows that were read together with those of other tables, all of them from L2."""
+        """Return all counts. at_once: rows that were read together with other tables, all from L2."""
         l1_hits, l2_hits = (self.found, 0) if self.config.l1_rows else (0, self.found)
         l2_hits += self.counts.l2_hits + at_once
         return replace(self.counts, rows=self.found + self.lacked + at_once, l1_hits=l1_hits, l2_hits=l2_hits)
 
     def read_l2(self, keys: np.ndarray, out: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray | None]:
-        """What L2 in shared memory gives."""
+        """Read L2 in shared memory."""
         return self.shared.slots.read(np.ascontiguousarray(keys, np.int64), out)
 
     @property

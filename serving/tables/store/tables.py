@@ -18,14 +18,14 @@ from serving.loops.compiled import compiled
 
 @dataclass(frozen=True)
 class EmbeddingTables:
-    """All tables of one stage: name -> float32 [rows, D]. Takes the place of `Tiers` in a kernel, as their slow exact twin."""
+    """All tables of one stage: name -> float32 [rows, D]. Replaces `Tiers` in a stage, as its exact, slow twin."""
 
     tables: Mapping[str, np.ndarray]
-    degraded = False  # there is no level that could be down
+    degraded = False  # no level can be down
 
     @classmethod
     def load(cls, folder: Path) -> EmbeddingTables:
-        """Raises ArtifactError when there is no table, or one is not float32 [rows, D]."""
+        """Open the tables. Raises ArtifactError when there is none, or one is not float32 [rows, D]."""
         names = sorted(path.stem for path in folder.glob("*.npy"))
         if not names:
             raise ArtifactError(f"{folder} holds no embedding table; expected <table>.npy files. {REMEDY}")
@@ -39,15 +39,18 @@ class EmbeddingTables:
         return cls({name: table.view(np.ndarray) for name, table in tables.items()})
 
     def lookup(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """int [...] rows of table `name` -> float32 [..., D]. Rows must exist: they come from the plan that sized the table."""
+        """Return the rows, int [...], of table `name` as float32 [..., D].
+
+        Rows must exist: the plan that sized the table gives them.
+        """
         return self.tables[name].take(rows, axis=0)
 
     def side_by_side(self, names: Sequence[str], rows: np.ndarray) -> np.ndarray:
-        """int64 [B, S], a row of each of `names` -> float32 [B, sum of D]. Raises RequestError for a row that is not there."""
+        """Return one row of each of `names`, int64 [B, S], as float32 [B, sum of D]. Raises RequestError for a missing row."""
         tables = [self.tables[name] for name in names]
         vectors, start = np.empty((len(rows), sum(table.shape[1] for table in tables)), np.float32), 0
         try:
-            for slot, table in enumerate(tables):  # not all at once: numba takes a tuple apart anew at every call, in 60 us
+            for slot, table in enumerate(tables):  # one by one: unpacking a tuple costs numba 60 us per call
                 put_rows(table, rows, slot, vectors, start)
                 start += table.shape[1]
         except IndexError:
@@ -55,14 +58,14 @@ class EmbeddingTables:
         return vectors
 
     def gather(self, *wanted: tuple[tuple[str, ...], np.ndarray]) -> list[np.ndarray]:
-        """For each (S table names of one width, int [..., S] a row of each): float32 [..., S, D]."""
+        """Return float32 [..., S, D] for each (S table names of one width, int [..., S] rows)."""
         return [
             np.stack([self.lookup(name, rows[..., slot]) for slot, name in enumerate(names)], axis=-2) for names, rows in wanted
         ]
 
 
 def no_such_row(name: str, rows: np.ndarray, n_rows: int) -> RequestError:
-    """What to say of a caller who asks for rows, int [B], that are not all among the n_rows of table `name`."""
+    """Return the error for rows, int [B], of which some are beyond the n_rows of table `name`."""
     wrong = rows[(rows < 0) | (rows >= n_rows)][0]
     return RequestError(
         f"row {wrong} of the embedding table {name!r} was asked for; it has the rows 0 to {n_rows - 1}. "
@@ -72,7 +75,10 @@ def no_such_row(name: str, rows: np.ndarray, n_rows: int) -> RequestError:
 
 @compiled
 def put_rows(table, rows, slot, vectors, start):
-    """table: float32 [rows, D]; rows: int64 [B, S], of which `slot` counts; vectors: float32 [B, …], written at `start`."""
+    """Copy the rows in column `slot` of rows, int64 [B, S], to vectors, float32 [B, …], from `start`.
+
+    Table: float32 [rows, D].
+    """
     for request in range(len(rows)):
         row = rows[request, slot]
         if row < 0 or row >= len(table):

@@ -1,11 +1,11 @@
 """The tables of one model over three levels: hot rows of the process, RAM of the machine, all rows on SSD.
 
-    keys ─▶ L1 (or L2, where a table has no L1) ─▶ all there: done
+    keys ─▶ L1 (or L2, where a table has no L1) ─▶ all found: done
                  └─ missing: hit rate of the distinct keys
                       below the threshold: wait. L2, then one wave of L3 reads for all tables; then the default vector
                       at or above it:      default vectors now; a background thread fetches the rows for later
 
-The meaning is HPS's. A threshold above 1 waits for every miss: answers equal a dictionary's, bit for bit.
+The semantics are HPS's. A threshold above 1 waits for every miss: answers equal those of a dictionary, bit for bit.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from serving.tables.store.table import TieredTable, l1_sections, l2_sections
 from serving.tables.updates.ring import UpdaterState
 
 CONFIG_FILE = "tiers.json"
-WARM_ROWS = 4096  # at a time: writers of the table wait for one such part only
-ROOM_PER_ROW = 32  # rows of a cache for each that is kept together with others: four sets
+WARM_ROWS = 4096  # at a time, so that writers of the table wait for one part only
+ROOM_PER_ROW = 32  # rows of a cache per row that is inserted with others: four sets
 UPKEEP_EVERY_S = 0.05  # catching up holds the interpreter: 0.3 ms for 500 updated rows, 1.5 ms for 2,500
 INT64 = np.dtype(np.int64)
 FIRST, ONCE = np.zeros(1, np.int64), np.ones(1, np.int64)
@@ -38,7 +38,7 @@ NO_UPDATER = UpdaterState(0, 0, 0, 0.0, 0, False, False)
 
 @dataclass
 class _Miss:
-    """What the first level of one table lacks."""
+    """The misses of one table's first level."""
 
     table: TieredTable
     asked: np.ndarray  # int64 [N] all keys of the request
@@ -50,11 +50,11 @@ class _Miss:
 
 
 class Tiers:
-    """`lookup` and `lookup_many` are for one thread at a time. Any number of processes may use the same arena."""
+    """The levels of one model's tables. Look-ups are for one thread at a time; any number of processes may share an arena."""
 
     def __init__(self, config: TiersConfig, warm: bool = True) -> None:
         self.config = config
-        self.degraded = False  # a level that the latest lookup needed is down
+        self.degraded = False  # a level that the latest look-up needed is down
         self._tables = {table.name: TieredTable(table) for table in config.tables}
         self._lower = LowerLevels(config, self._tables)
         self._side_by_side: dict[tuple[str, ...], SideBySide] = {}
@@ -66,7 +66,7 @@ class Tiers:
 
     @classmethod
     def load(cls, folder: Path) -> Tiers:
-        """The tiers that `<folder>/tiers.json` describes. Raises ConfigError."""
+        """Open the tables that `<folder>/tiers.json` describes. Raises ConfigError."""
         return cls(read_config(folder / CONFIG_FILE))
 
     @property
@@ -75,16 +75,16 @@ class Tiers:
 
     # --- looking up ---------------------------------------------------------------------------------------------------------
     def lookup(self, name: str, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """int [...] keys -> float32 [..., D], into `out` (C-contiguous) when given. `degraded` tells whether a level was down.
+        """Return the rows of keys, int [...], as float32 [..., D], in `out` (C-contiguous) when passed. Sets `degraded`.
 
-        Raises RequestError for a table that the settings do not name, and for an `out` of another shape or type.
+        Raises RequestError for an unknown table, and for an `out` of another shape or dtype.
         """
         self.degraded = False
         table = self._tables.get(name) or self._table(name)
         keys = asarray(rows, INT64, "C")
         if out is not None or keys.ndim != 1:
             vectors, miss = self._read_top(name, rows, out)
-        else:  # what `_read_top` does, without the call: that takes as long as 20 rows
+        else:  # `_read_top` inlined: a call costs as much as 20 rows
             vectors, missing = table.read_top(keys)
             if missing is None:
                 table.found += keys.size
@@ -95,9 +95,9 @@ class Tiers:
         return vectors
 
     def lookup_many(self, wanted: dict[str, np.ndarray], outs: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
-        """{table: int [...] keys} -> {table: float32 [..., D]}: misses of all tables are read in one wave.
+        """Return float32 [..., D] by table of {table: int [...] keys}. Misses of all tables are read in one wave.
 
-        `outs`: C-contiguous float32 arrays of those shapes to write into. They spare large answers fresh pages.
+        outs: C-contiguous float32 arrays of those shapes to write into, which saves large answers new pages.
         """
         self.degraded = False
         read = {name: self._read_top(name, rows, outs[name] if outs else None) for name, rows in wanted.items()}
@@ -107,9 +107,9 @@ class Tiers:
         return {name: vectors for name, (vectors, _) in read.items()}
 
     def gather(self, *wanted: tuple[tuple[str, ...], np.ndarray]) -> list[np.ndarray]:
-        """For each (S table names of one width, int [..., S] a key of each): float32 [..., S, D].
+        """Return float32 [..., S, D] for each (S table names of one width, int [..., S] keys).
 
-        Tables that are wholly in L2 are read in one pass. Misses of all tables, which are named once, are read in one wave.
+        Tables that L2 holds whole are read in one pass. Misses of all tables are read in one wave; a table may be named once.
         """
         self.degraded = False
         answers = [self._read_side_by_side(names, keys) for names, keys in wanted]
@@ -122,7 +122,7 @@ class Tiers:
         return answers
 
     def _read_side_by_side(self, names: tuple[str, ...], keys: np.ndarray) -> np.ndarray | None:
-        """None where that is not how these tables lie, or not all rows are there."""
+        """Return the rows, or None where the tables are not stored side by side or a row is missing."""
         reader = self._side_by_side.get(names) or self._reader(names)
         return None if reader is None else reader.read(keys)
 
@@ -135,7 +135,7 @@ class Tiers:
         return self._side_by_side[names]
 
     def _read_top(self, name: str, rows: np.ndarray, out: np.ndarray | None) -> tuple[np.ndarray, _Miss | None]:
-        """Return (float32 [..., D], what is still to be filled in)."""
+        """Return float32 [..., D] and the misses, None without any."""
         table = self._tables.get(name) or self._table(name)
         keys = asarray(rows, INT64, "C")
         if out is not None:
@@ -153,7 +153,7 @@ class Tiers:
     @staticmethod
     def _check_out(out: np.ndarray, shape: tuple[int, ...]) -> None:
         flags = out.flags
-        if out.shape != shape or out.dtype != np.float32 or not flags.carray:  # compiled loops check nothing
+        if out.shape != shape or out.dtype != np.float32 or not flags.carray:  # compiled loops do not check
             lacking = "" if flags.c_contiguous else ", not contiguous", "" if flags.writeable else ", read-only"
             raise RequestError(
                 f"out is {out.dtype} {list(out.shape)}{''.join(lacking)}. Expected writable C-contiguous float32 "
@@ -171,7 +171,7 @@ class Tiers:
     @staticmethod
     def _miss(table: TieredTable, keys: np.ndarray, vectors: np.ndarray, places: np.ndarray) -> _Miss:
         lacking = keys[places]
-        if len(lacking) == 1:  # where most rows hit, the usual miss; `unique` takes as long as a quarter of a read
+        if len(lacking) == 1:  # the usual miss where most rows hit; `unique` costs a quarter of a read
             distinct, inverse, counts = lacking, FIRST, ONCE
         else:
             distinct, inverse, counts = np.unique(lacking, return_inverse=True, return_counts=True)
@@ -180,7 +180,7 @@ class Tiers:
         return _Miss(table, keys, vectors, places, distinct, inverse, counts)
 
     def _resolve(self, misses: list[_Miss]) -> None:
-        """Wait for the rows, or answer by defaults and fetch them for later."""
+        """Wait for the rows, or answer with defaults and fetch them in the background."""
         waiting = {}
         for miss in misses:
             name = miss.table.config.name
@@ -199,7 +199,10 @@ class Tiers:
             self._later(fetched)
 
     def _waits(self, miss: _Miss) -> bool:
-        """HPS's rule: 1 - missing / distinct keys of this request, below the threshold. Without a cache there is no choice."""
+        """Return whether to wait, by HPS's rule: 1 - missing / distinct keys is below the threshold.
+
+        Without a cache, always.
+        """
         threshold = self.config.hit_rate_threshold
         if threshold > 1 or miss.table.l1 is None:
             return True
@@ -227,7 +230,7 @@ class Tiers:
 
     # --- behind the answer --------------------------------------------------------------------------------------------------
     def _later(self, piece: Mapping[str, Fetched | np.ndarray], soon: bool = False) -> None:
-        """{table: rows that were waited for, or int64 [U] keys that were not}"""
+        """Queue {table: fetched rows to insert, or int64 [U] keys to fetch} for the background."""
         self._misses.insertions_dropped += not self._background.submit(piece, soon)
 
     def _work(self, pieces: list[Mapping[str, Fetched | np.ndarray]]) -> None:
@@ -243,15 +246,16 @@ class Tiers:
                 self._keep({name: part})
 
     def _together(self, name: str) -> int:
-        """Rows of several requests to be kept at once: few beside a cache's sets, so that new rows rarely meet in one.
+        """Return how many rows of several requests to insert at once: few relative to the sets, so that new rows rarely share
+        one.
 
-        There each would replace another resident; one after the other, the last replaces the one before.
+        In a shared set each would evict another resident; one after the other, the last evicts the one before.
         """
         table = self._tables[name].config
         return min((rows for rows in (table.l1_rows, table.l2_rows) if rows), default=0) // ROOM_PER_ROW
 
     def _keep(self, fetched: dict[str, Fetched]) -> None:
-        """Rows that a lower level had, into the levels above it."""
+        """Insert rows of a lower level into the levels above it."""
         for name, rows in fetched.items():
             self._misses.insertions_dropped += not self._lower.promote(name, rows)
             l1 = self._tables[name].l1
@@ -265,32 +269,32 @@ class Tiers:
         self._lower.attach()
         if self._lower.l3 is not None and self._lower.l3.store is not None and not self._all_in_l2:
             self._lower.check()
-            self._lower.catch_up()  # holds the interpreter: not for tables that never ask L3
+            self._lower.catch_up()  # holds the interpreter, so not for tables that never read L3
 
     @property
     def _all_in_l2(self) -> bool:
         return all(table.whole for table in self._tables.values())
 
     def _warm(self, table: TableConfig) -> None:
-        """Fill L2, then L1, with the first rows of a table: exporters put the most frequent values first."""
+        """Fill L2, then L1, with the first rows of a table; the export puts the most frequent values first."""
         if self._tables[table.name].warm:
             return
         count = min(max(table.l2_rows, table.l1_rows), table.rows)
         for start in range(0, count, WARM_ROWS):
-            keys = self._lower.first_keys(table.name, start, start + WARM_ROWS)  # some more than fit: sets fill unevenly
+            keys = self._lower.first_keys(table.name, start, start + WARM_ROWS)  # more than fit: sets fill unevenly
             if len(keys):
                 self._keep(self._lower.fetch_first(table.name, keys))
 
     def settle(self) -> None:
-        """Return when the background work submitted so far is done."""
+        """Wait until the background work submitted so far is done."""
         self._background.settle()
 
     # --- what happened ------------------------------------------------------------------------------------------------------
     def metrics(self) -> Metrics:
-        """A snapshot, cheap enough for every few seconds."""
+        """Return a snapshot; cheap enough for every few seconds."""
         levels = self._lower.levels
         at_once = dict.fromkeys(self._tables, 0)
-        for names, reader in list(self._side_by_side.items()):  # whoever publishes metrics has a thread of its own
+        for names, reader in list(self._side_by_side.items()):  # metrics are published from another thread
             for name in names:
                 at_once[name] += reader.reads
         return Metrics(
@@ -302,7 +306,7 @@ class Tiers:
 
     @staticmethod
     def _table_metrics(table: TieredTable, at_once: int) -> TableMetrics:
-        """at_once: rows that were read together with those of other tables, all of them from L2."""
+        """Return the metrics of one table. at_once: rows that were read together with other tables, all from L2."""
         slots = table.shared.slots if table.shared else None
         return TableMetrics(
             counts=table.counts_with(at_once),
@@ -314,7 +318,7 @@ class Tiers:
         )
 
     def close(self) -> None:
-        """Leave the arena: the last process to leave removes it."""
+        """Leave the arena; the last process to leave removes it."""
         self._background.close()
         self._side_by_side.clear()
         self._lower.close()

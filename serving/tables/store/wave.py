@@ -1,7 +1,7 @@
-"""One wave of reads that block: as many at once as there are threads, the asking one among them.
+"""Run a wave of blocking reads in parallel, on a few threads and the calling one.
 
-A read of the SSD takes about 80 us and leaves the interpreter to others; waking a thread for it takes about 10. Of a
-ThreadPoolExecutor's futures and queue it would take three times that, which is much for a request that waits for ten rows.
+An SSD read takes about 80 us and releases the interpreter; waking a thread takes about 10 us. The futures and the queue of a
+ThreadPoolExecutor take three times that, which is much for a request that waits for ten rows.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 
 
 class Wave:
-    """`n_threads` threads beside those that call `run`. Several may call it at once: they share what threads are idle."""
+    """`n_threads` threads beside the callers of `run`. Concurrent callers share the idle threads."""
 
     def __init__(self, n_threads: int) -> None:
         self._idle = deque(_Reader() for _ in range(n_threads))
         self._all = tuple(self._idle)
 
     def run(self, action: Callable[..., Any], parts: Sequence[tuple]) -> list[Any]:
-        """Return [action(*part) for part in parts]. Raises what one of them raised, once all have ended."""
+        """Return [action(*part) for part in parts], run in parallel. Raises the error of one of them after all have ended."""
         if len(parts) <= 1:
             return [action(*part) for part in parts]
         todo, results, failures = deque(enumerate(parts)), [None] * len(parts), []
@@ -45,7 +45,7 @@ class Wave:
         for _ in parts[1:]:
             try:
                 reader = self._idle.pop()
-            except IndexError:  # the others take more than one part each
+            except IndexError:  # the other threads have taken all parts
                 break
             reader.start(work, self._idle)
         work()
@@ -55,13 +55,13 @@ class Wave:
         return results
 
     def close(self) -> None:
-        """End the threads; nobody may be in `run`."""
+        """End the threads. No thread may be in `run`."""
         for reader in self._all:
             reader.end()
 
 
 class _Reader:
-    """A thread that waits to be handed something to do."""
+    """A thread that waits for work."""
 
     def __init__(self) -> None:
         self._jobs: SimpleQueue[tuple[Callable[[], None], deque[_Reader]] | None] = SimpleQueue()
@@ -69,7 +69,7 @@ class _Reader:
         self._thread.start()
 
     def start(self, work: Callable[[], None], idle: deque[_Reader]) -> None:
-        """Do it, then be idle again."""
+        """Wake the thread to run `work`, then put it back among the idle ones."""
         self._jobs.put((work, idle))
 
     def end(self) -> None:
@@ -80,5 +80,5 @@ class _Reader:
         while job := self._jobs.get():
             work, idle = job
             work()
-            del job, work  # and what they hold
+            del job, work  # and the arrays that they reference
             idle.append(self)

@@ -1,9 +1,9 @@
-"""Brings updated rows to every level of the machine: each takes from the log what it has not had.
+"""Apply updated rows to every level of the machine; each level skips what it has applied already.
 
     batch ─▶ L2 + ring (at once) ─▶ RocksDB, Redis ─▶ `stored`, when all of them have it
 
-Until then readers that ask the stores take these rows from the ring: nobody sees a new row before all others may. A store that
-is down does not stop the others: its rows wait in a backlog.
+Until then, readers of the stores take these rows from the ring, so that all readers see a new row at the same time. A store
+that is down does not stop the others: its rows wait in a backlog.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ DRAINED_ROWS = 8_192  # of a backlog, at a time
 
 
 class Backlog:
-    """One store's writes: through it when it is up, the last row of each key for later when it is down.
+    """One store's writes: written through while it is up; while it is down, the last row of each key waits.
 
-    adopt: is called with each store that `level` opened, before it is used; lost: with one that turns out to have less than it
-    had, to set `reached` right, and `lose`.
-    reached: by table, int64 [PARTITIONS] how far of the log the store has everything.
-    lost_rows: it has less than it had, and takes nothing before `restart`.
+    adopt: called with each store that `level` opens, before its use; lost: called with a store that has lost data, to correct
+    `reached` and `lose` the backlog
+    reached: by table, the offsets up to which the store has everything, int64 [PARTITIONS]
+    lost_rows: the store has lost data and accepts nothing before `restart`
     """
 
     def __init__(
@@ -44,27 +44,27 @@ class Backlog:
         self.restart({table: nothing_reached() for table in tables})
 
     def restart(self, reached: dict[str, np.ndarray]) -> None:
-        """The store has the log up to there, and all rows from there on come again."""
+        """Start over at these offsets; all rows from there on are replayed."""
         self.reached = {table: positions.copy() for table, positions in reached.items()}
         self.lost_rows = False
         self._waiting: dict[str, dict[int, tuple[np.ndarray, int, int]]] = {}  # by key: row, partition, offset
-        self._waits_for: dict[str, np.ndarray] = {}  # how far the log is in with these rows
+        self._waits_for: dict[str, np.ndarray] = {}  # offsets after these rows
 
     def lose(self) -> None:
-        """What waits comes again with all else."""
+        """Drop the backlog, which will be replayed."""
         self.restart(self.reached)
         self.lost_rows = True
 
     def set_log(self, table: str, partition: int, reached: int) -> None:
-        """From now on, at least so much of this partition counts as being in; 0: nothing does.
+        """Set the least applied offset of a partition; 0: unread.
 
-        The store is told before it is written again.
+        The store is updated before its next write.
         """
         self._to_set[table, partition] = reached
         self.reached[table][partition] = reached
 
     def open(self, look: Callable[[Any], None] = lambda _: None) -> bool:
-        """Whether the store is there to be used. look: at the store, when it is."""
+        """Return whether the store is available. look: called with the store when it is."""
 
         def take(store: RocksStore | RedisStore) -> tuple[None, bool]:
             self._take(store)
@@ -82,7 +82,7 @@ class Backlog:
             self._adopted = store
 
     def write(self, table: str, batch: Batch) -> None:
-        """Rows wait behind those that wait already."""
+        """Write rows, after those that are waiting already."""
         if self._waiting or not self._store(table, batch):
             if self.lost_rows:
                 return
@@ -92,7 +92,7 @@ class Backlog:
             np.maximum(waits_for, batch.reached, out=waits_for)
 
     def drain(self) -> None:
-        """Write what waits, as far as the store takes it."""
+        """Write the backlog, as far as the store accepts it."""
         for table, rows in list(self._waiting.items()):
             vectors, partitions, offsets = map(np.array, zip(*rows.values(), strict=True))
             in_order = np.lexsort((offsets, partitions))
@@ -118,7 +118,7 @@ class Backlog:
         return None, not lacking
 
     def has(self, table: str, reached: np.ndarray) -> bool:
-        """Whether the store has all of the log up to there. While it is not open, another one may come to lie in its place."""
+        """Return whether the store is open and has the log up to these offsets. A closed one may be replaced."""
         is_open = self.level.store is not None and self.level.store is self._adopted
         return is_open and table not in self._waiting and not self.lost_rows and bool((self.reached[table] >= reached).all())
 
@@ -128,9 +128,9 @@ class Backlog:
 
 
 class Start(NamedTuple):
-    """Of the log, by table, int64 [PARTITIONS].
+    """Offsets to start reading from, by table, int64 [PARTITIONS].
 
-    wanted: from where on some store lacks it; offsets: the same, or where what is left of it begins
+    wanted: the first message that some store lacks; offsets: the same, or the low watermark where that is later
     """
 
     wanted: dict[str, np.ndarray]
@@ -138,7 +138,7 @@ class Start(NamedTuple):
 
 
 class Applier:
-    """Writes rows to every level of the machine. Holds RocksDB as its one writer."""
+    """Writes rows to every level of the machine. It is the one writer of RocksDB."""
 
     def __init__(self, config: TiersConfig) -> None:
         self._config = config
@@ -156,11 +156,11 @@ class Applier:
         self._stores = [store for store in (self._rocksdb, self._redis) if store is not None]
 
     def _adopt_rocksdb(self, store: RocksStore) -> None:
-        """Compare how far it has the log with what it had, in this process and before."""
+        """Compare its offsets with those that it had, in this process and before."""
         mark_updated(self._config)
         for table, shared in self.shared.items():
             ring, theirs = shared.ring, store.reached(table)
-            new = ring.begun == 0  # nothing was published since this memory is there: it was filled from RocksDB
+            new = ring.begun == 0  # nothing was published since this memory was created: it was filled from RocksDB
             ring.begun[new], ring.reached[new], ring.stored_reached[new] = theirs[new], theirs[new], theirs[new]
             if (theirs < np.maximum(self._rocksdb.reached[table], ring.stored_reached)).any():
                 ring.set(STORED, UNKNOWN)
@@ -169,8 +169,8 @@ class Applier:
             self._rocksdb.reached[table] = theirs
 
     def _redis_lost(self, store: RedisStore) -> None:
-        """What readers find there is not what was stored, nor what they have kept of it since."""
-        every = {table: store.reached(table) for table in self.shared}  # before anything is changed: Redis may go away
+        """Invalidate what readers have read and cached from a Redis that lost data."""
+        every = {table: store.reached(table) for table in self.shared}  # before anything is changed, because Redis may go away
         for table, theirs in every.items():
             ring, reached = self.shared[table].ring, self._redis.reached[table]
             np.minimum(reached, theirs, out=reached)
@@ -184,34 +184,34 @@ class Applier:
             store.begin(table, reached)
 
     def look_at_redis(self) -> None:
-        """It may have lost its last writes. Where it was emptied, say how far the log is in, or no instance may fill it again
-        before the next update."""
+        """Check whether Redis lost writes. Where it is empty, store the offsets; otherwise no instance could fill it before
+        the next update."""
         if self._redis is not None and not self._redis.lost_rows:
             self._redis.open(self._compare_redis)
 
     def _compare_redis(self, store: RedisStore) -> None:
         for table, shared in self.shared.items():
-            had = np.maximum(self._redis.reached[table], shared.ring.stored_reached)  # by this process, and those before it
-            if (store.reached(table) < np.minimum(had, shared.ring.begun)).any():  # messages without rows move no log
+            had = np.maximum(self._redis.reached[table], shared.ring.stored_reached)  # of this process and its predecessors
+            if (store.reached(table) < np.minimum(had, shared.ring.begun)).any():  # messages without rows advance no offset
                 self._redis_lost(store)
                 return
         self._adopt_redis(store)
 
     @property
     def lost_rows(self) -> bool:
-        """A store is not what it was (filled again, an older snapshot): the log must be read again. See `start`."""
+        """Whether a store lost data (refilled, or an older snapshot), so that the log must be replayed from `start`."""
         return any(store.lost_rows for store in self._stores)
 
     def begun(self, table: str, partition: int) -> int:
-        """How far any level may have read this partition of the log."""
-        if self._rocksdb is not None:  # a new memory takes what RocksDB has had for its own
+        """Return the highest offset that any level may have applied of this partition."""
+        if self._rocksdb is not None:  # new shared memory starts from RocksDB's offsets
             self._rocksdb.open()
         return int(self.shared[table].ring.begun[partition])
 
     def start(self, committed: dict[str, np.ndarray], lows: dict[str, np.ndarray]) -> Start:
-        """Where to read the log from: what is committed all stores had, unless they lost it.
+        """Return where to start: at the committed offset, or earlier if a store lost data.
 
-        By table, int64 [PARTITIONS]. lows: what lies before is gone from the log; a store that lacks some of that goes without
+        committed, lows: by table, int64 [PARTITIONS]. lows: low watermarks; messages below them cannot be recovered
         """
         start = {table: positions.copy() for table, positions in committed.items()}
         for store in self._stores:
@@ -227,17 +227,17 @@ class Applier:
         return Start(start, {table: np.maximum(positions, lows[table]) for table, positions in start.items()})
 
     def apply(self, table: str, batch: Batch) -> None:
-        """Visible to lookups on this machine when it returns.
+        """Apply a batch. Its rows are visible to look-ups on this machine when it returns.
 
         Raises DataError, and changes nothing, when the table's row format cannot hold a value.
         """
         ring = self.shared[table].ring
         self.shared[table].codec.encode(batch.vectors)
         begun = batch.offsets < ring.begun[batch.partitions]
-        if begun.any():  # by an updater that died: at once, as there
+        if begun.any():  # begun by an updater that died: apply at once, as it did
             self._apply(table, batch.only(begun))
             batch = batch.only(~begun)
-        for part in batch.parts(ring.most_staged):  # more would lap readers of the ring
+        for part in batch.parts(ring.most_staged):  # larger parts would lap readers of the ring
             if len(part):
                 self._apply(table, part)
 
@@ -250,7 +250,7 @@ class Applier:
         self._tell_stored(table)
 
     def drain(self) -> None:
-        """Bring stores that are back up to date; learn that an instance found RocksDB damaged."""
+        """Write backlogs to stores that are back, and notice damage that an instance found in RocksDB."""
         if self._rocksdb is not None:
             self._rocksdb.level.use(lambda store: (store.check(), True))
             self._rocksdb.open()
@@ -262,13 +262,14 @@ class Applier:
                 self._tell_stored(table)
 
     def _tell_stored(self, table: str) -> None:
-        """`begun`, not `reached`: an updater that died in between has shown rows that no store has."""
+        """Publish `stored` once all stores have `begun`; not `reached`, because a dead updater may have shown rows that
+        no store has."""
         ring = self.shared[table].ring
         if self._stores and all(store.has(table, ring.begun) for store in self._stores):
             ring.all_stored()
 
     def forget_log(self, table: str, partition: int) -> None:
-        """The log's partition starts anew (its topic was made again): its updates count from 0."""
+        """Restart a partition of the log at 0, after its topic was created again."""
         ring = self.shared[table].ring
         for place in (ring.begun, ring.reached, ring.stored_reached):
             place[partition] = 0
@@ -278,17 +279,17 @@ class Applier:
 
     @property
     def l3_open(self) -> bool:
-        """RocksDB is there, where there is to be one, and takes rows."""
+        """Return whether RocksDB, if configured, is open and accepts rows."""
         return self._rocksdb is None or (self._rocksdb.level.store is not None and not self.lost_rows)
 
     @property
     def behind(self) -> int:
-        """Rows that some store still lacks."""
+        """The number of rows that some store still lacks."""
         return max((store.rows for store in self._stores), default=0)
 
     def durable(self) -> bool:
-        """Everything applied is on disk, and may be forgotten by the brokers."""
-        if self.behind or self.lost_rows or not self._stores:  # without a store, rows live in shared memory only: always replay
+        """Return whether everything applied is on disk, so that its offsets may be committed."""
+        if self.behind or self.lost_rows or not self._stores:  # without a store, rows are in shared memory only: always replay
             return False
         return self._rocksdb is None or self._rocksdb.level.use(lambda store: (store.sync(), True))[1]
 

@@ -1,14 +1,14 @@
-"""How a RocksDB secondary sees what the writer wrote, and never less than before.
+"""Let a RocksDB secondary follow the writer without ever going back to older rows.
 
-RocksDB reads the list of files, then the logs and the files, and goes without those that the writer has replaced and deleted in
-between (a log that is in a file now, files that were merged): rows are back at what they were some updates ago, and no error
-tells. So it is done again until no file went away; and whoever read a row meanwhile, reads it again.
+RocksDB reads the list of files, then the logs and files, and silently skips those that the writer has replaced and deleted in
+between (a log that was flushed, files that were compacted). Rows are then some updates old. So a catch-up is repeated until no
+file has disappeared during it, and reads that overlap it are repeated too.
 
-Rows that a secondary read from a log it keeps in memory, before all files, for good. Where the writer puts that log into a file
-(when it has rows enough, or starts again after it was killed) before its last rows were read, an older row in memory hides the
-newer one in the file. The log may stay for other tables, or for a moment, so its absence tells too little. But the writer
-begins a new log first: a secondary that has a new file, and finds the newest log changed since before the last time, opens
-the database again.
+A secondary keeps the rows of a log in memory, in front of all files, forever. If the writer flushes that log to a file before
+the
+secondary has read its last rows, older rows in memory hide newer ones in the file. The log may remain for other tables or for a
+moment, so its absence is no criterion. But the writer begins a new log first: a secondary that sees a new file, and whose
+newest log has changed since the last time, opens the database again.
 """
 
 from __future__ import annotations
@@ -23,28 +23,30 @@ from rocksdict import Rdict
 
 from serving.contract.errors import DependencyError
 
-MOST_IN_A_ROW = 20  # files go away once in some seconds
+MOST_IN_A_ROW = 20  # files disappear once in some seconds
 
 T = TypeVar("T")
 
 
 class Following:
-    """Of one secondary. folder: of the database; called: its path as people know it; open_database: opens it in place of what
-    was, and gives it."""
+    """The state of one secondary.
+
+    Folder: of the database; called: its path for messages; open_database: reopens it and returns it.
+    """
 
     def __init__(self, folder: Path, called: str, open_database: Callable[[], Rdict]) -> None:
         self._folder, self._called, self._open_database = folder, called, open_database
         self._database: Rdict  # once it is open
-        self._begun: tuple[str, str] = "", ""  # newest log and list of files before it was last read
-        self._live: set[str] = set()  # the files that were read then
-        self._lock, self._turns = threading.Lock(), 0  # turns: odd while somebody catches up, or when that failed
+        self._begun: tuple[str, str] = "", ""  # newest log and list of files before the last read
+        self._live: set[str] = set()  # the files of the last read
+        self._lock, self._turns = threading.Lock(), 0  # turns: odd during a catch-up, or after one that failed
 
     def files(self) -> set[str]:
-        """Names of what rows lie in, and of their list."""
+        """Return the names of logs, table files and file lists."""
         return {name for name in os.listdir(self._folder) if name.endswith((".sst", ".log")) or name.startswith("MANIFEST-")}
 
     def open(self) -> None:
-        """Open it, again until no file went away meanwhile."""
+        """Open the database, repeatedly until no file disappears meanwhile."""
         for _ in range(MOST_IN_A_ROW):
             there = self.files()
             try:
@@ -59,12 +61,12 @@ class Following:
         raise OSError(f"files went away {MOST_IN_A_ROW} times while they were opened")
 
     def catch_up(self) -> None:
-        """See all that was written before this call. Raises DependencyError; the database is to be opened again then."""
+        """See everything written before this call. Raises DependencyError when the database must be opened again."""
         with self._lock:
             self._turns |= 1
             try:
                 self._until_none_goes_away()
-            except Exception as error:  # damage, or a file that the writer had just replaced: opening it again will tell
+            except Exception as error:  # damage, or a file that the writer has just replaced: reopening will tell
                 raise DependencyError(
                     f"RocksDB at {self._called} failed to catch up: {error!r}. Expected a database that one process writes. "
                     "It is opened again; check the disk if this comes back."
@@ -80,17 +82,17 @@ class Following:
                 live = self._seen()
                 if live <= self._live or newest(now) == self._begun:
                     self._begun, self._live = newest(there), live
-                else:  # of a log that may not have been read to its end
+                else:  # a log that may not have been read completely
                     self.open()
                 return
         raise OSError(f"files went away {MOST_IN_A_ROW} times while they were read")
 
     def _seen(self) -> set[str]:
-        """Names of the files whose rows it sees."""
+        """Return the names of the files whose rows it sees."""
         return {file["name"] for file in self._database.live_files()}
 
     def undisturbed(self, read: Callable[[], T]) -> T:
-        """What `read` gives when nobody catches up meanwhile."""
+        """Return the result of `read`, repeated if a catch-up overlapped it."""
         turns = self._turns
         given = read()
         if turns % 2 == 0 and turns == self._turns:
@@ -102,7 +104,7 @@ class Following:
 
 
 def newest(files: set[str]) -> tuple[str, str]:
-    """Return (the log that rows are written to, the list of files that is kept up to date); "" where there is none."""
+    """Return the newest log and the current list of files (MANIFEST); "" where there is none."""
     logs = (name for name in files if name.endswith(".log"))
     lists = (name for name in files if name.startswith("MANIFEST-"))
     return max(logs, key=_number, default=""), max(lists, key=_number, default="")

@@ -1,4 +1,4 @@
-"""Sends updated rows to the serving machines, as HPS's own sink does: a topic per table, a key always in the same partition."""
+"""Send updated rows to the serving machines in HPS's format: a topic per table, each key always in the same partition."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from serving.tables.formats.kafka import MAX_MESSAGE_BYTES, encode_updates, topi
 
 
 class Publisher:
-    """Rows of one model's tables, `widths` values each. `brokers` is a comma list of host:port."""
+    """Publishes rows of one model's tables, `widths` values each. brokers: a comma-separated list of host:port."""
 
     def __init__(self, brokers: str, model: str, widths: dict[str, int], timeout_s: float = 10.0) -> None:
         self._brokers, self._model, self._widths, self._timeout_s = brokers, model, widths, timeout_s
@@ -20,7 +20,7 @@ class Publisher:
                 "enable.idempotence": True,  # retries neither repeat nor reorder
                 "message.max.bytes": MAX_MESSAGE_BYTES + 1024,
                 "linger.ms": 1,
-                "log_level": 0,  # failures come back as errors
+                "log_level": 0,  # failures are raised as errors
                 "delivery.timeout.ms": int(timeout_s * 1e3),
                 "socket.timeout.ms": int(timeout_s * 1e3),
             }
@@ -29,7 +29,7 @@ class Publisher:
         self._undelivered: list[str] = []
 
     def publish(self, table: str, keys: np.ndarray, vectors: np.ndarray) -> None:
-        """Hand over int64 [N] keys and float32 [N, D] rows. Nothing is certain before `flush`.
+        """Queue int64 [N] keys and float32 [N, D] rows. They are durable only after `flush`.
 
         Raises DataError when the rows are not of the table's width, DependencyError when no broker answers.
         """
@@ -48,7 +48,7 @@ class Publisher:
                 self._producer.produce(name, payload, partition=partition, on_delivery=self._delivered)
                 self._producer.poll(0)
                 return
-            except BufferError:  # its queue is full: let it send
+            except BufferError:  # its queue is full: wait until it has sent some
                 self._producer.poll(0.1)
 
     def _delivered(self, error, _message) -> None:
@@ -67,7 +67,7 @@ class Publisher:
         return self._partitions[name]
 
     def flush(self) -> None:
-        """Return when the brokers have acknowledged everything published so far. Raises DependencyError otherwise."""
+        """Wait until the brokers have acknowledged everything published so far. Raises DependencyError otherwise."""
         left = self._producer.flush(self._timeout_s)
         failed, self._undelivered = self._undelivered, []
         if left or failed:

@@ -1,12 +1,11 @@
-"""The latest updates of one table, in shared memory: how every instance's L1 learns of them.
+"""A ring buffer of one table's latest updates in shared memory, which every instance's L1 follows.
 
-One writer at a time (it holds the lock of the table's block) appends rows; readers remember how far they have read. A reader
-that fell behind by more than the ring holds is told so, and must forget what it cached. Beside lie the updater's counters, and
-how far it has read the log (batch.py).
+One writer at a time (it holds the lock of the table's block) appends rows; readers remember their position. A reader that was
+lapped must drop what it cached. The block also holds the updater's counters and offsets (batch.py).
 
-    claimed ─▶ rows and keys ─▶ head          a reader copies up to `head`, then looks whether `claimed` lapped it
+    claimed ─▶ rows and keys ─▶ head          a reader copies up to `head`, then checks whether `claimed` lapped it
 
-Rows that a store below lacks, because it is down, are those from `stored` on: readers take them from here before they ask it.
+Rows from `stored` on may be missing in a store that is down: readers look here before they read the store.
 """
 
 from __future__ import annotations
@@ -22,27 +21,27 @@ from serving.tables.store.row_formats import RowCodec
 CLAIMED, HEAD, APPLIED, REJECTED, LAG_US, HEARTBEAT_MS, BROKER_DOWN, STORE_DOWN, STORED, LOST = range(10)
 N_WORDS = 16
 MAX_ROWS = 16_384
-UNKNOWN = -(1 << 62)  # of `stored`: a store lost rows, nobody knows which; further back than any ring holds
+UNKNOWN = -(1 << 62)  # of `stored`: a store lost unknown rows; further back than any ring holds
 
 
 @dataclass(frozen=True)
 class UpdaterState:
-    """What the updater says of itself, per table."""
+    """The updater's own counters, per table."""
 
     rows_applied: int
     messages_rejected: int
-    messages_lost: int  # the brokers had removed them before they were read
-    lag_ms: float  # of the latest batch: from the producer's time stamp to visible
+    messages_lost: int  # removed by the brokers before they were read
+    lag_ms: float  # of the latest batch: from the producer's timestamp until visible
     heartbeat_unix_ms: int  # 0: no updater has run
     broker_down: bool
-    store_down: bool  # updates wait for RocksDB or Redis, or RocksDB is being filled
+    store_down: bool  # updates are waiting for RocksDB or Redis, or RocksDB is being filled
 
 
 class UpdateRing:
-    """Positions count all rows ever published; the row at position p lies at p modulo the ring's size.
+    """Positions count all rows ever published; the row at position p is at p modulo the ring's size.
 
-    begun, reached, stored_reached: int64 [PARTITIONS] how far the log was read by what the updater began to publish, by what it
-    published, and by what all stores below had when `stored` was last set.
+    begun, reached, stored_reached: offsets, int64 [PARTITIONS], of what the updater began to publish, of what it published,
+    and of what all stores had when `stored` was last set.
     """
 
     def __init__(self, sections: Sections, base: memoryview) -> None:
@@ -51,11 +50,11 @@ class UpdateRing:
         self._keys = sections.array(base, "keys")
         self._rows = sections.array(base, "rows")
         self.size = len(self._keys)
-        self._staged = 0  # position after the rows that `show` is to show
+        self._staged = 0  # position after the rows that `show` will publish
 
     @staticmethod
     def sections(n_rows: int, codec: RowCodec) -> Sections:
-        """For a table of `n_rows` rows."""
+        """Return the sections for a table of `n_rows` rows."""
         size = min(MAX_ROWS, max(n_rows, 64))
         return Sections(
             {
@@ -68,16 +67,16 @@ class UpdateRing:
 
     @property
     def head(self) -> int:
-        """Position after the latest row."""
+        """The position after the latest row."""
         return self.words[HEAD]
 
     @property
     def stored(self) -> int:
-        """Every store below has the rows before this position."""
+        """The position before which every store has the rows."""
         return self.words[STORED]
 
     def all_stored(self) -> None:
-        """Every store below has what is published."""
+        """Record that every store has all published rows."""
         np.copyto(self.stored_reached, self.reached)
         self.words[STORED] = self.words[HEAD]
 
@@ -90,15 +89,15 @@ class UpdateRing:
 
     @property
     def most_staged(self) -> int:
-        """Rows that `stage` may be given: more would lap every reader at once."""
+        """The most rows for one `stage`; more would lap every reader."""
         return self.size // 2
 
     def stage(self, keys: np.ndarray, stored: np.ndarray) -> None:
-        """Rows as for `publish`, which nobody sees before `show`."""
+        """Append rows as `publish` does, invisible until `show`."""
         head = self.words[HEAD]
         places = np.arange(head, head + len(keys)) % self.size
         self._staged = head + len(keys)
-        self.words[CLAIMED] = max(self._staged, self.words[CLAIMED])  # by one that died: what it overwrote stays overwritten
+        self.words[CLAIMED] = max(self._staged, self.words[CLAIMED])  # of a writer that died: its overwritten rows stay lost
         self._keys[places] = keys
         self._rows[places] = stored
 
@@ -106,7 +105,7 @@ class UpdateRing:
         self.words[HEAD] = self._staged
 
     def lap(self) -> None:
-        """Let every reader forget what it has kept."""
+        """Lap every reader, so that it drops its cached rows."""
         self.words[CLAIMED] = self.words[HEAD] + 2 * self.size
         self.words[HEAD] = self.words[CLAIMED]
 
@@ -122,7 +121,7 @@ class UpdateRing:
         return keys[latest], stored[latest], head
 
     def changed(self, keys: np.ndarray, position: int) -> np.ndarray:
-        """bool [N]: the key was updated since `position`, or may have been."""
+        """Return which keys were, or may have been, updated since `position`, bool [N]."""
         head = self.words[HEAD]
         if head == position:
             return np.zeros(len(keys), bool)
@@ -130,11 +129,11 @@ class UpdateRing:
         return np.ones(len(keys), bool) if self._lapped(position) else np.isin(keys, recent)
 
     def _places(self, position: int, head: int) -> np.ndarray:
-        """Where the rows from `position` to `head` lie; none when they are too many to lie anywhere."""
+        """Return the indices of the rows from `position` to `head`; none when the ring cannot hold so many."""
         return np.arange(position, max(head, position) if head - position <= self.size else position) % self.size
 
     def _lapped(self, position: int) -> bool:
-        """A row since `position` was, or is just being, overwritten; also for positions of a ring that is no more."""
+        """Return whether a row since `position` was or is being overwritten, or the position belongs to an earlier ring."""
         return not 0 <= self.words[CLAIMED] - position <= self.size
 
     def add(self, word: int, amount: int) -> None:

@@ -1,4 +1,4 @@
-"""The exported tables themselves: L3's first filling, or L3 without RocksDB.
+"""The exported tables: they fill L3, or serve as L3 without RocksDB.
 
 <table>.npy      float32 [rows, width], keys 0 … rows - 1
 <table>.model/   HPS's sparse folder: `key` and `emb_vector`, any int64 keys, hottest first
@@ -23,12 +23,12 @@ def sparse_folder(folder: Path, table: TableConfig) -> Path:
 
 
 def names_in(folder: Path, tables: tuple[TableConfig, ...]) -> set[str]:
-    """Tables that come from here; a sparse one without its folder is filled by somebody else."""
+    """Return the tables that have files here; a sparse table without a folder is filled elsewhere."""
     return {table.name for table in tables if table.dense or sparse_folder(folder, table).is_dir()}
 
 
 class Source:
-    """Memory-mapped, read-only, shared by all instances through the page cache."""
+    """The memory-mapped tables, read-only, which all instances share through the page cache."""
 
     def __init__(self, folder: Path, tables: tuple[TableConfig, ...]) -> None:
         here = names_in(folder, tables)
@@ -44,17 +44,17 @@ class Source:
         return [*self._dense, *self._sparse]
 
     def keys(self, table: str, start: int, stop: int) -> np.ndarray:
-        """int64 [at most stop - start]: keys of these rows, the hottest first."""
+        """Return the keys of these rows, the hottest first, int64 [at most stop - start]."""
         if table in self._dense:
             return np.arange(start, min(stop, len(self._dense[table])))
         return np.asarray(self._sparse[table].keys[start:stop])
 
     def vectors(self, table: str) -> np.ndarray:
-        """float32 [rows, D], memory-mapped"""
+        """Return all rows, float32 [rows, D], memory-mapped."""
         return self._dense[table] if table in self._dense else self._sparse[table].vectors
 
     def read(self, wanted: dict[str, np.ndarray]) -> tuple[Found, bool]:
-        """{table: int64 [N] keys} -> (`Found`, True)."""
+        """Return (`Found`, True) for {table: int64 [N] keys}."""
         found: Found = {}
         for table, keys in wanted.items():
             if table in self._dense or table in self._sparse:
@@ -64,7 +64,7 @@ class Source:
         return found, True
 
     def _places(self, table: str, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return (row of each key, anything where there is none; bool [N] there)"""
+        """Return the row of each key, undefined where there is none, and bool [N] found."""
         if table in self._dense:
             return keys, keys.view(np.uint64) < len(self._dense[table])
         own, order = self._sparse[table].keys, self._order[table]
@@ -72,14 +72,14 @@ class Source:
         return order[at], own[order[at]] == keys
 
     def reached(self, _table: str) -> np.ndarray:
-        """int64 [PARTITIONS]: no update of the log is in."""
+        """Return zeros, int64 [PARTITIONS]: no update is applied."""
         return nothing_reached()
 
     def check(self) -> None:
-        """Nobody replaces it."""
+        """Do nothing: the files are never replaced."""
 
     def catch_up(self) -> None:
-        """Nobody writes here: reads are always current."""
+        """Do nothing: the files never change."""
 
     def close(self) -> None:
         self._dense.clear()

@@ -1,8 +1,8 @@
-"""Live updates: HPS's Kafka messages to every level of the machine (applier.py). One process per machine.
+"""Consume HPS's Kafka messages and apply them to every level of the machine (applier.py). One process per machine.
 
-    messages ─▶ rows ─▶ L2 and by the ring L1, then L3 ─▶ offsets, after L3 is on disk
+    messages ─▶ rows ─▶ L2 and, by the ring, L1; then L3 ─▶ offsets, after L3 is on disk
 
-Offsets are committed last: a consumer that dies gets its messages again. Every level knows which of them it has had.
+Offsets are committed last, so delivery is at least once. Every level skips messages that it has applied.
 """
 
 from __future__ import annotations
@@ -24,24 +24,23 @@ from serving.tables.store.batch import PARTITIONS, Batch, nothing_reached
 from serving.tables.updates.applier import Applier
 from serving.tables.updates.ring import BROKER_DOWN, HEARTBEAT_MS, LAG_US, LOST, REJECTED, STORE_DOWN
 
-BACKLOG_ROWS = 500_000  # of one store that is down; beyond it, messages wait in Kafka
+BACKLOG_ROWS = 500_000  # of one store that is down; beyond it, messages wait in Kafka (backpressure)
 RECONNECT_MS = 1_000
-COLLECT_S = 0.02  # from one batch to the next, at least: a row costs less in a larger batch
-FETCH_WAIT_MS = 20  # a broker holds a fetch until it has rows; librdkafka's mock does so for as long even when some come
-TOPICS_EVERY_S, FIRST_TOPICS_EVERY_S = 5.0, 0.5  # how often to look for topics and partitions; the first update creates them
+COLLECT_S = 0.02  # least time between batches: a row costs less in a larger batch
+FETCH_WAIT_MS = 20  # how long a broker holds a fetch without rows; librdkafka's mock always holds it that long
+TOPICS_EVERY_S, FIRST_TOPICS_EVERY_S = 5.0, 0.5  # interval of looking for topics and partitions; the first update creates them
 METADATA_TIMEOUT_S = 1.0
 
 log = logging.getLogger(__name__)
 
 
 def yield_to_requests() -> None:
-    """Let this thread, and those that it will start, take no core from a request that has one. They wait in turn: a lower
-    priority makes rows late (p99 of 104 ms at a niceness of 5, 236 at 15, for 68) and requests no faster."""
+    """Keep this thread, and those that it starts, from preempting a request. A lower priority would only delay rows."""
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 class Updater:
-    """Consumes update messages of one model and applies them. `run` waits until no other updater of the machine is left."""
+    """Consumes update messages of one model and applies them. `run` waits until no other updater runs on the machine."""
 
     def __init__(self, config: TiersConfig) -> None:
         self._config, self._updates = config, config.updates
@@ -52,12 +51,12 @@ class Updater:
         self._collected_at_s = 0.0
         self._uncommitted = 0  # batches
         self._tables = {topic(config.model, table): table for table in self._applier.shared}
-        self._held: list[Message] = []  # the first part of what must be applied at once
+        self._held: list[Message] = []  # the first part of messages that must be applied at once
         self._seen: dict[tuple[str, int], int] = {}  # the last offset of each partition since it was assigned
-        self._lost_up_to: dict[tuple[str, int], int] = {}  # offsets that are counted as lost
+        self._lost_up_to: dict[tuple[str, int], int] = {}  # offsets that were counted as lost
 
     def run(self, stop: threading.Event) -> None:
-        """Until `stop` is set. Brokers may come and go."""
+        """Consume until `stop` is set. Broker outages are survived."""
         yield_to_requests()
         log.info("model %s follows %s", self._config.model, self._updates.brokers)
         with open(self._applier.path / "updater.lock", "wb") as lock:
@@ -71,7 +70,7 @@ class Updater:
             try:
                 while not stop.is_set():
                     self._step()
-                self._commit(wait=True)  # not after an error: what was consumed then may not be applied
+                self._commit(wait=True)  # not after an error, when consumed messages may not have been applied
             finally:
                 self._consumer.close()
 
@@ -82,7 +81,7 @@ class Updater:
                 "group.id": consumer_group("persistent", False, socket.gethostname()),
                 "enable.auto.commit": False,
                 "enable.partition.eof": False,
-                "auto.offset.reset": "earliest",  # the broker removed what was committed: what it still has is new
+                "auto.offset.reset": "earliest",  # where the committed message is gone, what is left is new
                 "fetch.wait.max.ms": FETCH_WAIT_MS,
                 "reconnect.backoff.max.ms": RECONNECT_MS,
                 "error_cb": self._on_error,
@@ -92,9 +91,9 @@ class Updater:
         )
 
     def _assign(self) -> None:
-        """Take the partitions of our tables' topics, from where this machine committed; from further back for a new database.
+        """Assign the partitions of our tables' topics, from the committed offsets, or earlier for a new database.
 
-        The group has one member: taking partitions by hand spares a restarted updater the wait for its predecessor's session.
+        The group has one member: assigning by hand saves a restarted updater the wait for its predecessor's session.
         """
         self._assigned_at_s = time.monotonic()
         try:
@@ -122,12 +121,12 @@ class Updater:
         if beyond := [partition for partition in there if partition.partition >= PARTITIONS]:
             raise ConfigError(
                 f"topic {beyond[0].topic} has partition {beyond[0].partition}. Expected {PARTITIONS} partitions at most. "
-                "Make the topic with fewer."
+                "Create the topic with fewer."
             )
         return there
 
     def _starts(self, committed: list[TopicPartition]) -> list[TopicPartition]:
-        """The same partitions, with the offsets to read them from."""
+        """Return the partitions with the offsets to start from."""
         known, lows = ({table: nothing_reached() for table in self._tables.values()} for _ in range(2))
         for place in committed:
             low_and_high = self._consumer.get_watermark_offsets(place, METADATA_TIMEOUT_S)
@@ -143,7 +142,7 @@ class Updater:
         return committed
 
     def _read_so_far(self, place: TopicPartition, high: int) -> int:
-        """What is committed of a partition whose next message will have the offset `high`."""
+        """Return the committed offset of a partition whose next message will have the offset `high`."""
         table = self._tables[place.topic]
         if max(place.offset, self._applier.begun(table, place.partition)) > high:
             log.warning("%s [%d] ends at %d: it was made again", place.topic, place.partition, high)
@@ -152,7 +151,7 @@ class Updater:
         return max(place.offset, 0)
 
     def _count_lost(self, place: TopicPartition, wanted: int) -> None:
-        """Messages from `wanted` on are needed; what the broker has begins later. Each is counted once."""
+        """Count the messages from `wanted` on that the broker has removed, each once."""
         known = (place.topic, place.partition)
         first = max(wanted, self._lost_up_to.get(known, 0))
         if first < place.offset:
@@ -170,7 +169,7 @@ class Updater:
             shared.ring.set(word, value)
 
     def _step(self) -> None:
-        """One batch of messages."""
+        """Consume and apply one batch of messages."""
         self._applier.drain()
         self._tell(HEARTBEAT_MS, int(time.time() * 1e3))
         self._tell(STORE_DOWN, int(self._applier.behind > 0 or not self._applier.l3_open))
@@ -188,8 +187,8 @@ class Updater:
             self._commit()
 
     def _whole(self, messages: list[Message]) -> list[Message]:
-        """Those to be applied now. What another updater was publishing when it died is applied at once, not in new pieces: a
-        key's first row of it must not follow its last."""
+        """Return the messages to apply now. A batch that a dead updater was publishing is applied as a whole, so that no
+        reader sees a key's first row after its last."""
         for message in messages:
             if message.error() is not None:
                 log.warning("update source: %s", message.error())
@@ -203,21 +202,21 @@ class Updater:
         return ready
 
     def _is_whole(self, name: str, partition: int, offset: int) -> bool:
-        """Messages up to `offset` leave nothing out of what was begun, or begin it nowhere."""
+        """Return whether messages up to `offset` cover everything that was begun, or nothing of it."""
         ring = self._applier.shared[self._tables[name]].ring
         return not ring.reached[partition] <= offset < ring.begun[partition] - 1
 
     def _see(self, message: Message) -> None:
-        """Offsets rise, unless the topic was made again."""
+        """Track offsets, which fall only when the topic was created again."""
         place = message.topic(), message.partition()
         if message.offset() < self._seen.get(place, 0):
             log.warning("%s [%d] starts anew: it was made again", *place)
             self._applier.forget_log(self._tables[place[0]], place[1])
-            self._held = [held for held in self._held if (held.topic(), held.partition()) != place]  # they are of the old one
+            self._held = [held for held in self._held if (held.topic(), held.partition()) != place]  # of the old topic
         self._seen[place] = message.offset()
 
     def _collect(self) -> list[Message]:
-        """The messages that came since the last batch, and until COLLECT_S after it; none after the poll's time-out."""
+        """Return the messages since the last batch, collected until COLLECT_S after it; none after a poll timeout."""
         first = self._consumer.consume(1, self._updates.poll_timeout_ms / 1e3)
         if not first:
             return first
@@ -245,7 +244,7 @@ class Updater:
             if len(messages) == 1:
                 self._reject(table, error)
                 return
-            for message in messages:  # only the message at fault is refused
+            for message in messages:  # refuse only the message at fault
                 self._apply_table(table, [message])
 
     def _reject(self, table: str, error: DataError) -> None:
@@ -253,10 +252,10 @@ class Updater:
         log.warning("update of %s rejected: %s", table, error)
 
     def _commit(self, wait: bool = False) -> None:
-        """Tell the brokers what is on disk by now. Unless told to `wait`, go on at once: rows are on their way."""
+        """Commit the offsets of what is on disk; asynchronously unless `wait`."""
         if self._uncommitted and not self._held and self._applier.durable():
             try:
-                # What has been applied, not what will have been consumed when the request leaves.
+                # Offsets applied by now; more may be consumed before the request is sent.
                 applied = [partition for partition in self._consumer.position(list(self._assigned)) if partition.offset >= 0]
                 if applied:
                     self._consumer.commit(offsets=applied, asynchronous=not wait)  # type: ignore[call-overload]
@@ -265,7 +264,7 @@ class Updater:
                 self._on_commit(error, [])
 
     def _on_commit(self, error: KafkaError | KafkaException | None, _partitions: list[TopicPartition]) -> None:
-        if error is not None:  # the broker is away: the messages come again, which does no harm
+        if error is not None:  # the broker is away: messages are delivered again, which is harmless
             log.warning("offsets not committed: %s", error)
             self._uncommitted += 1
 
