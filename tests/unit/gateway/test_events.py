@@ -1,0 +1,109 @@
+"""Events and changes over REST."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway import schema
+from triton_recommender import Event, InvalidRequest, Unavailable
+
+
+def test_an_event_is_recorded_as_it_was_sent(gateway):
+    door = gateway()
+    body = {
+        "event": "purchase",
+        "user": 7,
+        "item": "3",
+        "timestamp": "2026-03-01T12:00:00Z",
+        "id": "order-1",
+        "value": 2,
+        "request_id": "r-1",
+        "context": {"device": "phone"},
+    }
+    response = door.ask("POST", "/v1/events", json=body)
+    assert response.status_code == 200
+    assert response.json() == {"sequence": 1, "id": "order-1"}
+    sent = Event(7, 3, "purchase", 1_772_366_400_000, 2.0, "order-1", "r-1", {"device": "phone"})
+    assert door.shop.events == [sent]
+
+
+def test_an_event_without_an_id_gets_one_so_that_it_can_be_sent_again(gateway):
+    door = gateway()
+    first = door.ask("POST", "/v1/events", json={"user": 7, "item": 3}).json()
+    again = door.ask("POST", "/v1/events", json={"user": 7, "item": 3, "id": first["id"]}).json()
+    assert again == first
+    assert len(door.shop.events) == 1
+
+
+def test_each_bad_event_of_a_batch_has_its_own_error_and_the_others_count(gateway):
+    door = gateway()
+    events = [
+        {"user": 7, "item": 1, "id": "a"},
+        {"user": 7},
+        {"user": 7, "item": "red", "id": "c"},
+        {"user": 7, "item": 2, "id": "d", "context": {"colour": "red"}},
+        {"user": 7, "item": 4, "id": "e", "timestamp": "yesterday"},
+        {"user": 7, "item": 5, "id": "f", "amount": 3},
+        "not an event",
+        {"user": 7, "item": 6, "id": "h"},
+    ]
+    response = door.ask("POST", "/v1/events", json=events)
+    assert response.status_code == 207
+    schema.Results.model_validate(response.json())
+    results = response.json()["results"]
+    assert [result.get("sequence") for result in results] == [1, None, None, None, None, None, None, 2]
+    faults = [
+        "item: Field required",
+        "item is 'red'",
+        "no column 'colour'",
+        "expected ISO 8601",
+        "amount: Extra inputs",
+        "event: ",
+    ]
+    for result, fault in zip(results[1:7], faults, strict=True):
+        assert fault in result["error"]["message"]
+    assert [event.item_id for event in door.shop.events] == [1, 6]
+    page = door.ask("GET", "/metrics").text
+    assert 'gateway_events_total{outcome="accepted"} 2.0' in page
+    assert 'gateway_events_total{outcome="INVALID_ARGUMENT"} 6.0' in page
+
+
+def test_an_event_that_the_server_refuses_does_not_take_its_batch_along(gateway):
+    door = gateway()
+    answer = door.shop.server.answer
+
+    def refuse_item_2(call):
+        if call.model == "observe" and 2 in call.inputs["item_id"]:
+            raise InvalidRequest("item 2 is refused")
+        return answer(call)
+
+    door.shop.server.answer = refuse_item_2
+    response = door.ask("POST", "/v1/events", json=[{"user": 7, "item": item} for item in (1, 2, 3)])
+    assert ["sequence" in result for result in response.json()["results"]] == [True, False, True]
+
+
+def test_what_is_not_durable_is_never_acknowledged(gateway):
+    door = gateway()
+
+    def gone(call):
+        raise Unavailable("nobody is there")
+
+    door.shop.server.answer = gone
+    response = door.ask("POST", "/v1/events", json=[{"user": 7, "item": 1}])
+    assert response.status_code == 503
+    assert response.headers["retry-after"] == "1"
+    assert response.json()["results"][0]["error"]["code"] == "UNAVAILABLE"
+    assert door.ask("PUT", "/v1/items/1", json={"price": 2}).status_code == 503
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b"\xff", b"[" * 100_000])
+def test_a_body_that_is_no_event_is_refused(gateway, body):
+    assert gateway().ask("POST", "/v1/events", content=body).status_code == 400
+
+
+def test_items_and_users_are_changed(gateway):
+    door = gateway()
+    assert door.ask("PUT", "/v1/items/3", json={"title": "Red mug", "price": 4.5}).json() == {"sequence": 1}
+    assert door.ask("PUT", "/v1/users/7", json={"country": "DE"}).json() == {"sequence": 2}
+    assert door.shop.upserts == [("item", 3, {"title": "Red mug", "price": 4.5}), ("user", 7, {"country": "DE"})]
+    assert door.ask("PUT", "/v1/items/3", json=["price"]).status_code == 400

@@ -1,0 +1,105 @@
+"""The door: what strangers, slow callers and large bodies get."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+
+import pytest
+
+from gateway.guard import TokenBucket
+from gateway.settings import GatewaySettings, read_settings
+from gateway.tokens import new_token, read_tokens
+from serving.contract.errors import ConfigError
+
+EVENT = {"user": 7, "item": 3}
+
+
+def test_who_brings_no_valid_token_gets_nothing_of_the_shops(gateway, tmp_path):
+    token = new_token(tmp_path / "tokens.txt", "shop")
+    tokens = read_tokens(tmp_path / "tokens.txt")
+    assert tokens == {hashlib.sha256(token.encode()).hexdigest(): "shop"}
+    door = gateway(tokens=tokens)
+    for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": f"Basic {token}"}):
+        for path in ("/v1/recommendations?user=7", "/metrics", "/openapi.json", "/v1/explain?user=7&item=3"):
+            response = door.ask("GET", path, headers=headers)
+            assert response.status_code == 401
+            assert response.headers["www-authenticate"] == "Bearer"
+    assert door.shop.queries == []
+    assert door.ask("GET", "/healthz").status_code == 200
+    headers = {"authorization": f"Bearer {token}"}
+    assert door.ask("GET", "/v1/recommendations?user=7", headers=headers).status_code == 200
+
+
+def test_a_token_is_kept_as_a_hash_alone_and_by_its_owner_alone(tmp_path):
+    token = new_token(tmp_path / "tokens.txt", "shop")
+    assert token not in (tmp_path / "tokens.txt").read_text()
+    assert (tmp_path / "tokens.txt").stat().st_mode & 0o077 == 0
+    with pytest.raises(ConfigError, match="has a token called shop already"):
+        new_token(tmp_path / "tokens.txt", "shop")
+
+
+def test_a_body_that_is_too_large_is_refused_whether_it_says_so_or_not(gateway):
+    door = gateway(body_bytes=100)
+
+    async def chunks():
+        for _ in range(10):
+            yield b" " * 50
+
+    assert door.ask("POST", "/v1/events", content=b" " * 101).status_code == 413
+    assert door.ask("POST", "/v1/events", content=chunks()).status_code == 413
+
+
+def test_a_body_that_trickles_in_is_not_waited_for(gateway):
+    door = gateway(body_timeout_s=0.05)
+
+    async def trickle():
+        yield b"{"
+        await asyncio.sleep(60)
+
+    assert door.ask("POST", "/v1/events", content=trickle()).status_code == 408
+
+
+def test_a_compressed_body_is_refused_unread(gateway):
+    response = gateway().ask("POST", "/v1/events", content=b"\x1f\x8b", headers={"content-encoding": "gzip"})
+    assert response.status_code == 415
+
+
+def test_one_client_may_not_take_all(gateway):
+    door = gateway(requests_per_s=0.001, burst=2)
+    statuses = [door.ask("GET", "/v1/recommendations?user=7").status_code for _ in range(3)]
+    assert statuses == [200, 200, 429]
+    assert int(door.ask("GET", "/healthz").headers["retry-after"]) > 1
+
+
+def test_a_bucket_fills_again():
+    bucket = TokenBucket(per_s=10.0, burst=1, now_s=0.0)
+    assert bucket.take(0.0) == 0.0
+    assert bucket.take(0.05) == pytest.approx(0.05)
+    assert bucket.take(0.1) == 0.0
+
+
+def test_every_answer_forbids_scripts_from_elsewhere(gateway):
+    policy = gateway().ask("GET", "/healthz").headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "script-src 'self'" in policy
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("host = '0.0.0.0'", "strangers reach, and no tokens are asked for"),
+        ("colour = 1", "colour: Extra inputs are not permitted. The keys are host, tokens,"),
+        ("body_bytes = 0", "body_bytes: Input should be greater than 0"),
+        ("host", "cannot be read"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(tmp_path, text, said):
+    (tmp_path / "gateway.toml").write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        read_settings(tmp_path / "gateway.toml")
+
+
+def test_tokens_are_looked_for_beside_the_settings(tmp_path):
+    (tmp_path / "gateway.toml").write_text("host = '0.0.0.0'\ntokens = 'tokens.txt'")
+    assert read_settings(tmp_path / "gateway.toml") == GatewaySettings(host="0.0.0.0", tokens=tmp_path / "tokens.txt")

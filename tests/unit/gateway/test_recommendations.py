@@ -1,0 +1,179 @@
+"""Recommendations over REST: what is asked, what comes back, and that something always does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from fastapi.openapi.utils import get_openapi
+
+from gateway import schema
+from triton_recommender import Degraded, Overloaded, Recommendations, StageDied, Unavailable
+from triton_recommender.testing import Query
+
+POPULAR_FIRST = 6  # of the small shop
+
+
+def test_an_answer_names_items_and_says_who_answered(gateway):
+    door = gateway()
+    answer = door.recommend(user="7", k="2")
+    schema.Recommendations.model_validate(answer)
+    assert [item["id"] for item in answer["items"]] == [3, 1]
+    assert answer["known"] is True
+    assert answer["degraded"] == []
+    assert answer["generation"] == 1
+    assert door.shop.server.calls[-1].request_id == answer["request_id"]
+
+
+def test_everything_that_is_asked_reaches_the_server(gateway):
+    door = gateway()
+    query = {"user": "7", "session": "4,5", "exclude": ["1", "2,8"], "context.device": "phone", "context.temperature": "21.5"}
+    answer = door.recommend(**query)
+    assert door.shop.queries == [Query(7, [4, 5], [1, 2, 8], {"device": b"phone", "temperature": pytest.approx(21.5)})]
+    assert [item["id"] for item in answer["items"]] == [3]
+
+
+def test_a_visitor_without_a_name_is_described_by_the_session(gateway):
+    door = gateway()
+    assert door.recommend(session="4")["known"] is None
+    assert door.shop.queries == [Query(None, [4], [])]
+
+
+def test_an_unknown_user_is_answered_and_reported(gateway):
+    answer = gateway().recommend(user="999999999")
+    assert answer["known"] is False
+    assert answer["items"]
+
+
+def test_degraded_parts_are_named(gateway):
+    degraded = Degraded.RANK | Degraded.LIVE
+    answer = gateway(lambda query: Recommendations((3,), (0.5,), degraded, 1)).recommend(user="7")
+    assert answer["degraded"] == ["ranker", "live_state"]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [Unavailable("gone"), StageDied("dead"), Overloaded("full"), RuntimeError("a fault of ours")],
+    ids=lambda fault: type(fault).__name__,
+)
+def test_whatever_fails_popular_items_answer(gateway, fault):
+    def fail(query):
+        raise fault
+
+    door = gateway(fail)
+    answer = door.recommend(user="7", k="3", exclude="11")
+    schema.Recommendations.model_validate(answer)
+    assert answer["degraded"] == ["gateway_fallback"]
+    assert [item["id"] for item in answer["items"]] == [6, 14, 2]
+    reason = getattr(fault, "status", type(fault).__name__)
+    assert f'gateway_fallbacks_total{{reason="{reason}"}} 1.0' in door.ask("GET", "/metrics").text
+
+
+def test_a_server_that_is_too_slow_is_not_waited_for(gateway):
+    door = gateway(deadline_ms=30)
+    limits_s = []
+
+    async def hang(call):
+        limits_s.append(call.timeout_s)
+        await asyncio.sleep(60)
+
+    door.shop.server.infer = hang
+    answer = door.recommend(user="7")
+    assert answer["degraded"] == ["gateway_fallback"]
+    assert 0 < limits_s[0] <= 0.03  # the deadline travels to the server
+
+
+def test_a_caller_may_choose_a_deadline_up_to_a_limit(gateway):
+    door = gateway(most_deadline_ms=1_000)
+    for asked_ms, most_s in (("500", 0.5), ("90000", 1.0)):
+        door.ask("GET", "/v1/recommendations", params={"user": "7"}, headers={"x-deadline-ms": asked_ms})
+        assert most_s - 0.2 < door.shop.server.calls[-1].timeout_s <= most_s
+
+
+def test_beyond_the_most_that_may_wait_popular_items_answer_at_once(gateway):
+    door, release = gateway(most_in_flight=1, deadline_ms=5_000), asyncio.Event()
+    answer = door.shop.server.answer
+
+    async def wait(call):
+        await release.wait()
+        return answer(call)
+
+    async def two():
+        door.shop.server.infer = wait
+        first = asyncio.create_task(door.ask_async("GET", "/v1/recommendations?user=7"))
+        while not door.shop.models:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.01)
+        second = await door.ask_async("GET", "/v1/recommendations?user=7")
+        release.set()
+        return (await first).json(), second.json()
+
+    first, second = asyncio.run(two())
+    assert first["degraded"] == []
+    assert second["degraded"] == ["gateway_fallback"]
+
+
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        ({}, "Neither user nor session"),
+        ({"user": "anna"}, "user is 'anna'"),
+        ({"user": "7", "exclude": "red"}, "item is 'red'"),
+        ({"user": "7", "k": "0"}, "k: Input should be greater"),
+        ({"user": "7", "k": "1000"}, "this server returns 20 items at most"),
+        ({"user": "7", "context.colour": "red"}, "no column 'colour'"),
+        ({"user": "7", "context.temperature": "warm"}, "expected a number"),
+        ({"user": str(1 << 63)}, "ids are whole numbers"),
+    ],
+)
+def test_what_no_server_could_answer_is_refused(gateway, params, said):
+    response = gateway().ask("GET", "/v1/recommendations", params=params)
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "INVALID_ARGUMENT"
+    assert said in response.json()["error"]["message"]
+
+
+def test_similar_items_are_those_bought_together_then_those_alike(gateway):
+    answer = gateway().ask("GET", "/v1/items/3/similar", params={"k": 8}).json()
+    schema.Similar.model_validate(answer)
+    assert answer["item"]["id"] == 3
+    assert answer["known"] is True
+    sources = [item["source"] for item in answer["items"]]
+    assert len(sources) == 8
+    assert sources == sorted(sources)  # bought_together first
+    assert 3 not in [item["id"] for item in answer["items"]]
+    for source in set(sources):
+        scores = [item["score"] for item in answer["items"] if item["source"] == source]
+        assert scores == sorted(scores, reverse=True)
+
+
+def test_nothing_is_similar_to_an_unknown_item(gateway):
+    answer = gateway().ask("GET", "/v1/items/999/similar").json()
+    assert (answer["known"], answer["items"]) == (False, [])
+
+
+def test_readiness_asks_a_real_question_at_most_once_a_second(gateway):
+    door = gateway()
+    assert [door.ask("GET", "/readyz").status_code for _ in range(3)] == [200] * 3
+    assert len(door.shop.queries) == 1
+
+
+def test_a_server_without_items_is_not_ready_but_the_gateway_lives(gateway):
+    door = gateway(lambda query: [])
+    response = door.ask("GET", "/readyz")
+    assert response.status_code == 503
+    assert response.json()["servers"][0]["reason"] == "it answers without a single item"
+    assert door.ask("GET", "/healthz").status_code == 200
+
+
+def test_openapi_describes_every_route(gateway):
+    described = json.loads(json.dumps(get_openapi(title="t", version="1", routes=gateway().app.routes)))
+    assert {"/v1/recommendations", "/v1/events", "/v1/explain", "/v1/items/{item_id}/similar"} <= described["paths"].keys()
+    assert gateway().ask("GET", "/openapi.json").json()["paths"] == described["paths"]
+
+
+def test_an_unknown_path_is_told_as_json(gateway):
+    response = gateway().ask("GET", "/v1/nothing")
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "NOT_FOUND"
