@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from serving.contract.errors import ConfigError, RecommenderError
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads of torch that spin slow a shared machine down many times
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning idle threads of torch slow a shared machine down
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 console = Console(soft_wrap=True)
@@ -45,7 +45,7 @@ def build(
     if layout not in (layouts := load_profile(profile).layouts):
         raise ConfigError(f"The {profile} profile has no {layout} layout. Available: {', '.join(layouts)}. Leave LAYOUT out.")
     settings, dataset = with_triton(read_settings(config), triton), load_dataset(data)
-    from export.build import build_repository  # only now: what trains takes seconds to import
+    from export.build import build_repository  # imported late, because training imports take seconds
 
     build_repository(dataset, repo, settings, console, layout, profile, verbose)
 
@@ -99,7 +99,7 @@ def evaluate(
     from training.dataset import load_dataset
 
     settings, dataset = read_settings(config), load_dataset(data)
-    from export.evaluate import evaluate_dataset  # only now: what trains takes seconds to import
+    from export.evaluate import evaluate_dataset  # imported late, because training imports take seconds
 
     evaluate_dataset(dataset, work / dataset.description.name, settings, console)
 
@@ -115,7 +115,7 @@ def hugectr_data(
     from training.dataset import load_dataset
 
     settings, dataset = read_settings(config), load_dataset(data)
-    from export.nvidia.hugectr.teach import teach_hugectr  # only now: what trains takes seconds to import
+    from export.nvidia.hugectr.teach import teach_hugectr  # imported late, because training imports take seconds
 
     teach_hugectr(dataset, out, settings, console)
 

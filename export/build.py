@@ -1,4 +1,4 @@
-"""From a data set to a published generation: the whole export, in the order it happens.
+"""Run an export, from a data set to a published generation, in order.
 
 log ─▶ features (NVTabular, compiled and replayed) ─▶ retriever, ranker, re-ranker ─▶ stage folders
     ─▶ rehearsal: recorded requests answered from the staged files ─▶ publication by the profile (export/profiles.py)
@@ -63,7 +63,7 @@ def build_repository(
     profile: str = DEFAULT,
     verbose: bool = False,
 ) -> int:
-    """Train on all of a data set's log and publish. Return the generation. Raises ConfigError or ExportError."""
+    """Train on the whole log and publish. Return the generation. Raises ConfigError or ExportError."""
     plugin, pipeline, progress = load_profile(profile), settings.pipeline, Progress(console, verbose)
     rules = RulesConfig.from_dict(settings.rules)
     progress.note(f"{dataset.description.name}: {dataset.report}")
@@ -121,7 +121,7 @@ def fit_ranking(dataset: Dataset, features: Features, served: Retrieve, settings
 
 
 def described(ranker: Ranker, choices: RankingSettings) -> str:
-    """Return what a line says of a ranker."""
+    """Return a description of a ranker for one line of output."""
     if not ranker.learned:
         return "learned nothing, as nobody in this log comes back: items keep retrieval's order"
     quality = ranker.quality
@@ -135,7 +135,7 @@ def described(ranker: Ranker, choices: RankingSettings) -> str:
 def rehearse_and_seal(
     staging: Staging, dataset: Dataset, specs: dict[str, ModelSpec], settings: Settings, reports: dict[str, Any]
 ) -> Recorded:
-    """Widen the search as far as requests need it, answer recorded requests from the staged files, write the manifests."""
+    """Tune the search effort, answer recorded requests from the staged files, and write the manifests."""
     pipeline = settings.pipeline
     rng = np.random.default_rng(pipeline.seed)
     requests = requests_like(dataset, ensemble_spec(specs), pipeline.recorded_requests, rng)
@@ -181,14 +181,14 @@ def ranking_settings(settings: Settings) -> RankingSettings:
 
 
 def trainer_of(settings: Settings, features: Features) -> TrainRanker:
-    """Return what makes the ranker: training, or the import of a model that HugeCTR trained."""
+    """Return the function that trains the ranker, or imports a model that HugeCTR trained."""
     if not settings.hugectr.model:
         return train_ranker
     return imported_ranker(Path(settings.hugectr.model), settings.hugectr.name, features)
 
 
 def refuse_tables_that_do_not_fit(features: Features, axes: Axes, settings: Settings) -> None:
-    """Raise ConfigError when the ranker's tables will not fit their budgets, before minutes of training."""
+    """Raise ConfigError before training when the ranker's tables will not fit their budgets."""
     serving = settings.serving_of()["rank"]
     shapes = shapes_of(features, settings.table_width, settings.ranker.cold)
     plan_tables(settings.tables, shapes, serving.instances, serving.max_batch_size * axes.candidates)

@@ -1,4 +1,4 @@
-"""What a client needs to speak of items and users as the shop does: published beside the ensemble, never read by the server."""
+"""Write the names that clients need for items and users: published beside the ensemble, not read by the server."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ DAY_S = 86_400
 
 
 def write_catalogue(folder: Path, dataset: Dataset) -> None:
-    """item_ids.npy int64 [n_items] ascending, item_titles.json in the same order; names of text ids as {name: id}.
+    """Write item_ids.npy, int64 [n_items] ascending, item_titles.json in the same order, and names of text ids as {name: id}.
 
-    popular.json: ids of the most popular items, best first, which a gateway answers with when no server does
+    popular.json: ids of the most popular items, best first, the gateway's fallback when no server answers
     """
     np.save(folder / "item_ids.npy", dataset.items["item_id"].to_numpy())
     titles = [title if isinstance(title, str) else "" for title in dataset.items["title"]]

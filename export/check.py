@@ -1,4 +1,4 @@
-"""`make check`: read a repository and say what will fail, and how to mend it, without starting anything."""
+"""`make check`: read a repository and report what will fail, and how to fix it, without starting anything."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def check_repository(repository: Path) -> list[Finding]:
 
 
 def checked_by_format(repository: Path) -> tuple[str, ...]:
-    """Return what the checks could only hold against a documented format, because what reads it is not here."""
+    """Return what the checks could only compare with a documented format, because the software that reads it is not here."""
     return tuple(load_profile(profile_of(repository)).checked_by_format(repository))

@@ -1,4 +1,4 @@
-"""The cpu profile: the four stages as they were staged, published beside the repository's older generations."""
+"""The cpu profile: publish the four staged stages beside the repository's older generations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class CpuProfile:
-    """See `export/profiles.py`."""
+    """The cpu profile; see `export/profiles.py`."""
 
     layouts = LAYOUTS
     own_model = None
@@ -38,7 +38,7 @@ class CpuProfile:
         staging.check_contract(specs)
 
     def publish(self, rehearsed: Rehearsed, report: Callable[[str], None]) -> int:
-        from export.rehearsal import warmup_tensors  # only now: `make check` needs no pandas
+        from export.rehearsal import warmup_tensors  # imported late, because `make check` needs no pandas
 
         staging, recorded = rehearsed.staging, rehearsed.recorded
         return staging.publish(rehearsed.specs, rehearsed.settings.serving_of(), warmup_tensors(staging, recorded))
@@ -54,16 +54,16 @@ PROFILE = CpuProfile()
 
 
 def check_run_folder(repository: Path) -> Iterator[Finding]:
-    """Models start in this checkout's run folder, wherever the repository lies."""
+    """Check the path of this checkout's run folder, in which models start."""
     refuse_unservable_path(RUN_DIR)
     yield from ()
 
 
 def check_ranker_tables(repository: Path) -> Iterator[Finding]:
-    """The ranker's ps.json would be read by NVIDIA's parsers, and says what the tiers' own settings say."""
+    """Check that NVIDIA's parsers can read the ranker's ps.json, and that it agrees with tiers.json."""
     generation = pinned_generation(repository)
     folder = stage_folder(repository, "rank", generation) / TABLES_FOLDER
-    if not (folder / PS_FILE).exists():  # exported before there were levels: the tables are served whole from memory
+    if not (folder / PS_FILE).exists():  # without levels: the tables are served whole from memory
         return
     for finding in check_tables(folder):
         where = f"rank/{generation}/{TABLES_FOLDER}/{finding.where}"

@@ -1,8 +1,9 @@
-"""`make eval`: how good the recommendations are, stage by stage and through a real server, beside four baselines.
+"""`make eval`: measure quality stage by stage and through a real server, beside four baselines.
 
-The test is the last 20 % of each user's events in time. The pipeline is exported from the rest alone, into a repository of its
-own, and served by a real tritonserver; what users already had is neither served nor counted. AUC is over the whole catalogue:
-a stage's list first, then what the stage before it ordered.
+The test set is the last 20 % of each user's events in time. The pipeline is exported from the rest, into a repository of its
+own, and
+served by a real tritonserver. Items that users already had are neither served nor counted. AUC is over the whole catalogue: a
+stage's list first, then the order of the stage before it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ SERVED = "served (end to end)"
 def evaluate_dataset(dataset: Dataset, repository: Path, settings: Settings, console: Console) -> dict[str, Quality]:
     """Export from the training part into `repository`, serve it, print the table and return quality by name.
 
-    The last line printed is the same as one line of JSON.
+    The last line printed is the same table as JSON.
     """
     problem = problem_of(dataset)
     refuse_nothing_to_find(dataset, problem)
@@ -52,7 +53,7 @@ def evaluate_dataset(dataset: Dataset, repository: Path, settings: Settings, con
         console.print(f"{named(baseline)}: Recall@20 {quality.recall_at_20:.4f}, NDCG@10 {quality.ndcg_at_10:.4f}")
     rows |= stage_qualities(Pipeline.load(repository), problem)
     with TritonServer(repository) as server:
-        # What is served is a list of K: behind it, the AUC's order is that of the pipeline in process.
+        # The server returns K items: beyond them, the AUC uses the order of the in-process pipeline.
         rows[SERVED] = quality_of(served_lists(server.grpc_url, problem), rows["after rerank"].auc, problem)
     console.print(table_of(dataset, problem, rows))
     console.print_json(json.dumps({name: asdict(quality) for name, quality in rows.items()}), indent=None)
@@ -60,14 +61,14 @@ def evaluate_dataset(dataset: Dataset, repository: Path, settings: Settings, con
 
 
 def remove_repository(folder: Path) -> None:
-    """Remove what an earlier evaluation left. Raises ConfigError when something else is there."""
+    """Remove the repository of an earlier evaluation. Raises ConfigError when the folder is something else."""
     if folder.exists() and any(folder.iterdir()) and not (folder / ENSEMBLE).is_dir():
         raise ConfigError(f"{folder} is no model repository, and its contents would be lost. Name another folder with --work.")
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def refuse_nothing_to_find(dataset: Dataset, problem: Problem) -> None:
-    """Raises DataError when no user has a later positive to find, in the test or in the validation part."""
+    """Raise DataError when no user has a later positive to find, in the test or in the validation part."""
     for part, split in (("test", problem.test), ("validation", problem.validation)):
         if not countable(split.relevant).any():
             raise DataError(
@@ -82,7 +83,7 @@ def named(baseline: Baseline) -> str:
 
 
 def stage_qualities(pipeline: Pipeline, problem: Problem) -> dict[str, Quality]:
-    """Return quality of the list as retrieval orders it, as the ranker orders it, and as the whole pipeline returns it."""
+    """Return the quality after retrieval, after ranking, and of the whole pipeline."""
     return {
         f"after {stage}": quality_of(ids, float(np.nanmean(aucs)), problem)
         for stage, (ids, aucs) in stage_lists(pipeline, problem).items()
@@ -90,7 +91,7 @@ def stage_qualities(pipeline: Pipeline, problem: Problem) -> dict[str, Quality]:
 
 
 def stage_lists(pipeline: Pipeline, problem: Problem) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Return by stage: int64 [U, 20] item ids, and float64 [U] AUC, of the test users."""
+    """Return the test users' item ids, int64 [U, 20], and AUC, float64 [U], by stage."""
     lists: dict[str, list[np.ndarray]] = {"retrieve": [], "rank": [], "rerank": []}
     aucs: dict[str, list[np.ndarray]] = {"retrieve": [], "rank": [], "rerank": []}
     for block in blocks(problem.test_users):
@@ -110,7 +111,7 @@ def stage_lists(pipeline: Pipeline, problem: Problem) -> dict[str, tuple[np.ndar
 
 
 def retrieval_order(pipeline: Pipeline, tensors: dict[str, np.ndarray], problem: Problem) -> np.ndarray:
-    """Return float32 [B, n_items]: every item of the catalogue as retrieval orders it, scored by its place."""
+    """Return scores of all items in the order of retrieval, float32 [B, n_items], by place."""
     retrieve = pipeline.stages["retrieve"]
     history = retrieve.items.positions(tensors["history_ids"])
     nothing = Blocked(np.empty(0, np.int64), np.zeros(len(history) + 1, np.int64))
@@ -120,8 +121,7 @@ def retrieval_order(pipeline: Pipeline, tensors: dict[str, np.ndarray], problem:
 
 
 def moved_up(order: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Return float32 [B, n_items] scores in which the items of `first` [B, K], best first, come before all others, which keep
-    their order."""
+    """Return scores, float32 [B, n_items], with the items of `first` [B, K], best first, before all others in their order."""
     n_rows, n_items = order.shape
     moved = np.pad(order, ((0, 0), (0, 1)))  # a column for padding
     top = order.max() + np.arange(first.shape[1], 0, -1, dtype=np.float32)
@@ -130,7 +130,7 @@ def moved_up(order: np.ndarray, first: np.ndarray) -> np.ndarray:
 
 
 def served_lists(url: str, problem: Problem) -> np.ndarray:
-    """Return int64 [U, K] item ids that a running server recommends to the test users."""
+    """Return the item ids, int64 [U, K], that a running server recommends to the test users."""
     with local_client(url) as client, ThreadPoolExecutor(CONCURRENT_CALLS) as pool:
 
         def call(block: np.ndarray) -> np.ndarray:
@@ -146,12 +146,12 @@ def blocks(users: np.ndarray) -> list[np.ndarray]:
 
 
 def positions_of(item_ids: np.ndarray, problem: Problem) -> np.ndarray:
-    """int64 [U, K] ids -> int64 [U, K] positions, n_items for PAD_ID."""
+    """Return the positions, int64 [U, K], of item ids, n_items for PAD_ID."""
     return np.where(item_ids == PAD_ID, len(problem.item_ids), np.searchsorted(problem.item_ids, item_ids))
 
 
 def quality_of(item_ids: np.ndarray, auc_mean: float, problem: Problem) -> Quality:
-    """item_ids: int64 [U, K], the lists of the test users, PAD_ID padded."""
+    """Return the quality of lists. item_ids: int64 [U, K] of the test users, PAD_ID padded."""
     positions = positions_of(item_ids, problem)
     relevant = problem.test.relevant[problem.test_users]
     recall, ndcg = recall_at(positions, relevant, 20).mean(), ndcg_at(positions, relevant, 10).mean()

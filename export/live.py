@@ -1,4 +1,4 @@
-"""What the models that take events are published with: the names of events, what `upsert` may change, and where it is kept."""
+"""Write the settings of `observe` and `upsert`: names of events, changeable columns, and the store's folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEAST_ABOVE_ZERO = float(np.finfo(np.float32).tiny)
 
 
 def write_live_models(staging: Staging, like: StageInfo, description: Description, choices: LiveChoices) -> None:
-    """Write `stage.json` of `observe` and `upsert`. like: that of a stage, with the same axes and context columns"""
+    """Write `stage.json` of `observe` and `upsert`. like: the info of a stage, with the same axes and context columns."""
     kinds = event_kinds(description)
     settings = LiveSettings(
         kinds=tuple(asdict(kind) for kind in kinds.kinds),
@@ -32,7 +32,7 @@ def write_live_models(staging: Staging, like: StageInfo, description: Descriptio
 
 
 def event_kinds(description: Description) -> EventKinds:
-    """Return the names of `[events]`; without that section there is one, that of the log's own rows.
+    """Return the kinds of `[events]`; without that section one kind, that of the log's rows.
 
     With a label column, positives are the events whose value is high enough, as in the log.
     """
@@ -50,7 +50,7 @@ def event_kinds(description: Description) -> EventKinds:
 
 
 def changeable_columns(description: Description) -> dict[str, dict[str, str]]:
-    """Return kind -> column -> type of what `upsert` may change: the roles of an item, and all feature columns."""
+    """Return kind -> column -> type of what `upsert` may change: an item's roles, and all feature columns."""
     items, users = description.items, description.users
     item = {"title": "text", "category": "text", "provider": "text", "available": "flag", "price": "number"}
     if items:

@@ -1,4 +1,4 @@
-"""The profiles of an export, as plug-ins: everything else is the same for all of them.
+"""The profiles of an export, as plug-ins. Everything else is common to all profiles.
 
     log ─▶ features, models ─▶ staged stages, rehearsed ─▶ Profile.publish ─▶ repository ─▶ Profile.checks (`make check`)
 
@@ -19,21 +19,21 @@ from serving.contract.errors import ConfigError, RecommenderError
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE, ModelSpec
 
-if TYPE_CHECKING:  # `make check` loads none of these
+if TYPE_CHECKING:  # `make check` must not import these
     from export.settings import Settings
     from repository.publish import Staging
     from repository.recorded import Recorded
 
 DEFAULT = "cpu"
-PLUGINS = {DEFAULT: "export.cpu", "merlin": "export.nvidia.profile"}  # modules, loaded when a profile is asked for
+PLUGINS = {DEFAULT: "export.cpu", "merlin": "export.nvidia.profile"}  # modules, imported on demand
 
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """A staged generation whose recorded requests were answered soundly: what a profile publishes.
+    """A staged and rehearsed generation, which a profile publishes.
 
-    repository: where it goes, as the caller named it: perhaps a link
-    workflow: folder of NVTabular's own workflow, where the profile wants it kept
+    repository: its destination as the caller named it, possibly a link
+    workflow: folder of NVTabular's own workflow, where the profile keeps it
     """
 
     repository: Path
@@ -47,23 +47,23 @@ class Rehearsed:
 class Profile(Protocol):
     """How a generation is laid out, published and checked."""
 
-    layouts: Sequence[str]  # those it can be published in
-    own_model: str | None  # a model that only repositories of this profile have; None: none, all repositories may be its
+    layouts: Sequence[str]  # those that it can be published in
+    own_model: str | None  # a model that only repositories of this profile have; None: there is none
 
     def keeps_workflow(self, settings: Settings) -> bool:
         """Return whether NVTabular's own workflow must be kept for publication."""
 
     def refuse_early(self, repository: Path, staging: Staging, specs: dict[str, ModelSpec], settings: Settings) -> None:
-        """Raise ConfigError or ExportError for what `publish` would refuse, before minutes of training."""
+        """Raise ConfigError or ExportError, before training, for everything that `publish` would refuse."""
 
     def publish(self, rehearsed: Rehearsed, report: Callable[[str], None]) -> int:
-        """Put the generation in the repository's place or beside its older ones. Return its number."""
+        """Publish the generation, in place of the repository or beside its older generations. Return its number."""
 
     def checks(self) -> tuple[Sequence[Check], Sequence[Check]]:
-        """Return the checks of its repositories in order, and the decisive ones: no other runs after an error there."""
+        """Return the checks of its repositories in order, and the decisive ones, after whose errors no other check runs."""
 
     def checked_by_format(self, repository: Path) -> Sequence[str]:
-        """Return what could only be held against a documented format, because what reads it is not here."""
+        """Return what could only be compared with a documented format, because the software that reads it is not here."""
 
 
 def load_profile(name: str) -> Profile:

@@ -1,4 +1,4 @@
-"""What an export prints: a line for every phase when it is done, and the details of a phase only where they are asked for.
+"""Print the progress of an export: a line per finished phase, and details on request.
 
 52 s  features        9 s  6 categorical columns of users, 3 of items
 95 s  retriever      43 s  3,908 items, fitted on 396,374 events
@@ -16,13 +16,13 @@ from rich.console import Console
 
 @dataclass
 class Phase:
-    """One phase while it runs. result: what its line will say of it."""
+    """A running phase. result: the text for its line."""
 
     result: str = ""
 
 
 class Progress:
-    """Prints behind the seconds since it was made."""
+    """Prints lines that begin with the seconds since the start."""
 
     def __init__(self, console: Console, verbose: bool = False) -> None:
         self._console, self._verbose = console, verbose
@@ -43,7 +43,7 @@ class Progress:
         self._console.print(f"[dim]{time.monotonic() - self._started_s:5.0f} s[/]  {text}", highlight=False)
 
     def detail(self, text: str) -> None:
-        """Print a line where details are wanted; show it until the next one where there is a terminal."""
+        """Print a line when details were requested; on a terminal, show it until the next one."""
         self._status.update(text.strip())
         if self._verbose:
             self.note(f"  {text}")

@@ -1,4 +1,4 @@
-"""Requests as callers would send them: users of the log by how active they are, their context, a few strangers and sessions.
+"""Generate requests as callers would send them: users by activity, their context, a few unknown users and sessions.
 
 They are recorded with the in-process answers (repository/recorded.py) and published with the generation.
 """
@@ -11,9 +11,9 @@ from serving.contract.tensors import PAD_ID, ContextColumn, ModelSpec
 from training.dataset import Dataset
 from training.features.build import context_of
 
-UNKNOWN_SHARE = 0.05  # callers nobody has seen
-SESSION_SHARE = 0.10  # callers who send a history of their own
-EXCLUDE_SHARE = 0.10  # callers who exclude items
+UNKNOWN_SHARE = 0.05  # requests of unknown users
+SESSION_SHARE = 0.10  # requests with a history
+EXCLUDE_SHARE = 0.10  # requests that exclude items
 
 Arrays = dict[str, np.ndarray]
 
@@ -34,14 +34,14 @@ def requests_like(dataset: Dataset, spec: ModelSpec, count: int, rng: np.random.
 
 
 def on_the_wire(values: np.ndarray, column: ContextColumn) -> np.ndarray:
-    """Raw context values [N] as the tensor a caller sends, [N, 1]."""
+    """Return raw context values [N] as a request tensor [N, 1]."""
     if column.kind == "string":
         values = np.array([b"" if value is None else value.encode() for value in values], object)
     return values.astype(column.tensor().numpy_dtype).reshape(-1, 1)
 
 
 def _fill_some(tensor: np.ndarray, chosen: np.ndarray, item_ids: np.ndarray, rng: np.random.Generator) -> None:
-    """Write 1 to 8 random items at the head of the chosen rows of an int64 [N, W] tensor, PAD_ID behind them."""
+    """Write 1 to 8 random items at the head of the chosen rows of an int64 [N, W] tensor, then PAD_ID."""
     for row in np.flatnonzero(chosen):
         length = min(int(rng.integers(1, 9)), tensor.shape[1], len(item_ids))
         tensor[row] = PAD_ID

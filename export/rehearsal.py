@@ -1,4 +1,4 @@
-"""The last check before publication: recorded requests go through the staged files, alone and in batches, to equal answers."""
+"""Rehearse before publication: the staged files must answer recorded requests alike, alone and in batches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def rehearse(staging: Staging, dataset: Dataset, requests: Arrays) -> tuple[Recorded, dict[str, Any]]:
-    """Record requests and their answers beside the ensemble -> (them, a report). Raises ExportError on an unsound answer."""
+    """Record requests and answers beside the ensemble. Return them and a report. Raises ExportError on an invalid answer."""
     recorded = record(staging, requests)
     refuse_unsound(recorded.outputs, dataset.items["item_id"].to_numpy())
     full = (recorded.outputs["item_ids"] != PAD_ID).all(axis=1)
@@ -32,7 +32,7 @@ def rehearse(staging: Staging, dataset: Dataset, requests: Arrays) -> tuple[Reco
 
 
 def record(staging: Staging, inputs: Arrays) -> Recorded:
-    """Answer requests from the staged files and keep both. Raises ExportError when an answer depends on its batch mates."""
+    """Answer requests from the staged files and return both. Raises ExportError when an answer depends on its batch mates."""
     kernels = Pipeline.load(staging.root, staging.generation)
     outputs = answer(kernels, inputs, BATCH)
     if difference := compare_answers(answer(kernels, inputs, 1), outputs):
@@ -52,7 +52,7 @@ def answer(kernels: Pipeline, inputs: Arrays, batch: int) -> Arrays:
 
 
 def refuse_unsound(outputs: Arrays, item_ids: np.ndarray) -> None:
-    """Raises ExportError unless every list holds distinct items of the catalogue, int64 [n_items], with finite scores."""
+    """Raise ExportError unless every list has distinct items of the catalogue, int64 [n_items], with finite scores."""
     ids, served = outputs["item_ids"], outputs["item_ids"] != PAD_ID
     if not np.isin(ids[served], item_ids).all():
         raise ExportError("An answer names an item that is not in the catalogue. Report this as a bug.")
@@ -64,11 +64,11 @@ def refuse_unsound(outputs: Arrays, item_ids: np.ndarray) -> None:
 
 
 def warmup_tensors(staging: Staging, recorded: Recorded) -> Arrays:
-    """Return every tensor of every stage for a few recorded requests, by name, [WARMUP_ROWS, *dims], fit for any generation."""
+    """Return all tensors of all stages for a few recorded requests by name, [WARMUP_ROWS, *dims], valid in any generation."""
     kernels = Pipeline.load(staging.root, staging.generation)
     tensors = kernels.trace({name: values[:WARMUP_ROWS] for name, values in recorded.inputs.items()})
     return tensors | {
-        # A repository keeps the warm-up of its first generation, and later ones may know fewer categories.
+        # A repository keeps the warm-up of its first generation, and later ones may have fewer categories.
         "user_categorical": np.minimum(tensors["user_categorical"], OOV_ROW),
         "lineage": new_lineage(len(tensors["lineage"]), ANY_GENERATION),
     }

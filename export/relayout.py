@@ -1,8 +1,8 @@
-"""Publish what a repository answers with again, without training: in another layout, and with the code as it is now.
+"""Publish a repository's models again without training, in another layout and with the current code.
 
     relayout(Path("model_repository"), Path("fused_repository"), "fused")
 
-Both then hold the same models, answer alike, and can be served side by side.
+Both have the same models, give the same answers, and can be served side by side.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ REWRITTEN = ("serving", "model.py", "__pycache__", MANIFEST_FILE, STAGE_FILE, RE
 
 
 def relayout(source: Path, repository: Path, layout: str, candidates: int | None = None) -> int:
-    """Return the generation published in `repository`. Raises ConfigError, ArtifactError or ExportError.
+    """Publish again and return the generation in `repository`. Raises ConfigError, ArtifactError or ExportError.
 
-    candidates: another C than the export's, to measure what it costs. The index is searched as widely as that takes.
+    candidates: another C than the export's, for measurements; the search effort is tuned for it
     """
     if source.resolve() == repository.resolve():
         raise ConfigError(f"{source} cannot be laid out again into itself. Name another repository.")
@@ -59,7 +59,7 @@ def relayout(source: Path, repository: Path, layout: str, candidates: int | None
 
 
 def copy_artifacts(source: Path, target: Path) -> None:
-    """Everything but what a publication writes itself."""
+    """Copy everything that a publication does not write itself."""
     for path in source.iterdir():
         if path.name in REWRITTEN:
             continue

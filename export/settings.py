@@ -1,18 +1,18 @@
-"""What an operator may decide about an export: one typed TOML file, every key with a default that holds up on untuned logs.
+"""The settings of an export: one typed TOML file, in which every key has a sensible default.
 
 docs/settings.md is written from the classes here (`make docs`), from their docstrings and the comments behind their keys.
 
     [pipeline]  sizes of the contract and what retrieval filters
     [serving]   how Triton runs the models; [serving.rank] etc. override it for one model
-    [ranker]    which network ranks, and how wide its embedding tables are
-    [compute]   threads of the ranker's network, and how widely the index is searched (`make tune` finds them)
-    [rules]     the shop's rules after the models (serving/stages/rules/config.py)
+    [ranker]    the ranking network, and the width of its embedding tables
+    [compute]   threads of the ranker's network, and the search effort of the index (`make tune` finds them)
+    [rules]     the shop's business rules (serving/stages/rules/config.py)
     [hugectr]   a ranker that HugeCTR trained
-    [live]      how events are taken, and where they are kept (serving/live)
+    [live]      how events are accepted, and where they are stored (serving/live)
     [merlin]    where and how the merlin profile is served (export/nvidia/settings.py)
-    [tables]    budgets of the ranker's embedding tables, and where their updates come from (export/tables.py)
+    [tables]    budgets of the ranker's embedding tables, and their update source (export/tables.py)
 
-The settings used are echoed into the manifest of the generation.
+The settings are recorded in the manifest of the generation.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from serving.contract.errors import ConfigError
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
 from training.models.cold_rows import ColdRows
 
-# `recommend` of the fused layout runs all kernels, where the ensemble has a process per stage. Of a queue of 32 the process
-# that is free first would take all, and the other one would wait for what comes next
+# `recommend` of the fused layout runs all stages. Without a preferred size, the first free process would take the whole queue,
+# and the other one would wait for new requests
 FUSED = {"instances": 2, "preferred_batch_sizes": (16,)}
 
-EVENTS_AT_ONCE = 1_024  # in one transaction of the live store, at most
+EVENTS_AT_ONCE = 1_024  # most events in one transaction of the live store
 
 PositiveInt = Annotated[int, Field(gt=0)]
-Length = Annotated[int, Field(gt=0, le=10_000)]  # of an axis that every request carries
+Length = Annotated[int, Field(gt=0, le=10_000)]  # of an axis that every request has
 RowFormat = Literal["fp32", "fp16", "int8", "int4"]
 
 
@@ -48,14 +48,14 @@ class _Section(BaseModel):
 
 
 class PipelineSettings(_Section):
-    """Sizes of the contract (serving/contract/tensors.py), and what retrieval filters."""
+    """Sizes of the contract (serving/contract/tensors.py), and the filter of seen items."""
 
-    candidates: Length = 256  # items that retrieval hands to the ranker (C)
+    candidates: Length = 256  # items that retrieval passes to the ranker (C)
     history: Length = 64  # latest items of a user that the models read (H)
     exclusions: Length = 64  # item ids that a request may exclude (E)
     items_returned: Length = 20  # items in an answer (K)
     filter_seen: bool = True  # items the user already had are not recommended again
-    seed: int = 0  # of everything random in an export
+    seed: int = 0  # random seed of the export
     recorded_requests: Annotated[int, Field(ge=WARMUP_ROWS)] = 1_000  # published with their answers, for warm-up and checks
 
     @model_validator(mode="after")
@@ -69,7 +69,7 @@ class PipelineSettings(_Section):
 
 
 class TableSettings(_Section):
-    """Budgets of the ranker's embedding tables by level (serving/tables), and where their updates come from."""
+    """Budgets of the ranker's embedding tables by level (serving/tables), and their update source."""
 
     l1: Bytes = 64 << 20  # hot rows, in each process
     l2: Bytes = 4 << 30  # rows in memory, one copy for all processes of a machine
@@ -86,37 +86,39 @@ TAUGHT_WIDTH, STUDENT_WIDTH = 16, 4  # of embedding tables
 
 
 class RankerChoice(_Section):
-    """Which network ranks: a small one distilled from the DLRM, or that DLRM.
+    """The ranking network: a small one distilled from the DLRM, or the DLRM itself.
 
-    The small one keeps the quality at a third of the network's time. Where validation requests show that it does not, the
-    export serves the DLRM and says so.
+    The small one keeps the quality in a third of the time. If validation shows that it does not, the export serves the DLRM and
+    reports it.
     """
 
     distilled: bool = True  # serve the small one
-    width: Annotated[int, Field(ge=0)] = 0  # values of a row in the embedding tables; 0: 4 where distilled, else 16
-    cold_width: Annotated[int, Field(ge=0)] = 0  # values of a cold row of a large table, projected to width; 0: width
-    hot_share: Annotated[float, Field(gt=0, lt=1)] = 0.1  # share of a large table's rows that are not cold, the most frequent
+    width: Annotated[int, Field(ge=0)] = 0  # values per row of the embedding tables; 0: 4 if distilled, else 16
+    cold_width: Annotated[int, Field(ge=0)] = 0  # values per cold row of a large table, projected to width; 0: width
+    hot_share: Annotated[float, Field(gt=0, lt=1)] = 0.1  # share of hot rows in a large table, the most frequent ones
 
     @property
     def cold(self) -> ColdRows | None:
-        """None: rows of one width."""
+        """The cold rows, None when all rows have one width."""
         return ColdRows(self.cold_width, self.hot_share) if self.cold_width else None
 
 
 class ComputeSettings(_Section):
-    """What a stage does with the cores it gets. `make tune` finds values for a machine."""
+    """Threads and search effort. `make tune` finds values for a machine."""
 
     rank_threads: PositiveInt = 1  # threads of the ranker's network, in each instance
-    index_effort: Annotated[int, Field(ge=0)] = 0  # lists of the index searched per query; 0: the fewest that find enough
+    index_effort: Annotated[int, Field(ge=0)] = (
+        0  # lists of the index searched per query; 0: the fewest that reach the required recall
+    )
 
 
 class LiveChoices(_Section):
-    """How events are taken (serving/live)."""
+    """How events are accepted and stored (serving/live)."""
 
     folder: str = ""  # of the live store, an absolute path; empty: beside the repository, <REPO>.live
-    lateness_s: Annotated[float, Field(ge=0)] = 10.0  # how far the clock stays behind the latest event
-    ahead_s: Annotated[float, Field(ge=0)] = 300.0  # events later than this server's clock by more are refused
-    key_days: Annotated[float, Field(gt=0)] = 7.0  # how long event ids are known
+    lateness_s: Annotated[float, Field(ge=0)] = 10.0  # lag of the clock behind the latest event
+    ahead_s: Annotated[float, Field(ge=0)] = 300.0  # events further ahead of the server's clock are refused
+    key_days: Annotated[float, Field(gt=0)] = 7.0  # how long event ids are remembered
     store_bytes: Bytes = 64 << 30  # of address space; the file grows as it is used
 
     @field_validator("folder")
@@ -128,10 +130,10 @@ class LiveChoices(_Section):
 
 
 class HugectrSettings(_Section):
-    """A DLRM that HugeCTR trained takes the place of the one that is trained here (docs/merlin.md)."""
+    """A DLRM that HugeCTR trained replaces the one that is trained here (docs/merlin.md)."""
 
     model: str = ""  # folder of its files; empty: train here
-    name: str = "dlrm"  # how the names of its files begin
+    name: str = "dlrm"  # prefix of its file names
 
 
 class Settings(_Section):
@@ -165,12 +167,12 @@ class Settings(_Section):
 
     @property
     def distilled(self) -> bool:
-        """A ranker of HugeCTR's is served as it is."""
+        """Whether to distil the ranker; a HugeCTR ranker is served as it is."""
         return self.ranker.distilled and not self.hugectr.model
 
     @property
     def table_width(self) -> int:
-        """Of the tables that are to be served, unless the DLRM (TAUGHT_WIDTH or wider) is, in place of its student."""
+        """The width of the served tables, unless the DLRM (TAUGHT_WIDTH or wider) replaces its student."""
         return self.ranker.width or (STUDENT_WIDTH if self.distilled else TAUGHT_WIDTH)
 
     def serving_of(self) -> dict[str, Serving]:
@@ -210,7 +212,7 @@ def serving_from(base: Serving, changes: dict[str, Any], section: str) -> Servin
 
 
 def with_triton(settings: Settings, triton: str) -> Settings:
-    """Return the same settings for another Triton (of the merlin profile); "" leaves them. Raises ConfigError."""
+    """Return the settings for another Triton (of the merlin profile); "" changes nothing. Raises ConfigError."""
     if not triton:
         return settings
     try:
@@ -220,7 +222,7 @@ def with_triton(settings: Settings, triton: str) -> Settings:
 
 
 def read_settings(path: Path | None) -> Settings:
-    """Return the settings of a TOML file, or the defaults. Raises ConfigError naming file, key and what is allowed."""
+    """Return the settings of a TOML file, or the defaults. Raises ConfigError with file, key and allowed values."""
     if path is None:
         return Settings()
     with toml_faults(path, "docs/settings.md lists the keys and their defaults"):

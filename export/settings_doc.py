@@ -1,4 +1,4 @@
-"""docs/settings.md, written from the settings classes: their docstrings, and the comments behind their keys."""
+"""Generate docs/settings.md from the settings classes: their docstrings, and the comments of their keys."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from repository.config import Serving
 from serving.stages.rules.config import RulesConfig
 
 DOCUMENT = PROJECT / "docs" / "settings.md"
-CLASSES = {"serving": Serving, "rules": RulesConfig}  # of the sections that `Settings` knows as plain tables
+CLASSES = {"serving": Serving, "rules": RulesConfig}  # sections that are plain tables in `Settings`
 HEAD = """# Settings of an export
 
 Written by `make docs` from the settings classes. `make export CONFIG=export.toml` reads them from a TOML file. Every key has
@@ -42,7 +42,7 @@ def settings_doc() -> str:
 
 
 def section_doc(name: str, cls: type) -> str:
-    """Return one section: what it is about, and a table of its keys."""
+    """Return one section: its description, and a table of its keys."""
     schema = TypeAdapter(cls).json_schema()
     comments = comments_of(cls)
     rows = [
@@ -55,7 +55,7 @@ def section_doc(name: str, cls: type) -> str:
 
 
 def comments_of(cls: type) -> dict[str, str]:
-    """Return the comment behind each field of a class. KeyError in `section_doc` where one has none."""
+    """Return the comment of each field of a class. `section_doc` raises KeyError where one has none."""
     source = textwrap.dedent(inspect.getsource(cls))
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     by_line = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
@@ -65,7 +65,7 @@ def comments_of(cls: type) -> dict[str, str]:
 
 
 def kind_of(entry: dict[str, Any], schema: dict[str, Any]) -> str:
-    """Return what a key takes, in words, from its JSON schema."""
+    """Return the allowed values of a key in words, from its JSON schema."""
     if "$ref" in entry:
         parts = schema["$defs"][entry["$ref"].rsplit("/", 1)[-1]]["properties"]
         return f"`{{ {', '.join(parts)} }}`"
@@ -87,7 +87,7 @@ def kind_of(entry: dict[str, Any], schema: dict[str, Any]) -> str:
 
 
 def default_of(entry: dict[str, Any]) -> str:
-    """Return the default as TOML says it."""
+    """Return the default in TOML."""
     return "none" if entry.get("default") is None else f"`{json.dumps(entry['default'])}`"
 
 
@@ -98,6 +98,6 @@ def takes_bytes(cls: type, key: str) -> bool:
 
 
 def bytes_key(entry: dict[str, Any]) -> tuple[str, str]:
-    """Return what such a key takes, and its default in the largest unit that fits."""
+    """Return the allowed values of such a key, and its default in the largest unit that fits."""
     unit, size = max((pair for pair in UNITS.items() if entry["default"] >= pair[1]), key=lambda pair: pair[1])
     return "bytes", f'`"{entry["default"] // size} {unit}"`'

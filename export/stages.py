@@ -1,4 +1,4 @@
-"""What the stages of a generation load, written into its staged folders."""
+"""Write the stages' artifacts into the staged folders of a generation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def write_stages(
     axes: Axes,
     export_settings: Settings,
 ) -> dict[str, Any]:
-    """Write what the four stages load -> the reports for the manifest."""
+    """Write the artifacts of the four stages. Return the reports for the manifest."""
     pipeline, compute = export_settings.pipeline, export_settings.compute
     rng = np.random.default_rng(pipeline.seed)
     user_ids = dataset.interactions["user_id"].unique()

@@ -1,11 +1,11 @@
-"""How the ranker's embedding tables are served: budgets -> plan -> ps.json -> the tiers' own settings.
+"""Plan and write the ranker's embedding tables: budgets -> plan -> ps.json -> tiers.json.
 
 <rank's version folder>/tables/
-    <table>.npy   float32 [rows, D], as trained; of a table with cold rows the hot ones, the others in <table>-cold.npy
+    <table>.npy   float32 [rows, D], as trained; with cold rows, the hot ones; the cold ones are in <table>-cold.npy
     ps.json       budgets, levels and row formats in NVIDIA's schema (hps_config/)
-    tiers.json    the same for serving/tables, which knows nothing of hps_config
+    tiers.json    the same for serving/tables, which does not import hps_config
 
-The tables are all named by what is in them (`rank-<digest>`): two generations, or two shops on one Kafka, never mix rows.
+The model's name is a digest of the tables (`rank-<digest>`), so that generations, or shops on one Kafka, never mix rows.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ STATE_FOLDER = "recommender-tiers"  # in the temporary folder of the serving mac
 
 
 def shapes_of(features: Features, width: int, cold: ColdRows | None = None) -> dict[str, tuple[int, int]]:
-    """Table -> (rows, D) as `save_ranker` will write them, before there is anything to write."""
+    """Return table -> (rows, D) as `save_ranker` will write them, before training."""
     from training.models.ranking_data import ItemSlots  # only now: `make check` needs no pandas
 
     rows = {f"user_{slot}": n_rows for slot, n_rows in enumerate(features.user_rows.values())}
@@ -63,7 +63,7 @@ def shapes_of(features: Features, width: int, cold: ColdRows | None = None) -> d
 def plan_tables(
     settings: TableSettings, shapes: Mapping[str, tuple[int, int]], instances: int, samples: int, model: str = MODEL
 ) -> tuple[HpsDescription, Plan]:
-    """shapes: table -> (rows, D); samples: (user, candidate) pairs of the largest batch.
+    """Plan the tables. shapes: table -> (rows, D); samples: (user, candidate) pairs of the largest batch.
 
     RocksDB is part of the plan when something needs it: rows that do not fit L2, or live updates that must not be lost.
     Otherwise the published tables are the complete level on disk, and nothing is written on the serving machine.
@@ -82,7 +82,7 @@ def plan_tables(
 def described(
     settings: TableSettings, shapes: Mapping[str, tuple[int, int]], instances: int, samples: int, model: str
 ) -> HpsDescription:
-    """[tables] of the export's settings as hps_config describes tables."""
+    """Convert [tables] of the export's settings to a description for hps_config."""
     state = settings.state or STATE_FOLDER
     formats = {name: settings.row_formats.get(name, settings.row_format) for name in shapes}
     return HpsDescription.model_validate(
@@ -106,7 +106,7 @@ def described(
 
 
 def write_tables(folder: Path, settings: TableSettings, instances: int, samples: int) -> tuple[dict[str, int], str]:
-    """Write ps.json and tiers.json beside the tables in `folder` -> (bytes by tier, a line for people).
+    """Write ps.json and tiers.json beside the tables in `folder`. Return bytes by level, and a line for people.
 
     Raises ConfigError when the tables do not fit the budgets, DataError when a row format cannot hold a value.
     """
@@ -122,13 +122,13 @@ def write_tables(folder: Path, settings: TableSettings, instances: int, samples:
 
 
 def settings_said_by(ps_file: Path, arrays: Mapping[str, np.ndarray], digest: str) -> TiersConfig:
-    """ps.json -> the tiers' settings, but for default rows, which it cannot say."""
+    """Return the settings that ps.json states; it has no default rows."""
     rows = {name: len(array) for name, array in arrays.items()}
     return tiers_config(read_ps_json(ps_file), f"{MODEL}-{digest}", digest, rows, source=".")
 
 
 def check_tables(folder: Path) -> list[Finding]:
-    """Return everything that keeps the tables in `folder` from being served as they should be."""
+    """Return findings about the tables in `folder`."""
     found = [replace(finding, where=f"{PS_FILE} {finding.where}") for finding in check_ps_json(folder / PS_FILE)]
     if count_errors(found):
         return found
@@ -146,14 +146,14 @@ def check_tables(folder: Path) -> list[Finding]:
 
 
 def digest_of(folder: Path, tables: Mapping[str, np.ndarray]) -> str:
-    """12 hex digits of what is in the tables."""
+    """Return a digest of the tables, 12 hex digits."""
     contents = "".join(f"{name} {sha256_of(folder / f'{name}.npy')}\n" for name in tables)
     return hashlib.sha256(contents.encode()).hexdigest()[:12]
 
 
 def with_mean(table: TableConfig, array: np.ndarray) -> TableConfig:
-    """Rows that no level can give are the mean row: HPS's ps.json knows one number for all columns only."""
-    RowCodec(table.row_format, table.width).encode(array)  # refuses what the format cannot hold
+    """Return the config with the mean row as default; ps.json can only state one number for all columns."""
+    RowCodec(table.row_format, table.width).encode(array)  # raises for values that the format cannot hold
     return replace(table, default=tuple(array.mean(axis=0, dtype=np.float64).astype(np.float32).tolist()))
 
 

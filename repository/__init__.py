@@ -1,1 +1,1 @@
-"""The Triton model repository: its configuration files, its atomic publication, and the check that reads it back."""
+"""The Triton model repository: its configuration files, atomic publication, generations and checks."""

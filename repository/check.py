@@ -1,7 +1,7 @@
-"""Checks of a repository that need nothing but the repository: what will fail, and how to mend it, without starting anything.
+"""Check a repository without starting anything: find what will fail, and say how to fix it.
 
 Each check yields findings; an error means that tritonserver would refuse the repository or answer wrongly from it.
-`export/check.py` runs those of a repository's profile.
+`export/check.py` runs the checks of a repository's profile.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Check = Callable[[Path], Iterator[Finding]]
 
 
 def run_checks(repository: Path, checks: Sequence[Check], decisive: Container[Check]) -> list[Finding]:
-    """Return all findings, errors first. After a decisive check nothing more runs where there is an error by then."""
+    """Return all findings, errors first. Stop after a decisive check if there is an error by then."""
     found: list[Finding] = []
     for check in checks:
         found += run(check, repository)
@@ -43,7 +43,7 @@ def run_checks(repository: Path, checks: Sequence[Check], decisive: Container[Ch
 
 
 def run(check: Check, repository: Path) -> list[Finding]:
-    """Return what a check found; an artifact it could not read is a finding too."""
+    """Return the findings of one check; an unreadable artifact is a finding too."""
     found: list[Finding] = []
     try:
         found += check(repository)
@@ -53,16 +53,13 @@ def run(check: Check, repository: Path) -> list[Finding]:
 
 
 def models_in(repository: Path) -> tuple[str, ...]:
-    """Return the models of a repository, as the config of `recommend` lays it out.
-
-    Without that config: those of the ensemble.
-    """
+    """Return the models of a repository by the config of `recommend`; without that config, those of the ensemble layout."""
     path = repository / ENSEMBLE / CONFIG_FILE
     return models_of(layout_of(read_config(path)) if path.is_file() else "ensemble")
 
 
 def check_layout(repository: Path) -> Iterator[Finding]:
-    """Folders and configs are there, and each config is of its folder."""
+    """Check that folders and configs exist, and that each config belongs to its folder."""
     if not repository.is_dir():
         yield Finding("error", str(repository), "There is no such folder", "Create the repository: make export REPO=…")
         return
@@ -78,7 +75,7 @@ def check_layout(repository: Path) -> Iterator[Finding]:
 
 
 def check_strangers(repository: Path, models: Sequence[str]) -> Iterator[Finding]:
-    """tritonserver takes every folder for a model, and starts only when all of them load."""
+    """Check for other folders: tritonserver treats every folder as a model, and starts only when all of them load."""
     strangers = sorted(repository.iterdir()) if (repository / ENSEMBLE).is_dir() else []
     remedy = "Move it out of the repository."
     for path in strangers:
@@ -92,13 +89,13 @@ def check_strangers(repository: Path, models: Sequence[str]) -> Iterator[Finding
 
 
 def check_path(repository: Path) -> Iterator[Finding]:
-    """Models start from where the repository lies."""
+    """Check that models can start from the repository's path."""
     refuse_unservable_path(repository)
     yield from ()
 
 
 def check_edges(repository: Path) -> Iterator[Finding]:
-    """Both ends of each ensemble edge agree: in type and dims, as tritonserver will demand, and in the fields of records."""
+    """Check that both ends of each ensemble edge agree in type, dims and fields of records."""
     configs = {name: read_config(repository / name / CONFIG_FILE) for name in models_in(repository)}
     specs = {name: spec_of(config) for name, config in configs.items()}
     known = {t.name: t.text for t in specs[ENSEMBLE].inputs}
@@ -113,7 +110,7 @@ def check_edges(repository: Path) -> Iterator[Finding]:
 
 
 def check_versions(repository: Path) -> Iterator[Finding]:
-    """The generation that answers is there in every model, and every file of it is the published one."""
+    """Check that every model has the pinned generation, and that its files are the published ones."""
     generation = pinned_generation(repository)
     digests = read_json(repository / ENSEMBLE / str(generation), MANIFEST_FILE).get("stages", {})
     stages = {name: stage_folder(repository, name, generation) for name in (*STAGES, *LIVE_MODELS)}
@@ -129,7 +126,7 @@ def check_versions(repository: Path) -> Iterator[Finding]:
 
 
 def check_libraries(repository: Path) -> Iterator[Finding]:
-    """What is installed here against what the generation was exported with."""
+    """Compare installed library versions with those of the export."""
     generation = pinned_generation(repository)
     exported_with = read_json(repository / ENSEMBLE / str(generation), MANIFEST_FILE).get("versions", {})
     for library in SERVING_LIBRARIES:
@@ -150,7 +147,7 @@ def check_libraries(repository: Path) -> Iterator[Finding]:
 
 
 def check_warmup(repository: Path) -> Iterator[Finding]:
-    """Every warm-up file is there and whole: otherwise its model does not load."""
+    """Check that warm-up files are complete; otherwise their models do not load."""
     for name in models_in(repository):
         for warmup in read_config(repository / name / CONFIG_FILE).model_warmup:
             for entry in warmup.inputs.values():
@@ -163,13 +160,13 @@ def check_warmup(repository: Path) -> Iterator[Finding]:
 
 
 def warmup_bytes_of(entry: pb.ModelWarmup.Input) -> int:
-    """Return bytes of one row; of strings at least their lengths."""
+    """Return the bytes of one row; for strings, at least those of their lengths."""
     width = {pb.TYPE_STRING: 4, pb.TYPE_FP32: 4, pb.TYPE_INT32: 4, pb.TYPE_UINT8: 1}.get(entry.data_type, 8)
     return width * math.prod(entry.dims)
 
 
 def check_stages(repository: Path) -> Iterator[Finding]:
-    """Every stage's settings are of the generation whose folder they lie in, and its records hold what config.pbtxt says."""
+    """Check that each stage's settings belong to the generation of its folder, and that its records match config.pbtxt."""
     generation = pinned_generation(repository)
     for name in (*STAGES, *LIVE_MODELS):
         folder = stage_folder(repository, name, generation)
@@ -183,7 +180,7 @@ def check_stages(repository: Path) -> Iterator[Finding]:
 
 
 def record_faults(config: pb.ModelConfig, spec: ModelSpec) -> Iterator[str]:
-    """Records whose fields config.pbtxt does not state as the stage knows them: it would refuse to load."""
+    """Yield records whose fields differ between config.pbtxt and the stage, which would then refuse to load."""
     named = {tensor.name for tensor in (*config.input, *config.output)}
     for record in spec.records:
         if record.name in named:
@@ -193,9 +190,9 @@ def record_faults(config: pb.ModelConfig, spec: ModelSpec) -> Iterator[str]:
 
 
 def check_answers(repository: Path) -> Iterator[Finding]:
-    """Every stage loads on this machine, and the recorded requests get their recorded answers.
+    """Check that every stage loads on this machine, and that recorded requests get their recorded answers.
 
-    By the generation's own code, as in a server: the checkout's may refuse what serves well, or answer what will not be served.
+    The generation's own code answers, as in a server: the checkout's code may behave differently.
     """
     generation = pinned_generation(repository)
     recorded = read_recorded(repository / ENSEMBLE / str(generation) / RECORDED_FILE)
@@ -209,7 +206,7 @@ def check_answers(repository: Path) -> Iterator[Finding]:
 
 
 def check_batching(repository: Path) -> Iterator[Finding]:
-    """Batch sizes that tritonserver refuses, and settings that make the batcher of 2.51 oversleep (docs/serving.md)."""
+    """Check batch sizes that tritonserver refuses, and settings that delay its batcher (docs/serving.md)."""
     largest = read_config(repository / ENSEMBLE / CONFIG_FILE).max_batch_size
     for name in models_in(repository):
         config = read_config(repository / name / CONFIG_FILE)
@@ -223,7 +220,7 @@ def check_batching(repository: Path) -> Iterator[Finding]:
 
 
 def check_response_cache(repository: Path) -> Iterator[Finding]:
-    """Triton's response cache keeps answers without end: right where a generation always says the same."""
+    """Check the response cache, which has no expiry: it is right only where a generation's answers never change."""
     if not has_update_source(repository, pinned_generation(repository)):
         return
     for name in models_in(repository):

@@ -21,7 +21,7 @@ def copy_serving_code(folder: Path, modules: Iterable[str]) -> None:
 
 
 def files_reached(modules: Iterable[str]) -> set[Path]:
-    """Return the source files of `modules` and of every module of `serving` that they import, wherever in their code."""
+    """Return the source files of `modules` and of every module of `serving` that they import anywhere in their code."""
     reached: set[Path] = set()
     waiting = list(modules)
     while waiting:

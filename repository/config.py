@@ -1,4 +1,4 @@
-"""`config.pbtxt` is output: written from the specs of `serving/contract/tensors.py`, parsed back by the official protobuf.
+"""Write `config.pbtxt` from the specs of `serving/contract/tensors.py`, and read it back by the official protobuf.
 
 Triton's schema: `model_config.proto` of the 2.51 client (`tritonclient.grpc.model_config_pb2`).
 """
@@ -15,10 +15,10 @@ from serving.contract.errors import ExportError
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, RECORD, STAGES, ModelSpec, RecordSpec, TensorSpec, ensemble_spec
 
 CONFIG_FILE = "config.pbtxt"
-LAYOUTS = ("ensemble", "fused")  # one model per stage behind an ensemble, or one model that runs the four kernels
+LAYOUTS = ("ensemble", "fused")  # one model per stage behind an ensemble, or one model that runs the four stages
 WARMUP_ROWS = 4  # recorded requests in the warm-up files
 WARMUP_BATCH = 8
-LAST_RESORT = 1_000  # of a rate limiter's priorities, of which 1 is asked so many times as often
+LAST_RESORT = 1_000  # rate limiter priority of further instances: they get 1/1000 of the executions of the first
 TRITON_TYPE = {
     "INT64": pb.TYPE_INT64,
     "INT32": pb.TYPE_INT32,
@@ -31,12 +31,12 @@ DTYPE = {value: key for key, value in TRITON_TYPE.items()}
 
 
 def models_of(layout: str) -> tuple[str, ...]:
-    """Return the models of a repository, in the order they are placed: the one that callers know comes last."""
+    """Return the models of a repository in the order of publication: the one that callers use comes last."""
     return (*STAGES, *LIVE_MODELS, ENSEMBLE) if layout == "ensemble" else (*LIVE_MODELS, ENSEMBLE)
 
 
 def layout_of(config: pb.ModelConfig) -> str:
-    """config: of `recommend`."""
+    """Return the layout of a repository from the config of `recommend`."""
     return "ensemble" if config.platform == "ensemble" else "fused"
 
 
@@ -44,33 +44,34 @@ def layout_of(config: pb.ModelConfig) -> str:
 class Serving:
     """How Triton runs one model. Times in microseconds, 0 = off.
 
-    A stage has no preferred batch sizes by default: with them the batcher cuts a queue of 40 into batches of 8, and the kernels
-    work best on whatever has queued by the time they are free (32 clients get a fifth more answers per second without). The
-    fused layout prefers 16, so that each of its two processes leaves the other some of the queue.
+    A stage has no preferred batch sizes by default, because stages are most efficient on everything that has queued. The fused
+    layout prefers 16, so that each of its two processes leaves the other part of the queue.
 
-    There is no queue delay by default: what waits while a batch is computed is the next batch. A delay of 100 us in the first
-    stage cost one client those 100 us, and 32 clients a fifteenth of their answers per second.
+    There is no queue delay by default: the requests that arrive during a batch form the next batch, so a delay only adds
+    latency.
 
-    Priorities and queue limits are off by default: on tritonserver 2.51 each of them alone keeps the batcher asleep for up to
-    500 ms when a request arrives while the only instance is busy and none follows (docs/serving.md). Use deadlines of the
-    callers instead: a request that its caller gave up leaves the queue.
+    Priorities and queue limits are off by default: on tritonserver 2.51 each of them can delay a request by up to 500 ms when
+    it arrives while the only instance is busy and no other follows (docs/serving.md). Use callers' deadlines instead: a request
+    that its caller cancelled leaves the queue.
     """
 
     instances: int = 1  # processes of the model
-    max_batch_size: int = 64  # requests that are answered together, at most
-    preferred_batch_sizes: tuple[int, ...] = ()  # sizes that the batcher aims at; none: whatever waits, [16] if fused
+    max_batch_size: int = 64  # most requests in a batch
+    preferred_batch_sizes: tuple[
+        int, ...
+    ] = ()  # sizes that the batcher aims at; none: everything that is queued, [16] if fused
     queue_delay_us: int = 0  # how long a batch waits for more requests
-    priority_levels: int = 0  # how many there are; 1 is served first
-    default_priority: int = 1  # of requests that name none
-    queue_timeout_us: int = 0  # a request that waited longer is refused (UNAVAILABLE), not served late
+    priority_levels: int = 0  # number of levels; 1 is served first
+    default_priority: int = 1  # of requests without a priority
+    queue_timeout_us: int = 0  # a request that waited longer is refused (UNAVAILABLE)
     queue_length: int = 0  # requests beyond it are refused at once
-    response_cache: bool = False  # let Triton keep answers without end, for rows that are never updated
+    response_cache: bool = False  # let Triton cache answers, without expiry: only for rows that are never updated
 
 
 def stage_config(spec: ModelSpec, serving: Serving, versions: list[int], warmup_rows: int) -> pb.ModelConfig:
-    """Return one Python-backend model: a stage, or `recommend` of the fused layout.
+    """Return the config of a Python-backend model: a stage, or `recommend` of the fused layout.
 
-    The server holds `versions` of it; warm-up files hold `warmup_rows` recorded rows; 0: it is not warmed up.
+    versions: those to load; warmup_rows: recorded rows in its warm-up files, 0 for no warm-up
     """
     config = pb.ModelConfig(name=spec.name, backend="python", max_batch_size=serving.max_batch_size)
     _add_tensors(config, spec)
@@ -85,10 +86,10 @@ def stage_config(spec: ModelSpec, serving: Serving, versions: list[int], warmup_
 
 
 def set_instances(config: pb.ModelConfig, count: int) -> None:
-    """As many processes, of which one is asked whenever it is free, and the others only while it is not.
+    """Set the number of processes. The first one is preferred; the others are used only while it is busy.
 
-    One client's requests so find a process that the one before has left warm, not two in turns that both go cold. A server
-    asks all alike unless it was started with `--rate-limit=execution_count`, as server/launcher.py does.
+    So the requests of one client go to a process with warm caches. This needs a server started with
+    `--rate-limit=execution_count`, as server/launcher.py does.
     """
     del config.instance_group[:]
     first = config.instance_group.add(kind=pb.ModelInstanceGroup.KIND_CPU, count=1)
@@ -98,7 +99,7 @@ def set_instances(config: pb.ModelConfig, count: int) -> None:
 
 
 def ensemble_config(stages: dict[str, ModelSpec], generation: int, serving: Serving) -> pb.ModelConfig:
-    """Return `recommend`, with every step pinned to `generation`: an answer never mixes two."""
+    """Return the config of the ensemble `recommend`, with every step pinned to `generation`, so that no answer mixes two."""
     spec = ensemble_spec(stages)
     config = pb.ModelConfig(name=spec.name, platform="ensemble", max_batch_size=serving.max_batch_size)
     _add_tensors(config, spec)
@@ -122,13 +123,13 @@ def _add_tensors(config: pb.ModelConfig, spec: ModelSpec) -> None:
 
 
 def state_records(config: pb.ModelConfig, spec: ModelSpec) -> None:
-    """The fields of every record, as a parameter: nothing else in a config says what its bytes are."""
+    """State the fields of every record as a parameter, because a config has no other place for them."""
     for record in spec.records:
         config.parameters[record.parameter].string_value = record.stated_fields
 
 
 def fields_stated(config: pb.ModelConfig, tensor: str) -> str:
-    """Return the fields that a config states of one of its tensors; "" where it is no record."""
+    """Return the fields that a config states for a tensor; "" when it is not a record."""
     parameter = f"{RECORD}{tensor}"
     return config.parameters[parameter].string_value if parameter in config.parameters else ""
 
@@ -163,14 +164,14 @@ def warmup_file(tensor: str, row: int) -> str:
 
 
 def warmup_bytes(array: np.ndarray) -> bytes:
-    """Return a tensor as Triton reads it from a warm-up file: raw little-endian values, strings with a 4-byte length each."""
+    """Return a tensor in the format of warm-up files: raw little-endian values, strings with a 4-byte length each."""
     if array.dtype != np.object_:
         return np.ascontiguousarray(array).tobytes()
     return b"".join(len(text).to_bytes(4, "little") + text for text in array.ravel())
 
 
 def holds_row(stored: bytes, array: np.ndarray) -> bool:
-    """Whether a warm-up file is as long as one of such an array: whose values it holds does not matter."""
+    """Return whether a warm-up file has the length for such an array; its values do not matter."""
     if array.dtype != np.object_:
         return len(stored) == array.nbytes
     end = 0
@@ -180,7 +181,7 @@ def holds_row(stored: bytes, array: np.ndarray) -> bool:
 
 
 def check_edges(stages: dict[str, ModelSpec]) -> None:
-    """Raises ExportError unless each tensor means the same on both ends of its edge and every output is used."""
+    """Raise ExportError unless each tensor is the same on both ends of its edge and every output is used."""
     produced: dict[str, TensorSpec] = {}
     for name in STAGES:
         for tensor in stages[name].inputs:
@@ -197,20 +198,20 @@ def check_edges(stages: dict[str, ModelSpec]) -> None:
 
 
 def spec_of(config: pb.ModelConfig) -> ModelSpec:
-    """Return names, types, dims and the fields of records as a config states them (fills are not part of a config)."""
+    """Return the spec that a config states: names, types, dims and fields of records, without fill values."""
     inputs = tuple(tensor_of(config, TensorSpec(t.name, DTYPE[t.data_type], tuple(t.dims), t.optional)) for t in config.input)
     outputs = tuple(tensor_of(config, TensorSpec(t.name, DTYPE[t.data_type], tuple(t.dims))) for t in config.output)
     return ModelSpec(config.name, inputs, outputs)
 
 
 def differing_tensors(config: pb.ModelConfig, spec: ModelSpec) -> str:
-    """Return "" when a config states the tensors of `spec`, else those that only one of them has."""
+    """Return "" when a config states the tensors of `spec`, otherwise the tensors that only one of them has."""
     stated, known = ({t.text for t in (*both.inputs, *both.outputs)} for both in (spec_of(config), spec))
     return ", ".join(sorted(stated ^ known))
 
 
 def tensor_of(config: pb.ModelConfig, tensor: TensorSpec) -> TensorSpec:
-    """Return the record that the config says it is, or the tensor itself."""
+    """Return the tensor as a record when the config states its fields, otherwise the tensor itself."""
     stated = fields_stated(config, tensor.name)
     if not stated:
         return tensor

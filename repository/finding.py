@@ -1,4 +1,4 @@
-"""One fact that a check found."""
+"""A finding of a check."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Finding:
     """One fact that somebody should act on.
 
     level: "error" or "warning"; where: a file, or a key in it; remedy: what was expected, and what to do
-    parser: of ps.json, which of NVIDIA's two parsers would stumble ("A", "B" or "both"); empty elsewhere
+    parser: for ps.json, which of NVIDIA's two parsers would fail ("A", "B" or "both"); empty elsewhere
     """
 
     level: str
@@ -25,7 +25,7 @@ class Finding:
 
 
 def finding_of(level: str, where: str, message: str, parser: str = "") -> Finding:
-    """Return a message of the usual form, "fact. expectation. remedy", as a finding."""
+    """Split a message of the form "fact. expectation. remedy" into a finding."""
     fact, _, remedy = message.partition(". ")
     return Finding(level, where, fact, remedy, parser)
 

@@ -1,11 +1,11 @@
-"""Which generations a repository holds, and which one its configs are pinned to.
+"""Find the generations of a repository, and pin its configs to one.
 
-Generation g is version g of every model. Two places in the configs on disk make a generation the served one:
+Generation g is version g of every model. Two settings in the configs on disk select the served generation:
 
     recommend/config.pbtxt      every step pinned to model_version g;  version_policy specific [g]
     <step>/config.pbtxt         version_policy specific [g]
 
-Moving a running server is `server/generations.py`.
+`server/generations.py` moves a running server.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from serving.contract.tensors import ENSEMBLE, LIVE_MODELS
 
 
 def published_generations(repo: Path) -> tuple[int, ...]:
-    """Generations of which every model has its version folder."""
+    """Return the generations of which every model has a version folder."""
     models = pipeline_models(read_repository(repo))
     return tuple(sorted(set.intersection(*(set(model.versions_on_disk) for model in models))))
 
 
 def pin(repo: Path, generation: int) -> None:
-    """Make the repository answer with another generation it holds; a running server is moved by `activate`. ConfigError."""
+    """Pin the repository to another of its generations; `activate` moves a running server. Raises ConfigError."""
     with publication_lock(repo):
         require_published(repo, generation)
         write_pins(repo, generation)
 
 
 def write_pins(repo: Path, generation: int, keep: tuple[int, ...] = ()) -> None:
-    """Write the configs so that `generation` answers, and the steps hold it and those of `keep`. Nothing is loaded.
+    """Write configs that pin `generation` and let the steps load it and those of `keep`. Nothing is loaded here.
 
-    The caller holds the publication lock.
+    The caller must hold the publication lock.
     """
     for model in pipeline_models(read_repository(repo)):
         config = model.config
@@ -47,7 +47,7 @@ def write_pins(repo: Path, generation: int, keep: tuple[int, ...] = ()) -> None:
 
 
 def require_published(repo: Path, generation: int) -> tuple[int, ...]:
-    """The published generations; ConfigError when `generation` is none of them."""
+    """Return the published generations. Raises ConfigError unless `generation` is one of them."""
     published = published_generations(repo)
     if generation not in published:
         raise ConfigError(
@@ -57,7 +57,7 @@ def require_published(repo: Path, generation: int) -> tuple[int, ...]:
 
 
 def pipeline_models(models: list[Model]) -> list[Model]:
-    """The ensemble's steps, the models that take events, and the ensemble itself, in the order they must load."""
+    """Return the ensemble's steps, the models that take events, and the ensemble, in the order in which they must load."""
     by_name = {model.name: model for model in models}
     if ENSEMBLE not in by_name:
         raise ConfigError(f"The repository has no model {ENSEMBLE}; it has {sorted(by_name)}.")

@@ -1,7 +1,7 @@
 """Allow one writer of a repository's configs at a time: a publication or a move between generations, never both.
 
-The lock file lies in the repository itself, so that every path and every mount that leads there meets the same lock;
-tritonserver looks at folders only. It is held for seconds: an export takes it when it publishes, not while it trains.
+The lock file is in the repository itself, so that all paths and mounts share it; tritonserver ignores files there. It is held
+for seconds: an export takes it to publish, not while it trains.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from serving.contract.errors import ConfigError, ServerError
 
 LOCK_FILE = ".publication.lock"
-LOCK_TIMEOUT_S = 600.0  # a move loads two generations of every stage; a finished export rather waits for it than fails
+LOCK_TIMEOUT_S = 600.0  # a move loads two generations of every stage, and a finished export should wait for it
 POLL_S = 0.05
 
 
@@ -25,7 +25,7 @@ def publication_lock(repo: Path, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[
     if not repo.is_dir():
         raise ConfigError(f"There is no model repository at {repo}. Make one with `make export REPO={repo}`.")
     deadline = time.monotonic() + timeout_s
-    with (repo / LOCK_FILE).open("w") as file:  # closing it, or dying, gives the lock back
+    with (repo / LOCK_FILE).open("w") as file:  # closing the file, or dying, releases the lock
         while not try_lock(file.fileno()):
             if time.monotonic() > deadline:
                 raise ServerError(

@@ -1,4 +1,4 @@
-"""A model repository as tritonserver will read it: models, parsed configs, and which versions a start loads."""
+"""Read a model repository as tritonserver does: models, parsed configs, and the versions that a start loads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from serving.contract.errors import ArtifactError, ConfigError
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE
 
-# tritonserver 2.51 writes paths unquoted into the shell command that starts a model's process, which reads them as ASCII
+# tritonserver 2.51 puts paths unquoted into the shell command that starts a model's process, which reads them as ASCII
 SERVABLE_PATH = re.compile(r"[A-Za-z0-9_./@%+=:,~#-]+")
 
 
@@ -52,7 +52,7 @@ class Model:
 
     @property
     def has_priorities(self) -> bool:
-        """Some instances are to be asked before others."""
+        """Whether some instances have priority over others."""
         return any(group.rate_limiter.priority for group in self.config.instance_group)
 
 
@@ -79,7 +79,7 @@ def parse_config(text: str) -> model_config_pb2.ModelConfig:
 
 
 def write_config(path: Path, config: model_config_pb2.ModelConfig) -> None:
-    """Replace a config as a whole; the new file is made beside the model folder: tritonserver looks at everything inside."""
+    """Replace a config atomically. The new file is made outside the model folder, of which tritonserver reads everything."""
     beside = path.parents[1] / f".{path.parent.name}.config.pbtxt.{os.getpid()}"
     with beside.open("w") as file:
         file.write(text_format.MessageToString(config))
@@ -89,7 +89,7 @@ def write_config(path: Path, config: model_config_pb2.ModelConfig) -> None:
 
 
 def refuse_unservable_path(folder: Path) -> None:
-    """ConfigError when tritonserver could not start a model's process from `folder` (after symbolic links are followed)."""
+    """Raise ConfigError when tritonserver cannot start a model's process from `folder`, after following links."""
     path = str(folder.resolve())
     if not SERVABLE_PATH.fullmatch(path):
         odd = "".join(sorted(set(SERVABLE_PATH.sub("", path))))
@@ -101,9 +101,9 @@ def refuse_unservable_path(folder: Path) -> None:
 
 
 def read_repository(repo: Path) -> list[Model]:
-    """Every model of `repo`, by name; ConfigError when there is none or the path cannot be served from.
+    """Return the models of `repo`, sorted by name.
 
-    ArtifactError for a model that is unreadable or empty.
+    Raises ConfigError when there is none or its path cannot be served, ArtifactError for an unreadable or empty model.
     """
     refuse_unservable_path(repo)
     if not repo.is_dir():
@@ -124,14 +124,14 @@ def read_repository(repo: Path) -> list[Model]:
 
 
 def content_of(repo: Path, generation: int | None = None) -> str:
-    """Return SHA-256 of a generation's manifest, by default of the one that the repository names; "" where there is none."""
+    """Return the SHA-256 of a generation's manifest, by default of the pinned one; "" without a manifest."""
     with contextlib.suppress(ArtifactError, FileNotFoundError):
         return sha256_of(repo / ENSEMBLE / str(generation or pinned_generation(repo)) / MANIFEST_FILE)
     return ""
 
 
 def check_backends(models: list[Model]) -> None:
-    """ConfigError for models that only another tritonserver can load: the wheel's has the Python backend and no other."""
+    """Raise ConfigError for models that need another backend than Python, the only one in the wheel's tritonserver."""
     foreign = {model.name: model.config.backend or model.config.platform for model in models}
     foreign = {name: backend for name, backend in foreign.items() if backend not in ("python", "ensemble")}
     if foreign:

@@ -1,4 +1,4 @@
-"""Publication: a generation is built beside the repository, verified, and renamed into it; the ensemble's config moves last.
+"""Publish a generation: build it beside the repository, verify it, rename it in, and replace the ensemble's config last.
 
     with Staging(repository) as staging:
         ... write artifacts into staging.folder("rank") and StageInfo with staging.generation ...
@@ -7,9 +7,10 @@
         staging.seal(facts)
         staging.publish(specs, serving, warmup)
 
-Until `recommend/config.pbtxt` is replaced (one rename), everybody still sees the previous generation; a restart at any moment
-finds a repository it can serve. A crash leaves version folders that nothing points to; the next publication takes a higher
-number and removes them. A running server moves to the new generation by `python -m server activate`.
+Until `recommend/config.pbtxt` is replaced (one rename), the repository serves the previous generation; a restart at any moment
+finds
+a valid repository. A crash leaves unreferenced version folders; the next publication takes a higher number and removes them.
+`python -m server activate` moves a running server to the new generation.
 """
 
 from __future__ import annotations
@@ -76,19 +77,20 @@ FindHeld = Callable[[Path], set[int] | None]
 
 
 def held_by_nobody(repository: Path) -> set[int]:
-    """Return no generation: no server can run on a repository that only this process knows."""
+    """Return no generation, for a repository that no server uses."""
     return set()
 
 
 class Staging:
-    """A folder shaped like the repository, on the same file system, where the next generation is built. One at a time.
+    """A folder like the repository, on the same file system, in which the next generation is built. One at a time.
 
-    layout: "ensemble", or "fused" (`recommend` alone; what the stages load lies in subfolders of its version)
-    find_held: returns the generations that running servers hold, which a publication keeps; None when one does not answer
+    layout: "ensemble", or "fused" (only `recommend`, with the stages in subfolders of its version)
+    find_held: returns the generations that running servers have loaded, which a publication keeps; None when a server does not
+        answer
     """
 
     def __init__(self, repository: Path, layout: str = "ensemble", find_held: FindHeld = held_by_nobody) -> None:
-        self.repository = repository.resolve()  # beside what a link leads to, which may be on another file system
+        self.repository = repository.resolve()  # beside the target of a link, which may be on another file system
         self.layout, self.models = layout, models_of(layout)
         self.root = self.repository.parent / f".{self.repository.name}.staging"
         self.generation = 0
@@ -111,7 +113,7 @@ class Staging:
             raise ExportError(f"Another export is writing {self.repository}. Wait for it, or choose another REPO.") from error
         try:
             self._prepare()
-        except BaseException:  # __exit__ is for what was entered
+        except BaseException:  # __exit__ does not run when __enter__ fails
             self._clear()
             raise
         return self
@@ -132,15 +134,15 @@ class Staging:
             self._lock.close()
 
     def folder(self, model: str) -> Path:
-        """Return where a stage, or `recommend`, of this generation lies in the staging area."""
+        """Return the staging folder of a stage, or of `recommend`, in this generation."""
         if self.layout == "fused" and model in STAGES:
             return self.folder(ENSEMBLE) / model
         return self.root / model / str(self.generation)
 
     def check_contract(self, specs: dict[str, ModelSpec]) -> int | None:
-        """Return the generation now served, None without one. Raises ExportError when it speaks another contract than `specs`.
+        """Return the pinned generation, None without one. Raises ExportError when its contract differs from `specs`.
 
-        ConfigError when nothing could be served from where the repository lies.
+        Raises ConfigError when nothing can be served from the repository's path.
         """
         refuse_unservable_path(self.repository)
         previous = served_by(self.repository)
@@ -149,9 +151,9 @@ class Staging:
         return previous
 
     def seal_stages(self, specs: dict[str, ModelSpec]) -> None:
-        """Add the serving code and write the stages' manifests; from here on no file of theirs changes, and they load.
+        """Add the serving code and write the stages' manifests. From here on their files do not change, and they can be loaded.
 
-        Raises ExportError on unsound edges.
+        Raises ExportError when edges between stages do not match.
         """
         check_edges(specs)
         if self.layout == "fused":
@@ -166,9 +168,9 @@ class Staging:
             write_manifest(self.folder(name), stage=name, generation=self.generation)
 
     def seal(self, facts: dict[str, Any]) -> None:
-        """Write the generation's own manifest: `facts`, and which stages it consists of.
+        """Write the generation's manifest: `facts`, and its stages.
 
-        Beside it lies the code of all stages: with it `make check` answers recorded requests as this generation does.
+        The code of all stages is copied beside it, so that `make check` can answer recorded requests as this generation does.
         """
         copy_serving_code(self.folder(ENSEMBLE), (PIPELINE,))
         forbid_caches(self.folder(ENSEMBLE))
@@ -179,7 +181,7 @@ class Staging:
         """Move the sealed generation into the repository and point `recommend` at it.
 
         serving: settings by model name; warmup: tensors of some recorded rows by tensor name, [rows, *dims].
-        -> the generation. Raises ExportError when the repository in place speaks another contract.
+        Returns the generation. Raises ExportError when the repository has another contract.
         """
         for name in self.models:
             verify_manifest(self.folder(name))
@@ -187,7 +189,7 @@ class Staging:
             previous = self.check_contract(specs) or self.generation
             self._place(specs, serving, warmup, previous)
             held = self._find_held(self.repository)
-            if held is not None:  # a server that does not answer may hold any of them: the next publication prunes
+            if held is not None:  # a server that does not answer may hold any generation: the next publication prunes
                 prune(self.repository, {self.generation, previous, *held})
         return self.generation
 
@@ -195,7 +197,7 @@ class Staging:
         self, specs: dict[str, ModelSpec], serving: dict[str, Serving], warmup: dict[str, np.ndarray], previous: int
     ) -> None:
         rows = len(warmup["user_id"])
-        for name, spec in live_specs_of(specs).items():  # not warmed up by requests: these would be events
+        for name, spec in live_specs_of(specs).items():  # no warm-up, because its requests would be events
             folder, versions = self.repository / name, sorted({previous, self.generation})
             place_version(self.folder(name), folder)
             write_config(folder / CONFIG_FILE, stage_config(spec, serving[name], versions, warmup_rows=0))
@@ -217,9 +219,9 @@ def live_specs_of(stages: dict[str, ModelSpec]) -> dict[str, ModelSpec]:
 
 
 def refuse_other_file_system(staging: Path, repository: Path) -> None:
-    """Rename a file from one into the other, as publication will after all of the training.
+    """Rename a file from one into the other, as publication will, before the training.
 
-    Raises ExportError when the repository is a mount of its own: nothing from outside is renamed into one.
+    Raises ExportError when the repository is on another file system, into which nothing can be renamed.
     """
     staged, placed = staging / ".probe", repository / f".{repository.name}.probe"
     staged.touch()
@@ -236,8 +238,7 @@ def refuse_other_file_system(staging: Path, repository: Path) -> None:
 
 
 def served_by(repository: Path) -> int | None:
-    """Return the generation that `recommend` answers with, None where none is whole: publishing also mends a damaged
-    repository."""
+    """Return the pinned generation, None when it is incomplete: publishing must also repair a damaged repository."""
     try:
         generation = pinned_generation(repository)
         return generation if generation in published_generations(repository) else None
@@ -246,13 +247,13 @@ def served_by(repository: Path) -> int | None:
 
 
 def generations_present(repository: Path) -> set[int]:
-    """Return every version number that any model of the repository has."""
+    """Return all version numbers in the repository, of any model."""
     folders = (path for name in (*STAGES, *LIVE_MODELS, ENSEMBLE) for path in (repository / name).glob("*"))
     return {int(path.name) for path in folders if path.is_dir() and path.name.isdecimal()}
 
 
 def refuse_other_contract(repository: Path, layout: str, specs: dict[str, ModelSpec]) -> None:
-    """One config.pbtxt speaks for all versions of a model, so generations must agree about layout and tensors."""
+    """Raise ExportError when layout or tensors differ: all versions of a model share one config.pbtxt."""
     found = layout_of(read_config(repository / ENSEMBLE / CONFIG_FILE))
     if found != layout:
         raise ExportError(
@@ -283,7 +284,7 @@ def write_live_model(folder: Path, name: str) -> None:
 def write_model_py(
     folder: Path, function: str, adapter: str, kernels: Sequence[tuple[str, str]], more: Sequence[str] = ()
 ) -> None:
-    """Write a model.py that serves kernels, (module, class) each, and copy what it and the modules `more` import."""
+    """Write a model.py that serves stages, (module, class) each, and copy the code that it and the modules `more` import."""
     copy_serving_code(folder, [adapter, *(module for module, _ in kernels), *more])
     imports = sorted((*kernels, (adapter, function)))
     text = MODEL_PY.format(
@@ -296,7 +297,7 @@ def write_model_py(
 
 
 def forbid_caches(folder: Path) -> None:
-    """Put an empty *file* where Python would keep its caches: tritonserver reloads a version whose folder ever changes."""
+    """Put an empty *file* in the place of Python's caches: tritonserver reloads a version whose folder changes."""
     for code in {path.parent for path in folder.rglob("*.py")}:
         (code / "__pycache__").touch()
 
@@ -307,9 +308,9 @@ def place_version(staged: Path, model_folder: Path) -> None:
 
 
 def write_warmup(folder: Path, spec: ModelSpec, recorded: dict[str, np.ndarray], rows: int) -> None:
-    """Once per repository: tritonserver loads the served version again when anything beside it changes.
+    """Write warm-up files once per repository, because tritonserver reloads the served version when they change.
 
-    Files that are missing or cut off (a full disk, a killed export) are written: otherwise the model does not load.
+    Missing or truncated files (a full disk, a killed export) are written again; otherwise the model does not load.
     """
     folder.mkdir(exist_ok=True)
     for name, values in packed(spec.inputs, recorded).items():
@@ -320,7 +321,7 @@ def write_warmup(folder: Path, spec: ModelSpec, recorded: dict[str, np.ndarray],
 
 
 def replace_warmup(path: Path, content: bytes) -> None:
-    """Whole or not at all; made beside the model folder, as configs are."""
+    """Replace a warm-up file atomically. It is made beside the model folder, as configs are."""
     beside = path.parents[2] / f".{path.parents[1].name}.{path.name}.{os.getpid()}"
     try:
         beside.write_bytes(content)
@@ -330,7 +331,7 @@ def replace_warmup(path: Path, content: bytes) -> None:
 
 
 def prune(repository: Path, kept: set[int]) -> None:
-    """Remove what nobody holds or goes back to: older generations, and the remains of failed publications."""
+    """Remove older generations that nobody uses, and the remains of failed publications."""
     for name in (*STAGES, *LIVE_MODELS, ENSEMBLE):
         for generation in generations_present(repository) - kept:
             shutil.rmtree(repository / name / str(generation), ignore_errors=True)

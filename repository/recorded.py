@@ -1,6 +1,6 @@
-"""Recorded requests: real users' requests and the in-process answers to them, published with the generation.
+"""Recorded requests: requests of real users with their in-process answers, published with the generation.
 
-They warm the server up, rehearse the export, feed perf_analyzer, and prove that what is served equals what was computed here.
+They warm up the server, rehearse the export, feed perf_analyzer, and prove that served answers equal in-process ones.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Recorded:
 
 
 def read_recorded(path: Path) -> Recorded:
-    """Raises ArtifactError when the file is missing or damaged."""
+    """Read recorded requests. Raises ArtifactError when the file is missing or damaged."""
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
@@ -44,7 +44,7 @@ def read_recorded(path: Path) -> Recorded:
 
 
 def compare_answers(got: Arrays, expected: Arrays, tolerance: float = SCORE_TOLERANCE) -> str:
-    """Return "" when ids are equal and scores within `tolerance` (absolute or relative), else what differs."""
+    """Return "" when ids are equal and scores within `tolerance` (absolute or relative), otherwise the difference."""
     ids_differ = (got["item_ids"] != expected["item_ids"]).any(axis=1)
     if ids_differ.any():
         row = int(np.argmax(ids_differ))

@@ -1,6 +1,6 @@
-"""Requests answered as a server would: by the code inside the generation, which may be older or newer than the checkout.
+"""Answer requests by the code inside a generation, as a server would; it may be older or newer than the checkout.
 
-In a process of its own: two versions of `serving` cannot be imported side by side.
+This needs its own process, because two versions of `serving` cannot be imported together.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def replay(repository: Path, generation: int, inputs: Arrays) -> Arrays:
-    """inputs, -> outputs: the ensemble's tensors by name, each [R, *dims]. Raises ArtifactError when it cannot load or run."""
+    """Return the ensemble's outputs by name, each [R, *dims]. inputs: likewise. Raises ArtifactError when it cannot run."""
     with tempfile.TemporaryDirectory(prefix="replay-") as folder:
         asked, answered = Path(folder, "inputs.npz"), Path(folder, "outputs.npz")
         np.savez(asked, **{name: array.astype(bytes) if array.dtype == object else array for name, array in inputs.items()})
@@ -38,7 +38,7 @@ def replay(repository: Path, generation: int, inputs: Arrays) -> Arrays:
 
 
 def code_folder(repository: Path, generation: int) -> Path:
-    """Return the folder that holds the published package `serving` of a generation. Raises ArtifactError."""
+    """Return the folder with the published package `serving` of a generation. Raises ArtifactError when there is none."""
     folder = (repository / ENSEMBLE / str(generation)).resolve()
     if not (folder / "serving" / "pipeline.py").is_file():
         raise ArtifactError(f"{folder} holds no code to serve it with (serving/). {REMEDY}")

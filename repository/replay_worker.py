@@ -1,8 +1,8 @@
-"""One process of `make check`: a generation's own code answers requests. Knows nothing of the checkout it lies in.
+"""A process of `make check` in which a generation's own code answers requests. It imports nothing of the checkout.
 
     python -I replay_worker.py REPO GENERATION CODE INPUTS.npz OUTPUTS.npz
 
-CODE is the folder that holds the published `serving/`. Exit code 3, with one line on stdout, when a stage refuses to load.
+CODE is the folder with the published `serving/`. Exit code 3, with one line on stdout, when a stage refuses to load.
 """
 
 import sys

@@ -38,13 +38,13 @@ def compile_rules(
     items_returned: int,
     item_names: Mapping[str, int] | None = None,
 ) -> None:
-    """Resolves `config` against the catalogue and writes rules.json and rules_items.npy into `folder`.
+    """Resolve `config` against the catalogue and write rules.json and rules_items.npy into `folder`.
 
     item_ids: i8 [n_items] sorted; category, provider: n_items names, None where unknown;
-    price: f4 [n_items], NaN where unknown (never counted as dear), or None when the data has no price;
+    price: f4 [n_items], NaN where unknown (never above the price cap), or None when the data has no price;
     popularity: [n_items], larger is more popular; items_returned: K;
     item_names: id by name, where the shop's item ids are text.
-    Raises ConfigError where the config speaks of something this catalogue does not have.
+    Raises ConfigError when the config names something that this catalogue does not have.
     """
     _check_fits(config, category, provider, has_price=price is not None, items_returned=items_returned)
     n_items = len(item_ids)
@@ -80,7 +80,7 @@ def compile_rules(
 def _check_fits(
     config: RulesConfig, category: Sequence[str | None], provider: Sequence[str | None], has_price: bool, items_returned: int
 ) -> None:
-    """Raises ConfigError where the config speaks of something this catalogue or this list length does not have."""
+    """Raise ConfigError when the config needs something that this catalogue or this list length does not have."""
     for pin in config.pinned:
         if pin.slot >= items_returned:
             raise ConfigError(
@@ -101,10 +101,10 @@ def _check_fits(
 
 
 def _wire_id(key: str, item_id: int | str, item_names: Mapping[str, int] | None) -> int:
-    """The int64 id of an item; one that no item has for a name that the catalogue does not hold.
+    """Return the int64 id of an item, or an unused id for an unknown name.
 
-    A number is a name too where the shop's ids are text: TOML and JSON know 22423 and "22423" apart, people do not. One that
-    is no name is taken for the int64 id itself, as clients/catalogue.py does.
+    Where the shop's ids are text, a number is tried as a name first, because people write 22423 for "22423". A number that is
+    not a name is the int64 id itself, as in the client's catalogue.
     """
     if item_names is not None:
         return item_names.get(str(item_id), PAD_ID if isinstance(item_id, str) else int(item_id))
@@ -116,19 +116,19 @@ def _wire_id(key: str, item_id: int | str, item_names: Mapping[str, int] | None)
 
 
 def _codes(names: Sequence[str | None]) -> np.ndarray:
-    """i4 [n]: one code per name, in the order of the names; a nameless item gets -1 - its position."""
+    """Return one code per name, i4 [n], in the order of the names; an item without a name gets -1 - its position."""
     known = {name: code for code, name in enumerate(sorted({name for name in names if name is not None}))}
     return np.array([known[name] if name is not None else -1 - row for row, name in enumerate(names)], np.int32)
 
 
 def _caps(names: Sequence[str | None], general: int | None, named: Mapping[str, int]) -> np.ndarray:
-    """i2 [n]: the quota of each item's group. An item without a group has none."""
+    """Return the quota of each item's group, i2 [n]. An item without a group has no quota."""
     general = NO_CAP if general is None else general
     return np.array([NO_CAP if name is None else named.get(name, general) for name in names], np.int16)
 
 
 def _novelty(popularity: np.ndarray) -> np.ndarray:
-    """f8 [n] in 0…1: the share of items that are strictly more popular."""
+    """Return the share of items that are strictly more popular, f8 [n] in 0…1."""
     by_popularity = np.sort(np.asarray(popularity, np.float64))
     more_popular = len(by_popularity) - np.searchsorted(by_popularity, popularity, side="right")
     return more_popular / max(len(by_popularity) - 1, 1)

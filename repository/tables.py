@@ -1,4 +1,4 @@
-"""The settings of the ranker's tables, as a version folder holds them."""
+"""Find the settings of the ranker's tables in a version folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SETTINGS = Path("tables") / "tiers.json"
 
 
 def tables_settings(repository: Path, generation: int) -> Path:
-    """Return where the settings of a generation's tables are, whether or not it has any."""
+    """Return the path of the settings of a generation's tables, whether or not it exists."""
     return stage_folder(repository, "rank", generation) / SETTINGS
 
 
@@ -19,5 +19,5 @@ def has_update_source(repository: Path, generation: int) -> bool:
     """Return whether rows of a generation are updated while they are served."""
     try:
         return bool(json.loads(tables_settings(repository, generation).read_text())["updates"])
-    except FileNotFoundError:  # not one of our repositories, or one of before there were such settings
+    except FileNotFoundError:  # not one of our repositories, or one without such settings
         return False

@@ -1,4 +1,4 @@
-"""python -m server start | stop | status | wait | diagnose | activate: what `make serve` and `make stop` call."""
+"""python -m server start | stop | status | wait | diagnose | activate: the commands behind `make serve` and `make stop`."""
 
 from __future__ import annotations
 
@@ -60,11 +60,10 @@ def start(
 ) -> None:
     """Start in the background; returns when every model is ready. A server that already serves this repository is kept.
 
-    It is an error to ask for settings that the kept server was not started with. One that lost a model's process is started
-    again.
+    Settings that differ from those of the kept server are an error. A server that lost a model's process is restarted.
     """
     ports = Ports(grpc_port, http_port, metrics_port)
-    with starting(RUN_DIR, grpc_port):  # a second command then finds what the first one started
+    with starting(RUN_DIR, grpc_port):  # so that a second command finds the server of the first one
         flags = {"fixed": fixed or None, "no_http": no_http or None}
         state = _start(repo, ports, {"threads": threads, "cache_mib": cache_mib, "host": host} | flags, timeout_s)
         if gateway_port:
@@ -87,7 +86,7 @@ def _gateway_url(state: ServerState) -> str:
 
 
 def _start(repo: Path, ports: Ports, asked: Settings, timeout_s: float) -> ServerState:
-    """asked: None where nothing was asked for."""
+    """Start, keep or restart a server. asked: settings, None where the caller passed none."""
     settings: dict[str, Any] = DEFAULTS | {name: value for name, value in asked.items() if value is not None}
     running = _serving(repo, ports)
     if running and (lost := lost_stubs(running.pid)):
@@ -96,7 +95,7 @@ def _start(repo: Path, ports: Ports, asked: Settings, timeout_s: float) -> Serve
         settings = running.settings | {name: value for name, value in asked.items() if value is not None}
     elif running:
         _refuse_other_settings(running, asked)
-        settings |= running.settings  # a server that cannot follow is started again as it was
+        settings |= running.settings  # a server that cannot follow is restarted with its settings
         if _follows(running):
             typer.echo(f"already running: {_line(running)}")
             return running
@@ -203,7 +202,7 @@ def _serving(repo: Path, ports: Ports) -> ServerState | None:
 
 
 def _refuse_other_settings(running: ServerState, asked: Settings) -> None:
-    """ServerError when a setting was asked for (is not None) that the running server has not; only a restart changes one."""
+    """Raise ServerError when a passed setting differs from the running server's; only a restart changes one."""
     other = {name: value for name, value in asked.items() if value is not None and value != running.settings.get(name)}
     if other:
         has = ", ".join(f"{name} {running.settings.get(name, 'unknown')}" for name in other)
@@ -215,10 +214,10 @@ def _refuse_other_settings(running: ServerState, asked: Settings) -> None:
 
 
 def _follows(state: ServerState) -> bool:
-    """Move a running server to the generation its repository names by now; False, and stopped, when it cannot follow."""
+    """Move a running server to the pinned generation. Return False, after stopping it, when it cannot follow."""
     served, wanted = served_generation(state.grpc_url), pinned_generation(state.repo)
-    gone = served not in published_generations(state.repo)  # two exports ago: there is no way back either
-    another = state.content != content_of(state.repo, served)  # the repository was removed and made again
+    gone = served not in published_generations(state.repo)  # pruned, so the server cannot move
+    another = state.content != content_of(state.repo, served)  # the repository was replaced
     if gone or another or (state.settings.get("fixed") and served != wanted):
         stop_server(state, RUN_DIR)
         return False

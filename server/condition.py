@@ -1,4 +1,4 @@
-"""The condition of a server: what ended it, or whether it answers one real question, and with what."""
+"""Examine a server: why it ended, or whether it answers a real request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUESTION_TIMEOUT_S = 3.0
 
 @dataclass(frozen=True)
 class Condition:
-    """fault: why it answers nothing, "" when it answers. facts: generation and stages, "" where nobody can be asked."""
+    """fault: why it does not answer, "" when it answers. facts: generation and models, "" when unknown."""
 
     fault: str = ""
     facts: str = ""
@@ -32,12 +32,12 @@ class Condition:
 
 
 def examine(grpc_url: str, state: ServerState | None) -> Condition:
-    """state: what is known of a server that was started here, None of another one."""
+    """Examine a server. state: of a server that was started here, None for another one."""
     if state is not None and not is_running(state.pid, state.tag):
         return Condition(how_it_ended(state.log.read_text(errors="replace")) if state.log.exists() else "its process is gone")
     try:
         states = model_states(grpc_url)
-    except ServerError:  # not started here: its readiness is told by its answer
+    except ServerError:  # not started here: only its answer shows whether it is ready
         states = {}
     if states is None:
         return Condition(describe_lacks(None))
@@ -58,7 +58,7 @@ def examine(grpc_url: str, state: ServerState | None) -> Condition:
 
 
 def ask(grpc_url: str, timeout_s: float = QUESTION_TIMEOUT_S) -> None:
-    """Send one real request, with zeros where `recommend` requires a value; ServerError unless it is answered in time."""
+    """Send one real request, with zeros for required inputs. Raises ServerError unless it is answered in time."""
     deadline = time.monotonic() + timeout_s
     try:
         with local_client(grpc_url) as client:
@@ -79,7 +79,7 @@ def _zeros(tensor: model_config_pb2.ModelInput, batched: bool) -> grpcclient.Inf
 
 
 def _facts(states: dict[tuple[str, int], tuple[str, str]]) -> str:
-    """The generation that answers, and which models are ready."""
+    """Return the served generation and the ready models, for people."""
     ready = {name for (name, _), (state, _) in states.items() if state == "READY"}
     generations = [version for (name, version), (state, _) in states.items() if name == ENSEMBLE and state == "READY"]
     models = [f"{name} {'ready' if name in ready else 'NOT READY'}" for name in dict.fromkeys(name for name, _ in states)]

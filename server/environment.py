@@ -1,7 +1,7 @@
-"""Where the real tritonserver and perf_analyzer of the Python packages lie, and the environment each needs to run.
+"""Find tritonserver and perf_analyzer in the Python packages, and build the environment that each needs.
 
-The nvidia-pytriton wheel carries tritonserver, its Python backend, and one stub executable per Python version. The stub must
-lie beside libtriton_python.so, so a backend folder is put together once, of symbolic links to both.
+The nvidia-pytriton wheel has tritonserver, its Python backend, and one stub executable per Python version. The stub must be
+beside libtriton_python.so, so we build a backend folder of symbolic links to both.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from serving.contract.errors import ServerError
 
 PROJECT = Path(__file__).resolve().parents[1]
 RUN_DIR = PROJECT / ".run"
-MEASURED_DIR = RUN_DIR / "perf"  # of servers that a measurement starts, and stops in its end
+MEASURED_DIR = RUN_DIR / "perf"  # of servers that a measurement starts and stops
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """What the nvidia-pytriton wheel brings."""
+    """Paths in the nvidia-pytriton wheel."""
 
     server: Path  # the tritonserver executable
     backend: Path  # libtriton_python.so and triton_python_backend_utils.py
@@ -35,7 +35,7 @@ class Wheel:
 
 
 def find_wheel() -> Wheel:
-    """The wheel in the active environment; ServerError when it is missing or has no stub for this Python."""
+    """Return the wheel of the active environment. Raises ServerError when it is missing or has no stub for this Python."""
     spec = find_spec("pytriton")
     if spec is None or spec.origin is None:
         raise ServerError("The package nvidia-pytriton, which carries tritonserver, is not installed. Run `make setup`.")
@@ -50,13 +50,13 @@ def find_wheel() -> Wheel:
 
 
 def backend_directory(wheel: Wheel, run_dir: Path = RUN_DIR) -> Path:
-    """Folder for --backend-directory, put together under `run_dir` and renewed when the wheel or the Python changed."""
+    """Return the folder for --backend-directory, built under `run_dir` and renewed when the wheel or Python changes."""
     backends = run_dir / "backends" / f"python{PYTHON_VERSION}"
     folder = backends / "python"
     wanted = {source.name: source.resolve() for source in (*wheel.backend.iterdir(), wheel.stub) if source.is_file()}
     if folder.is_dir() and {entry.name: entry.resolve() for entry in folder.iterdir()} == wanted:
         return backends
-    # built beside and renamed: two servers may start at the same time
+    # built aside and renamed, because two servers may start at the same time
     fresh = backends.with_name(f"{backends.name}.{os.getpid()}")
     shutil.rmtree(fresh, ignore_errors=True)
     (fresh / "python").mkdir(parents=True)
@@ -71,7 +71,7 @@ def backend_directory(wheel: Wheel, run_dir: Path = RUN_DIR) -> Path:
 
 
 def libpython_directory() -> Path:
-    """Folder of the libpython that belongs to the running interpreter.
+    """Return the folder of the running interpreter's libpython.
 
     The stub is linked against it by name: with another build of the same version, models fail with undefined symbols.
     """
@@ -85,7 +85,7 @@ def libpython_directory() -> Path:
 
 
 def server_env(wheel: Wheel, threads: int = 1) -> dict[str, str]:
-    """Environment of the server and its stubs: this virtual environment and libraries, `threads` per numeric library.
+    """Return the environment of the server and its stubs: this virtual environment, `threads` per numeric library.
 
     The stubs run isolated: they ignore every PYTHON… variable, but take this virtual environment's packages.
     """
@@ -101,7 +101,7 @@ def server_env(wheel: Wheel, threads: int = 1) -> dict[str, str]:
 
 
 def perf_analyzer_env() -> dict[str, str]:
-    """Environment in which tritonclient's perf_analyzer runs: with CUDA's runtime library from its Python package."""
+    """Return the environment of tritonclient's perf_analyzer, with CUDA's runtime library from its Python package."""
     spec = find_spec("nvidia.cuda_runtime")
     if spec is None or not spec.submodule_search_locations:
         raise ServerError("The package nvidia-cuda-runtime-cu12, which perf_analyzer needs, is missing. Run `make setup`.")

@@ -1,21 +1,23 @@
-"""Moving a running server to another generation of its repository, and back, without a failed request.
+"""Move a running server to another generation of its repository, and back, without a failed request.
 
-Generation g is version g of every model. What makes a generation the served one is two things in the configs on disk:
+Generation g is version g of every model. Two settings in the configs on disk select the served generation:
 
     recommend/config.pbtxt      every step pinned to model_version g;  version_policy specific [g]
     <step>/config.pbtxt         version_policy specific [g]
 
-While it moves from `old` to `new`, the steps first load [old, new] side by side, then the ensemble is pinned to `new`
-(tritonserver swaps it in one step: a request runs through one ensemble or the other), then, when the old ensemble has answered
-what it had accepted, the steps drop `old`. At every moment the configs on disk are ones a restart would serve. Where
-`recommend` is one model without steps, all of this is its own swap.
+A move from `old` to `new` has three steps. The steps of the ensemble load [old, new]; the ensemble is pinned to `new`
+(tritonserver
+swaps it atomically: a request runs through one ensemble or the other); when the old ensemble has answered its requests, the
+steps
+unload `old`. At every moment the configs on disk can be served after a restart. Where `recommend` is one model without steps,
+only the swap remains.
 
-Moves and publications take the lock of server/lock.py, so that none meets the configs of another halfway.
+Moves and publications take the lock of repository/lock.py, so that none sees half-written configs.
 
 tritonserver reloads a version it already holds when anything changed in that version's folder, in another folder of the model
-(warmup/), or in its config apart from instance_group and version_policy. So none of that may change once it is published.
-That includes the `__pycache__` Python would write beside model.py, which is why the publisher puts an empty *file* of that
-name there. When something did change nothing fails, but the move loads the served generation once more.
+(warmup/), or in its config apart from instance_group and version_policy. So none of that may change once it is published,
+not even the `__pycache__` that Python would write beside model.py; the publisher puts an empty *file* of that name there. After
+a change nothing fails, but the move reloads the served generation.
 """
 
 from __future__ import annotations
@@ -36,14 +38,14 @@ from serving.contract.tensors import ENSEMBLE
 
 LOAD_TIMEOUT_S = 300.0
 DRAIN_TIMEOUT_S = 60.0
-DRAIN_GRACE_S = 1.0  # for requests of an ensemble object that a load of its steps has replaced meanwhile
+DRAIN_GRACE_S = 1.0  # for requests of an ensemble that was replaced when its steps were loaded
 POLL_S = 0.05
 
 
 def activate(grpc_url: str, repo: Path, generation: int) -> int:
-    """Move the running server at `grpc_url`, which serves `repo`, to `generation`; returns the generation it served before.
+    """Move the running server at `grpc_url`, which serves `repo`, to `generation`. Return the generation that it served before.
 
-    ConfigError when the generation is not published; ServerError when the server refuses it, which then serves what it did.
+    Raises ConfigError when the generation is not published; ServerError when the server refuses it and keeps the old one.
     """
     with publication_lock(repo):
         published = require_published(repo, generation)
@@ -65,7 +67,7 @@ def activate(grpc_url: str, repo: Path, generation: int) -> int:
 
 
 def _move(client: grpcclient.InferenceServerClient, repo: Path, steps: list[str], old: int, new: int) -> None:
-    """Load `new` beside `old` and let the ensemble answer with it; ServerError, and all as it was, when it does not load."""
+    """Load `new` beside `old` and switch the ensemble. When it does not load, restore `old` and raise ServerError."""
     try:
         write_pins(repo, old, keep=(new,))
         _load(client, *steps)
@@ -73,7 +75,7 @@ def _move(client: grpcclient.InferenceServerClient, repo: Path, steps: list[str]
         _load(client, ENSEMBLE)
     except InferenceServerException as error:
         write_pins(repo, old)
-        with contextlib.suppress(InferenceServerException):  # the first error is the one to tell
+        with contextlib.suppress(InferenceServerException):  # the first error is the one to report
             _load(client, ENSEMBLE, *steps)
         raise ServerError(
             f"The server stays at generation {old}, generation {new} does not load: {error.message()}\nThe repository names "
@@ -82,7 +84,7 @@ def _move(client: grpcclient.InferenceServerClient, repo: Path, steps: list[str]
 
 
 def _release(client: grpcclient.InferenceServerClient, grpc_url: str, steps: list[str], generation: int) -> None:
-    """Let the steps drop every version but `generation`, which answers already: a failure costs memory, not answers."""
+    """Unload every version of the steps but `generation`, which is serving already: a failure only costs memory."""
     try:
         _load(client, *steps)
     except InferenceServerException as error:
@@ -99,7 +101,7 @@ def _load(client: grpcclient.InferenceServerClient, *models: str) -> None:
 
 
 def served_generation(grpc_url: str) -> int:
-    """The generation the running server answers with."""
+    """Return the generation that the running server serves. Raises ServerError when it does not answer."""
     states = model_states(grpc_url)
     if states is None:
         raise ServerError(
@@ -112,7 +114,7 @@ def served_generation(grpc_url: str) -> int:
 
 
 def _wait_drained(grpc_url: str, generation: int) -> None:
-    """Until the unloaded ensemble has answered what it had accepted; past the timeout its requests would have timed out too."""
+    """Wait until the old ensemble has answered its requests, at most as long as these may take."""
     deadline = time.monotonic() + DRAIN_TIMEOUT_S
     while time.monotonic() < deadline:
         state, _ = (model_states(grpc_url) or {}).get((ENSEMBLE, generation), ("UNKNOWN", ""))

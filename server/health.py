@@ -1,4 +1,4 @@
-"""Is a server ready: the server itself, and every model in it?"""
+"""Find out whether a server and every model in it are ready."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from server.keys import GRPC_HEADER, key_of
 from serving.contract.errors import ServerError
 
 POLL_S = 0.1
-RESTRICTED = "protocol is restricted"  # what tritonserver says to a call that lacks its key
+RESTRICTED = "protocol is restricted"  # tritonserver's message to a call without the key
 HELD_STATES = ("READY", "LOADING", "UNLOADING")
 MESSAGES_OF_ANY_SIZE = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
 
@@ -28,7 +28,7 @@ class _WithKey(InferenceServerClientPlugin):
 
 
 def local_client(grpc_url: str) -> grpcclient.InferenceServerClient:
-    """Return a client that asks a server of this machine itself, whatever proxy the environment names, and with its key."""
+    """Return a client of a server on this machine, with its key, bypassing proxies of the environment."""
     channel_args = [*MESSAGES_OF_ANY_SIZE, ("grpc.enable_http_proxy", 0)]
     client = grpcclient.InferenceServerClient(grpc_url, channel_args=channel_args)
     if key := key_of(grpc_url):
@@ -37,9 +37,9 @@ def local_client(grpc_url: str) -> grpcclient.InferenceServerClient:
 
 
 def model_states(grpc_url: str) -> dict[tuple[str, int], tuple[str, str]] | None:
-    """(model, version) -> (state, reason) as the server reports them; None while it does not answer.
+    """Return {(model, version): (state, reason)} as the server reports it; None while it does not answer.
 
-    ServerError when it was not started here and keeps its models to those who have its key.
+    Raises ServerError when the server was not started here and requires a key.
     """
     try:
         with local_client(grpc_url) as client:
@@ -57,9 +57,9 @@ def model_states(grpc_url: str) -> dict[tuple[str, int], tuple[str, str]] | None
 
 
 def is_ready(grpc_url: str) -> bool:
-    """Server up, and every model has a ready version. (Versions that were unloaded stay listed as UNAVAILABLE.)
+    """Return whether the server is up and every model has a ready version. (Unloaded versions stay listed as UNAVAILABLE.)
 
-    A server that was not started here is taken at its own word.
+    For a server that was not started here, its own readiness decides.
     """
     try:
         states = model_states(grpc_url)
@@ -73,13 +73,13 @@ def is_ready(grpc_url: str) -> bool:
 
 
 def held_versions(grpc_url: str) -> set[int]:
-    """Versions of any model that the server holds, loads or has not finished unloading; none while it does not answer."""
+    """Return the versions of any model that the server has, loads or is unloading; none while it does not answer."""
     states = model_states(grpc_url) or {}
     return {version for (_, version), (state, _) in states.items() if state in HELD_STATES}
 
 
 def wait_ready(grpc_url: str, timeout_s: float) -> None:
-    """Block until `is_ready`; ServerError that names what is not ready after `timeout_s`."""
+    """Block until `is_ready`. Raises ServerError, with what is not ready, after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not is_ready(grpc_url):
         if time.monotonic() > deadline:
@@ -88,7 +88,7 @@ def wait_ready(grpc_url: str, timeout_s: float) -> None:
 
 
 def not_ready(grpc_url: str) -> str:
-    """What keeps the server from being ready, in words."""
+    """Return why the server is not ready, for people."""
     try:
         states = model_states(grpc_url)
     except ServerError as error:
@@ -97,7 +97,7 @@ def not_ready(grpc_url: str) -> str:
 
 
 def describe_lacks(states: dict[tuple[str, int], tuple[str, str]] | None) -> str:
-    """What a server with these `model_states` lacks, in words; "" when every model has a ready version."""
+    """Return which models have no ready version, for people; "" when all have one."""
     if states is None:
         return "nothing answers there. Is it running (python -m server status), and is the port right?"
     ready = {name for (name, _), (state, _) in states.items() if state == "READY"}

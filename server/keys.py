@@ -1,8 +1,8 @@
-"""The key of each server that was started here: without it, tritonserver refuses to be controlled.
+"""The key of each server that was started here, which tritonserver requires for control requests.
 
-Answering requests, health, metadata and configurations are open to whoever reaches a port. What could run code, end the server
-or silence it (RESTRICTED) is refused unless the request carries the key as a header. A start makes a new key. It is kept in a
-file of mode 0600, by the server's gRPC address, so that every command of this checkout finds it and nobody else does.
+Inference, health, metadata and configurations are open to everyone who reaches a port. Requests that could run code or end or
+silence the server (RESTRICTED) need the key as a header. Every start makes a new key, stored in a file of mode 0600 by the
+server's gRPC address, so that only commands of this checkout find it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GRPC_HEADER = f"triton-grpc-protocol-{HEADER}"
 
 
 def new_key(grpc_url: str, tag: str) -> str:
-    """Make and keep the key of a server that is about to start at `grpc_url`; `tag` names that server alone."""
+    """Make and store the key of a server that is about to start at `grpc_url`. tag: unique to that server."""
     key = secrets.token_hex(32)
     KEYS_DIR.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = _path(grpc_url)
@@ -41,14 +41,14 @@ def key_of(grpc_url: str) -> str:
 
 
 def forget_key(grpc_url: str, tag: str) -> None:
-    """Remove the key of a server that ended, but not that of another one which has its address by now."""
+    """Remove the key of a server that ended, unless another server has its address by now."""
     path = _path(grpc_url)
     if path.exists() and path.read_text().startswith(f"{tag} "):
         path.unlink(missing_ok=True)
 
 
 def restricting_options(key: str) -> list[str]:
-    """Options of tritonserver that make it refuse RESTRICTED without `key`."""
+    """Return tritonserver's options that restrict RESTRICTED to requests with `key`."""
     return [f"--{option}={RESTRICTED}:{HEADER}={key}" for option in ("http-restricted-api", "grpc-restricted-protocol")]
 
 

@@ -3,9 +3,9 @@
     with TritonServer(Path("model_repository")) as server:      # free ports unless given
         client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
 
-`start` checks the repository, ports and memory, starts the process, and returns when every model is ready. When it does not get
-there, it stops everything it started and raises ServerError with the first failing model and what the log says about it. Who
-enters a server ends it, also when that process is killed: the next start beside it finds out.
+`start` checks the repository, ports and memory, starts the process, and returns when every model is ready. On failure
+it stops everything and raises ServerError with the first failing model and its log lines. Leaving the `with` block stops the
+server. If its owner is killed, the next start in the same folder stops it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from serving.contract.errors import ServerError
 READY_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 30.0
 IN_FLIGHT_TIMEOUT_S = 10  # how long a stopping server waits for requests it has accepted
-LAST_WORDS_S = 3.0  # a model's process ends a moment before the server logs why, if it says anything at all
+LAST_WORDS_S = 3.0  # a model's process may end a moment before the server logs why
 POLL_S = 0.1
 
 ModelControl = Literal["explicit", "none"]
@@ -40,8 +40,8 @@ class TritonServer:
     """One server process. `threads` is per model instance and numeric library; `cache_bytes` > 0 turns the response cache on.
 
     model_control: "explicit" loads every model at the start and lets `activate` move to another generation; "none" does not.
-    host: the address it listens at, by default this machine's own; "0.0.0.0" opens it to the network.
-    http: also answer over HTTP; a server without is reached by gRPC alone.
+    host: the address to listen at, by default loopback; "0.0.0.0" opens it to the network.
+    http: whether to answer over HTTP beside gRPC.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class TritonServer:
         return f"http://{reachable_at(self.host)}:{self.ports.metrics}/metrics"
 
     def start(self) -> Self:
-        """Raises ServerError; also where only the updater of its tables does not start, and then the server answers."""
+        """Start it. Raises ServerError, also when only the updater of its tables fails; the server then answers."""
         refuse_unservable_path(self.run_dir)
         models = read_repository(self.repo)
         check_backends(models)
@@ -99,14 +99,14 @@ class TritonServer:
         try:
             self.state.save(self.run_dir)
             self._wait_ready(process)
-        except BaseException:  # an interrupt leaves nothing behind either
-            self.stop(timeout_s=0)  # it has accepted no request that would deserve waiting for
+        except BaseException:  # also on an interrupt
+            self.stop(timeout_s=0)  # it has no requests to wait for
             raise
         updaters.follow(self.state, self.run_dir)
         return self
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """End the server and all its processes; nothing happens when it was never started."""
+        """Stop the server and all its processes. Does nothing when it was never started."""
         if self.state is not None:
             stop_server(self.state, self.run_dir, timeout_s)
             self.state = None
@@ -135,10 +135,10 @@ class TritonServer:
             f"--http-port={self.ports.http}",
             f"--allow-http={str(self.http).lower()}",
             f"--metrics-port={self.ports.metrics}",
-            "--metrics-config=summary_latencies=true",  # quantiles of latency, which alerts and dashboards go by
+            "--metrics-config=summary_latencies=true",  # quantiles of latency, for alerts and dashboards
             f"--exit-timeout-secs={IN_FLIGHT_TIMEOUT_S}",
             f"--model-control-mode={self.model_control}",
-            "--disable-auto-complete-config",  # ours are complete; guessing costs one more process per model
+            "--disable-auto-complete-config",  # our configs are complete; auto-completion costs one more process per model
         ]
         if self.model_control == "explicit":
             command.append("--load-model=*")
@@ -150,8 +150,8 @@ class TritonServer:
         log.rotate(self.log_path)
         key = keys.new_key(self.grpc_url, tag)
         with self.log_path.open("wb") as log_file:
-            # Stubs look for modules in their working directory first: not in the checkout, which may be newer than the models.
-            # A session of its own: Ctrl-C in the terminal that started the server does not reach it.
+            # Stubs import from their working directory first, which must not be the checkout: it may be newer than the models.
+            # A new session, so that Ctrl-C in the terminal does not reach the server.
             process = start_privately(
                 command,
                 keys.restricting_options(key),
@@ -169,7 +169,7 @@ class TritonServer:
         dead_since = float("inf")
         while True:
             text = self.log_path.read_text(errors="replace")
-            if process.poll() is not None:  # first: another server may answer at its address
+            if process.poll() is not None:  # checked first, because another server may answer at its address
                 raise ServerError(self._failed(f"ended with exit code {process.returncode}", log.explain(text)))
             if health.is_ready(self.grpc_url) and listens(
                 self.ports.metrics, reachable_at(self.host)
@@ -195,7 +195,7 @@ class TritonServer:
 
 
 def stop_server(state: ServerState, run_dir: Path, timeout_s: float = STOP_TIMEOUT_S) -> None:
-    """End a server found by its state file, with its stubs and shared memory; also clears up after one that was killed."""
+    """Stop a server found by its state file, with its stubs and shared memory; also clean up after a killed one."""
     gateway.stop(state.tag)
     updaters.stop(updaters.updaters(state.tag))
     processes.stop_processes(state.pid, state.tag, timeout_s)
@@ -208,7 +208,7 @@ def running_servers(run_dir: Path) -> list[ServerState]:
 
 
 def held_generations(repo: Path, run_dir: Path) -> set[int] | None:
-    """Generations that servers started here and running on `repo` hold; None when one of them does not say."""
+    """Return the generations that servers started here have loaded from `repo`; None when one does not answer."""
     held: set[int] = set()
     for state in running_servers(run_dir):
         if state.repo == repo.resolve():
@@ -220,9 +220,9 @@ def held_generations(repo: Path, run_dir: Path) -> set[int] | None:
 
 
 def clear_stale(run_dir: Path) -> list[ServerState]:
-    """Clear up after servers that did not end by `stop` (killed, machine went down), and end those whose owner is gone.
+    """Clean up after servers that were killed, and stop those whose owner is gone. Return the latter.
 
-    -> the latter. Of neither are stubs, shared memory or a state file left.
+    Stubs, shared memory and state files of both are removed.
     """
     states = known_servers(run_dir)
     orphans = [state for state in states if state.owner and not processes.lives(state.owner)]
@@ -235,7 +235,7 @@ def clear_stale(run_dir: Path) -> list[ServerState]:
 
 
 def activate(state: ServerState, generation: int, run_dir: Path) -> int:
-    """Move a running server and its updater to another generation -> the one that answered before. Raises ServerError."""
+    """Move a running server and its updater to another generation. Return the previous one. Raises ServerError."""
     before = generations.activate(state.grpc_url, state.repo, generation)
     replace(state, content=content_of(state.repo)).save(run_dir)
     updaters.follow(state, run_dir)

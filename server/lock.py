@@ -13,7 +13,7 @@ from repository.lock import try_lock
 
 @contextmanager
 def starting(run_dir: Path, grpc_port: int) -> Iterator[None]:
-    """Hold the gRPC port against other commands that start a server on it. Print a line where it has to wait."""
+    """Hold a lock on starting a server at this gRPC port. Print a line when it has to wait."""
     path = run_dir / "servers" / f"{grpc_port}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:

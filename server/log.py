@@ -1,4 +1,4 @@
-"""Reading tritonserver's log: which model failed first, and the lines that say why."""
+"""Read tritonserver's log: which model failed first, and why."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FAILURES = (
 ERROR_LINE = re.compile(r"^[EF]\d{4} ")
 PREFIX = re.compile(r'^[EFWI]\d{4} [\d:.]+ \d+ [\w./]+:\d+\] "?')
 ENDED = re.compile(r"^Signal \((\d+)\) received\.", re.MULTILINE)
-# What the server says on every machine without a GPU, where it serves all the same.
+# Harmless lines that the server logs on every machine without a GPU.
 HARMLESS = (
     "CUDA driver version is insufficient",
     "CudaDriverHelper has not been initialized",
@@ -25,12 +25,12 @@ HARMLESS = (
     "DCGM unable to start",
 )
 CRASHES = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL")
-CRASH_LINES = 5  # before a crash: what was thrown
+CRASH_LINES = 5  # lines before a crash that show the exception
 TABLE_LINE = re.compile(r"[|+]")
 SERVES = "Started GRPCInferenceService"
 TAIL_LINES = 20
 KEPT_LOGS = 5
-UNHEALTHY = "is not healthy"  # all that the server says of a process that is gone
+UNHEALTHY = "is not healthy"  # the server's only message about a process that is gone
 LOST = "Its Python process ended while loading: crashed, or killed for memory."
 
 
@@ -46,7 +46,7 @@ class Failure:
 
 
 def first_failure(log: str) -> Failure | None:
-    """The first model that failed according to `log`, if one did."""
+    """Return the first model that failed according to `log`, None when none did."""
     for line in log.splitlines():
         if not ERROR_LINE.match(line):
             continue
@@ -59,7 +59,7 @@ def first_failure(log: str) -> Failure | None:
 
 
 def unfinished(log: str, dead: int) -> Failure:
-    """When `dead` model processes ended without a word: the models that began to load and did not finish."""
+    """Return the models that did not finish loading, after `dead` model processes ended without a message."""
     begun = re.findall(r'"loading: ([^":]+):\d+"', log)
     done = set(re.findall(r"successfully loaded '([^']+)'", log))
     waiting = [name for name in dict.fromkeys(begun) if name not in done]
@@ -69,16 +69,16 @@ def unfinished(log: str, dead: int) -> Failure:
 
 
 def ending_signal(log: str) -> str:
-    """Return the name of the last signal that the server reports to have received, such as SIGABRT; "" without one.
+    """Return the last signal in the server's log, such as SIGABRT; "" without one. SIGKILL leaves no trace.
 
-    Nothing is reported of SIGKILL: the kernel leaves a process no time to.
+    The log is the only source: the server is not our child process.
     """
     numbers = ENDED.findall(log)
     return signal.Signals(int(numbers[-1])).name if numbers else ""
 
 
 def how_it_ended(log: str) -> str:
-    """Say what ended a server that is gone, by the log it left."""
+    """Return what ended a server, according to its log."""
     name = ending_signal(log)
     if name in ("SIGTERM", "SIGINT"):
         return f"it was stopped ({name})"
@@ -90,7 +90,7 @@ def how_it_ended(log: str) -> str:
 
 
 def explain(log: str) -> Failure:
-    """Why a server ended: its first failing model, else its error lines, else the last lines it wrote."""
+    """Return why a server ended: its first failing model, else its error lines, else its last lines."""
     if failure := first_failure(log):
         return failure
     if ending_signal(log) in CRASHES:
@@ -102,7 +102,7 @@ def explain(log: str) -> Failure:
 
 
 def rotate(path: Path, keep: int = KEPT_LOGS) -> None:
-    """Move a log to PATH.1, the one before to PATH.2, …; the oldest beyond `keep` goes."""
+    """Move a log to PATH.1, the previous one to PATH.2, …; delete those beyond `keep`."""
     for number in range(keep, 0, -1):
         older = path.with_name(f"{path.name}.{number - 1}") if number > 1 else path
         if older.exists():

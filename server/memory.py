@@ -1,7 +1,7 @@
-"""What a server will need, before it is started: refused early and clearly rather than killed late and silently.
+"""Estimate a server's memory before it starts, so that it is refused early instead of killed late.
 
-An estimate, meant to be right within a factor of two: the server itself, one Python process per model instance, memory-mapped
-arrays once (instances share their pages), every other file once per instance.
+The estimate aims at a factor of two: the server, one Python process per model instance, memory-mapped arrays once (instances
+share their pages), every other file once per instance.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ INSTANCE_BYTES = 150 * MiB  # numpy, onnxruntime and faiss take 95 MiB of a stub
 SHARED_SUFFIXES = {".npy"}  # opened with mmap_mode="r"
 INSTANCE_SHM_BYTES = 2 * MiB  # the Python backend's shared memory region, as it starts
 CGROUP = Path("/sys/fs/cgroup")
-CGROUP_FILES = (  # limit, use, statistics and the field there that counts inactive pages of files; version 2, then version 1
+CGROUP_FILES = (  # limit, usage, statistics, and its field for inactive file pages; cgroup version 2, then version 1
     ("memory.max", "memory.current", "memory.stat", "inactive_file"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
 )
@@ -29,7 +29,7 @@ CGROUP_FILES = (  # limit, use, statistics and the field there that counts inact
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes one server needs."""
+    """Memory that one server needs, in bytes."""
 
     ram: int
     shm: int
@@ -49,7 +49,7 @@ def estimate(models: list[Model]) -> Need:
 
 
 def available_bytes(cgroup: Path = CGROUP) -> int:
-    """Memory free for a new process: the machine's, or the container's when that is tighter."""
+    """Return the bytes free for a new process: the machine's, or the container's when that is less."""
     machine = psutil.virtual_memory().available
     for limit_file, used_file, stat_file, cache_field in CGROUP_FILES:
         try:
@@ -58,15 +58,16 @@ def available_bytes(cgroup: Path = CGROUP) -> int:
         except OSError:
             continue
         fields = dict(line.split() for line in stat.splitlines())
-        # Pages of files that nobody uses (an export has just written and read its arrays) are given back before the limit
-        # bites; `docker stats` leaves them out in the same way.
+        # Inactive file pages (an export has just written its arrays) are reclaimed before the limit applies; `docker stats`
+        # excludes
+        # them too.
         held = max(int(used) - int(fields.get(cache_field, 0)), 0)
         return machine if limit == "max" else min(machine, max(int(limit) - held, 0))
     return machine
 
 
 def check_memory(models: list[Model], ram_bytes: int | None = None, shm_bytes: int | None = None) -> Need:
-    """ServerError when `models` will not fit; the bytes available are measured unless given."""
+    """Return the need of `models`. Raises ServerError when they will not fit; available bytes are measured unless passed."""
     need = estimate(models)
     ram_bytes = available_bytes() if ram_bytes is None else ram_bytes
     shm_bytes = shutil.disk_usage("/dev/shm").free if shm_bytes is None else shm_bytes

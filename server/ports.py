@@ -1,4 +1,4 @@
-"""The three ports of a server: chosen, checked, and who holds one that is taken."""
+"""Choose and check the three ports of a server, and find out who holds a taken one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Ports:
 
 
 def free_ports() -> Ports:
-    """Three ports nobody listens on right now, chosen by the system."""
+    """Return three free ports, chosen by the system."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
         for sock in sockets:
@@ -40,7 +40,7 @@ def free_ports() -> Ports:
 
 
 def check_free(ports: Ports) -> None:
-    """ServerError that names every taken port, its holder and the remedy."""
+    """Raise ServerError, with holder and remedy, when a port is taken."""
     taken = [f"{name} port {port} is taken by {_holder(port)}" for name, port in asdict(ports).items() if not is_free(port)]
     if taken:
         raise ServerError(
@@ -51,7 +51,7 @@ def check_free(ports: Ports) -> None:
 
 def is_free(port: int) -> bool:
     with socket.socket() as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port in TIME_WAIT is free for a listener
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a listener can take a port in TIME_WAIT
         try:
             sock.bind(("0.0.0.0", port))
         except OSError:
@@ -65,7 +65,7 @@ def reachable_at(host: str) -> str:
 
 
 def listens(port: int, host: str = "localhost") -> bool:
-    """Does somebody on this machine answer there?"""
+    """Return whether something on this machine accepts connections there."""
     try:
         socket.create_connection((host, port), timeout=1).close()
     except OSError:

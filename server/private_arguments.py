@@ -1,14 +1,14 @@
 """Start a program with arguments that other users of the machine cannot read.
 
-Everybody may read /proc/PID/cmdline, and tritonserver and perf_analyzer take keys in no other way than as arguments. The
-kernel shows what lies between two addresses of the new process's memory; a program sees what its argument pointers point to:
+Everybody can read /proc/PID/cmdline, and tritonserver and perf_analyzer accept keys only as arguments. The kernel shows the
+memory between two addresses of the process; a program follows its argument pointers:
 
     /proc/PID/cmdline   program  [hidden]                        readable by everybody
     argv[1] --------------------------------.
     /proc/PID/environ   PRIVATE_ARGUMENT_0=--option=key          readable by the same user alone
 
-So the private argument travels in the environment, and the parent moves the pointer while the process stands still before its
-first instruction: it asked to be traced (ptrace), which stops it there. At no moment is the key in the command line.
+So the private argument is in the environment, and the parent redirects the pointer while the process is stopped before its
+first instruction, because it asked to be traced (ptrace). The key is never in the command line.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ VISIBLE = (
     "user to trace its children (kernel.yama.ptrace_scope, or a container's seccomp profile). Allow it, and start again."
 )
 SHOWN = "[hidden]"
-REFUSED_EXIT_CODE, ABSENT_EXIT_CODE = 113, 127  # of a child that may not be traced, or finds no program
+REFUSED_EXIT_CODE, ABSENT_EXIT_CODE = 113, 127  # of a child that may not be traced, or whose program does not exist
 # Linux, 64 bit: fields of /proc/PID/stat, counted from 1 as in proc(5)
 START_STACK, ENV_START, ENV_END = 28, 50, 51
 WORD = struct.Struct("<Q")
@@ -38,7 +38,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.ptrace.restype = ctypes.c_long
 _LIBC.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
 
-# Runs in a small Python of its own, which becomes the program: no code of ours runs between fork and exec of this process.
+# Runs in a separate Python process, which becomes the program: none of our code runs between fork and exec here.
 TRACED_EXEC = f"""
 import ctypes, os, sys
 if ctypes.CDLL(None).ptrace({PTRACE_TRACEME}, 0, None, None):
@@ -51,10 +51,10 @@ except OSError:
 
 
 def start_privately(command: Sequence[str], private: Sequence[str], env: Mapping[str, str], **options: Any) -> subprocess.Popen:
-    """Start `command` followed by the arguments `private`, instead of which others see `[hidden]`.
+    """Start `command` followed by the arguments `private`; others see `[hidden]` instead of these.
 
-    options: of `subprocess.Popen`. Where the kernel lets this user trace no child (kernel.yama.ptrace_scope of 2 or 3, or a
-    container that forbids it), the program starts all the same, and a warning says that its arguments can be read.
+    options: of `subprocess.Popen`. Where tracing is forbidden (kernel.yama.ptrace_scope of 2 or 3, or a container), the
+    program starts anyway, with a warning that its arguments can be read.
     """
     if not private:
         return subprocess.Popen(command, env=env, **options)
@@ -80,7 +80,7 @@ def start_privately(command: Sequence[str], private: Sequence[str], env: Mapping
 
 
 def _point_to_environment(pid: int, count: int) -> None:
-    """Let the last `count` argument pointers point to the private arguments in the environment."""
+    """Point the last `count` argument pointers to the private arguments in the environment."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     stack, env_start, env_end = (int(fields[number - 3]) for number in (START_STACK, ENV_START, ENV_END))
     with open(f"/proc/{pid}/mem", "r+b", buffering=0) as memory:

@@ -1,7 +1,7 @@
-"""The processes of one server: tritonserver and a stub per Python model instance, all found by the server's tag.
+"""Find the processes of one server by its tag: tritonserver and a stub per Python model instance.
 
-The tag is the prefix of the server's shared memory regions, which tritonserver gets as an option and each stub as an argument.
-So a server's stubs are found even when the server itself was killed, and a process that inherited its number never is.
+The tag is the prefix of the server's shared memory regions, an option of tritonserver and an argument of each stub. So stubs
+are found even when the server was killed, and a process that reuses its pid is not.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from pathlib import Path
 import psutil
 
 SHM_DIR = Path("/dev/shm")
-STUB_NAME = "triton_python_b"  # triton_python_backend_stub, as the kernel keeps it; the server also runs a short-lived shell
+STUB_NAME = "triton_python_b"  # triton_python_backend_stub, truncated by the kernel; the server also runs a short-lived shell
 PROCESS_NAMES = ("triton", "python")  # server and stubs; updaters of embedding tables
 POLL_S = 0.05
-SETTLE_S = 1.0  # within which a server collects the stubs of a generation it unloads
+SETTLE_S = 1.0  # in which a server reaps the stubs of a generation that it unloads
 
 
 def members(tag: str) -> list[psutil.Process]:
-    """The server with `tag`, its stubs and its updaters, as far as they live."""
+    """Return the live processes of the server with `tag`: itself, stubs and updaters."""
     return [process for process in psutil.process_iter() if _carries(process, tag)]
 
 
 def is_running(pid: int, tag: str) -> bool:
-    """Does the server process itself live?"""
+    """Return whether the server process is alive."""
     try:
         return _carries(psutil.Process(pid), tag)
     except psutil.NoSuchProcess:
@@ -52,7 +52,7 @@ def runs_module(process: psutil.Process, module: str) -> bool:
 
 
 def identity(pid: int | None = None) -> str:
-    """Names a process, by default this one, as no other will ever be named; "" when there is none with that number."""
+    """Return a unique name of a process, by default of this one; "" when there is none with that pid."""
     try:
         return f"{pid or os.getpid()} since {psutil.Process(pid).create_time()}"
     except psutil.NoSuchProcess:
@@ -60,17 +60,17 @@ def identity(pid: int | None = None) -> str:
 
 
 def lives(name: str) -> bool:
-    """Does the process with this `identity` live?"""
+    """Return whether the process with this `identity` is alive."""
     return identity(int(name.split()[0])) == name
 
 
 def stop_processes(pid: int, tag: str, timeout_s: float) -> None:
-    """End the server `pid` and its stubs: ask, wait `timeout_s`, then kill. Neither process nor shared memory is left."""
+    """Stop the server `pid` and its stubs: terminate, wait `timeout_s`, then kill. Remove their shared memory."""
     if is_running(pid, tag):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
         _wait_gone(pid, tag, timeout_s)
-    # Stubs outlive a killed server by some seconds; asking them is no use, they only listen to their server.
+    # Stubs outlive a killed server by some seconds and ignore signals, because they only listen to their server.
     while left := members(tag):
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -81,7 +81,7 @@ def stop_processes(pid: int, tag: str, timeout_s: float) -> None:
 
 
 def dead_stubs(pid: int) -> int:
-    """How many Python model processes of the running server `pid` have died; it would wait for them in vain."""
+    """Return how many Python model processes of the running server `pid` have died; it would wait for them forever."""
     try:
         children = psutil.Process(pid).children()
     except psutil.NoSuchProcess:
@@ -94,9 +94,9 @@ def dead_stubs(pid: int) -> int:
 
 
 def lost_stubs(pid: int) -> int:
-    """`dead_stubs` that a server did not end itself: killed or crashed. Their models fail every request from then on.
+    """Return the number of `dead_stubs` that were killed or crashed. Their models fail every request.
 
-    A server that serves starts no stub again; only starting the server again does.
+    tritonserver does not restart stubs, so only a restart of the server helps.
     """
     if not dead_stubs(pid):
         return 0

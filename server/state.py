@@ -1,4 +1,4 @@
-"""Which servers were started here: a small file each under .run/servers/, so that another command finds and stops them."""
+"""Record the servers started here, one file each under .run/servers/, so that other commands find and stop them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from serving.contract.errors import ConfigError
 
 @dataclass(frozen=True)
 class ServerState:
-    """One server that was started. `tag` is on the command line of the server and of each of its stubs, and on nothing else.
+    """One server that was started. tag: on the command lines of the server and its stubs, and of no other process.
 
-    settings: what it was started with, by the names of `python -m server start`.
-    content: SHA-256 of the manifest of the generation that it answers with, "" where there is none.
-    owner: the process that stops it in its end (processes.py::identity), "" of one that outlives who started it.
+    settings: its options, by the names of `python -m server start`
+    content: SHA-256 of the manifest of the served generation, "" without one
+    owner: the process that stops it at its end (processes.py::identity), "" for a server that outlives its starter
     """
 
     pid: int
@@ -34,7 +34,7 @@ class ServerState:
 
     @property
     def host(self) -> str:
-        """Where this machine reaches it."""
+        """The host at which this machine reaches it."""
         return reachable_at(str(self.settings.get("host", LOOPBACK)))
 
     def save(self, run_dir: Path) -> None:
@@ -46,7 +46,7 @@ class ServerState:
         beside.replace(path)
 
     def forget(self, run_dir: Path) -> None:
-        """Remove its file, but not that of a server which has its port by now."""
+        """Remove its file, unless another server has its port by now."""
         path = state_path(run_dir, self.ports.grpc)
         kept = read_state(path)
         if kept is None or kept.tag == self.tag:
@@ -58,7 +58,7 @@ def state_path(run_dir: Path, grpc_port: int) -> Path:
 
 
 def read_state(path: Path) -> ServerState | None:
-    """The state in `path`; None when it is gone or says nothing usable (the server it spoke of is then found by nobody)."""
+    """Return the state in `path`; None when it is missing or unusable."""
     try:
         fields = json.loads(path.read_text())
         ports, settings = Ports(**fields["ports"]), dict(fields.get("settings", {}))
@@ -71,13 +71,13 @@ def read_state(path: Path) -> ServerState | None:
 
 
 def known_servers(run_dir: Path) -> list[ServerState]:
-    """Every server with a readable state file, by gRPC port, running or not."""
+    """Return the servers with a readable state file, sorted by gRPC port, running or not."""
     states = [read_state(path) for path in _state_files(run_dir)]
     return sorted((state for state in states if state is not None), key=lambda state: state.ports.grpc)
 
 
 def unreadable_states(run_dir: Path) -> list[Path]:
-    """State files that name no server: written by hand, or damaged."""
+    """Return unreadable state files: edited by hand, or damaged."""
     return [path for path in _state_files(run_dir) if read_state(path) is None]
 
 

@@ -1,7 +1,7 @@
-"""`python -m server.supervisor FOLDER COMMAND…`: keep a process running in FOLDER, until told to stop (SIGTERM, SIGINT).
+"""`python -m server.supervisor FOLDER COMMAND…`: keep a process running in FOLDER until SIGTERM or SIGINT.
 
-    start ─▶ ended with 0, or told to stop: so do we, with its exit code
-      ▲  └─▶ killed or crashed: say so, and after a pause start it again
+    start ─▶ exits with 0, or we were told to stop: exit with its exit code
+      ▲  └─▶ is killed or crashes: log it, and restart it after a pause
       └──────────────┘
 
 The pause doubles from 0.2 s to 30 s with every crash, and is short again after a minute without one.
@@ -16,8 +16,8 @@ import threading
 import time
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 30.0
-STEADY_S = 60.0  # who ran this long gets the first pause again
-REMARK = "supervisor:"  # opens every line said here, among the lines of the process
+STEADY_S = 60.0  # a process that ran this long gets the first pause again
+REMARK = "supervisor:"  # prefix of our lines among those of the process
 
 
 class Supervisor:
@@ -29,7 +29,7 @@ class Supervisor:
         self._process: subprocess.Popen | None = None
 
     def run(self) -> int:
-        """Return exit code of the last process, once that ended well or was told to."""
+        """Run until the process exits with 0 or `stop` is called. Return its exit code."""
         pause_s = FIRST_PAUSE_S
         while True:
             started_s = time.monotonic()
@@ -53,7 +53,7 @@ class Supervisor:
 
 
 def _reason(code: int) -> str:
-    """Of an exit code as `Popen` has it."""
+    """Return the reason of an end, from an exit code of `Popen`."""
     return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
 
 

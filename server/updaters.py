@@ -1,8 +1,9 @@
-"""The processes that bring live updates into the tables of a running server: one for each generation that has an update source.
+"""Run the updaters of a server's tables, one for each served generation with an update source.
 
-A generation's tables say where their updates come from (tables/tiers.json). Its updater runs the code that was published with
-it, as its models do: both know the rows in shared memory by the same layout. A supervisor starts it again when it crashes. Both
-carry the server's tag, and end with it.
+A generation's tables name their update source (tables/tiers.json). The updater runs the generation's published code, as its
+models
+do, because both share the layout of rows in memory. A supervisor restarts a crashed updater. Both carry the server's tag and
+end with the server.
 """
 
 from __future__ import annotations
@@ -22,29 +23,29 @@ from server.state import ServerState
 from serving.contract.errors import ArtifactError, ServerError
 from serving.contract.generations import pinned_generation
 
-FIRST_WORD_S = 20.0  # until it says that it follows its source
-LAST_WORD_S = 5.0  # it commits what it applied
+FIRST_WORD_S = 20.0  # until it reports that it follows its source
+LAST_WORD_S = 5.0  # for committing what it applied
 POLL_S = 0.05
 MODULE = "serving.tables"
 
 
 def follow(state: ServerState, run_dir: Path) -> None:
-    """Let the updater of the generation that answers run, if that has an update source, and no other.
+    """Run the updater of the served generation, if it has an update source, and stop others.
 
-    Raises ServerError when it does not start; its supervisor then goes on trying, as after a crash.
+    Raises ServerError when it does not start; its supervisor keeps trying, as after a crash.
     """
     settings, generation = served_settings(state.repo)
     running = updaters(state.tag)
     current = [process for process in running if _named(process, str(settings))]
     if not any(_named(process, supervisor.__name__) for process in current):
-        current = []  # nobody would start it again
+        current = []  # an updater without a supervisor would not be restarted
     stop([process for process in running if process not in current])
     if settings is not None and not current:
         _start(state, run_dir, generation, settings)
 
 
 def served_settings(repo: Path) -> tuple[Path | None, int]:
-    """Return (the settings of the tables that answer, None without an update source; their generation)"""
+    """Return the settings of the served tables, None without an update source, and their generation."""
     try:
         generation = pinned_generation(repo)
         return (tables_settings(repo, generation) if has_update_source(repo, generation) else None), generation
@@ -53,7 +54,7 @@ def served_settings(repo: Path) -> tuple[Path | None, int]:
 
 
 def updaters(tag: str) -> list[psutil.Process]:
-    """All updaters of a server and their supervisors."""
+    """Return all updaters of a server and their supervisors."""
     return [process for process in processes.members(tag) if processes.runs_module(process, MODULE)]
 
 
@@ -65,7 +66,7 @@ def _named(process: psutil.Process, argument: str) -> bool:
 
 
 def stop(running: list[psutil.Process]) -> None:
-    """Ask them to end, and kill what does not: nothing acknowledged is lost by that."""
+    """Terminate them, and kill those that do not end. Nothing acknowledged is lost."""
     for process in running:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
@@ -101,6 +102,6 @@ def _start(state: ServerState, run_dir: Path, generation: int, settings: Path) -
 
 
 def _code_beside(settings: Path) -> Path:
-    """The folder that holds the generation's `serving`: the stage's own, or, in the fused layout, the model's."""
+    """Return the folder with the generation's package `serving`: the stage's, or, in the fused layout, the model's."""
     folder = settings.parents[1]
     return folder if (folder / "serving").is_dir() else folder.parent

@@ -110,8 +110,7 @@ class UpdateRing:
         self.words[HEAD] = self.words[CLAIMED]
 
     def since(self, position: int) -> tuple[np.ndarray, np.ndarray, int] | None:
-        """Return (keys, stored rows, position to go on from), the last row of each key; None when the ring lapped the
-        reader."""
+        """Return (keys, stored rows, next position) with the last row of each key; None when the reader was lapped."""
         head = self.words[HEAD]
         places = self._places(position, head)
         keys, stored = self._keys[places], self._rows[places]
