@@ -1,4 +1,4 @@
-"""A shop's log as a Dataset. The format of `dataset.toml` is described in data/README.md."""
+"""Load a shop's log as a Dataset. data/README.md describes the format of `dataset.toml`."""
 
 from training.dataset.dataset import Dataset, Report
 from training.dataset.description import Description

@@ -1,4 +1,4 @@
-"""What a data set looks like once loaded:  python -m training.dataset describe online-retail"""
+"""Describe a loaded data set:  python -m training.dataset describe online-retail"""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def main() -> None:
 
 @app.command()
 def describe(source: str) -> None:
-    """Counts, density, time span, columns, dropped rows and split sizes of SOURCE (folder, bundled name or synthetic:…)."""
+    """Print counts, density, time span, columns, dropped rows and split sizes of SOURCE (folder, bundled name or
+    synthetic:…)."""
     try:
         dataset = load_dataset(source)
     except DataError as error:
@@ -38,7 +39,7 @@ def describe(source: str) -> None:
 
 
 def facts(dataset: Dataset) -> dict[str, str]:
-    """What `describe` prints, in order."""
+    """Return what `describe` prints, in order."""
     log, items, users, spec = dataset.interactions, dataset.items, dataset.users, dataset.description
     n_users, n_items = log["user_id"].nunique(), log["item_id"].nunique()
     train, test = split_by_time(log)

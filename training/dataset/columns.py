@@ -1,8 +1,8 @@
-"""Data files as columns of text. Everything downstream parses a column's distinct values once, not every row.
+"""Read data files as columns of text, so that later steps parse each distinct value of a column once, not every row.
 
     file -> read_columns -> Column (codes, values) -> numbers() / times() / texts() / lists() -> arrays
 
-A Column knows its file, so that whatever cannot be parsed is reported with file, column and row.
+A Column knows its file, so that parse errors name file, column and row.
 """
 
 from __future__ import annotations
@@ -40,26 +40,29 @@ class Column:
     values: np.ndarray
 
     def fault(self, row: int, fact: str, remedy: str) -> DataError:
-        """The error for row `row` (0-based): file, column, line of the file, the text there, remedy."""
+        """Return the error for row `row` (0-based), with file, column, line, text and remedy."""
         text = repr(self.values[self.codes[row]]) if self.codes[row] >= 0 else "nothing"
         return DataError(f"{self.path}: column {self.name!r}, row {line_of(self.path, row)}: {text} {fact}. {remedy}")
 
     def fault_at_value(self, bad: np.ndarray, fact: str, remedy: str) -> DataError:
-        """The error for the first row whose value is marked in `bad`, bool [n_distinct]."""
+        """Return the error for the first row whose value is marked in `bad`, bool [n_distinct]."""
         row = int(np.argmax(np.append(bad, False)[self.codes]))
         return self.fault(row, fact, remedy)
 
     @property
     def missing(self) -> np.ndarray:
-        """bool [n_rows]."""
+        """Return which rows are missing, bool [n_rows]."""
         return self.codes < 0
 
     def texts(self) -> np.ndarray:
-        """object [n_rows] of str, None where missing."""
+        """Return object [n_rows] of str, None where missing."""
         return np.append(self.values, None)[self.codes]
 
     def lists(self, separator: str) -> np.ndarray:
-        """object [n_rows] of lists of str; empty where missing. Parts are stripped, empty and repeated parts left out."""
+        """Return object [n_rows] of lists of str, empty where missing.
+
+        Parts are stripped; empty and repeated parts are dropped.
+        """
         parts = np.empty(len(self.values) + 1, object)
         for position, value in enumerate(self.values):
             parts[position] = list(dict.fromkeys(p.strip() for p in value.split(separator) if p.strip()))
@@ -67,7 +70,7 @@ class Column:
         return parts[self.codes]
 
     def numbers(self, missing: float = np.nan) -> np.ndarray:
-        """float64 [n_rows]. A text that is not a finite number is an error."""
+        """Return float64 [n_rows]. Raises DataError for a text that is not a finite number."""
         parsed = pd.to_numeric(pd.Series(self.values, dtype=object), errors="coerce").to_numpy(np.float64)
         if not np.isfinite(parsed).all():
             raise self.fault_at_value(
@@ -78,7 +81,7 @@ class Column:
         return np.append(parsed, missing)[self.codes]
 
     def flags(self) -> np.ndarray:
-        """bool [n_rows] of 0/1 or true/false; missing is True."""
+        """Return bool [n_rows] of 0/1 or true/false; missing is True. Raises DataError for other texts."""
         known = {"1": True, "0": False, "true": True, "false": False, "1.0": True, "0.0": False}
         parsed = [known.get(value.lower()) for value in self.values]
         bad = np.array([flag is None for flag in parsed], bool)
@@ -88,7 +91,7 @@ class Column:
 
 
 def read_columns(path: Path, names: list[str]) -> dict[str, Column]:
-    """The named columns of a file, keyed by name. Raises DataError when file or column is not there or not readable."""
+    """Return the named columns of a file. Raises DataError when the file or a column is missing or unreadable."""
     if not path.name.lower().endswith(SUFFIXES):
         raise DataError(f"{path}: the kind of file is unknown. Expected one of {', '.join(SUFFIXES)}: convert or rename it.")
     names = list(dict.fromkeys(names))
@@ -96,9 +99,9 @@ def read_columns(path: Path, names: list[str]) -> dict[str, Column]:
 
 
 def line_of(path: Path, row: int) -> int:
-    """Where the n-th data row (0-based) starts: line of a text file, row of a parquet file, both 1-based.
+    """Return the line of the n-th data row (0-based) in a text file, or its row in a parquet file, 1-based.
 
-    Text files are read again for it, since blank lines and quoted line breaks shift the count; only errors ask.
+    Reads a text file again, because blank lines and quoted line breaks shift the count; only errors need it.
     """
     if _is_parquet(path):
         return row + 1
@@ -156,7 +159,10 @@ def _read_text(path: Path, names: list[str]) -> dict[str, Column]:
 
 
 def _column(path: Path, name: str, codes: np.ndarray, texts: list[str]) -> Column:
-    """codes int [n_rows] into texts, -1 = missing. Spaces around a text go, and texts that mean "missing" become so."""
+    """Build a Column. codes: int [n_rows] into texts, -1 = missing.
+
+    Strips texts, and treats the words for "missing" as missing.
+    """
     values = np.array([text.strip() for text in texts], object)
     present = np.array([value not in MISSING_TEXTS for value in values], bool)
     new_codes = np.append(np.where(present, np.cumsum(present) - 1, -1), -1)
@@ -164,7 +170,7 @@ def _column(path: Path, name: str, codes: np.ndarray, texts: list[str]) -> Colum
 
 
 def _unreadable(path: Path, reason: str) -> DataError:
-    """The reader's complaint with the line of the file in place of its own row number (which skips blank lines)."""
+    """Return the reader's error with the line of the file instead of its own row number, which skips blank lines."""
     reason = reason.removeprefix("CSV parse error: ")
     reason = re.sub(r"Row #(\d+)", lambda match: f"row {line_of(path, int(match[1]) - 2)}", reason)
     if "UTF8" in reason:
@@ -193,7 +199,7 @@ def _read_parquet(path: Path, names: list[str]) -> dict[str, Column]:
 
 
 def _text_of(value: object) -> str:
-    """A parquet value as the text a CSV would hold: 3.0 is "3" (integers with gaps are stored as floats), times are ISO."""
+    """Return a parquet value as CSV text: 3.0 is "3" (integers with gaps are stored as floats), times are ISO."""
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     if isinstance(value, (bool, np.bool_)):

@@ -1,4 +1,4 @@
-"""What a data set is once loaded: three tidy frames with int64 ids, and a report of what was left out."""
+"""A loaded data set: three tidy frames with int64 ids, and a report of dropped rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from training.dataset.description import Description
 
 @dataclass
 class Report:
-    """What loading saw. `dropped` is reason -> rows; `notes` are remarks for the person who owns the data."""
+    """A report of loading. dropped: reason -> rows; notes: remarks for the owner of the data."""
 
     rows_read: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
@@ -53,13 +53,13 @@ class Dataset:
 
     @property
     def prices(self) -> np.ndarray | None:
-        """f4 [n_items], NaN = missing: what price rules speak of; None when the data set has no price."""
+        """Return the prices for price rules, f4 [n_items], NaN = missing; None when the data set has no price."""
         items = self.description.items
         return self.items["price"].to_numpy() if items and items.price_column else None
 
     @property
     def context_columns(self) -> tuple[ContextColumn, ...]:
-        """The request-time columns as the serving contract declares them."""
+        """Return the request-time columns as the serving contract declares them."""
         context = self.description.context
         kinds = {name: "string" if self.interactions[name].dtype == object else "integer" for name in context.categorical}
         return tuple(ContextColumn(name, kinds.get(name, "continuous")) for name in context.columns)

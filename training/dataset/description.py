@@ -1,6 +1,6 @@
-"""`dataset.toml`, typed: what a shop says about its files. Every key is listed here; a key that is not is an error.
+"""`dataset.toml` as typed settings. Every key is listed here; an unknown key is an error.
 
-The format is documented with examples in data/README.md. Nothing here opens a data file: see load.py.
+data/README.md documents the format with examples. load.py opens the data files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FILE_NAME = "dataset.toml"
 ColumnName = Annotated[str, Field(min_length=1)]
 EventName = Annotated[str, Field(min_length=1, max_length=64)]
 
-# Names the loaded frames and the served tensors use for themselves: no feature or context column may take them.
+# Names of the loaded frames and the served tensors, which no feature or context column may use.
 LOG_COLUMNS = ("user_id", "item_id", "timestamp", "positive", "weight", "label")
 ITEM_ROLES = ("title", "category", "provider", "available")
 
@@ -49,7 +49,7 @@ class Interactions(_Section):
     label: ColumnName | None = None
     positive_at: float | int | None = None  # rows with a label at or above it are positives; without it, label > 0
     weight: ColumnName | None = None  # a quantity: rows where it is <= 0 (returns, cancellations) are dropped
-    ignore_items: list[str | int] = []  # item ids that are no products: postage, fees, test articles
+    ignore_items: list[str | int] = []  # item ids that are not products: postage, fees, test articles
 
     @model_validator(mode="after")
     def _positive_at_needs_label(self) -> Interactions:
@@ -65,7 +65,7 @@ class Interactions(_Section):
 
 
 class Items(_Section):
-    """The catalogue: one row per item. Items of the log that it lacks are kept, with missing features."""
+    """The catalogue: one row per item. Items that only the log has are kept, with missing features."""
 
     path: str
     item_id: ColumnName
@@ -105,7 +105,7 @@ class Items(_Section):
 
 
 class Users(_Section):
-    """The customers: one row per user. Users of the log that it lacks are kept, with missing features."""
+    """The customers: one row per user. Users that only the log has are kept, with missing features."""
 
     path: str
     user_id: ColumnName
@@ -125,7 +125,7 @@ class Users(_Section):
 
 
 class Context(_Section):
-    """Columns of the log that are known when a recommendation is asked for. Each becomes an optional request tensor."""
+    """Columns of the log that are known at request time. Each becomes an optional request tensor."""
 
     categorical: list[ColumnName] = []
     continuous: list[ColumnName] = []
@@ -146,7 +146,7 @@ class Context(_Section):
 
 
 class Event(_Section):
-    """One name that a live event may have. A positive is what recommendations should lead to, and what generations learn."""
+    """One kind of live event. Positives are the goal of recommendations; models learn from them."""
 
     weight: float = 1.0
     positive: bool = False
@@ -181,7 +181,7 @@ SECTIONS = {"interactions": Interactions, "items": Items, "users": Users, "conte
 
 
 def read_description(folder: Path) -> Description:
-    """Read `folder/dataset.toml`. Raises DataError naming the file, the key, what is allowed and the remedy."""
+    """Read `folder/dataset.toml`. Raises DataError with file, key, allowed values and remedy."""
     path = folder / FILE_NAME
     if not path.is_file():
         raise DataError(
@@ -198,7 +198,7 @@ def read_description(folder: Path) -> Description:
 
 
 def _explain(error: ValidationError) -> str:
-    """The first fault of a description in a sentence; unknown keys come first, with the keys that do exist."""
+    """Return the first error of a description as a sentence; unknown keys come first, with the existing ones."""
     fault = next((e for e in error.errors() if e["type"] == "extra_forbidden"), error.errors()[0])
     keys = [str(part) for part in fault["loc"]]
     section = SECTIONS.get(keys[0])

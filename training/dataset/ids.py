@@ -1,7 +1,8 @@
-"""The shop's ids as int64. Integers stay as they are; text gets `stable_id`, the same on every machine and at every export.
+"""Convert the shop's ids to int64. Integers stay; text gets `stable_id`, the same on every machine and at every export.
 
 A column is text as soon as one of its values is not a plain integer: "007" and "7" must not become one item.
-Item ids must not be negative: PAD_ID (-1) and FROM_STORE (-2) of serving/contract/tensors.py are no items. User ids may be.
+Item ids must not be negative, because PAD_ID (-1) and FROM_STORE (-2) of serving/contract/tensors.py are reserved. User ids
+may be.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ import pandas as pd
 
 from training.dataset.columns import Column
 
-ID_BITS = 53  # JSON readers hold integers as doubles: 53 bits stay exact
+ID_BITS = 53  # JSON readers parse integers as doubles, which hold 53 bits exactly
 _INTEGER = re.compile(r"(0|-?[1-9]\d*)(\.0+)?|[1-9](\.\d+)?e\+\d\d")  # "17850.0", "1e+06": written by data frames
 
 
 def stable_id(text: str, attempt: int = 0) -> int:
-    """The int id in [0, 2**53) of a text id. `attempt` > 0 gives further ids, for the rare text whose id is taken."""
+    """Return the int id in [0, 2**53) of a text id. attempt > 0 gives further ids, for the rare collision."""
     salt = attempt.to_bytes(8, "little") if attempt else b""
     return int.from_bytes(blake2b(text.encode(), digest_size=8, salt=salt).digest(), "big") >> (64 - ID_BITS)
 
 
 def stable_ids(texts: Iterable[str], id_of: Callable[[str, int], int] = stable_id) -> dict[str, int]:
-    """text -> id, all different. Where two texts collide, the one that sorts first keeps its id, whatever the order given."""
+    """Return text -> id without collisions. Of two texts that collide, the one that sorts first keeps its id."""
     ids: dict[str, int] = {}
     taken: set[int] = set()
     for text in sorted(set(texts)):
@@ -40,9 +41,10 @@ def stable_ids(texts: Iterable[str], id_of: Callable[[str, int], int] = stable_i
 
 
 def identify(columns: list[Column], allow_negative: bool) -> tuple[list[np.ndarray], pd.DataFrame | None]:
-    """One numbering for all columns that hold the same kind of id (the log's items and the item file's).
+    """Number all columns of one kind of id (items of the log and of the item file) alike.
 
-    -> int64 [n_rows] per column (0 where missing: ask column.missing), and the table (id, name) when ids are text, else None
+    Returns int64 [n_rows] per column (0 where missing; see column.missing), and a table (id, name) for text ids, otherwise
+    None.
     """
     texts = [list(column.values) for column in columns]
     whole = [whole_numbers(column_texts) for column_texts in texts]
@@ -65,7 +67,7 @@ def identify(columns: list[Column], allow_negative: bool) -> tuple[list[np.ndarr
 
 
 def whole_numbers(texts: list[str]) -> np.ndarray | None:
-    """int64 [n] when every text is an integer that int64 holds, else None."""
+    """Return int64 [n] when every text is an int64, otherwise None."""
     if not all(_INTEGER.fullmatch(text) for text in texts):
         return None
     numbers = [Decimal(text) for text in texts]

@@ -1,8 +1,8 @@
-"""`load_dataset`: a folder with a `dataset.toml`, a bundled data set, or a synthetic one -> Dataset.
+"""Load a Dataset from a folder with a `dataset.toml`, a bundled name, or a synthetic spec.
 
-    dataset.toml -> files -> columns -> ids, times, numbers -> rows that can be used -> interactions, items, users
+    dataset.toml -> files -> columns -> ids, times, numbers -> usable rows -> interactions, items, users
 
-Bad input is one DataError that names file, column, row (line of the file, 1-based) and remedy.
+Bad input raises one DataError with file, column, row (line of the file, 1-based) and remedy.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ DATA_VARIABLE = "RECOMMENDER_DATA"  # a folder with data files that are not bund
 
 
 def load_dataset(source: str | Path) -> Dataset:
-    """source: a folder, one of BUNDLED, "synthetic:NAME" or "synthetic:users=…,items=…,events=…,seed=…"."""
+    """Load a data set. source: a folder, one of BUNDLED, "synthetic:NAME" or "synthetic:users=…,items=…,events=…,seed=…"."""
     text = str(source)
     if text.startswith("synthetic:"):
         return generate(parse_spec(text.removeprefix("synthetic:")))
-    folder = PROJECT / "data" / text if text in BUNDLED else Path(source)  # "./movielens" is a folder of one's own
+    folder = PROJECT / "data" / text if text in BUNDLED else Path(source)  # write "./movielens" for a folder of that name
     if not folder.is_dir():
         raise DataError(
             f"There is no data set {text!r}. Expected a folder with a dataset.toml, one of {', '.join(BUNDLED)}, "
@@ -41,7 +41,7 @@ def load_dataset(source: str | Path) -> Dataset:
 
 
 def find_file(folder: Path, name: str) -> Path:
-    """A path of a dataset.toml: in its folder, else in $RECOMMENDER_DATA, else in ../shared/data beside the project."""
+    """Find a file of a dataset.toml: in its folder, else in $RECOMMENDER_DATA, else in ../shared/data beside the project."""
     places = [folder, PROJECT.parent / "shared" / "data"]
     if os.environ.get(DATA_VARIABLE):
         places.insert(1, Path(os.environ[DATA_VARIABLE]))
@@ -96,7 +96,7 @@ def _read(folder: Path, name: str, columns: list[str | None]) -> dict[str, Colum
 
 
 def _is_in(column: Column, texts: list[str | int]) -> np.ndarray:
-    """bool [n_rows]: the row's value is one of `texts`."""
+    """Return which rows have one of `texts`, bool [n_rows]."""
     wanted = {str(text) for text in texts}
     return np.append(np.array([value in wanted for value in column.values], bool), False)[column.codes]
 
@@ -109,7 +109,7 @@ def _interactions(
     ignored: np.ndarray,
     report: Report,
 ) -> pd.DataFrame:
-    """The log as Dataset.interactions describes it; rows that cannot be used are left out and counted."""
+    """Return the log as Dataset.interactions describes it; unusable rows are dropped and counted."""
     spec = description.interactions
     timestamp, kind = times(log[spec.timestamp])
     if kind not in ("seconds", "ISO date-times"):
@@ -140,7 +140,7 @@ def _interactions(
 
 
 def _rows_kept(reasons: dict[str, np.ndarray], report: Report) -> np.ndarray:
-    """bool [n_rows]: no reason against the row. Each dropped row is counted once, under its first reason."""
+    """Return which rows to keep, bool [n_rows]. Each dropped row is counted once, under its first reason."""
     report.rows_read = len(next(iter(reasons.values())))
     keep = np.ones(report.rows_read, bool)
     for reason, against in reasons.items():
@@ -152,7 +152,7 @@ def _rows_kept(reasons: dict[str, np.ndarray], report: Report) -> np.ndarray:
 def _refuse_useless(
     path: Path, spec: Interactions, keep: np.ndarray, positive: np.ndarray, label: np.ndarray, report: Report
 ) -> None:
-    """A log of which nothing, or nothing positive, is left is a DataError."""
+    """Raise DataError when no row, or no positive row, is left."""
     if not keep.any():
         raise DataError(f"{path}: no usable row is left.\n{report}\nMend the log, or the columns that dataset.toml names.")
     if not positive[keep].any():
@@ -164,7 +164,7 @@ def _refuse_useless(
 
 
 def _context_values(column: Column) -> pd.api.extensions.ExtensionArray | np.ndarray:
-    """Int64 [n_rows] (nullable) when every value is an integer, else object [n_rows] of str."""
+    """Return Int64 [n_rows] (nullable) when every value is an integer, otherwise object [n_rows] of str."""
     numbers = whole_numbers(list(column.values))
     if numbers is None:
         return column.texts()
@@ -179,7 +179,7 @@ def _entities(
     ignored: list[np.ndarray],
     report: Report,
 ) -> pd.DataFrame:
-    """Every id of the log and of its side file (lists of at most one), sorted: id_name i8, row i8 in the file (-1 = none)."""
+    """Return every id of the log and of its side file (lists of at most one), sorted: id_name i8, row i8 in the file or -1."""
     log_ids = interactions[id_name].unique()
     if not columns:
         return pd.DataFrame({id_name: np.sort(log_ids), "row": np.int64(-1)})
@@ -209,7 +209,7 @@ def _kept_names(names: pd.DataFrame | None, ids: pd.Series) -> pd.DataFrame | No
 def _item_table(
     items: pd.DataFrame, spec: Items | None, catalogue: dict[str, Column], names: pd.DataFrame | None
 ) -> pd.DataFrame:
-    """items (item_id, row) with the columns Dataset.items describes."""
+    """Return items (item_id, row) with the columns that Dataset.items describes."""
     row = items["row"].to_numpy()
     spec = spec or Items(path="", item_id="item_id")
     table = items[["item_id"]].copy()
@@ -234,7 +234,7 @@ def _item_table(
 
 
 def _role_texts(column: Column, spec: Items) -> np.ndarray:
-    """object [n_rows] of str|None: the value, or the first one of a multi_categorical column."""
+    """Return object [n_rows] of str|None: the value, or the first one of a multi_categorical column."""
     if column.name not in spec.multi_categorical:
         return column.texts()
     firsts = np.empty(len(column.codes), object)
@@ -243,7 +243,7 @@ def _role_texts(column: Column, spec: Items) -> np.ndarray:
 
 
 def _user_table(users: pd.DataFrame, spec: Users | None, register: dict[str, Column]) -> pd.DataFrame:
-    """users (user_id, row) with the columns Dataset.users describes."""
+    """Return users (user_id, row) with the columns that Dataset.users describes."""
     row = users["row"].to_numpy()
     table = users[["user_id"]].copy()
     for name in spec.categorical if spec else []:
@@ -254,7 +254,7 @@ def _user_table(users: pd.DataFrame, spec: Users | None, register: dict[str, Col
 
 
 def _gather(values: np.ndarray, row: np.ndarray, missing: object) -> np.ndarray:
-    """values[row], `missing` where row is -1."""
+    """Return values[row], `missing` where row is -1."""
     last = np.empty(1, values.dtype)
     last[0] = missing
     return np.concatenate([values, last])[row]

@@ -1,4 +1,4 @@
-"""A log as a matrix of users and items."""
+"""Convert a log to a matrix of users and items."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import scipy.sparse as sp
 
 
 def matrix_of(events: pd.DataFrame, user_ids: np.ndarray, item_ids: np.ndarray) -> sp.csr_matrix:
-    """CSR float32 [n_users, n_items], 1.0 where a user met an item at least once."""
+    """Return CSR float32 [n_users, n_items], 1.0 where a user had an event with an item."""
     rows = np.searchsorted(user_ids, events["user_id"].to_numpy())
     columns = np.searchsorted(item_ids, events["item_id"].to_numpy())
     matrix = sp.csr_matrix((np.ones(len(events), np.float32), (rows, columns)), shape=(len(user_ids), len(item_ids)))

@@ -1,4 +1,4 @@
-"""The split every experiment uses: the end of each user's history is the test."""
+"""The train/test split of all experiments: the end of each user's history is the test set."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def split_by_time(interactions: pd.DataFrame, test_share: float = 0.2) -> tuple[
     """Return (train, test): of each user's n events, the last ceil(n * test_share) in time are the test, all others are
     training.
 
-    At least one event of every user stays in training, so a user with one event has no test. Events with equal times are
-    taken in the order of `interactions`. Both parts come back sorted by time, in the given order among equal times.
+    At least one event of every user stays in training, so a user with one event has no test events. Events with equal times
+    keep the order of `interactions`. Both parts are sorted by time.
     """
     if not 0 <= test_share < 1:
         raise DataError(

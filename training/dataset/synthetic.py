@@ -1,10 +1,10 @@
-"""Data sets of any size with something to learn in them, made from a seed. No files, no network.
+"""Generate learnable data sets of any size from a seed, without files or network.
 
-How an event comes about: a user has a latent taste, items hang in departments (clusters of the same latent space) and are
-popular by Zipf's law. For each event four items are drawn from departments the user likes, by popularity; of these the user
-takes the one that suits taste, season (every item has its time of the year) and, where the data set has one, context. Now and
-then an event is followed by the item's companion, so that the order of a history tells something. Feature columns are noisy
-views of the latent factors.
+The model: a user has a latent taste; items belong to departments (clusters of the same latent space) and have Zipf popularity.
+For
+each event four items are drawn by popularity from departments that the user likes; the user takes the one that best fits taste,
+season (every item has a time of the year) and, where the data set has one, context. Some events are followed by the item's
+companion, so that the order of a history carries information. Feature columns are noisy views of the latent factors.
 
     load_dataset("synthetic:small")      load_dataset("synthetic:users=10000,items=5000,events=200000,seed=7,context=1")
 """
@@ -45,7 +45,7 @@ class SyntheticSpec:
 NAMED = {
     "tiny": SyntheticSpec(users=60, items=40, events=1_000),
     "small": SyntheticSpec(users=500, items=300, events=10_000),
-    "reference": SyntheticSpec(users=200_000, items=100_000, events=2_500_000),  # the workload of all speed figures
+    "reference": SyntheticSpec(users=200_000, items=100_000, events=2_500_000),  # the data set of all speed figures
 }
 
 
@@ -61,7 +61,7 @@ class _Latent:
 
 
 def parse_spec(text: str) -> SyntheticSpec:
-    """What follows "synthetic:": a name of NAMED, or key=number pairs."""
+    """Parse the text after "synthetic:": a name of NAMED, or key=number pairs. Raises DataError."""
     if text in NAMED:
         return NAMED[text]
     keys = [field.name for field in fields(SyntheticSpec)]
@@ -86,10 +86,10 @@ def parse_spec(text: str) -> SyntheticSpec:
 
 
 def generate(spec: SyntheticSpec) -> Dataset:
-    """The data set of a spec; equal specs give equal data sets."""
+    """Return the data set of a spec; equal specs give equal data sets."""
     rng = np.random.default_rng(spec.seed)
     latent = _latent(spec, rng)
-    item_id = rng.permutation(spec.items).astype(np.int64) + 1  # of the latent item: ids tell nothing
+    item_id = rng.permutation(spec.items).astype(np.int64) + 1  # of the latent item, so that ids carry no information
     user, time = _visits(spec, rng)
     context = _context(len(user), rng) if spec.context else {}
     item = _choose(latent, user, time, context, rng)
@@ -138,15 +138,15 @@ def _latent(spec: SyntheticSpec, rng: np.random.Generator) -> _Latent:
 
 
 def _zipf(n: int, offset: float, exponent: float) -> np.ndarray:
-    """f8 [n] weights 1 / (rank + offset)^exponent, summing to 1."""
+    """Return weights 1 / (rank + offset)^exponent, f8 [n], summing to 1."""
     weights = (np.arange(n) + 1 + offset) ** -exponent
     return weights / weights.sum()
 
 
 def _visits(spec: SyntheticSpec, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """user i8 [E] and time f8 [E] in years, sorted by user, then time. Every user has an event, the busy ones many."""
+    """Return user i8 [E] and time f8 [E] in years, sorted by user, then time. Every user has at least one event."""
     n_each = min(3, spec.events // spec.users)
-    activity = _zipf(spec.users, offset=10 + spec.users / 100, exponent=1.0)  # the offset keeps the busiest user human
+    activity = _zipf(spec.users, offset=10 + spec.users / 100, exponent=1.0)  # the offset limits the busiest user
     n_events = n_each + rng.multinomial(spec.events - n_each * spec.users, rng.permutation(activity))
     user = np.repeat(np.arange(spec.users), n_events)
     joined = rng.uniform(0, 0.5, spec.users)[user]
@@ -166,7 +166,7 @@ def _context(n_events: int, rng: np.random.Generator) -> dict[str, object]:
 def _choose(
     latent: _Latent, user: np.ndarray, time: np.ndarray, context: dict[str, object], rng: np.random.Generator
 ) -> np.ndarray:
-    """The latent item i8 [E] of each event."""
+    """Return the latent item of each event, i8 [E]."""
     n_departments = len(latent.centre)
     affinity = np.exp(1.2 * latent.user @ latent.centre.T)
     # One flat, ascending array for all users: row u goes from u to u + 1, so one searchsorted draws for every event.
@@ -175,7 +175,7 @@ def _choose(
     # Likewise department d goes from d to d + 1 over its items, the first ones being the popular ones.
     n_items = np.bincount(latent.department, minlength=n_departments)
     stock = np.concatenate([d + np.cumsum(_zipf(n, offset=2.0, exponent=1.0)) for d, n in enumerate(n_items) if n])
-    pull = rng.normal(size=(N_STORES + 1, n_departments)).astype(np.float32)  # what a store is strong in
+    pull = rng.normal(size=(N_STORES + 1, n_departments)).astype(np.float32)  # a store's preference by department
     item = np.empty(len(user), np.int64)
     for start in range(0, len(user), CHUNK_EVENTS):
         now = slice(start, start + CHUNK_EVENTS)
@@ -192,19 +192,19 @@ def _choose(
 
 
 def _with_companions(item: np.ndarray, user: np.ndarray, n_items: int, rng: np.random.Generator) -> np.ndarray:
-    """A share of the events becomes the companion (items 2k and 2k+1 are a pair) of the same user's previous item."""
+    """Replace a share of the events by the companion of the user's previous item; items 2k and 2k+1 are companions."""
     companion = np.minimum(item[:-1] ^ 1, n_items - 1)
     follows = (user[1:] == user[:-1]) & (rng.random(len(companion)) < COMPANION_SHARE)
     return np.concatenate([item[:1], np.where(follows, companion, item[1:])])
 
 
 def _bands(values: np.ndarray, n: int) -> np.ndarray:
-    """i8: values cut into n bands of a standard normal, the outer ones rare."""
+    """Return the band of each value, i8, of n bands of a standard normal; the outer bands are rare."""
     return np.digitize(values, np.linspace(-1.6, 1.6, n - 1))
 
 
 def _labels(prefix: str, codes: np.ndarray, rng: np.random.Generator, missing: float = 0.0) -> np.ndarray:
-    """object: "prefix 7" for code 7, None for a share `missing` of the rows."""
+    """Return object of "prefix 7" for code 7, None for a share `missing` of the rows."""
     names = np.array([f"{prefix} {code}" for code in range(int(codes.max()) + 1)], object)
     labels = names[codes]
     labels[rng.random(len(codes)) < missing] = None
@@ -221,7 +221,7 @@ def _items(latent: _Latent, item_id: np.ndarray, rng: np.random.Generator) -> pd
     own = latent.item - latent.centre[latent.department]
     shelf = latent.department * 8 + (own[:, :3] > 0) @ np.array([1, 2, 4])
     n_brands = max(8, n // 50)
-    near = rng.poisson(2.0, n) + latent.department * n_brands // len(latent.centre)  # a department has its usual brands
+    near = rng.poisson(2.0, n) + latent.department * n_brands // len(latent.centre)  # brands cluster by department
     brand = np.where(rng.random(n) < 0.7, near % n_brands, rng.choice(n_brands, n, p=_zipf(n_brands, 2.0, 1.0)))
     brand = _labels("brand", brand, rng)
     frame = pd.DataFrame(

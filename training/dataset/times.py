@@ -1,4 +1,4 @@
-"""Timestamps of a log: unix time, or ISO date-times (UTC where no offset is given) -> int64 unix seconds."""
+"""Convert a log's timestamps, unix times or ISO date-times (UTC without an offset), to int64 unix seconds."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import pandas as pd
 from training.dataset.columns import Column
 
 ISO = r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.,]\d{1,9})?)?)?( ?(Z|[+-]\d{2}:?\d{2}))?"
-LIMIT_S = 100_000_000_000  # the year 5138: no log holds a larger number of seconds, and any later than 1973-03 holds more ms
+LIMIT_S = 100_000_000_000  # the year 5138 in seconds, March 1973 in milliseconds: tells the units apart
 UNITS = {"seconds": 1, "milliseconds": 1_000, "microseconds": 1_000_000, "nanoseconds": 1_000_000_000}
 REMEDY = "Write unix seconds (1291190760) or ISO date-times (2010-12-01 08:26:00)."
 
 
 def times(column: Column) -> tuple[np.ndarray, str]:
-    """int64 [n_rows] unix seconds (0 where missing), and how the column was read ("seconds", "milliseconds", "ISO", …).
+    """Return unix seconds, int64 [n_rows], 0 where missing, and the detected format ("seconds", "milliseconds", "ISO", …).
 
-    The unit of unix times is told by the magnitude of their median, one unit for the whole column.
+    The median's magnitude decides the unit of unix times, one for the whole column.
     Raises DataError for the first row that does not parse, and for days written as numbers (20101201).
     """
     texts = pd.Series(column.values, dtype=object).astype(str)

@@ -1,8 +1,8 @@
-"""The four baselines every pipeline is held against: popularity, item-kNN, EASE and implicit ALS.
+"""Four baselines for every pipeline: popularity, item-kNN, EASE and implicit ALS.
 
-Each `fit_*` takes the training positives as CSR [n_users, n_items] (stored entries 1.0) and gives `scores(users) -> float32
-[B, n_items]` for users of that matrix. `search` picks a baseline's settings on a validation split inside the training log;
-`baselines` fits it again on the whole of it; the test is never looked at.
+Each `fit_*` takes the training positives as CSR [n_users, n_items] (stored entries 1.0) and returns `scores(users) -> float32
+[B, n_items]` for users of that matrix. `search` selects a baseline's settings on a validation split inside the training log;
+`baselines` then fits it on the whole training log. The test set is never used.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ USERS_PER_BLOCK = 512
 
 
 class Split(NamedTuple):
-    """What is learned from and what is asked, all CSR [n_users, n_items]."""
+    """Inputs and targets of an evaluation, all CSR [n_users, n_items]."""
 
-    positives: sp.csr_matrix  # what the models learn from
+    positives: sp.csr_matrix  # training positives
     seen: sp.csr_matrix  # any interaction: never served, never counted
     relevant: sp.csr_matrix  # countable later positives
 
@@ -51,21 +51,22 @@ class Baseline:
 
 
 def fit_popularity(positives: sp.csr_matrix) -> Scores:
-    """How many users had the item."""
+    """Score items by the number of users who had them."""
     counts = np.asarray(positives.sum(axis=0), np.float32)
     return lambda users: np.repeat(counts, len(users), axis=0)
 
 
 def fit_item_knn(positives: sp.csr_matrix, neighbours: int, shrinkage: float) -> Scores:
-    """Sum, over the user's items, of the shrunk cosine co/(|i||j| + shrinkage), kept for each item's best neighbours only."""
+    """Score by the sum, over the user's items, of the shrunk cosine co/(|i||j| + shrinkage) with each item's best
+    neighbours."""
     similarity = _shrunk_cosine(positives, shrinkage)
     kept = [_strongest(similarity[item], neighbours) for item in range(similarity.shape[0])]
-    to_neighbours = sp.vstack(kept, format="csr").T.tocsr()  # column j: what j's neighbours lend to it
+    to_neighbours = sp.vstack(kept, format="csr").T.tocsr()  # column j: weights of j's neighbours
     return lambda users: np.asarray((positives[users] @ to_neighbours).todense(), np.float32)
 
 
 def fit_ease(positives: sp.csr_matrix, l2: float) -> Scores:
-    """Steck's EASE: X B with B = I - P / diag(P), P = (XᵀX + l2 I)⁻¹. Solved on the users' side if that is smaller."""
+    """Fit Steck's EASE: X B with B = I - P / diag(P), P = (XᵀX + l2 I)⁻¹, solved on the smaller side."""
     n_users, n_items = positives.shape
     if n_items <= n_users:
         weights = ease_weights(positives, l2)
@@ -75,8 +76,8 @@ def fit_ease(positives: sp.csr_matrix, l2: float) -> Scores:
 
 
 def fit_als(positives: sp.csr_matrix, factors: int, regularization: float, alpha: float, seed: int = 0) -> Scores:
-    """Hu, Koren and Volinsky's weighted matrix factorisation, by the `implicit` package; confidence 1 + alpha per positive."""
-    with threadpool_limits(1, "blas"):  # or else BLAS threads fight over every small system it solves
+    """Fit weighted matrix factorisation (Hu, Koren, Volinsky) by `implicit`; confidence 1 + alpha per positive."""
+    with threadpool_limits(1, "blas"):  # otherwise BLAS threads contend for every small system
         model = AlternatingLeastSquares(
             factors=factors, regularization=regularization, alpha=alpha, iterations=15, num_threads=1, random_state=seed
         )
@@ -93,8 +94,10 @@ GRIDS: dict[str, tuple[Callable[..., Scores], dict[str, tuple[float, ...]]]] = {
 
 
 def baselines(validation: Split, train: Split, report: Callable[[str], None] = print) -> Iterator[Baseline]:
-    """The four, each with its settings chosen on `validation` and fitted again on `train`. EASE is left out, with the reason
-    reported, where both its Gram matrices are too large to invert."""
+    """Yield the baselines, with settings selected on `validation` and fitted on `train`.
+
+    EASE is skipped, with a report, where both of its Gram matrices are too large to invert.
+    """
     for name, (fit, grid) in GRIDS.items():
         if name == "EASE" and min(train.positives.shape) > GRAM_LIMIT:
             n_users, n_items = train.positives.shape
@@ -105,7 +108,7 @@ def baselines(validation: Split, train: Split, report: Callable[[str], None] = p
 
 
 def search(fit: Callable[..., Scores], grid: dict[str, tuple[float, ...]], split: Split) -> dict[str, float]:
-    """The combination of `grid` with the best NDCG@10 + Recall@20 on `split`; the earlier one on a tie."""
+    """Return the combination of `grid` with the best NDCG@10 + Recall@20 on `split`; the earlier one on a tie."""
     best, best_quality = {}, -np.inf
     for values in product(*grid.values()):
         settings = dict(zip(grid, values, strict=True))
@@ -116,7 +119,7 @@ def search(fit: Callable[..., Scores], grid: dict[str, tuple[float, ...]], split
 
 
 def evaluate(scores: Scores, split: Split, with_auc: bool = True) -> Quality:
-    """Serve every countable user from `scores`, block by block, and average. AUC, the slowest, is NaN when not asked for."""
+    """Rank items for every countable user, block by block, and average. AUC, the slowest metric, is NaN unless `with_auc`."""
     users = np.flatnonzero(countable(split.relevant))
     n_items = split.relevant.shape[1]
     recalls, ndcgs, aucs, lists = [], [], [], []
@@ -134,7 +137,7 @@ def evaluate(scores: Scores, split: Split, with_auc: bool = True) -> Quality:
 
 
 def _shrunk_cosine(positives: sp.csr_matrix, shrinkage: float) -> sp.csr_matrix:
-    """CSR [n_items, n_items], zero diagonal."""
+    """Return the shrunk cosines, CSR [n_items, n_items], zero diagonal."""
     together = (positives.T @ positives).tocsr().astype(np.float32)
     norms = np.sqrt(together.diagonal())
     rows = np.repeat(np.arange(together.shape[0]), np.diff(together.indptr))
@@ -144,7 +147,7 @@ def _shrunk_cosine(positives: sp.csr_matrix, shrinkage: float) -> sp.csr_matrix:
 
 
 def _strongest(row: sp.csr_matrix, count: int) -> sp.csr_matrix:
-    """The `count` largest entries of a one-row matrix."""
+    """Return the `count` largest entries of a one-row matrix."""
     if row.nnz <= count:
         return row
     kept = np.argpartition(-row.data, count)[:count]

@@ -1,8 +1,8 @@
-"""Ranking metrics over a batch of users: what `make eval` prints.
+"""Ranking metrics over a batch of users, for `make eval`.
 
 Letters: U users, K ranks of a list, n_items the catalogue. A ranked list is int64 [U, K] item positions, best first, padded
 with n_items; relevant items come as a CSR matrix [U, n_items] whose stored entries (whatever their value) are the countable
-test items. Users without one are left out of every average; `countable` tells which are left.
+test items. Averages skip users without one; see `countable`.
 """
 
 from __future__ import annotations
@@ -12,28 +12,31 @@ import scipy.sparse as sp
 
 
 def countable(relevant: sp.csr_matrix) -> np.ndarray:
-    """bool [U]: users with at least one countable test item."""
+    """Return which users have at least one countable test item, bool [U]."""
     return np.diff(relevant.indptr) > 0
 
 
 def hits(ranked: np.ndarray, relevant: sp.csr_matrix) -> np.ndarray:
-    """bool [U, K]: is the item at this rank relevant to this user? Padding (n_items) never is."""
+    """Return whether the item at each rank is relevant, bool [U, K]; padding (n_items) never is."""
     n_users, n_items = relevant.shape
     assert ranked.shape[0] == n_users, (ranked.shape, relevant.shape)
-    # One sorted key per (user, item) pair; n_items + 1 keeps the padding column apart from the next user's first item.
+    # One sorted key per (user, item) pair; n_items + 1 separates the padding column from the next user's first item.
     pairs = np.repeat(np.arange(n_users), np.diff(relevant.indptr)) * (n_items + 1) + relevant.indices
     return np.isin(np.arange(n_users)[:, None] * (n_items + 1) + ranked, pairs)
 
 
 def recall_at(ranked: np.ndarray, relevant: sp.csr_matrix, k: int) -> np.ndarray:
-    """float64 [U]: share of the user's relevant items among the first k. NaN for users that are not countable."""
+    """Return the share of relevant items among the first k, float64 [U]; NaN for users that are not countable."""
     n_relevant = np.diff(relevant.indptr)
     found = hits(ranked[:, :k], relevant).sum(axis=1)
     return np.divide(found, n_relevant, out=np.full(len(found), np.nan), where=n_relevant > 0)
 
 
 def ndcg_at(ranked: np.ndarray, relevant: sp.csr_matrix, k: int) -> np.ndarray:
-    """float64 [U]: binary gain, discount 1/log2(rank + 1), over the best that k places allow. NaN if not countable."""
+    """Return NDCG, float64 [U]: binary gain, discount 1/log2(rank + 1), relative to the best of k places.
+
+    NaN if not countable.
+    """
     discount = 1.0 / np.log2(np.arange(k) + 2.0)
     gain = hits(ranked[:, :k], relevant) @ discount[: ranked.shape[1]]
     best = np.append(0.0, np.cumsum(discount))[np.minimum(np.diff(relevant.indptr), k)]
@@ -41,12 +44,12 @@ def ndcg_at(ranked: np.ndarray, relevant: sp.csr_matrix, k: int) -> np.ndarray:
 
 
 def coverage(ranked: np.ndarray, n_items: int) -> float:
-    """Share of the catalogue that appears in at least one of the lists."""
+    """Return the share of the catalogue that appears in at least one list."""
     return float(len(np.setdiff1d(ranked, [n_items]))) / n_items
 
 
 def auc(scores: np.ndarray, relevant: sp.csr_matrix, excluded: sp.csr_matrix) -> np.ndarray:
-    """float64 [U]: chance that a relevant item scores above another item the user may be served; ties count a half.
+    """Return the AUC, float64 [U]: the chance that a relevant item scores above another servable item; ties count a half.
 
     scores: finite float [U, n_items]; excluded: CSR [U, n_items], stored entries are left out. NaN where either side is empty.
     """
@@ -58,21 +61,21 @@ def auc(scores: np.ndarray, relevant: sp.csr_matrix, excluded: sp.csr_matrix) ->
     positive[_rows(relevant), relevant.indices] = True
     positive &= servable
     n_positive, n_negative = positive.sum(axis=1), (servable & ~positive).sum(axis=1)
-    ranks = _average_ranks(np.where(servable, scores, -np.inf))  # what is left out shares the lowest ranks …
+    ranks = _average_ranks(np.where(servable, scores, -np.inf))  # excluded items share the lowest ranks …
     n_excluded = n_items - servable.sum(axis=1)
-    rank_sum = np.where(positive, ranks - n_excluded[:, None], 0.0).sum(axis=1)  # … and is shifted away
+    rank_sum = np.where(positive, ranks - n_excluded[:, None], 0.0).sum(axis=1)  # … which are subtracted here
     wins = rank_sum - n_positive * (n_positive + 1) / 2
     pairs = n_positive * n_negative
     return np.divide(wins, pairs, out=np.full(n_users, np.nan), where=pairs > 0)
 
 
 def top_k(scores: np.ndarray, excluded: sp.csr_matrix, k: int) -> np.ndarray:
-    """int64 [U, k] positions by falling score (ties: lower position first) without the excluded, padded with n_items."""
+    """Return positions by falling score, int64 [U, k] (ties: lower position first), without excluded items, n_items padded."""
     n_items = scores.shape[1]
     assert excluded.shape == scores.shape, (scores.shape, excluded.shape)
     scores = scores.astype(np.float32, copy=True)
     scores[_rows(excluded), excluded.indices] = -np.inf
-    keys = _falling_keys(scores)  # distinct within a row, so that partial sorting cannot break ties its own way
+    keys = _falling_keys(scores)  # distinct within a row, so that partial sorting is deterministic
     kept = min(k, n_items)
     first = np.argpartition(keys, kept - 1, axis=1)[:, :kept]
     order = np.argsort(np.take_along_axis(keys, first, axis=1), axis=1)
@@ -82,7 +85,7 @@ def top_k(scores: np.ndarray, excluded: sp.csr_matrix, k: int) -> np.ndarray:
 
 
 def _falling_keys(scores: np.ndarray) -> np.ndarray:
-    """int64, same shape: ascending order of the keys = falling score, then ascending position."""
+    """Return int64 keys whose ascending order is falling score, then ascending position."""
     bits = (scores + np.float32(0.0)).view(np.int32)  # adding zero turns -0.0 into 0.0
     ascending = np.where(bits < 0, bits ^ np.int32(0x7FFFFFFF), bits).astype(np.int64)
     return (-ascending << 32) + np.arange(scores.shape[1])
@@ -93,7 +96,7 @@ def _rows(matrix: sp.csr_matrix) -> np.ndarray:
 
 
 def _average_ranks(values: np.ndarray) -> np.ndarray:
-    """float64 [U, n]: rank 1 … n of every value in its row, ascending; equal values share the mean of their ranks."""
+    """Return the ascending rank 1 … n of every value in its row, float64 [U, n]; equal values share their mean rank."""
     n_users, n = values.shape
     order = np.argsort(values, axis=1, kind="stable")
     ascending = np.take_along_axis(values, order, axis=1)

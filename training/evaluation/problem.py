@@ -1,4 +1,4 @@
-"""The log as matrices: what is learned from, what is never served again, what counts as found."""
+"""The log as matrices: training positives, seen items, and relevant items."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ TEST_SHARE = 0.2
 
 @dataclass(frozen=True)
 class Problem:
-    """validation lies inside train and is for choosing settings; test is for the last number only. Rows and columns are
-    users and items in the order of the data set's frames."""
+    """An evaluation. `validation` is a part of `train`, for model selection; `test` gives the final figures only.
+
+    Rows and columns are users and items in the order of the data set's frames.
+    """
 
     validation: Split
     test: Split
@@ -27,7 +29,7 @@ class Problem:
 
     @property
     def test_users(self) -> np.ndarray:
-        """int64 [U]: rows of the users with at least one countable test item."""
+        """Return the rows of users with at least one countable test item, int64 [U]."""
         return np.flatnonzero(countable(self.test.relevant))
 
 
@@ -40,7 +42,7 @@ def problem_of(dataset: Dataset, test_share: float = TEST_SHARE) -> Problem:
 
 
 def _split(before: pd.DataFrame, after: pd.DataFrame, user_ids: np.ndarray, item_ids: np.ndarray) -> Split:
-    """Relevant is what is positive after the split and was not seen before it."""
+    """Split at a time. Relevant items are positive after the split and were not seen before it."""
     seen = matrix_of(before, user_ids, item_ids)
     later = matrix_of(after[after["positive"]], user_ids, item_ids)
     relevant = later - later.multiply(seen)

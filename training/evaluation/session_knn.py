@@ -1,8 +1,8 @@
-"""V-SKNN, the session-based nearest-neighbour baseline, answering event by event from everything before each event.
+"""V-SKNN, the session-based nearest-neighbour baseline, which predicts each event from everything before it.
 
-    the user's last items, newest weighing most ─▶ earlier visits that share items ─▶ what else was in those visits
+    the user's last items, newest weighing most ─▶ earlier visits that share items ─▶ other items of those visits
 
-It has no training: every event is known to it at once, which makes it hard to beat on logs with sessions. Ludewig and Jannach,
+It needs no training and uses every event at once, which makes it hard to beat on logs with sessions. Ludewig and Jannach,
 "Evaluation of session-based recommendation algorithms" (2018), describe the method; the weights here are their defaults.
 """
 
@@ -16,9 +16,9 @@ from numba import njit
 
 
 class KnnSettings(NamedTuple):
-    """own_items: of the user, newest first; latest: events of an item that are looked at, newest first.
+    """own_items: the user's newest items to use; latest: the newest events to use per item.
 
-    normalise: divide a similarity by the root of the visit's length; idf: rare items count more
+    normalise: divide a similarity by the root of the visit's length; idf: weigh rare items more
     """
 
     own_items: int = 20
@@ -32,9 +32,9 @@ VARIANTS = tuple(KnnSettings(normalise=normalise, idf=idf) for normalise, idf in
 
 
 class Visits(NamedTuple):
-    """A log in the order of time, as the loops read it: int64 [E] each, numbers from 0.
+    """A log in time order for the loops: int64 [E] each, numbered from 0.
 
-    users, items (positions), visits: of each event; an event that is no positive has visit -1
+    users, items (positions), visits: of each event; an event that is not positive has visit -1
     """
 
     users: np.ndarray
@@ -43,7 +43,7 @@ class Visits(NamedTuple):
 
     @classmethod
     def of(cls, users: np.ndarray, items: np.ndarray, times_s: np.ndarray, positive: np.ndarray, gap_s: float) -> Visits:
-        """Cut the log into visits: a pause of a user that is longer than `gap_s` begins a new one."""
+        """Split the log into visits: a pause of a user longer than `gap_s` begins a new one."""
         _, users = np.unique(users, return_inverse=True)
         rows = np.flatnonzero(positive)
         order = rows[np.lexsort((rows, users[rows]))]
@@ -55,9 +55,9 @@ class Visits(NamedTuple):
 
 
 def answer_events(visits: Visits, asked: np.ndarray, n_items: int, settings: KnnSettings, n_answers: int = 20) -> np.ndarray:
-    """Return int64 [Q, n_answers] positions, best first, n_items padded: what each asked event is predicted from.
+    """Return the predicted items of each asked event, int64 [Q, n_answers] positions, best first, n_items padded.
 
-    asked: int64 [Q] events, ascending. Items the user had before are left out; what is missing is filled by popularity.
+    asked: int64 [Q] events, ascending. Items that the user had are excluded; short lists are filled by popularity.
     """
     learned = visits.visits >= 0
     before = np.zeros(len(learned), bool)
@@ -73,7 +73,7 @@ def answer_events(visits: Visits, asked: np.ndarray, n_items: int, settings: Knn
 
 
 def _grouped(keys: np.ndarray, rows: np.ndarray, n_keys: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return (rows of each key together, ascending; int64 [n_keys + 1] where each key's begin)."""
+    """Return the rows grouped by key, ascending, and where each key's rows begin, int64 [n_keys + 1]."""
     order = rows[np.argsort(keys[rows], kind="stable")]
     return order, np.searchsorted(keys[order], np.arange(n_keys + 1))
 

@@ -1,4 +1,4 @@
-"""From a data set to what models train on and the preprocess stage serves: states, workflow, plan, store.
+"""Build features from a data set, for training and for the preprocess stage: states, workflow, plan, store.
 
 build_features(dataset, train) -> Features
 """

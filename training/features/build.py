@@ -1,4 +1,4 @@
-"""`build_features`: everything the models and the preprocess stage need to know of users and items, from the training log.
+"""Build the features of users and items for the models and the preprocess stage, from the training log.
 
 train ─▶ EventLog (point-in-time states) ─▶ derive ─▶ NVTabular fit ─▶ Plan ─▶ replayed row by row ─▶ Features
 """
@@ -32,11 +32,11 @@ from training.features.store import profiles_of, seen_items, write_store
 from training.features.workflow import fit_workflow, save_for_serving
 
 DEFAULTS = FeatureSettings()
-CHUNK_ROWS = 32_768  # rows encoded at once: [rows, H] arrays stay below a few hundred MB
+CHUNK_ROWS = 32_768  # rows encoded at once, which bounds [rows, H] arrays to a few hundred MB
 
 
 class Examples(NamedTuple):
-    """What a model reads of N users at N moments.
+    """A model's inputs for N users at N moments.
 
     user_categorical   int64 [N, Fu] rows of the tables named by `Features.user_rows`, user_id first
     user_continuous    float32 [N, Gu]
@@ -69,17 +69,17 @@ class Features:
 
     @property
     def as_of_s(self) -> int:
-        """The store's clock, unix seconds."""
+        """The store's clock in unix seconds."""
         return self.log.as_of_s
 
     @property
     def user_rows(self) -> dict[str, int]:
-        """Rows of each embedding table of the user's side, in the order of `user_categorical`."""
+        """The rows of each embedding table of users, in the order of `user_categorical`."""
         return self.user_plan.rows
 
     @property
     def item_rows(self) -> dict[str, int]:
-        """Rows of each embedding table of the item's side: `item_arrays.categorical`'s columns, then the lists."""
+        """The rows of each embedding table of items: the columns of `item_arrays.categorical`, then the lists."""
         return self.item_plan.rows
 
     @cached_property
@@ -92,18 +92,18 @@ class Features:
     def encode_examples(
         self, user_ids: np.ndarray, timestamps: np.ndarray, context: Mapping[str, np.ndarray] | None = None
     ) -> Examples:
-        """Users as they were just before each moment: nothing of that second or later is known.
+        """Encode users as they were just before each moment: events of that second or later are excluded.
 
         user_ids, timestamps: int64 [N], unix seconds; context: by name, [N] as `context_of` gives it (absent = missing)
         """
         return self.encode_moments(self.log.before(user_ids, timestamps), timestamps, context)
 
     def encode_users(self, user_ids: np.ndarray, context: Mapping[str, np.ndarray] | None = None) -> Examples:
-        """Users as the store serves them: after the whole training log, at its clock."""
+        """Encode users as the store serves them: after the whole training log, at its clock."""
         return self.encode_moments(self.log.at_the_end(user_ids), np.full(len(user_ids), self.as_of_s), context)
 
     def encode_moments(self, moments: Moments, clocks: np.ndarray, context: Mapping[str, np.ndarray] | None = None) -> Examples:
-        """Users as `log` knew them at each moment, seen from `clocks`, int64 [N] unix seconds (ages are counted to them)."""
+        """Encode users at each moment of `log`. clocks: int64 [N] unix seconds to which ages are counted."""
         context = missing_context(self.context, len(clocks)) | dict(context or {})
         n_rows, width = len(clocks), self.settings.history_length
         examples = Examples(
@@ -121,9 +121,9 @@ class Features:
         return examples
 
     def save_preprocess(self, folder: Path) -> None:
-        """What `serving/stages/preprocess.py` loads: the user plan, the store, and the catalogue's ids and categories.
+        """Write the files of `serving/stages/preprocess.py`: user plan, store, and the catalogue's ids and categories.
 
-        `stage.json` and the manifest are the publisher's.
+        The publication writes `stage.json` and the manifest.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self.user_plan.save(folder / "plan")
@@ -139,11 +139,11 @@ def build_features(
     seed: int = 0,
     workflow: Path | None = None,
 ) -> Features:
-    """Fit, compile and prove the features of a data set.
+    """Fit and compile the features of a data set, and verify the compiled plan.
 
-    train: the training part of `dataset.interactions`; nothing else of the log is read
-    seed: which rows the parity replay samples
-    workflow: folder where NVTabular's workflow of the users is saved too, for servers that run NVTabular itself
+    train: the training part of `dataset.interactions`; the rest of the log is not used
+    seed: selects the rows of the parity replay
+    workflow: folder in which to save NVTabular's user workflow too, for servers that run NVTabular itself
     Raises ExportError when there is no positive event, or when a plan disagrees with its workflow.
     """
     rows = np.flatnonzero(train["positive"].to_numpy())
@@ -160,7 +160,7 @@ def build_features(
     user_columns = training_columns(log, train, rows, schema, settings, dataset.context_columns)
     catalogue = item_columns(dataset.items, schema.item, item_statistics(train, items, log.as_of_s, settings))
     user_plan, user_report = _fit_and_prove(schema.user, frame_of(user_columns), user_columns, settings, rng, workflow)
-    # Items are seen by the models as often as they are sold, so the workflow is fitted on the positives' items.
+    # Models see items as often as they are sold, so the workflow is fitted on the items of positives.
     sold = frame_of(catalogue).iloc[items.positions(train["item_id"].to_numpy()[rows])].reset_index(drop=True)
     item_plan, item_report = _fit_and_prove(schema.item, sold, catalogue, settings, rng)
     return Features(
@@ -180,12 +180,12 @@ def build_features(
 
 
 def context_of(events: pd.DataFrame, columns: tuple[ContextColumn, ...]) -> dict[str, np.ndarray]:
-    """Context columns of log rows as the kernels read them: int64, object of str or float64 [N], by name."""
+    """Return context columns of log rows as the stages read them: int64, object of str or float64 [N], by name."""
     return {column.name: raw_values(events[column.name], column.kind) for column in columns}
 
 
 def missing_context(columns: tuple[ContextColumn, ...], n_rows: int) -> dict[str, np.ndarray]:
-    """The context of callers that sent none, [N] by name."""
+    """Return the context of requests without context, [N] by name."""
     missing = {"integer": MISSING_INT, "string": None, "continuous": np.nan}
     dtypes = {"integer": np.int64, "string": object, "continuous": np.float64}
     return {column.name: np.full(n_rows, missing[column.kind], dtypes[column.kind]) for column in columns}
@@ -203,7 +203,7 @@ def make_event_log(
 
 
 def moments_of(log: EventLog, events: pd.DataFrame, rows: np.ndarray, settings: FeatureSettings) -> Moments:
-    """The moment of each training example: before its second or, unless `hide_own_basket`, before its row."""
+    """Return the moment of each training example: before its second or, unless `hide_own_basket`, before its row."""
     if not settings.hide_own_basket:
         return log.before_rows(events, rows)
     chosen = events.iloc[rows]
@@ -218,7 +218,7 @@ def training_columns(
     settings: FeatureSettings,
     context: tuple[ContextColumn, ...],
 ) -> dict[str, np.ndarray]:
-    """The raw columns of the user's side for every training example: rows int64 [N] of `train` -> name -> [N]."""
+    """Return the users' raw columns of all training examples by name, [N]. rows: int64 [N] of `train`."""
     side, moments, examples = schema.user, moments_of(log, train, rows, settings), train.iloc[rows]
     wanted = {column.name for column in (*side.categories, *side.numbers)} | {column.source for column in side.bins}
     timestamps, given = examples["timestamp"].to_numpy(), context_of(examples, context)
@@ -238,7 +238,7 @@ def _fit_and_prove(
     rng: np.random.Generator,
     kept: Path | None = None,
 ) -> tuple[Plan, dict]:
-    """Fit on `frame`, compile, replay rows of `columns` -> (plan, parity report). kept: where the workflow is saved."""
+    """Fit on `frame`, compile, and replay rows of `columns`. Return plan and parity report. kept: folder of the workflow."""
     with tempfile.TemporaryDirectory() as folder:
         workflow = fit_workflow(side, frame, settings, Path(folder))
         plan = compile_workflow(workflow)

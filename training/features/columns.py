@@ -1,4 +1,4 @@
-"""Raw columns as pandas holds them and as plans read them, both ways.
+"""Convert raw columns between pandas and plans.
 
 kind         plan (serving/stages/features/encode.py)                 NVTabular's frame
 integer      int64, MISSING_INT = missing            Int64 (nullable)
@@ -21,7 +21,7 @@ RawColumn = np.ndarray | Ragged
 
 
 def raw_values(values: pd.Series, kind: str) -> RawColumn:
-    """A column of a loaded frame as a plan reads it."""
+    """Return a column of a loaded frame as a plan reads it."""
     if kind == "integer":
         return values.astype("Int64").to_numpy(np.int64, na_value=MISSING_INT)
     if kind == "continuous":
@@ -35,7 +35,7 @@ def raw_values(values: pd.Series, kind: str) -> RawColumn:
 
 
 def frame_of(columns: dict[str, RawColumn]) -> pd.DataFrame:
-    """Raw columns as the frame NVTabular fits and transforms. Empty strings are missing, as they are in a request."""
+    """Return raw columns as a frame for NVTabular. Empty strings are missing, as in a request."""
     return pd.DataFrame({name: _series(column) for name, column in columns.items()})
 
 
@@ -53,7 +53,7 @@ def _series(column: RawColumn) -> pd.Series:
 
 
 def rows_of(column: RawColumn, rows: np.ndarray) -> RawColumn:
-    """Some rows of a raw column, int64 [n]."""
+    """Return some rows, int64 [n], of a raw column."""
     if not isinstance(column, Ragged):
         return column[rows]
     starts, counts = column.offsets[rows], np.diff(column.offsets)[rows]
@@ -62,7 +62,7 @@ def rows_of(column: RawColumn, rows: np.ndarray) -> RawColumn:
 
 
 def concatenate(parts: list[RawColumn]) -> RawColumn:
-    """Rows of several raw columns of one kind, one after the other."""
+    """Concatenate raw columns of one kind."""
     if not isinstance(parts[0], Ragged):
         return np.concatenate(parts)
     counts = np.concatenate([np.diff(part.offsets) for part in parts])

@@ -1,4 +1,4 @@
-"""From a fitted NVTabular workflow to a Plan: walk the graph, read what each operator learned, refuse what has no twin.
+"""Compile a fitted NVTabular workflow to a Plan: walk the graph, read the fitted operators, refuse those without a counterpart.
 
 Every output column is one chain of operators from one raw column. Chains that compile:
     Categorify        HashValues        [FillMissing] [Clip] Bucketize        [FillMissing] [Clip] [LogOp] [Normalize]
@@ -27,7 +27,7 @@ from training.features.quiet_nvtabular import Workflow, ops
 
 Chain = tuple[str, list[Any]]  # raw column, operators in order
 NUMBER_ORDER = [ops.FillMissing, ops.Clip, ops.LogOp, ops.Normalize]
-STRUCTURE = ("SelectionOp", "ConcatColumns", "SubsetColumns")  # operators that only route columns
+STRUCTURE = ("SelectionOp", "ConcatColumns", "SubsetColumns")  # operators that only select columns
 REMEDY = (
     "Express it with Categorify, HashValues, Bucketize, FillMissing, Clip, LogOp, Normalize or Rename, "
     "or teach training/features/compile.py."
@@ -35,7 +35,10 @@ REMEDY = (
 
 
 def compile_workflow(workflow: Workflow) -> Plan:
-    """The fitted workflow as a Plan whose columns come in the workflow's order. Raises ExportError."""
+    """Return the fitted workflow as a Plan with its columns in order.
+
+    Raises ExportError for operators without a counterpart.
+    """
     categorical, continuous, lists, vocabularies = [], [], [], {}
     schema = workflow.output_schema
     for name, (source, chain) in _chains(workflow.output_node).items():
@@ -55,7 +58,7 @@ def compile_workflow(workflow: Workflow) -> Plan:
 
 
 def _chains(node) -> dict[str, Chain]:
-    """The chain of operators that leads to each output column of a node."""
+    """Return the chain of operators of each output column of a node."""
     operator, kind = node.op, type(node.op).__name__
     incoming = {name: chain for parent in node.parents_with_dependencies for name, chain in _chains(parent).items()}
     if kind == "SelectionOp" and not incoming:
@@ -100,7 +103,7 @@ def _bins(name: str, source: str, chain: list[Any]) -> CategoryColumn:
 
 
 def _number(name: str, source: str, chain: list[Any]) -> dict[str, float | bool]:
-    """Fields of NumberColumn from a chain of numeric operators, which must come in NUMBER_ORDER."""
+    """Return fields of NumberColumn from a chain of numeric operators, which must follow NUMBER_ORDER."""
     for operator in chain:
         if type(operator) not in NUMBER_ORDER:
             raise ExportError(f"{type(operator).__name__} of {name!r} cannot be compiled for serving. {REMEDY}")

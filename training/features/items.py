@@ -1,4 +1,4 @@
-"""The item side: what is known of items at the store's clock, from the catalogue and from training positives only."""
+"""Features of items at the store's clock, from the catalogue and from training positives only."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ItemArrays:
 
 @dataclass(frozen=True)
 class Codes:
-    """A text per item as small integers, for rules and favourites. codes: int32 [n_items + 1], NO_CATEGORY = none."""
+    """Texts of items as integer codes, for rules and favourites. codes: int32 [n_items + 1], NO_CATEGORY = none."""
 
     names: list[str]
     codes: np.ndarray
@@ -41,7 +41,7 @@ class Codes:
 
 
 def item_columns(items: pd.DataFrame, side: Side, statistics: dict[str, np.ndarray]) -> dict[str, np.ndarray | Ragged]:
-    """Raw columns of all items, [n_items] each: what the item workflow and its plan read."""
+    """Return the raw columns of all items, [n_items] each, for the item workflow and its plan."""
     kinds = {column.name: column.kind for column in (*side.categories, *side.lists)}
     kinds |= {column.name: "continuous" for column in side.numbers}
     columns: dict[str, np.ndarray | Ragged] = {"item_id": items["item_id"].to_numpy(), **statistics}
@@ -52,7 +52,7 @@ def item_columns(items: pd.DataFrame, side: Side, statistics: dict[str, np.ndarr
 
 
 def item_statistics(events: pd.DataFrame, index: ItemIndex, as_of_s: int, settings: FeatureSettings) -> dict[str, np.ndarray]:
-    """How items sold: float64 [n_items] each.
+    """Compute sales statistics of items, float64 [n_items] each.
 
     item_event_count   positive events
     item_recent_share  share of them in the last `recent_days` (at most a quarter of the log); NaN without any

@@ -1,7 +1,7 @@
-"""Operators of ours in NVTabular's workflows, where those of 23.8 give wrong answers or none on a CPU.
+"""Replacements for operators of NVTabular 23.8 that are wrong or fail on a CPU.
 
-A saved workflow names them by this module. Where NVTabular itself serves ([merlin] preprocess = "nvtabular") it is published
-beside the workflow: it needs nothing else of `export/`, and keeps to Python 3.10.
+A saved workflow refers to this module. With [merlin] preprocess = "nvtabular" it is published beside the workflow, so it
+imports nothing else of the checkout and runs on Python 3.10.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pandas.util import hash_array
 from serving.contract.tensors import MISSING_INT
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # that there is neither a GPU nor TensorFlow here
+    warnings.simplefilter("ignore")  # about missing GPU and TensorFlow
     from merlin.dag.ops import SelectionOp
     from nvtabular import ColumnSelector, ops
 
@@ -24,8 +24,8 @@ with warnings.catch_warnings():
 class HashValues(ops.HashBucket):
     """HashBucket by value alone.
 
-    NVTabular 23.8's own HashBucket hashes, on a CPU, the row's index along with the value (dask's hash_object_pandas), so that
-    one value lands in another bucket on every row. Missing integers hash as MISSING_INT, missing strings as the empty string.
+    On a CPU, NVTabular 23.8's HashBucket hashes the row's index along with the value (dask's hash_object_pandas), so that one
+    value gets a different bucket on every row. Missing integers hash as MISSING_INT, missing strings as the empty string.
     """
 
     def transform(self, col_selector: ColumnSelector, df: pd.DataFrame) -> pd.DataFrame:
@@ -41,9 +41,9 @@ class HashValues(ops.HashBucket):
 
 
 class Categories(ops.Categorify):
-    """Categorify that takes columns without any value, as single requests have them.
+    """Categorify that accepts columns without any value, which single requests have.
 
-    NVTabular 23.8's own looks at the first value of each column and fails where there is none.
+    NVTabular 23.8's Categorify reads the first value of each column and fails without one.
     """
 
     def transform(self, col_selector: ColumnSelector, df: pd.DataFrame) -> pd.DataFrame:
@@ -58,10 +58,10 @@ class Categories(ops.Categorify):
 
 
 class Received(SelectionOp):
-    """Select the columns a workflow begins with, from what Triton's tensors can carry (serving/stages/parts/preprocess.py).
+    """Select a workflow's first columns and decode them from Triton tensors (serving/stages/parts/preprocess.py).
 
-    They have no missing value but NaN, and merlin-systems 23.8 reads their strings as ASCII: missing integers come as
-    MISSING_INT, missing strings as "", and strings are percent-encoded.
+    Tensors have no missing value but NaN, and merlin-systems 23.8 reads strings as ASCII. So missing integers are MISSING_INT,
+    missing strings are "", and strings are percent-encoded.
     """
 
     def transform(self, col_selector: ColumnSelector, df: pd.DataFrame) -> pd.DataFrame:

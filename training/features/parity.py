@@ -1,6 +1,6 @@
-"""The proof that a plan is its workflow: rows replayed through both, on every export.
+"""Verify on every export that a plan equals its workflow, by replaying rows through both.
 
-Real rows, then as many with each column's hard values: missing, unseen, negative, extreme; for lists empty and unseen.
+The sample has real rows, then as many with edge cases: missing, unseen, negative and extreme values; empty and unseen lists.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HARD_STRINGS = np.array([None, "", " ", "never seen", "nan", "None", "0", "é\u4
 def replay(workflow: Workflow, plan: Plan, columns: dict[str, RawColumn], rng: np.random.Generator) -> dict:
     """Replay a sample of `columns` (raw training rows) through NVTabular and the plan.
 
-    -> the report for the manifest: {"rows": n, "columns": {name: {"kind", "max_difference"}}, "max_difference": x}
+    Returns the report for the manifest: {"rows": n, "columns": {name: {"kind", "max_difference"}}, "max_difference": x}
     Raises ExportError when a category differs or a number differs by more than TOLERANCE.
     """
     sample = hard_sample({name: columns[name] for name in workflow.input_schema.column_names}, rng)
@@ -46,7 +46,7 @@ def replay(workflow: Workflow, plan: Plan, columns: dict[str, RawColumn], rng: n
         report[column.name] = _compare(column.name, "number", wanted, encoded.continuous[:, position])
     if missing := sorted(set(expected.columns) - report.keys()):
         raise ExportError(
-            f"The plan lacks {', '.join(missing)}, which the workflow produces. Mend training/features/compile.py."
+            f"The plan lacks {', '.join(missing)}, which the workflow produces. Fix training/features/compile.py."
         )
     return {
         "rows": len(expected),
@@ -56,14 +56,14 @@ def replay(workflow: Workflow, plan: Plan, columns: dict[str, RawColumn], rng: n
 
 
 def transform(workflow: Workflow, columns: dict[str, RawColumn]) -> pd.DataFrame:
-    """The rows through NVTabular itself."""
+    """Transform rows by NVTabular itself."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return workflow.transform(frame_of(columns)).reset_index(drop=True)
 
 
 def hard_sample(columns: dict[str, RawColumn], rng: np.random.Generator) -> dict[str, RawColumn]:
-    """SAMPLE_ROWS real rows (with at least one value in each column), then as many with hard values in every column."""
+    """Return SAMPLE_ROWS real rows (with at least one value in each column), then as many rows of edge cases."""
     n_rows = min(_length(column) for column in columns.values())
     rows = np.append(rng.integers(0, n_rows, SAMPLE_ROWS), [_first_value(column) for column in columns.values()])
     return {name: concatenate([rows_of(column, rows), _hard_values(column, len(rows))]) for name, column in columns.items()}
@@ -74,7 +74,7 @@ def _length(column: RawColumn) -> int:
 
 
 def _first_value(column: RawColumn) -> int:
-    """A row that holds a value: NVTabular cannot transform a column without any."""
+    """Return a row with a value, because NVTabular cannot transform a column without any."""
     if isinstance(column, Ragged):
         return int(np.argmax(np.diff(column.offsets) > 0))
     if column.dtype == object:

@@ -1,10 +1,11 @@
-"""The state of users just before any moment of the log, for a million moments at once.
+"""Compute the state of users just before any moment of the log (a point-in-time join), for a million moments at once.
 
-    events sorted by (user, time)  ─▶  a moment is a position in that order: everything of the user before it is the past
+    events sorted by (user, time)  ─▶  a moment is a position in that order: the user's events before it are the past
 
-A moment is either before a time (`before`: events of the same second, one basket, are not yet known to each other: what a shop
-knows when the basket is still empty) or before a row of the log (`before_rows`: earlier rows of the same basket are known).
-Sums over the past are differences of running sums, histories are windows: nothing loops over events.
+A moment is either before a time (`before`: events of the same second, one basket, do not see each other) or before a row of
+the log
+(`before_rows`: earlier rows of the same basket are visible). Sums over the past are differences of running sums, and histories
+are windows, so nothing loops over events.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from training.features.aggregates import LogAggregates
 
 
 class Moments(NamedTuple):
-    """N moments. user_ids int64 [N]; users int64 [N] position of the user, U if unknown; ends int64 [N] end of their past."""
+    """N moments. user_ids: int64 [N]; users: int64 [N] positions of users, U if unknown; ends: int64 [N] end of the past."""
 
     user_ids: np.ndarray
     users: np.ndarray
@@ -36,7 +37,7 @@ class EventLog:
     """The training log, sorted by user and time.
 
     events: user_id, item_id, timestamp, positive, weight, label (Dataset.interactions or a part of it)
-    item_category: int32 [n_items + 1], NO_CATEGORY where there is none; None when no item has a category
+    item_category: int32 [n_items + 1], NO_CATEGORY for none; None when no item has a category
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class EventLog:
         self.profiles, self.history_length, self.aggregates = profiles, history_length, aggregates
         times = events["timestamp"].to_numpy()
         users = profiles.positions(events["user_id"].to_numpy())
-        order = np.lexsort((times, users))  # stable: the log's order within a second stays
+        order = np.lexsort((times, users))  # stable: keeps the log's order within a second
         self.times = times[order]
         self.offsets = np.searchsorted(users[order], np.arange(len(profiles.user_ids) + 1))
         self._rank = np.argsort(order)  # row of the log -> place in the sorted order
@@ -62,29 +63,29 @@ class EventLog:
         self._sum_label = _running_sum(np.nan_to_num(events["label"].to_numpy(np.float64)[order]))
         positive = events["positive"].to_numpy()[order]
         self.positives_before = _running_sum(positive.astype(np.int64))
-        # One event that is nobody's closes the per-event arrays, so that empty windows have a row to point at.
+        # A last event of no user closes the per-event arrays, so that empty windows have a row.
         item_ids = np.append(events["item_id"].to_numpy()[order][positive], PAD_ID)
         categories = None if item_category is None else item_category[items.positions(item_ids)]
         self.positives = Events(item_ids, np.append(self.times[positive], 0), categories)
 
     @property
     def as_of_s(self) -> int:
-        """The clock of a store filled from this log: the time of its latest event."""
+        """The clock of a store filled from this log: its latest event time."""
         return self._first_time + self._span - 2
 
     def before(self, user_ids: np.ndarray, timestamps: np.ndarray) -> Moments:
-        """int64 [N] user ids (any) and unix seconds: everything strictly before each second is the past."""
+        """Return moments whose past is strictly before each unix second. user_ids, timestamps: int64 [N]."""
         users = self.profiles.positions(user_ids)
         ends = np.searchsorted(self._keys, self._key(users, timestamps))
         return Moments(user_ids, users, np.where(users < len(self.profiles.user_ids), ends, self.offsets[-1]))
 
     def before_rows(self, events: pd.DataFrame, rows: np.ndarray) -> Moments:
-        """Rows of the frame this log was made of: everything of the user in earlier rows is the past."""
+        """Return moments whose past is the user's earlier rows. rows: of the frame that this log was built from."""
         user_ids = events["user_id"].to_numpy()[rows]
         return Moments(user_ids, self.profiles.positions(user_ids), self._rank[rows])
 
     def at_the_end(self, user_ids: np.ndarray) -> Moments:
-        """The whole log is the past: what the store holds."""
+        """Return moments whose past is the whole log, as in the store."""
         return self.before(user_ids, np.full(len(user_ids), self.as_of_s + 1))
 
     def state(self, moments: Moments, clocks_s: np.ndarray | None = None) -> UserState:
@@ -106,11 +107,11 @@ class EventLog:
         return np.where(moments.ends < user_ends, rows[moments.ends], len(self._rows))
 
     def positive_ranges(self, moments: Moments) -> tuple[np.ndarray, np.ndarray]:
-        """(starts, ends) int64 [N] of each user's past among the positive events."""
+        """Return (starts, ends), int64 [N], of each user's past among the positive events."""
         return self.positives_before[self.offsets[moments.users]], self.positives_before[moments.ends]
 
     def totals(self, moments: Moments) -> dict[str, np.ndarray]:
-        """The totals of UserState, by name, each [N]."""
+        """Return the totals of UserState by name, each [N]."""
         starts, ends = self.offsets[moments.users], moments.ends
         count = ends - starts
         last = len(self.times) - 1
@@ -123,10 +124,10 @@ class EventLog:
         }
 
     def _key(self, users: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
-        """int64 that sorts by user, then time; times outside the log fall on its edges."""
+        """Return int64 keys that sort by user, then time; times outside the log are clipped."""
         return users * self._span + np.clip(timestamps - self._first_time, 0, self._span - 1)
 
 
 def _running_sum(values: np.ndarray) -> np.ndarray:
-    """[N] -> [N + 1]: entry i is the sum of the first i."""
+    """Return running sums [N + 1]: entry i is the sum of the first i values."""
     return np.concatenate([np.zeros(1, values.dtype), np.cumsum(values)])

@@ -1,4 +1,4 @@
-"""NVTabular, imported without its remarks that there is neither a GPU nor TensorFlow here."""
+"""Import NVTabular without its warnings about a missing GPU and TensorFlow."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""Which raw columns the models read, derived from the data set's description.
+"""Derive the models' raw columns from the data set's description.
 
 Columns that `serving/stages/features/user_state.py::derive` computes keep their names; the shop's own are prefixed
 (`profile_`, `context_`, `catalogue_`), so that they cannot collide with a derived column or with another table's.
@@ -18,21 +18,21 @@ from training.features.aggregates import ranker_aggregations
 
 @dataclass(frozen=True)
 class FeatureSettings:
-    """What an export may choose. Counts are of training examples (users' columns) or positive events (items' columns)."""
+    """Settings of the features. Counts are of training examples (users' columns) or positive events (items' columns)."""
 
     history_length: int = 64  # H
-    min_user_count: int = 5  # a user with fewer examples has no row of their own: OOV
-    min_item_count: int = 2  # an item with fewer events has no row of its own: OOV, described by its other features
+    min_user_count: int = 5  # a user with fewer examples is OOV
+    min_item_count: int = 2  # an item with fewer events is OOV, described by its other features
     min_value_count: int = 5  # any other category
-    hash_above: int = 1_000_000  # a column with more distinct values is hashed instead of given a vocabulary
+    hash_above: int = 1_000_000  # a column with more distinct values is hashed
     hash_buckets: int = 262_144
-    recent_days: float = 30.0  # what `item_recent_share` calls recent; at most a quarter of the log
-    hide_own_basket: bool = True  # events of the very same second are no history of each other
+    recent_days: float = 30.0  # window of `item_recent_share`; at most a quarter of the log
+    hide_own_basket: bool = True  # events of the same second are not in each other's history
 
 
 @dataclass(frozen=True)
 class Category:
-    """A raw column that becomes a row of an embedding table. min_count: rarer values are OOV."""
+    """A raw column that is encoded to a row of an embedding table. min_count: rarer values are OOV."""
 
     name: str
     kind: str  # "integer", "string" or "list" (of strings)
@@ -41,7 +41,7 @@ class Category:
 
 @dataclass(frozen=True)
 class Number:
-    """A raw float64 column that becomes a normalised number. fill: for missing values; None = the training median."""
+    """A raw float64 column that is normalised. fill: for missing values; None = the training median."""
 
     name: str
     fill: float | None = None
@@ -49,7 +49,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Bins:
-    """A number that becomes a category: bin 0 is missing, bin 1 starts at the first boundary."""
+    """A number that is binned to a category: bin 0 is missing, bin 1 starts at the first boundary."""
 
     name: str
     source: str
@@ -122,7 +122,7 @@ def _item_side(dataset: Dataset, settings: FeatureSettings) -> Side:
             for role in ("category", "provider")
             if (column := getattr(items, role)) not in (None, *items.categorical)
         }
-        distinct = {column: role for role, column in reversed(roles.items())}  # one column may fill both roles
+        distinct = {column: role for role, column in reversed(roles.items())}  # one column may have both roles
         categories += [Category(raw_name("catalogue", role), "string", count) for role in sorted(distinct.values())]
         numbers += [Number(raw_name("catalogue", name)) for name in items.continuous]
         lists = [Category(raw_name("catalogue", name), "list", count) for name in items.multi_categorical]
@@ -130,5 +130,5 @@ def _item_side(dataset: Dataset, settings: FeatureSettings) -> Side:
 
 
 def kind_of(values: pd.Series) -> str:
-    """How a categorical column of a loaded frame is looked up: "integer" or "string"."""
+    """Return the kind of a categorical column of a loaded frame: "integer" or "string"."""
     return "integer" if pd.api.types.is_integer_dtype(values.dtype) else "string"

@@ -22,7 +22,10 @@ KINDS = {"i": "integer", "f": "continuous"}
 
 
 def profiles_of(users: pd.DataFrame, kinds: dict[str, str]) -> Profiles:
-    """Profile columns of the user table. users: sorted by user_id; kinds: column -> "integer", "string" or "continuous"."""
+    """Return the profile columns of the user table.
+
+    Users: sorted by user_id; kinds: column -> "integer", "string" or "continuous".
+    """
     columns = {name: _profile_column(raw_values(users[name], kind), kind) for name, kind in kinds.items()}
     return Profiles(users["user_id"].to_numpy(), columns)
 
@@ -36,10 +39,10 @@ def _profile_column(values: np.ndarray, kind: str) -> ProfileColumn:
 
 
 def write_store(folder: Path, log: EventLog) -> None:
-    """The state of every user at the end of the log, as UserStore reads it."""
+    """Write the state of every user at the end of the log, in the format of UserStore."""
     folder.mkdir(parents=True, exist_ok=True)
     user_ids = log.profiles.user_ids
-    # One moment more than there are users: PAD_ID's is the unknown user, whose totals close the arrays.
+    # One more moment than users: PAD_ID is the unknown user, whose totals close the arrays.
     moments = log.at_the_end(np.append(user_ids, PAD_ID))
     moments.users[-1], moments.ends[-1] = len(user_ids), log.offsets[-1]
     for name, values in log.totals(moments).items():
@@ -50,7 +53,7 @@ def write_store(folder: Path, log: EventLog) -> None:
     offsets = np.concatenate([[0], np.cumsum(counts)])
     rows = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], counts)
     ids, times, categories = log.positives
-    rows = np.append(rows, len(ids) - 1)  # the event that is nobody's
+    rows = np.append(rows, len(ids) - 1)  # the event of no user
     np.save(folder / "user_ids.npy", user_ids)
     np.save(folder / "event_offsets.npy", offsets)
     np.save(folder / "event_ids.npy", ids[rows])
@@ -80,7 +83,7 @@ def _save_profile(folder: Path, number: int, name: str, column: ProfileColumn) -
 
 
 def seen_items(events: pd.DataFrame, user_ids: np.ndarray) -> SeenItems:
-    """Every item of every user, whatever the label. user_ids: int64 [U] ascending, all users of the log among them."""
+    """Return all items of every user, whatever the label. user_ids: int64 [U] ascending, with all users of the log."""
     pairs = events[["user_id", "item_id"]].drop_duplicates().sort_values(["user_id", "item_id"])
     offsets = np.searchsorted(pairs["user_id"].to_numpy(), user_ids)
     return SeenItems(user_ids, np.append(offsets, len(pairs)), pairs["item_id"].to_numpy())

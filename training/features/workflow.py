@@ -17,16 +17,16 @@ from training.features.quiet_nvtabular import Dataset, Workflow, ops
 from training.features.schema import Bins, Category, FeatureSettings, Number, Side
 
 CLIP_QUANTILES = (0.001, 0.999)
-SKEWED = 5.0  # a non-negative number whose clip is this many times its median is looked at in logarithms
-MISSING_BIN = -1.0  # what a missing value is binned as: below the first boundary
+SKEWED = 5.0  # a non-negative number whose clip is this many times its median gets a logarithm
+MISSING_BIN = -1.0  # fill of missing values: below the first boundary
 
 
 def fit_workflow(side: Side, frame: pd.DataFrame, settings: FeatureSettings, folder: Path) -> Workflow:
     """Build and fit the workflow of one side.
 
-    frame: the training rows, one column per raw column of `side`. Columns without any value are left out: there is nothing to
-    learn from them, and NVTabular cannot transform them.
-    folder: where Categorify keeps its vocabularies; must live as long as the workflow
+    frame: the training rows, one column per raw column of `side`. Columns without any value are skipped, because
+    NVTabular cannot transform them.
+    folder: for Categorify's vocabularies; must exist as long as the workflow
     """
     present = {name for name in frame if frame[name].notna().any()}
     categories = [column for column in (*side.categories, *side.lists) if column.name in present]
@@ -48,7 +48,7 @@ def fit_workflow(side: Side, frame: pd.DataFrame, settings: FeatureSettings, fol
 
 
 def save_for_serving(workflow: Workflow, folder: Path) -> None:
-    """Save a fitted workflow as merlin-systems serves it: it reads tensors, not frames, from then on."""
+    """Save a fitted workflow for merlin-systems. It reads tensors, not frames, from then on."""
     for leaf in workflow.graph.leaf_nodes:
         leaf.op = Received(leaf.selector)
     workflow.save(folder)
@@ -66,15 +66,17 @@ def _hash(names: list[str], n_buckets: int) -> list:
 
 
 def _bins(column: Bins):
-    boundaries = {column.source: list(column.boundaries)}.__getitem__  # of a dict it makes a lambda: code in a saved workflow
+    boundaries = {
+        column.source: list(column.boundaries)
+    }.__getitem__  # NVTabular turns a dict into a lambda, which would put code into a saved workflow
     binned = [column.source] >> ops.FillMissing(MISSING_BIN) >> ops.Bucketize(boundaries)
     return binned >> ops.Rename(name=column.name)
 
 
 def _number(column: Number, values: pd.Series):
-    """FillMissing, Clip, LogOp and Normalize with what these training values call for."""
+    """Return FillMissing, Clip, LogOp and Normalize with parameters from these training values."""
     low, high = (float(bound) for bound in values.quantile(CLIP_QUANTILES))
-    if low == high:  # nearly constant: keep the little there is
+    if low == high:  # nearly constant: do not clip
         low, high = float(values.min()), float(values.max())
     median = float(values.median())
     filled = [column.name] >> ops.FillMissing(median if column.fill is None else column.fill) >> ops.Clip(low, high)

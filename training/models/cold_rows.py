@@ -1,4 +1,4 @@
-"""Which rows of a table are narrow: ids are numbered by falling frequency, so the cold ones are those from some row on."""
+"""Choose the narrow rows of a table. Ids are numbered by falling frequency, so cold rows are the last ones."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from serving.contract.tensors import OOV_ROW
 
 @dataclass(frozen=True)
 class ColdRows:
-    """Rows of large tables that few requests ask for. They are stored narrow, and widened by a projection learned per table."""
+    """Rarely used rows of large tables, stored narrow and widened by a projection that is learned per table."""
 
     width: int = 4  # W
-    hot_share: float = 0.1  # of a table's rows that are as wide as the network reads them
-    least_rows: int = 1_000  # a table with fewer has no cold rows: there is nothing to gain
+    hot_share: float = 0.1  # share of a table's rows that have the network's width
+    least_rows: int = 1_000  # a smaller table has no cold rows
 
     def first(self, rows: int) -> int:
-        """The first cold row of a table, or `rows` where it has none. What speaks for many values is hot."""
+        """Return the first cold row of a table, or `rows` without any. Reserved rows are always hot."""
         return rows if rows < self.least_rows else max(round(self.hot_share * rows), OOV_ROW + 1)

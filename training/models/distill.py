@@ -1,13 +1,11 @@
-"""A small DLRM that imitates a large one: the same tables and features, a fraction of the arithmetic in every request.
+"""Distil a small DLRM from a large one: the same tables and features with a fraction of the arithmetic.
 
-The student never looks at what was taken. It learns the teacher's shares of each list, of every request, those included of
-which nothing was taken: a teacher's opinion of 128 candidates says more than one purchase, which is why a network that is too
-small to learn from purchases can still learn from the network that did. As nobody need know what was taken later, it also
-learns requests as they will be served, after the whole log: taught on the teacher's own moments alone, students lost up to 8 %
-of NDCG@10 on small logs.
+The student does not use labels. It learns the teacher's softmax over each list, including requests without a positive: the
+teacher's scores of 128 candidates carry more information than one purchase. Because it needs no labels, it also learns
+from requests as they will be served, after the whole log; without these, students lost up to 8 % of NDCG@10 on small logs.
 
-How far its shares are from the teacher's also says which epoch is the best one, less by chance than a few hundred purchases do;
-those only say whether it is served.
+Agreement with the teacher selects the best epoch, with less noise than a few hundred purchases; purchases only decide whether
+the student is served.
 """
 
 from __future__ import annotations
@@ -36,12 +34,12 @@ from training.models.train_ranker import (
 # The teacher's shares have its blend of retrieval in them.
 STUDENT = RankerSettings(width=4, bottom=(16,), top=(8,), learning_rate=4e-3, epochs=30, blends=(0.0,))
 Begin = Callable[[DLRM, RankerSettings], DLRM]
-# Of the teacher's quality: a student that the validation requests show below the first, or see below the second, is not served.
+# Shares of the teacher's quality: a student that is significantly below the first, or measured below the second, is not served.
 LEAST_KEPT, LEAST_SEEN = 0.99, 0.95
 
 
 def student_of(teacher: DLRM, settings: RankerSettings) -> DLRM:
-    """An untrained DLRM that reads the same numbers in the same scale and shares the same rare rows."""
+    """Return an untrained DLRM with the teacher's standardisation and shared rare rows."""
     shape = replace(teacher.shape, width=settings.width, bottom=settings.bottom, top=settings.top)
     model = DLRM(shape)
     model.network.mean.copy_(teacher.network.mean)
@@ -90,31 +88,31 @@ def _as_the_teacher_ranks(teacher: Ranker, requests: Requests) -> Requests:
 
 
 def agreement(logits: np.ndarray, shares: np.ndarray) -> dict[str, float]:
-    """float32 [N, C] logits, -inf at padding; float32 [N, C] the teacher's shares -> mean log-likelihood of these shares."""
+    """Return the mean log-likelihood of the teacher's shares, float32 [N, C], under logits, float32 [N, C], -inf at padding."""
     own = np.log(np.maximum(shares_of(logits), np.finfo(np.float32).tiny))
     return {"agreement": float((shares * own).sum(axis=1).mean())}
 
 
 def kept_of(student: Ranker, teacher: Ranker, requests: Requests) -> tuple[float, float]:
-    """Return (share of the teacher's NDCG@10 + Recall@20 that the student has, half of its 95 % interval over the requests)."""
+    """Return the student's share of the teacher's NDCG@10 + Recall@20, and half of its 95 % confidence interval."""
     own, its = (sum(gains(rank_scores_of(ranker, requests), requests.taken).values()) for ranker in (student, teacher))
     if not its.any():
-        return 1.0, np.inf  # nothing to lose, and nothing to tell by
+        return 1.0, np.inf  # no quality to lose, and no evidence
     deviation = (own - its).std(ddof=1) if len(its) > 1 else np.inf
     return own.mean() / its.mean(), 1.96 * deviation / len(its) ** 0.5 / its.mean()
 
 
 @torch.no_grad()
 def strongest_units_of(teacher: DLRM, settings: RankerSettings) -> DLRM:
-    """Structured pruning: the teacher's own tables, and of each hidden layer the units with the largest weights in and out.
+    """Prune the teacher: keep its tables, and the units of each hidden layer with the largest weights in and out.
 
-    settings: the teacher's width and number of layers
+    settings: must have the teacher's width and number of layers
     """
     model = student_of(teacher, settings)
     for own, its in zip(model.tables, teacher.tables, strict=True):
         own.load_state_dict(its.state_dict())
     for layers, theirs in ((model.network.bottom, teacher.network.bottom), (model.network.top, teacher.network.top)):
-        read = torch.arange(layers[0].in_features)  # which of the teacher's inputs the layer keeps
+        read = torch.arange(layers[0].in_features)  # the teacher's inputs that the layer keeps
         for depth, (own, its) in enumerate(zip(layers, theirs, strict=True)):
             kept = torch.arange(its.out_features)
             if depth + 1 < len(layers):
@@ -127,13 +125,13 @@ def strongest_units_of(teacher: DLRM, settings: RankerSettings) -> DLRM:
 
 
 def shares_of(scores: np.ndarray) -> np.ndarray:
-    """float32 [N, C] scores, -inf at padding -> float32 [N, C]: softmax over each list, 0 at padding."""
+    """Return the softmax over each list, float32 [N, C], 0 at padding. scores: float32 [N, C], -inf at padding."""
     weight = np.exp(scores - np.maximum(scores.max(axis=1, keepdims=True), np.finfo(np.float32).min))
     return (weight / np.maximum(weight.sum(axis=1, keepdims=True), 1e-9)).astype(np.float32)
 
 
 def macs(shape: Shape) -> int:
-    """Multiply-accumulates per candidate; what is done once per request (the user's own part) is left out."""
+    """Return the multiply-accumulates per candidate, without those done once per request (the user's part)."""
     n_users, n_rows = len(shape.user_tables), shape.n_rows
     n_own = n_rows - n_users  # bottom MLP and item rows
     bottom = _mlp(shape.pair_numbers, *shape.bottom, shape.width)

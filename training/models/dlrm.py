@@ -1,12 +1,12 @@
-"""The field's DLRM, arranged so that what concerns only the user is computed once per request, not once per candidate.
+"""DLRM, arranged so that the user's part is computed once per request, not once per candidate.
 
     user numbers ─┐                                     user table rows ──┐
                   ├▶ bottom MLP ─▶ row 0 [D] ───────────────────────────▶ ├▶ dots of all row pairs ─▶ top MLP ─▶ logit
     pair numbers ─┘                                     item table rows ──┘   (and row 0 itself)
 
 Rows are ordered: bottom MLP, user slots, item slots. HugeCTR's Interaction gives row 0 itself, then the pairs, for j in 1..n-1:
-for i in 0..j-1: (i, j), then a zero column. `layers()` gives the weights in that layout, so that a plain DLRM over one flat row
-per pair (tests/unit/training/models/test_dlrm.py) computes the same logits.
+for i in 0..j-1: (i, j), then a zero column. `layers()` returns the weights in that layout, so that a plain DLRM over
+one flat row per pair (tests/unit/training/models/test_dlrm.py) computes the same logits.
 
 Letters: B requests, C candidates, D embedding width, Fu / Si user and item slots, Gu / Gp numbers of the user and of the pair.
 """
@@ -39,13 +39,13 @@ class Shape:
     cold: ColdRows | None = None  # None: every row is `width` wide
 
     def table(self, rows: int) -> Table:
-        """A new table of that many rows."""
+        """Return a new table of that many rows."""
         first_cold = rows if self.cold is None else self.cold.first(rows)
         return Table(rows, self.width) if first_cold == rows else MixedTable(rows, self.width, first_cold, self.cold.width)
 
     @property
     def n_rows(self) -> int:
-        """Rows that meet in the interaction: bottom MLP and all slots."""
+        """The rows of the interaction: bottom MLP and all slots."""
         return 1 + len(self.user_tables) + len(self.item_tables)
 
     @property
@@ -54,7 +54,7 @@ class Shape:
 
 
 class Network(nn.Module):
-    """DLRM without its tables: what becomes ONNX.
+    """DLRM without its tables, for export to ONNX.
 
     user_numbers f4 [B, Gu], user_rows f4 [B, Fu, D], pair_numbers f4 [B, C, Gp], item_rows f4 [B, C, Si, D] -> logits f4 [B, C]
     """
@@ -95,9 +95,9 @@ class Network(nn.Module):
         return hidden
 
     def _interact(self, dense: torch.Tensor, candidate_rows: torch.Tensor, user_rows: torch.Tensor) -> torch.Tensor:
-        """First layer of the top MLP, [B, C, top[0]]: every dot product meets the weight its HugeCTR column has.
+        """Return the first layer of the top MLP, [B, C, top[0]], with the weights in HugeCTR's column order.
 
-        Products are taken in full squares; those that HugeCTR does not have (the diagonal, the other triangle) meet zeros.
+        Products are computed as full squares; those that HugeCTR lacks (the diagonal, the other triangle) have zero weights.
         """
         weight = torch.cat([self.top[0].weight.T, self.top[0].weight.new_zeros(1, self.top[0].out_features)])
         user_user = (user_rows @ user_rows.transpose(1, 2)).flatten(1)  # [B, Fu * Fu]
@@ -115,7 +115,7 @@ class Network(nn.Module):
 
     @torch.no_grad()
     def fold(self) -> None:
-        """Move the standardisation of the numbers into the first layer: same logits, nothing left to subtract."""
+        """Fold the standardisation of the numbers into the first layer; logits stay the same."""
         if not self.folded:
             first = self.bottom[0]
             first.weight *= self.scale
@@ -123,7 +123,7 @@ class Network(nn.Module):
             self.folded = True
 
     def layers(self) -> dict[str, np.ndarray]:
-        """Weights float32 [in, out] and biases [out] of a folded network, in the order HugeCTR stores them."""
+        """Return weights float32 [in, out] and biases [out] of a folded network, in HugeCTR's order."""
         named = [(f"bottom{i}", layer) for i, layer in enumerate(self.bottom)]
         named += [(f"top{i}", layer) for i, layer in enumerate(self.top)]
         arrays: dict[str, np.ndarray] = {}
@@ -134,45 +134,45 @@ class Network(nn.Module):
 
 
 class Table(nn.Module):
-    """One embedding table. Row 0 is padding and stays zero; rows that too few examples would teach share OOV's."""
+    """One embedding table. Row 0 is padding and stays zero; rows with too few examples share OOV's vector."""
 
     def __init__(self, rows: int, width: int) -> None:
         super().__init__()
         self.vectors = _embedding(rows, width, padding_idx=PAD_ROW)
-        self.register_buffer("shared", torch.arange(rows))  # row -> the row whose vector it has
+        self.register_buffer("shared", torch.arange(rows))  # row -> the row whose vector it uses
 
     def share_rare(self, seen: np.ndarray, at_least: int) -> None:
-        """seen: int [rows] examples per row; rows with fewer than `at_least` are OOV's from now on."""
+        """Let rows with fewer than `at_least` examples share OOV's vector. seen: int [rows] examples per row."""
         rare = torch.from_numpy(seen < at_least)
         rare[PAD_ROW] = False
         self.shared[rare] = OOV_ROW
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """int64 [..., L] -> float32 [..., D]: mean of the rows that are not padding, zeros where all are."""
+        """Return the mean of the non-padding rows, float32 [..., D], zeros where all are padding. rows: int64 [..., L]."""
         vectors = self.rows(self.shared[rows])
         if rows.shape[-1] == 1:
             return vectors.squeeze(-2)
         return vectors.sum(dim=-2) / (rows != PAD_ROW).sum(dim=-1, keepdim=True).clamp(min=1)
 
     def rows(self, rows: torch.Tensor) -> torch.Tensor:
-        """int64 [...] -> float32 [..., D]: rows that are not shared."""
+        """Return the rows, int64 [...], as float32 [..., D], without sharing."""
         return self.vectors(rows)
 
     def array(self) -> np.ndarray:
-        """float32 [rows, D] as it is served."""
+        """Return the table as it is served, float32 [rows, D]."""
         return self.vectors.weight.detach()[self.shared].numpy()
 
 
 class MixedTable(Table):
-    """A table whose rows from `first_cold` on are `cold_width` wide, W; a row that leaves it is narrow row · projection.
+    """A table whose rows from `first_cold` on have width W (`cold_width`) and are widened by a projection.
 
-    Cold rows that too few examples would teach share a narrow row of their own, which no request names.
+    Cold rows with too few examples share a separate narrow row.
     """
 
     def __init__(self, rows: int, width: int, first_cold: int, cold_width: int) -> None:
         super().__init__(first_cold, width)
         self.first_cold = first_cold
-        self.narrow = _embedding(rows - first_cold + 1, cold_width)  # the last row is that of the rare ones
+        self.narrow = _embedding(rows - first_cold + 1, cold_width)  # the last row is shared by rare ones
         self.projection = nn.Parameter(torch.randn(cold_width, width) / cold_width**0.5)  # keeps the size of a row
         self.register_buffer("shared", torch.arange(rows))
 
@@ -186,11 +186,11 @@ class MixedTable(Table):
         return torch.where((rows < self.first_cold).unsqueeze(-1), wide, narrow @ self.projection)
 
     def array(self) -> np.ndarray:
-        """float32 [first_cold, D]: the hot rows."""
+        """Return the hot rows, float32 [first_cold, D]."""
         return self.vectors.weight.detach()[self.shared[: self.first_cold]].numpy()
 
     def cold_array(self) -> np.ndarray:
-        """float32 [rows - first_cold, W]"""
+        """Return the cold rows, float32 [rows - first_cold, W]."""
         return self.narrow.weight.detach()[self.shared[self.first_cold :] - self.first_cold].numpy()
 
 
@@ -206,24 +206,24 @@ class DLRM(nn.Module):
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """Of users, then of items."""
+        """The tables of users, then of items."""
         return (*self.user_tables, *self.item_tables)
 
     def table_rows(self) -> Iterator[nn.Parameter]:
-        """The parameters that are rows of tables."""
+        """Yield the parameters that are rows of tables."""
         for table in self.tables:
             yield from (part.weight for part in table.children())
 
     def projections(self) -> Iterator[nn.Parameter]:
-        """The parameters that widen narrow rows."""
+        """Yield the projections of narrow rows."""
         return (table.projection for table in self.tables if isinstance(table, MixedTable))
 
     def user_rows(self, user_categorical: torch.Tensor) -> torch.Tensor:
-        """int64 [B, Fu] -> float32 [B, Fu, D]."""
+        """Return the user rows, float32 [B, Fu, D], of int64 [B, Fu]."""
         return torch.stack([table(user_categorical[:, [slot]]) for slot, table in enumerate(self.user_tables)], dim=1)
 
     def item_rows(self, slots: list[torch.Tensor]) -> torch.Tensor:
-        """One int64 [..., L] per slot -> float32 [..., Si, D]."""
+        """Return the item rows, float32 [..., Si, D], of one int64 [..., L] per slot."""
         return torch.stack([table(rows) for table, rows in zip(self.item_tables, slots, strict=True)], dim=-2)
 
 
@@ -241,7 +241,7 @@ def _linears(*sizes: int) -> nn.ModuleList:
 
 
 def _pair_columns(shape: Shape) -> dict[str, np.ndarray]:
-    """int64 columns of the interaction for each product of the three squares; products it does not have: one row past all.
+    """Return the interaction's column of each product in the three squares, int64; one past the end for products that it lacks.
 
     own: candidate rows (bottom MLP, item slots) among themselves; crossed: candidate rows by user slots; user_user.
     """

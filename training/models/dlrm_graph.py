@@ -1,12 +1,11 @@
-"""The DLRM's network as ONNX, arranged for CPUs: what concerns only the user becomes a matrix that candidates meet once.
+"""Export the DLRM's network to ONNX, arranged for CPUs: the user's part becomes one matrix per request.
 
     user rows ─▶ · weights of (candidate row, user row) ─▶ [n · D, H] of the request ─┐
     x = row 0 and item rows of a candidate, side by side [C, n · D] ──────────────────┴▶ products with the user's rows
     x ─▶ the two rows of every pair, multiplied and weighed at once ──────────────────▶ products among its own rows
 
-A dot product that meets weights is a sum over its D parts that meet the same weights, so no product of two rows is ever taken
-by itself. The trace of dlrm.py takes 200 small ones a request, and half of its nodes compute shapes: with rows of 4 that is 1.6
-times the time.
+A weighted dot product is a weighted sum over D elements, so products of two rows need not be computed separately. A trace of
+dlrm.py has 200 small products per request, and half of its nodes compute shapes: 1.6 times the time with rows of 4.
 
 Letters as in dlrm.py; n = 1 + Si rows of a candidate, H units of the top MLP's first layer.
 """
@@ -33,7 +32,7 @@ DYNAMIC: Dynamic = {
 
 
 def export_dlrm(network: Network, sample: dict[str, np.ndarray], path: Path) -> Parity:
-    """Write `path`, of a folded network, and compare with it on `sample`, its inputs. Raises ExportError when they differ."""
+    """Write a folded network to `path` and compare both on `sample`, its inputs. Raises ExportError when they differ."""
     shape, graph, layers = network.shape, Graph(), network.layers()
     dense = _bottom(graph, layers, shape.user_numbers)
     flat = graph.constant("flat", [0, 0, len(shape.item_tables) * shape.width])
@@ -55,7 +54,7 @@ def export_dlrm(network: Network, sample: dict[str, np.ndarray], path: Path) -> 
 
 
 def _bottom(graph: Graph, layers: dict[str, np.ndarray], n_user: int) -> str:
-    """Return row 0 of every candidate, [B, C, D]: the bottom MLP, whose first layer takes the user's numbers once a request."""
+    """Add the bottom MLP, whose first layer handles the user's numbers once per request. Return row 0, [B, C, D]."""
     weight, bias = layers["bottom0.weight"], layers["bottom0.bias"]
     users = (graph.constant("bottom0_user_weight", weight[:n_user]), graph.constant("bottom0_bias", bias))
     of_user = graph.add("Gemm", ("user_numbers", *users), "bottom0_user")
@@ -71,7 +70,7 @@ def _bottom(graph: Graph, layers: dict[str, np.ndarray], n_user: int) -> str:
 
 
 def _of_request(graph: Graph, network: Network, weights: np.ndarray, by_user_row: str) -> str:
-    """Return [B, n · D, H]: what a candidate's rows, side by side, are multiplied with to meet the user's; row 0 also meets H.
+    """Add the matrix that multiplies a candidate's concatenated rows with the user's rows. Return [B, n · D, H].
 
     weights: float32 [products, H] by HugeCTR's columns
     """
@@ -89,7 +88,7 @@ def _of_request(graph: Graph, network: Network, weights: np.ndarray, by_user_row
 
 
 def _among_own(graph: Graph, network: Network, weights: np.ndarray, own_rows: str) -> str:
-    """Return [B, C, H]: the products of a candidate's rows with each other; of all rows that lie equally far apart at once."""
+    """Add the products of a candidate's rows with each other, one node per distance between rows. Return [B, C, H]."""
     width, n_own = network.shape.width, 1 + len(network.shape.item_tables)
     columns = network.own.numpy().reshape(n_own, n_own)
     axis, products, met = graph.constant("parts_axis", [2]), [], []
@@ -107,7 +106,7 @@ def _among_own(graph: Graph, network: Network, weights: np.ndarray, own_rows: st
 
 
 def _of_user(graph: Graph, network: Network, weights: np.ndarray, by_user_row: str, bias: np.ndarray) -> str:
-    """Return [B, 1, H]: the products of the user's rows with each other, and the bias."""
+    """Add the products of the user's rows with each other, and the bias. Return [B, 1, H]."""
     n_user = len(network.shape.user_tables)
     products = graph.add("MatMul", ("user_rows", by_user_row), "user_products")
     flat = graph.add("Reshape", (products, graph.constant("by_user_pair", [0, n_user * n_user])), "user_products_side_by_side")

@@ -8,7 +8,7 @@ import scipy.sparse as sp
 
 
 def ease_weights(positives: sp.csr_matrix, l2: float) -> np.ndarray:
-    """float32 [n_items, n_items], zero diagonal: B of EASE."""
+    """Return EASE's B, float32 [n_items, n_items], zero diagonal."""
     n_users, n_items = positives.shape
     if n_items <= n_users:
         gram = (positives.T @ positives).toarray().astype(np.float64)
@@ -23,7 +23,8 @@ def ease_weights(positives: sp.csr_matrix, l2: float) -> np.ndarray:
 
 
 def ease_on_users_side(positives: sp.csr_matrix, l2: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return (X P float32 [n_users, n_items], diagonal of P [n_items]), by X P = (XXᵀ + l2 I)⁻¹ X: P itself is never built."""
+    """Return X P, float32 [n_users, n_items], and the diagonal of P [n_items], by X P = (XXᵀ + l2 I)⁻¹ X, without
+    building P."""
     kernel = (positives @ positives.T).toarray().astype(np.float64)
     kernel[np.diag_indices(len(kernel))] += l2
     projected = (positives.T @ _inverse(kernel)).T.astype(np.float32)
@@ -32,7 +33,7 @@ def ease_on_users_side(positives: sp.csr_matrix, l2: float) -> tuple[np.ndarray,
 
 
 def _inverse(symmetric: np.ndarray) -> np.ndarray:
-    """Inverse of a positive definite matrix, in place of the argument where LAPACK can."""
+    """Return the inverse of a positive definite matrix, computed in place where LAPACK can."""
     factor, _ = scipy.linalg.lapack.dpotrf(symmetric, lower=1, overwrite_a=1)
     inverse, failed = scipy.linalg.lapack.dpotri(factor, lower=1, overwrite_c=1)
     assert failed == 0, "a Gram matrix plus a positive multiple of the identity is positive definite"

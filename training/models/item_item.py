@@ -1,8 +1,8 @@
-"""Which items go together: the sparse half of the retriever, in closed form.
+"""Fit item-item weights in closed form: the sparse half of the retriever.
 
-The most popular items get the weights of EASE (Steck 2019), the strongest linear item-item model known; its inverse limits
-their number. Pairs with a rarer item get what a regression of one on the other gives. Of each item's row only the N largest,
-positive weights are kept, which costs nothing measurable on the logs tried (N from 50 to 200).
+The most popular items get the weights of EASE (Steck 2019), a strong linear item-item model whose inverse limits their number.
+Pairs with a rarer item get the weight of a regression of one item on the other. Only the N largest positive weights per item
+are kept, without measurable loss for N from 50 to 200.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class ItemItemSettings:
     l2: float = 300.0  # of EASE
     neighbours: int = 100  # N
     ease_items: int = 8_192  # the most popular ones: half a minute of one core
-    longest_history: int = 500  # of a user's items, a random selection counts towards the pairs EASE leaves out
+    longest_history: int = 500  # most items per user, sampled at random, for the pairs outside EASE
 
 
 def fit_neighbours(positives: sp.csr_matrix, settings: ItemItemSettings, rng: np.random.Generator) -> Neighbours:
-    """positives: CSR float32 [n_users, n_items], stored entries 1.0."""
+    """Fit the neighbours. positives: CSR float32 [n_users, n_items], stored entries 1.0."""
     n_items = positives.shape[1]
     customers = np.diff(positives.tocsc().indptr)
     core = np.argsort(-customers, kind="stable")[: settings.ease_items]
@@ -42,7 +42,7 @@ def fit_neighbours(positives: sp.csr_matrix, settings: ItemItemSettings, rng: np
 
 
 def _strongest_rows(weights: np.ndarray, count: int) -> sp.csr_matrix:
-    """The `count` largest positive entries of each row of a dense matrix."""
+    """Return the `count` largest positive entries of each row of a dense matrix."""
     n = len(weights)
     count = min(count, n)
     blocks = []
@@ -58,13 +58,13 @@ def _strongest_rows(weights: np.ndarray, count: int) -> sp.csr_matrix:
 
 
 def _spread(matrix: sp.csr_matrix, core: np.ndarray, n_items: int) -> sp.csr_matrix:
-    """From rows and columns of the core to those of the catalogue."""
+    """Map rows and columns of the core to those of the catalogue."""
     entries = matrix.tocoo()
     return sp.csr_matrix((entries.data, (core[entries.row], core[entries.col])), shape=(n_items, n_items))
 
 
 def _outside(positives: sp.csr_matrix, core: np.ndarray, l2: float) -> sp.csr_matrix:
-    """Pairs EASE has not spoken of: how much more often than by chance the column's item comes with the row's.
+    """Return weights of pairs outside EASE: how much more often than by chance the column's item comes with the row's.
 
     This is the ridge regression of one item on one other, so its weights are on the scale of EASE's.
     """
@@ -81,7 +81,7 @@ def _outside(positives: sp.csr_matrix, core: np.ndarray, l2: float) -> sp.csr_ma
 
 
 def _shortened(positives: sp.csr_matrix, longest: int, rng: np.random.Generator) -> sp.csr_matrix:
-    """A random `longest` items of every user who has more: co-occurrence costs the square of a history."""
+    """Sample at most `longest` items per user, because co-occurrence costs the square of a history."""
     lengths = np.diff(positives.indptr)
     if lengths.max(initial=0) <= longest:
         return positives
@@ -93,7 +93,7 @@ def _shortened(positives: sp.csr_matrix, longest: int, rng: np.random.Generator)
 
 
 def _lists(matrix: sp.csr_matrix, count: int) -> Neighbours:
-    """The `count` largest entries of each row, strongest first, and the padding row."""
+    """Return the `count` largest entries of each row, strongest first, and the padding row."""
     n_items = matrix.shape[0]
     count = min(count, n_items)
     rows, place, entries = strongest_per_row(matrix, count)

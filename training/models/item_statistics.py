@@ -15,15 +15,15 @@ SECONDS_PER_DAY = 86_400.0
 
 @dataclass(frozen=True)
 class StatisticsSettings:
-    """Defaults that held up on shop, film and grocery logs alike."""
+    """Settings; the defaults work on shop, film and grocery logs."""
 
     neighbours: int = 128  # N
-    visit_gap_hours: float = 8.0  # a longer pause begins a new visit
+    visit_gap_hours: float = 8.0  # a longer pause starts a new visit
     next_within: int = 10  # "next" looks this many items ahead
-    longest_history: int = 500  # of a user's items, the latest count towards co-occurrence
+    longest_history: int = 500  # most items per user, the latest ones, for co-occurrence
     shortest_bucket_days: float = 7.0
     most_buckets: int = 256
-    bucket_smoothing: float = 4.0  # buckets; popularity "then" looks this far to both sides
+    bucket_smoothing: float = 4.0  # width of the smoothing of popularity_then, in buckets
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Sales:
         return cls(users[order], positions[order], times_s[order])
 
     def first_ones(self, longest: int) -> Sales:
-        """Each (user, item) once, when it was first taken; the latest `longest` items of every user."""
+        """Return each (user, item) once, at its first event, for the latest `longest` items of every user."""
         _, first = np.unique(self.users * (self.positions.max(initial=0) + 1) + self.positions, return_index=True)
         kept = np.sort(first)
         users = self.users[kept]
@@ -52,7 +52,7 @@ class Sales:
 def fit_statistics(
     sales: Sales, n_items: int, as_of_s: int, groups: np.ndarray, settings: StatisticsSettings
 ) -> ItemStatistics:
-    """groups: int32 [n_items + 1, 2] category and provider codes, negative = none; as_of_s: the store's clock."""
+    """Fit the statistics. groups: int32 [n_items + 1, 2] category and provider, negative = none; as_of_s: the store's clock."""
     neighbours, weights = neighbour_lists(view_matrices(sales, n_items, settings), settings.neighbours)
     age_days = (as_of_s - sales.times_s) / SECONDS_PER_DAY
     decayed = [np.bincount(sales.positions, np.exp(-age_days / horizon), n_items + 1) for horizon in HORIZONS_DAYS]
@@ -74,7 +74,7 @@ def fit_statistics(
 
 
 def view_matrices(sales: Sales, n_items: int, settings: StatisticsSettings) -> list[sp.csr_matrix]:
-    """CSR [n_items, n_items] per view, in the order of VIEWS: row = item of a history, column = what it names.
+    """Return CSR [n_items, n_items] per view, in the order of VIEWS: row = item of a history, column = related item.
 
     All are divided by the square root of both items' number of customers.
     """
@@ -95,14 +95,14 @@ def without_diagonal(matrix: sp.spmatrix) -> sp.csr_matrix:
 
 
 def visits(sales: Sales, gap_hours: float) -> np.ndarray:
-    """int64 [E]: number of the visit each event belongs to."""
+    """Return the number of each event's visit, int64 [E]."""
     starts = np.ones(len(sales.users), bool)
     starts[1:] = (sales.users[1:] != sales.users[:-1]) | (np.diff(sales.times_s) > gap_hours * 3600)
     return np.cumsum(starts) - 1
 
 
 def _together(group: np.ndarray, positions: np.ndarray, n_items: int, power: float) -> sp.csr_matrix:
-    """In how many groups two items meet, a group of s items counting s ** (2 * power)."""
+    """Count the groups that two items share, a group of s items with weight s ** (2 * power)."""
     _, rows = np.unique(group, return_inverse=True)
     members = sp.csr_matrix((np.ones(len(rows), np.float32), (rows, positions)), shape=(rows.max(initial=0) + 1, n_items))
     sizes = np.maximum(np.asarray(members.sum(axis=1)).ravel(), 1.0)
@@ -111,7 +111,7 @@ def _together(group: np.ndarray, positions: np.ndarray, n_items: int, power: flo
 
 
 def _next_items(sales: Sales, n_items: int, within: int) -> sp.csr_matrix:
-    """How often the column's item was taken within the next few after the row's, nearer ones counting more."""
+    """Count how often the column's item follows the row's within a few events, nearer ones with more weight."""
     total = sp.csr_matrix((n_items, n_items), dtype=np.float32)
     for step in range(1, within + 1):
         same = sales.users[step:] == sales.users[:-step]
@@ -122,9 +122,9 @@ def _next_items(sales: Sales, n_items: int, within: int) -> sp.csr_matrix:
 
 
 def neighbour_lists(views: list[sp.csr_matrix], n_neighbours: int) -> tuple[np.ndarray, np.ndarray]:
-    """The strongest neighbours of every item over all views, each view measured against its own strongest.
+    """Return the strongest neighbours of every item over all views, each view relative to its own strongest.
 
-    -> (int32 [n_items + 1, N] positions, float16 [n_items + 1, N, V] weights)
+    Returns positions int32 [n_items + 1, N] and weights float16 [n_items + 1, N, V].
     """
     n_items = views[0].shape[0]
     n_neighbours = min(n_neighbours, n_items)
@@ -142,7 +142,7 @@ def neighbour_lists(views: list[sp.csr_matrix], n_neighbours: int) -> tuple[np.n
 def _popularity_then(
     positions: np.ndarray, day: np.ndarray, log_days: float, n_items: int, settings: StatisticsSettings
 ) -> tuple[np.ndarray, float]:
-    """Return (float16 [n_items + 1, T], bucket_days): smoothed counts, events near in time counting for both sides."""
+    """Return smoothed counts, float16 [n_items + 1, T], and bucket_days."""
     n_buckets = int(np.clip(log_days // settings.shortest_bucket_days, 1, settings.most_buckets))
     bucket_days = max(log_days / n_buckets, settings.shortest_bucket_days)
     bucket = np.minimum(day // bucket_days, n_buckets - 1).astype(np.int64)

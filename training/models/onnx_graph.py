@@ -1,4 +1,4 @@
-"""ONNX graphs written node by node, where a traced one would carry its shapes around."""
+"""Build ONNX graphs node by node; a traced graph would compute shapes at run time."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from onnx import helper, numpy_helper
 
 from training.models.parity import OPSET
 
-IR_VERSION = 8  # the oldest that knows the opset: TensorRT 8.6 reads it as well
+IR_VERSION = 8  # the oldest version with this opset, which TensorRT 8.6 reads too
 
-Axes = Sequence[str | int]  # a name where the size varies
+Axes = Sequence[str | int]  # a name for a dynamic size
 
 
 def axes_of(dynamic: Mapping[int, str], sizes: Sequence[int]) -> Axes:
-    """dynamic: axis -> name of what varies"""
+    """Return the axes of a tensor. dynamic: axis -> name of its dynamic size."""
     return [dynamic.get(axis, size) for axis, size in enumerate(sizes)]
 
 
 class Graph:
-    """Nodes and weights of one network, in the order they are added. A tensor has the name of the node that gives it alone."""
+    """Nodes and weights of one network, in insertion order. A node's single output has the node's name."""
 
     def __init__(self) -> None:
         self._nodes: list[onnx.NodeProto] = []
         self._weights: list[onnx.TensorProto] = []
 
     def constant(self, name: str, values: np.ndarray | Sequence[int]) -> str:
-        """float32 and int64 arrays as they are; a sequence becomes int64."""
+        """Add a float32 or int64 array as a constant; a sequence becomes int64."""
         self._weights.append(numpy_helper.from_array(np.ascontiguousarray(values), name))
         return name
 
@@ -38,13 +38,13 @@ class Graph:
         return output
 
     def split(self, outputs: Sequence[str], source: str, sizes: Sequence[int], axis: int) -> Sequence[str]:
-        """One tensor as several, of those sizes along the axis."""
+        """Split a tensor into parts of these sizes along the axis."""
         inputs = [source, self.constant(f"{outputs[0]}_sizes", sizes)]
         self._nodes.append(helper.make_node("Split", inputs, list(outputs), name=f"{source}_split", axis=axis))
         return outputs
 
     def layer(self, name: str, source: str, weight: np.ndarray, bias: np.ndarray) -> str:
-        """[..., in] · float32 [in, out] + float32 [out]"""
+        """Add a linear layer: [..., in] · float32 [in, out] + float32 [out]."""
         product = self.add("MatMul", (source, self.constant(f"{name}_weight", weight)), f"{name}_product")
         return self.add("Add", (product, self.constant(f"{name}_bias", bias)), name)
 
@@ -54,7 +54,7 @@ class Graph:
         inputs: Mapping[str, tuple[int, Axes]],
         outputs: Mapping[str, tuple[int, Axes]],
     ) -> None:
-        """inputs, outputs: name -> (TensorProto type, axes)"""
+        """Write the graph to `path`. inputs, outputs: name -> (TensorProto type, axes)."""
         named = ([helper.make_tensor_value_info(name, *kind) for name, kind in side.items()] for side in (inputs, outputs))
         graph = helper.make_graph(self._nodes, path.stem, *named, self._weights)
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)

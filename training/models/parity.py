@@ -1,4 +1,4 @@
-"""From torch to ONNX, and the proof that ONNX Runtime computes the same."""
+"""Export from torch to ONNX, and verify that ONNX Runtime computes the same."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def export_network(
 ) -> Parity:
     """Write `path` and compare on `inputs` (float32, by name, in the order of `forward`).
 
-    dynamic: tensor -> axis -> name of what varies, inputs and output alike
+    dynamic: tensor -> axis -> name of its dynamic size, for inputs and output
     Raises ExportError when ONNX Runtime differs by more than `limit`, relative to 1 + the size of the value.
     """
     network.eval()
     tensors = tuple(torch.from_numpy(np.ascontiguousarray(values)) for values in inputs.values())
     with warnings.catch_warnings():
-        # The exporter by tracing is called legacy; the new one needs onnxscript and gives the same graph.
+        # The tracing exporter is called legacy; the new one needs onnxscript and gives the same graph.
         warnings.simplefilter("ignore")
         torch.onnx.export(
             network,
@@ -58,12 +58,12 @@ def export_network(
 
 @torch.no_grad()
 def evaluated(network: nn.Module, inputs: dict[str, np.ndarray]) -> np.ndarray:
-    """What the trained network says."""
+    """Return the output of the trained network."""
     return network(*(torch.from_numpy(np.ascontiguousarray(values)) for values in inputs.values())).numpy()
 
 
 def compare(path: Path, inputs: dict[str, np.ndarray], expected: np.ndarray, limit: float) -> Parity:
-    """Run `path` on `inputs` and hold its one output against `expected`. Raises ExportError past `limit`."""
+    """Run `path` on `inputs` and compare its output with `expected`. Raises ExportError past `limit`."""
     session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     (got,) = session.run(None, inputs)
     difference = np.abs(got.astype(np.float64) - expected)

@@ -1,4 +1,4 @@
-"""Rank and rerank from one training log: what is learned on held-out requests, served with statistics of the whole log."""
+"""Train ranker and re-ranker on held-out requests, to be served with statistics of the whole log."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from training.models.save_ranker import item_vectors_of, save_ranker
 from training.models.save_reranker import save_reranker
 from training.models.train_ranker import Ranker, RankerSettings, parts, rank_scores_of, train_ranker
 
-MOST_SAMPLES = 32  # requests the parity reports are measured on
+MOST_SAMPLES = 32  # requests for the parity reports
 
 FitTrainingRetriever = Callable[[pd.DataFrame], Retrieve]
 """Events before a label window, with their row number in the log as "row" -> a retriever fitted on them alone.
@@ -47,18 +47,18 @@ class RankingSettings:
     statistics: StatisticsSettings = field(default_factory=StatisticsSettings)
     ranker: RankerSettings = field(default_factory=RankerSettings)
     reranker: RerankerSettings = field(default_factory=RerankerSettings)
-    student: RankerSettings | None = None  # of a smaller one that imitates the ranker and is served in its place
-    most_requests: int = 8_192  # users drawn for training at each moment
-    enough_requests: int = 2_048  # with fewer, requests of earlier moments are added,
-    most_moments: int = 2  # as long as there are no more than this: each needs a retriever of its own
+    student: RankerSettings | None = None  # settings of the student that is distilled from the ranker
+    most_requests: int = 8_192  # users sampled for training per moment
+    enough_requests: int = 2_048  # with fewer, requests of earlier moments are added
+    most_moments: int = 2  # limit of moments, because each needs its own retriever
 
 
 @dataclass(frozen=True)
 class Lessons:
-    """What the ranking models learn from and are chosen by.
+    """Training and validation requests of the ranking models.
 
-    teaching: requests of the past and what was taken afterwards, by moment, the latest first; validation: of the latest moment
-    unlabelled: requests as they will be served, on which a student imitates the ranker; None where there is no student
+    teaching: past requests with labels, by moment, the latest first; validation: of the latest moment
+    unlabelled: requests as they will be served, for distillation; None without a student
     """
 
     teaching: tuple[Requests, ...]
@@ -68,7 +68,7 @@ class Lessons:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Both models with what they are served with. sample: real requests on the served catalogue, for parity reports."""
+    """Both models and their serving data. sample: real requests on the served catalogue, for parity reports."""
 
     ranker: Ranker
     reranker: Reranker
@@ -77,13 +77,13 @@ class Ranking:
 
     @property
     def items(self) -> ItemSlots:
-        """The catalogue as it is served."""
+        """Return the catalogue as it is served."""
         return self.sample.items
 
 
 @dataclass(frozen=True)
 class Saved:
-    """What the publisher needs of a saved stage: `settings` of stage.json and the parity report for the manifest."""
+    """The result of saving a stage: `settings` of stage.json and the parity report for the manifest."""
 
     settings: dict
     parity: Parity
@@ -99,7 +99,7 @@ def collect_lessons(
     settings: RankingSettings,
     rng: np.random.Generator,
 ) -> Lessons:
-    """Ask retrievers of the past for the candidates of requests with labels, and the served one for those without.
+    """Build labelled requests from candidates of past retrievers, and unlabelled ones from the served retriever.
 
     log: the frame `features` was built from, sorted by time; statistics, served: fitted on all of it
     """
@@ -119,7 +119,7 @@ def fit_ranker(
     say: Callable[[str], None],
     train: TrainRanker = train_ranker,
 ) -> Ranker:
-    """Train the ranker; then its student, which is returned where it keeps enough of the quality."""
+    """Train the ranker, then its student, which is returned if it keeps enough of the quality."""
     count = sum(map(len, lessons.teaching))
     say(
         f"ranker: {count:,} requests of {len(lessons.teaching)} moments to learn from, {len(lessons.validation):,} to choose by"
@@ -155,16 +155,16 @@ def moments(
     settings: RankingSettings,
     rng: np.random.Generator,
 ) -> list[Requests]:
-    """Requests before the last fifth of each user's events; on small logs before the last fifth of what is left, and again.
+    """Build requests before the last fifth of each user's events; on small logs repeat this on the rest.
 
-    Each moment has a retriever and statistics of its own, fitted on what came before it.
+    Each moment has its own retriever and statistics, fitted on the events before it.
     """
     found: list[Requests] = []
     earlier = train
     while len(found) < settings.most_moments and sum(map(len, found)) < settings.enough_requests:
         before, (earlier, later) = earlier, split_again(earlier)
         if found and len(earlier) == len(before):
-            break  # nobody comes back so early
+            break  # no user has events on both sides
         items, statistics = items_before(dataset, features, earlier), statistics_of(features, earlier, settings.statistics)
         retrieve = fit_training_retriever(earlier)
         found.append(requests_of(features, train, later, items, statistics, retrieve, settings.most_requests, rng))
@@ -172,7 +172,7 @@ def moments(
 
 
 def save_ranking(rank_folder: Path, rerank_folder: Path, ranking: Ranking, features: Features) -> tuple[Saved, Saved]:
-    """Write the rank and the rerank stage, all but rules, `stage.json` and manifests -> what was saved of each."""
+    """Write the rank and the rerank stage without rules, `stage.json` and manifests. Return what was saved of each."""
     index, sample = features.items, ranking.sample
     rank = Saved(*save_ranker(rank_folder, ranking.ranker, index, ranking.statistics, sample, features.item_aggregates))
     lists = Lists.of(sample, rank_scores_of(ranking.ranker, sample), ranking.reranker.list_length)

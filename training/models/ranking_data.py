@@ -1,10 +1,10 @@
-"""What the ranker and the re-ranker learn from: requests as they would have been served, and what was taken afterwards.
+"""Training data of the ranker and the re-ranker: requests as they would have been served, with later positives as labels.
 
     train ──split by time──▶ earlier │ later
-    earlier ─▶ retriever, item statistics, states of the users ─▶ candidates and their features
-    later   ─▶ which candidates were taken
+    earlier ─▶ retriever, item statistics, user states ─▶ candidates and their features
+    later   ─▶ labels of the candidates
 
-Nothing a feature is computed from has seen the events it must predict; what is served later is fitted again on all of train.
+Features never use the events to predict, which avoids leakage; the served artifacts are fitted again on all of train.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ItemSlots:
 
     @classmethod
     def of(cls, arrays: ItemArrays, names: tuple[str, ...]) -> ItemSlots:
-        """names: of all tables in order: the columns of `arrays.categorical`, then its lists."""
+        """Build it from the encoded catalogue. names: the columns of `arrays.categorical`, then its lists."""
         single = [arrays.categorical[:, [slot]] for slot in range(arrays.categorical.shape[1])]
         lists = [_padded(ragged.values, ragged.offsets) for ragged in arrays.lists.values()]
         return cls(names, (*single, *lists), arrays.continuous)
@@ -54,12 +54,12 @@ class ItemSlots:
 
 @dataclass(frozen=True)
 class Requests:
-    """N requests as the rank stage sees them, and what was taken later.
+    """N requests as the rank stage sees them, with labels.
 
     users: the Examples of the N users; candidates int32 [N, C] positions, n_items padded; retrieval_scores float32 [N, C]
     cross: float32 [N, C, A + X] aggregations of the candidates at that moment, then `cross_features`
-    taken: bool [N, C], or float32 shares where a ranker is imitated
-    items: the catalogue as it was known at that moment
+    taken: labels, bool [N, C], or float32 shares of a teacher
+    items: the catalogue at that moment
     """
 
     users: Examples
@@ -71,7 +71,7 @@ class Requests:
 
     @property
     def valid(self) -> np.ndarray:
-        """bool [N, C]: not padding."""
+        """Which candidates are not padding, bool [N, C]."""
         return self.candidates < self.items.n_items
 
     def __len__(self) -> int:
@@ -86,12 +86,12 @@ class Requests:
 
 
 def split_again(train: pd.DataFrame, share: float = LATER_SHARE) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return (earlier, later) of the training log or of an earlier part of it, split as the test was.
+    """Return (earlier, later) of the training log or an earlier part of it, split as the test set was.
 
     "row" is the row number in the whole training log; it is added when `train` is that log.
 
-    A log in which nobody comes back has no later part to learn from: its last positive event stands in, so that every step
-    downstream has one request to look at, which `train_ranker` then does not learn from.
+    A log without returning users has no later part. Its last positive event replaces it, so that later steps have one request,
+    from which `train_ranker` does not learn.
     """
     numbered = train if "row" in train else train.assign(row=np.arange(len(train)))
     earlier, later = split_by_time(numbered, share)
@@ -101,14 +101,14 @@ def split_again(train: pd.DataFrame, share: float = LATER_SHARE) -> tuple[pd.Dat
 
 
 def items_before(dataset: Dataset, features: Features, events: pd.DataFrame) -> ItemSlots:
-    """The catalogue as the served one would be, had the log ended with `events`."""
+    """Return the catalogue as if the log had ended with `events`."""
     sold = item_statistics(events, features.items, features.as_of_s, features.settings)
     columns = item_columns(dataset.items, features.schema.item, sold)
     return ItemSlots.of(encode_items(features.item_plan, columns), tuple(features.item_rows))
 
 
 def statistics_of(features: Features, events: pd.DataFrame, settings: StatisticsSettings) -> ItemStatistics:
-    """The ranker's item statistics of a part of the training log, at the store's clock."""
+    """Return the ranker's item statistics of a part of the training log, at the store's clock."""
     positives = events[events["positive"].to_numpy()]
     _, users = np.unique(positives["user_id"].to_numpy(), return_inverse=True)
     sales = Sales.of(users, features.items.positions(positives["item_id"].to_numpy()), positives["timestamp"].to_numpy())
@@ -126,7 +126,7 @@ def requests_of(
     max_requests: int,
     rng: np.random.Generator,
 ) -> Requests:
-    """One request per user (at most `max_requests`, drawn at random) at the moment before their first event of `later`.
+    """Return one request per user (at most `max_requests`, sampled) just before their first event of `later`.
 
     train: the frame `features` was built from; later: its rows after the split, with their row number in `train` as "row"
     items, statistics, retrieve: fitted on what came before `later`
@@ -154,9 +154,9 @@ def served_requests(
     retrieve: Retrieve,
     context: dict[str, np.ndarray] | None = None,
 ) -> Requests:
-    """Requests of int64 [N] users as the store serves them after the training log. Nothing is known of what they took.
+    """Return unlabelled requests of users, int64 [N], as the store serves them after the training log.
 
-    statistics, retrieve: fitted on the whole training log; context: as of `context_of`, none where None
+    statistics, retrieve: fitted on the whole training log; context: as from `context_of`, None for none
     """
     users = features.encode_users(user_ids, context)
     candidates, scores = retrieve(users, user_ids)
@@ -174,7 +174,7 @@ def unlabelled_requests(
     max_requests: int,
     rng: np.random.Generator,
 ) -> Requests:
-    """`served_requests` of the users of `events` (at most `max_requests`, drawn at random), in their latest context."""
+    """Return `served_requests` of users of `events` (at most `max_requests`, sampled), in their latest context."""
     last = events.drop_duplicates("user_id", keep="last")
     if len(last) > max_requests:
         last = last.iloc[np.sort(rng.choice(len(last), max_requests, replace=False))]
@@ -183,7 +183,7 @@ def unlabelled_requests(
 
 
 def in_blocks(statistics: ItemStatistics, users: Examples, candidates: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """`cross_features` of many users, a block at a time."""
+    """Compute `cross_features` of many users, in blocks."""
     blocks = [slice(start, start + USERS_PER_BLOCK) for start in range(0, len(candidates), USERS_PER_BLOCK)]
     return np.concatenate(
         [
@@ -194,7 +194,10 @@ def in_blocks(statistics: ItemStatistics, users: Examples, candidates: np.ndarra
 
 
 def taken_of(features: Features, later: pd.DataFrame, user_ids: np.ndarray, candidates: np.ndarray) -> np.ndarray:
-    """bool [N, C]: does `later` hold a positive event of this user with this candidate? user_ids: int64 [N], distinct."""
+    """Return labels, bool [N, C]: whether `later` has a positive of the user with the candidate.
+
+    User_ids: int64 [N] distinct.
+    """
     positives = later[later["positive"].to_numpy()]
     order = np.argsort(user_ids)
     place = np.searchsorted(user_ids, positives["user_id"].to_numpy(), sorter=order)
@@ -207,7 +210,7 @@ def taken_of(features: Features, later: pd.DataFrame, user_ids: np.ndarray, cand
 
 
 def _padded(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Ragged rows -> int64 [n, L], 0 padded."""
+    """Return ragged rows as int64 [n, L], 0 padded."""
     lengths = np.diff(offsets)
     padded = np.zeros((len(lengths), max(int(lengths.max(initial=0)), 1)), np.int64)
     padded[np.arange(padded.shape[1]) < lengths[:, None]] = values

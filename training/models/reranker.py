@@ -1,7 +1,7 @@
-"""The listwise re-ranker: one layer of self-attention over the best candidates, correcting their rank scores.
+"""The listwise re-ranker: one layer of self-attention over the best candidates that corrects their rank scores.
 
-It begins as no correction at all, and how much of the learned one is served (`trust`, perhaps none) is chosen on requests
-neither it nor the ranker learned from: it cannot make the list worse than it can be measured.
+It is initialised to no correction. The weight of the learned correction (`trust`, possibly 0) is selected on requests that
+neither it nor the ranker was trained on.
 
 Letters: N requests, M places of the list, F list features, D width of the item vectors.
 """
@@ -19,16 +19,16 @@ from serving.stages.rerank import LIST_FEATURES, first_by_score, list_features
 from training.models.ranking_data import Requests
 from training.models.train_ranker import listwise_loss, ranking_quality
 
-MASKED = 1e4  # what padding is worth to attention, below 0, and the most that a place is: float16 holds twice as much
+MASKED = 1e4  # attention logit of padding is -MASKED, other logits are below MASKED; float16 holds twice that
 
 
 @dataclass(frozen=True)
 class RerankerSettings:
-    """Defaults that held up on shop, film and grocery logs alike."""
+    """Settings; the defaults work on shop, film and grocery logs."""
 
     list_length: int = 100  # M
     width: int = 16  # 32 with two heads take 1.7 times the time: docs/architecture.md
-    epochs: int = 8  # the best one on the validation requests is kept
+    epochs: int = 8  # the best one on validation requests is kept
     requests_per_batch: int = 64
     learning_rate: float = 1e-3
     decay: float = 1e-2
@@ -53,7 +53,7 @@ class Lists:
 
     @classmethod
     def of(cls, requests: Requests, rank_scores: np.ndarray, length: int) -> Lists:
-        """rank_scores: float32 [N, C], -inf at padding."""
+        """Build lists of the best `length` candidates. rank_scores: float32 [N, C], -inf at padding."""
         best = first_by_score(rank_scores, length)
         positions, scores, retrieval, taken = (
             np.take_along_axis(values, best, axis=1)
@@ -85,10 +85,10 @@ class ListNetwork(nn.Module):
         return self.leave(hidden).squeeze(2)
 
     def _attend(self, hidden: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
-        """Every place looks at all valid ones."""
+        """Attend from every place to all valid ones."""
         query, key, value = self.qkv(hidden).chunk(3, dim=2)
         weight = query @ key.transpose(1, 2) / query.shape[-1] ** 0.5  # [N, M, M]
-        most = 2 * MASKED * valid - MASKED  # not a sum: where all is padding, what is left of it would be rounding
+        most = 2 * MASKED * valid - MASKED  # not a sum, which would leave rounding errors where all is padding
         weight = torch.softmax(torch.minimum(weight, most[:, None, :]), dim=2)
         return self.merge(weight @ value)
 
@@ -111,7 +111,7 @@ def train_reranker(
     seed: int = 0,
     report: Callable[[str], None] = print,
 ) -> Reranker:
-    """teaching: lists to learn from; validation: lists of requests the ranker did not learn from.
+    """Train on `teaching`; `validation` are lists of requests that the ranker was not trained on.
 
     item_vectors: float32 [n_items + 1, D], the last row padding
     """
@@ -150,7 +150,7 @@ def train_reranker(
 
 
 def corrections(network: ListNetwork, lists: Lists, vectors: torch.Tensor) -> torch.Tensor:
-    """float32 [N, M]"""
+    """Return the corrections, float32 [N, M]."""
     valid = torch.from_numpy(lists.valid.astype(np.float32))
     return network(torch.from_numpy(lists.features), vectors[torch.from_numpy(lists.positions)], valid)
 
@@ -159,7 +159,7 @@ def corrections(network: ListNetwork, lists: Lists, vectors: torch.Tensor) -> to
 def best_trust(
     network: ListNetwork, validation: Lists, vectors: torch.Tensor, trusts: tuple[float, ...]
 ) -> tuple[float, float]:
-    """Return (quality, trust) of the best; the least trust on a tie."""
+    """Return the best quality and its trust; the smallest trust on a tie."""
     correction = corrections(network, validation, vectors).numpy()
     qualities = [(quality_of(validation, validation.rank_scores + trust * correction), -trust) for trust in trusts]
     quality, trust = max(qualities)
@@ -167,5 +167,5 @@ def best_trust(
 
 
 def quality_of(lists: Lists, scores: np.ndarray) -> float:
-    """NDCG@10 + Recall@20 of an order of the lists."""
+    """Return NDCG@10 + Recall@20 of the lists, ordered by scores."""
     return sum(ranking_quality(np.where(lists.valid, scores, -np.inf), lists.taken).values())

@@ -1,10 +1,10 @@
-"""The re-ranker's network as ONNX: every layer one matrix product over the places of all requests.
+"""Export the re-ranker's network to ONNX: every layer is one matrix product over the places of all requests.
 
     features, vectors ─▶ places [N · M, F + D] ─▶ enter ─▶ query, key, value [N, M, W] ─▶ attention over each list ─▶ merge
     + ─▶ norm ─▶ widen ─▶ narrow ─▶ + ─▶ norm ─▶ leave ─▶ correction [N, M]
 
-Places lie side by side, one axis for all requests: of such a product and the bias ONNX Runtime makes one step. The trace of
-reranker.py keeps both axes, and half of its nodes compute shapes: 1.2 times the time for 32 requests at once, 1.5 for one.
+All requests share one axis of places, so that ONNX Runtime fuses product and bias. A trace of reranker.py keeps both axes, and
+half of its nodes compute shapes: 1.2 to 1.5 times the time.
 
 Letters as in reranker.py; W hidden width.
 """
@@ -25,7 +25,7 @@ DYNAMIC: Dynamic = {"features": PLACES, "vectors": PLACES, "valid": PLACES, "cor
 
 
 def export_reranker(network: ListNetwork, sample: dict[str, np.ndarray], path: Path) -> Parity:
-    """Write `path` and compare with the network on `sample`, its inputs. Raises ExportError when they differ."""
+    """Write the network to `path` and compare both on `sample`, its inputs. Raises ExportError when they differ."""
     graph, layers = Graph(), {name: values.detach().numpy() for name, values in network.state_dict().items()}
     n_inputs, width = layers["enter.weight"].shape[1], len(layers["enter.weight"])
     lists = graph.add("Shape", ("valid",), "requests_and_places")
@@ -44,19 +44,19 @@ def export_reranker(network: ListNetwork, sample: dict[str, np.ndarray], path: P
 
 
 def _layer(graph: Graph, layers: dict[str, np.ndarray], name: str, source: str) -> str:
-    """[places, in] -> [places, out]"""
+    """Add a linear layer from [places, in] to [places, out]."""
     return graph.layer(name, source, layers[f"{name}.weight"].T, layers[f"{name}.bias"])
 
 
 def _norm(graph: Graph, layers: dict[str, np.ndarray], name: str, source: str) -> str:
-    """[places, W], each place by itself."""
+    """Add a layer normalisation of [places, W]."""
     parts = (graph.constant(f"{name}_{part}", layers[f"{name}.{part}"]) for part in ("weight", "bias"))
     return graph.add("LayerNormalization", (source, *parts), name, axis=-1, epsilon=1e-5)
 
 
 def _attend(graph: Graph, layers: dict[str, np.ndarray], hidden: str, lists: str, width: int) -> str:
-    """[N · M, W] -> the same: each place looks at all valid ones of its list."""
-    scale = np.repeat(np.array([width**-0.5, 1, 1], np.float32), width)[:, None]  # of the query: not a pass over all pairs
+    """Add attention of each place over all valid ones of its list, [N · M, W]."""
+    scale = np.repeat(np.array([width**-0.5, 1, 1], np.float32), width)[:, None]  # scale the query instead of all pairs
     scaled = {"qkv.weight": layers["qkv.weight"] * scale, "qkv.bias": layers["qkv.bias"] * scale[:, 0]}
     by_list = graph.add("Concat", (lists, graph.constant("three", [3 * width])), "by_list", axis=0)
     of_list = graph.add("Reshape", (_layer(graph, scaled, "qkv", hidden), by_list), "qkv_of_list")

@@ -1,11 +1,11 @@
-"""The retriever: item-item neighbours in closed form, and two towers that begin as their low-rank half and then learn the rest.
+"""The retriever: item-item neighbours in closed form, and two towers initialised as their low-rank half and then trained.
 
     data = retriever_data(features, train, rows)
     retriever = fit_retriever(data, RetrieverSettings(), seed)
     positions, scores = retriever.retrieve(features.encode_users(user_ids), seen, count=256)
 
-It retrieves in process exactly as the published stage does (`training/retrieval/save.py` writes that). The defaults found
-held-out positives best, or nearly so, on logs of a shop, of films and of groceries; l2 from 100 to 1000 changes little there.
+It retrieves in process exactly as the published stage (`training/retrieval/save.py` writes it). The defaults are best, or
+nearly so, on shop, film and grocery logs; l2 from 100 to 1000 changes little there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from training.models.two_tower import ItemInputs, TwoTower
 
 USERS_PER_BLOCK = 128  # each scores the whole catalogue
 MOST_EXAMPLES = TowerSettings.most_examples
-LOGITS_PER_WEIGHT = 10.0  # weights of EASE are shares of an item's demand, far smaller than differences of logits
+LOGITS_PER_WEIGHT = 10.0  # scales EASE's weights, which are far smaller than differences of logits
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class RetrieverSettings:
 
 @dataclass(frozen=True)
 class RetrieverData:
-    """One training log as the retriever reads it.
+    """One training log, prepared for the retriever.
 
     positives: CSR float32 [n_users, n_items], 1.0 where a user took an item
     items: the encoded catalogue; user_rows: rows of the tables of user_categorical
-    examples: users at the N moments just before they took targets, int64 [N] positions; takers: int64 [N] rows of positives
+    examples: users just before N positives; targets: their items, int64 [N] positions; takers: int64 [N] rows of positives
     """
 
     positives: sp.csr_matrix
@@ -68,7 +68,7 @@ class Retriever:
 
     @property
     def search(self) -> Search:
-        """Exact, over the whole catalogue."""
+        """Return an exact searcher over the whole catalogue."""
         return Search(self.item_vectors, self.blended_neighbours, np.ones(len(self.item_vectors), bool))
 
     @property
@@ -76,11 +76,11 @@ class Retriever:
         return Neighbours(self.neighbours.positions, self.neighbours.weights * np.float32(self.settings.blend))
 
     def user_vectors(self, users: Examples) -> np.ndarray:
-        """float32 [N, D]"""
+        """Return user vectors, float32 [N, D]."""
         return user_vectors(self.model, users)
 
     def retrieve(self, users: Examples, seen: sp.csr_matrix, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return (int64 [N, count] positions by falling score, n_items padded; float32 [N, count] scores, -inf padded).
+        """Return positions by falling score, int64 [N, count], n_items padded, and scores float32 [N, count], -inf padded.
 
         seen: CSR [N, n_items]; stored entries are not retrieved
         """
@@ -90,7 +90,7 @@ class Retriever:
 def fit_retriever(
     data: RetrieverData, settings: RetrieverSettings, seed: int = 0, say: Callable[[str], None] = print
 ) -> Retriever:
-    """Minutes on one core, seconds on small logs."""
+    """Fit the retriever: minutes on one core, seconds on small logs."""
     neighbours = fit_neighbours(data.positives, settings.item_item, np.random.default_rng(seed))
     say(f"  item-item: {(neighbours.weights > 0).sum():,} neighbours of {data.n_items:,} items")
     torch.manual_seed(seed)
@@ -103,7 +103,7 @@ def fit_retriever(
 def _exact(
     search: Search, vectors: np.ndarray, users: Examples, seen: sp.csr_matrix, count: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`Search.exact` of many users, a block at a time."""
+    """Run `Search.exact` for many users, in blocks."""
     parts = []
     for start in range(0, len(vectors), USERS_PER_BLOCK):
         block = slice(start, start + USERS_PER_BLOCK)
@@ -127,21 +127,21 @@ def low_rank(neighbours: Neighbours, width: int, seed: int) -> tuple[np.ndarray,
 
 
 def log_popularity(positives: sp.csr_matrix) -> np.ndarray:
-    """float32 [n_items]: logarithm of each item's share of all positives, one imagined positive each."""
+    """Return the logarithm of each item's share of positives, float32 [n_items], with add-one smoothing."""
     counts = np.asarray(positives.sum(axis=0)).ravel() + 1.0
     return np.log(counts / counts.sum()).astype(np.float32)
 
 
 @torch.no_grad()
 def item_vectors(model: TwoTower) -> np.ndarray:
-    """float32 [n_items, D]"""
+    """Return item vectors, float32 [n_items, D]."""
     blocks = torch.arange(model.n_items).split(8_192)
     return torch.cat([model.item_vectors(block) for block in blocks]).numpy()
 
 
 @torch.no_grad()
 def user_vectors(model: TwoTower, users: Examples) -> np.ndarray:
-    """float32 [N, D]"""
+    """Return user vectors, float32 [N, D]."""
     vectors = []
     for start in range(0, len(users.user_continuous), USERS_PER_BLOCK):
         part = Examples(*(values[start : start + USERS_PER_BLOCK] for values in users))
@@ -154,10 +154,10 @@ def user_vectors(model: TwoTower, users: Examples) -> np.ndarray:
 def retriever_data(
     features: Features, train: pd.DataFrame, rows: np.ndarray, filter_seen: bool = True, seed: int = 0
 ) -> RetrieverData:
-    """rows: int64 [N] ascending, the positive events of `train`, the frame the features were built from, to learn from.
+    """Prepare the data. rows: int64 [N] ascending, positives of `train` (the frame of the features) to learn from.
 
-    filter_seen: what a user already had is not served again, so it is not learned as a target either
-    seed: which events the towers learn from, where there are more than they have time for
+    filter_seen: do not learn targets that the user already had, because they are not served again
+    seed: samples the towers' events where there are too many
     """
     if filter_seen:
         rows = rows[~train.iloc[rows].duplicated(["user_id", "item_id"]).to_numpy()]
@@ -177,19 +177,19 @@ def retriever_data(
 
 
 def _at_the_clock(features: Features, train: pd.DataFrame, rows: np.ndarray) -> Examples:
-    """Users just before rows of `train`, seen from the store's clock, from which they are seen when they are served."""
+    """Encode users just before rows of `train`, with ages to the store's clock, as in serving."""
     clocks = np.full(len(rows), features.as_of_s)
     context = context_of(train.iloc[rows], features.context)
     return features.encode_moments(features.log.before_rows(train, rows), clocks, context)
 
 
 def blocked_of(seen: sp.csr_matrix) -> Blocked:
-    """The stored entries of a CSR [B, n_items]."""
+    """Return the stored entries of a CSR [B, n_items] as Blocked."""
     return Blocked(seen.indices.astype(np.int64), seen.indptr.astype(np.int64))
 
 
 def item_inputs(features: Features) -> ItemInputs:
-    """The catalogue without its ids: every item has rows of its own by position."""
+    """Return the catalogue without its ids, because every item has its own row by position."""
     arrays = features.item_arrays
     return ItemInputs(
         arrays.categorical[:, 1:], tuple(arrays.lists.values()), arrays.continuous, tuple(features.item_rows.values())[1:]

@@ -1,4 +1,4 @@
-"""Write what `serving/stages/rank.py` loads."""
+"""Write the files of `serving/stages/rank.py`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from training.models.parity import Parity
 from training.models.ranking_data import ItemSlots, Requests
 from training.models.train_ranker import Ranker
 
-LAYERS_FILE = "layers.npz"  # the network's weights in the order HugeCTR stores them, for whoever serves the model otherwise
+LAYERS_FILE = "layers.npz"  # the network's weights in HugeCTR's order, for other servers of the model
 
 
 def save_ranker(
@@ -29,11 +29,11 @@ def save_ranker(
     sample: Requests,
     item_aggregates: np.ndarray,
 ) -> tuple[dict, Parity]:
-    """Everything of the rank stage but `stage.json` and the manifest.
+    """Write the rank stage without `stage.json` and the manifest.
 
     statistics, item_aggregates: as they are served, of the whole training log
-    sample: real requests on the catalogue as it is served; the network in ONNX must agree with the trained one on them
-    -> (settings for `stage.json`, parity report)
+    sample: real requests on the served catalogue, on which the ONNX network must agree with the trained one
+    Returns settings for `stage.json` and the parity report.
     """
     folder.mkdir(parents=True, exist_ok=True)
     items = sample.items
@@ -77,26 +77,26 @@ def served_tables(model: DLRM, items: ItemSlots) -> tuple[np.ndarray, dict[str, 
 
 
 def mixed_tables(model: DLRM, items: ItemSlots) -> dict[str, MixedTable]:
-    """Those with cold rows, by name. A pooled table has none, even where the rows that it pools were taught narrow."""
+    """Return the tables with cold rows by name. Pooled tables have none, even if their rows were trained narrow."""
     tables = {f"user_{slot}": table for slot, table in enumerate(model.user_tables)}
     tables |= {f"item_{slot}": table for slot, table in enumerate(model.item_tables) if items.rows[slot].shape[1] == 1}
     return {name: table for name, table in tables.items() if isinstance(table, MixedTable)}
 
 
 def item_vectors_of(model: DLRM, items: ItemSlots) -> np.ndarray:
-    """float32 [n_items + 1, Si * D]: all table rows of each item, side by side."""
+    """Return all table rows of each item, concatenated, float32 [n_items + 1, Si * D]."""
     return np.concatenate([vectors_of(table, rows) for table, rows in zip(model.item_tables, items.rows, strict=True)], axis=1)
 
 
 @torch.no_grad()
 def vectors_of(table: Table, rows: np.ndarray) -> np.ndarray:
-    """int64 [n_items + 1, L] rows of each item -> float32 [n_items + 1, D]"""
+    """Return the vectors of items, float32 [n_items + 1, D]. rows: int64 [n_items + 1, L]."""
     return table(torch.from_numpy(rows)).numpy()
 
 
 @torch.no_grad()
 def network_inputs(model: DLRM, requests: Requests) -> dict[str, np.ndarray]:
-    """The four inputs of the network, by name."""
+    """Return the four inputs of the network by name."""
     items, candidates = requests.items, requests.candidates
     return {
         "user_numbers": requests.users.user_continuous,

@@ -1,4 +1,4 @@
-"""Write what `serving/stages/rerank.py` loads."""
+"""Write the files of `serving/stages/rerank.py`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from training.models.reranker_graph import export_reranker
 def save_reranker(
     folder: Path, reranker: Reranker, index: ItemIndex, item_vectors: np.ndarray, sample: Lists
 ) -> tuple[dict, Parity]:
-    """Everything of the rerank stage but rules, `stage.json` and manifest -> (settings for `stage.json`, parity report)."""
+    """Write the rerank stage without rules, `stage.json` and manifest. Return its settings and the parity report."""
     folder.mkdir(parents=True, exist_ok=True)
     np.save(folder / "item_ids.npy", index.ids)
     np.save(folder / "item_vectors.npy", item_vectors)

@@ -1,4 +1,4 @@
-"""How fast a network learns, step by step: a short rise, then a long fall."""
+"""The learning rate schedule: a short warm-up, then a long decay."""
 
 from __future__ import annotations
 

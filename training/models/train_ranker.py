@@ -1,4 +1,4 @@
-"""Train the DLRM on requests as served: of the candidates of one request, the taken ones must come first."""
+"""Train the DLRM listwise on requests as served: taken candidates must rank first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from training.models.dlrm import DLRM, Shape
 from training.models.ranking_data import Requests
 from training.models.schedule import rise_and_fall
 
-LEAST_DEVIATION = 0.3  # all numbers are scaled to be near one (serving/stages/features/ranking.py, NVTabular's Normalize)
+LEAST_DEVIATION = 0.3  # all numbers are scaled to about 1 (serving/stages/features/ranking.py, NVTabular's Normalize)
 
 Report = Callable[[str], None]
 Measure = Callable[[np.ndarray, np.ndarray], dict[str, float]]  # float32 [N, C] logits, [N, C] taken -> larger is better
@@ -22,19 +22,19 @@ Measure = Callable[[np.ndarray, np.ndarray], dict[str, float]]  # float32 [N, C]
 
 @dataclass(frozen=True)
 class RankerSettings:
-    """Defaults that held up on shop, film and grocery logs alike."""
+    """Settings; the defaults work on shop, film and grocery logs."""
 
     width: int = 16  # D
     bottom: tuple[int, ...] = (64,)
     top: tuple[int, ...] = (128, 64)
     cold: ColdRows | None = None  # narrow rows of large tables
-    epochs: int = 10  # the best one on the validation requests is kept
+    epochs: int = 10  # the best one on validation requests is kept
     requests_per_batch: int = 32
-    candidates_per_request: int = 128  # all that were taken, the rest drawn from the others
+    candidates_per_request: int = 128  # all taken ones, the rest sampled
     learning_rate: float = 2e-3
     network_decay: float = 1e-4
     table_decay: float = 5.0
-    min_examples_per_row: int = 50  # a row taught by fewer requests (users) or taken candidates (items) shares OOV's vector
+    min_examples_per_row: int = 50  # a row with fewer requests (users) or taken candidates (items) shares OOV's vector
     validation_share: float = 0.15
     blends: tuple[float, ...] = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 16.0)
 
@@ -49,12 +49,12 @@ class Ranker:
 
     @property
     def learned(self) -> bool:
-        """Was there anything to learn from?"""
+        """Whether there was anything to learn from."""
         return "ndcg_at_10" in self.quality
 
     @property
     def validated(self) -> float:
-        """NDCG@10 + Recall@20 on the validation requests."""
+        """NDCG@10 + Recall@20 on validation requests."""
         return self.quality["ndcg_at_10"] + self.quality["recall_at_20"]
 
 
@@ -66,9 +66,9 @@ def train_ranker(
     seed: int = 0,
     report: Report = print,
 ) -> Ranker:
-    """Learn to put first what was taken.
+    """Train a ranker that puts taken candidates first.
 
-    teaching: requests of one or several moments of the log; tables: of users and of items, name -> rows, in slot order
+    teaching: requests of one or several moments; tables: of users and of items, name -> rows, in slot order
     """
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
@@ -91,7 +91,7 @@ def train_ranker(
 
 @torch.no_grad()
 def without_opinion(model: DLRM) -> DLRM:
-    """Every logit is 0 from now on."""
+    """Set the last layer to zero, so that every logit is 0."""
     model.network.top[-1].weight.zero_()
     model.network.top[-1].bias.zero_()
     return model
@@ -106,9 +106,9 @@ def fit(
     report: Report,
     measure: Measure | None = None,
 ) -> None:
-    """Leaves the weights of the best epoch on the validation requests in `model`: the largest sum of what `measure` gives.
+    """Train `model` in place, and keep the weights of the epoch with the largest sum of `measure` on validation requests.
 
-    measure: of logits and of what was taken; `ranking_quality` when None
+    measure: a function of logits and labels; `ranking_quality` when None
     """
     measure = measure or ranking_quality
     groups = [
@@ -142,9 +142,9 @@ def fit(
 def best_blend(
     logits: np.ndarray, retrieval: np.ndarray, validation: Requests, blends: tuple[float, ...]
 ) -> tuple[float, dict[str, float]]:
-    """Return (how much retrieval to add to the logits, validation quality with it and of retrieval's own order).
+    """Return the blend weight of the retrieval score, and the validation quality with it and of retrieval alone.
 
-    A ranker that learned less than retrieval knows is outvoted, not trusted.
+    A large weight lets retrieval outvote a weak ranker.
     """
     qualities = {blend: ranking_quality(logits + blend * retrieval, validation.taken) for blend in blends}
     best = max(blends, key=lambda blend: (sum(qualities[blend].values()), -blend))
@@ -153,19 +153,19 @@ def best_blend(
 
 
 def retrieval_z(requests: Requests) -> np.ndarray:
-    """float32 [N, C]: what is blended in, the standardised retrieval score."""
+    """Return the standardised retrieval score, float32 [N, C], which is blended in."""
     return requests.cross[..., SCORE - N_FEATURES]
 
 
 def parts(requests: Requests, validation_share: float, rng: np.random.Generator) -> tuple[Requests, Requests]:
-    """Return (requests to learn from, validation requests), at least one of these."""
+    """Split into training and validation requests, with at least one of the latter."""
     shuffled = rng.permutation(len(requests))
     n_validation = max(int(len(requests) * validation_share), 1)
     return requests.take(np.sort(shuffled[n_validation:])), requests.take(np.sort(shuffled[:n_validation]))
 
 
 def batches(teaching: Sequence[Requests], settings: RankerSettings, rng: np.random.Generator) -> Iterator[Requests]:
-    """All requests in random order, each with what was taken and a draw of what was not; a batch is of one moment."""
+    """Yield batches in random order, each request with its taken candidates and a sample of others; one moment per batch."""
     size = settings.requests_per_batch
     chunks = [(part, rows) for part in teaching for rows in _split(rng.permutation(len(part)), size)]
     for number in rng.permutation(len(chunks)):
@@ -178,7 +178,7 @@ def _split(rows: np.ndarray, size: int) -> list[np.ndarray]:
 
 
 def _drawn(batch: Requests, width: int, rng: np.random.Generator) -> Requests:
-    """`width` of each request's candidates: all that were taken (if there is room), others at random."""
+    """Return `width` candidates per request: all taken ones if they fit, others at random."""
     width = min(width, batch.candidates.shape[1])
     key = rng.random(batch.taken.shape) - batch.taken
     chosen = np.argpartition(key, width - 1, axis=1)[:, :width]
@@ -188,14 +188,14 @@ def _drawn(batch: Requests, width: int, rng: np.random.Generator) -> Requests:
 
 
 def listwise_loss(scores: torch.Tensor, taken: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy of softmax over the valid candidates, a request weighing with the root of how many it took."""
+    """Return the cross-entropy of a softmax over valid candidates, weighted by the root of the number of taken ones."""
     log_share = torch.log_softmax(scores.masked_fill(~valid, -1e9), dim=1)
     count = taken.sum(dim=1).clamp(min=1)
     return (-(log_share * taken).sum(dim=1) / count.sqrt()).mean()
 
 
 def scores_of(model: DLRM, requests: Requests) -> torch.Tensor:
-    """Logits float32 [N, C]."""
+    """Return logits, float32 [N, C]."""
     items, candidates = requests.items, requests.candidates
     user_rows = model.user_rows(torch.from_numpy(requests.users.user_categorical))
     item_rows = model.item_rows([torch.from_numpy(rows[candidates]) for rows in items.rows])
@@ -204,13 +204,13 @@ def scores_of(model: DLRM, requests: Requests) -> torch.Tensor:
 
 
 def rank_scores_of(ranker: Ranker, requests: Requests) -> np.ndarray:
-    """float32 [N, C] as the rank stage serves them, -inf at padding."""
+    """Return rank scores as the rank stage serves them, float32 [N, C], -inf at padding."""
     return predict(ranker.model, requests) + np.float32(ranker.blend) * retrieval_z(requests)
 
 
 @torch.no_grad()
 def predict(model: DLRM, requests: Requests) -> np.ndarray:
-    """Logits float32 [N, C], -inf at padding."""
+    """Return logits, float32 [N, C], -inf at padding."""
     model.eval()
     blocks = _split(np.arange(len(requests)), 128) or [np.arange(0)]
     logits = np.concatenate([scores_of(model, requests.take(rows)).numpy() for rows in blocks])
@@ -218,12 +218,12 @@ def predict(model: DLRM, requests: Requests) -> np.ndarray:
 
 
 def ranking_quality(scores: np.ndarray, taken: np.ndarray) -> dict[str, float]:
-    """Means of `gains` over requests with something taken; 0 without any."""
+    """Return the means of `gains` over requests with a taken item; 0 without any."""
     return {name: float(values.mean()) if len(values) else 0.0 for name, values in gains(scores, taken).items()}
 
 
 def gains(scores: np.ndarray, taken: np.ndarray) -> dict[str, np.ndarray]:
-    """NDCG@10 and Recall@20 of each request with something taken; what retrieval did not find counts against no order.
+    """Return NDCG@10 and Recall@20 of each request with a taken item; items that retrieval missed do not count.
 
     scores: float [N, C]; taken: bool [N, C]
     """
@@ -237,7 +237,7 @@ def gains(scores: np.ndarray, taken: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _share_rare_rows(model: DLRM, teaching: Sequence[Requests], at_least: int) -> None:
-    """Count how many requests teach each row of the user's tables, and how many taken candidates each of the items'."""
+    """Count the requests per user row and the taken candidates per item row, and let rare rows share OOV's vector."""
     for slot, table in enumerate(model.user_tables):
         rows = np.concatenate([part.users.user_categorical[:, slot] for part in teaching])
         table.share_rare(np.bincount(rows, minlength=len(table.shared)), at_least)
@@ -247,10 +247,10 @@ def _share_rare_rows(model: DLRM, teaching: Sequence[Requests], at_least: int) -
 
 
 def _standardize(model: DLRM, teaching: Sequence[Requests]) -> None:
-    """The network's numbers get mean 0 and deviation 1 over the valid candidates.
+    """Standardise the network's numbers over the valid candidates (mean 0, standard deviation 1).
 
-    A column that hardly varied while teaching may vary when it is served (sales of the last week, at the end of a log that was
-    cut off before): it must not be blown up into the loudest one.
+    A column that hardly varied in training may vary in serving (sales of the last week, at the end of the log), so its
+    deviation has a lower bound.
     """
     pair = np.concatenate(
         [np.concatenate([p.items.numbers[p.candidates[p.valid]], p.cross[p.valid]], axis=1) for p in teaching]

@@ -1,7 +1,7 @@
-"""Training of the two towers: sampled softmax over items drawn by popularity, corrected for how often each is drawn.
+"""Train the two towers by sampled softmax over items drawn by popularity, with a correction for the sampling.
 
-Some users are kept aside. Training ends when it no longer helps them, and goes back to where it helped most: after two passes
-over a sparse log of a large catalogue, after ten over a dense log of a small one.
+Some users are held out for early stopping, with a return to the best weights: after two epochs on a sparse log of a large
+catalogue, after ten on a dense log of a small one.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from training.models.two_tower import TwoTower, forget_users
 class TowerSettings:
     width: int = 64  # D
     epochs: int = 10  # at most
-    most_examples: int = 600_000  # over all epochs together: a minute or two of one core
+    most_examples: int = 600_000  # over all epochs: a minute or two of one core
     batch: int = 1_024
     negatives: int = 2_048  # shared by a batch
     learning_rate: float = 4e-3
-    forget_user: float = 0.5  # share of examples without their user id
-    forget_history: float = 0.1  # share of examples without any history
-    forget_item: float = 0.2  # share of history items left out
-    kept_aside: float = 0.05  # share of users
-    most_aside: int = 4_096  # of their examples
-    checks: int = 20  # looks at the loss of users kept aside
-    patience: int = 4  # looks without a better one before training ends
+    forget_user: float = 0.5  # share of examples whose user id is masked
+    forget_history: float = 0.1  # share of examples whose history is masked
+    forget_item: float = 0.2  # share of history items that are masked
+    kept_aside: float = 0.05  # share of held-out users
+    most_aside: int = 4_096  # most held-out examples
+    checks: int = 20  # number of evaluations on held-out users
+    patience: int = 4  # evaluations without improvement before training ends
 
 
 @dataclass(frozen=True)
 class Batch:
-    """int64 [B, Fu], float32 [B, Gu], int64 [B, H] positions, int64 [B] positions."""
+    """A training batch: int64 [B, Fu], float32 [B, Gu], int64 [B, H] positions, int64 [B] positions."""
 
     user_categorical: Tensor
     user_continuous: Tensor
@@ -48,7 +48,7 @@ class Batch:
 
 
 class Negatives:
-    """Items drawn by popularity, damped. log_expected: float32 [n_items], of how often a draw is expected to hold each."""
+    """Samples items by damped popularity. log_expected: float32 [n_items], logarithm of the expected count in a sample."""
 
     def __init__(self, targets: np.ndarray, n_items: int, count: int):
         self.count = min(count, n_items)
@@ -56,7 +56,7 @@ class Negatives:
         self.log_expected = torch.log(self.weights / self.weights.sum() * self.count).float()
 
     def draw(self, generator: torch.Generator) -> Tensor:
-        """int64 [count] distinct positions"""
+        """Return distinct positions, int64 [count]."""
         return torch.multinomial(self.weights, self.count, replacement=False, generator=generator)
 
 
@@ -69,7 +69,7 @@ def train_towers(
     seed: int,
     say: Callable[[str], None] = print,
 ) -> None:
-    """In place. targets, users: int64 [N], positions of the items taken at the examples' moments, and who took them."""
+    """Train in place. targets, users: int64 [N], positions of the taken items, and the users who took them."""
     generator, rng = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
     learned, aside = keep_aside(users, settings, rng)
     negatives = Negatives(targets[learned], model.n_items, settings.negatives)
@@ -94,7 +94,7 @@ def train_towers(
 
 
 def sampled_loss(model: TwoTower, batch: Batch, negatives: Tensor, log_expected: Tensor) -> Tensor:
-    """Mean cross entropy of each row's target against the negatives."""
+    """Return the mean cross-entropy of each row's target against the negatives."""
     weights = torch.from_numpy(recency_weights(batch.history.numpy(), model.n_items))
     users = model.user_vectors(batch.user_categorical, batch.user_continuous, batch.history, weights)
     own = (users * model.item_vectors(batch.targets)).sum(dim=1) - log_expected[batch.targets]
@@ -111,7 +111,7 @@ def batch_of(examples: Examples, targets: np.ndarray, rows: np.ndarray) -> Batch
 
 
 def forgetful(batch: Batch, n_items: int, settings: TowerSettings, generator: torch.Generator) -> Batch:
-    """The same with user ids, histories and items of histories missing here and there: cold users must work."""
+    """Mask user ids, histories and items of histories at random, so that the towers work for cold users."""
     lost = torch.rand(batch.history.shape, generator=generator) < settings.forget_item
     lost |= (torch.rand(len(batch.history), generator=generator) < settings.forget_history).unsqueeze(1)
     users = forget_users(batch.user_categorical, settings.forget_user, generator)
@@ -119,7 +119,7 @@ def forgetful(batch: Batch, n_items: int, settings: TowerSettings, generator: to
 
 
 def keep_aside(users: np.ndarray, settings: TowerSettings, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """int64 [N] users of examples -> (rows to learn from, rows of users kept aside): no user is in both."""
+    """Split the examples of users, int64 [N], into training rows and rows of held-out users."""
     distinct = rng.permutation(np.unique(users))
     lengths = np.bincount(users)[distinct]
     affordable = int(np.searchsorted(lengths.cumsum(), settings.most_aside, "right"))
@@ -129,7 +129,7 @@ def keep_aside(users: np.ndarray, settings: TowerSettings, rng: np.random.Genera
 
 
 def batches_aside(examples: Examples, targets: np.ndarray, rows: np.ndarray, settings: TowerSettings) -> list[Batch]:
-    """Users kept aside are asked about as strangers: nothing is learned of their ids."""
+    """Return batches of held-out users, as unknown users, because their ids are not trained."""
     nobody = torch.Generator()
     parts = [rows[start : start + settings.batch] for start in range(0, len(rows), settings.batch)]
     batches = [batch_of(examples, targets, part) for part in parts]
@@ -137,7 +137,7 @@ def batches_aside(examples: Examples, targets: np.ndarray, rows: np.ndarray, set
 
 
 class _Best:
-    """The parameters with the least loss on users kept aside. Without any such user, the latest ones."""
+    """The parameters with the least loss on held-out users; without any, the latest ones."""
 
     def __init__(self, model: TwoTower, batches: list[Batch], negatives: Negatives, drawn: Tensor):
         self.model, self.batches, self.negatives, self.drawn = model, batches, negatives, drawn
@@ -164,7 +164,7 @@ class _Best:
 
 
 def _rows(n_examples: int, batch: int, steps: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """`steps` batches of row numbers, each pass over the examples in its own random order."""
+    """Yield `steps` batches of row numbers, each epoch in its own random order."""
     waiting = np.empty(0, np.int64)
     for _ in range(steps):
         while len(waiting) < batch:

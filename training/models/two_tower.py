@@ -6,9 +6,9 @@
 
     item row + rows of its features + lists' means + numbers ─▶ item vector = [ taste (D - 1) | appeal ]
 
-The tables of histories and of items are two (what an item says of its buyer is not what makes it bought), and begin as
-the two sides of a truncated SVD of the item-item weights: before any training the towers are low-rank EASE. The last dimension
-carries an item's own appeal, all that is left for a user of whom nothing is known.
+Histories and items have separate tables, because what an item says about its buyer differs from what makes it bought. They are
+initialised as the two sides of a truncated SVD of the item-item weights: untrained towers are low-rank EASE. The last
+dimension holds an item's popularity, which alone ranks items for an unknown user.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ItemInputs:
 
 
 class UserTower(nn.Module):
-    """What becomes `user_tower.onnx`: everything of the user's side but the tables.
+    """The user side without its tables, exported to `user_tower.onnx`.
 
     Inputs: history_vectors [B, H, D - 1] rows of the history table; history_weights [B, H], 0 at padding;
     user_embeddings [B, Eu] the rows of all user tables, side by side; user_continuous [B, Gu]. Output: user vectors [B, D].
@@ -50,7 +50,7 @@ class UserTower(nn.Module):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(()))
         self.mlp = nn.Sequential(nn.Linear(taste + embeddings + continuous, hidden), nn.GELU(), nn.Linear(hidden, taste))
-        nn.init.zeros_(self.mlp[2].weight)  # begins as the history alone
+        nn.init.zeros_(self.mlp[2].weight)  # starts as the history alone
         nn.init.zeros_(self.mlp[2].bias)
 
     def forward(
@@ -65,7 +65,7 @@ class UserTower(nn.Module):
 
 class TwoTower(nn.Module):
     def __init__(self, items: ItemInputs, user_rows: tuple[int, ...], user_continuous: int, width: int):
-        """width: D, of both vectors; user_rows: rows of the tables of user_categorical's columns"""
+        """width: D, of both vectors; user_rows: table rows of the columns of user_categorical"""
         super().__init__()
         taste, self.n_items = width - 1, len(items.categorical) - 1
         self.history_table = nn.Embedding(self.n_items + 1, taste, padding_idx=self.n_items)
@@ -83,24 +83,24 @@ class TwoTower(nn.Module):
         self.item_lists = [_padded_list(ragged, self.n_items) for ragged in items.lists]
 
     def begin_as(self, history_side: np.ndarray, item_side: np.ndarray, appeal: np.ndarray) -> None:
-        """float32 [n_items, D - 1] twice and [n_items]: where training starts from."""
+        """Initialise the towers. history_side, item_side: float32 [n_items, D - 1]; appeal: float32 [n_items]."""
         with torch.no_grad():
             self.history_table.weight[:-1] = torch.from_numpy(history_side)
             self.item_table.weight.copy_(torch.from_numpy(item_side))
             self.appeal.copy_(torch.from_numpy(appeal))
 
     def user_vectors(self, user_categorical: Tensor, user_continuous: Tensor, history: Tensor, weights: Tensor) -> Tensor:
-        """int64 [B, Fu], float32 [B, Gu], int64 [B, H] positions, float32 [B, H] -> float32 [B, D]"""
+        """Return user vectors, float32 [B, D]. history: int64 [B, H] positions; weights: float32 [B, H]."""
         return self.user_tower(self.history_table(history), weights, self.user_embeddings(user_categorical), user_continuous)
 
     def user_embeddings(self, user_categorical: Tensor) -> Tensor:
-        """int64 [B, Fu] -> float32 [B, Eu]"""
+        """Return the concatenated table rows, float32 [B, Eu], of int64 [B, Fu]."""
         if not len(self.user_tables):
             return torch.zeros(len(user_categorical), 0)
         return torch.cat([table(user_categorical[:, slot]) for slot, table in enumerate(self.user_tables)], dim=1)
 
     def item_vectors(self, items: Tensor) -> Tensor:
-        """int64 [n] positions -> float32 [n, D]"""
+        """Return item vectors, float32 [n, D], of positions int64 [n]."""
         vectors = self.item_numbers(self.item_continuous[items])
         for slot, table in enumerate(self.item_feature_tables):
             vectors = vectors + table(self.item_categorical[items, slot])
@@ -114,12 +114,12 @@ class TwoTower(nn.Module):
         return vectors + own
 
     def treat_as_unknown(self, user_rows: np.ndarray) -> None:
-        """int64 rows of the first user table, the user's id, that were not learned: each becomes the unknown user's."""
+        """Set untrained rows of the user id table, int64, to the unknown user's row."""
         with torch.no_grad():
             self.user_tables[0].weight[torch.from_numpy(user_rows)] = self.user_tables[0].weight[OOV_ROW].clone()
 
     def _begin_small(self) -> None:
-        """Features of items begin at nothing: the towers begin exactly as `begin_as` says."""
+        """Initialise the items' features to zero, so that the towers start exactly as `begin_as` sets them."""
         for table in (*self.item_feature_tables, *self.list_tables):
             nn.init.zeros_(table.weight)
         nn.init.zeros_(self.item_numbers.weight)
@@ -132,7 +132,7 @@ class TwoTower(nn.Module):
 
 
 def forget_users(user_categorical: Tensor, share: float, generator: torch.Generator) -> Tensor:
-    """A random share of rows loses its user id (column 0), as if the user had never been seen: cold users must work."""
+    """Mask the user id (column 0) in a random share of rows, so that the towers work for cold users."""
     forgotten = torch.rand(len(user_categorical), generator=generator) < share
     changed = user_categorical.clone()
     changed[forgotten, 0] = OOV_ROW
@@ -140,12 +140,12 @@ def forget_users(user_categorical: Tensor, share: float, generator: torch.Genera
 
 
 def _user_width(rows: int) -> int:
-    """Width of a user table: small vocabularies say little."""
+    """Return the width of a user table, smaller for small vocabularies."""
     return int(min(MOST_USER_WIDTH, max(4, round(rows**0.5))))
 
 
 def _padded_list(ragged: Ragged, n_items: int) -> tuple[Tensor, Tensor]:
-    """Return (int64 [n_items, L] rows, int64 [n_items] lengths >= 1); an empty list is one NULL_ROW."""
+    """Return rows int64 [n_items, L] and lengths int64 [n_items] >= 1; an empty list is one NULL_ROW."""
     lengths = np.diff(ragged.offsets)[:n_items]
     filled = np.maximum(lengths, 1)
     padded = np.full((n_items, int(filled.max(initial=1))), NULL_ROW, np.int64)

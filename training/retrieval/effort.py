@@ -1,8 +1,9 @@
-"""How widely the index is searched: until it finds enough for requests as callers send them.
+"""Tune the index's search effort until its recall suffices for requests as callers send them.
 
-The index is chosen among users of the log. Requests bring strangers and sessions too, whose vectors lie where few items do: at
-the effort that found 98.8 % for users of the log it found 93 and 89 % for these. And asked for more answers, the same index
-finds less of them: 98 % of 200, 89 % of 1,000.
+The index is chosen with users of the log. Requests also come from unknown users and sessions, whose vectors are in sparse
+regions:
+at an effort with a recall of 98.8 % for users of the log, theirs is 93 and 89 %. Recall also falls with the number of results:
+98 % of 200, 89 % of 1,000.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ KIND = "lists"
 def widen_search(preprocess: Path, retrieve: Path, requests: Arrays, fixed: bool) -> list[Trial]:
     """Raise the effort of the index in a stage's folder until it finds WANTED_RECALL of the C exact answers.
 
-    preprocess, retrieve: folders of the staged stages; requests: the ensemble's inputs, each [R, *dims]; fixed: the effort was
-    set, no other is tried. -> what was tried, nothing where the catalogue is searched without an index. Raises ExportError.
+    preprocess, retrieve: folders of the staged stages; requests: the ensemble's inputs, each [R, *dims]; fixed: only try the
+    configured effort. Returns the trials, none for a catalogue without an index. Raises ExportError when the recall is not
+    reached.
     """
     stage = Retrieve.load(retrieve)
     if stage.search.index is None:
@@ -48,9 +50,9 @@ def widen_search(preprocess: Path, retrieve: Path, requests: Arrays, fixed: bool
 
 
 def try_wider(search: Search, queries: np.ndarray, count: int, fixed: bool = False) -> list[Trial]:
-    """The index's effort and wider ones, none where it is `fixed`, up to the first that finds enough of `count` exact answers.
+    """Try the index's effort and, unless `fixed`, wider ones, up to the first with WANTED_RECALL of `count` exact answers.
 
-    queries: float32 [Q, D] user vectors. The index keeps the last effort. Enough is WANTED_RECALL.
+    queries: float32 [Q, D] user vectors. The index keeps the last effort.
     """
     index, exact, trials = faiss.downcast_index(search.index), exact_answers(search, queries, count), []
     for effort in (index.nprobe, *(wider for wider in EFFORTS if wider > index.nprobe and not fixed)):
@@ -61,28 +63,28 @@ def try_wider(search: Search, queries: np.ndarray, count: int, fixed: bool = Fal
 
 
 def enough(trial: Trial, fixed: bool = False) -> bool:
-    """Surely WANTED_RECALL, of other requests too: a few strangers and sessions lack most, so halves of 1,000 differ.
+    """Return whether the lower confidence bound reaches WANTED_RECALL; a few hard requests make samples differ.
 
-    An effort that was set is taken at its word, where these requests do not gainsay it.
+    For a configured effort the measured recall suffices.
     """
     return (trial.recall if fixed else trial.surely) >= WANTED_RECALL
 
 
 def now(search: Search, queries: np.ndarray, count: int) -> Trial:
-    """queries: float32 [Q, D] user vectors -> how much of the `count` exact answers the index finds at its present effort."""
+    """Measure the recall of `count` exact answers at the index's current effort. queries: float32 [Q, D] user vectors."""
     index = faiss.downcast_index(search.index)
     return tried(KIND, index, index.nprobe, search.item_vectors, queries, exact_answers(search, queries, count))
 
 
 def exact_answers(search: Search, queries: np.ndarray, count: int) -> np.ndarray:
-    """float32 [Q, min(count, n)]: the largest scores of items that may be served, falling."""
+    """Return the largest scores of servable items, float32 [Q, min(count, n)], descending."""
     return exact_scores(search.item_vectors[search.servable[:-1]], queries, count)
 
 
 def every_other(requests: Arrays, first: int) -> dict[str, np.ndarray]:
-    """Half of the requests, as many as are judged by. first: 0, the half that widens the search; 1, that tells what it finds.
+    """Return half of the requests. first: 0 for the half that tunes the effort, 1 for the half that measures recall.
 
-    Each has its half of the sessions, of whose answers the index finds least: 91 % where it finds 99 % of a usual user's.
+    Each half has half of the sessions, whose recall is lowest.
     """
     by_kind = np.argsort(requests["history"][:, 0] != FROM_STORE, kind="stable")
     rows_of_half = np.sort(by_kind[first::2])[:QUERIES]
@@ -90,6 +92,6 @@ def every_other(requests: Arrays, first: int) -> dict[str, np.ndarray]:
 
 
 def user_vectors(preprocess: Preprocess, retrieve: Retrieve, requests: Arrays) -> np.ndarray:
-    """float32 [Q, D] of recorded requests."""
+    """Return the user vectors of recorded requests, float32 [Q, D]."""
     tensors = {**requests, **preprocess(requests)}
     return retrieve.user_vectors(tensors, retrieve.items.positions(tensors["history_ids"]))

@@ -1,8 +1,7 @@
-"""Which part of the log a retriever is fitted on.
+"""Fit retrievers on parts of the log.
 
 served     the whole log: the retriever that is published
-training   the events before a label window: its candidates teach the ranker, which would learn nothing true from one that
-           had seen the labels (leakage)
+training   the events before a label window: its candidates train the ranker without leakage of labels
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class RetrievalSettings:
-    """candidates: C; filter_seen: items the user already had are neither learned as targets nor retrieved."""
+    """candidates: C; filter_seen: neither learn nor retrieve items that the user already had."""
 
     candidates: int
     filter_seen: bool = True
@@ -33,7 +32,7 @@ class RetrievalSettings:
 
 @dataclass(frozen=True)
 class FittedRetriever:
-    """A retriever, and what its users had met by the end of the events that it was fitted on: it leaves that out.
+    """A retriever, and the items that users had seen in its training events, which it filters.
 
     user_ids: int64 [U] ascending; seen: CSR [U, n_items]
     """
@@ -44,13 +43,13 @@ class FittedRetriever:
     candidates: int
 
     def __call__(self, users: Examples, user_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Retrieve for N users -> (int64 [N, C] positions, n_items padded; float32 [N, C] scores)."""
+        """Retrieve for N users. Return positions int64 [N, C], n_items padded, and scores float32 [N, C]."""
         seen = self.seen[np.searchsorted(self.user_ids, user_ids)]
         return self.retriever.retrieve(users, seen, self.candidates)
 
 
 def fit_served_retriever(dataset: Dataset, features: Features, settings: RetrievalSettings, say: Say) -> FittedRetriever:
-    """Fit on the whole log, as it will be served."""
+    """Fit on the whole log, for serving."""
     log = dataset.interactions
     return _fit(dataset, features, log, np.flatnonzero(log["positive"].to_numpy()), settings, say)
 
@@ -58,7 +57,7 @@ def fit_served_retriever(dataset: Dataset, features: Features, settings: Retriev
 def fit_training_retriever(
     dataset: Dataset, features: Features, settings: RetrievalSettings, say: Say, earlier: pd.DataFrame
 ) -> FittedRetriever:
-    """Fit on the events before a label window alone. earlier: these, with their row number in the log as "row"."""
+    """Fit on the events before a label window only. earlier: these events, with their row number in the log as "row"."""
     rows = np.sort(earlier.loc[earlier["positive"].to_numpy(), "row"].to_numpy())
     return _fit(dataset, features, earlier, rows, settings, say)
 
@@ -66,7 +65,7 @@ def fit_training_retriever(
 def _fit(
     dataset: Dataset, features: Features, events: pd.DataFrame, rows: np.ndarray, settings: RetrievalSettings, say: Say
 ) -> FittedRetriever:
-    """rows: int64 ascending, the positive ones of `events` by their number in the log."""
+    """Fit on `events`. rows: int64 ascending, row numbers of their positives in the log."""
     data = retriever_data(features, dataset.interactions, rows, settings.filter_seen)
     retriever = fit_retriever(data, RetrieverSettings(), settings.seed, say)
     user_ids, item_ids = dataset.users["user_id"].to_numpy(), dataset.items["item_id"].to_numpy()

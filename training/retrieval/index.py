@@ -1,12 +1,10 @@
-"""The Faiss index: inverted lists, searched as widely as it takes to find what exact search finds.
+"""Choose the Faiss index: inverted lists, searched with the effort that reaches the required recall of exact search.
 
-Indexes are good at the nearest of equally long vectors and poor at the largest inner product of vectors of any length, so the
-items are moved and lengthened (Bachrach 2014) until both ask the same: on 100,000 items 3,000 distances then find what took
-20,000 among the raw vectors.
+Indexes find nearest neighbours of equally long vectors well, and largest inner products poorly. So items are centred and get
+an extra dimension (Bachrach 2014) that makes both equivalent: on 100,000 items 3,000 distances then reach the recall of 20,000.
 
-Small catalogues are scored whole: one matrix product costs less than walking any index. No graph (HNSW): it computes half as
-many distances, but each is a read at random and a place in a heap. For 400 answers among 100,000 items it took 1.3 ms where the
-lists took 0.3 ms at the same recall; it takes twice the memory, minutes to build, and no GPU holds it.
+Small catalogues are scored whole, which costs less than an index. We do not use HNSW: for 400 results of 100,000 items it took
+1.3 ms instead of 0.3 ms at the same recall; it needs twice the memory and minutes to build, and does not run on a GPU.
 """
 
 from __future__ import annotations
@@ -26,14 +24,14 @@ WANTED_RECALL = 0.98
 QUERIES = 512
 EFFORTS = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # lists searched per query
 LISTS_PER_ROOT = 4  # lists, times the root of the number of items
-SAMPLES_PER_LIST = 64  # vectors that place each list's centre
+SAMPLES_PER_LIST = 64  # training vectors per list centre
 
 
 @dataclass(frozen=True)
 class Trial:
     """One index at one effort. cost: distances computed per query; recall: share of the exact answers found.
 
-    surely: where the 95 % interval begins of what as many other queries of the kind will find
+    surely: lower bound of the 95 % interval of the recall on as many other queries
     """
 
     kind: str
@@ -55,10 +53,10 @@ class Choice(NamedTuple):
 
 
 def choose_index(item_vectors: np.ndarray, positions: np.ndarray, query_vectors: np.ndarray, k: int, effort: int = 0) -> Choice:
-    """item_vectors: float32 [n_items, D]; positions: int64 [n], those that may be served; query_vectors: float32 [Q, D].
+    """Choose an index. item_vectors: float32 [n_items, D]; positions: int64 [n] servable items; query_vectors: float32 [Q, D].
 
-    k: how many answers are compared; effort: lists searched per query, the only number to try, 0 = a ladder. Raises ExportError
-    when the wanted recall is not reached.
+    k: results to compare; effort: lists searched per query, 0 = try several. Raises ExportError when the required recall is not
+    reached.
     """
     if len(positions) <= EXACT_UP_TO:
         return Choice("exact", None, (Trial("exact", 0, 1.0, 1.0, float(len(positions))),))
@@ -84,21 +82,21 @@ def tried(kind: str, index: Any, effort: int, item_vectors: np.ndarray, queries:
     found = index.search(index_queries(queries), exact.shape[1])[1]
     cost = index.nlist + faiss.cvar.indexIVF_stats.ndis / len(queries)
     shares = recalls_of(true_scores(item_vectors, queries, found), exact)
-    error = shares.std() * (2 / len(shares)) ** 0.5  # of the difference of two such samples
+    error = shares.std() * (2 / len(shares)) ** 0.5  # of the difference between two such samples
     return Trial(kind, effort, float(shares.mean()), float(shares.mean() - 1.96 * error), cost)
 
 
 def exact_scores(vectors: np.ndarray, queries: np.ndarray, k: int) -> np.ndarray:
-    """float32 [Q, min(k, n)]: the largest inner products, falling."""
+    """Return the largest inner products, float32 [Q, min(k, n)], descending."""
     flat = faiss.IndexFlatIP(vectors.shape[1])
     flat.add(vectors)
     return flat.search(queries, min(k, len(vectors)))[0]
 
 
 def index_vectors(vectors: np.ndarray) -> np.ndarray:
-    """float32 [n, D] -> unit vectors [n, D + 1], whose order by distance to an `index_queries` is by falling inner product.
+    """Return unit vectors [n, D + 1] of float32 [n, D], whose distance to `index_queries` orders them by falling inner product.
 
-    Taking the mean away takes the same from all scores of a user; the extra dimension makes all equally long.
+    Subtracting the mean changes all scores of a user alike; the extra dimension makes all vectors equally long.
     """
     centred = vectors - vectors.mean(axis=0)
     squares = np.square(centred).sum(axis=1)
@@ -108,18 +106,18 @@ def index_vectors(vectors: np.ndarray) -> np.ndarray:
 
 
 def true_scores(item_vectors: np.ndarray, queries: np.ndarray, found: np.ndarray) -> np.ndarray:
-    """int64 [Q, k] positions, -1 = none -> float32 [Q, k] inner products, -inf for none."""
+    """Return inner products, float32 [Q, k], of positions int64 [Q, k]; -inf for -1."""
     return np.where(found >= 0, np.einsum("qd,qkd->qk", queries, item_vectors[found]), -np.inf)
 
 
 def recalls_of(found: np.ndarray, exact: np.ndarray) -> np.ndarray:
-    """float64 [Q]: share of the k answers as good as the exact ones. Scores [Q, k], `exact` falling; equals may stand in."""
+    """Return the share of k results as good as the exact ones, float64 [Q]. Scores [Q, k], `exact` descending; ties count."""
     floor = exact[:, -1:] - 1e-5 * np.abs(exact[:, -1:])
     return (found >= floor).mean(axis=1)
 
 
 def _empty(kind: str, n_items: int, width: int) -> Any:
-    """Compressed: one byte per dimension; the kernel computes the scores it returns from the true vectors anyway."""
+    """Return an empty index. Compressed ones store a byte per dimension; the stage computes exact scores anyway."""
     centres, n_lists = faiss.IndexFlatL2(width), int(LISTS_PER_ROOT * n_items**0.5)
     if kind == "lists":
         return faiss.IndexIVFFlat(centres, width, n_lists)

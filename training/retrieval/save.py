@@ -1,4 +1,4 @@
-"""Write what `serving/stages/retrieve.py` loads."""
+"""Write the files of `serving/stages/retrieve.py`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def save_retriever(
     filter_seen: bool = True,
     index_effort: int = 0,
 ) -> tuple[dict[str, Any], Parity, Choice]:
-    """Everything of the retrieve stage but `stage.json` and the manifest.
+    """Write the retrieve stage without `stage.json` and the manifest.
 
     available: bool [n_items]; sample: real users, on whom parity and the index's recall are measured; candidates: C;
     index_effort: as `choose_index` takes it
