@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from serving.contract.errors import DataError
+from serving.contract.errors import ConfigError, DataError
 from serving.contract.tensors import LIVE_MODELS, STAGES, Axes, ensemble_spec, live_specs, stage_specs
+from serving.live.aggregations import parse_aggregations
 
 FILE_NAME = "dataset.toml"
 ColumnName = Annotated[str, Field(min_length=1)]
@@ -162,6 +163,28 @@ class Description(_Section):
     users: Users | None = None
     context: Context = Context()
     events: dict[EventName, Event] = {}
+    aggregations: list[dict[str, Any]] | None = None  # None: the defaults of training/features/aggregates.py
+
+    @property
+    def event_names(self) -> tuple[str, ...]:
+        """Names that a live event may have; without `[events]` one, that of the log's own rows."""
+        return tuple(self.events) or ("rating" if self.interactions.label else "purchase",)
+
+    @property
+    def row_event(self) -> str:
+        """Which of `event_names` the rows of the log are: the first positive one."""
+        return next((name for name, event in self.events.items() if event.positive), self.event_names[0])
+
+    @property
+    def category_columns(self) -> tuple[str, ...]:
+        """Columns of the items by which aggregations may group: the categorical ones and the category."""
+        items = self.items
+        return tuple(dict.fromkeys([*items.categorical, *([items.category] if items.category else [])])) if items else ()
+
+    @model_validator(mode="after")
+    def _aggregations_are_sound(self) -> Description:
+        parse_aggregations(self.aggregations or [], self.category_columns, self.event_names)
+        return self
 
     @model_validator(mode="after")
     def _some_event_is_positive(self) -> Description:
@@ -195,6 +218,8 @@ def read_description(folder: Path) -> Description:
         return Description.model_validate(content)
     except ValidationError as error:
         raise DataError(f"{path}: {_explain(error)}") from error
+    except ConfigError as error:  # of an aggregation
+        raise DataError(f"{path}: {error}") from error
 
 
 def _explain(error: ValidationError) -> str:

@@ -28,7 +28,7 @@ from serving.live.aggregations import (
 from serving.live.aggregations.plan import NO_KEY
 from serving.live.aggregations.spec import USER
 from serving.stages.features.ranking import aggregate_numbers
-from serving.stages.features.user_state import EVENT_NAMES, by_name
+from serving.stages.features.user_state import by_name
 from training.dataset.dataset import Dataset
 
 INSTANTS_AT_ONCE = 1 << 21
@@ -48,8 +48,9 @@ DEFAULTS: tuple[Mapping[str, Any], ...] = (
 
 def declared_aggregations(dataset: Dataset) -> tuple[Aggregation, ...]:
     """Return what the data set declares, or the defaults."""
-    items = dataset.description.items
-    return parse_aggregations(DEFAULTS, [items.category] if items and items.category else [], EVENT_NAMES)
+    description = dataset.description
+    tables = DEFAULTS if description.aggregations is None else description.aggregations
+    return parse_aggregations(tables, description.category_columns, description.event_names)
 
 
 def ranker_aggregations(dataset: Dataset) -> tuple[Aggregation, ...]:
@@ -67,6 +68,7 @@ def log_events(dataset: Dataset, log: pd.DataFrame) -> np.ndarray:
     events["sequence"] = np.arange(len(log))
     events["time_ms"] = log["timestamp"].to_numpy() * 1_000
     events["user_id"], events["item_id"] = log["user_id"], log["item_id"]
+    events["event"] = dataset.description.event_names.index(dataset.description.row_event)
     events["weight"] = log["weight"]
     given = "label" if interactions.label else "weight" if interactions.weight else None
     events["amount"] = log[given] if given else np.nan
@@ -76,11 +78,12 @@ def log_events(dataset: Dataset, log: pd.DataFrame) -> np.ndarray:
 
 
 def item_categories(dataset: Dataset) -> dict[str, np.ndarray]:
-    """Return the keys of all items' categories by the name of the column, int64 [n_items + 1]."""
-    items = dataset.description.items
-    if not (items and items.category):
-        return {}
-    return {items.category: np.append(hash_categories(dataset.items["category"].to_numpy(object)), NO_KEY)}
+    """Return the keys of all items by category column, int64 [n_items + 1]."""
+    categories = {}
+    for name in dataset.description.category_columns:
+        texts = dataset.items[name if name in dataset.description.items.categorical else "category"]
+        categories[name] = np.append(hash_categories(texts.where(texts.notna(), None).to_numpy(object)), NO_KEY)
+    return categories
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,7 @@ class LogAggregates:
     """
 
     aggregations: tuple[Aggregation, ...]
+    event_names: tuple[str, ...]
     plans: dict[str, EntityPlan]
     events: np.ndarray
     keys: dict[str, np.ndarray]
@@ -101,12 +105,14 @@ class LogAggregates:
     @classmethod
     def of(cls, dataset: Dataset, log: pd.DataFrame, aggregations: Sequence[Aggregation]) -> LogAggregates:
         """log: `dataset.interactions` or a part of it, sorted by time"""
-        plans, events = compile_aggregations(aggregations, EVENT_NAMES), log_events(dataset, log)
+        plans, events = compile_aggregations(aggregations, dataset.description.event_names), log_events(dataset, log)
         item_ids = dataset.items["item_id"].to_numpy()
         categories, items = item_categories(dataset), np.searchsorted(item_ids, events["item_id"])
         of_events = {name: values[items] for name, values in categories.items()}
         keys = {entity: entity_keys(entity, events["user_id"], events["item_id"], of_events) for entity in plans}
-        return cls(tuple(aggregations), plans, events, keys, np.append(item_ids, PAD_ID), categories)
+        return cls(
+            tuple(aggregations), dataset.description.event_names, plans, events, keys, np.append(item_ids, PAD_ID), categories
+        )
 
     def at(self, entity: str, instants: Instants) -> np.ndarray:
         """Return the features float32 [M, F] of entities at instants of the log."""

@@ -69,6 +69,7 @@ def write_store(folder: Path, log: EventLog) -> None:
         "as_of_s": log.as_of_s,
         "has_categories": categories is not None,
         "aggregations": [asdict(aggregation) for aggregation in aggregations],
+        "event_names": log.aggregates.event_names if log.aggregates else (),
         "profile": [_save_profile(folder, number, *item) for number, item in enumerate(log.profiles.columns.items())],
     }
     (folder / STORE_FILE).write_text(json.dumps(settings, indent=1) + "\n")

@@ -29,7 +29,6 @@ NO_CATEGORY = -1
 RECENT = 32  # favourite categories come from the last RECENT positive events
 STORE_FILE = "store.json"
 DERIVED = ("event_count", "days_since_last_event", "days_since_first_event", "sum_weight", "mean_weight", "mean_label")
-EVENT_NAMES = ("purchase",)  # of aggregations over an interaction log: every row is one
 _NO_CODES = np.empty(0, np.int32)
 
 
@@ -241,7 +240,7 @@ class UserStore:
             for number, column in enumerate(settings["profile"])
         }
         self._profiles = Profiles(user_ids, profile)
-        self._aggregates = _open_aggregates(folder, settings.get("aggregations", []), n_rows)
+        self._aggregates = _open_aggregates(folder, settings, n_rows)
 
     @property
     def user_ids(self) -> np.ndarray:
@@ -281,13 +280,14 @@ def by_name(plan: EntityPlan, features: np.ndarray) -> dict[str, np.ndarray]:
     return dict(zip(plan.names, features.T, strict=True))
 
 
-def _open_aggregates(folder: Path, declared: list[dict], n_rows: int) -> tuple[EntityPlan, np.ndarray] | None:
-    """-> (plan, records [U + 1]), or None where nothing is declared. Raises ArtifactError."""
-    if not declared:
+def _open_aggregates(folder: Path, settings: dict[str, Any], n_rows: int) -> tuple[EntityPlan, np.ndarray] | None:
+    """-> (plan, records [U + 1]), or None where store.json lists no aggregation. Raises ArtifactError."""
+    if not settings.get("aggregations"):
         return None
     try:
-        (plan,) = compile_aggregations([Aggregation(**fields) for fields in declared], EVENT_NAMES).values()
-    except (ConfigError, TypeError, ValueError) as error:
+        declared = [Aggregation(**fields) for fields in settings["aggregations"]]
+        (plan,) = compile_aggregations(declared, settings["event_names"]).values()
+    except (ConfigError, KeyError, TypeError, ValueError) as error:
         raise ArtifactError(f"{folder / STORE_FILE} lists aggregations that are none ({error}). {REMEDY}") from error
     records = open_array(folder, "aggregates")
     if records.dtype != plan.dtype or records.shape != (n_rows,):

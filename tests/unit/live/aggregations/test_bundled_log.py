@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from serving.live.aggregations import Instants, StateTable, parse_aggregations
-from serving.stages.features.user_state import EVENT_NAMES
 from training.dataset import load_dataset
 from training.features.aggregates import DEFAULTS, LogAggregates
 
@@ -21,7 +20,7 @@ MORE = (
 @pytest.fixture(scope="module")
 def log():
     dataset = load_dataset("online-retail")
-    aggregations = parse_aggregations((*DEFAULTS, *MORE), ["category"], EVENT_NAMES)
+    aggregations = parse_aggregations((*DEFAULTS, *MORE), ["category"], dataset.description.event_names)
     return LogAggregates.of(dataset, dataset.interactions, aggregations)
 
 
