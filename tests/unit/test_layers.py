@@ -1,4 +1,4 @@
-"""Imports run one way: what serves imports nothing of what trains, and the README names what exists."""
+"""Imports run one way: what serves imports nothing of what trains, and documents name what exists."""
 
 import ast
 import re
@@ -125,10 +125,31 @@ def test_every_make_target_the_readme_names_exists():
     assert named <= targets
 
 
-def test_every_file_the_readme_links_to_exists():
-    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", (PROJECT / "README.md").read_text())
-    assert links
-    assert [link for link in links if not (PROJECT / link).exists()] == []
+def documents() -> list[str]:
+    """Return the paths of the project's Markdown files."""
+    folders = [path for path in PROJECT.iterdir() if path.is_dir() and path.name[0] != "." and path.name != "shared"]
+    paths = [*PROJECT.glob("*.md"), *(path for folder in folders for path in folder.rglob("*.md"))]
+    return sorted(str(path.relative_to(PROJECT)) for path in paths)
+
+
+def anchors_of(document: Path) -> set[str]:
+    """Return the anchors of a document's headings, as GitHub names them."""
+    headings = re.findall(r"^#+ (.+)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", documents())
+def test_every_relative_link_of_a_document_leads_somewhere(name):
+    document = PROJECT / name
+    prose = re.sub(r"```.*?```", "", document.read_text(), flags=re.DOTALL)
+    for path, anchor in re.findall(r"\]\((?![a-z]+:)([^)#\s]*)(?:#([^)\s]+))?\)", prose):
+        target = document.parent / path if path else document
+        assert target.exists(), f"{name} links to {path}, which does not exist"
+        assert not anchor or anchor in anchors_of(target), f"{name} links to {path}#{anchor}, a heading that does not exist"
+
+
+def test_the_readme_is_short():
+    assert len((PROJECT / "README.md").read_text().splitlines()) <= 150
 
 
 def test_every_command_the_readme_names_has_help():
