@@ -2,8 +2,8 @@
 
     length and time of the body ─▶ 413, 408     bearer token ─▶ 401     requests per second of one client ─▶ 429
 
-A body is read whole before a route runs, so nothing behind the gateway ever waits for a slow caller. Compressed bodies are
-refused, and header bytes are limited by the HTTP parser (gateway/protocol.py).
+A body is read whole before a route runs, so nothing behind the gateway ever waits for a slow caller. Bodies that are compressed
+or come in chunks are refused. Headers that never end are cut off by gateway/protocol.py.
 """
 
 from __future__ import annotations
@@ -100,10 +100,15 @@ class Guard:
         if wait_s := self._buckets[client].take(now_s):
             message = f"More than {self._settings.requests_per_s:g} requests/s of one client. Try again in {wait_s:.3f} s."
             raise Refused(429, "RATE_LIMITED", message, **{"retry-after": str(int(wait_s) + 1)})
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > self._settings.header_bytes:
+            raise Refused(431, "HEADERS_TOO_LARGE", f"The headers have more than {self._settings.header_bytes:,} bytes.")
+        if b"transfer-encoding" in headers:  # a body of many small chunks costs far more than its bytes
+            raise Refused(411, "LENGTH_REQUIRED", "The body comes in chunks; expected it whole, with a content-length.")
         if b"content-encoding" in headers:
             raise Refused(415, "UNSUPPORTED_ENCODING", "The body is compressed; expected it as it is.")
         if int(headers.get(b"content-length", b"0")) > self._settings.body_bytes:  # h11 has seen that it is a number
-            raise self._too_large()
+            message = f"The body is larger than {self._settings.body_bytes:,} bytes. Send less at once."
+            raise Refused(413, "BODY_TOO_LARGE", message)
         try:
             async with asyncio.timeout(self._settings.body_timeout_s):
                 return await self._read_body(receive)
@@ -127,22 +132,14 @@ class Guard:
         return f"token {name}"
 
     async def _read_body(self, receive: Receive) -> bytes:
-        parts, size = [], 0
+        parts = []
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise Refused(400, "DISCONNECTED", "The caller went away before its body was complete.")
             parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > self._settings.body_bytes:
-                raise self._too_large()
             if not message.get("more_body"):
                 return b"".join(parts)
-
-    def _too_large(self) -> Refused:
-        return Refused(
-            413, "BODY_TOO_LARGE", f"The body is larger than {self._settings.body_bytes:,} bytes. Send less at once."
-        )
 
 
 def _whole(body: bytes, receive: Receive) -> Receive:

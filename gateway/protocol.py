@@ -15,7 +15,7 @@ STOP_TIMEOUT_S = 5
 MOST_CONNECTIONS = 2_048
 
 
-def protocol_type(header_timeout_s: float) -> type[H11Protocol]:
+def protocol_type(header_bytes: int, header_timeout_s: float) -> type[H11Protocol]:
     """Return uvicorn's protocol with a limit on the time that the headers of a request may take."""
 
     class TimedProtocol(H11Protocol):
@@ -23,6 +23,7 @@ def protocol_type(header_timeout_s: float) -> type[H11Protocol]:
 
         def connection_made(self, transport) -> None:
             super().connection_made(transport)
+            transport.max_size = header_bytes  # bytes that are parsed at once: other callers wait meanwhile
             self._limit_headers()
 
         def data_received(self, data: bytes) -> None:
@@ -51,7 +52,7 @@ def http_server(app, settings: GatewaySettings, port: int) -> uvicorn.Server:
             app,
             host=settings.host,
             port=port,
-            http=protocol_type(settings.header_timeout_s),
+            http=protocol_type(settings.header_bytes, settings.header_timeout_s),
             h11_max_incomplete_event_size=settings.header_bytes,
             ws="none",
             timeout_keep_alive=KEEP_ALIVE_S,

@@ -1,0 +1,170 @@
+"""The gateway in front of a real tritonserver: started and stopped with it, and answering when it is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from gateway import schema
+from server import gateway
+from server.launcher import TritonServer, stop_server
+from server.ports import is_free
+from server.processes import members
+from tests.repositories import small_repository
+
+USER = 7
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+@dataclass
+class Served:
+    server: TritonServer
+    port: int
+    http: httpx.Client
+
+    def recommend(self, **params) -> dict:
+        response = self.http.get("/v1/recommendations", params={"user": USER, **params}, headers={"x-deadline-ms": "5000"})
+        assert response.status_code == 200, response.text
+        return response.json()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory) -> Iterator[Served]:
+    """A server of the small shop, which gets a live store of its own, and a gateway."""
+    folder: Path = tmp_path_factory.mktemp("gateway")
+    repo = shutil.copytree(small_repository(), folder / "repository")
+    config = folder / "gateway.toml"
+    config.write_text("header_timeout_s = 1.0\nbody_timeout_s = 1.0\nbody_bytes = 100_000\n")
+    server = TritonServer(repo, run_dir=folder / "run").start()
+    port = free_port()
+    state = gateway.follow(server.state, port, str(config), folder / "run")
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
+            yield Served(server, port, http)
+    finally:
+        stop_server(state, folder / "run")
+        assert members(state.tag) == []
+        assert is_free(port)
+
+
+def test_what_a_user_does_changes_what_is_shown_next(served):
+    before = served.recommend()
+    schema.Recommendations.model_validate(before)
+    assert before["known"] is True
+    assert before["degraded"] == []
+    first = before["items"][0]["id"]
+    event = {"user": USER, "item": first, "request_id": before["request_id"]}
+    recorded = served.http.post("/v1/events", json=event)
+    assert recorded.status_code == 200, recorded.text
+    after = served.recommend(after=recorded.json()["sequence"])
+    assert first not in [item["id"] for item in after["items"]]
+    history = served.http.get(f"/v1/users/{USER}").json()["history"]
+    assert history[0]["id"] == first
+
+
+def test_the_explanation_agrees_with_what_the_server_shows(served):
+    shown = [item["id"] for item in served.recommend()["items"]]
+    for rank in (1, len(shown)):
+        told = served.http.get("/v1/explain", params={"user": USER, "item": shown[rank - 1]}).json()
+        assert told["places"][-1]["rank"] == rank
+
+
+def test_a_title_that_was_upserted_is_shown_at_once(served):
+    item = served.recommend()["items"][0]["id"]
+    assert served.http.put(f"/v1/items/{item}", json={"title": "<b>Mug</b>"}).status_code == 200
+    titles = {item["id"]: item["title"] for item in served.recommend()["items"]}
+    assert titles[item] == "<b>Mug</b>"
+
+
+def test_an_event_that_the_server_refuses_has_its_own_error(served):
+    events = [{"user": USER, "item": 20, "id": "a"}, {"user": USER, "item": 21, "event": "smile", "id": "b"}]
+    response = served.http.post("/v1/events", json=events)
+    assert response.status_code == 207, response.text
+    assert ["sequence" in result for result in response.json()["results"]] == [True, False]
+
+
+def raw(port: int, *parts: bytes) -> bytes:
+    """Send parts as they are, and return what comes back until the connection is closed."""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
+        with contextlib.suppress(ConnectionError):  # the gateway may close before it has read all
+            for part in parts:
+                sock.sendall(part)
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            while block := sock.recv(65_536):
+                answer += block
+        return answer
+
+
+def test_what_ends_tritonserver_does_not_get_past_the_gateway(served):
+    chunks = b"1\r\na\r\n" * 600_000 + b"0\r\n\r\n"
+    head = b"POST /v1/events HTTP/1.1\r\nhost: shop\r\ntransfer-encoding: chunked\r\n\r\n"
+    assert raw(served.port, head, chunks)[:12] in (b"HTTP/1.1 411", b"")
+    assert served.recommend()["degraded"] == []
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"GET /healthz HTTP/1.1\r\nhost: a\r\nx: " + b"a" * 1_000_000 + b"\r\n\r\n",
+        b"POST /v1/events HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\n{}",
+        b"POST /v1/events HTTP/1.1\r\nhost: a\r\ncontent-length: -1\r\n\r\n{}",
+        b"GET /healthz HTTP/1.1\r\n folded: b\r\nhost: a\r\n\r\n",
+        b"GET /healthz\x00 HTTP/1.1\r\nhost: a\r\n\r\n",
+    ],
+    ids=["large header", "two lengths", "negative length", "space before a name", "zero byte"],
+)
+def test_ambiguous_and_oversized_requests_are_refused(served, request_bytes):
+    answer = raw(served.port, request_bytes)
+    assert answer[:12] in (b"HTTP/1.1 400", b"HTTP/1.1 431"), answer[:100]
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /healthz HTTP/1.1\r\nhost: a\r\n"], ids=["silent", "half a header"])
+def test_slow_headers_are_cut_off(served, begun):
+    with socket.create_connection(("127.0.0.1", served.port), timeout=10) as sock:
+        sock.sendall(begun)
+        with contextlib.suppress(ConnectionResetError):
+            assert sock.recv(1) == b""
+
+
+def test_a_gateway_that_is_killed_comes_back(served):
+    workers = [process for process in gateway.gateways(served.server.state.tag) if "server.supervisor" not in process.cmdline()]
+    os.kill(workers[0].pid, signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            assert served.recommend()["degraded"] == []
+            return
+        except httpx.TransportError:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
+def test_when_the_server_is_killed_popular_items_answer(served):
+    """The last test: it ends the server."""
+    os.kill(served.server.state.pid, signal.SIGKILL)
+    for _ in range(20):
+        answer = served.http.get("/v1/recommendations", params={"user": USER, "k": 5})
+        assert answer.status_code == 200
+        if answer.json()["degraded"] == ["gateway_fallback"]:
+            assert len(answer.json()["items"]) == 5
+    assert answer.json()["degraded"] == ["gateway_fallback"]
+    assert served.http.post("/v1/events", json={"user": USER, "item": 1}).status_code == 503
+    time.sleep(1.1)
+    assert served.http.get("/readyz").status_code == 503
+    assert served.http.get("/healthz").status_code == 200

@@ -1,0 +1,86 @@
+"""Why an item is shown, or why not: the small shop's own pipeline says it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gateway import schema
+from gateway.rules_trace import trace_rules
+from serving.stages.rules.config import ITEM_RULES, ITEMS_FILE, Pin, RulesConfig
+from serving.stages.rules.rules import Rules
+
+USER = 7
+
+
+@pytest.fixture(scope="module")
+def explained(repo):
+    """explained(item, **params) -> the explanation; one pipeline for all tests."""
+    from gateway.settings import GatewaySettings
+    from tests.unit.gateway.conftest import Gateway
+
+    door = Gateway(repo, lambda query: [], GatewaySettings(), {})
+
+    def ask(item: int, user: int = USER, **params) -> dict:
+        response = door.ask("GET", "/v1/explain", params={"user": user, "item": item, **params})
+        assert response.status_code == 200, response.text
+        schema.Explanation.model_validate(response.json())
+        return response.json()
+
+    ask.door = door
+    return ask
+
+
+@pytest.fixture(scope="module")
+def history(explained) -> list[int]:
+    user = explained.door.ask("GET", f"/v1/users/{USER}").json()
+    schema.User.model_validate(user)
+    assert user["known"] is True
+    return [item["id"] for item in user["history"]]
+
+
+def test_places_of_all_shown_items_are_the_list(explained, history):
+    shown = {}
+    for item in range(1, 31):
+        told = explained(item)
+        if told["shown"]:
+            shown[told["places"][-1]["rank"]] = item
+            assert told["why"].startswith(f"It is shown at place {told['places'][-1]['rank']}")
+            assert [place["stage"] for place in told["places"]] == ["retrieve", "rank", "rerank", "rules"]
+    assert sorted(shown) == list(range(1, len(shown) + 1))
+    assert not set(shown.values()) & set(history)
+
+
+def test_why_not_seen_excluded_unknown(explained, history):
+    assert explained(history[0])["why"] == "The user has seen it already."
+    fresh = next(item for item in range(1, 31) if item not in history)
+    assert explained(fresh, exclude=str(fresh))["why"] == "The request excludes it."
+    assert explained(999)["why"].startswith("Generation 1 does not know the item")
+
+
+def test_items_of_the_history_speak_for_what_is_bought_with_them(explained, history):
+    told = [explained(item) for item in range(1, 31) if item not in history]
+    spoken = [answer for answer in told if answer["because"]]
+    assert spoken
+    for answer in spoken:
+        assert "bought_together" in answer["source"]
+        assert {speaker["id"] for speaker in answer["because"]} <= set(history)
+
+
+def test_an_unknown_user_is_told_as_such(explained):
+    assert explained(3, user=999_999)["known"] is False
+    assert explained.door.ask("GET", "/v1/users/999999").json() == {"user": 999_999, "known": False, "events": 0, "history": []}
+
+
+def test_each_rule_says_how_it_moved_an_item(tmp_path):
+    items = np.zeros(6, ITEM_RULES)
+    items["group"], items["cap"] = -1 - np.arange(6)[:, None], np.iinfo(np.int16).max
+    items["zone"][3] = -(1 << 20)  # pinned to the top
+    items["blocked"][[1, 5]] = True
+    np.save(tmp_path / ITEMS_FILE, items)
+    config = RulesConfig(blocked_items=(1,), pinned=(Pin(3, 0),))
+    positions, scores = np.arange(5)[None], np.linspace(1.0, 0.0, 5, dtype=np.float32)[None]
+    moves = trace_rules(Rules(config, items), tmp_path, 0, positions, scores, np.zeros(1, np.int64), 3)
+    assert moves(1) == [("blocked_items", 2, None), ("pinned", None, None)]
+    assert moves(3) == [("blocked_items", 4, 3), ("pinned", 3, 1)]
+    assert moves(0) == [("blocked_items", 1, 1), ("pinned", 1, 2)]
