@@ -1,0 +1,142 @@
+// The console: follows one user. Whatever comes from the shop (titles, ids, messages) is put in as text, never as markup.
+"use strict";
+
+const at = (id) => document.getElementById(id);
+const shown = { user: null, items: [], requestId: null };
+
+function element(tag, className, ...children) {
+  const made = document.createElement(tag);
+  made.className = className;
+  made.append(...children.map((child) => (child instanceof Node ? child : String(child))));
+  return made;
+}
+
+function button(className, text, act) {
+  const made = element("button", className, text);
+  made.type = "button";
+  made.addEventListener("click", () => attempt(act));
+  return made;
+}
+
+const nameOf = (item) => item.title || String(item.id);
+const milliseconds = (ms) => `${ms.toFixed(ms < 10 ? 1 : 0)} ms`;
+
+async function call(method, path, body) {
+  const headers = { "content-type": "application/json" };
+  if (at("token").value) headers.authorization = `Bearer ${at("token").value}`;
+  const begun = performance.now();
+  const response = await fetch(path, { method, headers, body: body && JSON.stringify(body) });
+  const answer = await response.json();
+  const ms = performance.now() - begun;
+  at("latency").textContent = `${milliseconds(ms)} (${path.split("?")[0]})`;
+  if (!response.ok && !("ready" in answer)) throw new Error(answer.error ? answer.error.message : `status ${response.status}`);
+  return { answer, ms };
+}
+
+async function attempt(act) {
+  at("message").textContent = "";
+  try {
+    await act();
+  } catch (error) {
+    at("message").textContent = error.message;
+  }
+}
+
+function line(rank, item, number, act) {
+  const text = act ? button("item", nameOf(item), act) : element("span", "", nameOf(item));
+  const made = element("li", "", element("span", "rank", rank), text, element("span", "number", number));
+  made.dataset.item = item.id;
+  made.title = `item ${item.id}`;
+  return made;
+}
+
+async function showUser() {
+  const { answer } = await call("GET", `v1/users/${encodeURIComponent(shown.user)}`);
+  at("known").textContent = answer.known ? `${answer.events} events` : "Nobody knows this user: a cold start.";
+  at("history").replaceChildren(
+    ...answer.history.map((item, place) => line(place + 1, item, item.time.slice(0, 16).replace("T", " "))),
+  );
+}
+
+async function showList(after) {
+  const query = new URLSearchParams({ user: shown.user });
+  if (after !== undefined) query.set("after", after);
+  const { answer, ms } = await call("GET", `v1/recommendations?${query}`);
+  const before = new Set(shown.items);
+  shown.items = answer.items.map((item) => item.id);
+  shown.requestId = answer.request_id;
+  at("generation").textContent = answer.generation;
+  const lines = answer.items.map((item, place) => {
+    const made = line(place + 1, item, item.score === null ? "popular" : item.score.toFixed(3), () => click(item));
+    made.append(button("small", "why?", () => explain(item.id)));
+    if (before.size && !before.has(item.id)) made.classList.add("new");
+    return made;
+  });
+  at("list").replaceChildren(...lines);
+  if (answer.degraded.length) at("message").textContent = `Degraded: ${answer.degraded.join(", ")}`;
+  return ms;
+}
+
+async function click(item) {
+  const before = shown.items.join();
+  const event = { user: shown.user, item: item.id, request_id: shown.requestId };
+  const { answer, ms } = await call("POST", "v1/events", event);
+  const listMs = await showList(answer.sequence);
+  const changed = before === shown.items.join() ? "the list is as it was" : "the list changed";
+  at("change").textContent = `${nameOf(item)}: durable after ${milliseconds(ms)}, ${changed} ${milliseconds(listMs)} later.`;
+  await showUser();
+}
+
+async function explain(item) {
+  at("item").value = item;
+  const query = new URLSearchParams({ user: shown.user, item });
+  const { answer } = await call("GET", `v1/explain?${query}`);
+  const rows = answer.places.map((place) => {
+    const bar = document.createElement("meter");
+    bar.max = 1;
+    bar.value = place.rank === null ? 0 : 1 - (place.rank - 1) / Math.max(place.of, 1);
+    const cells = [place.stage, place.rank === null ? "–" : `${place.rank} of ${place.of}`, place.score === null ? "–" : place.score.toFixed(4)];
+    return element("tr", "", ...cells.map((cell) => element("td", "", cell)), element("td", "bar", bar));
+  });
+  const moved = answer.rules.filter((move) => move.rank_before !== move.rank_after);
+  at("why").replaceChildren(
+    element("p", answer.shown ? "good" : "bad", `${nameOf(answer.item)}: ${answer.why}`),
+    element("table", "", ...rows),
+    ...moved.map((move) => element("p", "quiet", `Rule ${move.rule}: place ${move.rank_before ?? "–"} → ${move.rank_after ?? "out"}`)),
+    element("p", "quiet", answer.source.length ? `Proposed by: ${answer.source.join(", ")}` : "No source speaks for it."),
+    ...answer.because.map((speaker) => element("p", "quiet", `because of ${nameOf(speaker)} (+${speaker.weight.toFixed(3)})`)),
+  );
+  const { answer: alike } = await call("GET", `v1/items/${encodeURIComponent(item)}/similar?k=8`);
+  at("similar").replaceChildren(
+    ...alike.items.map((other, place) => {
+      const source = other.source === "bought_together" ? "bought together" : "alike";
+      return line(place + 1, other, `${source} ${other.score.toFixed(2)}`, () => explain(other.id));
+    }),
+  );
+}
+
+async function showHealth() {
+  const { answer } = await call("GET", "readyz");
+  at("health").textContent = answer.ready ? "ready" : "away: popular items answer";
+  at("health").className = answer.ready ? "good" : "bad";
+}
+
+async function follow(user) {
+  Object.assign(shown, { user, items: [], requestId: null });
+  location.hash = new URLSearchParams({ user });
+  for (const id of ["why", "similar", "change"]) at(id).replaceChildren();
+  await showHealth();
+  await showUser();
+  await showList();
+}
+
+at("follow").addEventListener("submit", (event) => {
+  event.preventDefault();
+  attempt(() => follow(at("user").value.trim()));
+});
+at("ask").addEventListener("submit", (event) => {
+  event.preventDefault();
+  attempt(() => explain(at("item").value.trim()));
+});
+at("user").value = new URLSearchParams(location.hash.slice(1)).get("user") ?? "";
+attempt(() => (at("user").value ? follow(at("user").value) : showHealth()));

@@ -57,9 +57,7 @@ class Explainer:
         """Return what recommendations know of a user, as JSON has it."""
         with self._lock:
             pipeline = self._loaded()
-            inputs = {t.name: t.filled(1) for t in pipeline.specs["preprocess"].taken if t.optional} | {
-                "user_id": np.array([[user_id]])
-            }
+            inputs = tensors_of(pipeline, user_id, (), {})
             state, _, _ = pipeline.stages["preprocess"].inputs.read_state(inputs)
         seen = zip(state.history_ids[0].tolist(), state.history_times[0].tolist(), strict=True)
         history = [

@@ -20,14 +20,14 @@ from gateway.metrics import Metrics
 from gateway.settings import GatewaySettings
 from gateway.tokens import digest
 
-OPEN_PATHS = frozenset({"/healthz", "/readyz", "/", "/console.js"})  # nothing of the shop's is in them
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/", "/console.js", "/console.css"})  # nothing of the shop's is in them
 MOST_CLIENTS = 10_000  # whose rates are remembered
 SECURITY_HEADERS = {
     b"x-content-type-options": b"nosniff",
     b"referrer-policy": b"no-referrer",
     b"cache-control": b"no-store",
     b"content-security-policy": (
-        b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+        b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
         b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
 }
