@@ -18,7 +18,18 @@ from serving.tables.store.tiers import Tiers
 from serving.tables.updates.applier import Applier
 from serving.tables.updates.ring import UNKNOWN
 from tests.unit.tables.conftest import random_rows
-from tests.unit.tables.updating import ROWS, TABLE, WIDTH, Log, applied, full, until, versions
+from tests.unit.tables.updating import (
+    ROWS,
+    TABLE,
+    WIDTH,
+    Log,
+    applied,
+    full,
+    held_by_another_writer,
+    rocksdb_rows,
+    until,
+    versions,
+)
 
 NOTHING_GONE = {"items": nothing_reached()}
 
@@ -63,8 +74,7 @@ def test_replays_change_nothing_on_any_level(config, instances):
     for batch in batches:
         applier.apply("items", batch)
         np.testing.assert_array_equal(tiers.lookup("items", keys), versions(keys, 2))
-        found, _ = applier._rocksdb.level.store.read({"items": keys})
-        np.testing.assert_array_equal(found["items"][0], versions(keys, 2))
+        np.testing.assert_array_equal(rocksdb_rows(config, keys), versions(keys, 2))
     assert applied(tiers) == 3 * len(keys)
     applier.close()
 
@@ -149,19 +159,15 @@ def test_updates_wait_for_a_store_that_is_down(config, instances):
     """Memory is served at once; RocksDB gets each key's last row when it is back. Nothing counts as durable before."""
     tiers = instances()
     applier, log = Applier(config), Log()
-    level = applier._rocksdb.level
-    level._open_store, opening = full, level._open_store
-    for version in (1, 2):
-        applier.apply("items", log.batch(np.arange(10), versions(np.arange(10), version)))
-    assert applier.behind == 10
-    assert not applier.durable()
-    np.testing.assert_array_equal(tiers.lookup("items", np.arange(10)), versions(np.arange(10), 2))
-    level._open_store = opening
-    level.breaker.succeeded()
+    with held_by_another_writer(config):
+        for version in (1, 2):
+            applier.apply("items", log.batch(np.arange(10), versions(np.arange(10), version)))
+        assert applier.behind == 10
+        assert not applier.durable()
+        np.testing.assert_array_equal(tiers.lookup("items", np.arange(10)), versions(np.arange(10), 2))
     until(lambda: applier.drain() or applier.behind == 0)
     assert applier.durable()
-    found, _ = level.store.read({"items": np.arange(10)})
-    np.testing.assert_array_equal(found["items"][0], versions(np.arange(10), 2))
+    np.testing.assert_array_equal(rocksdb_rows(config, np.arange(10)), versions(np.arange(10), 2))
     applier.close()
 
 
@@ -179,16 +185,13 @@ def evict(tiers: Tiers, key: int) -> None:
 def test_an_updated_row_that_left_memory_is_not_followed_by_an_older_one(config, instances):
     """RocksDB is down and has the row of before: the update ring answers."""
     tiers, applier, log, key = instances(), Applier(config), Log(), 250
-    level = applier._rocksdb.level
-    level._open_store, opening = full, level._open_store
-    applier.apply("items", log.batch(np.array([key, 3]), versions([key, 3], 7)))
-    evict(tiers, key)
-    for _ in range(2):
-        np.testing.assert_array_equal(tiers.lookup("items", np.array([key])), versions([key], 7))
-        assert not tiers.degraded
-        tiers.settle()
-    level._open_store = opening
-    level.breaker.succeeded()
+    with held_by_another_writer(config):
+        applier.apply("items", log.batch(np.array([key, 3]), versions([key, 3], 7)))
+        evict(tiers, key)
+        for _ in range(2):
+            np.testing.assert_array_equal(tiers.lookup("items", np.array([key])), versions([key], 7))
+            assert not tiers.degraded
+            tiers.settle()
     until(lambda: applier.drain() or applier.behind == 0)
     ring = applier.shared["items"].ring
     assert ring.stored == ring.head
@@ -233,19 +236,16 @@ def died(*_) -> None:
 
 def test_where_the_ring_is_too_short_rows_that_may_be_old_are_marked_and_kept_nowhere(config, instances):
     tiers, applier, log, key = instances(), Applier(config), Log(), 250
-    level = applier._rocksdb.level
-    level._open_store, opening = full, level._open_store
     ring, others = applier.shared["items"].ring, np.arange(100)
-    applier.apply("items", log.batch(np.array([key]), versions([key], 7)))
-    for version in range(ring.size // len(others) + 1):
-        applier.apply("items", log.batch(others, versions(others, version)))
-    evict(tiers, key)
-    for _ in range(2):
-        tiers.lookup("items", np.array([key]))
-        assert tiers.degraded
-        tiers.settle()
-    level._open_store = opening
-    level.breaker.succeeded()
+    with held_by_another_writer(config):
+        applier.apply("items", log.batch(np.array([key]), versions([key], 7)))
+        for version in range(ring.size // len(others) + 1):
+            applier.apply("items", log.batch(others, versions(others, version)))
+        evict(tiers, key)
+        for _ in range(2):
+            tiers.lookup("items", np.array([key]))
+            assert tiers.degraded
+            tiers.settle()
     until(lambda: applier.drain() or applier.behind == 0)
     np.testing.assert_array_equal(tiers.lookup("items", np.array([key])), versions([key], 7))
     assert not tiers.degraded
@@ -266,8 +266,7 @@ def test_a_database_that_lost_rows_takes_nothing_before_they_come_again(config, 
     assert applier.start({"items": np.full(PARTITIONS, 2)}, NOTHING_GONE).offsets["items"][0] == 0  # committed was 2
     for batch in batches:
         applier.apply("items", batch)
-    found, _ = applier._rocksdb.level.store.read({"items": keys})
-    np.testing.assert_array_equal(found["items"][0], versions(keys, 2))
+    np.testing.assert_array_equal(rocksdb_rows(config, keys), versions(keys, 2))
     assert (applier.lost_rows, applier.behind) == (False, 0)
     applier.close()
 
@@ -376,5 +375,7 @@ def test_what_the_log_no_longer_has_is_done_without(config, instances):
     applier.close()
     again = Applier(config)
     assert again.start({"items": nothing_reached()}, {"items": gone}).wanted["items"][0] == 0
-    assert again._rocksdb.reached["items"][0] == 6
+    store = RocksStore(config.rocksdb, config.model, {"items": WIDTH})
+    assert store.reached("items")[0] == 6
+    store.close()
     again.close()

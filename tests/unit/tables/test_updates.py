@@ -8,6 +8,7 @@ import shutil
 import signal
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,7 +24,18 @@ from serving.tables.updates.publisher import Publisher
 from serving.tables.updates.updater import Updater
 from tests.unit.tables.conftest import random_rows
 from tests.unit.tables.kafka_broker import MockBroker
-from tests.unit.tables.updating import GROUP, ROWS, WIDTH, applied, committed, full, until, updating, versions
+from tests.unit.tables.updating import (
+    GROUP,
+    ROWS,
+    WIDTH,
+    applied,
+    committed,
+    full,
+    held_by_another_writer,
+    until,
+    updating,
+    versions,
+)
 
 
 @pytest.fixture
@@ -215,17 +227,14 @@ def test_messages_are_kept_by_the_brokers_until_a_store_that_is_down_has_their_r
     """Consumed, applied to memory and said to be so is not enough: were the machine to fail now, they must come again."""
     config, tiers = replace(config, updates=UpdateConfig(broker.address)), instances()
     publisher, keys = Publisher(broker.address, "rank", {"items": WIDTH}), np.arange(20)  # which L2 holds
-    with updating(config) as updater:
-        level = updater._applier._rocksdb.level
-        until(lambda: level.store is not None)
-        level._open_store, opening = (lambda: (_ for _ in ()).throw(DependencyError("disk full"))), level._open_store
-        level.close()
+    with ExitStack() as while_down, updating(config):
+        while_down.enter_context(held_by_another_writer(config))
         publisher.publish("items", keys, versions(keys, 1))
         publisher.flush()
         until(lambda: (tiers.lookup("items", keys) == versions(keys, 1)).all())
         until(lambda: tiers.metrics().tables["items"].updater.store_down)
         assert committed(config) == [0, 0, 0, 0]
-        level._open_store = opening
+        while_down.close()
         until(lambda: committed(config) == [1, 1, 1, 1])
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 from confluent_kafka import Consumer, TopicPartition
@@ -15,6 +17,8 @@ from confluent_kafka import Consumer, TopicPartition
 from serving.contract.errors import DependencyError
 from serving.tables.config import TableConfig, TiersConfig
 from serving.tables.formats.kafka import consumer_group
+from serving.tables.levels.loading import WRITER_FILE
+from serving.tables.levels.rocks_store import RocksStore
 from serving.tables.store.batch import Batch
 from serving.tables.store.tiers import Tiers
 from serving.tables.updates.updater import Updater
@@ -62,6 +66,25 @@ def versions(keys: np.ndarray, version: int) -> np.ndarray:
 
 def applied(tiers: Tiers) -> int:
     return tiers.metrics().tables["items"].updater.rows_applied
+
+
+@contextmanager
+def held_by_another_writer(config: TiersConfig) -> Iterator[None]:
+    """Hold the writers' lock of the database, as another updater would: one that opens it now finds it down."""
+    with open(Path(config.rocksdb.path) / WRITER_FILE, "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+
+
+def rocksdb_rows(config: TiersConfig, keys: np.ndarray) -> np.ndarray:
+    """Return the rows that RocksDB itself holds, float32 [N, D], read as an instance does."""
+    store = RocksStore(config.rocksdb, config.model, {"items": WIDTH})
+    try:
+        (rows, _), intact = (lambda reply: (reply[0]["items"], reply[1]))(store.read({"items": keys}))
+    finally:
+        store.close()
+    assert intact
+    return rows
 
 
 def full(*_) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from serving.tables.config import TiersConfig
+from serving.tables.levels.redis_store import RedisStore
 from serving.tables.store.tiers import Tiers
-from serving.tables.updates.applier import Applier
 from tests.unit.tables.conftest import random_rows
 
 ROWS, WIDTH = 200, 4
@@ -35,8 +36,10 @@ def version(number: int) -> np.ndarray:
     return np.full((ROWS, WIDTH), number, np.float32)
 
 
-def redis_rows(applier: Applier) -> np.ndarray:
-    """All of them, from Redis itself."""
-    rows, found = applier._redis.level.store.read({"items": np.arange(ROWS)})[0]["items"]
+def redis_rows(config: TiersConfig, keys: np.ndarray | None = None) -> np.ndarray:
+    """Return the rows of `keys`, by default of all, as Redis itself holds them: float32 [N, D]."""
+    store = RedisStore(config.redis, config.model, {"items": WIDTH})
+    rows, found = store.read({"items": np.arange(ROWS) if keys is None else keys})[0]["items"]
+    store.close()
     assert found is None
     return rows

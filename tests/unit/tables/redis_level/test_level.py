@@ -160,5 +160,5 @@ def test_updates_that_a_full_redis_refuses_are_answered_all_the_same(config, tie
     server.client.config_set("maxmemory", 0)
     until(lambda: applier.drain() or applier.behind == 0)
     assert right(tiers, rows)
-    np.testing.assert_array_equal(redis_rows(applier), rows)
+    np.testing.assert_array_equal(redis_rows(config), rows)
     applier.close()

@@ -26,13 +26,13 @@ def lose_all_but(batch: Batch, config: TiersConfig, *tables: str) -> None:
         redis.update(table, batch, nothing_reached())
 
 
-def test_a_redis_that_lost_its_last_writes_gets_them_again(machine, server):
+def test_a_redis_that_lost_its_last_writes_gets_them_again(config, machine, server):
     """After a failover, or from an older snapshot: it says how far it has the log, and is sent the rest."""
     log, keys, (tiers, applier) = Log(), np.arange(ROWS), machine("first")
     batches = [log.batch(keys, version(number)) for number in range(4)]
     for batch in batches[:3]:
         applier.apply("items", batch)
-    lose_all_but(batches[0], applier._config, "items")
+    lose_all_but(batches[0], config, "items")
     applier.apply("items", batches[3].only(slice(0, 20)))
     assert applier.lost_rows
     tiers.lookup("items", keys)  # most of them as Redis has them
@@ -41,7 +41,7 @@ def test_a_redis_that_lost_its_last_writes_gets_them_again(machine, server):
     assert start.offsets["items"][0] == 1
     for batch in batches[1:]:
         applier.apply("items", batch)
-    np.testing.assert_array_equal(redis_rows(applier), version(3))
+    np.testing.assert_array_equal(redis_rows(config), version(3))
     assert not applier.lost_rows
     assert right(tiers, version(3))
 
@@ -169,7 +169,7 @@ def test_a_redis_that_goes_away_while_it_says_what_it_lost_is_asked_again(config
     applier.close()
 
 
-def test_a_log_that_starts_anew_is_read_anew(machine):
+def test_a_log_that_starts_anew_is_read_anew(config, machine):
     (_, applier), keys = machine("first"), np.arange(ROWS)
     log = Log()
     for number in range(3):
@@ -179,6 +179,6 @@ def test_a_log_that_starts_anew_is_read_anew(machine):
     start = applier.start({"items": nothing_reached()}, {"items": nothing_reached()})
     assert not start.offsets["items"].any()
     applier.apply("items", Log().batch(keys, version(7)))
-    np.testing.assert_array_equal(redis_rows(applier), version(7))
+    np.testing.assert_array_equal(redis_rows(config), version(7))
     rows, _ = applier._rocksdb.level.store.read({"items": keys})[0]["items"]
     np.testing.assert_array_equal(rows, version(7))

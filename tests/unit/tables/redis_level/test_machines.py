@@ -9,7 +9,7 @@ from tests.unit.tables.redis_level.rows import ROWS, redis_rows, right, version
 from tests.unit.tables.updating import Log
 
 
-def test_a_machine_that_lags_brings_back_no_older_row(machine):
+def test_a_machine_that_lags_brings_back_no_older_row(config, machine):
     log, keys = Log(), np.arange(ROWS)
     batches = [log.batch(keys, version(number)) for number in range(4)]
     (tiers, first), (_, second) = machine("first"), machine("second")
@@ -18,14 +18,14 @@ def test_a_machine_that_lags_brings_back_no_older_row(machine):
     for batch in batches:
         second.apply("items", batch)
         newest = max(2, int(batch.offsets[0]))
-        np.testing.assert_array_equal(redis_rows(second), version(newest))
+        np.testing.assert_array_equal(redis_rows(config), version(newest))
         assert right(tiers, version(newest))
     for batch in (batches[2], batches[3]):  # the first one starts again
         first.apply("items", batch)
-        np.testing.assert_array_equal(redis_rows(first), version(3))
+        np.testing.assert_array_equal(redis_rows(config), version(3))
 
 
-def test_a_machine_that_lags_fills_nothing_in(machine, server):
+def test_a_machine_that_lags_fills_nothing_in(config, machine, server):
     """Redis threw rows out. Who has not read the log so far may have old ones of them."""
     log, keys = Log(), np.arange(ROWS)
     (ahead, first), (behind, second) = machine("first"), machine("second")
@@ -39,13 +39,13 @@ def test_a_machine_that_lags_fills_nothing_in(machine, server):
     behind.settle()
     assert right(ahead, version(1))
     ahead.settle()
-    np.testing.assert_array_equal(redis_rows(first), version(1))
+    np.testing.assert_array_equal(redis_rows(config), version(1))
     second.apply("items", batches[1])
     assert right(behind, version(1))
 
 
 @pytest.mark.parametrize("found_out_by", ["a look", "an update"])
-def test_an_empty_redis_that_a_lagging_machine_filled_gets_all_updates_in_the_end(machine, server, found_out_by):
+def test_an_empty_redis_that_a_lagging_machine_filled_gets_all_updates_in_the_end(config, machine, server, found_out_by):
     log, keys = Log(), np.arange(ROWS)
     (_, first), (behind, second) = machine("first"), machine("second")
     batches = [log.batch(keys[number::2], version(number + 1)[number::2]) for number in range(2)]
@@ -61,10 +61,10 @@ def test_an_empty_redis_that_a_lagging_machine_filled_gets_all_updates_in_the_en
         second.apply("items", batch)
     expected = np.where(keys[:, None] % 2 == 0, version(1), version(2))
     expected[0] = 9
-    np.testing.assert_array_equal(redis_rows(second), expected)
+    np.testing.assert_array_equal(redis_rows(config), expected)
 
 
-def test_batches_of_few_rows_move_the_log_of_every_hash(machine, server):
+def test_batches_of_few_rows_move_the_log_of_every_hash(config, machine, server):
     """So each of them knows what is old, though it had no row in most batches."""
     log, (_, first), (_, second) = Log(), machine("first"), machine("second")
     batches = [log.batch(np.array([number % 5]), version(number)[:1]) for number in range(12)]
@@ -74,6 +74,5 @@ def test_batches_of_few_rows_move_the_log_of_every_hash(machine, server):
         assert server.client.hget(f"hps_et{{hps_et.rank.items/p{partition}}}log", 0) == b"12"
     for batch in batches:
         second.apply("items", batch)
-        rows, _ = second._redis.level.store.read({"items": np.arange(5)})[0]["items"]
-        assert rows[:, 0].tolist() == [10, 11, 7, 8, 9]
+        assert redis_rows(config, np.arange(5))[:, 0].tolist() == [10, 11, 7, 8, 9]
     assert [first.lost_rows, second.lost_rows] == [False, False]
