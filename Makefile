@@ -7,7 +7,7 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 DATA ?= online-retail
 PROFILE ?= cpu
-# ensemble: a model per stage; fused: one model that runs the four kernels
+# ensemble: a model per stage; fused: one model that runs the four stages
 LAYOUT ?= ensemble
 # of the merlin profile: 24.03 (merlin-hugectr:24.06, the last image with HPS) or modern (any current one)
 TRITON ?=

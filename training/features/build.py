@@ -89,15 +89,6 @@ class Features:
         (numbers,) = self.log.aggregates.of_items(positions, np.array([self.as_of_s]), np.array([len(self.log.times)]))
         return numbers
 
-    def encode_examples(
-        self, user_ids: np.ndarray, timestamps: np.ndarray, context: Mapping[str, np.ndarray] | None = None
-    ) -> Examples:
-        """Encode users as they were just before each moment: events of that second or later are excluded.
-
-        user_ids, timestamps: int64 [N], unix seconds; context: by name, [N] as `context_of` gives it (absent = missing)
-        """
-        return self.encode_moments(self.log.before(user_ids, timestamps), timestamps, context)
-
     def encode_users(self, user_ids: np.ndarray, context: Mapping[str, np.ndarray] | None = None) -> Examples:
         """Encode users as the store serves them: after the whole training log, at its clock."""
         return self.encode_moments(self.log.at_the_end(user_ids), np.full(len(user_ids), self.as_of_s), context)
