@@ -231,7 +231,7 @@ def report_progress(elapsed_s: float, shared: Shared, processes: Processes) -> N
 
 @app.command()
 def main(
-    seconds: Annotated[float, typer.Option(help="of updates and kills", min=30)] = 600.0,
+    seconds: Annotated[float, typer.Option(help="of updates and kills", min=10)] = 600.0,
     instances: Annotated[int, typer.Option(help="processes that look rows up", min=1)] = 3,
     rows: Annotated[int, typer.Option(help="of the table", min=500)] = 20_000,
     results: ResultsFolder = RESULTS,

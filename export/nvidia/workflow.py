@@ -47,7 +47,7 @@ def write_workflow_model(saved: Path, version: Path, serving: Serving) -> pb.Mod
 
 def publish_code(version: Path) -> None:
     """The operators that the pickle names, under the names it knows them by."""
-    copy_serving_code(version, imported_modules(OPERATORS))
+    copy_serving_code(version, [*imported_modules(OPERATORS), *imported_modules(MODEL_PY)])
     copy = version / OPERATORS.relative_to(PROJECT)
     copy.parent.mkdir(parents=True)
     for package in (copy.parent, copy.parent.parent):

@@ -18,7 +18,7 @@ from perf.observe import hit_rates, read_memory, read_samples
 from perf.report.results import load_run
 from perf.target import own_server, running_site, serve, site_of
 from serving.contract.errors import ConfigError, ServerError
-from serving.contract.tensors import ENSEMBLE, STAGES, unpacked
+from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES, unpacked
 from serving.pipeline import Pipeline
 
 WINDOW_S = 0.3
@@ -126,7 +126,7 @@ def test_a_yardstick_that_cannot_run_says_why(bench):
 def test_memory_names_the_server_and_each_instance(bench):
     processes = read_memory(bench.site.tag)
     assert processes[0].name == "tritonserver"
-    assert sorted(process.name.rsplit("_", 2)[0] for process in processes[1:]) == sorted(STAGES)
+    assert sorted(process.name.rsplit("_", 2)[0] for process in processes[1:]) == sorted((*STAGES, *LIVE_MODELS))
     assert all(0 < process.pss_mib <= process.rss_mib for process in processes)
 
 

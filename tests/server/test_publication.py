@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import tritonclient.grpc as grpcclient
 
+from export import relayout as relayout_module
 from export.relayout import relayout
-from repository import publish
 from repository.generations import published_generations
 from repository.recorded import RECORDED_FILE, Recorded, compare_answers, read_recorded
 from repository.rules import compile_rules
@@ -115,7 +115,7 @@ def test_two_exported_generations_under_load_never_mix_and_no_request_fails(repo
 def test_publications_keep_what_a_running_server_answers_with(repository, launch, tmp_path, monkeypatch):
     repo = shutil.copytree(repository, tmp_path / "repo")
     server = launch(repo)
-    monkeypatch.setattr(publish, "RUN_DIR", server.run_dir)
+    monkeypatch.setattr(relayout_module, "RUN_DIR", server.run_dir)
     assert [relayout(repository, repo, "ensemble") for _ in range(2)] == [2, 3]
     assert published_generations(repo) == (1, 2, 3)
     assert held_generations(repo, server.run_dir) == {1}

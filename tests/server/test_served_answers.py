@@ -52,7 +52,8 @@ class KernelCounts:
         found = re.findall(r'^recommender_kernel_(calls|rows){stage="(\w+)"} (\S+)$', text, re.MULTILINE)
         counts: dict[str, dict[str, float]] = {"calls": {}, "rows": {}}
         for what, stage, value in found:
-            counts[what][stage] = float(value)
+            if stage in STAGES:
+                counts[what][stage] = float(value)
         return counts
 
     def settled(self) -> dict[str, dict[str, float]]:
