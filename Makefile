@@ -59,6 +59,7 @@ run: setup ## from a bare machine to served recommendations: setup, training, ex
 		known="$$($(PY) -m clients users --repo $(REPO))"; mapfile -t users <<< "$$known"; users+=(999999999); \
 	fi; \
 	for user_id in "$${users[@]}"; do $(RECOMMEND) --user-id "$$user_id" -k 5; done; \
+	$(PY) -m clients buy --url $(URL) --repo $(REPO) --user-id "$${users[0]}"; \
 	printf '\nCall it:  %s --user-id %q -k 10    (add --json for machines)\n' "$(RECOMMEND)" "$${users[0]}"
 	@echo "Stop it:  make stop$(if $(ONE_SERVER), GRPC_PORT=$(GRPC_PORT))"
 

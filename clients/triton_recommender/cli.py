@@ -6,8 +6,10 @@ Exit status: 0 answered, 1 no answer (not ready, too late, overloaded, failed), 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated
 
@@ -109,6 +111,42 @@ def observe(
         with connect(url, timeout, root_certificates, header, catalogue=names) as shop:
             sequence = shop.observe(user_id, item_id, event, context=columns, **details)
         typer.echo(json_text({"sequence": sequence}) if as_json else f"durable as {sequence}")
+
+
+@app.command()
+def buy(
+    user_id: Annotated[str, typer.Option(help="the shop's id of the user")],
+    k: Annotated[int, typer.Option("-k", help="how many items of each list to show")] = 5,
+    timeout: Seconds = 5.0,
+    repo: Source = DEFAULT_SOURCE,
+    url: Url = DEFAULT_URL,
+    root_certificates: RootCertificates = None,
+    header: Header = None,
+) -> None:
+    """Post the purchase of the first recommended item, and show the list before and after it, with the time between.
+
+    It is a real event: the user has the item from then on.
+    """
+    with friendly():
+        names = find_catalogue(repo) or Catalogue()
+        with connect(url, timeout, root_certificates, header, catalogue=names) as shop:
+            before = shop.recommend(user_id, k=k)
+            if not before.item_ids:
+                raise InvalidRequest(f"user_id {user_id!r} is recommended nothing, so there is nothing to buy.")
+            started_s = time.perf_counter()
+            sequence = shop.observe(user_id, before.item_ids[0])
+            durable_s = time.perf_counter()
+            changed = shop.recommend(user_id, k=k, after=sequence)
+            changed_s = time.perf_counter()
+        bought = describe_item(before.item_ids[0], names)
+        times_ms = [1e3 * (end_s - begin_s) for begin_s, end_s in ((started_s, durable_s), (started_s, changed_s))]
+        out.print(
+            f"User {printable(user_id)} buys {printable(bought.get('title', str(before.item_ids[0])))}: durable after "
+            f"{times_ms[0]:.1f} ms, the changed list is there after {times_ms[1]:.1f} ms",
+            markup=False,
+            highlight=False,
+        )
+        out.print(side_by_side(before, changed, names), markup=False)
 
 
 @app.command()
@@ -264,6 +302,19 @@ def print_answer(user_id: str | None, answer: Recommendations, names: Catalogue 
         err.print(f"note: answered by the fallback of {', '.join(degraded_names(answer))}.")
     if not names:
         err.print(f"note: no titles, as {source} lacks generation {answer.generation}. Name the repository with --repo.")
+
+
+def side_by_side(before: Recommendations, changed: Recommendations, names: Catalogue) -> Table:
+    """Return a table of two lists, place by place."""
+    table = Table()
+    table.add_column("#", justify="right")
+    for title in ("before", "after"):
+        table.add_column(title, overflow="fold")
+    for place, pair in enumerate(zip_longest(before.item_ids, changed.item_ids), start=1):
+        described = ({} if item_id is None else describe_item(item_id, names) for item_id in pair)
+        shown = [printable(one.get("title", one.get("name", ""))) for one in described]
+        table.add_row(str(place), *(text or str(item_id or "") for text, item_id in zip(shown, pair, strict=True)))
+    return table
 
 
 def warn_of_foreign_items(answer: Recommendations, names: Catalogue, source: str, url: str) -> None:

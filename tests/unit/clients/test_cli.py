@@ -152,6 +152,17 @@ def test_events_and_changes_are_acknowledged(server, repo):
     assert "columns is no JSON" in wrong.stderr
 
 
+def test_a_purchase_shows_the_list_before_and_after_it(server, repo):
+    result = run("buy", "--user-id", "ann", "-k", 2, "--url", server.url, "--repo", repo)
+    assert result.exit_code == 0
+    assert [(event.user_id, event.item_id) for event in server.fake.events] == [(7, 30)]
+    assert [query.after for query in server.fake.queries] == [None, 1]
+    assert "buys new item 30" in result.stdout
+    assert "the changed list is there after" in result.stdout
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in result.stdout.splitlines() if "│" in line]
+    assert [row[0] for row in rows] == ["1", "2"]
+
+
 def test_unknown_names_are_warned_of_or_refused(server, repo):
     call = ("recommend", "--user-id", "bob", "--exclude", "tn", "--url", server.url, "--repo", repo)
     warned = run(*call)
