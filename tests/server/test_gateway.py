@@ -4,62 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import httpx
 import pytest
 
 from gateway import schema
 from server import gateway
-from server.launcher import TritonServer, stop_server
-from server.ports import is_free
-from server.processes import members
-from tests.repositories import small_repository
-
-USER = 7
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
-
-
-@dataclass
-class Served:
-    server: TritonServer
-    port: int
-    http: httpx.Client
-
-    def recommend(self, **params) -> dict:
-        response = self.http.get("/v1/recommendations", params={"user": USER, **params}, headers={"x-deadline-ms": "5000"})
-        assert response.status_code == 200, response.text
-        return response.json()
+from tests.server.gateways import USER, Served, served_gateway
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory) -> Iterator[Served]:
-    """A server of the small shop, which gets a live store of its own, and a gateway."""
-    folder: Path = tmp_path_factory.mktemp("gateway")
-    repo = shutil.copytree(small_repository(), folder / "repository")
-    config = folder / "gateway.toml"
-    config.write_text("header_timeout_s = 1.0\nbody_timeout_s = 1.0\nbody_bytes = 100_000\n")
-    server = TritonServer(repo, run_dir=folder / "run").start()
-    port = free_port()
-    state = gateway.follow(server.state, port, str(config), folder / "run")
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
-            yield Served(server, port, http)
-    finally:
-        stop_server(state, folder / "run")
-        assert members(state.tag) == []
-        assert is_free(port)
+    with served_gateway(tmp_path_factory.mktemp("gateway")) as served:
+        yield served
 
 
 def test_what_a_user_does_changes_what_is_shown_next(served):

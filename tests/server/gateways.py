@@ -1,0 +1,56 @@
+"""A gateway in front of a real tritonserver."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from server import gateway
+from server.launcher import TritonServer, stop_server
+from server.ports import is_free
+from server.processes import members
+from tests.repositories import small_repository
+
+USER = 7
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+@dataclass
+class Served:
+    server: TritonServer
+    port: int
+    http: httpx.Client
+
+    def recommend(self, **params) -> dict:
+        response = self.http.get("/v1/recommendations", params={"user": USER, **params}, headers={"x-deadline-ms": "5000"})
+        assert response.status_code == 200, response.text
+        return response.json()
+
+
+@contextmanager
+def served_gateway(folder: Path) -> Iterator[Served]:
+    """Run a server of the small shop, with a live store of its own, and a gateway, all in `folder`."""
+    repo = shutil.copytree(small_repository(), folder / "repository")
+    config = folder / "gateway.toml"
+    config.write_text("header_timeout_s = 1.0\nbody_timeout_s = 1.0\nbody_bytes = 100_000\n")
+    server = TritonServer(repo, run_dir=folder / "run").start()
+    port = free_port()
+    state = gateway.follow(server.state, port, str(config), folder / "run")
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
+            yield Served(server, port, http)
+    finally:
+        stop_server(state, folder / "run")
+        assert members(state.tag) == []
+        assert is_free(port)

@@ -1,0 +1,138 @@
+"""The console in Debian's Chromium, in front of a real server (apt-get install chromium chromium-driver)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
+
+from tests.server.gateways import USER, Served, served_gateway
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+WAIT_S = 60
+MARKUP = "<img src=x onerror=document.title='broken'>Mug"
+
+if not (CHROMIUM and DRIVER):
+    pytest.skip("needs chromium and chromedriver on PATH: apt-get install chromium chromium-driver", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory) -> Iterator[Served]:
+    with served_gateway(tmp_path_factory.mktemp("console")) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[webdriver.Chrome]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1400,1000"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
+    browser = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
+    yield browser
+    browser.quit()
+
+
+class Page:
+    def __init__(self, browser: webdriver.Chrome, served: Served) -> None:
+        self.browser, self.origin = browser, f"http://127.0.0.1:{served.port}"
+
+    def open(self, user: int | None = None) -> None:
+        self.browser.get("about:blank")  # so that another user in the address loads the page anew
+        self.browser.get(self.origin + "/" + (f"#user={user}" if user is not None else ""))
+        if user is not None:
+            self.wait(lambda: self.items())
+
+    def wait(self, condition) -> None:
+        WebDriverWait(self.browser, WAIT_S).until(lambda _: condition(), self.text("message"))
+
+    def text(self, id: str) -> str:
+        return self.browser.find_element(By.ID, id).text
+
+    def lines(self, id: str) -> list:
+        return self.browser.find_elements(By.CSS_SELECTOR, f"#{id} li")
+
+    def items(self, id: str = "list") -> list[str]:
+        return [line.get_attribute("data-item") for line in self.lines(id)]
+
+
+@pytest.fixture
+def page(browser, served) -> Page:
+    return Page(browser, served)
+
+
+def test_the_page_loads_and_says_who_answers(page):
+    page.open()
+    page.wait(lambda: page.text("health") == "ready")
+    assert page.lines("list") == []
+
+
+def test_a_click_changes_the_list_and_says_how_fast(page):
+    page.open(USER)
+    before = page.items()
+    page.lines("list")[0].find_element(By.CSS_SELECTOR, "button.item").click()
+    page.wait(lambda: "durable after" in page.text("change"))
+    assert "ms later" in page.text("change")
+    assert before[0] not in page.items()
+    page.wait(lambda: page.items("history")[:1] == before[:1])
+    assert page.text("generation") == "1"
+    assert "ms" in page.text("latency")
+
+
+def test_an_unknown_user_is_shown_as_such(page):
+    page.open(999_999)
+    assert "Nobody knows this user" in page.text("known")
+    assert page.items("history") == []
+
+
+def test_any_item_can_be_asked_about(page):
+    page.open(USER)
+    page.wait(lambda: page.items("history"))
+    page.lines("list")[0].find_element(By.CSS_SELECTOR, "button.small").click()
+    page.wait(lambda: "It is shown at place 1" in page.text("why"))
+    assert [row.split()[0] for row in page.text("why").splitlines()[1:5]] == ["retrieve", "rank", "rerank", "rules"]
+    page.wait(lambda: page.items("similar"))
+    box = page.browser.find_element(By.ID, "item")
+    box.clear()
+    box.send_keys(page.items("history")[0] + "\n")
+    page.wait(lambda: "The user has seen it already." in page.text("why"))
+
+
+def test_a_title_with_markup_is_shown_as_text(page, served):
+    page.open(USER)
+    item = page.items()[0]
+    assert served.http.put(f"/v1/items/{item}", json={"title": MARKUP}).status_code == 200
+    page.open(USER)
+    assert MARKUP in page.text("list")
+    assert page.browser.find_elements(By.CSS_SELECTOR, "main img") == []
+    assert page.browser.title == "Recommender console"
+
+
+def test_no_request_leaves_the_origin_and_no_policy_is_broken(page):
+    page.browser.get_log("performance")
+    page.browser.get_log("browser")
+    page.open(USER)
+    messages = [json.loads(entry["message"])["message"] for entry in page.browser.get_log("performance")]
+    urls = [sent["params"]["request"]["url"] for sent in messages if sent["method"] == "Network.requestWillBeSent"]
+    asked = [url for url in urls if urlsplit(url).scheme in ("http", "https", "ws", "wss")]
+    assert any("/v1/recommendations" in url for url in asked)
+    assert [url for url in asked if not url.startswith(page.origin + "/")] == []
+    assert [entry["message"] for entry in page.browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
+def test_a_token_is_sent_where_one_is_given(page):
+    page.open()
+    page.browser.find_element(By.ID, "token").send_keys("secret")
+    page.browser.find_element(By.ID, "user").send_keys(f"{USER}\n")
+    page.wait(lambda: page.items())
+    messages = [json.loads(entry["message"])["message"] for entry in page.browser.get_log("performance")]
+    requests = [sent["params"]["request"] for sent in messages if sent["method"] == "Network.requestWillBeSent"]
+    asked = [request for request in requests if "/v1/recommendations" in request["url"]]
+    assert asked[-1]["headers"]["authorization"] == "Bearer secret"
