@@ -21,7 +21,7 @@ console = Console(soft_wrap=True)
 Data = Annotated[str, typer.Option(help="folder with a dataset.toml, bundled name, or synthetic:NAME")]
 Repo = Annotated[Path, typer.Option(help="the model repository")]
 Config = Annotated[Path | None, typer.Option(help="settings file (docs/settings.md lists every key)")]
-Layout = Annotated[str, typer.Option(help="ensemble: a model per stage; fused: one model that runs the four kernels")]
+Layout = Annotated[str, typer.Option(help="ensemble: a model per stage; fused: one model that runs the four stages")]
 
 Triton = Annotated[str, typer.Option(help="of the merlin profile: 24.03, the last with HPS, or modern")]
 
