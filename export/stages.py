@@ -9,11 +9,12 @@ import numpy as np
 import pandas as pd
 
 from export.live import write_live_models
+from export.reserve import content_of, reserve_rows
 from export.settings import PipelineSettings, Settings
 from repository.publish import Staging
 from repository.rules import compile_rules
 from serving.contract.artifacts import StageInfo
-from serving.contract.tensors import Axes
+from serving.contract.tensors import STAGES, Axes
 from serving.stages.rules.config import RulesConfig
 from training.dataset import Dataset
 from training.features.build import Features
@@ -52,12 +53,18 @@ def write_stages(
     )
     rank, rerank = save_ranking(staging.folder("rank"), staging.folder("rerank"), ranking, features)
     ranks = rank.settings | {"threads": compute.rank_threads}
-    settings = {"preprocess": {}, "retrieve": retrieve, "rank": ranks, "rerank": rerank.settings}
     live = export_settings.live
+    reranks = rerank.settings | {"newcomer_share": live.new_item_share, "newcomer_place": live.new_item_place}
+    settings = {"preprocess": {}, "retrieve": retrieve, "rank": ranks, "rerank": reranks}
     for name, own in settings.items():
         info = StageInfo(name, staging.generation, axes, features.context, own, live.folder)
         info.write(staging.folder(name))
     write_live_models(staging, info, dataset.description, live)
+    folders = {name: staging.folder(name) for name in STAGES}
+    reserve_rows(folders, live.new_items)
+    content = content_of(dataset)
+    for folder in folders.values():
+        content.save(folder)
     return {
         "preprocess_replay": features.parity,
         "onnx_parity": [parity.as_dict() for parity in (towers, rank.parity, rerank.parity)],

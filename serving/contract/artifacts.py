@@ -96,13 +96,25 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def open_array(folder: Path, name: str) -> np.ndarray:
-    """Return `<name>.npy`, memory-mapped read-only. Raises ArtifactError when it is missing, truncated or pickled."""
+    """Return `<name>.npy`, memory-mapped and not writable. Raises ArtifactError when it is missing, truncated or pickled.
+
+    All processes share its pages. What `writable` writes goes to a private copy of a page, never to the file.
+    """
     path = folder / f"{name}.npy"
     try:
         with _PARSING:
-            return np.load(path, mmap_mode="r", allow_pickle=False)
+            array = np.load(path, mmap_mode="c", allow_pickle=False)
+            array.flags.writeable = False
+            return array
     except (OSError, ValueError) as error:
         raise ArtifactError(f"{path} cannot be opened as an array: {error}. {REMEDY}") from error
+
+
+def writable(array: np.ndarray) -> np.ndarray:
+    """Return a view of an array of `open_array` through which this process's own copy of it can be written."""
+    view = array.view()
+    view.flags.writeable = True
+    return view
 
 
 def open_form(folder: Path, name: str, dtype: str, *shape: int | None) -> np.ndarray:

@@ -13,13 +13,16 @@ from pathlib import Path
 
 import numpy as np
 
-from serving.contract.artifacts import REMEDY, StageInfo, open_array, read_stage
+from serving.contract.artifacts import REMEDY, StageInfo, open_form, read_stage
 from serving.contract.errors import ArtifactError, DependencyError
 from serving.contract.tensors import ContextColumn, Degraded, new_lineage
 from serving.live.reader import Reader
 from serving.stages.features.encode import Plan
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.user_state import FeatureStore, UserState, UserStore, derive, history_age_days, override_history
+from serving.stages.live.categories import ItemCategories
+from serving.stages.live.content import Content
+from serving.stages.live.items import LiveItems
 from serving.stages.live.users import LiveUsers
 
 MAX_STRING_BYTES = 1024
@@ -39,19 +42,23 @@ class PreprocessInputs:
     embedded: UserStore
     items: ItemIndex
     item_category: np.ndarray  # int32 [n_items + 1]
+    content: Content | None = None
     live: LiveUsers | None = None
+    live_items: LiveItems | None = None
 
     @classmethod
     def load(cls, folder: Path, info: StageInfo) -> PreprocessInputs:
         """Load from a version folder. Raises ArtifactError when a file is missing or is not as published."""
         store, items = UserStore(folder / "store"), ItemIndex.load(folder / "item_ids.npy")
-        return cls(info.context, store, store, items, np.asarray(open_array(folder, "item_category")))
+        categories = open_form(folder, "item_category", "int32", items.n_items + 1)
+        return cls(info.context, store, store, items, categories, Content.load(folder))
 
     def with_live(self, reader: Reader) -> PreprocessInputs:
         """Return a copy that adds what users did since the export."""
         live = LiveUsers(reader, self.items, self.item_category)
         live.load_loops(self.embedded.empty(np.zeros(1, np.int64)))
-        return replace(self, live=live)
+        arrays = self.content and ItemCategories(self.content, self.item_category)
+        return replace(self, live=live, live_items=arrays and LiveItems(reader, self.items, self.content, arrays))
 
     def faults(self, inputs: Arrays) -> dict[int, str]:
         """Return a message by row for context that cannot be a feature: infinite numbers, strings past MAX_STRING_BYTES."""
@@ -78,6 +85,8 @@ class PreprocessInputs:
             state = self.store.lookup(user_ids)
         except DependencyError:
             state, degraded = self.embedded.empty(user_ids), Degraded.PREPROCESS
+        if self.live_items:
+            self.live_items.refresh()  # `live` says whether the store can be read
         if self.live:
             clock_s, behind = self.live.update(state, inputs["after"][:, 0], clock_s)
             degraded = degraded | behind

@@ -8,7 +8,7 @@ rows of the candidates ─▶ tables ──────┘
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,13 @@ from serving.contract.artifacts import REMEDY, StageInfo, check_range, open_form
 from serving.contract.errors import ArtifactError, DependencyError
 from serving.contract.measurements import Measurement
 from serving.contract.tensors import PAD_ID, PAD_SCORE, Degraded, fallen_back, generation_faults
+from serving.live.reader import Reader
 from serving.loops.compiled import compiled
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.ranking import SCORE, ItemStatistics, pair_numbers
+from serving.stages.live.content import Content
+from serving.stages.live.items import LiveItems
+from serving.stages.live.ranked_items import RankedItems
 from serving.tables.measurements import measurements
 from serving.tables.opening import open_tables
 from serving.tables.store.mixed_widths import ONE_WIDTH, MixedWidths
@@ -163,6 +167,8 @@ class Rank:
     rows: EmbeddingRows
     network: Any
     outputs: RankOutputs
+    content: Content | None = None
+    live_items: LiveItems | None = None
 
     @classmethod
     def load(cls, folder: Path) -> Rank:
@@ -171,7 +177,16 @@ class Rank:
         settings = stage_settings(folder, info, RankSettings)
         network = open_network(folder, NETWORK, settings.threads)
         inputs = RankInputs.load(folder, settings)
-        return cls(info, inputs, EmbeddingRows.load(folder, info, inputs), network, RankOutputs(settings.blend))
+        rows, outputs = EmbeddingRows.load(folder, info, inputs), RankOutputs(settings.blend)
+        return cls(info, inputs, rows, network, outputs, Content.load(folder))
+
+    def with_live(self, reader: Reader) -> Rank:
+        """Return the stage as it answers with a live store."""
+        if self.content is None:
+            return self
+        inputs = self.inputs
+        arrays = RankedItems(self.content, inputs.item_rows, inputs.item_numbers, inputs.statistics)
+        return replace(self, live_items=LiveItems(reader, inputs.items, self.content, arrays))
 
     @property
     def tables(self) -> Tiers:
@@ -192,6 +207,8 @@ class Rank:
 
     def __call__(self, inputs: Arrays) -> Arrays:
         """Serve one batch of `rank` (serving/contract/tensors.py)."""
+        if self.live_items:
+            self.live_items.refresh()
         candidates = self.inputs.items.positions(inputs["candidate_ids"])
         try:
             logits, retrieval_part = self._logits(inputs, candidates)

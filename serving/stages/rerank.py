@@ -5,7 +5,7 @@ rank_scores ─▶ first M ─▶ list features, item vectors ─▶ network ─
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,11 +14,15 @@ import numpy as np
 from serving.contract.artifacts import REMEDY, StageInfo, open_form, open_network, read_stage, stage_settings
 from serving.contract.errors import ArtifactError
 from serving.contract.tensors import PAD_ID, Degraded, fallen_back, generation_faults
+from serving.live.reader import Reader
 from serving.loops.compiled import compiled
 from serving.loops.ordering import falling, sort_stably
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.ranking import SCALE
-from serving.stages.rules.rules import Rules
+from serving.stages.live.content import Content
+from serving.stages.live.items import LiveItems
+from serving.stages.live.listed_items import ListedItems, explore_newcomers, keep_newcomers
+from serving.stages.rules.rules import Rules, hashed_seed
 
 Arrays = dict[str, np.ndarray]
 
@@ -28,11 +32,16 @@ LIST_FEATURES = 5  # width of `list_features`
 
 @dataclass(frozen=True)
 class RerankSettings:
-    """`settings` of stage.json. list_length: M; trust: weight of the network's correction beside the rank scores."""
+    """`settings` of stage.json. list_length: M; trust: weight of the network's correction beside the rank scores.
+
+    newcomer_share: share of lists that show an item newer than the export, at newcomer_place, whatever its scores
+    """
 
     list_length: int
     trust: float
     threads: int = 1
+    newcomer_share: float = 0.0
+    newcomer_place: int = 9
 
 
 class BestCandidates(NamedTuple):
@@ -55,6 +64,8 @@ class BestLists:
     def pick(self, inputs: Arrays) -> BestCandidates:
         """Return the first M candidates by rank score."""
         columns = first_by_score(inputs["rank_scores"], self.length)
+        if self.items.has_newcomers:
+            keep_newcomers(columns, np.isin(inputs["candidate_ids"], self.items.newcomers[self.items.newcomers != PAD_ID]))
         ids, rank_scores, retrieval, valid = _listed(
             columns, inputs["candidate_ids"], inputs["rank_scores"], inputs["retrieval_scores"]
         )
@@ -83,9 +94,11 @@ class RerankInputs:
 
 @dataclass(frozen=True)
 class RerankOutputs:
-    """Turns the network's correction into scores and applies the shop's rules. trust: see RerankSettings."""
+    """Turns the network's correction into scores, applies the shop's rules, and explores new items."""
 
-    trust: float
+    settings: RerankSettings
+    generation: int
+    items: ItemIndex
     items_returned: int  # K
     rules: Rules
 
@@ -95,12 +108,15 @@ class RerankOutputs:
         rules = Rules.load(folder, info.generation)
         if rules.n_items != items.n_items:
             raise ArtifactError(f"{folder}: item_ids.npy has {items.n_items} items, the rules {rules.n_items}. {REMEDY}")
-        return cls(settings.trust, info.axes.items_returned, rules)
+        return cls(settings, info.generation, items, info.axes.items_returned, rules)
 
     def serve(self, inputs: Arrays, best: BestCandidates, correction: np.ndarray) -> Arrays:
         """Return the outputs of `rerank`. correction: float32 [B, M], added to the rank scores, meaningless where not valid."""
-        scores, broken = _corrected(best.rank_scores, best.valid, correction, np.float32(self.trust))
-        columns = self.rules.apply(best.positions, scores, inputs["user_id"][:, 0], self.items_returned)
+        scores, broken = _corrected(best.rank_scores, best.valid, correction, np.float32(self.settings.trust))
+        user_ids = inputs["user_id"][:, 0]
+        columns = self.rules.apply(best.positions, scores, user_ids, self.items_returned)
+        if self.items.has_newcomers and self.settings.newcomer_share:
+            self.explore(columns, best.positions, user_ids)
         item_ids, scores = _chosen(columns, best.ids, scores)
         lineage = fallen_back(inputs["lineage"], broken, Degraded.RERANK)
         return {
@@ -109,6 +125,16 @@ class RerankOutputs:
             "degraded": lineage[:, 1:].astype(np.int32),
             "generation": lineage[:, :1],
         }
+
+    def explore(self, columns: np.ndarray, positions: np.ndarray, user_ids: np.ndarray) -> None:
+        """Give new items their chance in the list, int64 [B, K] columns of positions, int64 [B, M]."""
+        settings = self.settings
+        pinned = {pin.slot for pin in self.rules.config.pinned}
+        free = [place for place in range(min(settings.newcomer_place + 1, columns.shape[1])) if place not in pinned]
+        if free:
+            first, blocked, seed = len(self.items.ids), self.rules.items["blocked"], hashed_seed(0, self.generation)
+            explored = (positions, first, self.items.n_items, blocked, user_ids, seed, settings.newcomer_share, free[-1])
+            explore_newcomers(columns, *explored)
 
 
 @dataclass(frozen=True)
@@ -120,6 +146,8 @@ class Rerank:
     inputs: RerankInputs
     network: Any
     outputs: RerankOutputs
+    content: Content | None = None
+    live_items: LiveItems | None = None
 
     @classmethod
     def load(cls, folder: Path) -> Rerank:
@@ -129,7 +157,14 @@ class Rerank:
         items = ItemIndex.load(folder / "item_ids.npy")
         inputs, outputs = RerankInputs.load(folder, items), RerankOutputs.load(folder, info, settings, items)
         network = open_network(folder, NETWORK, settings.threads)
-        return cls(info, BestLists(items, settings.list_length), inputs, network, outputs)
+        return cls(info, BestLists(items, settings.list_length), inputs, network, outputs, Content.load(folder))
+
+    def with_live(self, reader: Reader) -> Rerank:
+        """Return the stage as it answers with a live store."""
+        if self.content is None:
+            return self
+        arrays = ListedItems(self.content, self.inputs.item_vectors, self.outputs.rules)
+        return replace(self, live_items=LiveItems(reader, self.lists.items, self.content, arrays))
 
     def faults(self, inputs: Arrays) -> dict[int, str]:
         """Return a message for each request of another generation, by row."""
@@ -137,6 +172,8 @@ class Rerank:
 
     def __call__(self, inputs: Arrays) -> Arrays:
         """Serve one batch of `rerank` (serving/contract/tensors.py)."""
+        if self.live_items:
+            self.live_items.refresh()
         best = self.lists.pick(inputs)
         (correction,) = self.network.run(["correction"], self.inputs.feeds(best))
         return self.outputs.serve(inputs, best, correction)

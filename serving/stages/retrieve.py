@@ -21,6 +21,9 @@ from serving.live.reader import Reader
 from serving.loops.compiled import compiled
 from serving.stages.features.ids import ItemIndex, position_of
 from serving.stages.features.user_state import SeenItems, seen_range
+from serving.stages.live.candidates import SearchedItems
+from serving.stages.live.content import Content
+from serving.stages.live.items import LiveItems
 from serving.stages.live.users import LiveSeen, SeenSince
 from serving.stages.search.search import INDEX_FILE, Blocked, Neighbours, Search, recency_weights
 from serving.tables.store.tables import EmbeddingTables
@@ -78,6 +81,7 @@ class RetrieveOutputs:
     seen: SeenItems
     filter_seen: bool
     live: LiveSeen | None = None
+    live_items: LiveItems | None = None
 
     @classmethod
     def load(cls, folder: Path, info: StageInfo, settings: RetrieveSettings, items: ItemIndex) -> RetrieveOutputs:
@@ -86,9 +90,9 @@ class RetrieveOutputs:
         check_lengths(folder, items, search)
         return cls(info.axes, items, search, SeenItems.load(folder), settings.filter_seen)
 
-    def with_live(self, reader: Reader) -> RetrieveOutputs:
-        """Return a copy that also filters what users have seen since the export."""
-        return replace(self, live=LiveSeen.load(reader))
+    def with_live(self, reader: Reader, live_items: LiveItems | None = None) -> RetrieveOutputs:
+        """Return a copy that also filters what users have seen since the export, and that knows new and changed items."""
+        return replace(self, live=LiveSeen.load(reader), live_items=live_items)
 
     def find_candidates(self, inputs: Arrays, history: np.ndarray, vectors: np.ndarray) -> Arrays:
         """Return the outputs of `retrieve`. history: int64 [B, H] positions; vectors: float32 [B, D] of users."""
@@ -98,11 +102,13 @@ class RetrieveOutputs:
         find_broken(vectors, broken)
         if np.count_nonzero(broken):
             vectors = np.where(broken[:, None], self._anyone(vectors.shape[1]), vectors)
-        since, is_current = SeenSince.nothing(len(vectors)), True
-        if self.live and self.filter_seen:
+        since, is_current = SeenSince.nothing(len(vectors)), self.live_items is None or self.live_items.refresh()
+        if self.live and self.filter_seen and is_current:
             since, is_current = self.live.read(inputs["user_id"][:, 0])
         blocked = self.blocked(inputs, history, since)
         positions, scores = self.search(vectors, history, blocked, self.axes.candidates)
+        if self.live_items:
+            self.live_items.arrays.put_newcomers(vectors, blocked, positions, scores)
         candidate_ids, n_found = np.empty(positions.shape, np.int64), np.empty(len(positions), np.int64)
         put_answers(positions, self.items.padded_ids, candidate_ids, scores, n_found)
         # A list is short only when all other items are seen, excluded or unavailable.
@@ -119,7 +125,7 @@ class RetrieveOutputs:
         seen, items = self.seen, self.items
         of_request = (inputs["user_id"].ravel(), inputs["exclude"], history)
         of_users = (self.filter_seen, seen.user_ids, seen.offsets, seen.item_ids)
-        return Blocked(*kept_back(*of_request, *of_users, *since, items.ids, items.table))
+        return Blocked(*kept_back(*of_request, *of_users, *since, items.ids, items.table, items.newcomers))
 
     @staticmethod
     def _anyone(width: int) -> np.ndarray:
@@ -138,6 +144,7 @@ class Retrieve:
     inputs: RetrieveInputs
     network: Any
     outputs: RetrieveOutputs
+    content: Content | None = None
 
     @classmethod
     def load(cls, folder: Path) -> Retrieve:
@@ -147,7 +154,7 @@ class Retrieve:
         items = ItemIndex.load(folder / "item_ids.npy")
         outputs = RetrieveOutputs.load(folder, info, settings, items)
         inputs = RetrieveInputs.load(folder, info, settings, items)
-        return cls(info, items, inputs, open_network(folder, NETWORK, settings.threads), outputs)
+        return cls(info, items, inputs, open_network(folder, NETWORK, settings.threads), outputs, Content.load(folder))
 
     @property
     def search(self) -> Search:
@@ -156,7 +163,11 @@ class Retrieve:
 
     def with_live(self, reader: Reader) -> Retrieve:
         """Return the stage with a live store attached."""
-        return replace(self, outputs=self.outputs.with_live(reader))
+        if self.content is None:
+            return replace(self, outputs=self.outputs.with_live(reader))
+        arrays = SearchedItems(self.search, self.inputs.tables.tables[HISTORY_TABLE])
+        live_items = LiveItems(reader, self.items, self.content, arrays)
+        return replace(self, outputs=self.outputs.with_live(reader, live_items))
 
     def faults(self, inputs: Arrays) -> dict[int, str]:
         """Return a message for each request of another generation, by row."""
@@ -179,15 +190,15 @@ class Retrieve:
 def kept_back(
     user_ids, exclude, history,
     filter_seen, seen_users, seen_offsets, seen_ids, since_ids, since_starts,
-    catalogue, table,
+    catalogue, table, newcomers,
 ):  # fmt: skip
     """Return the blocked items of B requests as `Blocked` holds them: int64 [P] positions, int64 [B + 1] starts.
 
     user_ids: int64 [B]; exclude: int64 [B, E] item ids; history: int64 [B, H] positions
     filter_seen: whether to block the history and the users' SeenItems
-    since_ids: int64 [L], since_starts: int64 [B + 1]: SeenSince; catalogue, table: those of an ItemIndex
+    since_ids: int64 [L], since_starts: int64 [B + 1]: SeenSince; catalogue, table, newcomers: those of an ItemIndex
     """
-    n_items, batch = len(catalogue), len(user_ids)
+    n_items, batch = len(catalogue) + len(newcomers), len(user_ids)
     ranges = np.zeros((batch, 2), np.int64)
     if filter_seen:
         for row in range(batch):
@@ -197,17 +208,17 @@ def kept_back(
     count = 0
     for row in range(batch):
         for item_id in exclude[row]:
-            positions[count] = position_of(item_id, catalogue, table)
+            positions[count] = position_of(item_id, catalogue, table, newcomers)
             count += positions[count] < n_items
         if filter_seen:
             for position in history[row]:
                 positions[count] = position
                 count += position < n_items
             for item_id in seen_ids[ranges[row, 0] : ranges[row, 1]]:
-                positions[count] = position_of(item_id, catalogue, table)
+                positions[count] = position_of(item_id, catalogue, table, newcomers)
                 count += positions[count] < n_items
             for item_id in since_ids[since_starts[row] : since_starts[row + 1]]:
-                positions[count] = position_of(item_id, catalogue, table)
+                positions[count] = position_of(item_id, catalogue, table, newcomers)
                 count += positions[count] < n_items
         starts[row + 1] = count
     return positions[:count], starts

@@ -1,7 +1,8 @@
 """Map item ids to item positions and back.
 
-A position is the row of every per-item array: items sorted by id, 0 … n_items-1. Row n_items is the padding row, for
-PAD_ID and for every id that is not in the catalogue. Dense ids are looked up in a direct table, others by binary search.
+A position is the row of every per-item array: items sorted by id, then the rows kept free for new items, 0 … n_items-1. Row
+n_items is the padding row, for PAD_ID and for every id that is not in the catalogue. Dense ids are looked up in a direct table,
+others by binary search; the few new items are scanned last.
 """
 
 from __future__ import annotations
@@ -19,19 +20,28 @@ TABLE_SLOTS_PER_ITEM = 16  # a direct table costs 8 bytes per slot: 128 bytes pe
 
 
 class ItemIndex:
-    """The catalogue's ids. `ids`: int64 [n_items], strictly ascending, none negative."""
+    """The catalogue's ids.
+
+    ids         int64 [n_known], strictly ascending, none negative
+    newcomers   int64 [n_free], by free row: the id of the item that has it, PAD_ID where none has
+    n_items     n_known + n_free, the padding position
+    """
 
     def __init__(self, ids: np.ndarray):
+        """ids: int64, the catalogue's in ascending order, then one PAD_ID for each row kept free"""
         ids = np.asarray(ids)
+        n_free = int((ids == PAD_ID).sum()) if ids.ndim == 1 else 0
+        ids = ids[: len(ids) - n_free]
         if ids.ndim != 1 or ids.dtype != np.int64 or not len(ids):
             raise ArtifactError(f"item ids are {ids.dtype} {list(ids.shape)}; expected int64 [n_items >= 1]. Export again.")
         if ids[0] < 0 or (np.diff(ids) <= 0).any():
             raise ArtifactError("item ids must be >= 0, ascending and without duplicates. Export again.")
         self.ids = ids
-        self.n_items = len(ids)
-        self.padded_ids = np.append(ids, PAD_ID)  # [n_items + 1]: position n_items gives PAD_ID
+        self.newcomers = np.full(n_free, PAD_ID)
+        self.n_items = len(ids) + n_free
+        self.padded_ids = np.concatenate([ids, self.newcomers, [PAD_ID]])  # [n_items + 1]: position n_items gives PAD_ID
         n_slots = int(ids[-1]) - int(ids[0]) + 1
-        self.table = self._direct_table(n_slots if n_slots <= TABLE_SLOTS_PER_ITEM * self.n_items else 0)
+        self.table = self._direct_table(n_slots if n_slots <= TABLE_SLOTS_PER_ITEM * len(ids) else 0)
 
     @classmethod
     def load(cls, path: Path) -> ItemIndex:
@@ -41,8 +51,21 @@ class ItemIndex:
     def positions(self, ids: np.ndarray) -> np.ndarray:
         """Return the positions of int64 ids, in their shape; n_items for ids that are not in the catalogue."""
         positions = np.empty(ids.shape, np.int64)
-        positions_of(ids.ravel(), self.ids, self.table, positions.ravel())
+        positions_of(ids.ravel(), self.ids, self.table, self.newcomers, positions.ravel())
         return positions
+
+    @property
+    def has_newcomers(self) -> bool:
+        return len(self.newcomers) > 0 and self.newcomers[0] != PAD_ID  # free rows are taken in order
+
+    def add(self, item_id: int) -> int:
+        """Give a new item a free row. Return its position, n_items where no row is free any more."""
+        free = np.flatnonzero(self.newcomers == PAD_ID)
+        if not len(free):
+            return self.n_items
+        position = len(self.ids) + int(free[0])
+        self.newcomers[free[0]] = self.padded_ids[position] = item_id
+        return position
 
     def ids_at(self, positions: np.ndarray) -> np.ndarray:
         """Return the int64 ids at positions 0 … n_items, in their shape; PAD_ID at n_items."""
@@ -50,26 +73,35 @@ class ItemIndex:
 
     def _direct_table(self, n_slots: int) -> np.ndarray:
         """Return int64 [n_slots]: the position by id - first id, where n_slots > 0."""
-        table = np.full(n_slots, self.n_items)
+        table = np.full(n_slots, len(self.ids))
         if n_slots:
-            table[self.ids - self.ids[0]] = np.arange(self.n_items)
+            table[self.ids - self.ids[0]] = np.arange(len(self.ids))
         return table
 
 
 @compiled
-def positions_of(ids, catalogue, table, positions):
+def positions_of(ids, catalogue, table, newcomers, positions):
     """Write `position_of` each id, int64 [N], to positions, int64 [N]."""
     for at in range(len(ids)):
-        positions[at] = position_of(ids[at], catalogue, table)
+        positions[at] = position_of(ids[at], catalogue, table, newcomers)
 
 
 @compiled
-def position_of(item_id, catalogue, table):
-    """Return the position of an id, n_items when it is not in the catalogue. catalogue, table: those of an ItemIndex."""
+def position_of(item_id, catalogue, table, newcomers):
+    """Return the position of an id, n_items when it is unknown. catalogue (`ids`), table, newcomers: those of an ItemIndex."""
+    n_known = np.int64(len(catalogue))
     if not len(table):
-        return place_in(catalogue, item_id)
-    slot = np.uint64(item_id) - np.uint64(catalogue[0])  # a smaller id wraps to a huge slot, beyond the table
-    return table[slot] if slot < np.uint64(len(table)) else np.int64(len(catalogue))
+        position = np.int64(place_in(catalogue, item_id))
+    else:
+        slot = np.uint64(item_id) - np.uint64(catalogue[0])  # a smaller id wraps to a huge slot, beyond the table
+        position = table[slot] if slot < np.uint64(len(table)) else n_known
+    if position < n_known:
+        return position
+    if item_id >= 0:
+        for place in range(len(newcomers)):
+            if newcomers[place] == item_id:
+                return n_known + place
+    return n_known + len(newcomers)
 
 
 @compiled

@@ -72,7 +72,7 @@ class LiveUsers:
         """Write records [M] into the rows [M] of a state."""
         if rows:
             fields = (records[name] for name in RECORD_FIELDS)
-            catalogue = (self.items.ids, self.items.table, self.item_category)
+            catalogue = (self.items.ids, self.items.table, self.items.newcomers, self.item_category)
             write_records(np.array(rows), *fields, *catalogue, *(getattr(state, name) for name in STATE_FIELDS))
 
 
@@ -136,7 +136,7 @@ def gather_pairs(distinct, pair_users, pair_items, places):
 def write_records(
     rows,
     history_ids, history_s, session_ids, session_ms, event_count, sum_weight, sum_label, first_ms, last_ms,  # records [M]
-    catalogue, table, item_category,
+    catalogue, table, newcomers, item_category,
     ids, times, categories, counts, weights, labels, first_times, last_times,  # state [B], written
 ):  # fmt: skip
     """Write M records into rows of a state. A user without positive events has the session's distinct items as history."""
@@ -157,4 +157,4 @@ def write_records(
                     ids[row, n_kept], times[row, n_kept] = item, session_ms[at, place] // 1000
                     n_kept += 1
         for place in range(categories.shape[1]):
-            categories[row, place] = item_category[position_of(ids[row, place], catalogue, table)]
+            categories[row, place] = item_category[position_of(ids[row, place], catalogue, table, newcomers)]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from serving.contract.artifacts import check_range
+from serving.contract.artifacts import check_range, open_array
 from serving.contract.errors import ArtifactError, ConfigError
 from serving.stages.rules.config import CONFIG_FILE, ITEM_RULES, ITEMS_FILE, OVER_CAP, TOO_DEAR, RulesConfig
 from serving.stages.rules.passes import Passes, mixed, serve
@@ -28,7 +28,7 @@ class Rules:
     def __init__(self, config: RulesConfig, items: np.ndarray, generation: int = 0) -> None:
         """items: ITEM_RULES [n_items + 1], the padding row last; generation: part of the exploration's seed."""
         self.config = config
-        self._items = items
+        self.items = items
         explored, floor = config.exploration, config.provider_floor
         self._passes = Passes(
             diversity=float(config.diversity),
@@ -47,8 +47,8 @@ class Rules:
         folder = Path(folder)
         try:
             config = RulesConfig.load(folder / CONFIG_FILE)
-            items = np.load(folder / ITEMS_FILE, mmap_mode="r", allow_pickle=False)
-        except (ConfigError, OSError, ValueError) as error:
+            items = open_array(folder, Path(ITEMS_FILE).stem)
+        except ConfigError as error:
             raise ArtifactError(f"the rules in {folder} cannot be loaded: {error} Export the repository again.") from error
         if items.dtype != ITEM_RULES or items.ndim != 1 or len(items) == 0:
             raise ArtifactError(
@@ -63,7 +63,7 @@ class Rules:
     @property
     def n_items(self) -> int:
         """The number of items that the rules were compiled for; item positions are below it."""
-        return len(self._items) - 1
+        return len(self.items) - 1
 
     def apply(self, item_position: np.ndarray, scores: np.ndarray, user_id: np.ndarray, k: int) -> np.ndarray:
         """Choose and order the served items.
@@ -76,7 +76,7 @@ class Rules:
         """
         columns = np.empty((len(item_position), k), np.int64)
         with self._lock:
-            serve(*self._passes, self._items, item_position, scores, user_id, self._in_group, columns)
+            serve(*self._passes, self.items, item_position, scores, user_id, self._in_group, columns)
         return columns
 
 

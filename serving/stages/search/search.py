@@ -21,7 +21,7 @@ from serving.contract.artifacts import REMEDY, check_range, open_form
 from serving.contract.errors import ArtifactError
 from serving.loops.compiled import compiled
 from serving.loops.inner_product import inner_product
-from serving.stages.search.loops import Catalogue, Scratch, count_blocked, search_requests
+from serving.stages.search.loops import FREE, NEVER, Catalogue, Scratch, count_blocked, search_requests
 
 MOST_ANN_RESULTS = 2_048  # requests that need more (long lists of seen items) are searched exactly
 INDEX_FILE = "items.faiss"
@@ -132,6 +132,9 @@ class Search:
         self.item_vectors, self.neighbours, self.index = item_vectors, neighbours, index
         self.n_items = len(item_vectors)
         self.servable = np.append(available, False)  # the padding row is never served
+        self._indexed = np.append(available, False)
+        self._beside = np.empty(0, np.int64)  # served now, and not in the index
+        self._n_withdrawn = 0  # in the index, and not served any more
         self._catalogue = Catalogue(*(read_only(array) for array in (item_vectors, neighbours.positions, neighbours.weights)))
         self._scratch, self._lock = Scratch.of(self.servable), threading.Lock()
         self._everything = np.arange(self.n_items)[
@@ -151,14 +154,26 @@ class Search:
         wanted = np.empty(len(user_vectors), np.int64)
         with self._lock:
             count_blocked(*blocked, self._scratch.place, wanted)
-        wanted = np.minimum(wanted + count, min(MOST_ANN_RESULTS, self.index.ntotal))
+        beside = self._beside
+        wanted += count + len(beside) + self._n_withdrawn
+        wanted = np.minimum(wanted, min(MOST_ANN_RESULTS, self.index.ntotal))
         near = self._nearest(index_queries(user_vectors), wanted)
+        if len(beside):
+            near = np.concatenate([near, np.broadcast_to(beside, (len(near), len(beside)))], axis=1)
         positions, scores, n_near = self._best(user_vectors, history, blocked, near, count)
         # If the index alone gave `count` servable items, no other item can beat the last one kept.
-        for row in np.flatnonzero((n_near < count) & (wanted < self.index.ntotal)):
+        for row in np.flatnonzero((n_near - len(beside) < count) & (wanted < self.index.ntotal)):
             own = Blocked(blocked.positions, blocked.starts[row : row + 2])
             positions[row], scores[row] = self.exact(user_vectors[row, None], history[row, None], own, count)
         return positions, scores
+
+    def set_servable(self, position: int, servable: bool) -> None:
+        """Serve an item from now on, or no more, whether the index holds it or not."""
+        with self._lock:
+            self.servable[position] = servable
+            self._scratch.place[position] = FREE if servable else NEVER
+            self._beside = np.flatnonzero(self.servable & ~self._indexed)
+            self._n_withdrawn = int(np.count_nonzero(self._indexed & ~self.servable))
 
     def exact(
         self, user_vectors: np.ndarray, history: np.ndarray, blocked: Blocked, count: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from serving.contract.artifacts import stage_folder
-from serving.contract.tensors import MISSING_INT, NO_SEQUENCE, OBSERVE, PAD_ID, Degraded, live_specs
+from serving.contract.tensors import MISSING_INT, NO_SEQUENCE, OBSERVE, PAD_ID, UPSERT, Degraded, live_specs
 from serving.live.admission import EventAdmission
 from serving.live.events import EventKinds
 from serving.live.layout import Layout
@@ -20,24 +21,19 @@ from serving.live.writer import Writer, WriterSettings
 from serving.pipeline import Pipeline
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.user_state import UserStore
-from serving.stages.live.models import Observe
+from serving.stages.live.models import Observe, Upsert
 from serving.stages.live.users import LiveUsers
-from tests.unit.small_shops import export, shop
+from tests.unit.live.shops import repository_with_kinds
+from tests.unit.small_shops import shop
 from training.features.build import make_event_log
 from training.features.items import Codes
 from training.features.schema import FeatureSettings
 from training.features.store import write_store
 
 
-@pytest.fixture(scope="session")
-def exported(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("live")
-    return export(folder, shop(folder / "data", users=30, items=60, events=600))
-
-
 @pytest.fixture
-def repository(exported, tmp_path) -> Path:
-    return Path(shutil.copytree(exported, tmp_path / "repository"))
+def repository(tmp_path) -> Path:
+    return Path(shutil.copytree(repository_with_kinds(), tmp_path / "repository"))
 
 
 @pytest.fixture
@@ -54,12 +50,32 @@ def observe(repository):
     kernel.close()
 
 
+@pytest.fixture
+def upsert(repository):
+    kernel = Upsert.load(repository / UPSERT / "1")
+    yield kernel
+    kernel.close()
+
+
+@pytest.fixture
+def pipeline(repository, reader):
+    return Pipeline.load(repository, live=reader)
+
+
 def event_inputs(**columns) -> dict[str, np.ndarray]:
     count = len(columns["user_id"])
     return {
         tensor.name: np.array(columns.get(tensor.name, [tensor.fill] * count), tensor.numpy_dtype).reshape(-1, 1)
         for tensor in live_specs()[OBSERVE].inputs
     }
+
+
+def upserted(kernel: Upsert, changed_id: int, kind: bytes = b"item", **columns) -> int:
+    """Send a change and return its sequence."""
+    texts = {"kind": kind, "columns": json.dumps(columns).encode()}
+    inputs = {name: np.array([[value]], object) for name, value in texts.items()} | {"id": np.array([[changed_id]])}
+    assert kernel.faults(inputs) == {}
+    return int(kernel(inputs)["sequence"][0, 0])
 
 
 def answer(pipeline: Pipeline, users: list[int], **inputs: list) -> dict[str, np.ndarray]:
@@ -164,6 +180,84 @@ def test_state_from_events_equals_state_from_an_export_of_the_same_log(tmp_path,
     for name in ("sum_weight", "sum_label"):
         np.testing.assert_allclose(getattr(live, name), getattr(exported, name), atol=1e-6)
     writer.close()
+
+
+def test_an_item_that_is_sold_out_is_in_no_answer_until_it_is_back(pipeline, upsert):
+    users = list(range(1, 31))
+    shown, counts = np.unique(answer(pipeline, users)["item_ids"], return_counts=True)
+    item = int(shown[counts.argmax()])
+    upserted(upsert, item, available=False)
+    assert item not in answer(pipeline, users)["item_ids"]
+    upserted(upsert, item, available=True)
+    assert item in answer(pipeline, users)["item_ids"]
+
+
+def test_an_item_that_was_unavailable_at_export_is_recommended_when_it_arrives(pipeline, upsert):
+    """None is in this shop: it is taken out before the search is asked for the first time."""
+    upserted(upsert, 5, available=False)
+    upserted(upsert, 5, available=None)
+    assert 5 in answer(pipeline, list(range(100, 103)))["item_ids"]
+
+
+def test_a_new_item_is_recommended_at_once_and_looks_like_those_of_its_kind(pipeline, upsert, repository):
+    users = list(range(1, 31))
+    before = answer(pipeline, users)
+    upserted(upsert, 1_000, title="game number 7", kind="game", category="game", price=3.0)
+    after = answer(pipeline, users)
+    assert (after["item_ids"][:, 9] == 1_000).all()
+    for row in range(len(users)):
+        assert len(set(after["item_ids"][row])) == len(after["item_ids"][row])
+        others = after["item_ids"][row][after["item_ids"][row] != 1_000]
+        assert others[:9].tolist() == before["item_ids"][row][:9].tolist()
+    assert np.isfinite(after["scores"]).all()
+    assert not (after["degraded"] & (Degraded.RANK | Degraded.RERANK)).any()
+    alike = pipeline.stages["retrieve"].content.most_alike({"title": "game number 7", "kind": "game", "category": "game"}, 3)
+    assert all((position + 1) % 3 == 2 for position in alike[1:])
+
+
+def test_a_user_who_bought_the_new_item_is_not_shown_it_again(pipeline, upsert, observe, repository):
+    upserted(upsert, 1_000, kind="game", price=3.0)
+    assert 1_000 in answer(pipeline, [7])["item_ids"]
+    observe(event_inputs(user_id=[7], item_id=[1_000], timestamp_ms=[last_event_ms(repository)]))
+    assert 1_000 not in answer(pipeline, [7])["item_ids"]
+    assert 1_000 in answer(pipeline, [8])["item_ids"]
+    assert pipeline.trace({"user_id": np.array([[7]])})["history_ids"][0, 0] == 1_000
+
+
+def test_a_new_item_that_is_excluded_or_unavailable_is_not_shown(pipeline, upsert):
+    upserted(upsert, 1_000, kind="game", price=3.0)
+    exclude = np.full((2, 64), PAD_ID)
+    exclude[0, 0] = 1_000
+    shown = answer(pipeline, [7, 8], exclude=exclude)["item_ids"]
+    assert [1_000 in row for row in shown] == [False, True]
+    upserted(upsert, 1_000, available=False)
+    assert 1_000 not in answer(pipeline, [7, 8])["item_ids"]
+
+
+def test_a_price_over_the_cap_moves_an_item_behind_all_others(pipeline, upsert):
+    ids = answer(pipeline, [7])["item_ids"][0]
+    upserted(upsert, int(ids[0]), price=50.5)
+    assert answer(pipeline, [7])["item_ids"][0].tolist()[:3] == ids[1:4].tolist()
+    upserted(upsert, int(ids[0]), price=50.0)
+    assert answer(pipeline, [7])["item_ids"][0].tolist() == ids.tolist()
+
+
+def test_more_new_items_than_free_rows_leave_the_others_as_they_were(pipeline, upsert):
+    for item in range(1_000, 1_012):
+        upserted(upsert, item, kind="game", price=3.0)
+    shown = set(answer(pipeline, list(range(1, 31)))["item_ids"].ravel().tolist())
+    assert shown & set(range(1_000, 1_008))
+    assert not shown & set(range(1_008, 1_012))
+
+
+def test_new_and_changed_items_are_there_after_a_restart(pipeline, upsert, repository):
+    upserted(upsert, 1_000, kind="game", price=3.0)
+    upserted(upsert, 5, available=False)
+    expected = answer(pipeline, [7, 8, 999])
+    reader = Reader(live_folder(repository))
+    again = answer(Pipeline.load(repository, live=reader), [7, 8, 999])
+    assert again["item_ids"].tolist() == expected["item_ids"].tolist()
+    reader.close()
 
 
 def test_malformed_events_are_refused_and_the_others_taken(observe):

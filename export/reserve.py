@@ -1,0 +1,62 @@
+"""Keep rows free for items to come: every per-item array of the staged stages gets some before its padding row.
+
+Training never sees them. Until an item takes one (serving/stages/live/items.py) nothing can be recommended from there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from serving.contract.tensors import PAD_ID
+from serving.stages.live.content import Content
+from serving.stages.rules.config import ITEMS_FILE
+from training.dataset import Dataset
+
+# Arrays of n_items + 1 rows, the last one of padding; a free row is like the padding row.
+PADDED = {
+    "preprocess": ("item_category",),
+    "retrieve": ("neighbour_weights", "tables/history"),
+    "rank": ("item_rows", "item_numbers", "neighbour_weights", "popularity", "popularity_then", "sold_days", "groups"),
+    "rerank": ("item_vectors", Path(ITEMS_FILE).stem),
+}
+UNPADDED = {"retrieve": ("item_vectors", "available")}  # of n_items rows; a free row is 0
+POSITIONS = {"retrieve": ("neighbours",), "rank": ("neighbours",)}  # PADDED, and hold positions, n_items for none
+
+
+def reserve_rows(folders: dict[str, Path], count: int) -> None:
+    """Keep `count` rows free in the arrays of stage folders, by stage."""
+    for stage, folder in folders.items():
+        ids = np.load(folder / "item_ids.npy")
+        np.save(folder / "item_ids.npy", np.append(ids, np.full(count, PAD_ID)))
+        for name in PADDED[stage]:
+            insert_rows(folder / f"{name}.npy", count)
+        for name in UNPADDED.get(stage, ()):
+            array = np.load(folder / f"{name}.npy")
+            np.save(folder / f"{name}.npy", np.concatenate([array, np.zeros((count, *array.shape[1:]), array.dtype)]))
+        for name in POSITIONS.get(stage, ()):
+            path, n_items = folder / f"{name}.npy", len(ids)
+            insert_rows(path, count)
+            positions = np.load(path)
+            np.save(path, np.where(positions == n_items, n_items + count, positions).astype(positions.dtype))
+
+
+def insert_rows(path: Path, count: int) -> None:
+    """Repeat an array's last row `count` times."""
+    array = np.load(path)
+    rows = np.minimum(np.arange(len(array) + count), len(array) - 1)
+    np.save(path, array[rows])  # to concatenate records would pack their fields
+
+
+def content_of(dataset: Dataset) -> Content:
+    """Return the catalogue in words."""
+    described = dataset.description.items
+    names = ["title", "category", "provider", *(described.categorical if described else ())]
+    names += described.multi_categorical if described else ()
+    columns = dataset.items[list(dict.fromkeys(names))]
+    return Content.of([{name: value for name, value in row.items() if kept(value)} for row in columns.to_dict("records")])
+
+
+def kept(value: object) -> bool:
+    return isinstance(value, str | list)

@@ -1,0 +1,123 @@
+"""What an item is, in words: enough to say which items a new one is most like.
+
+    title, category, provider, feature columns ─▶ tokens ─▶ items that share the rarest of them
+
+A new item has no history. Until the next export it stands in the models' arrays as the items most like it do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from serving.contract.artifacts import REMEDY, check_range, open_form
+from serving.contract.errors import ArtifactError
+from serving.stages.features.encode import load_strings, save_strings
+
+FOLDER = "content"
+GROUPS = ("category", "provider")
+TITLE = "title"
+NOT_OF_CONTENT = ("available", "price")
+WORD = re.compile(r"\w{3,}")
+NO_GROUP = -1
+
+
+def tokens_of(columns: Mapping[str, object]) -> set[int]:
+    """Return the tokens of an item's columns: words of its title, and every text value together with its column."""
+    texts: set[str] = set()
+    for name, value in columns.items():
+        if value is None or name in NOT_OF_CONTENT:
+            continue
+        if name == TITLE:
+            texts |= {f"{TITLE}:{word}" for word in WORD.findall(str(value).lower())}
+        elif isinstance(value, list):
+            texts |= {f"{name}={part}" for part in value}
+        elif isinstance(value, str):
+            texts.add(f"{name}={value}")
+    return {int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True) for text in texts}
+
+
+@dataclass(frozen=True)
+class Content:
+    """The catalogue's tokens and groups.
+
+    tokens   int64 [T], those of item i are tokens[offsets[i] : offsets[i + 1]]; offsets: int64 [n_known + 1]
+    names    of the categories, and of the providers; codes: int32 [2, n_known] index of each item's, NO_GROUP = none
+    """
+
+    tokens: np.ndarray
+    offsets: np.ndarray
+    names: tuple[Sequence[str], Sequence[str]]
+    codes: np.ndarray
+
+    @classmethod
+    def of(cls, items: Sequence[Mapping[str, object]]) -> Content:
+        """items: the columns of each, in the order of their positions"""
+        tokens = [sorted(tokens_of(columns)) for columns in items]
+        offsets = np.cumsum([0, *map(len, tokens)], dtype=np.int64)
+        groups = [[columns.get(role) for columns in items] for role in GROUPS]
+        names = [sorted({text for text in texts if isinstance(text, str)}) for texts in groups]
+        places = [{text: code for code, text in enumerate(known)} for known in names]
+        codes = [[place.get(text, NO_GROUP) for text in texts] for place, texts in zip(places, groups, strict=True)]
+        flat = np.array([token for own in tokens for token in own], np.int64)
+        return cls(flat, offsets, (names[0], names[1]), np.array(codes, np.int32).reshape(2, len(items)))
+
+    def save(self, folder: Path) -> None:
+        """Write it into a stage's folder."""
+        folder = folder / FOLDER
+        folder.mkdir(exist_ok=True)
+        for name in ("tokens", "offsets", "codes"):
+            np.save(folder / f"{name}.npy", getattr(self, name))
+        for role, names in zip(GROUPS, self.names, strict=True):
+            save_strings(folder, role, list(names))
+
+    @classmethod
+    def load(cls, folder: Path) -> Content | None:
+        """Read it from a stage's folder; None where the stage was published without it. Raises ArtifactError."""
+        folder = folder / FOLDER
+        if not folder.is_dir():
+            return None
+        offsets = open_form(folder, "offsets", "int64", None)
+        tokens, codes = open_form(folder, "tokens", "int64", None), open_form(folder, "codes", "int32", 2, len(offsets) - 1)
+        if (np.diff(offsets) < 0).any() or offsets[0] != 0 or offsets[-1] != len(tokens):
+            raise ArtifactError(f"{folder / 'offsets'}.npy does not say whose the {len(tokens)} tokens are. {REMEDY}")
+        category, provider = (load_strings(folder, role) for role in GROUPS)
+        for row, names in enumerate((category, provider)):
+            check_range(folder / "codes.npy", codes[row], len(names) - 1, first=NO_GROUP)
+        return cls(tokens, offsets, (category, provider), codes)
+
+    @cached_property
+    def _places(self) -> dict[int, np.ndarray]:
+        """Token -> positions of the items that have it."""
+        owners = np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
+        order = np.argsort(self.tokens, kind="stable")
+        tokens, starts = np.unique(self.tokens[order], return_index=True)
+        return dict(zip(tokens.tolist(), np.split(owners[order], starts[1:]), strict=True))
+
+    def most_alike(self, columns: Mapping[str, object], count: int) -> np.ndarray:
+        """Return int64 [count or fewer] positions of the items that share the rarest tokens, the most alike first.
+
+        An item that shares nothing with any other is like items spread evenly over the catalogue.
+        """
+        n_items = len(self.offsets) - 1
+        shared = np.zeros(n_items)
+        for token in tokens_of(columns):
+            owners = self._places.get(token)
+            if owners is not None:
+                shared[owners] += np.log1p(n_items / len(owners))
+        if not shared.any():
+            return np.unique(np.linspace(0, n_items - 1, min(count, n_items)).astype(np.int64))
+        best = np.argsort(-shared, kind="stable")[:count]
+        return best[shared[best] > 0]
+
+    def item_of_group(self, role: int, name: object) -> int | None:
+        """Return the position of some item with this category (role 0) or provider (role 1), None where none has it."""
+        if name not in self.names[role]:
+            return None
+        return int(np.flatnonzero(self.codes[role] == self.names[role].index(name))[0])

@@ -1,0 +1,69 @@
+"""Live items: what `upsert` changed takes effect in the next answer, and new items get rows of their own.
+
+Every stage holds arrays with one row per item, mapped from files that all processes share. A new item gets one of the rows
+kept free at the end: it is written into this process's private copy of that page. It stands there as the items most like it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from serving.contract.errors import DependencyError
+from serving.live.events import ITEM_CHANGED
+from serving.live.reader import Reader
+from serving.stages.features.ids import ItemIndex
+from serving.stages.live.content import Content
+
+TEMPLATES = 8  # items most like a new one
+
+
+class ItemArrays(Protocol):
+    """What a stage knows of each item."""
+
+    def add_item(self, position: int, templates: np.ndarray) -> None:
+        """Fill the row of a new item, from items like it: int64 [n] positions, the most alike first."""
+
+    def change_item(self, position: int, columns: Mapping[str, object]) -> None:
+        """Let everything that `upsert` ever set of an item take effect."""
+
+
+@dataclass
+class LiveItems:
+    """Brings the arrays of one stage to what the live store says. changed_sequence: up to where it has."""
+
+    reader: Reader
+    items: ItemIndex
+    content: Content
+    arrays: ItemArrays
+    changed_sequence: int = field(default=0, init=False)
+
+    def refresh(self) -> bool:
+        """Apply what changed since the last call. Return whether the live store could be asked."""
+        if not self.reader.exists():
+            return True
+        try:
+            with self.reader.snapshot() as snapshot:
+                changed_sequence = snapshot.progress().changed_sequence
+                if changed_sequence == self.changed_sequence:
+                    return True
+                changes = snapshot.changes(self.changed_sequence)
+        except DependencyError:
+            return False
+        for change in changes:
+            if change.type == ITEM_CHANGED:
+                self._apply(change.id, change.columns)
+        self.changed_sequence = changed_sequence
+        return True
+
+    def _apply(self, item_id: int, columns: Mapping[str, object]) -> None:
+        position = int(self.items.positions(np.array([item_id]))[0])
+        if position == self.items.n_items:
+            position = self.items.add(item_id)
+            if position == self.items.n_items:  # no row is free: the next export has one for it
+                return
+            self.arrays.add_item(position, self.content.most_alike(columns, TEMPLATES))
+        self.arrays.change_item(position, columns)

@@ -1,0 +1,94 @@
+"""New and changed items, as the re-ranker and the rules see them, and the chance that new ones are given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from serving.contract.artifacts import writable
+from serving.loops.compiled import compiled
+from serving.stages.live.content import GROUPS, Content
+from serving.stages.rules.config import NO_CAP, OVER_CAP, TOO_DEAR
+from serving.stages.rules.passes import uniform
+from serving.stages.rules.rules import Rules
+
+CHANCE = 0  # stands for the item in the draw that decides whether a list explores
+
+
+@dataclass(frozen=True)
+class ListedItems:
+    """item_vectors: float32 [n_items + 1, D]"""
+
+    content: Content
+    item_vectors: np.ndarray
+    rules: Rules
+
+    def add_item(self, position: int, templates: np.ndarray) -> None:
+        writable(self.item_vectors)[position] = self.item_vectors[templates].mean(axis=0)
+        record = writable(self.rules.items)[position : position + 1]
+        record["group"], record["cap"], record["draw_rate"] = -1 - position, NO_CAP, 1.0
+        record["zone"], record["blocked"], record["behind"], record["in_floor_group"] = 0, False, OVER_CAP, False
+
+    def change_item(self, position: int, columns: Mapping[str, object]) -> None:
+        items = self.rules.items
+        record = writable(items)[position : position + 1]
+        for role, name in enumerate(GROUPS):
+            if name not in columns:
+                continue
+            alike = self.content.item_of_group(role, columns[name])
+            record["group"][:, role] = -1 - position if alike is None else items["group"][alike, role]
+            record["cap"][:, role] = NO_CAP if alike is None else items["cap"][alike, role]
+            if name == "provider" and not record["blocked"][0]:
+                record["in_floor_group"] = alike is not None and bool(items["in_floor_group"][alike])
+        cap, price = self.rules.config.price_cap, columns.get("price")
+        if cap is not None and "price" in columns and not record["blocked"][0]:
+            record["behind"] = TOO_DEAR if isinstance(price, int | float) and price > cap else OVER_CAP
+
+
+@compiled
+def keep_newcomers(columns, is_newcomer):
+    """New items take the last places of a list. columns: int64 [B, M] of the candidates, written; is_newcomer: bool [B, C]"""
+    for row in range(len(columns)):
+        last = columns.shape[1] - 1
+        for column in range(is_newcomer.shape[1]):
+            if is_newcomer[row, column] and not np.any(columns[row] == column) and last >= 0:
+                columns[row, last] = column
+                last -= 1
+
+
+@compiled
+def explore_newcomers(columns, positions, first, end, blocked, user_ids, seed, share, place):
+    """Give a share of lists a new item at `place`, unless there is one up to there: the same one for a user every time.
+
+    columns: int64 [B, K] of the list, -1 = none, written; positions: int64 [B, M]; new items are at first … end - 1
+    blocked: bool [n_items + 1] by the rules
+    """
+    for row in range(len(columns)):
+        own, best, least = columns[row], -1, 2.0
+        if uniform(seed, user_ids[row], CHANCE) >= share:
+            continue
+        shown = False
+        for at in range(place + 1):
+            shown |= own[at] >= 0 and first <= positions[row, own[at]] < end
+        if shown:
+            continue
+        for column in range(positions.shape[1]):
+            position = positions[row, column]
+            if first <= position < end and not blocked[position]:
+                draw = uniform(seed, user_ids[row], position)
+                if draw < least:
+                    best, least = column, draw
+        if best < 0:
+            continue
+        at = place
+        while at < len(own) - 1 and own[at] != best and own[at] >= 0:
+            at += 1
+        while at > place:
+            own[at] = own[at - 1]
+            at -= 1
+        at = place
+        while at > 0 and own[at - 1] < 0:  # a short list: right behind its last item
+            at -= 1
+        own[at] = best
