@@ -16,6 +16,14 @@ def tensor(name: str, array: np.ndarray, dtype: str | None = None) -> grpc.Infer
     return wire
 
 
+def infer_tensors(client: grpc.InferenceServerClient, model: str, **tensors: object) -> dict[str, np.ndarray]:
+    """Call any model with nested lists or arrays of integers or bytes. Return its outputs by name."""
+    arrays = {name: np.asarray(values) for name, values in tensors.items()}
+    inputs = [tensor(name, array.astype(object) if array.dtype.kind == "S" else array) for name, array in arrays.items()]
+    result = client.infer(model, inputs)
+    return {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
+
+
 def infer(client: grpc.InferenceServerClient, user_id: list[int], **tensors: np.ndarray) -> dict[str, np.ndarray]:
     """-> the outputs of one `recommend` call, by name."""
     inputs = [tensor("user_id", np.array(user_id, np.int64).reshape(-1, 1))]

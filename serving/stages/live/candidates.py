@@ -10,7 +10,7 @@ import numpy as np
 from serving.contract.artifacts import writable
 from serving.loops.compiled import compiled
 from serving.loops.inner_product import inner_product
-from serving.stages.search.search import Search
+from serving.stages.search.search import Blocked, Search
 
 MOST_NEWCOMERS = 16  # that one list of candidates holds besides those that were searched; the latest ones
 
@@ -39,8 +39,14 @@ class SearchedItems:
 
     @property
     def served_newcomers(self) -> np.ndarray:
-        """int64 [N] positions of new items, in the order in which they came."""
-        return self.newcomers[self.search.servable[self.newcomers]]
+        """int64 [N] positions of the latest new items that are served."""
+        return self.newcomers[self.search.servable[self.newcomers]][-MOST_NEWCOMERS:]
+
+    def put_newcomers(self, user_vectors: np.ndarray, blocked: Blocked, positions: np.ndarray, scores: np.ndarray) -> None:
+        """See that new items are among the candidates, int64 [B, C], in the last places if need be."""
+        newcomers = self.served_newcomers
+        if len(newcomers):
+            put_newcomers(newcomers, self.search.item_vectors, user_vectors, *blocked, positions, scores)
 
 
 @compiled
@@ -51,16 +57,16 @@ def put_newcomers(newcomers, vectors, user_vectors, blocked, starts, positions, 
         end = 0
         while end < positions.shape[1] and positions[row, end] != n_items:
             end += 1
-        last = positions.shape[1] - 1
+        last = end - 1  # what grows is behind it
         for position in newcomers:
             if np.any(positions[row] == position) or np.any(blocked[starts[row] : starts[row + 1]] == position):
                 continue
             place = end if end < positions.shape[1] else last
+            if place < 0:
+                break
             if end < positions.shape[1]:
                 end += 1
             else:
                 last -= 1
             positions[row, place] = position
             scores[row, place] = inner_product(vectors[position], user_vectors[row])
-            if last < 0:
-                break

@@ -53,7 +53,11 @@ def keep_newcomers(columns, is_newcomer):
     for row in range(len(columns)):
         last = columns.shape[1] - 1
         for column in range(is_newcomer.shape[1]):
-            if is_newcomer[row, column] and not np.any(columns[row] == column) and last >= 0:
+            if not is_newcomer[row, column] or np.any(columns[row] == column):
+                continue
+            while last >= 0 and is_newcomer[row, columns[row, last]]:
+                last -= 1
+            if last >= 0:
                 columns[row, last] = column
                 last -= 1
 

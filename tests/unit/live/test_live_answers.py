@@ -70,10 +70,10 @@ def event_inputs(**columns) -> dict[str, np.ndarray]:
     }
 
 
-def upserted(kernel: Upsert, changed_id: int, kind: bytes = b"item", **columns) -> int:
+def upserted(kernel: Upsert, item: int, **columns) -> int:
     """Send a change and return its sequence."""
-    texts = {"kind": kind, "columns": json.dumps(columns).encode()}
-    inputs = {name: np.array([[value]], object) for name, value in texts.items()} | {"id": np.array([[changed_id]])}
+    texts = {"kind": b"item", "columns": json.dumps(columns).encode()}
+    inputs = {name: np.array([[value]], object) for name, value in texts.items()} | {"id": np.array([[item]])}
     assert kernel.faults(inputs) == {}
     return int(kernel(inputs)["sequence"][0, 0])
 

@@ -1,0 +1,155 @@
+"""The live loop on the real server: a purchase changes the next answer, a malformed event fails alone, nothing is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
+
+from server.launcher import TritonServer
+from server.processes import members
+from serving.contract.tensors import ENSEMBLE, OBSERVE, PAD_ID, UPSERT
+from serving.live.events import unpack
+from serving.live.reader import Reader
+from serving.live.store import live_folder
+from serving.pipeline import Pipeline
+from tests.server.requests import infer_tensors
+
+USER = 7
+NEW_ITEM = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def live_repository(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy whose live store belongs to this module."""
+    return Path(shutil.copytree(repository, tmp_path_factory.mktemp("live") / "model_repository"))
+
+
+@pytest.fixture(scope="module")
+def live_server(live_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    with TritonServer(live_repository, run_dir=tmp_path_factory.mktemp("run")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def live_client(live_server: TritonServer) -> Iterator[grpcclient.InferenceServerClient]:
+    with grpcclient.InferenceServerClient(live_server.grpc_url) as client:
+        yield client
+
+
+@pytest.fixture
+def reader(live_repository: Path) -> Iterator[Reader]:
+    reader = Reader(live_folder(live_repository))
+    yield reader
+    reader.close()
+
+
+def observe(client, user: int, item: int, **more) -> int:
+    """Post an event and return its sequence."""
+    return int(infer_tensors(client, OBSERVE, user_id=[[user]], item_id=[[item]], **more)["sequence"][0, 0])
+
+
+def upsert(client, item: int, columns: bytes) -> int:
+    return int(infer_tensors(client, UPSERT, kind=[[b"item"]], id=[[item]], columns=[[columns]])["sequence"][0, 0])
+
+
+def recommend(client, user: int, **more) -> dict[str, np.ndarray]:
+    return infer_tensors(client, ENSEMBLE, user_id=[[user]], **more)
+
+
+def test_a_purchase_changes_the_next_answer(live_client):
+    before = recommend(live_client, USER)["item_ids"][0]
+    sequence = observe(live_client, USER, int(before[0]))
+    after = recommend(live_client, USER, after=[[sequence]])
+    assert before[0] not in after["item_ids"][0]
+    assert after["item_ids"][0].tolist() != [*before[1:].tolist(), PAD_ID]
+    assert after["degraded"].tolist() == [[0]]
+
+
+def test_served_answers_equal_those_of_this_process_on_the_same_store(live_client, live_repository, reader):
+    for user in range(20):
+        observe(live_client, user, user + 1)
+    users = np.arange(40).reshape(-1, 1)
+    expected = Pipeline.load(live_repository, live=reader)({"user_id": users})
+    served = [recommend(live_client, int(user)) for user in users]
+    assert [answer["item_ids"][0].tolist() for answer in served] == expected["item_ids"].tolist()
+    np.testing.assert_allclose(np.concatenate([answer["scores"] for answer in served]), expected["scores"], atol=1e-6)
+
+
+def test_a_malformed_event_fails_alone(live_client):
+    def post(number: int) -> str:
+        try:
+            return str(observe(live_client, number, -1 if number % 3 == 0 else number))
+        except InferenceServerException as error:
+            return f"{error.status()} {error.message()}"
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(post, range(1, 31)))
+    refused = [answer for answer in answers if not answer.isdigit()]
+    assert len(refused) == 10
+    assert all("INVALID_ARGUMENT" in answer and "item_id is negative" in answer for answer in refused)
+    assert len({answer for answer in answers if answer.isdigit()}) == 20
+
+
+def test_the_same_event_id_has_one_sequence(live_client, reader):
+    first = observe(live_client, USER, 5, event_id=[[b"order-1"]])
+    with reader.snapshot() as snapshot:
+        before = snapshot.progress().last_sequence
+    assert observe(live_client, USER, 6, event_id=[[b"order-1"]]) == first
+    with reader.snapshot() as snapshot:
+        assert snapshot.progress().last_sequence == before
+
+
+def test_a_sold_out_item_is_in_no_answer_and_a_new_one_in_some(live_client):
+    shown = recommend(live_client, USER)["item_ids"][0]
+    upsert(live_client, int(shown[0]), b'{"available": false}')
+    assert shown[0] not in recommend(live_client, USER)["item_ids"][0]
+    started_s = time.monotonic()
+    upsert(live_client, NEW_ITEM, b'{"title": "a new item"}')
+    users = iter(range(10_000))
+    while NEW_ITEM not in recommend(live_client, next(users))["item_ids"][0]:
+        assert time.monotonic() < started_s + 10.0
+
+
+def test_the_servers_metrics_say_where_the_log_stands(live_server, reader):
+    with reader.snapshot() as snapshot:
+        events = snapshot.progress().last_sequence
+    deadline_s = time.monotonic() + 10.0
+    while True:
+        text = urllib.request.urlopen(live_server.metrics_url, timeout=5).read().decode()
+        found = re.search(r"^recommender_live_events{[^}]*} (\S+)$", text, re.MULTILINE)
+        if found and float(found[1]) == events:
+            break
+        assert time.monotonic() < deadline_s, text
+        time.sleep(0.2)
+
+
+def test_what_was_acknowledged_survives_a_kill_of_the_whole_server(live_repository, tmp_path, reader):
+    acknowledged: list[int] = []
+    server = TritonServer(live_repository, run_dir=tmp_path / "run").start()
+    try:
+        with grpcclient.InferenceServerClient(server.grpc_url) as client:
+            acknowledged += [observe(client, 900 + number, 3) for number in range(50)]
+            for process in members(server.state.tag):
+                with contextlib.suppress(psutil.NoSuchProcess):  # it ended with another one
+                    process.kill()
+    finally:
+        server.stop(timeout_s=0)
+    with reader.snapshot() as snapshot:
+        log = dict(snapshot.events())
+        users = unpack(log[sequence] for sequence in acknowledged).headers["user_id"]
+        assert users.tolist() == list(range(900, 950))
+        rows, records = snapshot.users(users)
+    assert len(rows) == 50
+    assert (records["history_ids"][:, 0] == 3).all()

@@ -1,0 +1,111 @@
+"""New items among the candidates, in the re-ranked list and in the answer."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from serving.stages.live.candidates import put_newcomers
+from serving.stages.live.content import Content
+from serving.stages.live.listed_items import explore_newcomers, keep_newcomers
+
+VECTORS = np.eye(8, dtype=np.float32)
+USERS = np.full((1, 8), 2.0, np.float32)
+NOTHING, SEED = np.zeros(9, bool), np.uint64(7)
+
+
+@pytest.mark.parametrize(
+    ("listed", "newcomers", "expected"),
+    [
+        ([0, 1, 8, 8], [5], [0, 1, 5, 8]),
+        ([0, 1, 2, 8], [5, 6], [0, 1, 6, 5]),
+        ([0, 1, 2, 3], [5, 6], [0, 1, 6, 5]),
+        ([0, 5, 2, 3], [5, 6], [0, 5, 2, 6]),
+        ([0, 1, 2, 3], [7], [0, 1, 2, 3]),
+        ([8, 8, 8, 8], [4, 5, 6, 3, 2], [4, 5, 6, 3]),
+    ],
+    ids=[
+        "a list with room grows",
+        "then its last go",
+        "a full list loses its last",
+        "what is there stays",
+        "blocked",
+        "no more than fit",
+    ],
+)
+def test_new_items_are_among_the_candidates(listed, newcomers, expected):
+    positions, scores = np.array([listed]), np.zeros((1, 4), np.float32)
+    put_newcomers(np.array(newcomers), VECTORS, USERS, np.array([7]), np.array([0, 1]), positions, scores)
+    assert positions[0].tolist() == expected
+    changed = positions[0] != listed
+    assert (scores[0][changed] == 2.0).all()
+    assert not scores[0][~changed].any()
+
+
+def test_new_items_stay_in_the_list_that_is_re_ranked():
+    columns = np.array([[0, 1, 2], [4, 1, 0], [0, 1, 4]])
+    keep_newcomers(columns, np.array([[0, 0, 0, 1, 1], [0, 0, 0, 0, 1], [0, 0, 0, 1, 1]], bool))
+    assert columns.tolist() == [[0, 4, 3], [4, 1, 0], [0, 3, 4]]
+
+
+def explored(columns: list[int], positions: list[int], place: int, share: float = 1.0, blocked=NOTHING) -> list[int]:
+    """New items are at the positions 6 and 7."""
+    own = np.array([columns])
+    explore_newcomers(own, np.array([positions]), 6, 8, blocked, np.array([1]), SEED, share, place)
+    return own[0].tolist()
+
+
+def test_a_new_item_is_shown_at_its_place_and_the_others_move_behind_it():
+    assert explored([0, 1, 2, 3], [0, 1, 2, 3, 6], place=1) == [0, 4, 1, 2]
+
+
+def test_a_new_item_that_stood_further_back_moves_up():
+    assert explored([0, 1, 4, 3], [0, 1, 2, 3, 6], place=1) == [0, 4, 1, 3]
+
+
+def test_a_list_that_shows_one_already_stays():
+    assert explored([4, 1, 2, 3], [0, 1, 2, 3, 6], place=1) == [4, 1, 2, 3]
+
+
+def test_a_short_list_shows_it_last():
+    assert explored([0, -1, -1, -1], [0, 6, 8, 8, 8], place=2) == [0, 1, -1, -1]
+
+
+def test_a_new_item_that_the_rules_block_is_not_shown():
+    blocked = NOTHING.copy()
+    blocked[6] = True
+    assert explored([0, 1, 2, 3], [0, 1, 2, 3, 6], place=1, blocked=blocked) == [0, 1, 2, 3]
+
+
+def test_about_the_asked_share_of_lists_explores_and_all_new_items_get_their_chance():
+    users = np.arange(4_000)
+    columns = np.tile(np.arange(4), (len(users), 1))
+    positions = np.tile(np.array([0, 1, 2, 3, 6, 7]), (len(users), 1))
+    explore_newcomers(columns, positions, 6, 8, NOTHING, users, SEED, 0.25, 3)
+    shown = np.bincount(columns[:, 3], minlength=6)
+    assert shown[3] == pytest.approx(3_000, abs=120)
+    assert shown[4] == pytest.approx(500, abs=80)
+    again = np.tile(np.arange(4), (len(users), 1))
+    explore_newcomers(again, positions, 6, 8, NOTHING, users, SEED, 0.25, 3)
+    assert again.tolist() == columns.tolist()
+
+
+def test_the_items_most_alike_share_the_rarest_words(tmp_path):
+    items = [
+        {"title": "red glass lamp", "category": "light", "tags": ["a"]},
+        {"title": "blue glass vase", "category": "vase", "tags": ["a", "b"]},
+        {"title": "red paper lamp", "category": "light", "tags": []},
+        {"title": "Paper bag", "category": None},
+    ]
+    Content.of(items).save(tmp_path)
+    content = Content.load(tmp_path)
+    assert content.most_alike({"title": "paper lamp, RED", "category": "light"}, 4).tolist() == [2, 0, 3]
+    assert content.most_alike({"tags": ["b"]}, 4).tolist() == [1]
+    assert content.most_alike({"title": "unheard of", "price": 3.0}, 2).tolist() == [0, 3]
+    assert content.item_of_group(0, "vase") == 1
+    assert content.item_of_group(0, "bag") is None
+    assert content.item_of_group(1, "anybody") is None
+
+
+def test_a_stage_that_was_published_without_content_has_none(tmp_path):
+    assert Content.load(tmp_path) is None
