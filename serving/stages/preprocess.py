@@ -57,8 +57,10 @@ class PreprocessInputs:
         """Return a copy that adds what users did since the export."""
         live = LiveUsers(reader, self.items, self.item_category)
         live.load_loops(self.embedded.empty(np.zeros(1, np.int64)))
-        arrays = self.content and ItemCategories(self.content, self.item_category)
-        return replace(self, live=live, live_items=arrays and LiveItems(reader, self.items, self.content, arrays))
+        if self.content is None:
+            return replace(self, live=live)
+        arrays = ItemCategories(self.content, self.item_category)
+        return replace(self, live=live, live_items=LiveItems(reader, self.items, self.content, arrays))
 
     def faults(self, inputs: Arrays) -> dict[int, str]:
         """Return a message by row for context that cannot be a feature: infinite numbers, strings past MAX_STRING_BYTES."""

@@ -81,7 +81,7 @@ class RetrieveOutputs:
     seen: SeenItems
     filter_seen: bool
     live: LiveSeen | None = None
-    live_items: LiveItems | None = None
+    live_items: LiveItems[SearchedItems] | None = None
 
     @classmethod
     def load(cls, folder: Path, info: StageInfo, settings: RetrieveSettings, items: ItemIndex) -> RetrieveOutputs:
@@ -90,7 +90,7 @@ class RetrieveOutputs:
         check_lengths(folder, items, search)
         return cls(info.axes, items, search, SeenItems.load(folder), settings.filter_seen)
 
-    def with_live(self, reader: Reader, live_items: LiveItems | None = None) -> RetrieveOutputs:
+    def with_live(self, reader: Reader, live_items: LiveItems[SearchedItems] | None = None) -> RetrieveOutputs:
         """Return a copy that also filters what users have seen since the export, and that knows new and changed items."""
         return replace(self, live=LiveSeen.load(reader), live_items=live_items)
 

@@ -63,7 +63,7 @@ class Content:
         offsets = np.cumsum([0, *map(len, tokens)], dtype=np.int64)
         groups = [[columns.get(role) for columns in items] for role in GROUPS]
         names = [sorted({text for text in texts if isinstance(text, str)}) for texts in groups]
-        places = [{text: code for code, text in enumerate(known)} for known in names]
+        places: list[dict[object, int]] = [{text: code for code, text in enumerate(known)} for known in names]
         codes = [[place.get(text, NO_GROUP) for text in texts] for place, texts in zip(places, groups, strict=True)]
         flat = np.array([token for own in tokens for token in own], np.int64)
         return cls(flat, offsets, (names[0], names[1]), np.array(codes, np.int32).reshape(2, len(items)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -31,14 +31,17 @@ class ItemArrays(Protocol):
         """Let everything that `upsert` ever set of an item take effect."""
 
 
+_Arrays = TypeVar("_Arrays", bound=ItemArrays)
+
+
 @dataclass
-class LiveItems:
+class LiveItems(Generic[_Arrays]):
     """Brings the arrays of one stage to what the live store says. changed_sequence: up to where it has."""
 
     reader: Reader
     items: ItemIndex
     content: Content
-    arrays: ItemArrays
+    arrays: _Arrays
     changed_sequence: int = field(default=0, init=False)
 
     def refresh(self) -> bool:
