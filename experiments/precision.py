@@ -23,7 +23,7 @@ from rich.console import Console
 
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
 from export.build import build_repository
-from export.evaluate import blocks, moved_up, positions_of, refuse_nothing_to_find, retrieval_order
+from export.evaluate import move_up, positions_of, refuse_nothing_to_find, retrieval_order, split_into_blocks
 from export.nvidia.precision.agreement import HALF, beyond
 from export.nvidia.precision.calibration import NETWORKS, Arrays, stage_folders, with_networks
 from export.nvidia.precision.faithful import faithful_session
@@ -107,13 +107,13 @@ def measure_pipeline(pipeline: Pipeline, networks: Networks, dataset: Dataset) -
 def measure_quality(pipeline: Pipeline, problem: Problem) -> Quality:
     """Measure AUC over the whole catalogue (the list first, then the order of the stages before) and NDCG@10 of the list."""
     aucs, ndcgs, answers = [], [], []
-    for block in blocks(problem.test_users):
+    for block in split_into_blocks(problem.test_users):
         tensors = pipeline.trace({"user_id": problem.user_ids[block][:, None]})
         by_rank = np.argsort(-tensors["rank_scores"], axis=1, kind="stable")
         ranked = np.take_along_axis(tensors["candidate_ids"], by_rank, axis=1)
         order = retrieval_order(pipeline, tensors, problem)
         for ids in (tensors["candidate_ids"], ranked, tensors["item_ids"]):
-            order = moved_up(order, positions_of(ids, problem))
+            order = move_up(order, positions_of(ids, problem))
         relevant = problem.test.relevant[block]
         aucs.append(auc(order, relevant, problem.test.seen[block]))
         ndcgs.append(ndcg_at(positions_of(tensors["item_ids"], problem), relevant, 10))

@@ -27,7 +27,7 @@ from export.relayout import relayout
 from perf.bench import Bench, new_bench
 from perf.load import schedule
 from perf.load.open_loop import Outcome, run_load
-from perf.load.workload import draw, serialised
+from perf.load.workload import draw, serialise
 from perf.observe import REPORTED_AFTER_S, read_samples
 from perf.target import Turns, own_server, site_of, taking_turns
 from perf.tune.variant import seal_again
@@ -182,7 +182,7 @@ def measure_peak(side: Side) -> float:
 
 def draw_requests(bench: Bench, rate: float, seconds: float) -> Requests:
     due_s = schedule.poisson(rate, seconds, bench.rng)
-    return serialised(bench.specs[ENSEMBLE], draw(bench.requests, len(due_s), bench.rng)), due_s
+    return serialise(bench.specs[ENSEMBLE], draw(bench.requests, len(due_s), bench.rng)), due_s
 
 
 def p99_ms_of(outcome: Outcome) -> float:

@@ -35,7 +35,7 @@ from perf.tune.variant import seal_again
 from server.health import local_client
 from serving.contract.artifacts import stage_folder
 from serving.contract.errors import ServerError
-from serving.contract.tensors import ENSEMBLE, ModelSpec, unpacked
+from serving.contract.tensors import ENSEMBLE, ModelSpec, unpack_records
 from serving.stages.features.ids import ItemIndex
 from serving.tables.config import read_config
 from serving.tables.store.tiers import CONFIG_FILE
@@ -152,7 +152,7 @@ def choose_watched(bench: Bench, tables: Path, table: str, brokers: str, model: 
     """Choose candidates of one `rank` request whose rows no other candidate has. tables: the rank model's own."""
     request = draw(bench.requests, 1, bench.rng)
     inputs = stage_inputs(bench.site.grpc_url, bench.specs, bench.site.generation, request)["rank"]
-    candidate_ids = unpacked(bench.specs["rank"].inputs, inputs)["candidate_ids"]
+    candidate_ids = unpack_records(bench.specs["rank"].inputs, inputs)["candidate_ids"]
     positions = ItemIndex.load(tables.parent / "item_ids.npy").positions(candidate_ids)[0]
     keys = np.load(tables.parent / "item_rows.npy")[positions, 0].astype(np.int64)
     alone, columns, counts = np.unique(keys, return_index=True, return_counts=True)
@@ -192,7 +192,7 @@ def time_until_visible(watched: Watched, number: int, client: Any, sender: Publi
 
     def read_score() -> float:
         answer = ask(client, watched.spec, str(watched.generation), watched.inputs)
-        return float(unpacked(watched.spec.outputs, answer)["rank_scores"][0, watched.columns[number]])
+        return float(unpack_records(watched.spec.outputs, answer)["rank_scores"][0, watched.columns[number]])
 
     before = read_score()
     row = watched.rows[number] + rng.standard_normal(watched.rows.shape[1], dtype=np.float32)

@@ -113,14 +113,14 @@ def fit_ranking(dataset: Dataset, features: Features, served: Retrieve, settings
         of_the_past = partial(fit_training_retriever, dataset, features, retrieval_settings(pipeline), progress.detail)
         lessons = collect_lessons(dataset, log, features, statistics, of_the_past, served, choices, rng)
         ranker = fit_ranker(lessons, features, choices, pipeline.seed, progress.detail, trainer_of(settings, features))
-        phase.result = described(ranker, choices)
+        phase.result = describe_ranker(ranker, choices)
     with progress.phase("re-ranker") as phase:
         reranker = fit_reranker(lessons, ranker, choices.reranker, pipeline.seed, progress.detail)
         phase.result = f"trust {reranker.trust:g}"
     return Ranking(ranker, reranker, statistics, sample_of(lessons, features))
 
 
-def described(ranker: Ranker, choices: RankingSettings) -> str:
+def describe_ranker(ranker: Ranker, choices: RankingSettings) -> str:
     """Return a description of a ranker for one line of output."""
     if not ranker.learned:
         return "learned nothing, as nobody in this log comes back: items keep retrieval's order"

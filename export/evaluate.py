@@ -94,7 +94,7 @@ def stage_lists(pipeline: Pipeline, problem: Problem) -> dict[str, tuple[np.ndar
     """Return the test users' item ids, int64 [U, 20], and AUC, float64 [U], by stage."""
     lists: dict[str, list[np.ndarray]] = {"retrieve": [], "rank": [], "rerank": []}
     aucs: dict[str, list[np.ndarray]] = {"retrieve": [], "rank": [], "rerank": []}
-    for block in blocks(problem.test_users):
+    for block in split_into_blocks(problem.test_users):
         tensors = pipeline.trace({"user_id": problem.user_ids[block][:, None]})
         by_rank = np.argsort(-tensors["rank_scores"], axis=1, kind="stable")
         found = {
@@ -104,7 +104,7 @@ def stage_lists(pipeline: Pipeline, problem: Problem) -> dict[str, tuple[np.ndar
         }
         order = retrieval_order(pipeline, tensors, problem)
         for stage, ids in found.items():
-            order = moved_up(order, positions_of(ids, problem))
+            order = move_up(order, positions_of(ids, problem))
             aucs[stage].append(auc(order, problem.test.relevant[block], problem.test.seen[block]))
             lists[stage].append(ids)
     return {stage: (np.concatenate(ids)[:, :20], np.concatenate(aucs[stage])) for stage, ids in lists.items()}
@@ -117,10 +117,10 @@ def retrieval_order(pipeline: Pipeline, tensors: dict[str, np.ndarray], problem:
     nothing = Blocked(np.empty(0, np.int64), np.zeros(len(history) + 1, np.int64))
     vectors, n_items = retrieve.user_vectors(tensors, history), len(problem.item_ids)
     positions, _ = retrieve.search.exact(vectors, history, nothing, n_items)
-    return moved_up(np.zeros((len(history), n_items), np.float32), positions)
+    return move_up(np.zeros((len(history), n_items), np.float32), positions)
 
 
-def moved_up(order: np.ndarray, first: np.ndarray) -> np.ndarray:
+def move_up(order: np.ndarray, first: np.ndarray) -> np.ndarray:
     """Return scores, float32 [B, n_items], with the items of `first` [B, K], best first, before all others in their order."""
     n_rows, n_items = order.shape
     moved = np.pad(order, ((0, 0), (0, 1)))  # a column for padding
@@ -138,10 +138,10 @@ def served_lists(url: str, problem: Problem) -> np.ndarray:
             user_id.set_data_from_numpy(problem.user_ids[block][:, None])
             return client.infer(ENSEMBLE, [user_id]).as_numpy("item_ids")
 
-        return np.concatenate(list(pool.map(call, blocks(problem.test_users))))
+        return np.concatenate(list(pool.map(call, split_into_blocks(problem.test_users))))
 
 
-def blocks(users: np.ndarray) -> list[np.ndarray]:
+def split_into_blocks(users: np.ndarray) -> list[np.ndarray]:
     return [users[start : start + USERS_PER_CALL] for start in range(0, len(users), USERS_PER_CALL)]
 
 

@@ -82,8 +82,8 @@ def write_rules(folder: Path, rules: RulesConfig, dataset: Dataset, features: Fe
         folder,
         rules,
         item_ids=features.items.ids,
-        category=_none_where_missing(items["category"]),
-        provider=_none_where_missing(items["provider"]),
+        category=_texts_or_none(items["category"]),
+        provider=_texts_or_none(items["provider"]),
         price=dataset.prices,
         popularity=np.bincount(features.items.positions(positives), minlength=len(items)),
         items_returned=pipeline.items_returned,
@@ -91,5 +91,5 @@ def write_rules(folder: Path, rules: RulesConfig, dataset: Dataset, features: Fe
     )
 
 
-def _none_where_missing(texts: pd.Series) -> list[str | None]:
+def _texts_or_none(texts: pd.Series) -> list[str | None]:
     return [text if isinstance(text, str) else None for text in texts]

@@ -71,7 +71,7 @@ def plan_tables(
     """
     if unknown := sorted(settings.row_formats.keys() - shapes.keys()):
         raise ConfigError(f"[tables] row_formats names {', '.join(unknown)}. The ranker's tables are {', '.join(shapes)}.")
-    description = described(settings, shapes, instances, samples, model)
+    description = describe_tables(settings, shapes, instances, samples, model)
     plan = plan_tiers(description.specs, description.budgets)
     if plan.l2_complete and not settings.brokers:
         description = description.model_copy(update={"budget": description.budget.model_copy(update={"l3": 0})})
@@ -79,7 +79,7 @@ def plan_tables(
     return description, plan
 
 
-def described(
+def describe_tables(
     settings: TableSettings, shapes: Mapping[str, tuple[int, int]], instances: int, samples: int, model: str
 ) -> HpsDescription:
     """Convert [tables] of the export's settings to a description for hps_config."""

@@ -17,7 +17,7 @@ from gateway.rules_trace import trace_rules
 from gateway.shop import Shop
 from serving.contract.artifacts import stage_folder
 from serving.contract.tensors import NUMPY_DTYPES, PAD_ID, ensemble_spec
-from serving.pipeline import Pipeline, padded
+from serving.pipeline import Pipeline, pad_rows
 from serving.stages.live.users import SeenSince
 from serving.stages.search.search import recency_weights
 from triton_recommender import InvalidRequest
@@ -106,7 +106,7 @@ def tensors_of(pipeline: Pipeline, user_id: int, exclude: Sequence[int], context
     known = {t.name: t for t in ensemble_spec(pipeline.specs).inputs}
     inputs = {name: tensor.filled(1) for name, tensor in known.items() if tensor.optional}
     inputs["user_id"] = np.array([[user_id]], np.int64)
-    inputs["exclude"] = padded([exclude], known["exclude"].dims[0])
+    inputs["exclude"] = pad_rows([exclude], known["exclude"].dims[0])
     columns = {column.name for column in pipeline.info.context}
     for name, text in context.items():
         if name not in columns:

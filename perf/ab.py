@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from perf.answers import asked, first_rows
+from perf.answers import ask_server, first_rows
 from perf.bench import Bench, new_bench
 from perf.load.workload import read_requests
 from perf.ratio import Ratio
@@ -79,7 +79,7 @@ def _figures(bench: Bench, clients: int, window_s: float) -> dict[str, float]:
 def differing_answers(a: Bench, b: Bench) -> str:
     """Return "" when both answer A's recorded requests alike (ids equal, scores within 1e-5)."""
     requests = first_rows(read_requests(a.site.repo, a.site.generation))
-    of_a, of_b = (asked(bench.site.grpc_url, bench.specs[ENSEMBLE], requests) for bench in (a, b))
+    of_a, of_b = (ask_server(bench.site.grpc_url, bench.specs[ENSEMBLE], requests) for bench in (a, b))
     return compare_answers(of_b, of_a)
 
 

@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
 from perf.load.open_loop import run_load
-from perf.load.workload import Arrays, ask, read_recorded_of, serialised
+from perf.load.workload import Arrays, ask, read_recorded_of, serialise
 from perf.target import Site
 from repository.recorded import Recorded, compare_answers
 from repository.tables import has_update_source
@@ -53,13 +53,13 @@ def differing_from(url: str, recommend: ModelSpec, recorded: Recorded) -> str:
     The same requests are sent twice: some in each call, then one a call and many calls at once, for batches of the server's
     own.
     """
-    difference = compare_answers(asked(url, recommend, first_rows(recorded.inputs)), first_rows(recorded.outputs))
+    difference = compare_answers(ask_server(url, recommend, first_rows(recorded.inputs)), first_rows(recorded.outputs))
     return difference or differing_at_once(url, recommend, recorded)
 
 
 def differing_at_once(url: str, recommend: ModelSpec, recorded: Recorded) -> str:
     """Return "" when each of COMPARED_ROWS requests, AT_ONCE of them due at the same instant, gets its recorded answer."""
-    bodies, messages = serialised(recommend, first_rows(recorded.inputs)), []
+    bodies, messages = serialise(recommend, first_rows(recorded.inputs)), []
     for first in range(0, len(bodies), AT_ONCE):
         sent = bodies[first : first + AT_ONCE]
         outcome = run_load(url, sent, np.zeros(len(sent)))
@@ -70,7 +70,7 @@ def differing_at_once(url: str, recommend: ModelSpec, recorded: Recorded) -> str
     return difference and f"{AT_ONCE} requests at once: {difference}"
 
 
-def asked(url: str, recommend: ModelSpec, inputs: Arrays) -> Arrays:
+def ask_server(url: str, recommend: ModelSpec, inputs: Arrays) -> Arrays:
     """Return the server's answers to inputs [R, *dims], each [R, *dims]."""
     with local_client(url) as client:
         return ask(client, recommend, "", inputs)

@@ -10,7 +10,7 @@ import numpy as np
 from perf.load.workload import read_requests
 from serving.pipeline import Pipeline
 from serving.stages.search.search import Search
-from training.retrieval.effort import every_other, now, user_vectors
+from training.retrieval.effort import every_other, measure_recall, user_vectors
 
 WIDENED_BY, JUDGED_BY = 0, 1  # first row of every other request: none judges a search that it helped to widen
 
@@ -24,7 +24,7 @@ def measured_recall(repo: Path) -> tuple[int, float]:
 
 def recall_of(search: Search, queries: np.ndarray, count: int) -> float:
     """Return the share of the `count` exact answers to queries [Q, D] that the index finds; 1 without an index."""
-    return 1.0 if search.index is None else now(search, queries, count).recall
+    return 1.0 if search.index is None else measure_recall(search, queries, count).recall
 
 
 def recorded_vectors(pipeline: Pipeline, repo: Path, first: int) -> np.ndarray:

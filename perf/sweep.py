@@ -17,7 +17,7 @@ from perf.command import progress
 from perf.in_process import InProcess
 from perf.load import schedule
 from perf.load.open_loop import Outcome, floor_ns, run_load
-from perf.load.workload import Arrays, draw, serialised
+from perf.load.workload import Arrays, draw, serialise
 from perf.observe import Latency, between, read_counters
 from perf.report.results import Closed, Open, Yardstick
 from serving.contract.tensors import ENSEMBLE
@@ -64,7 +64,7 @@ def add_open(bench: Bench, scenario: Scenario, progress: Callable[[int], object]
     rows = draw(bench.requests | bench.answers, len(due_s), bench.rng, scenario.cold_share)
     bulk = bench.rng.random(len(due_s)) < scenario.bulk_share
     priority = np.where(bulk, BULK, INTERACTIVE) if scenario.bulk_share else None
-    bodies = serialised(bench.specs[ENSEMBLE], rows, priority)
+    bodies = serialise(bench.specs[ENSEMBLE], rows, priority)
     classes = {}
     cold = ~np.isin(rows["user_id"][:, 0], bench.requests["user_id"][:, 0])
     if scenario.cold_share:
@@ -81,14 +81,14 @@ def add_open(bench: Bench, scenario: Scenario, progress: Callable[[int], object]
     np.savez_compressed(
         bench.folder / raw, due_ns=outcome.due_ns, sent_ns=outcome.sent_ns, answered_ns=outcome.answered_ns, **classes
     )
-    facts = {"stages": between(before, after)} | compared(bench, outcome, rows, cold)
+    facts = {"stages": between(before, after)} | compare_load(bench, outcome, rows, cold)
     result = describe(scenario, outcome, classes, raw).model_copy(update=facts)
     bench.run.open.append(result)
     bench.save()
     return result
 
 
-def compared(bench: Bench, outcome: Outcome, rows: Arrays, cold: np.ndarray) -> dict[str, object]:
+def compare_load(bench: Bench, outcome: Outcome, rows: Arrays, cold: np.ndarray) -> dict[str, object]:
     """Fields of Open: every answer to a recorded request against the recorded one, where there are such."""
     if not bench.answers:
         return {}

@@ -55,7 +55,7 @@ from serving.contract.tensors import (
     ModelSpec,
     ensemble_spec,
     live_specs,
-    packed,
+    pack_records,
     stage_specs,
 )
 
@@ -313,7 +313,7 @@ def write_warmup(folder: Path, spec: ModelSpec, recorded: dict[str, np.ndarray],
     Missing or truncated files (a full disk, a killed export) are written again; otherwise the model does not load.
     """
     folder.mkdir(exist_ok=True)
-    for name, values in packed(spec.inputs, recorded).items():
+    for name, values in pack_records(spec.inputs, recorded).items():
         for row in range(rows):
             path = folder / warmup_file(name, row)
             if not path.exists() or not holds_row(path.read_bytes(), values[row]):

@@ -73,7 +73,7 @@ class Pipeline:
         batch = len(tensors["user_id"])
         for name in STAGES:
             spec = self.specs[name]
-            fields = {t.name: tensors[t.name] if t.name in tensors else t.filled(batch) for t in spec.taken}
+            fields = {t.name: tensors[t.name] if t.name in tensors else t.filled(batch) for t in spec.input_fields}
             if faults := self.stages[name].faults(fields):
                 raise RequestError(faults[min(faults)])
             tensors.update(self.stages[name](fields))
@@ -93,7 +93,7 @@ class Pipeline:
         optional = {t.name: t for t in ensemble_spec(self.specs).inputs if t.optional}
         for name, rows in (("history", history), ("exclude", exclude)):
             if rows is not None:
-                inputs[name] = padded(rows, optional[name].dims[0])
+                inputs[name] = pad_rows(rows, optional[name].dims[0])
         for name, values in (context or {}).items():
             if name not in optional:
                 raise RequestError(f"There is no context column {name!r}; this repository has {sorted(optional)}.")
@@ -101,7 +101,7 @@ class Pipeline:
         return self(inputs)
 
 
-def padded(rows: Sequence[Sequence[int]], width: int) -> np.ndarray:
+def pad_rows(rows: Sequence[Sequence[int]], width: int) -> np.ndarray:
     """Return int64 [B, width], each row's first `width` ids, PAD_ID after the last."""
     array = np.full((len(rows), width), PAD_ID, np.int64)
     for target, row in zip(array, rows, strict=True):

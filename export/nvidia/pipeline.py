@@ -24,7 +24,7 @@ from repository.config import CONFIG_FILE, differing_tensors, spec_of
 from repository.models import read_config
 from serving.contract.artifacts import open_network, read_json, verify_manifest
 from serving.contract.errors import ArtifactError, RequestError
-from serving.contract.tensors import ENSEMBLE, ModelSpec, packed, unpacked
+from serving.contract.tensors import ENSEMBLE, ModelSpec, pack_records, unpack_records
 from serving.stages.parts.kernels import STEP_TYPES, RankFeatures
 from serving.stages.parts.specs import HPS_OUTPUT, KEYS, PREPROCESS_WORKFLOW, RANK_EMBEDDINGS
 from serving.stages.preprocess import Preprocess
@@ -142,10 +142,10 @@ def _kernel_run(kernel: Any, spec: ModelSpec) -> Run:
     def run(tensors: Arrays) -> Arrays:
         batch = len(next(iter(tensors.values())))
         fills = {t.name: t.filled(batch) for t in spec.inputs if t.optional}
-        inputs = unpacked(spec.inputs, fills | tensors)
+        inputs = unpack_records(spec.inputs, fills | tensors)
         if faults := kernel.faults(inputs):
             raise RequestError(faults[min(faults)])
-        outputs = packed(spec.outputs, inputs | kernel(inputs))
+        outputs = pack_records(spec.outputs, inputs | kernel(inputs))
         return RankFeatures.for_one_request(outputs) if isinstance(kernel, RankFeatures) else outputs
 
     return run
@@ -153,7 +153,7 @@ def _kernel_run(kernel: Any, spec: ModelSpec) -> Run:
 
 def _recording(spec: ModelSpec, run: Run, given: dict[str, Arrays]) -> Run:
     def recorded(tensors: Arrays) -> Arrays:
-        given[spec.name] = unpacked(tuple(t for t in spec.inputs if t.name in tensors), tensors)
+        given[spec.name] = unpack_records(tuple(t for t in spec.inputs if t.name in tensors), tensors)
         return run(tensors)
 
     return recorded

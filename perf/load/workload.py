@@ -1,7 +1,7 @@
 """What is asked: recorded requests of the repository, drawn again by popularity, in the three forms that load needs them.
 
     perf_analyzer   a JSON file of rows                      (`write_analyzer_json`)
-    open loop       serialised gRPC requests                 (`serialised`)
+    open loop       serialised gRPC requests                 (`serialise`)
     a single stage  what the stages before it answer         (`stage_inputs`: asked from the server itself)
 
 Every tensor is sent, with its fill where a row says nothing, as our client does: tritonserver batches only requests that send
@@ -89,7 +89,7 @@ def _plain(row: np.ndarray) -> list:
     return np.nan_to_num(row.ravel(), nan=0.0).tolist() if row.dtype.kind == "f" else row.ravel().tolist()
 
 
-def serialised(spec: ModelSpec, rows: Arrays, priority: np.ndarray | None = None) -> list[bytes]:
+def serialise(spec: ModelSpec, rows: Arrays, priority: np.ndarray | None = None) -> list[bytes]:
     """Return one ModelInferRequest per row, ready for the wire: no work is left for the moment a request is due.
 
     priority: int [N], 0 = the model's default.

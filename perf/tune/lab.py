@@ -16,7 +16,7 @@ from export.settings import Settings
 from perf.answers import differing_answers
 from perf.load import analyzer, schedule
 from perf.load.open_loop import run_load
-from perf.load.workload import draw, read_recorded_of, read_specs, serialised, write_analyzer_json
+from perf.load.workload import draw, read_recorded_of, read_specs, serialise, write_analyzer_json
 from perf.observe import Latency, read_memory, total_mib
 from perf.recall import JUDGED_BY, recorded_vectors
 from perf.target import Turns, site_of, taking_turns
@@ -29,7 +29,7 @@ from server.launcher import TritonServer
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE
 from serving.pipeline import Pipeline
-from training.retrieval.effort import enough, now
+from training.retrieval.effort import is_sufficient, measure_recall
 
 FACTORS = (0.7, 0.8, 0.9)  # of the effort that the export chose, from a ladder with rungs at a half and a third more
 
@@ -46,8 +46,8 @@ def allowed_efforts(repository: Path) -> dict[int, float]:
     found, current = {}, index.nprobe
     for effort in sorted({max(int(current * factor), 1) for factor in FACTORS}):
         index.nprobe = effort
-        trial = now(search, queries, pipeline.info.axes.candidates)
-        if enough(trial):
+        trial = measure_recall(search, queries, pipeline.info.axes.candidates)
+        if is_sufficient(trial):
             found[effort] = round(trial.recall, 4)
     return found
 
@@ -119,7 +119,7 @@ class Lab:
         due_s = schedule.poisson(self.offered_rate, 2 * self.window_s, self.rng)
         rows = draw(self.recorded.inputs, len(due_s), self.rng)
         many, one = self._closed(served, self.clients), self._closed(served, 1)
-        outcome = run_load(served.server.grpc_url, serialised(self.spec, rows), due_s)
+        outcome = run_load(served.server.grpc_url, serialise(self.spec, rows), due_s)
         found = {
             "peak_rate": many.achieved_rate,
             "clients_1_p50_ms": one.latency.p50_ms,

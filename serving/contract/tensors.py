@@ -172,7 +172,7 @@ def fields_of(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
 class ModelSpec:
     """One model: name, inputs, outputs. Serving settings (batching, instances) belong to the export.
 
-    inputs, outputs: the tensors on the wire; taken, given: the same as a stage sees them, records unpacked.
+    inputs, outputs: the tensors on the wire; input_fields, output_fields: the same as a stage sees them, records unpacked.
     """
 
     name: str
@@ -180,11 +180,11 @@ class ModelSpec:
     outputs: tuple[TensorSpec, ...]
 
     @cached_property
-    def taken(self) -> tuple[TensorSpec, ...]:
+    def input_fields(self) -> tuple[TensorSpec, ...]:
         return fields_of(self.inputs)
 
     @cached_property
-    def given(self) -> tuple[TensorSpec, ...]:
+    def output_fields(self) -> tuple[TensorSpec, ...]:
         return fields_of(self.outputs)
 
     @property
@@ -192,12 +192,14 @@ class ModelSpec:
         return tuple(tensor for tensor in (*self.inputs, *self.outputs) if isinstance(tensor, RecordSpec))
 
 
-def packed(specs: tuple[TensorSpec, ...], tensors: Mapping[str, np.ndarray], validated: bool = False) -> dict[str, np.ndarray]:
+def pack_records(
+    specs: tuple[TensorSpec, ...], tensors: Mapping[str, np.ndarray], validated: bool = False
+) -> dict[str, np.ndarray]:
     """Return the tensors of `specs` by name, packed from their fields. validated: as in `RecordSpec.pack`."""
     return {t.name: t.pack(tensors, validated) if isinstance(t, RecordSpec) else tensors[t.name] for t in specs}
 
 
-def unpacked(specs: tuple[TensorSpec, ...], tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def unpack_records(specs: tuple[TensorSpec, ...], tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the fields of the tensors of `specs` by name. A field of two records comes from the later one."""
     fields: dict[str, np.ndarray] = {}
     for tensor in specs:
@@ -297,7 +299,7 @@ def new_lineage(batch: int, generation: int, degraded: int | np.ndarray = Degrad
     return lineage
 
 
-def fallen_back(lineage: np.ndarray, rows: np.ndarray, stage: Degraded) -> np.ndarray:
+def mark_degraded(lineage: np.ndarray, rows: np.ndarray, stage: Degraded) -> np.ndarray:
     """Return the lineage, int64 [B, 2], with the stage's degraded bit set in the rows that are True in `rows`, bool [B]."""
     if not np.count_nonzero(rows):  # five times as fast as `any`
         return lineage

@@ -17,7 +17,7 @@ _START = tuple(np.uint64(int.from_bytes(text, "big")) for text in (b"somepseu", 
 
 def hash_integers(values: np.ndarray) -> np.ndarray:
     """Return the hashes, uint64 [n], of int64 [n]."""
-    return _mixed_all(values)
+    return _mix_all(values)
 
 
 def hash_strings(values: np.ndarray) -> np.ndarray:
@@ -28,15 +28,15 @@ def hash_strings(values: np.ndarray) -> np.ndarray:
 
 
 @compiled
-def _mixed_all(values):
+def _mix_all(values):
     hashes = np.empty(len(values), np.uint64)
     for row in range(len(values)):
-        hashes[row] = _mixed(np.uint64(values[row]))
+        hashes[row] = _mix(np.uint64(values[row]))
     return hashes
 
 
 @compiled
-def _mixed(x):
+def _mix(x):
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
@@ -48,7 +48,7 @@ def _hash_texts(text, ends):
     hashes = np.empty(len(ends), np.uint64)
     start = 0
     for row in range(len(ends)):
-        hashes[row] = _mixed(_siphash(text[start : ends[row]]))
+        hashes[row] = _mix(_siphash(text[start : ends[row]]))
         start = ends[row]
     return hashes
 
@@ -74,18 +74,18 @@ def _siphash(text):
 @compiled
 def _round(v0, v1, v2, v3):
     v0 += v1
-    v1 = _rotated(v1, 13) ^ v0
-    v0 = _rotated(v0, 32)
+    v1 = _rotate(v1, 13) ^ v0
+    v0 = _rotate(v0, 32)
     v2 += v3
-    v3 = _rotated(v3, 16) ^ v2
+    v3 = _rotate(v3, 16) ^ v2
     v0 += v3
-    v3 = _rotated(v3, 21) ^ v0
+    v3 = _rotate(v3, 21) ^ v0
     v2 += v1
-    v1 = _rotated(v1, 17) ^ v2
-    v2 = _rotated(v2, 32)
+    v1 = _rotate(v1, 17) ^ v2
+    v2 = _rotate(v2, 32)
     return v0, v1, v2, v3
 
 
 @compiled
-def _rotated(value, bits):
+def _rotate(value, bits):
     return (value << np.uint64(bits)) | (value >> np.uint64(64 - bits))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from serving.contract.artifacts import REMEDY, StageInfo, open_form, read_stage
+from serving.contract.artifacts import REMEDY, StageInfo, open_checked_array, read_stage
 from serving.contract.errors import ArtifactError, DependencyError
 from serving.contract.tensors import ContextColumn, Degraded, new_lineage
 from serving.live.reader import Reader
@@ -50,7 +50,7 @@ class PreprocessInputs:
     def load(cls, folder: Path, info: StageInfo) -> PreprocessInputs:
         """Load from a version folder. Raises ArtifactError when a file is missing or is not as published."""
         store, items = UserStore(folder / "store"), ItemIndex.load(folder / "item_ids.npy")
-        categories = open_form(folder, "item_category", "int32", items.n_items + 1)
+        categories = open_checked_array(folder, "item_category", "int32", items.n_items + 1)
         return cls(info.context, store, store, items, categories, Content.load(folder))
 
     def with_live(self, reader: Reader) -> PreprocessInputs:

@@ -14,10 +14,18 @@ from typing import Any
 
 import numpy as np
 
-from serving.contract.artifacts import REMEDY, StageInfo, check_range, open_form, open_network, read_stage, stage_settings
+from serving.contract.artifacts import (
+    REMEDY,
+    StageInfo,
+    check_range,
+    open_checked_array,
+    open_network,
+    read_stage,
+    stage_settings,
+)
 from serving.contract.errors import ArtifactError, DependencyError
 from serving.contract.measurements import Measurement
-from serving.contract.tensors import PAD_ID, PAD_SCORE, Degraded, fallen_back, generation_faults
+from serving.contract.tensors import PAD_ID, PAD_SCORE, Degraded, generation_faults, mark_degraded
 from serving.live.reader import Reader
 from serving.loops.compiled import compiled
 from serving.stages.features.ids import ItemIndex
@@ -74,8 +82,8 @@ class RankInputs:
     def load(cls, folder: Path, settings: RankSettings) -> RankInputs:
         """Load from a version folder. Raises ArtifactError when files disagree."""
         items, statistics = ItemIndex.load(folder / "item_ids.npy"), ItemStatistics.load(folder)
-        rows = open_form(folder, "item_rows", "int32", None, None)
-        numbers = open_form(folder, "item_numbers", "float32", None, None)
+        rows = open_checked_array(folder, "item_rows", "int32", None, None)
+        numbers = open_checked_array(folder, "item_numbers", "float32", None, None)
         lengths = {"item_rows": len(rows), "item_numbers": len(numbers), "statistics": statistics.n_items + 1}
         if set(lengths.values()) != {items.n_items + 1}:
             raise ArtifactError(f"{folder}: {items.n_items} items need {items.n_items + 1} rows, found {lengths}. {REMEDY}")
@@ -137,7 +145,7 @@ class EmbeddingRows:
     def mark_degraded(self, lineage: np.ndarray) -> np.ndarray:
         """Return the lineage, marked where a needed level is down and rows may be defaults or exported ones."""
         if self.tables.degraded:
-            return fallen_back(lineage, np.ones(len(lineage), bool), Degraded.RANK)
+            return mark_degraded(lineage, np.ones(len(lineage), bool), Degraded.RANK)
         return lineage
 
 
@@ -155,7 +163,7 @@ class RankOutputs:
         rank_scores, broken = np.empty(logits.shape, np.float32), np.zeros(len(logits), bool)
         candidates = (inputs["candidate_ids"], inputs["retrieval_scores"])
         write_ranked(*candidates, logits, retrieval_part, self.blend, rank_scores, broken)
-        return {"rank_scores": rank_scores, "lineage": fallen_back(inputs["lineage"], broken, Degraded.RANK)}
+        return {"rank_scores": rank_scores, "lineage": mark_degraded(inputs["lineage"], broken, Degraded.RANK)}
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from serving.contract.artifacts import REMEDY, StageInfo, open_form, open_network, read_stage, stage_settings
+from serving.contract.artifacts import REMEDY, StageInfo, open_checked_array, open_network, read_stage, stage_settings
 from serving.contract.errors import ArtifactError
-from serving.contract.tensors import PAD_ID, Degraded, fallen_back, generation_faults
+from serving.contract.tensors import PAD_ID, Degraded, generation_faults, mark_degraded
 from serving.live.reader import Reader
 from serving.loops.compiled import compiled
 from serving.loops.ordering import falling, sort_stably
@@ -66,7 +66,7 @@ class BestLists:
         columns = first_by_score(inputs["rank_scores"], self.length)
         if self.items.has_newcomers:
             keep_newcomers(columns, np.isin(inputs["candidate_ids"], self.items.newcomers[self.items.newcomers != PAD_ID]))
-        ids, rank_scores, retrieval, valid = _listed(
+        ids, rank_scores, retrieval, valid = _gather_list(
             columns, inputs["candidate_ids"], inputs["rank_scores"], inputs["retrieval_scores"]
         )
         return BestCandidates(ids, self.items.positions(ids), rank_scores, retrieval, valid)
@@ -81,7 +81,7 @@ class RerankInputs:
     @classmethod
     def load(cls, folder: Path, items: ItemIndex) -> RerankInputs:
         """Load the vectors. Raises ArtifactError when they belong to another catalogue."""
-        return cls(open_form(folder, "item_vectors", "float32", items.n_items + 1, None))
+        return cls(open_checked_array(folder, "item_vectors", "float32", items.n_items + 1, None))
 
     def feeds(self, best: BestCandidates) -> Arrays:
         """Return the network's inputs by name."""
@@ -112,13 +112,13 @@ class RerankOutputs:
 
     def serve(self, inputs: Arrays, best: BestCandidates, correction: np.ndarray) -> Arrays:
         """Return the outputs of `rerank`. correction: float32 [B, M], added to the rank scores, meaningless where not valid."""
-        scores, broken = _corrected(best.rank_scores, best.valid, correction, np.float32(self.settings.trust))
+        scores, broken = _add_correction(best.rank_scores, best.valid, correction, np.float32(self.settings.trust))
         user_ids = inputs["user_id"][:, 0]
         columns = self.rules.apply(best.positions, scores, user_ids, self.items_returned)
         if self.items.has_newcomers and self.settings.newcomer_share:
             self.explore(columns, best.positions, user_ids)
-        item_ids, scores = _chosen(columns, best.ids, scores)
-        lineage = fallen_back(inputs["lineage"], broken, Degraded.RERANK)
+        item_ids, scores = _gather_served(columns, best.ids, scores)
+        lineage = mark_degraded(inputs["lineage"], broken, Degraded.RERANK)
         return {
             "item_ids": item_ids,
             "scores": scores,
@@ -195,7 +195,7 @@ def first_by_score(scores: np.ndarray, count: int) -> np.ndarray:
 
 
 @compiled
-def _listed(columns, candidate_ids, rank_scores, retrieval_scores):
+def _gather_list(columns, candidate_ids, rank_scores, retrieval_scores):
     """Return (ids, rank scores, retrieval scores, valid), each [B, M], of the columns int64 [B, M]."""
     ids, valid = np.empty(columns.shape, np.int64), np.empty(columns.shape, np.bool_)
     ranked, retrieved = np.empty(columns.shape, np.float32), np.empty(columns.shape, np.float32)
@@ -210,7 +210,7 @@ def _listed(columns, candidate_ids, rank_scores, retrieval_scores):
 
 
 @compiled
-def _corrected(rank_scores, valid, correction, trust):
+def _add_correction(rank_scores, valid, correction, trust):
     """Return scores float32 [B, M], -inf where not valid, and bool [B]: rows with non-finite network output.
 
     Such rows keep the ranker's scores.
@@ -226,7 +226,7 @@ def _corrected(rank_scores, valid, correction, trust):
 
 
 @compiled
-def _chosen(columns, ids, scores):
+def _gather_served(columns, ids, scores):
     """Return item ids int64 [B, K] and scores float32 [B, K] of the columns int64 [B, K]; PAD_ID and 0 where there is none."""
     chosen_ids, chosen_scores = np.full(columns.shape, PAD_ID, np.int64), np.zeros(columns.shape, np.float32)
     for row in range(columns.shape[0]):

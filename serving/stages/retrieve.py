@@ -14,9 +14,17 @@ from typing import Any
 import faiss
 import numpy as np
 
-from serving.contract.artifacts import REMEDY, StageInfo, check_range, open_form, open_network, read_stage, stage_settings
+from serving.contract.artifacts import (
+    REMEDY,
+    StageInfo,
+    check_range,
+    open_checked_array,
+    open_network,
+    read_stage,
+    stage_settings,
+)
 from serving.contract.errors import ArtifactError
-from serving.contract.tensors import PAD_SCORE, Axes, Degraded, fallen_back, generation_faults
+from serving.contract.tensors import PAD_SCORE, Axes, Degraded, generation_faults, mark_degraded
 from serving.live.reader import Reader
 from serving.loops.compiled import compiled
 from serving.stages.features.ids import ItemIndex, position_of
@@ -101,11 +109,11 @@ class RetrieveOutputs:
         broken = np.empty(len(vectors), np.bool_)
         find_broken(vectors, broken)
         if np.count_nonzero(broken):
-            vectors = np.where(broken[:, None], self._anyone(vectors.shape[1]), vectors)
+            vectors = np.where(broken[:, None], self._unknown_user_vector(vectors.shape[1]), vectors)
         since, is_current = SeenSince.nothing(len(vectors)), self.live_items is None or self.live_items.refresh()
         if self.live and self.filter_seen and is_current:
             since, is_current = self.live.read(inputs["user_id"][:, 0])
-        blocked = self.blocked(inputs, history, since)
+        blocked = self.collect_blocked(inputs, history, since)
         positions, scores = self.search(vectors, history, blocked, self.axes.candidates)
         if self.live_items:
             self.live_items.arrays.put_newcomers(vectors, blocked, positions, scores)
@@ -113,22 +121,22 @@ class RetrieveOutputs:
         put_answers(positions, self.items.padded_ids, candidate_ids, scores, n_found)
         # A list is short only when all other items are seen, excluded or unavailable.
         fallback = broken | (n_found < self.axes.items_returned)
-        lineage = fallen_back(inputs["lineage"], fallback, Degraded.RETRIEVE)
+        lineage = mark_degraded(inputs["lineage"], fallback, Degraded.RETRIEVE)
         return {
             "candidate_ids": candidate_ids,
             "retrieval_scores": scores,
-            "lineage": lineage if is_current else fallen_back(lineage, np.ones(len(lineage), bool), Degraded.LIVE),
+            "lineage": lineage if is_current else mark_degraded(lineage, np.ones(len(lineage), bool), Degraded.LIVE),
         }
 
-    def blocked(self, inputs: Arrays, history: np.ndarray, since: SeenSince) -> Blocked:
+    def collect_blocked(self, inputs: Arrays, history: np.ndarray, since: SeenSince) -> Blocked:
         """Return the blocked items of each request: those that the caller excludes and those that the user has seen."""
         seen, items = self.seen, self.items
         of_request = (inputs["user_id"].ravel(), inputs["exclude"], history)
         of_users = (self.filter_seen, seen.user_ids, seen.offsets, seen.item_ids)
-        return Blocked(*kept_back(*of_request, *of_users, *since, items.ids, items.table, items.newcomers))
+        return Blocked(*collect_blocked_positions(*of_request, *of_users, *since, items.ids, items.table, items.newcomers))
 
     @staticmethod
-    def _anyone(width: int) -> np.ndarray:
+    def _unknown_user_vector(width: int) -> np.ndarray:
         """Return the vector of an unknown user: 1 in the last dimension (an item's popularity), 0 elsewhere."""
         vector = np.zeros(width, np.float32)
         vector[-1] = 1.0
@@ -187,7 +195,7 @@ class Retrieve:
 
 
 @compiled
-def kept_back(
+def collect_blocked_positions(
     user_ids, exclude, history,
     filter_seen, seen_users, seen_offsets, seen_ids, since_ids, since_starts,
     catalogue, table, newcomers,
@@ -265,8 +273,8 @@ def load_tables(folder: Path, info: StageInfo, settings: RetrieveSettings, items
 
 def load_search(folder: Path, settings: RetrieveSettings) -> Search:
     """Load the searcher of a version folder. Raises ArtifactError when a file is missing or broken."""
-    vectors = open_form(folder, "item_vectors", "float32", None, None)
-    available = open_form(folder, "available", "bool", len(vectors))
+    vectors = open_checked_array(folder, "item_vectors", "float32", None, None)
+    available = open_checked_array(folder, "available", "bool", len(vectors))
     index = None
     if settings.index != "exact":
         path = folder / INDEX_FILE

@@ -20,9 +20,9 @@ from serving.contract.tensors import (
     RecordSpec,
     generation_faults,
     new_lineage,
-    packed,
+    pack_records,
     stage_specs,
-    unpacked,
+    unpack_records,
 )
 from tests.contract import fake_backend as pb
 
@@ -110,7 +110,7 @@ def request(*user_ids: int, **tensors: np.ndarray) -> pb.InferenceRequest:
 
 def users_of(response: pb.InferenceResponse) -> list[int]:
     answered = {t.name(): t.as_numpy() for t in response.output_tensors()}
-    fields = unpacked(INFO.spec.outputs, answered)
+    fields = unpack_records(INFO.spec.outputs, answered)
     np.testing.assert_array_equal(fields["user_id"], fields["user_categorical"][:, :1])  # handed on, and answered
     return fields["user_categorical"][:, 0].tolist()
 
@@ -215,7 +215,7 @@ class Next:
 
     def __call__(self, inputs):
         self.seen.append(inputs)
-        zeros = {t.name: np.zeros((len(inputs["lineage"]), *t.dims), t.numpy_dtype) for t in self.spec.given}
+        zeros = {t.name: np.zeros((len(inputs["lineage"]), *t.dims), t.numpy_dtype) for t in self.spec.output_fields}
         return zeros | ({"lineage": inputs["lineage"]} if "lineage" in zeros else {})
 
 
@@ -258,7 +258,7 @@ def test_all_kernels_in_one_model_answer_with_the_ensembles_tensors(fused):
     assert all(values[f"recommender_kernel_seconds/{name}"] > 0 for name in STAGES)
     specs = stage_specs(AXES, CONTEXT)
     for name, link in zip(STAGES, fused.chain, strict=True):
-        assert link.kernel.seen[0].keys() == {t.name for t in specs[name].taken}
+        assert link.kernel.seen[0].keys() == {t.name for t in specs[name].input_fields}
 
 
 @pytest.mark.parametrize(("stage", "name"), [("retrieve", "candidate_ids"), ("rank", "rank_scores"), ("rerank", "scores")])
@@ -291,10 +291,10 @@ class Half(Next):
 
 def records(spec, *user_ids: int, generation: int = 7) -> pb.InferenceRequest:
     """A request of `rank` for some users, each candidate scored with its user's id."""
-    fields = {t.name: np.zeros((len(user_ids), *t.dims), t.numpy_dtype) for t in spec.taken}
+    fields = {t.name: np.zeros((len(user_ids), *t.dims), t.numpy_dtype) for t in spec.input_fields}
     fields["user_id"][:, 0], fields["retrieval_scores"][:] = user_ids, np.array(user_ids)[:, None]
     fields["lineage"] = new_lineage(len(user_ids), generation)
-    return pb.InferenceRequest(**packed(spec.inputs, fields))
+    return pb.InferenceRequest(**pack_records(spec.inputs, fields))
 
 
 def test_a_stage_between_two_records_takes_fields_and_gives_a_record(tmp_path, monkeypatch):
@@ -314,7 +314,7 @@ def test_a_stage_between_two_records_takes_fields_and_gives_a_record(tmp_path, m
     assert "generation is 6, this stage serves 7" in bad.error().message()
     assert [len(seen["user_id"]) for seen in model.first.kernel.seen] == [3]
     for response, user_ids in ((good, [4]), (mates, [6, 8])):
-        fields = unpacked(info.spec.outputs, {t.name(): t.as_numpy() for t in response.output_tensors()})
+        fields = unpack_records(info.spec.outputs, {t.name(): t.as_numpy() for t in response.output_tensors()})
         assert fields["user_id"][:, 0].tolist() == user_ids
         np.testing.assert_array_equal(fields["rank_scores"], np.repeat(np.array(user_ids)[:, None] / 2, 4, axis=1))
         assert fields["lineage"].tolist() == [[7, 2]] * len(user_ids)

@@ -18,7 +18,7 @@ from repository.recorded import RECORDED_FILE, compare_answers, read_recorded
 from server.health import local_client
 from server.launcher import TritonServer
 from serving.contract.artifacts import read_stage, stage_folder
-from serving.contract.tensors import ENSEMBLE, STAGES, RecordSpec, new_lineage, packed, stage_specs, unpacked
+from serving.contract.tensors import ENSEMBLE, STAGES, RecordSpec, new_lineage, pack_records, stage_specs, unpack_records
 from tests.repositories import SERVED_DATA
 from tests.server.merlin_doubles import stand_in
 from tests.server.requests import ask_each, infer, tensor
@@ -147,9 +147,9 @@ def test_the_stages_answer_alone_too(served, recorded, info):
     specs, user_id = stage_specs(info.axes, info.context), recorded.inputs["user_id"][:1]
     user = client.infer("preprocess", [tensor("user_id", user_id)]).as_numpy("user")
     candidates = client.infer("retrieve", [tensor("user", user)]).as_numpy("candidates")
-    found = unpacked(specs["retrieve"].outputs, {"candidates": candidates})
+    found = unpack_records(specs["retrieve"].outputs, {"candidates": candidates})
     ranked = client.infer("rank", [tensor("user", user), tensor("candidates", candidates)]).as_numpy("ranked")
-    scored = unpacked(specs["rank"].outputs, {"ranked": ranked})
+    scored = unpack_records(specs["rank"].outputs, {"ranked": ranked})
     assert scored["user_id"].tolist() == user_id.tolist()
     np.testing.assert_array_equal(scored["candidate_ids"], found["candidate_ids"])
     assert np.isfinite(scored["rank_scores"]).all()
@@ -163,10 +163,10 @@ def test_another_generation_is_refused_by_every_stage(served, recorded, info):
     foreign = {"lineage": new_lineage(1, info.generation + 5)}
     given = {"user_id": np.array([[1]]), "candidate_ids": ids, "retrieval_scores": scores, "rank_scores": scores} | foreign
     specs = stage_specs(info.axes, info.context)
-    user = {t.name: np.zeros((1, *t.dims), t.numpy_dtype) for t in specs["preprocess"].given}
+    user = {t.name: np.zeros((1, *t.dims), t.numpy_dtype) for t in specs["preprocess"].output_fields}
     for stage in ("retrieve", "rank", "rerank"):
         records = [t for t in specs[stage].inputs if isinstance(t, RecordSpec)]
-        sent = packed(records, user | given)
+        sent = pack_records(records, user | given)
         with pytest.raises(InferenceServerException, match=f"generation is {info.generation + 5}, this stage serves"):
             client.infer(stage, [tensor(name, array) for name, array in sent.items()])
 

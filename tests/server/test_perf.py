@@ -8,7 +8,7 @@ import pytest
 
 from experiments.overhead import copy_with_empty_kernels
 from perf import ab, sweep
-from perf.answers import asked
+from perf.answers import ask_server
 from perf.bench import new_bench
 from perf.in_process import InProcess
 from perf.load import schedule
@@ -18,7 +18,7 @@ from perf.observe import hit_rates, read_memory, read_samples
 from perf.report.results import load_run
 from perf.target import own_server, running_site, serve, site_of
 from serving.contract.errors import ConfigError, ServerError
-from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES, unpacked
+from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES, unpack_records
 from serving.pipeline import Pipeline
 
 WINDOW_S = 0.3
@@ -103,7 +103,7 @@ def test_stage_inputs_are_the_in_process_tensors(bench):
     requests = {name: rows[:40] for name, rows in read_requests(bench.site.repo, bench.site.generation).items()}
     trace = Pipeline.load(bench.site.repo).trace(requests)
     for stage, tensors in stage_inputs(bench.site.grpc_url, bench.specs, bench.site.generation, requests).items():
-        for name, served in unpacked(bench.specs[stage].inputs, tensors).items():
+        for name, served in unpack_records(bench.specs[stage].inputs, tensors).items():
             if name in requests or name == "lineage":  # the trace keeps that of the last stage that has one
                 continue
             np.testing.assert_allclose(served, trace[name], rtol=1e-5, atol=1e-5, err_msg=f"{stage}: {name}")
@@ -158,7 +158,7 @@ def test_empty_kernels_answer_zeros_through_the_same_models_and_tensors(reposito
         assert level.latency.count > 0
         assert level.stages.keys() == set(STAGES) | {ENSEMBLE}
         rows = {name: array[:2] for name, array in read_requests(repository, site.generation).items()}
-        answer = asked(site.grpc_url, bench.specs[ENSEMBLE], rows)
+        answer = ask_server(site.grpc_url, bench.specs[ENSEMBLE], rows)
     for tensor in bench.specs[ENSEMBLE].outputs:
         assert answer[tensor.name].shape == (2, *tensor.dims)
         assert answer[tensor.name].dtype == tensor.numpy_dtype

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from serving.contract.errors import RecommenderError
-from serving.contract.tensors import Axes, RecordSpec, TensorSpec, packed, record, stage_specs, unpacked
+from serving.contract.tensors import Axes, RecordSpec, TensorSpec, pack_records, record, stage_specs, unpack_records
 
 # Widths that leave gaps: an odd number of 4-byte values before 8-byte ones, and nothing at all.
 ODD = Axes(candidates=5, history=3, user_categorical=2, user_continuous=1)
@@ -61,11 +61,13 @@ def test_bytes_from_anywhere_in_memory_become_aligned_arrays(spec):
 def test_a_field_of_two_records_comes_from_the_later_one_and_others_are_handed_on():
     spec = stage_specs(ODD)["rank"]
     user, candidates = (random_fields(tensor, 2, seed) for seed, tensor in enumerate(spec.inputs))
-    taken = unpacked(spec.inputs, packed(spec.inputs[:1], user) | packed(spec.inputs[1:], candidates))
-    assert taken.keys() == {t.name for t in spec.taken}
+    taken = unpack_records(spec.inputs, pack_records(spec.inputs[:1], user) | pack_records(spec.inputs[1:], candidates))
+    assert taken.keys() == {t.name for t in spec.input_fields}
     np.testing.assert_array_equal(taken["lineage"], candidates["lineage"])
     ranked = taken | {"rank_scores": np.ones((2, 5), np.float32)}
-    np.testing.assert_array_equal(spec.outputs[0].unpack(packed(spec.outputs, ranked)["ranked"])["user_id"], user["user_id"])
+    np.testing.assert_array_equal(
+        spec.outputs[0].unpack(pack_records(spec.outputs, ranked)["ranked"])["user_id"], user["user_id"]
+    )
 
 
 @pytest.mark.parametrize(

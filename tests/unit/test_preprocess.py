@@ -67,8 +67,8 @@ def test_outputs_are_the_contract_s_tensors(exported):
     stage = Preprocess.load(exported[1])
     inputs = request(stage, [1, 2, 3])
     outputs = {"user_id": inputs["user_id"]} | stage(inputs)
-    assert outputs.keys() == {tensor.name for tensor in stage.info.spec.given}
-    for tensor in stage.info.spec.given:
+    assert outputs.keys() == {tensor.name for tensor in stage.info.spec.output_fields}
+    for tensor in stage.info.spec.output_fields:
         assert (outputs[tensor.name].dtype, outputs[tensor.name].shape) == (tensor.numpy_dtype, (3, *tensor.dims))
     assert (outputs["lineage"] == (7, 0)).all()
 

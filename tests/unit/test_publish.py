@@ -27,7 +27,7 @@ SERVING = dict.fromkeys((*STAGES, *LIVE_MODELS, ENSEMBLE), Serving())
 
 
 def recorded(specs, rows=4):
-    tensors = {t.name: t for spec in specs.values() for t in (*spec.taken, *spec.given)}
+    tensors = {t.name: t for spec in specs.values() for t in (*spec.input_fields, *spec.output_fields)}
     return {name: np.zeros((rows, *t.dims), t.numpy_dtype) for name, t in tensors.items()}
 
 

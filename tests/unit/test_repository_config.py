@@ -95,7 +95,9 @@ def test_an_output_nobody_uses_is_refused():
 
 def test_the_contract_itself_has_sound_edges():
     kinds: dict[str, set] = {}
-    for tensor in (t for spec in SPECS.values() for t in (*spec.inputs, *spec.outputs, *spec.taken, *spec.given)):
+    for tensor in (
+        t for spec in SPECS.values() for t in (*spec.inputs, *spec.outputs, *spec.input_fields, *spec.output_fields)
+    ):
         kinds.setdefault(tensor.name, set()).add(tensor.text)
     assert {name: len(found) for name, found in kinds.items()} == dict.fromkeys(kinds, 1)  # one meaning at both ends
     assert c.check_edges(SPECS) is None  # and the check finds so, too

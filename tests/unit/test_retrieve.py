@@ -120,7 +120,7 @@ def test_candidates_equal_the_slow_twin(tmp_path, filter_seen):
     short = (got["candidate_ids"] != PAD_ID).sum(axis=1, keepdims=True) < AXES.items_returned
     np.testing.assert_array_equal(got["lineage"][:, 1:], Degraded.PREPROCESS | np.where(short, int(Degraded.RETRIEVE), 0))
     assert stage.faults(inputs) == {}
-    for tensor in stage_specs(AXES)["retrieve"].given:
+    for tensor in stage_specs(AXES)["retrieve"].output_fields:
         assert got[tensor.name].shape == (4, *tensor.dims)
         assert got[tensor.name].dtype == tensor.numpy_dtype
     falling = np.diff(np.maximum(got["retrieval_scores"], -1e9), axis=1) <= 0

@@ -8,7 +8,7 @@ from repository.config import WARMUP_ROWS, warmup_file
 from repository.generations import pin
 from serving.contract.artifacts import read_json
 from serving.contract.errors import ConfigError, RequestError
-from serving.contract.tensors import ENSEMBLE, PAD_ID, Degraded, unpacked
+from serving.contract.tensors import ENSEMBLE, PAD_ID, Degraded, unpack_records
 from serving.pipeline import Pipeline
 from tests.unit.small_shops import CONTEXT, PRICE, export, shop
 
@@ -104,5 +104,5 @@ def test_a_later_generation_with_fewer_users_loads_with_the_first_ones_warm_up(t
     assert pipeline.info.generation == 2
     for stage, output in (("retrieve", "retrieval_scores"), ("rank", "rank_scores"), ("rerank", "scores")):
         tensors = pipeline.specs[stage].inputs
-        inputs = unpacked(tensors, {tensor.name: recorded(stage, tensor) for tensor in tensors})
+        inputs = unpack_records(tensors, {tensor.name: recorded(stage, tensor) for tensor in tensors})
         assert np.isfinite(pipeline.stages[stage](inputs)[output]).all()

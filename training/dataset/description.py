@@ -27,7 +27,7 @@ ITEM_ROLES = ("title", "category", "provider", "available")
 def _tensor_names() -> set[str]:
     stages = stage_specs(Axes())
     specs = (*stages.values(), *live_specs().values(), ensemble_spec(stages))
-    return {t.name for s in specs for t in (*s.inputs, *s.outputs, *s.taken, *s.given)} | {*STAGES, *LIVE_MODELS}
+    return {t.name for s in specs for t in (*s.inputs, *s.outputs, *s.input_fields, *s.output_fields)} | {*STAGES, *LIVE_MODELS}
 
 
 def _refuse_repeats(names: list[str]) -> None:

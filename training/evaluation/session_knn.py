@@ -66,13 +66,13 @@ def answer_events(visits: Visits, asked: np.ndarray, n_items: int, settings: Knn
     rows = np.flatnonzero(learned)
     answers = np.full((len(asked), n_answers), n_items)
     _answer(
-        *visits, asked, *_grouped(visits.items, rows, n_items), *_grouped(visits.visits, rows, int(visits.visits.max()) + 1),
-        *_grouped(visits.users, np.arange(len(learned)), int(visits.users.max()) + 1), popular, settings, answers,
+        *visits, asked, *_group(visits.items, rows, n_items), *_group(visits.visits, rows, int(visits.visits.max()) + 1),
+        *_group(visits.users, np.arange(len(learned)), int(visits.users.max()) + 1), popular, settings, answers,
     )  # fmt: skip
     return answers
 
 
-def _grouped(keys: np.ndarray, rows: np.ndarray, n_keys: int) -> tuple[np.ndarray, np.ndarray]:
+def _group(keys: np.ndarray, rows: np.ndarray, n_keys: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows grouped by key, ascending, and where each key's rows begin, int64 [n_keys + 1]."""
     order = rows[np.argsort(keys[rows], kind="stable")]
     return order, np.searchsorted(keys[order], np.arange(n_keys + 1))

@@ -47,7 +47,7 @@ def compile_workflow(workflow: Workflow) -> Plan:
             column, vocabularies[name] = _categorify(name, source, chain)
             (lists if schema[name].is_list else categorical).append(column)
         elif last is HashValues:
-            _alone(name, chain)
+            _require_single(name, chain)
             n_buckets = chain[-1].num_buckets[source]
             categorical.append(CategoryColumn(name, source, "hash", n_buckets + FIRST_ROW, buckets=n_buckets))
         elif last is ops.Bucketize:
@@ -74,7 +74,7 @@ def _chains(node) -> dict[str, Chain]:
 
 
 def _categorify(name: str, source: str, chain: list[Any]) -> tuple[CategoryColumn, Vocabulary]:
-    _alone(name, chain)
+    _require_single(name, chain)
     operator = chain[-1]
     for setting in ("num_buckets", "single_table", "search_sorted", "storage_name", "max_size"):
         if getattr(operator, setting):
@@ -128,7 +128,7 @@ def _number(name: str, source: str, chain: list[Any]) -> dict[str, float | bool]
     return fields
 
 
-def _alone(name: str, chain: list[Any]) -> None:
+def _require_single(name: str, chain: list[Any]) -> None:
     if len(chain) > 1:
         raise ExportError(
             f"{type(chain[0]).__name__} before {type(chain[-1]).__name__} of {name!r} cannot be compiled for serving. {REMEDY}"

@@ -74,7 +74,7 @@ def distil(
     fit(model, imitated, said, settings, rng, lambda text: report(f"distilled {text}"), agreement)
     blend, quality = best_blend(predict(model, validation), retrieval_z(validation), validation, settings.blends)
     student = Ranker(model, blend, teacher.quality | quality | {"teacher_quality": teacher.validated})
-    kept, doubt = kept_of(student, teacher, validation)
+    kept, doubt = measure_kept_quality(student, teacher, validation)
     report(f"distilled ranker: {macs(model.shape):,} multiplications per candidate for {macs(teacher.model.shape):,}, "
            f"{kept:.1%} ± {doubt:.1%} of the quality on validation requests")  # fmt: skip
     if kept >= min(LEAST_SEEN, least_kept) and kept + doubt >= least_kept:
@@ -93,7 +93,7 @@ def agreement(logits: np.ndarray, shares: np.ndarray) -> dict[str, float]:
     return {"agreement": float((shares * own).sum(axis=1).mean())}
 
 
-def kept_of(student: Ranker, teacher: Ranker, requests: Requests) -> tuple[float, float]:
+def measure_kept_quality(student: Ranker, teacher: Ranker, requests: Requests) -> tuple[float, float]:
     """Return the student's share of the teacher's NDCG@10 + Recall@20, and half of its 95 % confidence interval."""
     own, its = (sum(gains(rank_scores_of(ranker, requests), requests.taken).values()) for ranker in (student, teacher))
     if not its.any():

@@ -19,7 +19,7 @@ from onnx import TensorProto
 
 from training.models.dlrm import Network
 from training.models.onnx_graph import Graph, axes_of
-from training.models.parity import Dynamic, Parity, compare, evaluated
+from training.models.parity import Dynamic, Parity, compare, run_network
 
 CANDIDATES = {0: "requests", 1: "candidates"}
 DYNAMIC: Dynamic = {
@@ -50,7 +50,7 @@ def export_dlrm(network: Network, sample: dict[str, np.ndarray], path: Path) -> 
     graph.add("Squeeze", (hidden, graph.constant("last_axis", [2])), "logits")
     kinds = {name: (TensorProto.FLOAT, axes_of(DYNAMIC[name], values.shape)) for name, values in sample.items()}
     graph.save(path, kinds, {"logits": (TensorProto.FLOAT, axes_of(DYNAMIC["logits"], (0, 0)))})
-    return compare(path, sample, evaluated(network, sample), limit=1e-4)
+    return compare(path, sample, run_network(network, sample), limit=1e-4)
 
 
 def _bottom(graph: Graph, layers: dict[str, np.ndarray], n_user: int) -> str:

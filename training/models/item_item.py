@@ -37,7 +37,7 @@ def fit_neighbours(positives: sp.csr_matrix, settings: ItemItemSettings, rng: np
     if len(core):
         matrix = _spread(_strongest_rows(ease_weights(positives[:, core], settings.l2), settings.neighbours), core, n_items)
     if len(core) < n_items:
-        matrix = matrix + _outside(_shortened(positives, settings.longest_history, rng), core, settings.l2)
+        matrix = matrix + _outside(_sample_histories(positives, settings.longest_history, rng), core, settings.l2)
     return _lists(matrix.tocsr(), settings.neighbours)
 
 
@@ -80,7 +80,7 @@ def _outside(positives: sp.csr_matrix, core: np.ndarray, l2: float) -> sp.csr_ma
     return sp.csr_matrix((weight[positive], (row[positive], column[positive])), shape=(n_items, n_items), dtype=np.float32)
 
 
-def _shortened(positives: sp.csr_matrix, longest: int, rng: np.random.Generator) -> sp.csr_matrix:
+def _sample_histories(positives: sp.csr_matrix, longest: int, rng: np.random.Generator) -> sp.csr_matrix:
     """Sample at most `longest` items per user, because co-occurrence costs the square of a history."""
     lengths = np.diff(positives.indptr)
     if lengths.max(initial=0) <= longest:

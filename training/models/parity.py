@@ -53,11 +53,11 @@ def export_network(
             opset_version=OPSET,
             dynamo=False,
         )
-    return compare(path, inputs, evaluated(network, inputs), limit)
+    return compare(path, inputs, run_network(network, inputs), limit)
 
 
 @torch.no_grad()
-def evaluated(network: nn.Module, inputs: dict[str, np.ndarray]) -> np.ndarray:
+def run_network(network: nn.Module, inputs: dict[str, np.ndarray]) -> np.ndarray:
     """Return the output of the trained network."""
     return network(*(torch.from_numpy(np.ascontiguousarray(values)) for values in inputs.values())).numpy()
 

@@ -17,7 +17,7 @@ import numpy as np
 from onnx import TensorProto
 
 from training.models.onnx_graph import Graph, axes_of
-from training.models.parity import Dynamic, Parity, compare, evaluated
+from training.models.parity import Dynamic, Parity, compare, run_network
 from training.models.reranker import MASKED, ListNetwork
 
 PLACES = {0: "requests", 1: "places"}
@@ -40,7 +40,7 @@ def export_reranker(network: ListNetwork, sample: dict[str, np.ndarray], path: P
     graph.add("Reshape", (_layer(graph, layers, "leave", hidden), lists), "correction")
     kinds = {name: (TensorProto.FLOAT, axes_of(DYNAMIC[name], values.shape)) for name, values in sample.items()}
     graph.save(path, kinds, {"correction": (TensorProto.FLOAT, axes_of(DYNAMIC["correction"], (0, 0)))})
-    return compare(path, sample, evaluated(network, sample), limit=1e-4)
+    return compare(path, sample, run_network(network, sample), limit=1e-4)
 
 
 def _layer(graph: Graph, layers: dict[str, np.ndarray], name: str, source: str) -> str:

@@ -170,14 +170,14 @@ def batches(teaching: Sequence[Requests], settings: RankerSettings, rng: np.rand
     chunks = [(part, rows) for part in teaching for rows in _split(rng.permutation(len(part)), size)]
     for number in rng.permutation(len(chunks)):
         part, rows = chunks[number]
-        yield _drawn(part.take(rows), settings.candidates_per_request, rng)
+        yield _sample_candidates(part.take(rows), settings.candidates_per_request, rng)
 
 
 def _split(rows: np.ndarray, size: int) -> list[np.ndarray]:
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
-def _drawn(batch: Requests, width: int, rng: np.random.Generator) -> Requests:
+def _sample_candidates(batch: Requests, width: int, rng: np.random.Generator) -> Requests:
     """Return `width` candidates per request: all taken ones if they fit, others at random."""
     width = min(width, batch.candidates.shape[1])
     key = rng.random(batch.taken.shape) - batch.taken

@@ -78,7 +78,7 @@ def train_towers(
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate, fused=True)  # large tables: 5 times faster
     schedule = rise_and_fall(optimizer, settings.learning_rate, steps)
     for step, chosen in enumerate(_rows(len(learned), settings.batch, steps, rng), start=1):
-        batch = forgetful(batch_of(examples, targets, learned[chosen]), model.n_items, settings, generator)
+        batch = mask_features(batch_of(examples, targets, learned[chosen]), model.n_items, settings, generator)
         loss = sampled_loss(model, batch, negatives.draw(generator), negatives.log_expected)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -110,7 +110,7 @@ def batch_of(examples: Examples, targets: np.ndarray, rows: np.ndarray) -> Batch
     return Batch(categorical, continuous, history.long(), taken)
 
 
-def forgetful(batch: Batch, n_items: int, settings: TowerSettings, generator: torch.Generator) -> Batch:
+def mask_features(batch: Batch, n_items: int, settings: TowerSettings, generator: torch.Generator) -> Batch:
     """Mask user ids, histories and items of histories at random, so that the towers work for cold users."""
     lost = torch.rand(batch.history.shape, generator=generator) < settings.forget_item
     lost |= (torch.rand(len(batch.history), generator=generator) < settings.forget_history).unsqueeze(1)

@@ -19,7 +19,7 @@ from serving.contract.tensors import FROM_STORE
 from serving.stages.preprocess import Preprocess
 from serving.stages.retrieve import Retrieve
 from serving.stages.search.search import INDEX_FILE, Search
-from training.retrieval.index import EFFORTS, QUERIES, WANTED_RECALL, Trial, exact_scores, tried
+from training.retrieval.index import EFFORTS, QUERIES, WANTED_RECALL, Trial, exact_scores, try_index
 
 Arrays = Mapping[str, np.ndarray]
 KIND = "lists"
@@ -38,7 +38,7 @@ def widen_search(preprocess: Path, retrieve: Path, requests: Arrays, fixed: bool
     count = stage.info.axes.candidates
     queries = user_vectors(Preprocess.load(preprocess), stage, every_other(requests, 0))
     trials = try_wider(stage.search, queries, count, fixed)
-    if not enough(trials[-1], fixed):
+    if not is_sufficient(trials[-1], fixed):
         raise ExportError(
             f"The index finds {trials[-1].recall:.3f} (surely {trials[-1].surely:.3f}) of the {count:,} items that exact "
             f"search finds for requests with strangers and sessions, at effort {trials[-1].effort}. Expected {WANTED_RECALL}. "
@@ -56,13 +56,13 @@ def try_wider(search: Search, queries: np.ndarray, count: int, fixed: bool = Fal
     """
     index, exact, trials = faiss.downcast_index(search.index), exact_answers(search, queries, count), []
     for effort in (index.nprobe, *(wider for wider in EFFORTS if wider > index.nprobe and not fixed)):
-        trials.append(tried(KIND, index, effort, search.item_vectors, queries, exact))
-        if enough(trials[-1], fixed):
+        trials.append(try_index(KIND, index, effort, search.item_vectors, queries, exact))
+        if is_sufficient(trials[-1], fixed):
             break
     return trials
 
 
-def enough(trial: Trial, fixed: bool = False) -> bool:
+def is_sufficient(trial: Trial, fixed: bool = False) -> bool:
     """Return whether the lower confidence bound reaches WANTED_RECALL; a few hard requests make samples differ.
 
     For a configured effort the measured recall suffices.
@@ -70,10 +70,10 @@ def enough(trial: Trial, fixed: bool = False) -> bool:
     return (trial.recall if fixed else trial.surely) >= WANTED_RECALL
 
 
-def now(search: Search, queries: np.ndarray, count: int) -> Trial:
+def measure_recall(search: Search, queries: np.ndarray, count: int) -> Trial:
     """Measure the recall of `count` exact answers at the index's current effort. queries: float32 [Q, D] user vectors."""
     index = faiss.downcast_index(search.index)
-    return tried(KIND, index, index.nprobe, search.item_vectors, queries, exact_answers(search, queries, count))
+    return try_index(KIND, index, index.nprobe, search.item_vectors, queries, exact_answers(search, queries, count))
 
 
 def exact_answers(search: Search, queries: np.ndarray, count: int) -> np.ndarray:

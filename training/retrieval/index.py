@@ -63,10 +63,10 @@ def choose_index(item_vectors: np.ndarray, positions: np.ndarray, query_vectors:
     queries = query_vectors[:QUERIES]
     exact, vectors = exact_scores(item_vectors[positions], queries, k), index_vectors(item_vectors[positions])
     kind = "lists" if len(positions) < COMPRESS_FROM else "compressed lists"
-    index = _filled(_empty(kind, len(positions), vectors.shape[1]), vectors, positions)
+    index = _fill(_empty(kind, len(positions), vectors.shape[1]), vectors, positions)
     trials: list[Trial] = []
     for at in (effort,) if effort else EFFORTS:
-        trials.append(tried(kind, index, at, item_vectors, queries, exact))
+        trials.append(try_index(kind, index, at, item_vectors, queries, exact))
         if trials[-1].recall >= WANTED_RECALL:
             return Choice(kind, index, tuple(trials))
     raise ExportError(
@@ -75,7 +75,7 @@ def choose_index(item_vectors: np.ndarray, positions: np.ndarray, query_vectors:
     )
 
 
-def tried(kind: str, index: Any, effort: int, item_vectors: np.ndarray, queries: np.ndarray, exact: np.ndarray) -> Trial:
+def try_index(kind: str, index: Any, effort: int, item_vectors: np.ndarray, queries: np.ndarray, exact: np.ndarray) -> Trial:
     """Search the index, which keeps the effort. queries: float32 [Q, D]; exact: float32 [Q, k], `exact_scores` of them."""
     index.nprobe = min(effort, index.nlist)
     faiss.cvar.indexIVF_stats.reset()
@@ -124,7 +124,7 @@ def _empty(kind: str, n_items: int, width: int) -> Any:
     return faiss.IndexIVFScalarQuantizer(centres, width, n_lists, faiss.ScalarQuantizer.QT_8bit)
 
 
-def _filled(index: Any, vectors: np.ndarray, positions: np.ndarray) -> Any:
+def _fill(index: Any, vectors: np.ndarray, positions: np.ndarray) -> Any:
     index.cp.max_points_per_centroid = SAMPLES_PER_LIST
     index.cp.niter = 10
     index.train(vectors)

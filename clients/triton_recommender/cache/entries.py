@@ -45,12 +45,12 @@ def _bytes(row: np.ndarray) -> bytes:
     return b"".join(len(text).to_bytes(4, "little") + text for text in row.ravel())
 
 
-def packed(row: Row) -> bytes:
+def pack_row(row: Row) -> bytes:
     """A whole answer: int64 [K] item ids, then float32 [K] scores."""
     return row["item_ids"].astype("<i8").tobytes() + row["scores"].astype("<f4").tobytes()
 
 
-def unpacked(value: bytes, generation: int) -> Row | None:
+def unpack_row(value: bytes, generation: int) -> Row | None:
     """None for bytes that are no answer."""
     size, rest = divmod(len(value), ITEM_BYTES)
     if rest or not size:
@@ -67,6 +67,6 @@ def row_of(outputs: Row, row: int) -> Row:
     return {name: array[row : row + 1] for name, array in outputs.items()}
 
 
-def joined(rows: list[Row]) -> Row:
+def join_rows(rows: list[Row]) -> Row:
     """Rows [1, …] -> tensors [B, …]."""
     return rows[0] if len(rows) == 1 else {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}

@@ -20,7 +20,7 @@ from threading import Lock
 from typing import Any
 
 from triton_recommender.cache.base import Cache, Entry, Found
-from triton_recommender.cache.entries import Key, Row, joined, keys_of, packed, row_of, unpacked
+from triton_recommender.cache.entries import Key, Row, join_rows, keys_of, pack_row, row_of, unpack_row
 from triton_recommender.cache.generation import Belief
 from triton_recommender.errors import DeadlineExceeded, RecommenderError
 from triton_recommender.models import Call, ModelDescription
@@ -48,7 +48,7 @@ class _Caching:
         if found is None:
             self._cache.counts.add(bypassed=len(keys))
             return (yield from self._ask(call, range(len(keys)), started_s))
-        answers = [None if value is None else unpacked(value, generation) for value in found.values]
+        answers = [None if value is None else unpack_row(value, generation) for value in found.values]
         lead, wait = self._split([(key, generation, token) for key, token in zip(keys, found.tokens, strict=True)], answers)
         if lead:
             yield from self._lead(call, lead, keys, found, answers, started_s)
@@ -61,7 +61,7 @@ class _Caching:
         rows = [answer for answer in answers if answer is not None]  # all of them, by now
         if len({(int(answer["generation"][0, 0]), answer["item_ids"].shape) for answer in rows}) > 1:
             return (yield from self._ask(call, range(len(keys)), started_s))  # the server moved meanwhile
-        return joined(rows)
+        return join_rows(rows)
 
     def _generation(self, call: Call) -> Steps:
         """-> the one that answers; None when nobody says: then the server is asked, and says what is wrong with it."""
@@ -112,7 +112,7 @@ class _Caching:
         whole = {row: answer for row, answer in asked.items() if not answer["degraded"][0, 0]}
         self._cache.counts.add(degraded=len(asked) - len(whole))
         return [
-            Entry(keys[row], found.tokens[row], int(answer["generation"][0, 0]), packed(answer))
+            Entry(keys[row], found.tokens[row], int(answer["generation"][0, 0]), pack_row(answer))
             for row, answer in whole.items()
         ]
 

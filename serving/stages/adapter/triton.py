@@ -26,7 +26,7 @@ import triton_python_backend_utils as pb_utils
 from serving.contract.artifacts import StageInfo, read_stage, verify_manifest
 from serving.contract.errors import ArtifactError, RecommenderError
 from serving.contract.measurements import COUNTER, Measurement
-from serving.contract.tensors import ENSEMBLE, STAGES, ModelSpec, RecordSpec, packed, unpacked
+from serving.contract.tensors import ENSEMBLE, STAGES, ModelSpec, RecordSpec, pack_records, unpack_records
 from serving.live.reader import Reader
 from serving.live.store import live_folder
 
@@ -99,10 +99,10 @@ class StageModel:
 
     def execute(self, requests: list[Any]) -> list[Any]:
         tensors, rows = join(self.spec, requests)
-        inputs = unpacked(self.spec.inputs, tensors)
+        inputs = unpack_records(self.spec.inputs, tensors)
         errors: dict[int, pb_utils.TritonError] = {}
         if faults := self.first.kernel.faults(inputs):  # only the first stage sees untrusted input
-            errors = {request: invalid(message) for request, message in by_request(faults, rows).items()}
+            errors = {request: invalid_argument(message) for request, message in by_request(faults, rows).items()}
             self.first.metrics.rejected += len(errors)
         healthy = [i for i in range(len(requests)) if i not in errors]
         outputs = self._answer(inputs, rows, healthy, errors) if healthy else {}
@@ -122,7 +122,7 @@ class StageModel:
             if len(healthy) > 1:
                 alone = (self._answer(inputs, rows, [i], errors) for i in healthy)
                 return {i: outputs for answer in alone for i, outputs in answer.items()}
-            errors[healthy[0]] = coded(self.spec.name, error)
+            errors[healthy[0]] = error_for_caller(self.spec.name, error)
             return {}
         return dict(zip(healthy, split(outputs, [rows[i] for i in healthy]), strict=True))
 
@@ -131,11 +131,11 @@ class StageModel:
         tensors, batch = dict(inputs), len(next(iter(inputs.values())))
         for link in self.chain:
             started_s = time.perf_counter()
-            outputs = link.kernel({tensor.name: tensors[tensor.name] for tensor in link.spec.taken})
+            outputs = link.kernel({tensor.name: tensors[tensor.name] for tensor in link.spec.input_fields})
             tensors.update(outputs)
             check_outputs(link.spec, tensors, batch)
             link.metrics.count(degraded_of(outputs), time.perf_counter() - started_s)
-        return packed(self.spec.outputs, tensors, validated=True)
+        return pack_records(self.spec.outputs, tensors, validated=True)
 
 
 def with_live(kernel: Any, live: Reader) -> Any:
@@ -301,7 +301,7 @@ def respond(spec: ModelSpec, outputs: Arrays) -> Any:
 
 def check_outputs(spec: ModelSpec, outputs: Arrays, batch: int) -> None:
     """Raise RecommenderError when a stage's outputs break the contract, so that no caller sees a misshapen tensor."""
-    for tensor in spec.given:
+    for tensor in spec.output_fields:
         array = outputs[tensor.name]
         if not tensor.fits(array, batch):
             raise RecommenderError(
@@ -310,11 +310,11 @@ def check_outputs(spec: ModelSpec, outputs: Arrays, batch: int) -> None:
             )
 
 
-def invalid(message: str) -> Any:
+def invalid_argument(message: str) -> Any:
     return pb_utils.TritonError(message, pb_utils.TritonError.INVALID_ARG)
 
 
-def coded(stage: str, error: Exception) -> Any:
+def error_for_caller(stage: str, error: Exception) -> Any:
     """Return the error for the caller: our own errors in full, others without traceback, which goes to the log."""
     if isinstance(error, RecommenderError):
         return pb_utils.TritonError(str(error), getattr(pb_utils.TritonError, ERROR_CODES[error.status]))

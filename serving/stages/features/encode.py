@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from serving.contract.artifacts import REMEDY, open_array, open_form, read_json
+from serving.contract.artifacts import REMEDY, open_array, open_checked_array, read_json
 from serving.contract.errors import ArtifactError
 from serving.contract.tensors import MISSING_INT, NULL_ROW, OOV_ROW
 from serving.loops.compiled import compiled
@@ -99,10 +99,10 @@ class IntegerVocabulary:
     @classmethod
     def load(cls, folder: Path, name: str) -> IntegerVocabulary:
         """Open the files. Raises ArtifactError when one is missing or broken, or they disagree."""
-        keys = open_form(folder, f"{name}.keys", "int64", None)
+        keys = open_checked_array(folder, f"{name}.keys", "int64", None)
         if (keys[1:] <= keys[:-1]).any():
             raise ArtifactError(f"{folder / name}.keys.npy does not rise; expected keys in ascending order. {REMEDY}")
-        return cls(keys, open_form(folder, f"{name}.rows", "int64", len(keys)))
+        return cls(keys, open_checked_array(folder, f"{name}.rows", "int64", len(keys)))
 
 
 class StringVocabulary:
@@ -126,7 +126,7 @@ class StringVocabulary:
     @classmethod
     def load(cls, folder: Path, name: str) -> StringVocabulary:
         values = load_strings(folder, name)
-        return cls(values, open_form(folder, f"{name}.rows", "int64", len(values)))
+        return cls(values, open_checked_array(folder, f"{name}.rows", "int64", len(values)))
 
 
 Vocabulary = IntegerVocabulary | StringVocabulary

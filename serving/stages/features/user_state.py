@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
-from serving.contract.artifacts import REMEDY, check_range, open_array, open_form, read_json
+from serving.contract.artifacts import REMEDY, check_range, open_array, open_checked_array, read_json
 from serving.contract.errors import ArtifactError, ConfigError
 from serving.contract.tensors import FROM_STORE, MISSING_INT, PAD_ID
 from serving.live.aggregations import Aggregation, EntityPlan, compile_aggregations
@@ -221,20 +221,20 @@ class UserStore:
         settings = read_json(folder, STORE_FILE)
         self.history_length: int = settings["history_length"]
         self.as_of_s: int = settings["as_of_s"]
-        user_ids = open_form(folder, "user_ids", "int64", None)
+        user_ids = open_checked_array(folder, "user_ids", "int64", None)
         _check_rising(folder / "user_ids.npy", user_ids)
         n_rows = len(user_ids) + 1
-        self._offsets = open_form(folder, "event_offsets", "int64", n_rows)
-        ids = open_form(folder, "event_ids", "int64", None)
-        times = open_form(folder, "event_times", "int64", len(ids))
-        categories = open_form(folder, "event_categories", "int32", len(ids))
+        self._offsets = open_checked_array(folder, "event_offsets", "int64", n_rows)
+        ids = open_checked_array(folder, "event_ids", "int64", None)
+        times = open_checked_array(folder, "event_times", "int64", len(ids))
+        categories = open_checked_array(folder, "event_categories", "int32", len(ids))
         if (np.diff(self._offsets) < 0).any() or not 0 <= self._offsets[0] <= self._offsets[-1] < len(ids):
             raise ArtifactError(
                 f"{folder / 'event_offsets.npy'} does not say whose the {len(ids) - 1} events of {len(user_ids)} users are; "
                 f"expected int64 [users + 1], ascending, from 0 to at most {len(ids) - 1}. {REMEDY}"
             )
         self._events = Events(ids, times, categories if settings["has_categories"] else None)
-        self._totals = [open_form(folder, name, kind, n_rows) for name, kind in self.TOTALS.items()]
+        self._totals = [open_checked_array(folder, name, kind, n_rows) for name, kind in self.TOTALS.items()]
         profile = {
             column["name"]: _open_profile(folder, f"profile.{number}", column["kind"], n_rows)
             for number, column in enumerate(settings["profile"])
@@ -298,7 +298,7 @@ def _open_aggregates(folder: Path, settings: dict[str, Any], n_rows: int) -> tup
 
 
 def _open_profile(folder: Path, name: str, kind: str, n_rows: int) -> ProfileColumn:
-    values = open_form(folder, name, "float64" if kind == "continuous" else "int64", n_rows)
+    values = open_checked_array(folder, name, "float64" if kind == "continuous" else "int64", n_rows)
     if kind != "string":
         return ProfileColumn(values)
     texts = np.array([None, *load_strings(folder, f"{name}.texts")], object)
@@ -410,7 +410,7 @@ class SeenItems:
     @classmethod
     def load(cls, folder: Path) -> SeenItems:
         """Open `seen.*.npy` by mmap. Raises ArtifactError when one is missing or they disagree."""
-        seen = cls(*(open_form(folder, f"seen.{name}", "int64", None) for name in ("user_ids", "offsets", "item_ids")))
+        seen = cls(*(open_checked_array(folder, f"seen.{name}", "int64", None) for name in ("user_ids", "offsets", "item_ids")))
         _check_rising(folder / "seen.user_ids.npy", seen.user_ids)
         rises = len(seen.offsets) == len(seen.user_ids) + 1 and (np.diff(seen.offsets) >= 0).all()
         if not rises or seen.offsets[0] != 0 or seen.offsets[-1] != len(seen.item_ids):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from serving.contract.artifacts import REMEDY, check_range, open_form
+from serving.contract.artifacts import REMEDY, check_range, open_checked_array
 from serving.contract.errors import ArtifactError
 from serving.stages.features.encode import load_strings, save_strings
 
@@ -83,8 +83,11 @@ class Content:
         folder = folder / FOLDER
         if not folder.is_dir():
             return None
-        offsets = open_form(folder, "offsets", "int64", None)
-        tokens, codes = open_form(folder, "tokens", "int64", None), open_form(folder, "codes", "int32", 2, len(offsets) - 1)
+        offsets = open_checked_array(folder, "offsets", "int64", None)
+        tokens, codes = (
+            open_checked_array(folder, "tokens", "int64", None),
+            open_checked_array(folder, "codes", "int32", 2, len(offsets) - 1),
+        )
         if (np.diff(offsets) < 0).any() or offsets[0] != 0 or offsets[-1] != len(tokens):
             raise ArtifactError(f"{folder / 'offsets'}.npy does not say whose the {len(tokens)} tokens are. {REMEDY}")
         category, provider = (load_strings(folder, role) for role in GROUPS)

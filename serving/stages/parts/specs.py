@@ -84,7 +84,9 @@ class StepSettings:
 def step_specs(info: StageInfo, sizes: Sizes) -> dict[str, ModelSpec]:
     """Return the specs of all parts but `rank_embeddings`, by name; `rank_dense` as with our own tables. See `behind_hps`."""
     stages = stage_specs(info.axes, info.context)
-    known = {t.name: t for spec in stages.values() for t in (*spec.taken, *spec.given, *spec.inputs, *spec.outputs)}
+    known = {
+        t.name: t for spec in stages.values() for t in (*spec.input_fields, *spec.output_fields, *spec.inputs, *spec.outputs)
+    }
     for tensor in _between(info, sizes):
         known[tensor.name] = tensor
 
@@ -159,7 +161,7 @@ def behind_hps(dense: ModelSpec) -> ModelSpec:
 def preprocess_specs(info: StageInfo, columns: WorkflowColumns) -> dict[str, ModelSpec]:
     """Return the parts of preprocess with NVTabular itself, whose model names raw and encoded columns alike."""
     stage = stage_specs(info.axes, info.context)["preprocess"]
-    known = {tensor.name: tensor for tensor in stage.given}
+    known = {tensor.name: tensor for tensor in stage.output_fields}
     raw, encoded = (
         {name: TensorSpec(side(name), dtype, (1,)) for name, dtype in types.items()}
         for side, types in ((raw_tensor, columns.raw), (encoded_tensor, columns.encoded))

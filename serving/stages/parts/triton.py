@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from serving.contract.artifacts import StageInfo
-from serving.contract.tensors import packed
+from serving.contract.tensors import pack_records
 from serving.stages.adapter.triton import Link, Metrics, StageModel, degraded_of, respond, with_live
 from serving.stages.parts.kernels import RankFeatures, RetrieveSearch
 
@@ -44,7 +44,7 @@ class StepModel(StageModel):
         outputs = self.first.kernel(inputs)
         if self.is_last:
             self.first.metrics.count(degraded_of(outputs), time.perf_counter() - started_s)
-        return packed(self.spec.outputs, inputs | outputs)
+        return pack_records(self.spec.outputs, inputs | outputs)
 
     def _respond(self, outputs: Arrays) -> Any:
         if self.kernel_types == (RankFeatures,):

@@ -254,13 +254,13 @@ def move(desk, count, n_members):
 @compiled
 def uniform(seed, user_id, position):
     """Return a draw in (0, 1): a hash of seed (uint64), user and item position (int64), so that requests replay exactly."""
-    state = mixed(seed ^ np.uint64(user_id))
-    state = mixed(state ^ np.uint64(position))
+    state = mix_bits(seed ^ np.uint64(user_id))
+    state = mix_bits(state ^ np.uint64(position))
     return (np.float64(state >> np.uint64(12)) + 0.5) * 2.0**-52  # 52 bits leave room for the half, so 1.0 is never drawn
 
 
 @compiled
-def mixed(x):
+def mix_bits(x):
     """Apply the finaliser of SplitMix64 (Steele, Lea, Flood 2014) to a uint64."""
     x += np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

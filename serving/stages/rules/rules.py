@@ -19,7 +19,7 @@ import numpy as np
 from serving.contract.artifacts import check_range, open_array
 from serving.contract.errors import ArtifactError, ConfigError
 from serving.stages.rules.config import CONFIG_FILE, ITEM_RULES, ITEMS_FILE, OVER_CAP, TOO_DEAR, RulesConfig
-from serving.stages.rules.passes import Passes, mixed, serve
+from serving.stages.rules.passes import Passes, mix_bits, serve
 
 
 class Rules:
@@ -82,4 +82,4 @@ class Rules:
 
 def hashed_seed(seed: int, generation: int) -> np.uint64:
     """Return the seed of `uniform`: an independent stream for every seed and generation."""
-    return np.uint64(mixed(np.uint64(mixed(np.uint64(seed))) ^ np.uint64(generation)))
+    return np.uint64(mix_bits(np.uint64(mix_bits(np.uint64(seed))) ^ np.uint64(generation)))

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from serving.contract.artifacts import REMEDY, check_range, open_form
+from serving.contract.artifacts import REMEDY, check_range, open_checked_array
 from serving.contract.errors import ArtifactError
 from serving.loops.compiled import compiled
 from serving.loops.inner_product import inner_product
@@ -48,8 +48,8 @@ class Neighbours:
     @classmethod
     def load(cls, folder: Path) -> Neighbours:
         """Open the files. Raises ArtifactError when one is missing or broken, or they disagree."""
-        positions = open_form(folder, "neighbours", "int32", None, None)
-        neighbours = cls(positions, open_form(folder, "neighbour_weights", "float32", None, None))
+        positions = open_checked_array(folder, "neighbours", "int32", None, None)
+        neighbours = cls(positions, open_checked_array(folder, "neighbour_weights", "float32", None, None))
         if neighbours.positions.shape != neighbours.weights.shape:
             raise ArtifactError(
                 f"{folder}: neighbours.npy is {neighbours.positions.shape}, neighbour_weights.npy {neighbours.weights.shape}; "

@@ -66,7 +66,7 @@ class Background(Generic[Piece]):
         upkeep_at_s = 0.0
         while upkeep := self._upkeep():
             if time.monotonic() >= upkeep_at_s:
-                self._guarded(upkeep)
+                self._try_call(upkeep)
                 upkeep_at_s = time.monotonic() + self._upkeep_every_s
             del upkeep
             if self._woken.wait(self._upkeep_every_s):
@@ -82,14 +82,14 @@ class Background(Generic[Piece]):
         while self._pieces and (work := self._do()):
             count = min(len(self._pieces), MOST_AT_ONCE)
             pieces = [self._pieces.popleft() for _ in range(count)]
-            if not self._guarded(work, pieces) and count > 1:  # a failing piece must not cost the others
+            if not self._try_call(work, pieces) and count > 1:  # a failing piece must not cost the others
                 for piece in pieces:
-                    self._guarded(work, [piece])
+                    self._try_call(work, [piece])
         for settled in settling:
             settled.set()
 
     @staticmethod
-    def _guarded(call: Callable[..., None], *arguments: object) -> bool:
+    def _try_call(call: Callable[..., None], *arguments: object) -> bool:
         """Call it and return False when it failed. A failure costs later misses; the thread goes on."""
         try:
             call(*arguments)

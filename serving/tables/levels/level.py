@@ -42,7 +42,7 @@ class Level:
             return None, False
         store = None
         try:
-            store = self.store or self._opened()
+            store = self.store or self._open_or_wait()
             if store is None:
                 return None, False
             result = action(store)
@@ -53,7 +53,7 @@ class Level:
         self.breaker.succeeded()
         return result
 
-    def _opened(self) -> Any:
+    def _open_or_wait(self) -> Any:
         """Return the store, None while it is being reopened."""
         with self._changing:
             if self.store is None and not self._tried:

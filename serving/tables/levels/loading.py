@@ -47,7 +47,7 @@ def load_l3(config: TiersConfig) -> None:
     if config.source is None or (wanted := names_in(Path(config.source), config.tables)) <= _names_in(mark):
         return
     remove_forsaken(path.parent)
-    with _locked(path, f"{config.model}-loading.lock"):
+    with _hold_lock(path, f"{config.model}-loading.lock"):
         if wanted <= _names_in(mark):
             return
         for left in path.glob(f"{LOADING_PREFIX}*"):  # of a loader that was killed
@@ -148,7 +148,7 @@ def _is_here(file: IO[bytes], path: Path) -> bool:
 
 
 @contextmanager
-def _locked(path: Path, name: str) -> Iterator[None]:
+def _hold_lock(path: Path, name: str) -> Iterator[None]:
     with _lock(path, name, fcntl.LOCK_EX):
         yield
 
@@ -175,7 +175,7 @@ def _put_aside(config: TiersConfig) -> bool:
         Source(Path(config.source), config.tables).close()
     except (ArtifactError, FileNotFoundError):
         return False
-    with _locked(path, f"{config.model}-loading.lock"), open(path / WRITER_FILE, "ab") as writer:
+    with _hold_lock(path, f"{config.model}-loading.lock"), open(path / WRITER_FILE, "ab") as writer:
         try:
             fcntl.flock(writer, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

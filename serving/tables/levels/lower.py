@@ -39,7 +39,7 @@ class Fetched:
     trusted: bool = True  # the stores have all updates up to `position`, or the missing ones are known
 
     @classmethod
-    def joined(cls, parts: Sequence[Fetched]) -> Fetched:
+    def merge(cls, parts: Sequence[Fetched]) -> Fetched:
         """Merge rows of one table that were read one after the other; the latest row of a repeated key counts."""
         if len(parts) == 1:
             return parts[0]
@@ -61,7 +61,7 @@ class Fetched:
         if self.exact is not self.vectors:
             self.exact[at] = stored
 
-    def cut(self, most: int) -> Iterator[Fetched]:
+    def split(self, most: int) -> Iterator[Fetched]:
         """Yield parts of at most `most` rows."""
         for start in range(0, len(self.keys), most):
             of = slice(start, start + most)

@@ -156,7 +156,7 @@ class RocksStore:
         return _Failures(f"RocksDB at {self._config.path} failed to {doing}", self.damaged)
 
     # --- damage -------------------------------------------------------------------------------------------------------------
-    def damaged(self, what: str) -> DamagedError:
+    def mark_damaged(self, what: str) -> DamagedError:
         """Mark the database as damaged if it can be refilled, and return the error to raise."""
         remedy = "Delete the folder: it is loaded again from the exported tables (updates since the export are lost)."
         if self._complete is not None:
@@ -172,13 +172,13 @@ class RocksStore:
             self._check_damage()
             if self.writable:
                 if self._complete is not None and (self._path / DAMAGED_MARK).exists():
-                    raise self.damaged("an instance could not read it")
+                    raise self.mark_damaged("an instance could not read it")
             elif not os.path.samestat(self._identity, os.stat(self._config.path)):
                 raise DependencyError(f"RocksDB at {self._config.path} was replaced by a new one, which is opened next.")
 
     def _check_damage(self) -> None:
         if self._damage:
-            raise self.damaged(self._damage)
+            raise self.mark_damaged(self._damage)
 
     def _synced(self) -> int:
         """Return the sequence number of the last write known to be on disk."""
@@ -195,7 +195,7 @@ class RocksStore:
             except FileNotFoundError:  # the writer has removed it
                 continue
             if at >= 0:
-                raise self.damaged(f"its log {file.name} is damaged from byte {at} on")
+                raise self.mark_damaged(f"its log {file.name} is damaged from byte {at} on")
 
     def _check_log(self, synced: int) -> None:
         """Raise DamagedError when the log ends before the write `synced`."""
@@ -204,7 +204,7 @@ class RocksStore:
         if not self.writable:
             self._following.catch_up()
         if (last := self._db.latest_sequence_number()) < synced:
-            raise self.damaged(f"its log ends at write {last}, and {synced} was on disk")
+            raise self.mark_damaged(f"its log ends at write {last}, and {synced} was on disk")
 
     # --- reading ------------------------------------------------------------------------------------------------------------
     def read(self, wanted: dict[str, np.ndarray]) -> tuple[Found, bool]:
@@ -215,15 +215,15 @@ class RocksStore:
         """
         with self._reading:
             self._check_damage()
-            found, intact = self._following.undisturbed(lambda: self._read(wanted))
-            if intact and self._lacks(wanted, found):  # the writer may have replaced a file since this was opened
+            found, intact = self._following.read_undisturbed(lambda: self._read(wanted))
+            if intact and self._misses_required_row(wanted, found):  # the writer may have replaced a file since this was opened
                 self._following.catch_up()
-                found, intact = self._following.undisturbed(lambda: self._read(wanted))
-                if intact and self._lacks(wanted, found):
-                    raise self.damaged("rows that were loaded are not there")
+                found, intact = self._following.read_undisturbed(lambda: self._read(wanted))
+                if intact and self._misses_required_row(wanted, found):
+                    raise self.mark_damaged("rows that were loaded are not there")
             return found, intact
 
-    def _lacks(self, wanted: dict[str, np.ndarray], found: Found) -> bool:
+    def _misses_required_row(self, wanted: dict[str, np.ndarray], found: Found) -> bool:
         """Return whether a row is missing that must exist."""
         if not self._complete or self.writable:
             return False
@@ -269,7 +269,7 @@ class RocksStore:
             if last_error is not None and not any(values):
                 raise last_error from None
             if last_error is not None and self._complete is not None and not self._damage and _is_damage(last_error):
-                log.warning("%s", self.damaged(str(last_error)))  # and the next call raises
+                log.warning("%s", self.mark_damaged(str(last_error)))  # and the next call raises
             return values, last_error is None
 
     def catch_up(self) -> None:

@@ -66,7 +66,7 @@ class MixedWidths:
         """Return all rows of these tables by name, float32 [rows, D]."""
         rows = {name: tables.tables[name] for name in names}
         for name in self.first_cold:
-            rows[name] = np.concatenate([rows[name], widened(tables.tables[cold_table(name)], self.projections[name])])
+            rows[name] = np.concatenate([rows[name], widen(tables.tables[cold_table(name)], self.projections[name])])
         return rows
 
     def gather(self, tables: Tables, *wanted: Wanted) -> list[np.ndarray]:
@@ -82,7 +82,7 @@ class MixedWidths:
         width = next(iter(self.projections.values())).shape[1]
         answers = [np.empty((*keys.shape, width), np.float32) for _, keys in wanted]
         for group, rows in zip(groups, read, strict=True):
-            answers[group.answer][group.place] = rows if group.projection is None else widened(rows, group.projection)
+            answers[group.answer][group.place] = rows if group.projection is None else widen(rows, group.projection)
         return answers
 
     def _groups(self, answer: int, names: tuple[str, ...], keys: np.ndarray) -> Iterator[_Group]:
@@ -111,7 +111,7 @@ class _Group:
 ONE_WIDTH = MixedWidths({}, {})
 
 
-def widened(rows: np.ndarray, projection: np.ndarray) -> np.ndarray:
+def widen(rows: np.ndarray, projection: np.ndarray) -> np.ndarray:
     """Return narrow rows, float32 [..., W], times the projection [W, D], as float32 [..., D].
 
     The order of additions is fixed, unlike that of a matrix product, so that a row does not depend on its batch.

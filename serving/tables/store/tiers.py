@@ -189,14 +189,14 @@ class Tiers:
             else:
                 miss.vectors[miss.places] = miss.table.default
                 miss.table.counts.late += len(miss.places)
-                self._later({name: miss.keys}, soon=True)
+                self._enqueue({name: miss.keys}, soon=True)
         if waiting:
             started_s = time.perf_counter()
             fetched = self._fetch({name: miss.keys for name, miss in waiting.items()})
             for name, miss in waiting.items():
                 self._answer(miss, fetched[name])
             self._misses.add(int((time.perf_counter() - started_s) * 1e6))
-            self._later(fetched)
+            self._enqueue(fetched)
 
     def _waits(self, miss: _Miss) -> bool:
         """Return whether to wait, by HPS's rule: 1 - missing / distinct keys is below the threshold.
@@ -229,7 +229,7 @@ class Tiers:
         counts.unknown += int(by_level[NOWHERE])
 
     # --- behind the answer --------------------------------------------------------------------------------------------------
-    def _later(self, piece: Mapping[str, Fetched | np.ndarray], soon: bool = False) -> None:
+    def _enqueue(self, piece: Mapping[str, Fetched | np.ndarray], soon: bool = False) -> None:
         """Queue {table: fetched rows to insert, or int64 [U] keys to fetch} for the background."""
         self._misses.insertions_dropped += not self._background.submit(piece, soon)
 
@@ -241,11 +241,11 @@ class Tiers:
             for name, part in (self._lower.fetch(late)[0] if late else ready).items():
                 rows.setdefault(name, []).append(part)
         for name, parts in rows.items():
-            most = max(self._together(name), *(len(part.keys) for part in parts))
-            for part in Fetched.joined(parts).cut(min(most, WARM_ROWS)):
+            most = max(self._rows_per_insertion(name), *(len(part.keys) for part in parts))
+            for part in Fetched.merge(parts).split(min(most, WARM_ROWS)):
                 self._keep({name: part})
 
-    def _together(self, name: str) -> int:
+    def _rows_per_insertion(self, name: str) -> int:
         """Return how many rows of several requests to insert at once: few relative to the sets, so that new rows rarely share
         one.
 

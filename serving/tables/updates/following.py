@@ -91,7 +91,7 @@ class Following:
         """Return the names of the files whose rows it sees."""
         return {file["name"] for file in self._database.live_files()}
 
-    def undisturbed(self, read: Callable[[], T]) -> T:
+    def read_undisturbed(self, read: Callable[[], T]) -> T:
         """Return the result of `read`, repeated if a catch-up overlapped it."""
         turns = self._turns
         given = read()

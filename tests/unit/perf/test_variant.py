@@ -41,7 +41,7 @@ def repository(tmp_path, layout, choice):
         faiss.write_index(choice.index, str(staging.folder("retrieve") / INDEX_FILE))
         staging.seal_stages(specs)
         staging.seal({"settings": settings.model_dump(mode="json")})
-        tensors = {t.name: t for spec in specs.values() for t in (*spec.taken, *spec.given)}
+        tensors = {t.name: t for spec in specs.values() for t in (*spec.input_fields, *spec.output_fields)}
         rows = {name: np.zeros((4, *t.dims), t.numpy_dtype) for name, t in tensors.items()}
         staging.publish(specs, settings.serving_of(), rows)
     return tmp_path / "repository"

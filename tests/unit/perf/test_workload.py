@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from perf.load.workload import draw, read_requests, serialised, write_analyzer_json
+from perf.load.workload import draw, read_requests, serialise, write_analyzer_json
 from serving.contract.errors import ArtifactError, ConfigError
 from serving.contract.tensors import (
     FROM_STORE,
@@ -15,7 +15,7 @@ from serving.contract.tensors import (
     Axes,
     ContextColumn,
     ensemble_spec,
-    packed,
+    pack_records,
     stage_specs,
 )
 
@@ -50,14 +50,14 @@ def parsed(body: bytes) -> dict[str, np.ndarray]:
 
 
 def test_serialised_requests_carry_every_tensor(requests):
-    for row, sent in enumerate(parsed(body) for body in serialised(SPEC, requests)):
+    for row, sent in enumerate(parsed(body) for body in serialise(SPEC, requests)):
         assert sent.keys() == requests.keys()
         for name, tensor in sent.items():
             np.testing.assert_array_equal(tensor, requests[name][row : row + 1])
 
 
 def test_priorities_are_parameters_of_the_request(requests):
-    bodies = serialised(SPEC, requests, np.array([0, 1, 2, 0]))
+    bodies = serialise(SPEC, requests, np.array([0, 1, 2, 0]))
     levels = [pb.ModelInferRequest.FromString(body).parameters["priority"].uint64_param for body in bodies]
     assert levels == [0, 1, 2, 0]
     assert "priority" not in pb.ModelInferRequest.FromString(bodies[0]).parameters
@@ -85,8 +85,8 @@ def test_every_tensor_is_written_in_numbers_json_has(requests, tmp_path):
 
 def test_records_are_sent_as_their_bytes(tmp_path):
     spec = STAGES["retrieve"]
-    fields = {t.name: np.arange(np.prod(t.dims)).reshape(1, *t.dims).astype(t.numpy_dtype) for t in spec.taken}
-    rows = packed(spec.inputs, fields)
+    fields = {t.name: np.arange(np.prod(t.dims)).reshape(1, *t.dims).astype(t.numpy_dtype) for t in spec.input_fields}
+    rows = pack_records(spec.inputs, fields)
     write_analyzer_json(tmp_path / "in.json", spec, rows)
     [step] = json.loads((tmp_path / "in.json").read_text())["data"]
     assert (bytes(step["user"]["content"]), step["user"]["shape"]) == (rows["user"].tobytes(), list(spec.inputs[0].dims))

@@ -9,7 +9,7 @@ import pytest
 
 from serving.contract.errors import ArtifactError
 from serving.tables.config import RocksConfig, TableConfig
-from serving.tables.store.mixed_widths import ONE_WIDTH, PROJECTIONS_FILE, MixedWidths, cold_table, widened
+from serving.tables.store.mixed_widths import ONE_WIDTH, PROJECTIONS_FILE, MixedWidths, cold_table, widen
 from serving.tables.store.row_formats import RowCodec
 from serving.tables.store.tables import EmbeddingTables
 from tests.unit.tables.conftest import random_rows
@@ -114,9 +114,9 @@ def test_misses_of_hot_and_cold_rows_are_one_wave(open_tiers, source):
 
 def test_a_row_is_the_same_in_every_batch():
     narrow, projection = random_rows(500, NARROW), WIDTHS.projections["user"]
-    together = widened(narrow, projection)
+    together = widen(narrow, projection)
     for row in range(len(narrow)):
-        np.testing.assert_array_equal(widened(narrow[row : row + 1], projection)[0], together[row])
+        np.testing.assert_array_equal(widen(narrow[row : row + 1], projection)[0], together[row])
     np.testing.assert_allclose(together, narrow @ projection, rtol=1e-5, atol=1e-6)
 
 

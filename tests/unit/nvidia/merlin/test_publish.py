@@ -22,7 +22,7 @@ from repository.models import read_config, write_config
 from repository.recorded import RECORDED_FILE, compare_answers, read_recorded
 from serving.contract.artifacts import MANIFEST_FILE, open_network, read_json
 from serving.contract.errors import ArtifactError, ConfigError, DependencyError, ExportError, RequestError
-from serving.contract.tensors import Degraded, packed
+from serving.contract.tensors import Degraded, pack_records
 from serving.pipeline import Pipeline
 from serving.stages.features.ranking import SCALE
 from serving.stages.parts.kernels import (
@@ -105,7 +105,7 @@ def test_of_the_parts_of_a_stage_the_last_one_counts(exported, recorded, triton,
                 "model_config": MessageToJson(config, preserving_proto_field_name=True),
             }
         )
-        [response] = model.execute([fake_backend.InferenceRequest(**packed(model.spec.inputs, trace[part.name]))])
+        [response] = model.execute([fake_backend.InferenceRequest(**pack_records(model.spec.inputs, trace[part.name]))])
         assert not response.has_error(), response.error().message()
         counted[part.name] = (model.first.metrics.calls, model.first.metrics.rows)
         model.finalize()

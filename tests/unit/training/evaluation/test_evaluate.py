@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from export.evaluate import blocks, moved_up, positions_of, quality_of, remove_repository
+from export.evaluate import move_up, positions_of, quality_of, remove_repository, split_into_blocks
 from serving.contract.errors import ConfigError
 from serving.contract.tensors import PAD_ID
 from training.evaluation.baselines import Split
@@ -36,13 +36,13 @@ def test_padding_is_no_item(problem):
 
 def test_moving_a_list_to_the_top_keeps_the_order_of_the_rest():
     order = np.array([[4.0, 3.0, 2.0, 1.0]], np.float32)
-    moved = moved_up(order, np.array([[3, 1, 4]]))
+    moved = move_up(order, np.array([[3, 1, 4]]))
     assert np.argsort(-moved[0]).tolist() == [3, 1, 0, 2]
 
 
 def test_blocks_hold_every_user_once():
     users = np.arange(70)
-    parts = blocks(users)
+    parts = split_into_blocks(users)
     assert [len(part) for part in parts] == [32, 32, 6]
     np.testing.assert_array_equal(np.concatenate(parts), users)
 

@@ -17,8 +17,8 @@ from training.models.distill import (
     STUDENT,
     agreement,
     distil,
-    kept_of,
     macs,
+    measure_kept_quality,
     shares_of,
     strongest_units_of,
     student_of,
@@ -75,7 +75,7 @@ def test_a_student_learns_the_teachers_order(taught):
     wanted = rank_scores_of(teacher, validation)
     assert macs(student.model.shape) * 5 < macs(teacher.model.shape)
     assert order_agreement(rank_scores_of(student, validation), wanted) > max(0.8, order_agreement(untaught, wanted))
-    assert sum(kept_of(student, teacher, validation)) >= LEAST_KEPT
+    assert sum(measure_kept_quality(student, teacher, validation)) >= LEAST_KEPT
 
 
 def test_pruning_that_keeps_every_unit_changes_nothing(taught):
@@ -105,9 +105,9 @@ def test_agreement_is_largest_for_the_teachers_own_shares():
 
 def test_what_is_kept_is_a_share_with_its_interval(taught):
     teacher, _, validation = taught
-    assert kept_of(teacher, teacher, validation) == (1.0, 0.0)
+    assert measure_kept_quality(teacher, teacher, validation) == (1.0, 0.0)
     worse = replace(teacher, blend=-50.0)
-    kept, doubt = kept_of(worse, teacher, validation)
+    kept, doubt = measure_kept_quality(worse, teacher, validation)
     assert kept == pytest.approx(quality_of(worse, validation) / quality_of(teacher, validation))
     assert kept < 1.0
     assert 0.0 < doubt < 1.0
@@ -133,8 +133,8 @@ def test_a_student_that_learned_nothing_is_not_served(taught):
 def test_one_request_shows_nothing(taught):
     teacher, _, validation = taught
     found = validation.take(np.flatnonzero(validation.taken.any(axis=1))[:1])
-    assert kept_of(replace(teacher, blend=-50.0), teacher, found)[1] == np.inf
-    assert kept_of(teacher, teacher, replace(found, taken=np.zeros_like(found.taken))) == (1.0, np.inf)
+    assert measure_kept_quality(replace(teacher, blend=-50.0), teacher, found)[1] == np.inf
+    assert measure_kept_quality(teacher, teacher, replace(found, taken=np.zeros_like(found.taken))) == (1.0, np.inf)
 
 
 def test_a_teacher_without_opinion_has_no_student(taught):

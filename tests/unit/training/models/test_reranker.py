@@ -10,7 +10,7 @@ import torch
 from serving.contract.errors import ExportError
 from serving.stages.rerank import LIST_FEATURES
 from training.models import reranker_graph
-from training.models.parity import evaluated
+from training.models.parity import run_network
 from training.models.reranker import ListNetwork
 from training.models.reranker_graph import export_reranker
 
@@ -46,7 +46,7 @@ def test_the_graph_is_the_network_at_any_number_of_requests_and_places(tmp_path,
         inputs = random_inputs(requests, places, seed=requests)
         (got,) = session.run(["correction"], inputs)
         assert got.shape == (requests, places)
-        np.testing.assert_allclose(got, evaluated(network, inputs), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(got, run_network(network, inputs), rtol=1e-4, atol=1e-4)
 
 
 def test_no_place_sees_padding(tmp_path):

@@ -75,7 +75,9 @@ def test_served_items_equal_the_trained_list_network(trained):
 def test_answers_have_the_tensors_of_the_contract(trained):
     specs = stage_specs(trained.axes)
     for name, answer in zip(("rank", "rerank"), through_both(trained, np.arange(3)), strict=True):
-        given, taken = ({t.name: (t.dims, t.numpy_dtype) for t in side} for side in (specs[name].given, specs[name].taken))
+        given, taken = (
+            {t.name: (t.dims, t.numpy_dtype) for t in side} for side in (specs[name].output_fields, specs[name].input_fields)
+        )
         answered = {key: (values.shape[1:], values.dtype) for key, values in answer.items()}
         assert taken | answered == taken | given  # what it does not answer it hands on
 
