@@ -60,7 +60,7 @@ def installed(module: str) -> bool:
 
 
 def hps_faults(path: Path) -> Iterator[str]:
-    """The hps backend reads ps.json when it is loaded, and every table it names, whichever models are served."""
+    """Yield what is wrong with ps.json and its tables, all of which the hps backend reads when it is loaded."""
     if not path.is_file():
         yield f"{path} is missing, and the hps backend starts from it. Export the repository again"
         return

@@ -52,7 +52,7 @@ def check(path: Annotated[Path, typer.Argument(help="a ps.json")]) -> None:
 
 
 def read_traces(path: Path, tables: tuple[TableSpec, ...]) -> dict[str, np.ndarray]:
-    """Table name -> int64 [N] keys in order of use."""
+    """Read traces: table name -> int64 [N] keys in order of use."""
     try:
         loaded = np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:

@@ -18,7 +18,7 @@ UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 def parse_bytes(value: object) -> int:
-    """`"64 MiB"` or a plain number -> bytes. ValueError says what was expected."""
+    """Return the bytes of `"64 MiB"` or a plain number. Raises ValueError with what was expected."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(\w*)", value) if isinstance(value, str) else None
@@ -102,7 +102,7 @@ class HpsDescription(_Section):
 
 
 def read_description(path: Path) -> HpsDescription:
-    """The description in a TOML file. Raises ConfigError naming file, key and what was expected."""
+    """Read the description in a TOML file. Raises ConfigError with file, key and expectation."""
     with toml_faults(path, "the keys are listed in hps_config/defaults.toml"):
         description = HpsDescription.model_validate(tomllib.loads(path.read_text()))
         check_name("model", description.model)

@@ -32,7 +32,7 @@ class HitRates:
 
 
 def previous_use(keys: np.ndarray) -> np.ndarray:
-    """int64 [N] keys -> int64 [N] position of the previous use of the same key, -1 at the first."""
+    """Return the position of the previous use of each key, int64 [N], -1 at the first."""
     order = np.argsort(keys, kind="stable")
     same = keys[order[1:]] == keys[order[:-1]]
     previous = np.full(len(keys), -1, np.int64)
@@ -41,7 +41,7 @@ def previous_use(keys: np.ndarray) -> np.ndarray:
 
 
 def stack_distances(keys: np.ndarray) -> np.ndarray:
-    """int64 [N] keys in order of use -> int64 [N] distinct other keys since the previous use, NEVER at the first."""
+    """Return the number of distinct other keys since each key's previous use, int64 [N], NEVER at the first."""
     previous = previous_use(keys)
     between = np.arange(len(keys)) - previous - 1
     # of the uses in between, those whose own previous use also lies in between repeat a key already counted
@@ -50,7 +50,7 @@ def stack_distances(keys: np.ndarray) -> np.ndarray:
 
 
 def _greater_before(values: np.ndarray) -> np.ndarray:
-    """int64 [N] values >= 0 -> int64 [N] how many earlier elements are greater, from the highest bit down."""
+    """Return how many earlier elements are greater, int64 [N], for values >= 0, from the highest bit down."""
     greater = np.zeros(len(values), np.int64)
     order = np.arange(len(values))  # sorted by the bits above the current one, in order of time within equals
     for bit in reversed(range(int(values.max(initial=0)).bit_length())):

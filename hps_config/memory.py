@@ -19,14 +19,14 @@ L3_ROW_BYTES = 8 + 12  # beside the row: key, and RocksDB's sequence numbers, in
 
 
 def table_config(table: TableSpec, l1_rows: int, l2_rows: int) -> TableConfig:
-    """The table as our own tiers are told of it."""
+    """Return the table's settings for our own levels."""
     return TableConfig(
         table.name, table.rows, table.width, table.row_format, table.dense, l1_rows, l2_rows, table.default_value
     )
 
 
 def l1_rows(rows: int, share: float) -> int:
-    """Rows one process caches of a table of `rows` when `share` of it (HPS's gpucacheper) is asked for: whole sets."""
+    """Return the rows that one process caches for a `share` of a table (HPS's gpucacheper), rounded to whole sets."""
     return max(1, ceil(rows * share / L1_SET_ROWS)) * L1_SET_ROWS
 
 

@@ -52,7 +52,7 @@ class _Unreadable(Exception):
 
 
 def load_json(path: Path) -> dict:
-    """The file as strict JSON (no comments, no NaN), which is all that parser A takes. Raises ConfigError."""
+    """Read a file as strict JSON (no comments, no NaN), as parser A requires. Raises ConfigError."""
     try:
         document = json.loads(path.read_text(), parse_constant=_refuse_constant)
     except OSError as error:

@@ -142,7 +142,7 @@ def plan_tiers(tables: tuple[TableSpec, ...], budgets: Budgets) -> Plan:
 
 
 def predict(plan: Plan, traces: dict[str, np.ndarray]) -> dict[str, HitRates]:
-    """Hit rates per table of a plan. traces: table name -> int64 [N] keys in order of use."""
+    """Predict hit rates per table of a plan. traces: table name -> int64 [N] keys in order of use."""
     known = {planned.table.name: planned for planned in plan.tables}
     unknown = sorted(set(traces) - set(known))
     if unknown:
@@ -189,7 +189,7 @@ def _beside_l1(tables: tuple[TableSpec, ...], budgets: Budgets, margin: int) -> 
 
 
 def _largest_share(tables: tuple[TableSpec, ...], budgets: Budgets, beside: int) -> float:
-    """The largest share of every table whose caches fit one process, which needs `beside` bytes for RocksDB."""
+    """Return the largest share of every table whose caches fit one process beside `beside` bytes for RocksDB."""
 
     def needed(steps: int) -> int:
         return beside + sum(l1_bytes(table, l1_rows(table.rows, steps / SHARE_STEPS)) for table in tables)
@@ -204,7 +204,7 @@ def _largest_share(tables: tuple[TableSpec, ...], budgets: Budgets, beside: int)
 
 
 def _largest_margin(tables: tuple[TableSpec, ...], budgets: Budgets) -> int:
-    """The most rows per partition that fit L2, NO_MARGIN when all do. Without an L3 they must."""
+    """Return the most rows per partition that fit L2, NO_MARGIN when all do. Without an L3 they must."""
 
     def needed(margin: int) -> int:
         return sum(l2_bytes(table, _l2_rows(table, margin, budgets)) for table in tables)

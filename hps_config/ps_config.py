@@ -161,7 +161,7 @@ class PsConfig:
     models: tuple[ModelParams, ...] = key((), REQUIRED, REQUIRED)
 
     def model(self, name: str) -> ModelParams:
-        """The entry of one model; ConfigError lists those there are."""
+        """Return the entry of one model. Raises ConfigError with the existing ones."""
         for params in self.models:
             if params.model == name:
                 return params

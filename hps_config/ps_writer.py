@@ -20,7 +20,7 @@ def sparse_folder_name(table: str) -> str:
 
 
 def ps_document(description: HpsDescription, plan: Plan) -> dict[str, Any]:
-    """The ps.json of a description and its plan, as a dict. Raises ConfigError when NVIDIA's parsers would not serve it."""
+    """Return the ps.json of a description and its plan, as a dict. Raises ConfigError when NVIDIA's parsers refuse it."""
     document: dict[str, Any] = {"supportlonglong": True, "volatile_db": _volatile(description, plan)}
     if description.budget.l3:
         document["persistent_db"] = {

@@ -13,7 +13,7 @@ from serving.contract.errors import ConfigError
 
 
 def read_ps_json(path: Path | str) -> PsConfig:
-    """The configuration both parsers would serve. Raises ConfigError that lists every error of the file."""
+    """Return the configuration that both parsers would serve. Raises ConfigError with every error of the file."""
     document = load_json(Path(path))
     config, findings = check_document(document)
     errors = [str(finding) for finding in findings if finding.level == "error"]
@@ -24,13 +24,13 @@ def read_ps_json(path: Path | str) -> PsConfig:
 
 
 def check_ps_json(path: Path | str) -> list[Finding]:
-    """All errors and warnings of a ps.json, errors first. Raises ConfigError only when it is not JSON at all."""
+    """Return all errors and warnings of a ps.json, errors first. Raises ConfigError only when it is not JSON."""
     _, findings = check_document(load_json(Path(path)))
     return sorted(findings, key=lambda finding: finding.level != "error")
 
 
 def check_document(document: dict) -> tuple[PsConfig, list[Finding]]:
-    """A parsed ps.json -> what serving would use, and what both parsers and the rules beyond them find."""
+    """Check a parsed ps.json. Return the configuration that serving would use, and the findings of parsers and rules."""
     a, b = read_as_a(document), read_as_b(document)
     config = _with_row_formats(_merge(a.config, b.config), document)
     findings = [*a.findings, *b.findings]
@@ -40,7 +40,7 @@ def check_document(document: dict) -> tuple[PsConfig, list[Finding]]:
 
 
 def _with_row_formats(config: PsConfig, document: dict) -> PsConfig:
-    """Row formats are a key of our own, which both parsers pass over; what is no list of strings is left for `checks.py`."""
+    """Add row formats, our own key that both parsers ignore; `checks.py` reports values that are not lists of strings."""
     models = []
     for i, params in enumerate(config.models):
         entry = document["models"][i]

@@ -18,7 +18,7 @@ from serving.tables.levels.rocks_store import (
 
 
 def human_bytes(count: int) -> str:
-    """1536 -> `1.5 KiB`."""
+    """Return bytes for people: 1536 is `1.5 KiB`."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
@@ -38,7 +38,7 @@ def print_plan(plan: Plan, hit_rates: dict[str, HitRates], console: Console) -> 
 
 
 def assumptions(plan: Plan, traced: bool) -> list[str]:
-    """What the figures of a plan rest on, one sentence each."""
+    """Return the assumptions behind the figures of a plan, one sentence each."""
     said = [
         "L1: HPS has one for every table. Our own tiers leave it out where L2 holds the whole table: its shared rows are "
         "read as fast.",

@@ -20,7 +20,7 @@ from serving.tables.formats.rows import KEY_BYTES
 def tiers_config(
     config: PsConfig, model: str, arena: str, table_rows: Mapping[str, int], source: str | None = None, dense: bool = True
 ) -> TiersConfig:
-    """The tiers of one model of a ps.json.
+    """Convert one model of a ps.json to the settings of our levels.
 
     table_rows: table -> rows (`sparse_rows` counts those of sparse folders). dense: their keys are 0 … rows - 1. source: folder
     of <table>.npy, or of HPS's <table>.model, that fills an empty L3. Raises ConfigError for unknown models, tables without a
@@ -48,7 +48,7 @@ def tiers_config(
 
 
 def sparse_rows(params: ModelParams) -> dict[str, int]:
-    """Table -> rows in its sparse folder. ArtifactError when a folder has no keys."""
+    """Return table -> rows in its sparse folder. Raises ArtifactError when a folder has no keys."""
     rows = {}
     for table, folder in zip(params.embedding_table_names, params.sparse_files, strict=True):
         keys = Path(folder, "key")
@@ -76,7 +76,7 @@ def _table(config: PsConfig, params: ModelParams, i: int, table_rows: Mapping[st
 
 
 def _l2_rows(volatile: VolatileDb, rows: int) -> int:
-    """Rows of a table in shared memory: none when Redis is L2 or L2 is off."""
+    """Return the rows of a table in shared memory: 0 when Redis is L2 or L2 is off."""
     if volatile.type in ("disabled", "redis_cluster"):
         return 0
     return min(rows, volatile.overflow_margin * volatile.num_partitions)
@@ -92,7 +92,7 @@ def _redis(volatile: VolatileDb) -> RedisConfig:
 
 
 def _updates(source: UpdateSource, config: PsConfig) -> UpdateConfig:
-    """One consumer feeds all levels, so it follows whatever either database follows."""
+    """Return the update source: one consumer feeds all levels, so it follows the topics of both databases."""
     databases = (config.volatile_db, config.persistent_db)
     followed = dict.fromkeys(f for database in databases if database.type != "disabled" for f in database.update_filters)
     return UpdateConfig(

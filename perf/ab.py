@@ -39,7 +39,7 @@ class Comparison(BaseModel, frozen=True):
 def interleave(
     a: Callable[[], dict[str, float]], b: Callable[[], dict[str, float]], rounds: int, step: Callable[[str], None]
 ) -> list[Ratio]:
-    """Call both once per round, who goes first alternates; -> a Ratio per metric they return."""
+    """Call both once per round, alternating the order. Return a Ratio per metric."""
     taken: dict[str, list[dict[str, float]]] = {"A": [], "B": []}
     for number in range(rounds):
         for name, call in [("A", a), ("B", b)] if number % 2 == 0 else [("B", b), ("A", a)]:

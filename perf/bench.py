@@ -61,7 +61,7 @@ class Bench:
         self.run.save(self.folder)
 
     def closed(self, model: str, transport: str, mode: str, value: float, window_s: float) -> Closed:
-        """One perf_analyzer level; -> it, not yet part of the run."""
+        """Measure one perf_analyzer level and return it, without adding it to the run."""
         raw = self.folder / self.raw_name(f"{model}-{transport}-{mode}-{value:g}")
         target = analyzer.Target(
             model=model,

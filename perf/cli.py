@@ -205,7 +205,7 @@ def read_document(source: str) -> dict:
 
 
 def require_model(model: str, stages: tuple[str, ...]) -> None:
-    """stages: those that the server can be asked for on their own."""
+    """Raise when `model` cannot be profiled. stages: those that the server can run alone."""
     if model in (ENSEMBLE, *stages):
         return
     if model in STAGES:

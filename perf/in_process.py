@@ -73,7 +73,7 @@ class InProcess:
         return Speed(float(np.median(latency_ns)) / 1e6, sum(answer["rows"] / answer["seconds"] for answer in answers))
 
     def best_batch(self, seconds: float) -> int:
-        """The batch of BATCHES with the highest rate on all cores."""
+        """Return the batch size of BATCHES with the highest rate on all cores."""
         return max(BATCHES, key=lambda batch: self.measure(batch, seconds).rate)
 
 

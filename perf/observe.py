@@ -203,7 +203,7 @@ class ProcessMemory(BaseModel, frozen=True):
 
 
 def read_memory(tag: str) -> list[ProcessMemory]:
-    """The processes of the server with this tag, tritonserver first."""
+    """Return the memory of the server's processes by this tag, tritonserver first."""
     found = []
     for process in members(tag):
         with contextlib.suppress(psutil.Error):  # ended meanwhile

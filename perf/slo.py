@@ -78,7 +78,7 @@ def read_slo(path: Path = SLO_FILE) -> dict[str, Bound]:
 
 
 def judge(slo: dict[str, Bound], document: dict[str, Any]) -> list[Verdict]:
-    """document: the last line of a run. Answers that differ are broken whatever the bounds are."""
+    """Judge a run. document: its last line. Differing answers fail whatever the bounds are."""
     verdicts = [Verdict(EQUAL, ALL_EQUAL, 0.0)] if document.get(EQUAL) is False else []
     for key, bound in slo.items():
         bound = bound.of(document.get("layout", ""))

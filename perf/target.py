@@ -34,7 +34,7 @@ class Site:
 
 @contextlib.contextmanager
 def serve(url: str, repo: Path) -> Iterator[Site]:
-    """The server at `url` as it is, or one started on `repo` for the while, on free ports."""
+    """Use the server at `url`, or start one on `repo` for the duration, on free ports."""
     require_loopback(url)
     if model_states(url) is not None:
         if not is_ready(url):

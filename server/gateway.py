@@ -27,7 +27,7 @@ LISTENS = "listens at"  # what it prints once it can be asked
 
 
 def follow(state: ServerState, port: int, config: str, run_dir: Path) -> ServerState:
-    """Let a gateway run at `port`, unless it does already -> the state, saved, that knows of it. Raises ServerError.
+    """Start a gateway at `port` unless it is running. Return the saved state. Raises ServerError.
 
     config: the gateway's own settings, a TOML file; "" for the defaults
     """

@@ -318,7 +318,7 @@ def side_by_side(before: Recommendations, changed: Recommendations, names: Catal
 
 
 def warn_of_foreign_items(answer: Recommendations, names: Catalogue, source: str, url: str) -> None:
-    """Names of another shop would become ids of other users, and titles those of other items."""
+    """Warn when names may belong to another shop: they would become ids of other users or items."""
     if foreign := names.foreign_items(answer):
         err.print(
             f"warning: {len(foreign)} of the {len(answer)} items, such as {foreign[0]}, are not in the catalogue of "

@@ -159,7 +159,7 @@ def encode_values(
 
 
 def _fill_history(row: np.ndarray, query: Query) -> None:
-    """row: i8 [H], all PAD_ID."""
+    """Write a history into `row`, i8 [H], all PAD_ID before."""
     if query.history is None:
         row[:] = FROM_STORE
         return

@@ -98,7 +98,7 @@ def category_of(description: str) -> str:
 
 
 def tables() -> dict[str, pd.DataFrame]:
-    """The two files by name."""
+    """Return the two tables by file name."""
     log = pd.read_csv(HERE / "online_retail.csv.gz", dtype={"StockCode": str, "InvoiceNo": str, "CustomerID": str})
     sales = log[(log["Quantity"] > 0) & (log["UnitPrice"] > 0)]
     described = sales.dropna(subset=["Description"])

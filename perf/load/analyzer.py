@@ -62,7 +62,7 @@ class Target:
 
 
 def command(target: Target, mode: str, value: float, window_s: float, output: Path) -> list[str]:
-    """mode: "concurrency" (value = clients) or "request_rate" (value = Poisson requests/s)."""
+    """Return the command line. mode: "concurrency" (value = clients) or "request_rate" (value = Poisson requests/s)."""
     http = target.transport == "http"
     arguments = [
         *("perf_analyzer", "-m", target.model, "-a"),
@@ -146,7 +146,7 @@ class Requests:
 
 
 def parse_export(text: str) -> Requests:
-    """The export of one level -> times. A request belongs to the windows when its answer arrived within them."""
+    """Return the times of one level's export. A request counts when its answer arrived within the windows."""
     try:
         (experiment,) = json.loads(text)["experiments"]
         bounds_ns = np.array(experiment["window_boundaries"], np.int64)
@@ -165,7 +165,7 @@ def parse_export(text: str) -> Requests:
 
 
 def parse_csv(text: str, said: str) -> dict[str, Any]:
-    """The report of one level (times in microseconds), and the number of requests it printed -> rate and latency."""
+    """Return rate and latency from the report of one level (microseconds) and the number of requests."""
     try:
         (row,) = csv.DictReader(io.StringIO(text))
         ms = {column: float(row[f"{column} latency"]) / 1e3 for column in ("Avg", "p50", "p90", "p95", "p99")}
@@ -178,7 +178,7 @@ def parse_csv(text: str, said: str) -> dict[str, Any]:
 
 
 def late_share(stdout: str) -> float:
-    """Of a request rate: the share of requests perf_analyzer says it sent late."""
+    """Return the share of requests that perf_analyzer reports as sent late, at a request rate."""
     for line in stdout.splitlines():
         if "of the requests were delayed" in line:
             return float(line.split("request rate.")[1].split("%")[0]) / 100
@@ -186,6 +186,6 @@ def late_share(stdout: str) -> float:
 
 
 def what_it_said(output: str) -> str:
-    """Its error lines, without the settings it echoes."""
+    """Return its error lines, without the echoed settings."""
     lines = [line.strip() for line in output.splitlines() if any(word in line.lower() for word in COMPLAINTS)]
     return "; ".join(dict.fromkeys(lines)) or output.strip()[-500:]

@@ -45,7 +45,7 @@ def in_burst(due_s: np.ndarray, every_s: float = 5.0, burst_s: float = 0.5) -> n
 
 
 def recorded(times_s: np.ndarray, rate: float, duration_s: float, rng: np.random.Generator) -> np.ndarray:
-    """The log's own rhythm: consecutive events from a random place of it, compressed into `duration_s` at a mean of `rate`.
+    """Return arrivals in the log's rhythm: consecutive events from a random place, scaled to `duration_s` at a mean of `rate`.
 
     times_s: float64 [M] unix seconds, any order. A log shorter than the load starts over.
     """

@@ -99,7 +99,7 @@ class UnaryCalls:
         return len(self._sent_ns)
 
     def request(self, number: int, message: bytes) -> list[Part]:
-        """What is sent for a call, one part as a rule. Raises ConfigError for a message longer than the server takes."""
+        """Return the frames of a call, usually one. Raises ConfigError for a message longer than the server accepts."""
         body = b"\0" + len(message).to_bytes(4, "big") + message  # 0: not compressed
         if len(body) > self._call_bytes:
             raise ConfigError(f"A request is {len(body):,} bytes long; this server takes up to {self._call_bytes:,} of a call.")
@@ -111,7 +111,7 @@ class UnaryCalls:
         return [Part(head + parts[0].frames, parts[0].body_bytes), *parts[1:]]
 
     def send(self, number: int, parts: list[Part]) -> bool:
-        """Waits while the other end has no room for it. -> has it left? Answered it is in any case, with an error if not."""
+        """Send a call, waiting for flow control. Return whether it was sent; otherwise its answer is an error."""
         self._sent_ns[number] = time.perf_counter_ns()
         left = all(self._wrote(number, part) for part in parts)
         self._give_up()
@@ -147,7 +147,7 @@ class UnaryCalls:
         return connection
 
     def _meet(self, deadline_s: float) -> None:
-        """Every HTTP/2 server begins with its settings."""
+        """Read the server's settings, with which every HTTP/2 connection begins."""
         end_s = time.monotonic() + deadline_s
         while not (self._met or self._lost) and (left_s := end_s - time.monotonic()) > 0:
             self._read(left_s)
@@ -239,7 +239,7 @@ class UnaryCalls:
 
 
 def headers_of(url: str, path: str, deadline_s: float) -> list[tuple[str, str]]:
-    """Of every call."""
+    """Return the headers of every call."""
     return [
         (":method", "POST"),
         (":scheme", "http"),

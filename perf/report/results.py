@@ -184,7 +184,7 @@ def new_folder(results: Path = RESULTS) -> Path:
 
 
 def summary(run: Run) -> dict[str, Any]:
-    """One flat document for machines: what slo.toml speaks of. Keys that were not measured are left out."""
+    """Return one flat document with the keys of slo.toml; those that were not measured are absent."""
     facts: dict[str, Any] = {
         "perf": "recommend",
         "started": run.started,
@@ -233,7 +233,7 @@ def commit_of(folder: Path = PROJECT) -> str:
 
 
 def circumstances() -> dict[str, Any]:
-    """What a figure must be read with: which code, and how busy the machine was when it began."""
+    """Return the circumstances of a run: its code, and how busy the machine was at the start."""
     machine = Machine.here()
     return {"commit": commit_of(), "cores": machine.cores, "load_before": round(machine.load_before, 2)}
 

@@ -127,7 +127,7 @@ def hit_rate_table(run: Run) -> Table:
 
 
 def ratio_table(ratios: list[Ratio]) -> Table:
-    """An interleaved comparison: medians, and the ratio with its spread over the rounds."""
+    """Return the table of an interleaved comparison: medians, and ratios with their spread over the rounds."""
     rows = [
         Row(
             (

@@ -115,7 +115,7 @@ class Lab:
             return [Trial(s.changes, tuple(own), now, s.answers) for s, own in zip(served[1:], taken[1:], strict=True)]
 
     def metrics(self, served: Served) -> Metrics:
-        """One turn: closed loop with many clients and with one, then Poisson arrivals. Keys as in slo.toml."""
+        """Measure one turn: closed loop with many clients and with one, then Poisson arrivals. Keys as in slo.toml."""
         due_s = schedule.poisson(self.offered_rate, 2 * self.window_s, self.rng)
         rows = draw(self.recorded.inputs, len(due_s), self.rng)
         many, one = self._closed(served, self.clients), self._closed(served, 1)

@@ -118,7 +118,7 @@ class Trial:
         return replace(self, own=own, current=current, answers=self.answers or later.answers)
 
     def gain(self, goal: str) -> Ratio:
-        """How many times better than the current settings, by turn."""
+        """Return the improvement over the current settings, by turn."""
         own, current = [turn[goal] for turn in self.own], [turn[goal] for turn in self.current]
         return Ratio(metric=goal, a=current, b=own) if goal in RATES else Ratio(metric=goal, a=own, b=current)
 
@@ -157,7 +157,7 @@ def search(
     time_is_over: Callable[[], bool],
     saved: Callable[[Outcome], None] = lambda _: None,
 ) -> Outcome:
-    """goal: a key of Metrics; slo: bounds of keys of Metrics; time_is_over is asked before every heat.
+    """Search by successive halving. goal: a key of Metrics; slo: bounds of Metrics; time_is_over: checked before every heat.
 
     Every rung has half the candidates and twice the turns; the last one heat of HEAT, which are asked until each has
     FINAL_TURNS. `saved` is called after every heat.

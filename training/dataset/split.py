@@ -9,8 +9,7 @@ from serving.contract.errors import DataError
 
 
 def split_by_time(interactions: pd.DataFrame, test_share: float = 0.2) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return (train, test): of each user's n events, the last ceil(n * test_share) in time are the test, all others are
-    training.
+    """Return (train, test): of each user's n events, the last ceil(n * test_share) in time are the test set.
 
     At least one event of every user stays in training, so a user with one event has no test events. Events with equal times
     keep the order of `interactions`. Both parts are sorted by time.

@@ -104,7 +104,7 @@ class LogAggregates:
 
     @classmethod
     def of(cls, dataset: Dataset, log: pd.DataFrame, aggregations: Sequence[Aggregation]) -> LogAggregates:
-        """log: `dataset.interactions` or a part of it, sorted by time"""
+        """Build it. log: `dataset.interactions` or a part of it, sorted by time."""
         plans, events = compile_aggregations(aggregations, dataset.description.event_names), log_events(dataset, log)
         item_ids = dataset.items["item_id"].to_numpy()
         categories, items = item_categories(dataset), np.searchsorted(item_ids, events["item_id"])

@@ -24,7 +24,7 @@ KINDS = {"i": "integer", "f": "continuous"}
 def profiles_of(users: pd.DataFrame, kinds: dict[str, str]) -> Profiles:
     """Return the profile columns of the user table.
 
-    Users: sorted by user_id; kinds: column -> "integer", "string" or "continuous".
+    users: sorted by user_id; kinds: column -> "integer", "string" or "continuous".
     """
     columns = {name: _profile_column(raw_values(users[name], kind), kind) for name, kind in kinds.items()}
     return Profiles(users["user_id"].to_numpy(), columns)

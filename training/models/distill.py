@@ -59,10 +59,10 @@ def distil(
     begin: Begin = student_of,
     least_kept: float = LEAST_KEPT,
 ) -> Ranker:
-    """Return a ranker of the shape in `settings` with the teacher's order, or the teacher where that does not keep enough of
-    it.
+    """Return a ranker of the shape in `settings` distilled from the teacher, or the teacher when the student loses too much
+    quality.
 
-    teaching: requests to imitate the teacher on, whatever was taken; begin: what the student is before it learns
+    teaching: requests on which to imitate the teacher, labels unused; begin: makes the untrained student
     """
     if not teacher.learned:
         return teacher

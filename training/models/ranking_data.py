@@ -196,7 +196,7 @@ def in_blocks(statistics: ItemStatistics, users: Examples, candidates: np.ndarra
 def taken_of(features: Features, later: pd.DataFrame, user_ids: np.ndarray, candidates: np.ndarray) -> np.ndarray:
     """Return labels, bool [N, C]: whether `later` has a positive of the user with the candidate.
 
-    User_ids: int64 [N] distinct.
+    user_ids: int64 [N] distinct.
     """
     positives = later[later["positive"].to_numpy()]
     order = np.argsort(user_ids)

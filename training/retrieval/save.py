@@ -61,7 +61,7 @@ def save_retriever(
 
 
 def _tables(retriever: Retriever) -> dict[str, np.ndarray]:
-    """float32 [rows, width] by name: the history's, then one per column of user_categorical."""
+    """Return tables float32 [rows, width] by name: the history's, then one per column of user_categorical."""
     model = retriever.model
     named = {HISTORY_TABLE: model.history_table} | {f"user_{slot}": table for slot, table in enumerate(model.user_tables)}
     return {name: table.weight.detach().numpy() for name, table in named.items()}

@@ -80,7 +80,7 @@ class Cache(ABC):
 
     @abstractmethod
     def read(self, keys: Sequence[Key], generation: int) -> Found | None:
-        """What is kept for these questions to a generation; None when the store does not answer."""
+        """Return the cached answers to these requests of a generation; None when the store does not answer."""
 
     @abstractmethod
     def write(self, entries: Sequence[Entry]) -> None:
@@ -88,7 +88,7 @@ class Cache(ABC):
 
     @abstractmethod
     def forget(self, user_ids: Iterable[int]) -> None:
-        """No answer that was computed before this call is given to these users again. Raises CacheUnavailable when not sure."""
+        """Invalidate all answers computed for these users so far. Raises CacheUnavailable when that is not certain."""
 
     @abstractmethod
     async def read_async(self, keys: Sequence[Key], generation: int) -> Found | None:

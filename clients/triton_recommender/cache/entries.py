@@ -25,7 +25,7 @@ class Key(NamedTuple):
 
 
 def keys_of(inputs: Mapping[str, np.ndarray], model: ModelDescription | None) -> list[Key]:
-    """Input tensors [B, …] -> a key for each user."""
+    """Return a key for each user of input tensors [B, …]."""
     names = sorted(inputs)
     sizes = repr((model, [(name, inputs[name].dtype.str) for name in names])).encode()
     seed = blake2b(sizes, digest_size=DIGEST_BYTES)
@@ -68,5 +68,5 @@ def row_of(outputs: Row, row: int) -> Row:
 
 
 def join_rows(rows: list[Row]) -> Row:
-    """Rows [1, …] -> tensors [B, …]."""
+    """Concatenate rows [1, …] to tensors [B, …]."""
     return rows[0] if len(rows) == 1 else {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}

@@ -136,7 +136,7 @@ def follow_log(cache: Cache, path: Path, column: str, names: Names, stop: Event,
 
 
 def _rows(path: Path, column: str, stop: Event) -> Iterator[str | None]:
-    """The column of each whole line; None whenever there is no further line yet."""
+    """Yield the column of each complete line; None while there is no further line."""
     if path.suffix not in (".csv", ".tsv"):
         raise InvalidRequest(
             f"{path} is no .csv or .tsv; only a log of plain lines can be followed. Write one, or use a topic."

@@ -22,6 +22,9 @@ class Belief:
         return generation if self._clock_s() - as_of_s < self._max_age_s else None
 
     def observed(self, generation: int, asked_s: float) -> None:
-        """asked_s: when the question left whose answer says so; that it was still so later is not known."""
+        """Record a generation that an answer reported.
+
+        asked_s: when its request was sent, the last time it is known to be valid.
+        """
         if asked_s >= self._known[1]:
             self._known = (generation, asked_s)

@@ -133,7 +133,7 @@ class RedisCache(Cache):
         return pipeline
 
     def _found(self, keys: Sequence[Key], tokens: list[bytes], replies: list[Any]) -> Found:
-        """replies: the token that was there and the value, for each key."""
+        """Decode replies: the stored token and the value of each key."""
         self._breaker.record_success()
         tokens = [there or new for there, new in zip(replies[::2], tokens, strict=True)]
         values = []
@@ -172,7 +172,7 @@ class RedisCache(Cache):
 
 
 def _connections(url: str, timeout_s: float) -> tuple:
-    """-> (what they raise, a blocking client, an asyncio client); none of them connects yet."""
+    """Return (exception types, a blocking client, an asyncio client); none of them connects yet."""
     from redis import (
         Redis,
         RedisError,

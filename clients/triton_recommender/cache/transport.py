@@ -41,7 +41,7 @@ class _Caching:
         self._lock = Lock()
 
     def _flow(self, call: Call) -> Steps:
-        """-> the outputs, as the server gives them"""
+        """Return the outputs as the server gives them."""
         started_s, keys = time.monotonic(), keys_of(call.inputs, self._model)
         generation = yield from self._generation(call)
         found = None if generation is None else (yield "read", keys, generation)
@@ -64,7 +64,7 @@ class _Caching:
         return join_rows(rows)
 
     def _generation(self, call: Call) -> Steps:
-        """-> the one that answers; None when nobody says: then the server is asked, and says what is wrong with it."""
+        """Return the serving generation; None when unknown, so that the request itself reports what is wrong."""
         if (known := self._belief.generation) is not None:
             return known
         asked_s = time.monotonic()
@@ -77,7 +77,7 @@ class _Caching:
         return generation
 
     def _split(self, flights: list[Flight], answers: list[Row | None]) -> tuple[dict[Flight, int], dict[int, Any]]:
-        """-> (flights to lead and the row that asks, rows that wait and for what); all other rows are answered."""
+        """Return the flights to lead with their rows, and the rows that wait for a flight; all other rows are answered."""
         lead: dict[Flight, int] = {}
         wait: dict[int, Any] = {}
         with self._lock:
@@ -108,7 +108,7 @@ class _Caching:
             answers[row] = answer
 
     def _entries(self, keys: list[Key], found: Found, asked: dict[int, Row]) -> list[Entry]:
-        """What is worth keeping: whole answers, under the generation that gave them."""
+        """Return the entries to store: complete answers, under the generation that gave them."""
         whole = {row: answer for row, answer in asked.items() if not answer["degraded"][0, 0]}
         self._cache.counts.add(degraded=len(asked) - len(whole))
         return [
@@ -124,7 +124,7 @@ class _Caching:
             waiting.set_result(asked.get(row))
 
     def _ask(self, call: Call, rows: Sequence[int], started_s: float) -> Steps:
-        """-> the server's outputs for some of the users, in the time that is left"""
+        """Return the server's outputs for some of the users, in the remaining time."""
         left_s = _left(call, started_s)
         if left_s is not None and left_s <= 0:
             raise DeadlineExceeded(

@@ -121,7 +121,7 @@ def describe_model(config: model_config_pb2.ModelConfig) -> ModelDescription:
 
 
 def wire_dtype(name: str) -> str:
-    """TYPE_INT64 -> INT64. Triton spells text BYTES on the wire and TYPE_STRING in a configuration."""
+    """Return the wire name of a dtype, INT64 for TYPE_INT64. Text is BYTES on the wire and TYPE_STRING in a configuration."""
     name = name.removeprefix("TYPE_")
     return "BYTES" if name == "STRING" else name
 
@@ -140,7 +140,7 @@ def infer_arguments(call: Call, headers: Mapping[str, str]) -> dict:
 
 
 def infer_inputs(call: Call, infer_input) -> list:
-    """infer_input: tritonclient's class for a tensor, of gRPC or of HTTP."""
+    """Build input tensors. infer_input: tritonclient's class for a tensor, of gRPC or of HTTP."""
     dtypes = {"i": "INT64", "f": "FP32", "O": "BYTES"}
     inputs = []
     for name, array in call.inputs.items():
@@ -160,5 +160,5 @@ def only_version(versions: Sequence[str]) -> int | None:
 
 
 def lower_names(headers: Mapping[str, str]) -> dict[str, str]:
-    """gRPC refuses capital letters in the names of metadata."""
+    """Return headers with lower-case names, as gRPC requires of metadata."""
     return {name.lower(): value for name, value in headers.items()}

@@ -281,7 +281,7 @@ def by_name(plan: EntityPlan, features: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _open_aggregates(folder: Path, settings: dict[str, Any], n_rows: int) -> tuple[EntityPlan, np.ndarray] | None:
-    """-> (plan, records [U + 1]), or None where store.json lists no aggregation. Raises ArtifactError."""
+    """Return (plan, records [U + 1]), or None when store.json lists no aggregation. Raises ArtifactError."""
     if not settings.get("aggregations"):
         return None
     try:

@@ -74,7 +74,7 @@ class SideBySide:
 def write_places(keys, starts, n_rows, places):
     """Write the rows of keys, int [N, S], to places, int64 [N, S]. Return whether all exist.
 
-    Starts: int64 [S]; n_rows: uint64 [S].
+    starts: int64 [S]; n_rows: uint64 [S].
     """
     for row in range(len(keys)):
         for slot in range(len(starts)):

@@ -77,7 +77,7 @@ def no_such_row(name: str, rows: np.ndarray, n_rows: int) -> RequestError:
 def put_rows(table, rows, slot, vectors, start):
     """Copy the rows in column `slot` of rows, int64 [B, S], to vectors, float32 [B, …], from `start`.
 
-    Table: float32 [rows, D].
+    table: float32 [rows, D].
     """
     for request in range(len(rows)):
         row = rows[request, slot]

@@ -31,7 +31,7 @@ T = TypeVar("T")
 class Following:
     """The state of one secondary.
 
-    Folder: of the database; called: its path for messages; open_database: reopens it and returns it.
+    folder: of the database; called: its path for messages; open_database: reopens it and returns it.
     """
 
     def __init__(self, folder: Path, called: str, open_database: Callable[[], Rdict]) -> None:
