@@ -153,7 +153,7 @@ class RocksStore:
         return options
 
     def _failures(self, doing: str) -> _Failures:
-        return _Failures(f"RocksDB at {self._config.path} failed to {doing}", self.damaged)
+        return _Failures(f"RocksDB at {self._config.path} failed to {doing}", self.mark_damaged)
 
     # --- damage -------------------------------------------------------------------------------------------------------------
     def mark_damaged(self, what: str) -> DamagedError:
