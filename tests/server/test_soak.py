@@ -12,7 +12,7 @@ import psutil
 from server.environment import PROJECT
 from serving.tables.store.memory import ARENA_PREFIX
 
-SECONDS = 20
+SECONDS = 30
 
 
 def test_every_served_row_is_one_that_may_be_served_then(tmp_path):
