@@ -21,16 +21,16 @@ class GatewaySettings(BaseModel):
     host: str = LOOPBACK
     tokens: Path | None = None  # a file of `python -m gateway token`; None: no token is asked for
     servers: tuple[str, ...] = ()  # further host:port of gRPC, asked when the first fails
-    hedge_after_ms: float | None = Field(None, gt=0)
-    deadline_ms: float = Field(250.0, gt=0, le=60_000)
-    most_deadline_ms: float = Field(5_000.0, gt=0, le=60_000)
-    most_in_flight: int = Field(256, gt=0)  # recommendations; beyond, the fallback answers
-    body_bytes: int = Field(1 << 20, gt=0)
-    body_timeout_s: float = Field(10.0, gt=0)
-    header_bytes: int = Field(16 << 10, ge=1 << 10)
-    header_timeout_s: float = Field(10.0, gt=0)
-    requests_per_s: float = Field(1_000.0, gt=0)  # of one client, on average
-    burst: int = Field(2_000, gt=0)  # of one client, at once
+    hedge_after_ms: float | None = Field(default=None, gt=0)
+    deadline_ms: float = Field(default=250.0, gt=0, le=60_000)
+    most_deadline_ms: float = Field(default=5_000.0, gt=0, le=60_000)
+    most_in_flight: int = Field(default=256, gt=0)  # recommendations; beyond, the fallback answers
+    body_bytes: int = Field(default=1 << 20, gt=0)
+    body_timeout_s: float = Field(default=10.0, gt=0)
+    header_bytes: int = Field(default=16 << 10, ge=1 << 10)
+    header_timeout_s: float = Field(default=10.0, gt=0)
+    requests_per_s: float = Field(default=1_000.0, gt=0)  # of one client, on average
+    burst: int = Field(default=2_000, gt=0)  # of one client, at once
 
     @model_validator(mode="after")
     def _refuse_strangers(self) -> GatewaySettings:
