@@ -49,6 +49,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await readiness.servers()  # connects, so that the first caller need not wait for it
         yield
         explainer.close()
         shop.close()

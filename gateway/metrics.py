@@ -11,19 +11,15 @@ class Metrics:
     """One registry per gateway, so that tests may make several."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.requests = Counter("gateway_requests", "Requests by route and status", ["route", "status"], registry=self.registry)
+        self.registry = registry = CollectorRegistry()
+        self.requests = Counter("gateway_requests", "Requests by route and status", ["route", "status"], registry=registry)
         self.durations = Histogram(
-            "gateway_request_duration_seconds", "Time of a request", ["route"], buckets=BUCKETS_S, registry=self.registry
+            "gateway_request_duration_seconds", "Time of a request", ["route"], buckets=BUCKETS_S, registry=registry
         )
-        self.fallbacks = Counter(
-            "gateway_fallbacks", "Recommendations answered with popular items", ["reason"], registry=self.registry
-        )
-        self.events = Counter("gateway_events", "Events by outcome", ["outcome"], registry=self.registry)
-        self.in_flight = Gauge(
-            "gateway_recommendations_in_flight", "Recommendations that wait for a server", registry=self.registry
-        )
-        self.generation = Gauge("gateway_generation", "Generation whose titles and fallback are in use", registry=self.registry)
+        self.fallbacks = Counter("gateway_fallbacks", "Answers with popular items", ["reason"], registry=registry)
+        self.events = Counter("gateway_events", "Events by outcome", ["outcome"], registry=registry)
+        self.in_flight = Gauge("gateway_recommendations_in_flight", "Questions that wait for a server", registry=registry)
+        self.generation = Gauge("gateway_generation", "Generation whose titles and fallback are in use", registry=registry)
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
         self.requests.labels(route, str(status)).inc()

@@ -43,7 +43,7 @@ def served_gateway(folder: Path) -> Iterator[Served]:
     """Run a server of the small shop, with a live store of its own, and a gateway, all in `folder`."""
     repo = shutil.copytree(small_repository(), folder / "repository")
     config = folder / "gateway.toml"
-    config.write_text("header_timeout_s = 1.0\nbody_timeout_s = 1.0\nbody_bytes = 100_000\n")
+    config.write_text("deadline_ms = 5_000\nheader_timeout_s = 1.0\nbody_timeout_s = 1.0\nbody_bytes = 100_000\n")
     server = TritonServer(repo, run_dir=folder / "run").start()
     port = free_port()
     state = gateway.follow(server.state, port, str(config), folder / "run")
