@@ -44,7 +44,7 @@ def stack_distances(keys: np.ndarray) -> np.ndarray:
     """Return the number of distinct other keys since each key's previous use, int64 [N], NEVER at the first."""
     previous = previous_use(keys)
     between = np.arange(len(keys)) - previous - 1
-    # of the uses in between, those whose own previous use also lies in between repeat a key already counted
+    # of the uses in between, those whose own previous use is also in between repeat a counted key
     distances = between - _greater_before(previous + 1)
     return np.where(previous < 0, NEVER, distances)
 

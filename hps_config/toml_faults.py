@@ -1,4 +1,4 @@
-"""What is wrong with a TOML file that somebody wrote, in one sentence."""
+"""Describe what is wrong with a TOML file in one sentence."""
 
 from __future__ import annotations
 

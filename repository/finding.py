@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Finding:
-    """One fact that somebody should act on.
+    """One fact to act on.
 
     level: "error" or "warning"; where: a file, or a key in it; remedy: what was expected, and what to do
     parser: for ps.json, which of NVIDIA's two parsers would fail ("A", "B" or "both"); empty elsewhere

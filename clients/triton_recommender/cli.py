@@ -205,7 +205,7 @@ def users(repo: Annotated[Path, typer.Option(help="the repository that knows the
 
 @app.command()
 def catalogue(repo: Source = DEFAULT_SOURCE) -> None:
-    """Write names and titles as one JSON document: a file or URL of it stands in for the repository's folder."""
+    """Write names and titles as one JSON document: clients accept its file or URL instead of the repository's folder."""
     with friendly():
         typer.echo(json.dumps(Catalogue.load(repo).as_document()))
 

@@ -175,7 +175,7 @@ class UnaryCalls:
         self._give_up()
 
     def _give_up(self) -> None:
-        """Answers what nobody else will: calls past their deadline, and all where the connection is lost."""
+        """Fail calls that get no answer: those past their deadline, and all of them when the connection is lost."""
         now_ns = time.perf_counter_ns()
         while self._sent_ns:
             number, sent_ns = next(iter(self._sent_ns.items()))

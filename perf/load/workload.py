@@ -71,7 +71,7 @@ def draw(requests: Arrays, count: int, rng: np.random.Generator, cold_share: flo
     rows = rng.choice(len(user_of_row), count, p=weight / weight.sum())
     drawn = {name: array[rows] for name, array in requests.items()}
     cold = rng.random(count) < cold_share
-    drawn["user_id"][cold, 0] = rng.integers(2**52, 2**53, cold.sum())  # somebody else only by chance
+    drawn["user_id"][cold, 0] = rng.integers(2**52, 2**53, cold.sum())  # an existing user only by chance
     return drawn
 
 

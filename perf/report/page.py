@@ -20,7 +20,7 @@ NOISY_LOAD = 0.5  # per core: above it the machine was busy with something else 
 
 
 def write_report(run: Run, folder: Path, verdicts: list[Verdict]) -> Path:
-    """Return the page; its pictures lie beside it as PNG too."""
+    """Return the page; its pictures are beside it as PNG too."""
     pictures = []
     with plt.rc_context(plots.STYLE):
         for draw in plots.PICTURES:

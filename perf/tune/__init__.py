@@ -14,5 +14,5 @@ Why not Model Analyzer (by the source of 1.58):
 - it measures one configuration after the other, each once. The machines this runs on change their speed by half within
   minutes, which is more than what is looked for;
 - it copies every model of an ensemble, arrays and all, and renames the steps to variants.
-That it would start this server is not in doubt: its launch mode `local` takes one that lies on disk.
+It could start this server: its launch mode `local` accepts an executable on disk.
 """

@@ -126,7 +126,7 @@ def root() -> str:
 def alone() -> Iterator[None]:
     """Hold the lock that keeps other processes of this user from writing or removing machine code.
 
-    There is one lock per user, because users of one root cannot open each other's; it lies beside the folders it guards.
+    There is one lock per user, because users of one root cannot open each other's; it is beside the folders that it guards.
     """
     os.makedirs(root(), exist_ok=True)
     with open(os.path.join(root(), f"{NAME}-{os.getuid()}.lock"), "w") as lock:

@@ -3,7 +3,7 @@
     read(keys, generation) ─▶ tokens, values         token: the user's present; changes when the user is forgotten
     write(generation, [(key, token, value)])         with the token that was read before the question was asked
 
-A value lies beside the token it was written with, and only counts while that is still the user's token. So an answer that was
+A value is stored with the token of its time, and is valid only while that is still the user's token. So an answer that was
 computed before an event, and arrives after it, is never read: no lock, no order between writers. A token that is lost
 (evicted, expired, restarted) is a new one, and costs misses.
 """
@@ -36,7 +36,7 @@ class Entry(NamedTuple):
 
 @dataclass
 class Counts:
-    """Since the cache was made. Of users asked for: hits, misses, joined (waited for somebody who asked the same), bypassed.
+    """Since the cache was made. Per requested user: hits, misses, joined (waited for an equal request), bypassed.
 
     bypassed: asked without the cache, because it did not answer or because nobody could say which generation does
     stored, degraded: answers kept, and answers by a fallback, which are not

@@ -2,7 +2,7 @@
 
     title, category, provider, feature columns ─▶ tokens ─▶ items that share the rarest of them
 
-A new item has no history. Until the next export it stands in the models' arrays as the items most like it do.
+A new item has no history. Until the next export the models treat it like the most similar items.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class SlotTable:
         self._read_hits = machine_code(read_hits, self._address, self._dtype, *nothing)
         self._words[hits.READS] = 0  # that read does not count
 
-    # --- where keys lie -----------------------------------------------------------------------------------------------------
+    # --- slots of keys ------------------------------------------------------------------------------------------------------
     def _find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         """Return slots [N], undefined where missing, and bool [N] missing or None. Valid only while nobody writes."""
         raise NotImplementedError
