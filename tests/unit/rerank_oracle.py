@@ -40,7 +40,7 @@ def served(rerank: Rerank, inputs: Arrays, correction: np.ndarray) -> Arrays:
     valid = ids != PAD_ID
     broken = ~(np.isfinite(correction) | ~valid).all(axis=1, keepdims=True)
     correction = np.where(broken | ~valid, np.float32(0.0), correction)
-    scores = np.where(valid, rank_scores + np.float32(rerank.outputs.trust) * correction, -np.inf).astype(np.float32)
+    scores = np.where(valid, rank_scores + np.float32(rerank.outputs.settings.trust) * correction, -np.inf).astype(np.float32)
     columns = np.lexsort((ids, -scores, ~valid))[:, : rerank.info.axes.items_returned]
     shown = np.take_along_axis(valid, columns, axis=1)
     return {

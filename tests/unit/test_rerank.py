@@ -10,7 +10,7 @@ from serving.contract.artifacts import StageInfo
 from serving.contract.tensors import PAD_ID, Axes, Degraded, new_lineage
 from serving.loops.ordering import falling, sort_stably
 from serving.stages.features.ids import ItemIndex
-from serving.stages.rerank import BestLists, Rerank, RerankInputs, RerankOutputs, first_by_score, list_features
+from serving.stages.rerank import BestLists, Rerank, RerankInputs, RerankOutputs, RerankSettings, first_by_score, list_features
 from serving.stages.rules.config import RulesConfig
 from serving.stages.rules.rules import Rules
 from tests.unit import rerank_oracle
@@ -66,7 +66,7 @@ def rerank(tmp_path_factory) -> Rerank:
     )  # fmt: skip
     vectors = rng.normal(size=(N_ITEMS + 1, 6)).astype(np.float32)
     info = StageInfo("rerank", 7, Axes(candidates=C, items_returned=K))
-    outputs = RerankOutputs(0.5, K, Rules.load(folder, 7))
+    outputs = RerankOutputs(RerankSettings(M, 0.5), 7, items, K, Rules.load(folder, 7))
     return Rerank(info, BestLists(items, M), RerankInputs(vectors), Network(), outputs)
 
 

@@ -43,6 +43,10 @@ def tokens_of(columns: Mapping[str, object]) -> set[int]:
     return {int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True) for text in texts}
 
 
+def text_of(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
 @dataclass(frozen=True)
 class Content:
     """The catalogue's tokens and groups.
@@ -61,9 +65,9 @@ class Content:
         """items: the columns of each, in the order of their positions"""
         tokens = [sorted(tokens_of(columns)) for columns in items]
         offsets = np.cumsum([0, *map(len, tokens)], dtype=np.int64)
-        groups = [[columns.get(role) for columns in items] for role in GROUPS]
-        names = [sorted({text for text in texts if isinstance(text, str)}) for texts in groups]
-        places: list[dict[object, int]] = [{text: code for code, text in enumerate(known)} for known in names]
+        groups = [[text_of(columns.get(role)) for columns in items] for role in GROUPS]
+        names = [sorted({text for text in texts if text is not None}) for texts in groups]
+        places: list[dict[str | None, int]] = [{text: code for code, text in enumerate(known)} for known in names]
         codes = [[place.get(text, NO_GROUP) for text in texts] for place, texts in zip(places, groups, strict=True)]
         flat = np.array([token for own in tokens for token in own], np.int64)
         return cls(flat, offsets, (names[0], names[1]), np.array(codes, np.int32).reshape(2, len(items)))

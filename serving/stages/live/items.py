@@ -31,17 +31,17 @@ class ItemArrays(Protocol):
         """Let everything that `upsert` ever set of an item take effect."""
 
 
-_Arrays = TypeVar("_Arrays", bound=ItemArrays)
+OwnArrays = TypeVar("OwnArrays", bound=ItemArrays)
 
 
 @dataclass
-class LiveItems(Generic[_Arrays]):
+class LiveItems(Generic[OwnArrays]):
     """Brings the arrays of one stage to what the live store says. changed_sequence: up to where it has."""
 
     reader: Reader
     items: ItemIndex
     content: Content
-    arrays: _Arrays
+    arrays: OwnArrays
     changed_sequence: int = field(default=0, init=False)
 
     def refresh(self) -> bool:
