@@ -145,6 +145,7 @@ def buy(
             f"{times_ms[0]:.1f} ms, the changed list is there after {times_ms[1]:.1f} ms",
             markup=False,
             highlight=False,
+            soft_wrap=True,
         )
         out.print(side_by_side(before, changed, names), markup=False)
 

@@ -227,8 +227,9 @@ def test_messages_are_kept_by_the_brokers_until_a_store_that_is_down_has_their_r
     """Consumed, applied to memory and said to be so is not enough: were the machine to fail now, they must come again."""
     config, tiers = replace(config, updates=UpdateConfig(broker.address)), instances()
     publisher, keys = Publisher(broker.address, "rank", {"items": WIDTH}), np.arange(20)  # which L2 holds
-    with ExitStack() as while_down, updating(config):
-        while_down.enter_context(held_by_another_writer(config))
+    with ExitStack() as while_down, ExitStack() as running:
+        while_down.enter_context(held_by_another_writer(config))  # before the updater would open the database
+        running.enter_context(updating(config))
         publisher.publish("items", keys, versions(keys, 1))
         publisher.flush()
         until(lambda: (tiers.lookup("items", keys) == versions(keys, 1)).all())
