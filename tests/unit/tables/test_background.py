@@ -103,7 +103,7 @@ def part(keys: list[int], value: float, level: list[int], position: int) -> Fetc
 
 
 def test_rows_of_several_reads_are_one_read_the_latest_of_a_key_and_the_earliest_position():
-    joined = Fetched.joined([part([3, 7], 1.0, [IN_L3, IN_L3], 5), part([2, 7], 2.0, [NOWHERE, IN_L3], 4)])
+    joined = Fetched.merge([part([3, 7], 1.0, [IN_L3, IN_L3], 5), part([2, 7], 2.0, [NOWHERE, IN_L3], 4)])
     assert joined.keys.tolist() == [2, 3, 7]
     assert joined.vectors[:, 0].tolist() == joined.exact[:, 0].tolist() == [2.0, 1.0, 2.0]
     assert joined.level.tolist() == [NOWHERE, IN_L3, IN_L3]
@@ -113,7 +113,7 @@ def test_rows_of_several_reads_are_one_read_the_latest_of_a_key_and_the_earliest
 
 
 def test_rows_are_cut_into_parts():
-    parts = list(part([1, 2, 3], 1.0, [IN_L3, NOWHERE, IN_L3], 5).cut(2))
+    parts = list(part([1, 2, 3], 1.0, [IN_L3, NOWHERE, IN_L3], 5).split(2))
     assert [p.keys.tolist() for p in parts] == [[1, 2], [3]]
     assert [p.lacking.tolist() for p in parts] == [[1], []]
     assert {p.position for p in parts} == {5}
