@@ -18,7 +18,17 @@ import numpy as np
 
 from serving.contract.errors import DependencyError
 from serving.live.layout import Layout
-from serving.live.store import DATA_FILE, DEFAULT_BYTES, PROGRESS, Progress, Store, ids_as_keys, open_store, sequence_key
+from serving.live.store import (
+    DATA_FILE,
+    DEFAULT_BYTES,
+    PAUSES,
+    PROGRESS,
+    Progress,
+    Store,
+    ids_as_keys,
+    open_store,
+    sequence_key,
+)
 from serving.live.writer import CHANGE, read_records
 
 PAIR = np.dtype([("user_id", "<i8"), ("item_id", "<i8")])
@@ -41,6 +51,10 @@ class Snapshot:
 
     def progress(self) -> Progress:
         return Progress.unpack(self._txn.get(PROGRESS, db=self._store.meta))
+
+    def pauses_ms(self) -> list[tuple[int, int]]:
+        """Return (start, end) of the pauses between events, see timeline.py."""
+        return json.loads(bytes(self._txn.get(PAUSES, db=self._store.meta) or b"[]"))
 
     def users(self, user_ids: np.ndarray) -> tuple[list[int], np.ndarray]:
         """int64 [B] -> rows [M] that have a record, and these records [M]."""

@@ -29,7 +29,7 @@ from serving.live.layout import Layout
 
 DATA_FILE = "data.mdb"
 DATABASES = ("events", "users", "items", "seen", "keys", "columns", "changes", "meta")
-LAYOUT, KINDS, PROGRESS = b"layout", b"kinds", b"progress"
+LAYOUT, KINDS, PROGRESS, PAUSES = b"layout", b"kinds", b"progress", b"pauses"
 DEFAULT_BYTES = 64 << 30  # of address space; the file grows as it is used
 MAX_READERS = 512  # threads of all processes that read at the same time
 SPARE_TRANSACTIONS = 8  # kept by each process, so that a read begins without an allocation
@@ -46,8 +46,10 @@ class Progress(NamedTuple):
     late: int = 0
     repeated: int = 0  # event ids that came again
     forgotten_keys: int = 0  # sequence up to which idempotency keys have expired
+    first_ms: int = 0  # time of the first event
+    n_pauses: int = 0  # see timeline.py
 
-    FORMAT = struct.Struct("<QqqQQQQQ")
+    FORMAT = struct.Struct("<QqqQQQQQqQ")
 
     def pack(self) -> bytes:
         return self.FORMAT.pack(*self)

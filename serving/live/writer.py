@@ -27,6 +27,7 @@ from serving.live.store import (
     DEFAULT_BYTES,
     KINDS,
     LAYOUT,
+    PAUSES,
     PROGRESS,
     Progress,
     Store,
@@ -34,6 +35,7 @@ from serving.live.store import (
     open_store,
     sequence_key,
 )
+from serving.live.timeline import PAUSE_MS
 from serving.live.transitions import apply_to_items, apply_to_users
 
 KEY_BYTES = 16  # of the digest that stands for an event id
@@ -126,7 +128,8 @@ class Writer:
             self._log(txn, fresh, first, keys, now_ms)
             self.apply(txn, fresh, first)
             changed = np.flatnonzero(~observed)
-            latest_ms = max(progress.latest_ms, int(fresh.headers["time_ms"][observed].max(initial=0)))
+            times_ms = fresh.headers["time_ms"][observed]
+            latest_ms = max(progress.latest_ms, int(times_ms.max(initial=0)))
             progress = progress._replace(
                 last_sequence=progress.last_sequence + len(fresh),
                 latest_ms=latest_ms,
@@ -136,6 +139,8 @@ class Writer:
                 late=progress.late + int(late.sum()),
                 repeated=progress.repeated + len(batch) - len(fresh),
                 forgotten_keys=self._forget_keys(txn, progress, now_ms, KEYS_FORGOTTEN_PER_BATCH * len(batch)),
+                first_ms=progress.first_ms or int(times_ms.min(initial=latest_ms)),
+                n_pauses=progress.n_pauses + self._note_pause(txn, progress.latest_ms, times_ms),
             )
             txn.put(PROGRESS, progress.pack(), db=self.store.meta)
         self._check_readers()
@@ -231,6 +236,15 @@ class Writer:
         nobody, nothing, event = self.layout.empty_users(1), self.layout.empty_items(1), np.zeros(1, HEADER)
         apply_to_users(nobody, np.zeros(1, np.int64), event)
         apply_to_items(nothing, np.zeros(1, np.int64), event)
+
+    def _note_pause(self, txn: lmdb.Transaction, latest_ms: int, times_ms: np.ndarray) -> int:
+        """Keep in mind that nothing happened for long before these events. Return how many pauses that makes, 0 or 1."""
+        later = times_ms[times_ms > latest_ms + PAUSE_MS]
+        if not latest_ms or not len(later):
+            return 0
+        pauses = [*json.loads(txn.get(PAUSES, db=self.store.meta) or b"[]"), (latest_ms, int(later.min()))]
+        txn.put(PAUSES, json.dumps(pauses).encode(), db=self.store.meta)
+        return 1
 
     def _agree_about_layout(self, txn: lmdb.Transaction) -> None:
         stated = txn.get(LAYOUT, db=self.store.meta)

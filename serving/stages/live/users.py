@@ -15,6 +15,7 @@ from serving.contract.errors import DependencyError
 from serving.contract.tensors import NO_SEQUENCE, PAD_ID, Degraded
 from serving.live.layout import Layout
 from serving.live.reader import PAIR, Reader
+from serving.live.timeline import Timeline
 from serving.loops.compiled import compiled
 from serving.stages.features.ids import ItemIndex, position_of
 from serving.stages.features.user_state import UserState
@@ -56,24 +57,26 @@ class LiveUsers:
             with self.reader.snapshot() as snapshot:
                 progress = snapshot.progress()
                 rows, records = snapshot.users(state.user_ids)
+                pauses_ms = snapshot.pauses_ms() if progress.n_pauses else []
         except DependencyError:
             degraded[:] = Degraded.LIVE
             return clock_s, degraded
         degraded[after > progress.last_sequence] = Degraded.LIVE
-        self._write(state, rows, records)
-        return max(clock_s, progress.watermark_ms // 1000), degraded
+        timeline = Timeline.of(pauses_ms, progress.first_ms, 1000 * clock_s)
+        self._write(state, rows, records, timeline)
+        return max(clock_s, timeline.seen_s(progress.watermark_ms // 1000)), degraded
 
     def load_loops(self, nobody: UserState) -> None:
         """Run the compiled loop once, so that no request waits for it to be compiled. nobody: the state of one unknown user"""
         layout = Layout()
-        self._write(nobody, [0], np.frombuffer(layout.empty_users(1).tobytes(), layout.user))
+        self._write(nobody, [0], np.frombuffer(layout.empty_users(1).tobytes(), layout.user), Timeline.of([], 0, 0))
 
-    def _write(self, state: UserState, rows: list[int], records: np.ndarray) -> None:
+    def _write(self, state: UserState, rows: list[int], records: np.ndarray, timeline: Timeline) -> None:
         """Write records [M] into the rows [M] of a state."""
         if rows:
             fields = (records[name] for name in RECORD_FIELDS)
             catalogue = (self.items.ids, self.items.table, self.items.newcomers, self.item_category)
-            write_records(np.array(rows), *fields, *catalogue, *(getattr(state, name) for name in STATE_FIELDS))
+            write_records(np.array(rows), *fields, *timeline, *catalogue, *(getattr(state, name) for name in STATE_FIELDS))
 
 
 class SeenSince(NamedTuple):
@@ -136,6 +139,7 @@ def gather_pairs(distinct, pair_users, pair_items, places):
 def write_records(
     rows,
     history_ids, history_s, session_ids, session_ms, event_count, sum_weight, sum_label, first_ms, last_ms,  # records [M]
+    pause_ends, pauses,  # Timeline
     catalogue, table, newcomers, item_category,
     ids, times, categories, counts, weights, labels, first_times, last_times,  # state [B], written
 ):  # fmt: skip
@@ -143,18 +147,30 @@ def write_records(
     for at in range(len(rows)):
         row = rows[at]
         counts[row], weights[row], labels[row] = event_count[at], sum_weight[at], sum_label[at]
-        first_times[row], last_times[row] = first_ms[at] // 1000, last_ms[at] // 1000
+        first_times[row] = seen_at(first_ms[at] // 1000, pause_ends, pauses)
+        last_times[row] = seen_at(last_ms[at] // 1000, pause_ends, pauses)
         ids[row], times[row] = PAD_ID, 0
         if history_ids[at, 0] != PAD_ID:
             for place in range(min(ids.shape[1], history_ids.shape[1])):
                 ids[row, place] = history_ids[at, place]
-                times[row, place] = np.int64(history_s[at, place])
+                if ids[row, place] != PAD_ID:
+                    times[row, place] = seen_at(np.int64(history_s[at, place]), pause_ends, pauses)
         else:
             n_kept = 0
             for place in range(session_ids.shape[1]):
                 item = session_ids[at, place]
                 if item != PAD_ID and n_kept < ids.shape[1] and not np.any(ids[row, :n_kept] == item):
-                    ids[row, n_kept], times[row, n_kept] = item, session_ms[at, place] // 1000
+                    ids[row, n_kept] = item
+                    times[row, n_kept] = seen_at(session_ms[at, place] // 1000, pause_ends, pauses)
                     n_kept += 1
         for place in range(categories.shape[1]):
             categories[row, place] = item_category[position_of(ids[row, place], catalogue, table, newcomers)]
+
+
+@compiled
+def seen_at(time_s, pause_ends, pauses):
+    """`Timeline.seen_s` of one moment."""
+    seen_s = time_s
+    for number in range(len(pause_ends)):
+        seen_s -= min(max(time_s - (pause_ends[number] - pauses[number]), 0), pauses[number])
+    return seen_s

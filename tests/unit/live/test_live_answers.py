@@ -136,6 +136,18 @@ def test_a_user_nobody_knew_is_served_by_what_they_did(repository, observe, read
     assert by_event["item_ids"].tolist() != answer(pipeline, [-78])["item_ids"].tolist()
 
 
+def test_an_event_of_today_on_an_old_log_makes_nobody_look_old(repository, observe, reader):
+    users = list(range(1, 31))
+    expected = Pipeline.load(repository).trace({"user_id": np.array(users).reshape(-1, 1)})
+    observe(event_inputs(user_id=[99], item_id=[1]))  # now: years after the log's end
+    found = Pipeline.load(repository, live=reader).trace({"user_id": np.array(users).reshape(-1, 1)})
+    assert found["item_ids"].tolist() == expected["item_ids"].tolist()
+    observe(event_inputs(user_id=[7], item_id=[1]))
+    ages = Pipeline.load(repository, live=reader).trace({"user_id": np.array([[7]])})["history_age_days"][0]
+    assert ages[0] == 0.0
+    assert ages[1] == pytest.approx(expected["history_age_days"][6, 0], abs=0.01)
+
+
 def test_an_event_that_is_not_there_is_waited_for_and_then_admitted_to(repository, observe, reader):
     pipeline = Pipeline.load(repository, live=reader)
     sequence = observe(event_inputs(user_id=[7], item_id=[1], timestamp_ms=[last_event_ms(repository)]))["sequence"][0, 0]

@@ -16,6 +16,7 @@ from serving.live.events import HEADER, ITEM_CHANGED, USER_CHANGED, EventBatch, 
 from serving.live.layout import Layout, describe
 from serving.live.reader import Reader
 from serving.live.seeds import GenerationSeeds
+from serving.live.timeline import Timeline
 from serving.live.writer import Writer, WriterSettings
 from tests.unit.live.batches import KINDS, START_MS, events, purchase
 from tests.unit.live.twin import StateTwin, differences
@@ -259,3 +260,28 @@ def test_what_an_event_counts_follows_from_its_name_and_value():
 def test_events_without_a_positive_name_are_refused():
     with pytest.raises(ConfigError, match="positive"):
         EventKinds((EventKind("view"),))
+
+
+def test_a_long_time_without_any_event_is_noted_as_a_pause(writer, reader):
+    writer.append(purchase(1, 5, START_MS))
+    writer.append(purchase(1, 6, START_MS + 29 * DAY_MS))
+    writer.append(EventBatch.join([purchase(2, 5, START_MS + 100 * DAY_MS), purchase(1, 5, START_MS + 90 * DAY_MS)]))
+    with reader.snapshot() as snapshot:
+        assert snapshot.progress().first_ms == START_MS
+        assert snapshot.pauses_ms() == [[START_MS + 29 * DAY_MS, START_MS + 90 * DAY_MS]]
+        assert snapshot.progress().n_pauses == 1
+
+
+def test_pauses_are_no_time():
+    export_ms = START_MS
+    first_ms, pause_ms = export_ms + 1_000 * DAY_MS, (export_ms + 1_001 * DAY_MS, export_ms + 1_101 * DAY_MS)
+    timeline = Timeline.of([pause_ms], first_ms, export_ms)
+    day_s = DAY_MS // 1000
+    seen_days = [
+        (timeline.seen_s((export_ms + days * DAY_MS) // 1000) - export_ms // 1000) / day_s for days in (-5, 0, 500, 1_000)
+    ]
+    assert seen_days == [-5, 0, 0, 0]
+    assert timeline.seen_s(pause_ms[0] // 1000) == timeline.seen_s(pause_ms[1] // 1000) == export_ms // 1000 + day_s
+    later = Timeline.of([pause_ms], first_ms, pause_ms[1])
+    assert later.seen_s(pause_ms[1] // 1000 + 5) == pause_ms[1] // 1000 + 5
+    assert Timeline.of([], export_ms + 29 * DAY_MS, export_ms).seen_s(export_ms // 1000 + 7) == export_ms // 1000 + 7

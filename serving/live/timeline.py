@@ -1,0 +1,34 @@
+"""The time that features are seen in: event time without the pauses in which nothing happened at all.
+
+A store that is filled long after its generation was exported, such as a demonstration on an old log, must not make everybody
+look as if they had been away for years. Where a shop has events every day there is no pause, and the two times are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+PAUSE_MS = 30 * 86_400_000  # a shorter time without events counts as time
+
+
+class Timeline(NamedTuple):
+    """Pauses after an export, seconds: where each ends, int64 [P] ascending, and how long it is, int64 [P]."""
+
+    ends_s: np.ndarray
+    lengths_s: np.ndarray
+
+    @classmethod
+    def of(cls, pauses_ms: Sequence[tuple[int, int]], first_ms: int, as_of_ms: int) -> Timeline:
+        """pauses_ms: (start, end) of the store's, ascending; first_ms: its first event, 0 without one; as_of_ms: the export"""
+        before = [(as_of_ms, first_ms)] if first_ms else []
+        known = [(max(start, as_of_ms), end) for start, end in (*before, *pauses_ms)]
+        kept = [(start, end) for start, end in known if end - start > PAUSE_MS]
+        ends = np.array([end for _, end in kept], np.int64) // 1000
+        return cls(ends, ends - np.array([start for start, _ in kept], np.int64) // 1000)
+
+    def seen_s(self, time_s: int) -> int:
+        """Return a moment in the time that features are seen in, which stands still during a pause."""
+        return time_s - int(np.clip(time_s - (self.ends_s - self.lengths_s), 0, self.lengths_s).sum())
