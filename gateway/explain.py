@@ -127,7 +127,7 @@ def follow_item(pipeline: Pipeline, trace: Arrays, item_id: int, rerank_folder) 
     best = rerank.lists.pick(trace)
     (correction,) = rerank.network.run(["correction"], rerank.inputs.feeds(best))
     listed = best.valid[0]
-    scores = np.where(listed, best.rank_scores[0] + np.float32(rerank.outputs.trust) * correction[0], -np.inf)
+    scores = np.where(listed, best.rank_scores[0] + np.float32(rerank.outputs.settings.trust) * correction[0], -np.inf)
     served = trace["item_ids"][0]
     places = [
         place("retrieve", candidates, trace["retrieval_scores"][0], valid, item_id),
