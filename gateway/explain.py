@@ -202,6 +202,9 @@ def why_no_candidate(pipeline: Pipeline, trace: Arrays, item_id: int, position: 
         return "The request excludes it."
     outputs, history = retrieve.outputs, retrieve.items.positions(trace["history_ids"])
     since = outputs.live.read(trace["user_id"][:, 0])[0] if outputs.live and outputs.filter_seen else SeenSince.nothing(1)
-    if position in outputs.blocked(trace | {"exclude": np.full_like(trace["exclude"], PAD_ID)}, history, since).positions:
+    if (
+        position
+        in outputs.collect_blocked(trace | {"exclude": np.full_like(trace["exclude"], PAD_ID)}, history, since).positions
+    ):
         return "The user has seen it already."
     return f"It is not among the {retrieved.of} candidates: their retrieval scores are higher."
