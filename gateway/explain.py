@@ -15,7 +15,6 @@ import numpy as np
 
 from gateway.rules_trace import trace_rules
 from gateway.shop import Shop
-from serving.contract.artifacts import stage_folder
 from serving.contract.tensors import NUMPY_DTYPES, PAD_ID, ensemble_spec
 from serving.pipeline import Pipeline, pad_rows
 from serving.stages.live.users import SeenSince
@@ -85,7 +84,7 @@ class Explainer:
         return {"user": names.get(user_id, user_id), "known": self._shop.knows_user(user_id)}
 
     def _told(self, pipeline: Pipeline, trace: Arrays, user_id: int, item_id: int) -> dict[str, Any]:
-        places, rules = follow_item(pipeline, trace, item_id, stage_folder(self._shop.repo, "rerank", pipeline.info.generation))
+        places, rules = follow_item(pipeline, trace, item_id)
         position = int(pipeline.stages["retrieve"].items.positions(np.array([item_id]))[0])
         source, speakers = who_speaks_for(pipeline, trace, position)
         told = [self._shop.described(speaker) | {"weight": weight} for speaker, weight in speakers]
@@ -120,7 +119,7 @@ def tensors_of(pipeline: Pipeline, user_id: int, exclude: Sequence[int], context
     return inputs
 
 
-def follow_item(pipeline: Pipeline, trace: Arrays, item_id: int, rerank_folder) -> tuple[list[Place], list]:
+def follow_item(pipeline: Pipeline, trace: Arrays, item_id: int) -> tuple[list[Place], list]:
     """Return where an item is after each stage, and how each rule moved it."""
     candidates, valid = trace["candidate_ids"][0], trace["candidate_ids"][0] != PAD_ID
     rerank = pipeline.stages["rerank"]
@@ -143,7 +142,7 @@ def follow_item(pipeline: Pipeline, trace: Arrays, item_id: int, rerank_folder) 
         return places, []
     listed_scores = scores[None].astype(np.float32)
     of_user = (trace["user_id"][:, 0], pipeline.info.axes.items_returned)
-    moves = trace_rules(rerank.outputs.rules, rerank_folder, pipeline.info.generation, best.positions, listed_scores, *of_user)
+    moves = trace_rules(rerank.outputs.rules, pipeline.info.generation, best.positions, listed_scores, *of_user)
     return places, moves(int(column[0]))
 
 
@@ -159,12 +158,13 @@ def place(stage: str, ids: np.ndarray, scores: np.ndarray, valid: np.ndarray, it
 def who_speaks_for(pipeline: Pipeline, trace: Arrays, position: int) -> tuple[list[str], list[tuple[int, float]]]:
     """Return which sources propose an item, and the items of the history that are bought with it, with their weights."""
     retrieve = pipeline.stages["retrieve"]
-    if position >= retrieve.items.n_items:
+    n_published = len(retrieve.search.neighbours.positions) - 1
+    if position >= n_published:
         return [], []
     history = retrieve.items.positions(trace["history_ids"])
     weights, neighbours = recency_weights(history, retrieve.items.n_items)[0], retrieve.search.neighbours
     shares: dict[int, float] = {}
-    for place_in_history, speaker in enumerate(history[0].tolist()):
+    for place_in_history, speaker in enumerate(np.minimum(history[0], n_published).tolist()):
         share = neighbours.weights[speaker][neighbours.positions[speaker] == position].sum() * weights[place_in_history]
         if share > 0:
             shares[int(trace["history_ids"][0, place_in_history])] = float(share)

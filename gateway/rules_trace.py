@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from serving.contract.artifacts import open_array
-from serving.stages.rules.config import ITEMS_FILE, RulesConfig
+from serving.stages.rules.config import RulesConfig
 from serving.stages.rules.rules import Rules
 
 NOTHING = RulesConfig()
@@ -27,7 +25,6 @@ class RuleMove(NamedTuple):
 
 def trace_rules(
     rules: Rules,
-    folder: Path,
     generation: int,
     positions: np.ndarray,
     scores: np.ndarray,
@@ -36,11 +33,11 @@ def trace_rules(
 ) -> Callable[[int], list[RuleMove]]:
     """positions: int64 [1, M]; scores: float32 [1, M] -> column of an item -> how each rule that is set moved it.
 
-    folder: of the re-ranker's version. A list is followed to its end, M, except that passes look at the first
+    A list is followed to its end, M, except that passes look at the first
     `items_returned` places, as they do when they answer.
     """
     order = [("score", np.argsort(-scores[0], kind="stable")[None])]
-    stored = np.array(open_array(folder, ITEMS_FILE.removesuffix(".npy")))
+    stored = np.array(rules.items)
     for name, config, items in growing(rules.config, stored):
         columns = Rules(config, items, generation).apply(positions, scores, user_ids, items_returned)
         order.append((name, np.concatenate([columns[0], rest_of(columns[0], order[-1][1][0], items, positions[0])])[None]))

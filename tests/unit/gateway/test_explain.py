@@ -7,7 +7,7 @@ import pytest
 
 from gateway import schema
 from gateway.rules_trace import trace_rules
-from serving.stages.rules.config import ITEM_RULES, ITEMS_FILE, Pin, RulesConfig
+from serving.stages.rules.config import ITEM_RULES, Pin, RulesConfig
 from serving.stages.rules.rules import Rules
 
 USER = 7
@@ -72,15 +72,14 @@ def test_an_unknown_user_is_told_as_such(explained):
     assert explained.door.ask("GET", "/v1/users/999999").json() == {"user": 999_999, "known": False, "events": 0, "history": []}
 
 
-def test_each_rule_says_how_it_moved_an_item(tmp_path):
+def test_each_rule_says_how_it_moved_an_item():
     items = np.zeros(6, ITEM_RULES)
     items["group"], items["cap"] = -1 - np.arange(6)[:, None], np.iinfo(np.int16).max
     items["zone"][3] = -(1 << 20)  # pinned to the top
     items["blocked"][[1, 5]] = True
-    np.save(tmp_path / ITEMS_FILE, items)
     config = RulesConfig(blocked_items=(1,), pinned=(Pin(3, 0),))
     positions, scores = np.arange(5)[None], np.linspace(1.0, 0.0, 5, dtype=np.float32)[None]
-    moves = trace_rules(Rules(config, items), tmp_path, 0, positions, scores, np.zeros(1, np.int64), 3)
+    moves = trace_rules(Rules(config, items), 0, positions, scores, np.zeros(1, np.int64), 3)
     assert moves(1) == [("blocked_items", 2, None), ("pinned", None, None)]
     assert moves(3) == [("blocked_items", 4, 3), ("pinned", 3, 1)]
     assert moves(0) == [("blocked_items", 1, 1), ("pinned", 1, 2)]
