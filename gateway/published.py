@@ -16,7 +16,7 @@ import numpy as np
 
 from serving.contract.artifacts import StageInfo, open_array, read_stage, stage_folder
 from serving.contract.errors import ArtifactError
-from serving.contract.tensors import ENSEMBLE, STAGES
+from serving.contract.tensors import ENSEMBLE, PAD_ID, STAGES
 from serving.live.events import ITEM_CHANGED
 from serving.live.reader import Reader
 from triton_recommender import Catalogue
@@ -59,6 +59,7 @@ class Published:
             ) from error
         catalogue = Catalogue.load(repo, generation)
         user_ids, item_ids = open_array(preprocess / "store", "user_ids"), open_array(retrieve, "item_ids")
+        item_ids = item_ids[item_ids != PAD_ID]  # without the rows kept free for new items
         return cls(read_stage(preprocess), catalogue, popular, user_ids, item_ids, retrieve)
 
     @property
@@ -89,7 +90,7 @@ class Published:
         for other, cosine in self._nearest(position, count + len(found) + 1):
             found.setdefault(other, (cosine, ALIKE))
         found.pop(position, None)
-        served = [(other, *told) for other, told in found.items() if other < len(available) and available[other]]
+        served = [(other, *told) for other, told in found.items() if other < len(self.item_ids) and available[other]]
         return [SimilarItem(int(self.item_ids[other]), score, source) for other, score, source in served[:count]]
 
     def _nearest(self, position: int, count: int) -> list[tuple[int, float]]:
