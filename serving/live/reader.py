@@ -21,6 +21,7 @@ from serving.live.layout import Layout
 from serving.live.store import (
     DATA_FILE,
     DEFAULT_BYTES,
+    KINDS,
     PAUSES,
     PROGRESS,
     Progress,
@@ -52,6 +53,10 @@ class Snapshot:
     def progress(self) -> Progress:
         return Progress.unpack(self._txn.get(PROGRESS, db=self._store.meta))
 
+    def event_names(self) -> list[str]:
+        """Return the names of events, by the code that the log holds."""
+        return json.loads(bytes(self._txn.get(KINDS, db=self._store.meta) or b"[]"))
+
     def pauses_ms(self) -> list[tuple[int, int]]:
         """Return (start, end) of the pauses between events, see timeline.py."""
         return json.loads(bytes(self._txn.get(PAUSES, db=self._store.meta) or b"[]"))
@@ -77,6 +82,14 @@ class Snapshot:
             return []
         keys = dict.fromkeys(bytes(key) for key in cursor.iternext(keys=False, values=True))
         return [Change(*CHANGE.unpack(key), json.loads(bytes(self._txn.get(key, db=self._store.columns)))) for key in keys]
+
+    def seeds(self, user_ids: np.ndarray) -> tuple[list[int], np.ndarray]:
+        """Return the rows [M] of users that a generation knew before their first live event, and how their records began."""
+        return read_records(self._txn, self._store.seeds, ids_as_keys(user_ids), self._layout.user)
+
+    def all_users(self) -> np.ndarray:
+        """Return int64 [N] ids of all users with live events."""
+        return np.frombuffer(b"".join(self._txn.cursor(self._store.users).iternext(keys=True, values=False)), "<i8")
 
     def events(self, after: int = 0) -> Iterator[tuple[int, memoryview]]:
         """Yield (sequence, packed event) of the log after a sequence."""

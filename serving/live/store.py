@@ -2,6 +2,7 @@
 
     events   sequence (big-endian)     -> packed event         the log
     users    user id                   -> record (layout.py)
+    seeds    user id                   -> record, as it began: what the generation knew
     items    item id                   -> record
     seen     user id                   -> item ids, each once  not to be recommended again
     keys     digest of an event id     -> sequence, arrival    idempotency
@@ -14,7 +15,6 @@ A process opens an environment once, whoever asks for it: LMDB forbids more.
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import struct
@@ -28,7 +28,7 @@ from serving.contract.errors import ConfigError, DependencyError
 from serving.live.layout import Layout
 
 DATA_FILE = "data.mdb"
-DATABASES = ("events", "users", "items", "seen", "keys", "columns", "changes", "meta")
+DATABASES = ("events", "users", "items", "seen", "keys", "columns", "changes", "meta", "seeds")
 LAYOUT, KINDS, PROGRESS, PAUSES = b"layout", b"kinds", b"progress", b"pauses"
 DEFAULT_BYTES = 64 << 30  # of address space; the file grows as it is used
 MAX_READERS = 512  # threads of all processes that read at the same time
@@ -89,7 +89,7 @@ class Store:
         except lmdb.Error as error:
             raise DependencyError(f"The live store in {self.folder} is not ready: {error}. Start its writer first.") from error
         self.events, self.users, self.items, self.seen = (dbs[name] for name in DATABASES[:4])
-        self.keys, self.columns, self.changes, self.meta = (dbs[name] for name in DATABASES[4:])
+        self.keys, self.columns, self.changes, self.meta, self.seeds = (dbs[name] for name in DATABASES[4:])
 
     def read_layout(self) -> Layout:
         """Return the layout of the records. Raises ConfigError for another schema, DependencyError without one."""
@@ -98,11 +98,6 @@ class Store:
         if text is None:
             raise DependencyError(f"The live store in {self.folder} has no layout yet. Start its writer first.")
         return Layout.from_json(text)
-
-    def read_kinds(self) -> list[str]:
-        """Return the names of events; their place is the code that the log holds."""
-        with self.env.begin() as txn:
-            return json.loads(txn.get(KINDS, db=self.meta) or "[]")
 
     def read_progress(self) -> Progress:
         """Return where the store stands."""

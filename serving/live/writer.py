@@ -11,7 +11,7 @@ import hashlib
 import json
 import struct
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,15 +53,10 @@ class Seeds(Protocol):
 
 
 class Aggregator(Protocol):
-    """Incremental aggregations, whose state is part of the records."""
+    """Incremental aggregations of users, whose state is part of their records."""
 
-    user_dtype: np.dtype
-    item_dtype: np.dtype
-
-    def update(
-        self, users: np.ndarray, items: np.ndarray, user_rows: np.ndarray, item_rows: np.ndarray, events: np.ndarray
-    ) -> None:
-        """Apply HEADER [N] in order to `aggregates` of users [U] and items [I]; rows: int64 [N] record of each event."""
+    def update(self, aggregates: np.ndarray, rows: np.ndarray, events: np.ndarray) -> None:
+        """Apply HEADER [N] in order to aggregates [U] of users; rows: int64 [N] user of each event."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +94,7 @@ class Writer:
         self.store: Store = open_store(folder, self.settings.store_bytes, create=True)
         self._checked_s = 0.0
         try:
-            with self._transaction() as txn:
+            with self.transaction() as txn:
                 self._agree_about_layout(txn)
                 self.codes = self._agree_about_kinds(txn, list(kinds))
             self._load_loops()
@@ -117,7 +112,7 @@ class Writer:
         """
         now_ms = self.now_ms()
         batch.headers["received_ms"] = now_ms
-        with self._transaction() as txn:
+        with self.transaction() as txn:
             progress = Progress.unpack(txn.get(PROGRESS, db=self.store.meta))
             sequences, is_new, keys = self._number(txn, batch, progress.last_sequence)
             fresh = batch if is_new.all() else batch.take(np.flatnonzero(is_new))
@@ -126,7 +121,7 @@ class Writer:
             fresh.headers["flags"][late] |= np.uint16(Flags.LATE)
             first = progress.last_sequence + 1
             self._log(txn, fresh, first, keys, now_ms)
-            self.apply(txn, fresh, first)
+            self.apply(txn, fresh, np.arange(first, first + len(fresh)))
             changed = np.flatnonzero(~observed)
             times_ms = fresh.headers["time_ms"][observed]
             latest_ms = max(progress.latest_ms, int(times_ms.max(initial=0)))
@@ -146,36 +141,62 @@ class Writer:
         self._check_readers()
         return sequences
 
-    def apply(self, txn: lmdb.Transaction, batch: EventBatch, first_sequence: int) -> None:
-        """Change the state as the events say, within a transaction. The log is not touched."""
+    def apply(self, txn: lmdb.Transaction, batch: EventBatch, sequences: np.ndarray) -> None:
+        """Change the state as the events say, within a transaction. The log is not touched. sequences: int64 [N]"""
         observed = np.flatnonzero(batch.headers["type"] == OBSERVED)
         if len(observed):
             self._apply_observed(txn, batch.headers if len(observed) == len(batch) else batch.headers[observed])
-        for row in np.flatnonzero(batch.headers["type"] != OBSERVED).tolist():
-            self._apply_change(txn, batch.headers[row], batch.columns[row], first_sequence + row)
+        changed = (batch.headers["type"] != OBSERVED) & ((batch.headers["flags"] & Flags.ERASED) == 0)
+        for row in np.flatnonzero(changed).tolist():
+            self._apply_change(txn, batch.headers[row], batch.columns[row], int(sequences[row]))
 
     def _apply_observed(self, txn: lmdb.Transaction, events: np.ndarray) -> None:
-        user_ids, user_rows = np.unique(events["user_id"], return_inverse=True)
-        item_ids, item_rows = np.unique(events["item_id"], return_inverse=True)
-        user_keys, item_keys = ids_as_keys(user_ids), ids_as_keys(item_ids)
-        users, items = self.layout.empty_users(len(user_ids)), self.layout.empty_items(len(item_ids))
-        rows, known = read_records(txn, self.store.users, user_keys, self.layout.user)
-        if self.seeds and len(rows) < len(users):
-            unknown = np.delete(np.arange(len(users)), rows)
-            users[unknown] = self.seeds.first_records(user_ids[unknown], self.layout)
-        users[rows] = known
-        rows, known = read_records(txn, self.store.items, item_keys, self.layout.item)
-        items[rows] = known
-        apply_to_users(users, user_rows, events)
-        apply_to_items(items, item_rows, events)
+        self._apply_to_items(txn, events)
+        erased = (events["flags"] & Flags.ERASED) != 0
+        events = events[~erased] if erased.any() else events
+        user_ids, rows = np.unique(events["user_id"], return_inverse=True)
+        keys, users = ids_as_keys(user_ids), self.layout.empty_users(len(user_ids))
+        known_rows, known = read_records(txn, self.store.users, keys, self.layout.user)
+        if self.seeds and len(known_rows) < len(users):
+            unknown = np.delete(np.arange(len(users)), known_rows)
+            users[unknown] = self._seeded(txn, self.seeds, user_ids[unknown])
+        users[known_rows] = known
+        apply_to_users(users, rows, events)
         if self.aggregator:
-            self.aggregator.update(users["aggregates"], items["aggregates"], user_rows, item_rows, events)
-        write_records(txn, self.store.users, user_keys, users)
-        write_records(txn, self.store.items, item_keys, items)
+            self.aggregator.update(users["aggregates"], rows, events)
+        write_records(txn, self.store.users, keys, users)
         seen = events[(events["flags"] & Flags.SEEN) != 0]
         pairs = list(zip(ids_as_keys(seen["user_id"]), ids_as_keys(seen["item_id"]), strict=True))
         if pairs:
             txn.cursor(self.store.seen).putmulti(pairs, dupdata=False)
+
+    def _apply_to_items(self, txn: lmdb.Transaction, events: np.ndarray) -> None:
+        item_ids, rows = np.unique(events["item_id"], return_inverse=True)
+        keys, items = ids_as_keys(item_ids), self.layout.empty_items(len(item_ids))
+        known_rows, known = read_records(txn, self.store.items, keys, self.layout.item)
+        items[known_rows] = known
+        apply_to_items(items, rows, events)
+        write_records(txn, self.store.items, keys, items)
+
+    def _seeded(self, txn: lmdb.Transaction, seeds: Seeds, user_ids: np.ndarray) -> np.ndarray:
+        """Return the records [N] that users begin with, and keep them: a replay of the log begins with them."""
+        records = seeds.first_records(user_ids, self.layout)
+        known = np.flatnonzero(records["event_count"])
+        write_records(txn, self.store.seeds, ids_as_keys(user_ids[known]), records[known])
+        return records
+
+    def remove_events(self, last_sequence: int) -> None:
+        """Remove the log up to a sequence, and forget its event ids: what is archived need not stay."""
+        with self.transaction() as txn:
+            progress = Progress.unpack(txn.get(PROGRESS, db=self.store.meta))
+            cursor = txn.cursor(self.store.events)
+            while cursor.first() and int.from_bytes(cursor.key(), "big") <= last_sequence:
+                event_id = unpack([cursor.value()]).event_ids[0]
+                if event_id:
+                    txn.delete(digest_of(event_id), db=self.store.keys)
+                cursor.delete()
+            done = max(progress.forgotten_keys, last_sequence)
+            txn.put(PROGRESS, progress._replace(forgotten_keys=done).pack(), db=self.store.meta)
 
     def _apply_change(self, txn: lmdb.Transaction, header: np.ndarray, columns: bytes, sequence: int) -> None:
         kind = int(header["type"])
@@ -264,7 +285,7 @@ class Writer:
         return np.array([known.index(name) for name in names], np.uint8)
 
     @contextmanager
-    def _transaction(self):
+    def transaction(self) -> Iterator[lmdb.Transaction]:
         """Commit what is done within, or nothing of it. Raises DependencyError when the disk does not take it."""
         try:
             with self.store.env.begin(write=True) as txn:

@@ -32,10 +32,11 @@ MAY_IMPORT = {  # package: the other packages of this project that it may import
     "serving.pipeline": SERVING,
     "hps_config": SERVING | {"repository"},
     "repository": SERVING,
+    "live": SERVING,
     "training": SERVING | {"hps_config"},
     "server": SERVING | {"repository"},
     "gateway": SERVING | {"clients"},
-    "export": SERVING | {"hps_config", "repository", "training", "server"},
+    "export": SERVING | {"hps_config", "repository", "training", "server", "live"},
     "perf": SERVING | {"hps_config", "repository", "training", "server", "export", "clients"},
     "experiments": SERVING | {"hps_config", "repository", "training", "server", "export", "clients", "perf"},
 }

@@ -1,0 +1,177 @@
+"""python -m live inspect | replay | compact | export | erase: look after the live store of a repository."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from live.archive import compact as compact_log
+from live.archive import drop_segments, read_log, segments, to_table
+from live.erase import erase_user
+from live.replay import replay as replay_log
+from serving.contract.artifacts import read_stage, stage_folder
+from serving.contract.errors import ConfigError, RecommenderError
+from serving.contract.generations import pinned_generation
+from serving.contract.tensors import OBSERVE, PAD_ID
+from serving.live.reader import Reader
+from serving.live.store import live_folder, open_store
+from serving.live.writer import Writer
+
+DAY_MS = 86_400_000
+
+app = typer.Typer(help="Look after the events of a shop.", no_args_is_help=True, add_completion=False)
+out = Console(soft_wrap=True, highlight=False)
+Repo = Annotated[Path, typer.Option(help="model repository; its live store lies beside it")]
+DEFAULT = Path("model_repository")
+
+
+@app.command()
+def inspect(
+    repo: Repo = DEFAULT,
+    user: Annotated[int | None, typer.Option(help="show what is known of this user (the wire's int64 id)")] = None,
+) -> None:
+    """Say what the store holds: events, users, items, clock, bytes."""
+    folder = folder_of(repo)
+    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
+        if user is not None:
+            show_user(snapshot, user)
+            return
+        progress = snapshot.progress()
+        archived = segments(folder)
+        facts = {
+            "events ever": f"{progress.accepted:,}",
+            "of these late": f"{progress.late:,}",
+            "event ids that came again": f"{progress.repeated:,}",
+            "last sequence": f"{progress.last_sequence:,}",
+            "clock (watermark)": moment(progress.watermark_ms),
+            "latest event": moment(progress.latest_ms),
+            "names of events": ", ".join(snapshot.event_names()),
+            "users": f"{len(snapshot.all_users()):,}",
+            "items with events": f"{len(snapshot.all_items()[0]):,}",
+            "items and users changed by upsert": f"{len(snapshot.changes(after=0)):,}",
+            "archived events": f"{sum(s.last - s.first + 1 for s in archived):,} in {len(archived)} segments",
+            "archive bytes": f"{sum(s.bytes for s in archived):,}",
+        }
+    with closing(open_store(folder)) as store:
+        facts["store bytes"] = f"{store.size_bytes():,}"
+    table = Table(show_header=False, box=None)
+    for name, text in facts.items():
+        table.add_row(name, text)
+    out.print(table)
+
+
+@app.command()
+def replay(
+    repo: Repo = DEFAULT,
+    repair: Annotated[bool, typer.Option("--repair", help="put the replayed state in the store where they differ")] = False,
+) -> None:
+    """Compute the state from the log again and compare it with the store, byte for byte. Stop the server before."""
+    replayed = replay_log(folder_of(repo), repair)
+    out.print(f"{replayed.events:,} events replayed; records that differ: {replayed.differing}")
+    if not replayed.is_equal:
+        out.print("The store now holds the replayed state." if repair else "Run it again with --repair to mend the store.")
+        raise typer.Exit(0 if repair else 1)
+
+
+@app.command()
+def compact(
+    repo: Repo = DEFAULT,
+    keep_days: Annotated[float, typer.Option(min=0, help="newer events stay in the store; event ids are known as long")] = 7.0,
+    archive_days: Annotated[float | None, typer.Option(min=0, help="remove segments that are older")] = None,
+    archive_bytes: Annotated[int | None, typer.Option(min=0, help="remove the oldest segments beyond this size")] = None,
+) -> None:
+    """Move old events from the store into the archive; the server may go on. Then remove what is kept no longer."""
+    folder, now_ms = folder_of(repo), time.time_ns() // 1_000_000
+    with closing(open_writer(folder)) as writer:
+        moved, written = compact_log(writer, now_ms - round(keep_days * DAY_MS))
+    too_old_ms = None if archive_days is None else now_ms - round(archive_days * DAY_MS)
+    dropped = drop_segments(folder, too_old_ms, archive_bytes)
+    out.print(f"{moved:,} events moved into {len(written)} segments, {len(dropped)} segments removed")
+
+
+@app.command()
+def export(
+    target: Annotated[Path, typer.Argument(help="Parquet file to write")],
+    repo: Repo = DEFAULT,
+    after: Annotated[int, typer.Option(help="only events after this sequence")] = 0,
+) -> None:
+    """Write the whole log, archive and store, into one Parquet file."""
+    folder, count, writer = folder_of(repo), 0, None
+    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
+        names = snapshot.event_names()
+    for sequences, batch in read_log(folder, after):
+        table: pa.Table = to_table(sequences, batch, names)
+        writer = writer or pq.ParquetWriter(target, table.schema, compression="zstd")
+        writer.write_table(table)
+        count += len(batch)
+    if writer is None:
+        raise ConfigError(f"The log in {folder} has no event after {after}; nothing was written.")
+    writer.close()
+    out.print(f"{count:,} events written to {target}")
+
+
+@app.command()
+def erase(user: Annotated[int, typer.Argument(help="the wire's int64 id of the user")], repo: Repo = DEFAULT) -> None:
+    """Erase a user from the store and the archive, search for what is left, and keep the proof."""
+    with closing(open_writer(folder_of(repo))) as writer:
+        erasure = erase_user(writer, user)
+    out.print(f"removed: {erasure.removed}")
+    out.print(f"left: {erasure.left}")
+
+
+def folder_of(repo: Path) -> Path:
+    """Return the folder of a repository's live store. Raises ConfigError where there is none."""
+    try:
+        stated = read_stage(stage_folder(repo, OBSERVE, pinned_generation(repo))).live_folder
+    except RecommenderError:
+        stated = ""  # a store outlives its repository
+    folder = live_folder(repo, stated)
+    if not Reader(folder).exists():
+        raise ConfigError(f"There is no live store in {folder}. It is made when a server with this repository starts.")
+    return folder
+
+
+def open_writer(folder: Path) -> Writer:
+    """Open a store to change it, as it is."""
+    with closing(open_store(folder)) as store, closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
+        return Writer(folder, store.read_layout(), snapshot.event_names())
+
+
+def show_user(snapshot, user_id: int) -> None:
+    rows, records = snapshot.users(np.array([user_id]))
+    if not rows:
+        out.print(f"User {user_id} has no live events.")
+        return
+    record = records[0]
+    out.print(f"User {user_id}: {record['event_count']} events, the latest at {moment(int(record['last_ms']))}")
+    table = Table("item", "when")
+    for item_id, second in zip(record["history_ids"], record["history_s"], strict=True):
+        if item_id != PAD_ID:
+            table.add_row(str(item_id), moment(1000 * int(second)))
+    out.print(table)
+
+
+def moment(time_ms: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_ms / 1000)) if time_ms else "never"
+
+
+def main() -> None:
+    try:
+        app()
+    except RecommenderError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""The archive: the log's older part, moved out of the store into Parquet files, and the whole log read as one.
+
+A segment is written beside its place, made durable and renamed before its events leave the store. A crash between the two
+leaves events in both, which reading notices by their sequence.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from serving.live.events import HEADER, OBSERVED, EventBatch, Flags, unpack
+from serving.live.reader import Reader
+from serving.live.writer import Writer
+
+FOLDER = "archive"
+EVENTS_PER_SEGMENT = 1_000_000
+EVENTS_PER_READ = 65_536
+TYPES = ("observed", "item changed", "user changed")  # by code
+FLAGS = {"positive": Flags.POSITIVE, "seen": Flags.SEEN, "late": Flags.LATE, "counted": Flags.COUNTED, "erased": Flags.ERASED}
+NUMBERS = ("user_id", "item_id", "time_ms", "received_ms", "value", "weight", "label")
+BYTES = {"event_ids": "event_id", "request_ids": "request_id", "columns": "columns"}  # of EventBatch -> of a segment
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One closed file of the archive."""
+
+    path: Path
+    first: int
+    last: int
+
+    @property
+    def bytes(self) -> int:
+        return self.path.stat().st_size
+
+
+def segments(folder: Path) -> list[Segment]:
+    """Return the archive's segments in the order of the log."""
+    found = []
+    for path in (folder / FOLDER).glob("events-*.parquet"):
+        _, first, last = path.stem.split("-")
+        found.append(Segment(path, int(first), int(last)))
+    return sorted(found, key=lambda segment: segment.first)
+
+
+def read_log(folder: Path, after: int = 0) -> Iterator[tuple[np.ndarray, EventBatch]]:
+    """Yield (sequences int64 [N], events) of the whole log after a sequence, archive and store, in order, each event once."""
+    with closing(Reader(folder)) as reader:
+        with reader.snapshot() as snapshot:
+            names = snapshot.event_names()
+        for segment in segments(folder):
+            if segment.last > after:
+                yield from read_segment(segment, names, after)
+                after = segment.last
+        while True:
+            with reader.snapshot() as snapshot:
+                rows = [(sequence, bytes(packed)) for sequence, packed in islice(snapshot.events(after), EVENTS_PER_READ)]
+            if not rows:
+                return
+            yield np.array([sequence for sequence, _ in rows]), unpack(packed for _, packed in rows)
+            after = rows[-1][0]
+
+
+def read_segment(segment: Segment, names: Sequence[str], after: int = 0) -> Iterator[tuple[np.ndarray, EventBatch]]:
+    """Yield (sequences int64 [N], events) of a segment after a sequence. names: of events, by code"""
+    for part in pq.ParquetFile(segment.path).iter_batches(EVENTS_PER_READ):
+        sequences, batch = from_table(pa.Table.from_batches([part]), names)
+        rows = np.flatnonzero(sequences > after)
+        if len(rows):
+            yield sequences[rows], batch.take(rows)
+
+
+def write_segment(folder: Path, sequences: np.ndarray, batch: EventBatch, names: Sequence[str]) -> Segment:
+    """Write a closed segment, whole or not at all, and make it durable."""
+    archive = folder / FOLDER
+    archive.mkdir(mode=0o700, exist_ok=True)
+    first, last = int(sequences[0]), int(sequences[-1])
+    path = archive / f"events-{first:012d}-{last:012d}.parquet"
+    write_table(path, to_table(sequences, batch, names))
+    return Segment(path, first, last)
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    """Replace a Parquet file as a whole, readable by its owner alone."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            pq.write_table(table, file, compression="zstd")
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)  # the name too
+    finally:
+        os.close(descriptor)
+
+
+def to_table(sequences: np.ndarray, batch: EventBatch, names: Sequence[str]) -> pa.Table:
+    """Return events as people read them: names instead of codes, one column per flag."""
+    headers = batch.headers
+    observed = headers["type"] == OBSERVED
+    columns: dict[str, object] = {"sequence": sequences, "type": [TYPES[code] for code in headers["type"]]}
+    columns["event"] = [names[code] if is_event else None for code, is_event in zip(headers["kind"], observed, strict=True)]
+    columns |= {name: np.ascontiguousarray(headers[name]) for name in NUMBERS}
+    columns |= {name: (headers["flags"] & flag) != 0 for name, flag in FLAGS.items()}
+    columns |= {name: pa.array(getattr(batch, field), pa.binary()) for field, name in BYTES.items()}
+    return pa.table(columns)
+
+
+def from_table(table: pa.Table, names: Sequence[str]) -> tuple[np.ndarray, EventBatch]:
+    """Return what `to_table` was given."""
+    headers = np.zeros(len(table), HEADER)
+    headers["type"] = [TYPES.index(name) for name in table["type"].to_pylist()]
+    headers["kind"] = [0 if name is None else names.index(name) for name in table["event"].to_pylist()]
+    for name in NUMBERS:
+        headers[name] = table[name].to_numpy()
+    for name, flag in FLAGS.items():
+        headers["flags"] |= np.where(table[name].to_numpy(), flag, 0).astype(np.uint16)
+    texts = (table[name].to_pylist() for name in BYTES.values())
+    return table["sequence"].to_numpy(), EventBatch(headers, *texts)
+
+
+def compact(writer: Writer, older_than_ms: int) -> tuple[int, list[Segment]]:
+    """Move events that arrived before `older_than_ms` into the archive -> (how many, their segments).
+
+    Their event ids are forgotten: keep events for as long as callers may send them again.
+    """
+    store, moved = writer.store, 0
+    written: list[Segment] = []
+    with closing(Reader(store.folder)) as reader:
+        while True:
+            archived = max((segment.last for segment in segments(store.folder)), default=0)
+            writer.remove_events(archived)  # what a crash left in both
+            with reader.snapshot() as snapshot:
+                names = snapshot.event_names()
+                rows = [(sequence, bytes(packed)) for sequence, packed in islice(snapshot.events(), EVENTS_PER_SEGMENT)]
+            if not rows:
+                return moved, written
+            batch = unpack(packed for _, packed in rows)
+            # The log is in the order of arrival, so the old ones come first.
+            count = int(np.searchsorted(batch.headers["received_ms"], older_than_ms))
+            if not count:
+                return moved, written
+            sequences = np.array([sequence for sequence, _ in rows[:count]])
+            written.append(write_segment(store.folder, sequences, batch.take(np.arange(count)), names))
+            moved += count
+
+
+def drop_segments(folder: Path, older_than_ms: int | None, most_bytes: int | None) -> list[Segment]:
+    """Remove whole segments whose events are all too old, then the oldest ones beyond a size. Return the removed ones."""
+    kept, dropped = segments(folder), []
+    while kept:
+        oldest = kept[0]
+        last_ms = pq.read_table(oldest.path, columns=["received_ms"])["received_ms"].to_numpy().max()
+        too_old = older_than_ms is not None and last_ms < older_than_ms
+        too_much = most_bytes is not None and sum(segment.bytes for segment in kept) > most_bytes
+        if not (too_old or too_much):
+            break
+        oldest.path.unlink()
+        dropped.append(kept.pop(0))
+    return dropped

@@ -1,0 +1,133 @@
+"""Erase a user: what they did, in the store and in the archive, and a proof that a search finds nothing of them any more.
+
+An event stays in the log as one of nobody, so that the counts of its item can be replayed: its item, its time, no user and no
+text. What a generation learned stays until the next export. LMDB uses freed pages again before the file grows; until then they
+hold old bytes that nothing points to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from live.archive import Segment, read_log, read_segment, segments, to_table, write_table
+from serving.contract.errors import RecommenderError
+from serving.live.events import ITEM_CHANGED, TEXTS, USER_CHANGED, EventBatch, Flags, pack, unpack
+from serving.live.reader import Reader
+from serving.live.store import ids_as_keys
+from serving.live.writer import CHANGE, Writer, digest_of, wall_clock_ms
+
+PROOFS = "erasures.jsonl"
+
+
+@dataclass(frozen=True)
+class Erasure:
+    """The proof. removed: what was removed, by place; left: what a search found afterwards; segments: name -> SHA-256 now."""
+
+    user_digest: str  # SHA-256 of the id as text
+    erased_ms: int
+    removed: dict[str, int]
+    left: dict[str, int]
+    segments: dict[str, str]
+
+
+def erase_user(writer: Writer, user_id: int) -> Erasure:
+    """Erase a user, search for what is left, and append the proof to erasures.jsonl. Raises RecommenderError for a remnant."""
+    folder = writer.store.folder
+    removed = erase_from_store(writer, user_id)
+    rewritten = {}
+    for segment in segments(folder):
+        if count := erase_from_segment(folder, segment, user_id):
+            removed["archived events"] = removed.get("archived events", 0) + count
+            rewritten[segment.path.name] = hashlib.sha256(segment.path.read_bytes()).hexdigest()
+    digest = hashlib.sha256(str(user_id).encode()).hexdigest()
+    erasure = Erasure(digest, wall_clock_ms(), removed, search_user(folder, user_id), rewritten)
+    with open(os.open(folder / PROOFS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as file:
+        file.write(json.dumps(asdict(erasure)) + "\n")
+    if any(erasure.left.values()):
+        raise RecommenderError(
+            f"Of user {user_id} there is still {erasure.left}: events arrived meanwhile. Stop sending them, and erase again."
+        )
+    return erasure
+
+
+def erase_from_store(writer: Writer, user_id: int) -> dict[str, int]:
+    """Make a user's events nobody's and remove their records, in one transaction. Return how many, by database."""
+    store, (key,) = writer.store, ids_as_keys(np.array([user_id]))
+    change = CHANGE.pack(USER_CHANGED, user_id)
+    removed = dict.fromkeys(("events", "event ids", "changes"), 0)
+    with writer.transaction() as txn:
+        cursor = txn.cursor(store.events)
+        found = cursor.first()
+        while found:
+            event = unpack([cursor.value()])
+            if belongs(event, user_id)[0]:
+                if event.event_ids[0]:
+                    removed["event ids"] += txn.delete(digest_of(event.event_ids[0]), db=store.keys)
+                removed["events"] += 1
+                cursor.replace(cursor.key(), pack(of_nobody(event, np.array([True])))[0])
+            found = cursor.next()
+        cursor = txn.cursor(store.changes)
+        found = cursor.first()
+        while found:
+            if cursor.value() != change:
+                found = cursor.next()
+                continue
+            removed["changes"] += 1
+            cursor.delete()  # it then stands on the next one, if there is one
+            found = bool(cursor.key())
+        removed["record"] = int(txn.delete(key, db=store.users))
+        removed["first record"] = int(txn.delete(key, db=store.seeds))
+        removed["seen items"] = int(txn.delete(key, db=store.seen))
+        removed["columns"] = int(txn.delete(change, db=store.columns))
+    return removed
+
+
+def of_nobody(batch: EventBatch, rows: np.ndarray) -> EventBatch:
+    """Return the events without what they say of their user, where `rows`, bool [N], says so."""
+    headers = batch.headers.copy()
+    headers["user_id"][rows] = 0
+    headers["flags"][rows] |= np.uint16(Flags.ERASED)
+    texts = ([b"" if row else text for row, text in zip(rows, getattr(batch, name), strict=True)] for name in TEXTS)
+    return EventBatch(headers, *texts)
+
+
+def erase_from_segment(folder: Path, segment: Segment, user_id: int) -> int:
+    """Write a segment of the archive again, a user's events as those of nobody. Return how many these were."""
+    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
+        names = snapshot.event_names()
+    tables, count = [], 0
+    for sequences, batch in read_segment(segment, names):
+        own = belongs(batch, user_id)
+        count += int(own.sum())
+        tables.append(to_table(sequences, of_nobody(batch, own), names))
+    if count:
+        write_table(segment.path, pa.concat_tables(tables))
+    return count
+
+
+def search_user(folder: Path, user_id: int) -> dict[str, int]:
+    """Return how much of a user is in the store and in the archive, by place."""
+    user_ids = np.array([user_id])
+    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
+        left = {
+            "record": len(snapshot.users(user_ids)[0]),
+            "first record": len(snapshot.seeds(user_ids)[0]),
+            "seen items": len(snapshot.seen(user_ids)),
+            "changes": sum(change.type == USER_CHANGED and change.id == user_id for change in snapshot.changes(after=0)),
+        }
+    left["events"] = sum(int(belongs(batch, user_id).sum()) for _, batch in read_log(folder))
+    return left
+
+
+def belongs(batch: EventBatch, user_id: int) -> np.ndarray:
+    """Return bool [N]: is it an event or a change of this user?"""
+    of_nobody = (batch.headers["type"] == ITEM_CHANGED) | ((batch.headers["flags"] & Flags.ERASED) != 0)
+    return (batch.headers["user_id"] == user_id) & ~of_nobody

@@ -1,0 +1,87 @@
+"""Replay: compute the state from the log again, and compare it with the store byte for byte."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import lmdb
+import numpy as np
+
+from live.archive import read_log
+from serving.live.layout import Layout
+from serving.live.reader import Reader
+from serving.live.store import Store, open_store
+from serving.live.writer import Writer
+
+STATE = ("users", "seeds", "items", "seen", "columns", "changes")  # what follows from the log
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What a replay found: events of the log, and records of the store that differ from the replayed ones, by database."""
+
+    events: int
+    differing: dict[str, int]
+
+    @property
+    def is_equal(self) -> bool:
+        return not any(self.differing.values())
+
+
+@dataclass(frozen=True)
+class StoredSeeds:
+    """Users as a store has seen them begin."""
+
+    reader: Reader
+
+    def first_records(self, user_ids: np.ndarray, layout: Layout) -> np.ndarray:
+        """int64 [N] -> records [N]"""
+        records = layout.empty_users(len(user_ids))
+        with self.reader.snapshot() as snapshot:
+            rows, known = snapshot.seeds(user_ids)
+        records[rows] = known
+        return records
+
+
+def replay(folder: Path, repair: bool = False) -> Replayed:
+    """Compute the state from the whole log, beside the store. repair: put it in the store's place where they differ.
+
+    No events may arrive meanwhile: they would be differences.
+    """
+    with closing(Reader(folder)) as reader, tempfile.TemporaryDirectory(dir=folder) as beside:
+        with reader.snapshot() as snapshot:
+            names = snapshot.event_names()
+        store = open_store(folder)
+        with closing(store), closing(Writer(Path(beside, "store"), store.read_layout(), names, StoredSeeds(reader))) as writer:
+            n_events = 0
+            for sequences, batch in read_log(folder):
+                n_events += len(batch)
+                with writer.transaction() as txn:
+                    writer.apply(txn, batch, sequences)
+            differing = {name: count_differences(store, writer.store, name) for name in STATE}
+            if repair and any(differing.values()):
+                put_in_place(writer.store, store, [name for name, count in differing.items() if count])
+    return Replayed(n_events, differing)
+
+
+def count_differences(one: Store, other: Store, name: str) -> int:
+    """Return how many (key, value) pairs of a database only one of two stores has."""
+    with one.env.begin(db=getattr(one, name)) as txn, other.env.begin(db=getattr(other, name)) as other_txn:
+        pairs, others = pairs_of(txn), pairs_of(other_txn)
+    return len(pairs ^ others)
+
+
+def pairs_of(txn: lmdb.Transaction) -> set[tuple[bytes, bytes]]:
+    return {(bytes(key), bytes(value)) for key, value in txn.cursor()}
+
+
+def put_in_place(source: Store, target: Store, names: list[str]) -> None:
+    """Replace databases of a store by those of another, in one transaction."""
+    with target.env.begin(write=True) as txn, source.env.begin() as from_txn:
+        for name in names:
+            database = getattr(target, name)
+            txn.drop(database, delete=False)
+            txn.cursor(database).putmulti(from_txn.cursor(getattr(source, name)))

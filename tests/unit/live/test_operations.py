@@ -1,0 +1,194 @@
+"""`python -m live`: the archive keeps every event, a replay finds every difference, an erased user leaves no trace."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from contextlib import closing
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from live.__main__ import app
+from live.archive import compact, drop_segments, from_table, read_log, segments, to_table
+from live.erase import erase_user
+from live.replay import replay
+from serving.contract.errors import RecommenderError
+from serving.live.events import HEADER, USER_CHANGED, EventBatch, pack
+from serving.live.layout import Layout
+from serving.live.reader import Reader
+from serving.live.writer import Writer
+from tests.unit.live.batches import KINDS, START_MS, events, purchase
+from tests.unit.live.twin import StateTwin, differences
+
+DAY_MS = 86_400_000
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "model_repository.live"
+
+
+@pytest.fixture
+def clock():
+    return [START_MS]
+
+
+@pytest.fixture
+def writer(folder, clock):
+    writer = Writer(folder, Layout(), KINDS.names, now_ms=lambda: clock[0])
+    yield writer
+    writer.close()
+
+
+def fill(writer: Writer, clock: list[int], days: int, each: int = 50) -> EventBatch:
+    """Append events, a batch a day, and return all of them."""
+    rng, batches = np.random.default_rng(0), []
+    for _ in range(days):
+        batches.append(events(rng, each, ids=True))
+        writer.append(batches[-1])
+        clock[0] += DAY_MS
+    return EventBatch.join(batches)
+
+
+def whole_log(folder) -> tuple[list[int], list[bytes]]:
+    parts = list(read_log(folder))
+    return np.concatenate([sequences for sequences, _ in parts]).tolist(), pack(EventBatch.join([part for _, part in parts]))
+
+
+def test_events_survive_a_segment():
+    batch = events(np.random.default_rng(0), 100, ids=True)
+    batch = EventBatch(batch.headers, batch.event_ids, [b"\xff"] * 100, [b'{"a": 1}'] * 100)
+    sequences, again = from_table(to_table(np.arange(5, 105), batch, KINDS.names), KINDS.names)
+    assert sequences.tolist() == list(range(5, 105))
+    assert pack(again) == pack(batch)
+
+
+def test_the_log_is_whole_before_and_after_compaction(writer, folder, clock):
+    expected = pack(fill(writer, clock, days=6))
+    assert whole_log(folder) == (list(range(1, 301)), expected)
+    moved, written = compact(writer, older_than_ms=START_MS + 4 * DAY_MS)
+    assert (moved, [(segment.first, segment.last) for segment in written]) == (200, [(1, 200)])
+    assert whole_log(folder) == (list(range(1, 301)), expected)
+    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
+        assert [sequence for sequence, _ in snapshot.events()] == list(range(201, 301))
+    assert compact(writer, older_than_ms=START_MS + 4 * DAY_MS) == (0, [])
+
+
+def test_what_a_crash_left_in_both_archive_and_store_is_read_once(writer, folder, clock, monkeypatch):
+    expected = pack(fill(writer, clock, days=3))
+
+    def crash(last_sequence: int) -> None:
+        if last_sequence:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(writer, "remove_events", crash)
+        with pytest.raises(KeyboardInterrupt):
+            compact(writer, older_than_ms=START_MS + 2 * DAY_MS)
+    assert whole_log(folder) == (list(range(1, 151)), expected)
+    compact(writer, older_than_ms=START_MS + 2 * DAY_MS)
+    assert whole_log(folder) == (list(range(1, 151)), expected)
+    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
+        assert [sequence for sequence, _ in snapshot.events()] == list(range(101, 151))
+
+
+def test_segments_are_dropped_by_age_and_by_size(writer, folder, clock):
+    fill(writer, clock, days=4)
+    for day in (1, 2, 3):
+        compact(writer, older_than_ms=START_MS + day * DAY_MS)
+    assert [(s.first, s.last) for s in segments(folder)] == [(1, 50), (51, 100), (101, 150)]
+    assert [s.first for s in drop_segments(folder, START_MS + DAY_MS, None)] == [1]
+    assert [s.first for s in drop_segments(folder, None, segments(folder)[-1].bytes)] == [51]
+    assert whole_log(folder)[0] == list(range(101, 201))
+
+
+def test_events_go_on_after_compaction(writer, folder, clock):
+    batch = fill(writer, clock, days=2)
+    compact(writer, older_than_ms=clock[0])
+    more = events(np.random.default_rng(9), 20)
+    assert writer.append(more).tolist() == list(range(101, 121))
+    twin = StateTwin()
+    twin.apply(EventBatch.join([batch, more]))
+    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
+        assert differences(twin, snapshot, Layout()) == []
+
+
+def test_a_replay_finds_the_store_as_it_is_and_mends_what_differs(writer, folder, clock):
+    fill(writer, clock, days=3)
+    compact(writer, older_than_ms=START_MS + DAY_MS)
+    replayed = replay(folder)
+    assert (replayed.events, replayed.is_equal) == (150, True)
+    with writer.transaction() as txn:
+        key = next(txn.cursor(writer.store.users).iternext(values=False))
+        txn.put(key, bytes(Layout().user.itemsize), db=writer.store.users)
+    assert replay(folder).differing["users"] == 2
+    assert not replay(folder, repair=True).is_equal
+    assert replay(folder).is_equal
+
+
+def test_an_erased_user_leaves_no_trace_and_everything_else_stays(writer, folder, clock):
+    fill(writer, clock, days=3)
+    headers = np.zeros(1, HEADER)
+    headers["type"], headers["user_id"] = USER_CHANGED, 7
+    writer.append(EventBatch(headers, [b""], [b""], [b'{"country": "FR"}']))
+    writer.append(purchase(7, 29, event_id=b"order of seven"))
+    compact(writer, older_than_ms=START_MS + 2 * DAY_MS)
+    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
+        users = snapshot.all_users()
+        others = users[users != 7]
+        before = snapshot.users(others)[1].tobytes(), snapshot.all_items()[1].tobytes()
+    erasure = erase_user(writer, 7)
+    assert not any(erasure.left.values())
+    assert {"events", "record", "columns", "archived events", "event ids"} <= {k for k, n in erasure.removed.items() if n}
+    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
+        assert 7 not in snapshot.all_users()
+        assert (snapshot.users(others)[1].tobytes(), snapshot.all_items()[1].tobytes()) == before
+    assert whole_log(folder)[0] == list(range(1, 153))
+    assert replay(folder).is_equal
+    proof = json.loads((folder / "erasures.jsonl").read_text())
+    assert proof["user_digest"] == hashlib.sha256(b"7").hexdigest()
+    for name, digest in proof["segments"].items():
+        assert hashlib.sha256((folder / "archive" / name).read_bytes()).hexdigest() == digest
+    assert writer.append(purchase(7, 3, event_id=b"order of seven"))[0] == 153
+
+
+def test_an_event_that_arrives_during_an_erasure_is_reported(writer, folder, clock, monkeypatch):
+    fill(writer, clock, days=1)
+
+    def search_after_an_event(*_):
+        writer.append(purchase(7, 3))
+        return {"record": 1}
+
+    monkeypatch.setattr("live.erase.search_user", search_after_an_event)
+    with pytest.raises(RecommenderError, match="arrived meanwhile"):
+        erase_user(writer, 7)
+
+
+def call(*arguments: object) -> str:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_the_commands_say_what_they_did(writer, folder, clock, tmp_path):
+    fill(writer, clock, days=3)
+    repo = ("--repo", tmp_path / "model_repository")
+    shown = " ".join(call("inspect", *repo).split())
+    assert "events ever 150" in shown
+    assert "view, purchase, hide" in shown
+    assert "150 events replayed" in call("replay", *repo)
+    assert "150 events moved into 1 segments" in call("compact", "--keep-days", 0, *repo)
+    assert "150 events written" in call("export", tmp_path / "log.parquet", *repo)
+    assert pq.read_table(tmp_path / "log.parquet")["sequence"].to_pylist() == list(range(1, 151))
+    user = int(pq.read_table(tmp_path / "log.parquet")["user_id"][0].as_py())
+    assert f"User {user}: " in call("inspect", "--user", user, *repo)
+    assert "'record': 1" in call("erase", *repo, "--", user)
+    assert f"User {user} has no live events" in call("inspect", "--user", user, *repo)
+
+
+def test_a_repository_without_a_store_is_refused(tmp_path):
+    result = CliRunner().invoke(app, ["inspect", "--repo", str(tmp_path / "none")])
+    assert "There is no live store" in str(result.exception)
