@@ -53,9 +53,9 @@ def test_recall_counts_equals_and_misses():
 
 def test_the_interval_of_a_recall_is_that_of_its_queries():
     vectors, queries = clustered(N_ITEMS, 0), clustered(200, 1)
-    index = module._filled(module._empty("lists", N_ITEMS, WIDTH + 1), index_vectors(vectors), np.arange(N_ITEMS))
+    index = module._fill(module._empty("lists", N_ITEMS, WIDTH + 1), index_vectors(vectors), np.arange(N_ITEMS))
     exact = exact_scores(vectors, queries, K)
-    narrow, whole = (module.tried("lists", index, effort, vectors, queries, exact) for effort in (2, index.nlist))
+    narrow, whole = (module.try_index("lists", index, effort, vectors, queries, exact) for effort in (2, index.nlist))
     index.nprobe = 2
     shares = recalls_of(module.true_scores(vectors, queries, index.search(index_queries(queries), K)[1]), exact)
     assert narrow.recall == pytest.approx(shares.mean())
