@@ -12,6 +12,7 @@ import tritonclient.grpc as grpcclient
 
 from export import relayout as relayout_module
 from export.relayout import relayout
+from export.reserve import insert_rows
 from repository.generations import published_generations
 from repository.recorded import RECORDED_FILE, Recorded, compare_answers, read_recorded
 from repository.rules import compile_rules
@@ -20,7 +21,7 @@ from server.launcher import held_generations
 from serving.contract.artifacts import MANIFEST_FILE, read_json, write_manifest
 from serving.contract.tensors import ENSEMBLE
 from serving.pipeline import Pipeline
-from serving.stages.rules.config import RulesConfig
+from serving.stages.rules.config import ITEMS_FILE, RulesConfig
 from tests.server.requests import infer
 
 CLIENTS = 4
@@ -44,6 +45,7 @@ def with_rules(repository: Path, folder: Path, rules: RulesConfig) -> Path:
         popularity=popularity,
         items_returned=read_json(rerank, "stage.json")["axes"]["items_returned"],
     )
+    insert_rows(rerank / ITEMS_FILE, len(np.load(rerank / "item_ids.npy")) - len(item_ids))  # kept free for new items
     facts = read_json(rerank, MANIFEST_FILE)
     write_manifest(rerank, stage=facts["stage"], generation=facts["generation"])
     return copy
