@@ -1,4 +1,4 @@
-"""`python -m clients`: the client's commands, and `warm`, which needs the repository's own kernels."""
+"""`python -m clients`: the client's commands, and `warm`, which needs the repository's own stages."""
 
 from clients.warming import warm_cache
 from triton_recommender.cli import app, friendly

@@ -2,7 +2,7 @@
 
     preprocess ─▶ user tower ─▶ vectors ─▶ k-means ─▶ 1st of each cluster, 2nd of each, …
 
-The vectors are those that retrieval searches with, computed by the published kernels: this needs a checkout and the
+The vectors are those that retrieval searches with, computed by the published stages: this needs a checkout and the
 repository's folder, so it is no part of the installable client.
 """
 
@@ -26,7 +26,7 @@ from triton_recommender.folder import pinned_generation
 err = Console(stderr=True, highlight=False)
 
 POOL = 50_000  # users that are clustered at most: the most active ones
-KERNEL_BATCH = 256
+STAGE_BATCH = 256
 
 
 def popular_by_cluster(repo: Path, n_users: int, n_clusters: int, seed: int = 0) -> np.ndarray:
@@ -49,7 +49,7 @@ def users_of(repo: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     events = preprocess.inputs.embedded.lookup(everybody).event_count
     active = np.argsort(-events, kind="stable")[:POOL]
     user_ids = everybody[active]
-    batches = np.split(user_ids, range(KERNEL_BATCH, len(user_ids), KERNEL_BATCH))
+    batches = np.split(user_ids, range(STAGE_BATCH, len(user_ids), STAGE_BATCH))
     return user_ids, events[active], np.concatenate([_vectors(preprocess, retrieve, batch) for batch in batches])
 
 

@@ -1,9 +1,9 @@
-"""Measure what serving costs beyond the kernels: both layouts, with and without batching, with no-op kernels, and in process.
+"""Measure what serving costs beyond the stages: both layouts, with and without batching, with no-op stages, and in process.
 
     python -m experiments.overhead --repo model_repository [--candidates 1000]
 
 The repository is laid out in both layouts with the code as it is now, without training; each once more without dynamic
-batching, and once with kernels that compute nothing (the no-op baseline: what tritonserver, its Python backend and the load
+batching, and once with stages that compute nothing (the no-op baseline: what tritonserver, its Python backend and the load
 generator cost by themselves). The six servers and the in-process workers live side by side; all but one are suspended, and
 every round measures each of them.
 
@@ -75,14 +75,14 @@ def main(
     window_s: Annotated[float, typer.Option(help="seconds of a window; perf_analyzer takes three per level")] = 1.0,
     results: ResultsFolder = RESULTS,
 ) -> None:
-    """What serving costs beyond the kernels. Exit code 1 when a bound is missed or answers differ."""
+    """What serving costs beyond the stages. Exit code 1 when a bound is missed or answers differ."""
     require_comparable(repo)
     machine = read_machine()
     with tempfile.TemporaryDirectory(prefix="overhead-") as scratch, progress(1 + 10 + 7 * rounds) as step:
         figures, c, differing = measure(repo, Path(scratch), candidates, rounds, window_s, step)
     finish(
         f"overhead-{c}",
-        f"What serving adds to the kernels, C = {c:,}",
+        f"What serving adds to the stages, C = {c:,}",
         f"python -m experiments.overhead --candidates {c}",
         f"{repo.name}, {rounds} rounds in turns, load generator on the same machine",
         figures,
@@ -118,7 +118,7 @@ def lay_out(repo: Path, scratch: Path, candidates: int | None) -> int:
     for layout in LAYOUTS:
         generation = relayout(repo, scratch / layout, layout, candidates)
         copy_without_batching(scratch / layout, scratch / (layout + UNBATCHED))
-        copy_with_empty_kernels(scratch / layout, scratch / (layout + EMPTY))
+        copy_with_empty_stages(scratch / layout, scratch / (layout + EMPTY))
     return read_stage(stage_folder(scratch / layout, STAGES[0], generation)).axes.candidates
 
 
@@ -130,7 +130,7 @@ def copy_without_batching(repo: Path, copy: Path) -> None:
         write_config(path, config)
 
 
-def copy_with_empty_kernels(repo: Path, copy: Path) -> None:
+def copy_with_empty_stages(repo: Path, copy: Path) -> None:
     """Write every model of `repo` with its name, version, tensors, batching and instances, but nothing to compute."""
     for model in read_repository(repo):
         config = model.config
@@ -144,7 +144,7 @@ def copy_with_empty_kernels(repo: Path, copy: Path) -> None:
 
 
 def bench_of(server: TritonServer) -> Bench:
-    """Return a bench with the requests of the copy's layout: a repository of empty kernels records none."""
+    """Return a bench with the requests of the copy's layout: a repository of empty stages records none."""
     site = site_of(server.state)
     name = site.repo.name
     return new_bench(replace(site, repo=site.repo.with_name(name.partition(EMPTY)[0])), name, site.repo.parent / "raw" / name)
@@ -175,7 +175,7 @@ def serve_sides(scratch: Path, peak_clients: dict[str, int], window_s: float, st
 
 
 def compare_answers(sides: Sides) -> str:
-    """Return "" when every server with kernels answers as the export's process did, else what differs."""
+    """Return "" when every server that computes answers as the export's process did, else what differs."""
     differing = []
     for copy, bench in sides.benches.items():
         if EMPTY not in copy:

@@ -1,11 +1,11 @@
 """The figures of `experiments.overhead`: its measurements by round, each figure beside its bound.
 
 The baseline is the pipeline called in process, one request after the other: in one process for latency, in one per core for
-throughput. In batches it does more; that share is a figure without a bound, beside what no-op kernels leave of it.
+throughput. In batches it does more; that share is a figure without a bound, beside what no-op stages leave of it.
 
 Of one client's round trip, in means:
 
-round trip = kernels + hand-over (to the model's process and back, arrays to tensors) + queue (the batcher's thread)
+round trip = stages + hand-over (to the model's process and back, arrays to tensors) + queue (the batcher's thread)
            + copies (tensors in and out) + rest (gRPC, the ensemble's scheduler, the client)
 """
 
@@ -27,11 +27,11 @@ from serving.contract.errors import ServerError
 from serving.contract.tensors import ENSEMBLE
 from training.retrieval.index import WANTED_RECALL
 
-PAUSE_S = 0.002  # about the time between two kernel calls when one client is served
+PAUSE_S = 0.002  # about the time between two stage calls when one client is served
 LONG_LIST = 1_000  # candidates
 SLOWER = 1.05  # a p50 within it is "no slower": two runs of one server differ as much
-KERNEL_SECONDS, KERNEL_ROWS = "recommender_kernel_seconds_total", "recommender_kernel_rows_total"  # the parser adds _total
-PARTS = ("round trip", "kernels", "hand-over", "queue", "copies", "rest")
+STAGE_SECONDS, STAGE_ROWS = "recommender_stage_seconds_total", "recommender_stage_rows_total"  # the parser adds _total
+PARTS = ("round trip", "stages", "hand-over", "queue", "copies", "rest")
 
 Values = dict[str, float]  # by what was measured
 
@@ -101,17 +101,17 @@ def figures_of_layout(by_round: dict[str, np.ndarray], layout: str, bounds: Boun
     return [
         figure("p50 of one client", p50_ms, "ms"),
         figure("p50 of one client beyond in process", p50_ms - in_process, "ms", at_most=bounds.beyond_ms),
-        figure("the same with no-op kernels, plus the cold-cache cost", by_round[f"{empty} p50"] + cold_ms, "ms"),
+        figure("the same with no-op stages, plus the cold-cache cost", by_round[f"{empty} p50"] + cold_ms, "ms"),
         *(figure(f"one client, {part}", by_round[f"{layout} {part}"], "µs") for part in PARTS),
-        *(figure(f"one client of no-op kernels, {part}", by_round[f"{empty} {part}"], "µs") for part in PARTS),
+        *(figure(f"one client of no-op stages, {part}", by_round[f"{empty} {part}"], "µs") for part in PARTS),
         figure("answers/s at the peak", rate, "/s"),
         figure("answers/s over in process", rate / by_round["in process rate"], at_least=bounds.share),
         figure("answers/s over in process in batches", rate / batches),
         figure("the same if the server's own work were all it added", left),
-        figure("no-op kernels: answers/s at the peak", by_round[f"{empty} rate"], "/s"),
+        figure("no-op stages: answers/s at the peak", by_round[f"{empty} rate"], "/s"),
         figure("processor time of an answer at the peak: models", by_round[f"{layout} models us"], "µs"),
         figure("processor time of an answer at the peak: server", by_round[f"{layout} server us"], "µs"),
-        figure("no-op kernels: processor time of an answer at the peak", empty_us, "µs"),
+        figure("no-op stages: processor time of an answer at the peak", empty_us, "µs"),
         figure(
             "p99/p50 at half of the peak",
             by_round[f"{layout} half, p99"] / by_round[f"{layout} half, p50"],
@@ -125,15 +125,15 @@ def figures_of_layout(by_round: dict[str, np.ndarray], layout: str, bounds: Boun
 
 
 def breakdown(bench: Bench, copy: str, window_s: float, empty: bool) -> Values:
-    """Measure one client for a while, and what the server and the models count meanwhile; no-op kernels count nothing."""
+    """Measure one client for a while, and what the server and the models count meanwhile; no-op stages count nothing."""
     before = {} if empty else read_settled(bench)
     level = bench.closed(ENSEMBLE, "grpc", "concurrency", 1, window_s)
-    kernels_us = 0.0 if empty else kernel_us(before, read_settled(bench))
+    stages_us = 0.0 if empty else stage_us(before, read_settled(bench))
     models = [times for name, times in level.stages.items() if name != ENSEMBLE or len(level.stages) == 1]
     round_trip_us, models_us = 1e3 * level.latency.mean_ms, sum(m.compute_infer_us for m in models)
     queue_us, copies_us = sum(m.queue_us for m in models), sum(m.compute_input_us + m.compute_output_us for m in models)
     rest_us = round_trip_us - models_us - queue_us - copies_us  # below 0 at times: the server counts perf_analyzer's warm-up
-    parts_us = (round_trip_us, kernels_us, models_us - kernels_us, queue_us, copies_us, rest_us)
+    parts_us = (round_trip_us, stages_us, models_us - stages_us, queue_us, copies_us, rest_us)
     return {f"{copy} p50": level.latency.p50_ms} | {f"{copy} {n}": us for n, us in zip(PARTS, parts_us, strict=True)}
 
 
@@ -142,16 +142,16 @@ def read_settled(bench: Bench) -> Samples:
     return read_samples(bench.site.metrics_url)
 
 
-def kernel_us(before: Samples, after: Samples) -> float:
-    """Return the microseconds of one row in the kernels of all stages. Raises ServerError where no kernel is counted."""
+def stage_us(before: Samples, after: Samples) -> float:
+    """Return the microseconds of one row in all stages. Raises ServerError where no stage is counted."""
 
     def growth_of(name: str) -> dict[str, float]:
         return {labels: value - before.get((name, labels), 0.0) for (n, labels), value in after.items() if n == name}
 
-    rows = growth_of(KERNEL_ROWS)
+    rows = growth_of(STAGE_ROWS)
     if not rows:
-        raise ServerError(f"The server's metrics lack {KERNEL_ROWS}. Expected a repository exported here: export it again.")
-    return 1e6 * float(np.sum([seconds / rows[stage] for stage, seconds in growth_of(KERNEL_SECONDS).items() if rows[stage]]))
+        raise ServerError(f"The server's metrics lack {STAGE_ROWS}. Expected a repository exported here: export it again.")
+    return 1e6 * float(np.sum([seconds / rows[stage] for stage, seconds in growth_of(STAGE_SECONDS).items() if rows[stage]]))
 
 
 class PerAnswer(NamedTuple):

@@ -33,9 +33,9 @@ def rehearse(staging: Staging, dataset: Dataset, requests: Arrays) -> tuple[Reco
 
 def record(staging: Staging, inputs: Arrays) -> Recorded:
     """Answer requests from the staged files and return both. Raises ExportError when an answer depends on its batch mates."""
-    kernels = Pipeline.load(staging.root, staging.generation)
-    outputs = answer(kernels, inputs, BATCH)
-    if difference := compare_answers(answer(kernels, inputs, 1), outputs):
+    pipeline = Pipeline.load(staging.root, staging.generation)
+    outputs = answer(pipeline, inputs, BATCH)
+    if difference := compare_answers(answer(pipeline, inputs, 1), outputs):
         raise ExportError(
             f"A request is answered otherwise alone than in a batch of {BATCH}: {difference}. Report this as a bug."
         )
@@ -44,10 +44,10 @@ def record(staging: Staging, inputs: Arrays) -> Recorded:
     return recorded
 
 
-def answer(kernels: Pipeline, inputs: Arrays, batch: int) -> Arrays:
+def answer(pipeline: Pipeline, inputs: Arrays, batch: int) -> Arrays:
     """Return the outputs of all rows, `batch` at a time."""
     count = len(inputs["user_id"])
-    parts = [kernels({n: v[start : start + batch] for n, v in inputs.items()}) for start in range(0, count, batch)]
+    parts = [pipeline({n: v[start : start + batch] for n, v in inputs.items()}) for start in range(0, count, batch)]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
@@ -65,8 +65,8 @@ def refuse_unsound(outputs: Arrays, item_ids: np.ndarray) -> None:
 
 def warmup_tensors(staging: Staging, recorded: Recorded) -> Arrays:
     """Return all tensors of all stages for a few recorded requests by name, [WARMUP_ROWS, *dims], valid in any generation."""
-    kernels = Pipeline.load(staging.root, staging.generation)
-    tensors = kernels.trace({name: values[:WARMUP_ROWS] for name, values in recorded.inputs.items()})
+    pipeline = Pipeline.load(staging.root, staging.generation)
+    tensors = pipeline.trace({name: values[:WARMUP_ROWS] for name, values in recorded.inputs.items()})
     return tensors | {
         # A repository keeps the warm-up of its first generation, and later ones may have fewer categories.
         "user_categorical": np.minimum(tensors["user_categorical"], OOV_ROW),

@@ -11,7 +11,7 @@ Two kinds of load answer two questions:
     open loop     requests are due at times drawn beforehand (Poisson, bursts, the log's own). Latency counts from the instant
                   a request was due, so that waiting for the generator or for the server is counted.
 
-The in-process baseline calls the same published kernels without a server, in the same minutes. Served minus in-process is what
+The in-process baseline calls the same published stages without a server, in the same minutes. Served minus in-process is what
 serving costs. Results go to perf/results/<stamp>/: run.json, raw requests, report.html and its pictures. The last line on
 stdout is one JSON document, which the SLO gate reads.
 

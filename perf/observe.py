@@ -61,7 +61,7 @@ PHASES = ("queue", "compute_input", "compute_infer", "compute_output")
 
 
 class StageTimes(BaseModel, frozen=True):
-    """Mean microseconds of one request in one model, by phase, and how its kernel calls were batched."""
+    """Mean microseconds of one request in one model, by phase, and how its calls were batched."""
 
     requests: int
     failed: int
@@ -69,7 +69,7 @@ class StageTimes(BaseModel, frozen=True):
     compute_input_us: float
     compute_infer_us: float
     compute_output_us: float
-    calls_by_batch: dict[int, int]  # batch size -> kernel calls
+    calls_by_batch: dict[int, int]  # batch size -> calls
     cache_hits: int = 0
     cache_misses: int = 0
 

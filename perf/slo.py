@@ -20,7 +20,7 @@ OBJECTIVES = (  # what a run can be held to, by its keys in `perf.report.results
 
 
 class Bound(BaseModel):
-    """One side of a number. fused: what holds in its place where one model runs all kernels."""
+    """One side of a number. fused: what holds in its place where one model runs all stages."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

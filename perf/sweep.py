@@ -1,6 +1,6 @@
 """The measurements of a run, each a function that adds to it, and `measure_all`: the ones that `python -m perf` makes.
 
-Closed-loop sweeps by perf_analyzer, open-loop loads, and the same kernels in this process (the in-process baseline).
+Closed-loop sweeps by perf_analyzer, open-loop loads, and the same stages in this process (the in-process baseline).
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ from serving.contract.tensors import (
 )
 
 ADAPTER, PIPELINE, UPDATER = "serving.stages.adapter.triton", "serving.pipeline", "serving.tables.__main__"
-LIVE_ADAPTER, LIVE_KERNELS = "serving.stages.live.triton", "serving.stages.live.models"
+LIVE_ADAPTER, LIVE_STAGES = "serving.stages.live.triton", "serving.stages.live.models"
 MODEL_PY = '''"""Written by the exporter: serves the code that lies beside it."""
 
 import os
@@ -70,7 +70,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 {imports}
 
-TritonPythonModel = {function}({kernels})
+TritonPythonModel = {function}({stages})
 '''
 
 FindHeld = Callable[[Path], set[int] | None]
@@ -272,25 +272,25 @@ def refuse_other_contract(repository: Path, layout: str, specs: dict[str, ModelS
 def write_model(folder: Path, stages: Sequence[str]) -> None:
     """Write a model.py that runs these stages, and the code that it imports; with `rank`, also that of the updater."""
     updater = [UPDATER] if "rank" in stages else []
-    kernels = [(f"serving.stages.{name}", name.capitalize()) for name in stages]
-    write_model_py(folder, "triton_model", ADAPTER, kernels, updater)
+    classes = [(f"serving.stages.{name}", name.capitalize()) for name in stages]
+    write_model_py(folder, "triton_model", ADAPTER, classes, updater)
 
 
 def write_live_model(folder: Path, name: str) -> None:
     """Write a model.py that runs `observe` or `upsert`, and the code that it imports."""
-    write_model_py(folder, "live_model", LIVE_ADAPTER, [(LIVE_KERNELS, name.capitalize())])
+    write_model_py(folder, "live_model", LIVE_ADAPTER, [(LIVE_STAGES, name.capitalize())])
 
 
 def write_model_py(
-    folder: Path, function: str, adapter: str, kernels: Sequence[tuple[str, str]], more: Sequence[str] = ()
+    folder: Path, function: str, adapter: str, stages: Sequence[tuple[str, str]], more: Sequence[str] = ()
 ) -> None:
     """Write a model.py that serves stages, (module, class) each, and copy the code that it and the modules `more` import."""
-    copy_serving_code(folder, [adapter, *(module for module, _ in kernels), *more])
-    imports = sorted((*kernels, (adapter, function)))
+    copy_serving_code(folder, [adapter, *(module for module, _ in stages), *more])
+    imports = sorted((*stages, (adapter, function)))
     text = MODEL_PY.format(
         imports="\n".join(f"from {module} import {name}" for module, name in imports),
         function=function,
-        kernels=", ".join(kernel for _, kernel in kernels),
+        stages=", ".join(name for _, name in stages),
     )
     (folder / "model.py").write_text(text)
     forbid_caches(folder)

@@ -26,7 +26,7 @@ from serving.contract.artifacts import MANIFEST_FILE, read_json, read_stage, sha
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE
 from serving.stages.parts.gpu_index import MOST_GPU_RESULTS
-from serving.stages.parts.specs import RANK_EMBEDDINGS, RANK_FEATURES, RETRIEVE_SEARCH, Sizes, StepSettings, keys_per_request
+from serving.stages.parts.specs import RANK_EMBEDDINGS, RANK_FEATURES, RETRIEVE_SEARCH, PartSettings, Sizes, keys_per_request
 
 AGAIN = "Export the repository again."
 BY_FORMAT_ONLY = {
@@ -160,7 +160,7 @@ def check_hps(repository: Path) -> Iterator[Finding]:
         return
     features = repository / RANK_FEATURES / str(generation)
     info = read_stage(features)
-    own = StepSettings.of(features, info)
+    own = PartSettings.of(features, info)
     most = read_config(repository / RANK_FEATURES / CONFIG_FILE).max_batch_size
     facts = (
         *hps_rules.tensor_faults(config),

@@ -12,7 +12,7 @@ from export.nvidia.hps import PS_FILE, estimated_uses
 from export.nvidia.pipeline import under
 from hps_config.ps_config import ModelParams, PsConfig
 from serving.contract.artifacts import open_array
-from serving.stages.parts.specs import HPS_OUTPUT, KEYS, NUMKEYS, RANK_EMBEDDINGS, StepSettings
+from serving.stages.parts.specs import HPS_OUTPUT, KEYS, NUMKEYS, RANK_EMBEDDINGS, PartSettings
 from serving.tables.formats.sparse_folder import read_sparse_folder
 
 READ = {"refresh_interval", "refresh_delay", "freeze_sparse"}  # parameters of config.pbtxt
@@ -90,7 +90,7 @@ def first_unsound(vectors: np.ndarray) -> int | None:
     return None
 
 
-def order_fault(params: ModelParams, repository: Path, mount: str, features: Path, own: StepSettings) -> str:
+def order_fault(params: ModelParams, repository: Path, mount: str, features: Path, own: PartSettings) -> str:
     """-> "" when the hottest keys come first, as far as the statistics tell that `rank_features` is published with."""
     table = read_sparse_folder(under(repository, mount, params.sparse_files[0]), params.embedding_vecsize_per_table[0])
     names = sorted(own.first_keys, key=own.first_keys.__getitem__)
@@ -129,7 +129,7 @@ def wiring_faults(rank: pb.ModelConfig, configs: Mapping[str, pb.ModelConfig]) -
             yield f"{name} has max_batch_size {configs[name].max_batch_size}; behind hps nothing is batched, expected 0"
 
 
-def key_faults(params: ModelParams, repository: Path, mount: str, features: Path, own: StepSettings) -> Iterator[str]:
+def key_faults(params: ModelParams, repository: Path, mount: str, features: Path, own: PartSettings) -> Iterator[str]:
     """Every key that `rank_features` may send has a row: its tables lie one after the other, without a gap, in one."""
     if len(params.sparse_files) != 1:
         yield f"{PS_FILE} names {len(params.sparse_files)} tables; {features.parent.name} sends the keys of one"

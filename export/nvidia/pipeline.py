@@ -1,6 +1,6 @@
 """A merlin repository's own ensembles, carried out in this process from its own files: slow, exact, without a server.
 
-python     the kernels of the steps                hps         the sparse folder that ps.json names, read back
+python     the stages and their parts           hps         the sparse folder that ps.json names, read back
 ensemble   its steps, as config.pbtxt wires them   tensorrt    model.onnx by ONNX Runtime, rounded as its types say
                                                    workflow    NVTabular, by merlin-systems' own runner
 
@@ -25,7 +25,7 @@ from repository.models import read_config
 from serving.contract.artifacts import open_network, read_json, verify_manifest
 from serving.contract.errors import ArtifactError, RequestError
 from serving.contract.tensors import ENSEMBLE, ModelSpec, pack_records, unpack_records
-from serving.stages.parts.kernels import STEP_TYPES, RankFeatures
+from serving.stages.parts.models import PART_TYPES, RankFeatures
 from serving.stages.parts.specs import HPS_OUTPUT, KEYS, PREPROCESS_WORKFLOW, RANK_EMBEDDINGS
 from serving.stages.preprocess import Preprocess
 from serving.tables.formats.sparse_folder import read_sparse_folder
@@ -71,16 +71,16 @@ class MerlinPipeline:
             outputs = [tensor.name for tensor in config.output]
             return lambda tensors: dict(zip(outputs, network.run(outputs, tensors), strict=True))
         verify_manifest(folder)
-        if name in STEP_TYPES:
-            kernel = STEP_TYPES[name].load(folder)
-            return _kernel_run(kernel, same_tensors(kernel.spec, config))
+        if name in PART_TYPES:
+            stage = PART_TYPES[name].load(folder)
+            return _stage_run(stage, same_tensors(stage.spec, config))
         if name == PREPROCESS_WORKFLOW:
             from export.nvidia.workflow import workflow_run  # only now: NVTabular takes seconds to import
 
             return workflow_run(folder)
         if name == "preprocess":
-            kernel = Preprocess.load(folder)
-            return _kernel_run(kernel, same_tensors(kernel.info.spec, config))
+            stage = Preprocess.load(folder)
+            return _stage_run(stage, same_tensors(stage.info.spec, config))
         raise ArtifactError(f"{self.repository} has the model {name}, which no export writes. Move it out of the repository.")
 
     def _ensemble(self, config: Any, tensors: Arrays) -> Arrays:
@@ -138,15 +138,15 @@ def same_tensors(spec: ModelSpec, config: Any) -> ModelSpec:
     return spec
 
 
-def _kernel_run(kernel: Any, spec: ModelSpec) -> Run:
+def _stage_run(stage: Any, spec: ModelSpec) -> Run:
     def run(tensors: Arrays) -> Arrays:
         batch = len(next(iter(tensors.values())))
         fills = {t.name: t.filled(batch) for t in spec.inputs if t.optional}
         inputs = unpack_records(spec.inputs, fills | tensors)
-        if faults := kernel.faults(inputs):
+        if faults := stage.faults(inputs):
             raise RequestError(faults[min(faults)])
-        outputs = pack_records(spec.outputs, inputs | kernel(inputs))
-        return RankFeatures.for_one_request(outputs) if isinstance(kernel, RankFeatures) else outputs
+        outputs = pack_records(spec.outputs, inputs | stage(inputs))
+        return RankFeatures.for_one_request(outputs) if isinstance(stage, RankFeatures) else outputs
 
     return run
 

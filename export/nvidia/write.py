@@ -33,13 +33,13 @@ from serving.contract.artifacts import MANIFEST_FILE, open_array, read_json, sha
 from serving.contract.tensors import ANY_GENERATION, ENSEMBLE, ModelSpec, ensemble_spec, new_lineage
 from serving.stages.features.encode import Plan
 from serving.stages.parts.gpu_index import SCRATCH_BYTES
-from serving.stages.parts.kernels import STEP_TYPES
+from serving.stages.parts.models import PART_TYPES
 from serving.stages.parts.specs import (
     PREPROCESS_WORKFLOW,
     RANK_DENSE,
     RANK_EMBEDDINGS,
     RETRIEVE_SEARCH,
-    StepSettings,
+    PartSettings,
     WorkflowColumns,
     all_specs,
     keys_per_request,
@@ -53,10 +53,10 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from serving.stages.parts.kernels import {kernel}
-from serving.stages.parts.triton import step_model
+from serving.stages.parts.models import {part}
+from serving.stages.parts.triton import part_model
 
-TritonPythonModel = step_model({kernel})
+TritonPythonModel = part_model({part})
 '''
 
 
@@ -143,10 +143,10 @@ class Writer:
         if part.name == RETRIEVE_SEARCH:
             settings["index"] = write_gpu_index(version, settings["index"])
         columns = asdict(self.columns) if part.stage == "preprocess" else {}
-        own = StepSettings(part.name, asdict(self.source.sizes), settings, self.first_keys, columns, self.merlin.gpu)
+        own = PartSettings(part.name, asdict(self.source.sizes), settings, self.first_keys, columns, self.merlin.gpu)
         replace(info, settings=asdict(own)).write(version)
         copy_serving_code(version, ("serving.stages.parts.triton",))
-        (version / "model.py").write_text(MODEL_PY.format(kernel=STEP_TYPES[part.name].__name__))
+        (version / "model.py").write_text(MODEL_PY.format(part=PART_TYPES[part.name].__name__))
         forbid_caches(version)
         write_manifest(version, stage=part.stage, generation=self.source.generation)
         self._python_config(self.specs[part.name], part.stage)

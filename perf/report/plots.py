@@ -183,8 +183,8 @@ def bursts(run: Run, folder: Path) -> Figure | None:
 
 
 def batch_sizes(run: Run, folder: Path) -> Figure | None:
-    """How requests were gathered: share of kernel calls by batch size, a row per number of clients."""
-    curve = [level for level in next(iter(_curves(run).values()), []) if level.value > 1 and level.kernels][-3:]
+    """How requests were gathered: share of calls by batch size, a row per number of clients."""
+    curve = [level for level in next(iter(_curves(run).values()), []) if level.value > 1 and level.computing_models][-3:]
     if not curve:
         return None
     models = _models(curve)
@@ -193,7 +193,7 @@ def batch_sizes(run: Run, folder: Path) -> Figure | None:
     )
     for row, level in zip(grid, curve, strict=True):
         for axes, model in zip(row, models, strict=True):
-            times = level.kernels.get(model)
+            times = level.computing_models.get(model)
             if times is None:
                 continue
             sizes, calls = np.array(list(times.calls_by_batch.items())).T
@@ -291,12 +291,12 @@ def _curves(run: Run) -> dict[str, list[Closed]]:
 
 
 def _models(curve: list[Closed]) -> list[str]:
-    """Those that ran kernels: the stages, or the fused `recommend`."""
-    return [model for model in MODELS if any(model in level.kernels for level in curve)]
+    """Return the models that computed: the stages, or the fused `recommend`."""
+    return [model for model in MODELS if any(model in level.computing_models for level in curve)]
 
 
 def _stage_ms(level: Closed, model: str, phases: tuple[str, ...]) -> float:
-    times = level.kernels.get(model)
+    times = level.computing_models.get(model)
     return sum(getattr(times, f"{phase}_us") for phase in phases) / 1e3 if times else 0.0
 
 

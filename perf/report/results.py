@@ -41,8 +41,8 @@ class Closed(BaseModel, frozen=True):
     raw: str  # file with start_ns and latency_ns; "" where there is none
 
     @property
-    def kernels(self) -> dict[str, StageTimes]:
-        """Models that ran kernels, in their order: the stages, or else the fused `recommend`. An ensemble runs none itself."""
+    def computing_models(self) -> dict[str, StageTimes]:
+        """Times of the stages, or else of the fused `recommend`. An ensemble computes nothing itself."""
         return {name: self.stages[name] for name in STAGES if name in self.stages} or dict(self.stages)
 
 
@@ -68,7 +68,7 @@ class Open(BaseModel, frozen=True):
 
 
 class Yardstick(BaseModel, frozen=True):
-    """The same kernels without a server, interleaved with served levels: one value per round."""
+    """The same stages without a server, interleaved with served levels: one value per round."""
 
     in_process_p50_ms: list[float]  # one request per call, one thread
     served_p50_ms: list[float]  # one client

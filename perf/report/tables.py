@@ -95,7 +95,7 @@ def stage_table(run: Run) -> Table:
     """Mean microseconds by stage and phase, of the ensemble's levels."""
     rows = []
     for level in run.curve("recommend"):
-        for model, times in level.kernels.items():
+        for model, times in level.computing_models.items():
             phases = (times.queue_us, times.compute_input_us, times.compute_infer_us, times.compute_output_us)
             cells = (f"{level.value:g} clients, {model}", *(f"{value:,.0f}" for value in phases), f"{times.mean_batch:.1f}")
             rows.append(Row(cells))

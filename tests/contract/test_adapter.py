@@ -1,4 +1,4 @@
-"""The adapter against a fake of the Python backend: one kernel call per batch, and errors that stay with their request."""
+"""The adapter against a fake of the Python backend: one stage call per batch, and errors that stay with their request."""
 
 import json
 import re
@@ -32,7 +32,7 @@ INFO = StageInfo("preprocess", generation=7, axes=AXES, context=CONTEXT)
 
 
 class Echo:
-    """A preprocess kernel whose first categorical is the user id. It counts its calls and keeps its inputs."""
+    """A preprocess stage whose first categorical is the user id. It counts its calls and keeps its inputs."""
 
     @classmethod
     def load(cls, folder: Path) -> "Echo":
@@ -115,19 +115,19 @@ def users_of(response: pb.InferenceResponse) -> list[int]:
     return fields["user_categorical"][:, 0].tolist()
 
 
-def test_one_kernel_call_answers_the_whole_batch(model):
+def test_one_stage_call_answers_the_whole_batch(model):
     responses = model.execute([request(1), request(2, 3), request(4)])
     assert [users_of(response) for response in responses] == [[1], [2, 3], [4]]
-    assert len(model.first.kernel.seen) == 1
+    assert len(model.first.stage.seen) == 1
     model.reporter.report()
-    assert pb.MetricFamily.metrics["recommender_kernel_calls/preprocess"].value == 1
-    assert pb.MetricFamily.metrics["recommender_kernel_rows/preprocess"].value == 4
+    assert pb.MetricFamily.metrics["recommender_stage_calls/preprocess"].value == 1
+    assert pb.MetricFamily.metrics["recommender_stage_rows/preprocess"].value == 4
 
 
 def test_absent_optional_tensors_take_their_fill(model):
     given = np.array([[5, 6, -1]])
     model.execute([request(1), request(2, history=given, hour=np.array([[3.5]], np.float32))])
-    [inputs] = model.first.kernel.seen
+    [inputs] = model.first.stage.seen
     np.testing.assert_array_equal(inputs["history"], [[FROM_STORE] * 3, [5, 6, -1]])
     np.testing.assert_array_equal(inputs["store"], [[MISSING_INT]] * 2)
     np.testing.assert_array_equal(inputs["device"], [[b""]] * 2)
@@ -140,15 +140,15 @@ def test_a_malformed_request_fails_alone(model):
     assert users_of(mate) == [3]
     assert bad.error().code() == pb.TritonError.INVALID_ARG
     assert bad.error().message() == "user_id is -5"
-    assert len(model.first.kernel.seen) == 1
+    assert len(model.first.stage.seen) == 1
     model.reporter.report()
     assert pb.MetricFamily.metrics["recommender_rejected/preprocess"].value == 1
 
 
-def test_when_all_requests_are_malformed_the_kernel_is_not_called(model):
+def test_when_all_requests_are_malformed_the_stage_is_not_called(model):
     responses = model.execute([request(-1), request(-2)])
     assert [r.error().message() for r in responses] == ["user_id is -1", "user_id is -2"]
-    assert model.first.kernel.seen == []
+    assert model.first.stage.seen == []
 
 
 def test_an_unexpected_failure_stays_with_its_request_and_keeps_its_traceback_in_the_log(model):
@@ -167,7 +167,7 @@ def test_a_dependency_error_reaches_the_caller_as_unavailable(model):
 def test_an_output_that_breaks_the_contract_is_an_error_not_an_answer(model):
     echo = Echo.__call__
     wrong = type("Wrong", (Echo,), {"__call__": lambda self, i: {**echo(self, i), "user_continuous": np.zeros((1, 2))}})
-    model.chain = [replace(model.first, kernel=wrong())]
+    model.chain = [replace(model.first, stage=wrong())]
     [response] = model.execute([request(1)])
     assert response.has_error()
     assert "user_continuous" in response.error().message()
@@ -201,7 +201,7 @@ def test_a_changed_file_refuses_to_load(arguments):
 
 
 class Next:
-    """A kernel of any later stage: zeros of the contract's shapes, the lineage handed on."""
+    """A stage of any later stage: zeros of the contract's shapes, the lineage handed on."""
 
     @classmethod
     def load(cls, folder: Path) -> "Next":
@@ -211,7 +211,7 @@ class Next:
         self.spec, self.seen = spec, []
 
     def faults(self, inputs):
-        raise AssertionError("what the first kernel hands on is not looked at again")
+        raise AssertionError("what the first stage hands on is not looked at again")
 
     def __call__(self, inputs):
         self.seen.append(inputs)
@@ -246,7 +246,7 @@ def fused(tmp_path, monkeypatch):
     model.finalize()
 
 
-def test_all_kernels_in_one_model_answer_with_the_ensembles_tensors(fused):
+def test_all_stages_in_one_model_answer_with_the_ensembles_tensors(fused):
     good, bad = fused.execute([request(1), request(-5)])
     assert {t.name(): t.as_numpy().shape for t in good.output_tensors()} == {
         "item_ids": (1, 2), "scores": (1, 2), "degraded": (1, 1), "generation": (1, 1)
@@ -254,17 +254,17 @@ def test_all_kernels_in_one_model_answer_with_the_ensembles_tensors(fused):
     assert bad.error().message() == "user_id is -5"
     fused.reporter.report()
     values = {name: metric.value for name, metric in pb.MetricFamily.metrics.items()}
-    assert [values[f"recommender_kernel_rows/{name}"] for name in STAGES] == [1, 1, 1, 1]
-    assert all(values[f"recommender_kernel_seconds/{name}"] > 0 for name in STAGES)
+    assert [values[f"recommender_stage_rows/{name}"] for name in STAGES] == [1, 1, 1, 1]
+    assert all(values[f"recommender_stage_seconds/{name}"] > 0 for name in STAGES)
     specs = stage_specs(AXES, CONTEXT)
     for name, link in zip(STAGES, fused.chain, strict=True):
-        assert link.kernel.seen[0].keys() == {t.name for t in specs[name].input_fields}
+        assert link.stage.seen[0].keys() == {t.name for t in specs[name].input_fields}
 
 
 @pytest.mark.parametrize(("stage", "name"), [("retrieve", "candidate_ids"), ("rank", "rank_scores"), ("rerank", "scores")])
 @pytest.mark.parametrize("wrong", [lambda values: values[:-1], lambda values: values.astype(np.float64)], ids=["short", "type"])
-def test_what_a_kernel_gives_in_another_form_reaches_nobody_and_does_not_count(fused, monkeypatch, stage, name, wrong):
-    culprit, right = fused.chain[STAGES.index(stage)].kernel, Next.__call__
+def test_what_a_stage_gives_in_another_form_reaches_nobody_and_does_not_count(fused, monkeypatch, stage, name, wrong):
+    culprit, right = fused.chain[STAGES.index(stage)].stage, Next.__call__
 
     def call(self, inputs):
         outputs = right(self, inputs)
@@ -272,14 +272,14 @@ def test_what_a_kernel_gives_in_another_form_reaches_nobody_and_does_not_count(f
 
     monkeypatch.setattr(Next, "__call__", call)
     for response in fused.execute([request(1), request(2)]):
-        assert re.match(rf"The kernel of {stage} gave {name} as .*the contract says", response.error().message())
+        assert re.match(rf"The stage {stage} gave {name} as .*the contract says", response.error().message())
     fused.reporter.report()
-    counted = [pb.MetricFamily.metrics[f"recommender_kernel_rows/{each}"].value > 0 for each in STAGES]
+    counted = [pb.MetricFamily.metrics[f"recommender_stage_rows/{each}"].value > 0 for each in STAGES]
     assert counted == [True] * STAGES.index(stage) + [False] * (len(STAGES) - STAGES.index(stage))
 
 
 class Half(Next):
-    """A rank kernel whose scores are half of retrieval's."""
+    """A rank stage whose scores are half of retrieval's."""
 
     def faults(self, inputs):
         return generation_faults(inputs["lineage"], 7)
@@ -312,7 +312,7 @@ def test_a_stage_between_two_records_takes_fields_and_gives_a_record(tmp_path, m
     good, bad, mates = model.execute([records(info.spec, 4), records(info.spec, 5, generation=6), records(info.spec, 6, 8)])
     model.finalize()
     assert "generation is 6, this stage serves 7" in bad.error().message()
-    assert [len(seen["user_id"]) for seen in model.first.kernel.seen] == [3]
+    assert [len(seen["user_id"]) for seen in model.first.stage.seen] == [3]
     for response, user_ids in ((good, [4]), (mates, [6, 8])):
         fields = unpack_records(info.spec.outputs, {t.name(): t.as_numpy() for t in response.output_tensors()})
         assert fields["user_id"][:, 0].tolist() == user_ids
@@ -320,7 +320,7 @@ def test_a_stage_between_two_records_takes_fields_and_gives_a_record(tmp_path, m
         assert fields["lineage"].tolist() == [[7, 2]] * len(user_ids)
 
 
-def test_a_failure_in_any_kernel_stays_with_its_request(fused):
+def test_a_failure_in_any_stage_stays_with_its_request(fused):
     good, bad = fused.execute([request(1), request(666)])
     assert not good.has_error()
     assert bad.error().message().startswith("Internal error in recommend (ZeroDivisionError)")

@@ -1,4 +1,4 @@
-"""What a kernel measures of itself, and lets go of, through the adapter and the fake backend."""
+"""What a stage measures of itself, and lets go of, through the adapter and the fake backend."""
 
 import threading
 import time
@@ -28,21 +28,21 @@ class Measured(Echo):
 
 @pytest.fixture
 def loaded(arguments):  # noqa: F811 - the fixture of that name
-    """loaded(kernel class) -> the model that serves it"""
+    """loaded(stage class) -> the model that serves it"""
     from serving.stages.adapter.triton import triton_model
 
     pb.MetricFamily.metrics.clear()
     pb.Logger.lines.clear()
 
-    def load(kernel):
-        model = triton_model(kernel)()
+    def load(stage):
+        model = triton_model(stage)()
         model.initialize(arguments)
         return model
 
     return load
 
 
-def test_what_a_kernel_measures_of_itself_reaches_the_metrics_port(loaded):
+def test_what_a_stage_measures_of_itself_reaches_the_metrics_port(loaded):
     model = loaded(Measured)
     reporter = model.reporter
     for calls in (1, 2):
@@ -52,11 +52,11 @@ def test_what_a_kernel_measures_of_itself_reaches_the_metrics_port(loaded):
         assert pb.MetricFamily.metrics["rows/preprocess_0_0/7/users"].value == 2 * calls
         assert pb.MetricFamily.metrics["hit_rate/preprocess_0_0/7/users"].value == 1 / (1 + 2 * calls)
     model.finalize()
-    assert model.chain[0].kernel.closed
+    assert model.chain[0].stage.closed
     assert not any(thread.name == "reporter" for thread in threading.enumerate())
 
 
-def test_kernels_that_hold_nothing_are_let_go_as_well(loaded):
+def test_stages_that_hold_nothing_are_let_go_as_well(loaded):
     model = loaded(Echo)
     model.finalize()
     assert not any(thread.name == "reporter" for thread in threading.enumerate())

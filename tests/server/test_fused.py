@@ -79,12 +79,12 @@ def test_a_bad_request_fails_alone(caller):
         np.testing.assert_array_equal(answer, expected)
 
 
-def test_every_stage_counts_its_kernel_calls_and_time(served, caller):
+def test_every_stage_counts_its_calls_and_time(served, caller):
     infer(caller, user_id=list(range(8)))
     text = urllib.request.urlopen(served.metrics_url, timeout=5).read().decode()
     for name in STAGES:
         for counter in ("calls", "rows", "seconds"):
-            (line,) = [line for line in text.splitlines() if line.startswith(f'recommender_kernel_{counter}{{stage="{name}"}}')]
+            (line,) = [line for line in text.splitlines() if line.startswith(f'recommender_stage_{counter}{{stage="{name}"}}')]
             assert float(line.split()[-1]) > 0
 
 

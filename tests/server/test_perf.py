@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments.overhead import copy_with_empty_kernels
+from experiments.overhead import copy_with_empty_stages
 from perf import ab, sweep
 from perf.answers import ask_server
 from perf.bench import new_bench
@@ -99,7 +99,7 @@ def test_errors_of_the_server_are_errors_of_the_load(bench):
 
 
 def test_stage_inputs_are_the_in_process_tensors(bench):
-    """What the served stages hand on, against the same kernels in this process."""
+    """What the served stages hand on, against the same stages in this process."""
     requests = {name: rows[:40] for name, rows in read_requests(bench.site.repo, bench.site.generation).items()}
     trace = Pipeline.load(bench.site.repo).trace(requests)
     for stage, tensors in stage_inputs(bench.site.grpc_url, bench.specs, bench.site.generation, requests).items():
@@ -149,8 +149,8 @@ def test_the_floor_is_a_call_that_does_nothing(bench):
     assert (floor_ns(bench.site.grpc_url) > 0).all()
 
 
-def test_empty_kernels_answer_zeros_through_the_same_models_and_tensors(repository, server, tmp_path):
-    copy_with_empty_kernels(repository, tmp_path / "empty")
+def test_empty_stages_answer_zeros_through_the_same_models_and_tensors(repository, server, tmp_path):
+    copy_with_empty_stages(repository, tmp_path / "empty")
     with own_server(tmp_path / "empty") as idle:
         site = replace(site_of(idle.state), repo=repository)
         bench = new_bench(site, "empty", tmp_path / "run")

@@ -1,4 +1,4 @@
-"""What the real server answers equals what the same kernels answer in this process, and one batch is one kernel call."""
+"""What the real server answers equals what the same stages answer in this process, and one batch is one call of a stage."""
 
 import re
 import time
@@ -40,8 +40,8 @@ def test_the_recorded_answers_are_the_in_process_ones(recorded, in_process):
 QUIET_S = 2.5  # the stages report once a second
 
 
-class KernelCounts:
-    """Kernel calls and rows by stage since this object was made; nobody else may ask meanwhile."""
+class StageCounts:
+    """Calls and rows by stage since this object was made; nobody else may ask meanwhile."""
 
     def __init__(self, server) -> None:
         self.url = server.metrics_url
@@ -49,7 +49,7 @@ class KernelCounts:
 
     def read(self) -> dict[str, dict[str, float]]:
         text = urllib.request.urlopen(self.url, timeout=5).read().decode()
-        found = re.findall(r'^recommender_kernel_(calls|rows){stage="(\w+)"} (\S+)$', text, re.MULTILINE)
+        found = re.findall(r'^recommender_stage_(calls|rows){stage="(\w+)"} (\S+)$', text, re.MULTILINE)
         counts: dict[str, dict[str, float]] = {"calls": {}, "rows": {}}
         for what, stage, value in found:
             if stage in STAGES:
@@ -74,14 +74,14 @@ class KernelCounts:
                 return new
 
 
-def test_one_batch_is_one_kernel_call_in_every_stage(server, client):
-    counts = KernelCounts(server)
+def test_one_batch_is_one_stage_call_in_every_stage(server, client):
+    counts = StageCounts(server)
     infer(client, user_id=list(range(32)))
     assert counts.since(32) == {"calls": dict.fromkeys(STAGES, 1), "rows": dict.fromkeys(STAGES, 32)}
 
 
-def test_requests_that_wait_together_share_kernel_calls(server, client):
-    counts = KernelCounts(server)
+def test_requests_that_wait_together_share_stage_calls(server, client):
+    counts = StageCounts(server)
     with ThreadPoolExecutor(32) as pool:
         list(pool.map(lambda user: infer(client, user_id=[user]), range(640)))
     new = counts.since(640)

@@ -49,8 +49,8 @@ def test_the_published_code_answers_not_the_checkouts(repository, monkeypatch):
     def refuse(folder):
         raise ArtifactError("this checkout reads another format")
 
-    for kernel in STAGE_TYPES.values():
-        monkeypatch.setattr(kernel, "load", refuse)
+    for stage in STAGE_TYPES.values():
+        monkeypatch.setattr(stage, "load", refuse)
     assert check_repository(repository) == []
 
 

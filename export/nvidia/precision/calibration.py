@@ -49,9 +49,9 @@ def stage_folders(repository: Path) -> dict[str, Path]:
 
 def opened(folders: Mapping[str, Path]) -> Pipeline:
     """folders: as `stage_folders` gives them -> the pipeline of that generation, published or only staged."""
-    kernels = {stage: STAGE_TYPES[stage].load(folders[stage]) for stage in STAGES}
+    stages = {stage: STAGE_TYPES[stage].load(folders[stage]) for stage in STAGES}
     info = read_stage(folders[STAGES[0]])
-    return Pipeline(info, kernels, stage_specs(info.axes, info.context))
+    return Pipeline(info, stages, stage_specs(info.axes, info.context))
 
 
 def shortened(feed: Arrays) -> Arrays:

@@ -43,11 +43,11 @@ ERROR_CODES = {
 }
 
 
-def triton_model(*kernel_classes: type) -> type:
+def triton_model(*stage_classes: type) -> type:
     """Return a `TritonPythonModel` class that serves one stage (`load`, `faults`, `__call__`), or several in order."""
 
     class TritonPythonModel(StageModel):
-        kernel_types = kernel_classes
+        stage_types = stage_classes
 
     return TritonPythonModel
 
@@ -57,14 +57,14 @@ class Link:
     """One stage of the chain that a model runs."""
 
     spec: ModelSpec
-    kernel: Any
+    stage: Any
     metrics: Metrics
 
 
 class StageModel:
     """A Triton model of one stage, or of all stages in a chain."""
 
-    kernel_types: tuple[Any, ...]
+    stage_types: tuple[Any, ...]
 
     def initialize(self, args: dict[str, str]) -> None:
         folder = Path(args["model_repository"]) / args["model_version"]
@@ -78,30 +78,30 @@ class StageModel:
         except RecommenderError as error:
             raise pb_utils.TritonModelException(f"{args['model_name']}: {error}") from error
         self.first = self.chain[0]
-        of_kernels = {"instance": args["model_instance_name"], "version": args["model_version"]}
+        instance_labels = {"instance": args["model_instance_name"], "version": args["model_version"]}
         sources: list[Source] = [(link.metrics.measurements, {}) for link in self.chain]
-        sources += [(link.kernel.measurements, of_kernels) for link in self.chain if hasattr(link.kernel, "measurements")]
+        sources += [(link.stage.measurements, instance_labels) for link in self.chain if hasattr(link.stage, "measurements")]
         self.reporter = Reporter(sources)
 
     def finalize(self) -> None:
         """Release what the stages share with other processes, when the server unloads this version."""
         self.reporter.close()
         for link in self.chain:
-            if hasattr(link.kernel, "close"):
-                link.kernel.close()
+            if hasattr(link.stage, "close"):
+                link.stage.close()
         self.live.close()
 
     def _chain(self, folder: Path, info: StageInfo) -> list[Link]:
         folders = [folder / name for name in STAGES] if info.stage == ENSEMBLE else [folder]
         infos = [read_stage(path) for path in folders]
-        kernels = [with_live(kind.load(path), self.live) for kind, path in zip(self.kernel_types, folders, strict=True)]
-        return [Link(own.spec, kernel, Metrics(own.stage)) for own, kernel in zip(infos, kernels, strict=True)]
+        stages = [with_live(kind.load(path), self.live) for kind, path in zip(self.stage_types, folders, strict=True)]
+        return [Link(each.spec, stage, Metrics(each.stage)) for each, stage in zip(infos, stages, strict=True)]
 
     def execute(self, requests: list[Any]) -> list[Any]:
         tensors, rows = join(self.spec, requests)
         inputs = unpack_records(self.spec.inputs, tensors)
         errors: dict[int, pb_utils.TritonError] = {}
-        if faults := self.first.kernel.faults(inputs):  # only the first stage sees untrusted input
+        if faults := self.first.stage.faults(inputs):  # only the first stage sees untrusted input
             errors = {request: invalid_argument(message) for request, message in by_request(faults, rows).items()}
             self.first.metrics.rejected += len(errors)
         healthy = [i for i in range(len(requests)) if i not in errors]
@@ -131,16 +131,16 @@ class StageModel:
         tensors, batch = dict(inputs), len(next(iter(inputs.values())))
         for link in self.chain:
             started_s = time.perf_counter()
-            outputs = link.kernel({tensor.name: tensors[tensor.name] for tensor in link.spec.input_fields})
+            outputs = link.stage({tensor.name: tensors[tensor.name] for tensor in link.spec.input_fields})
             tensors.update(outputs)
             check_outputs(link.spec, tensors, batch)
             link.metrics.count(degraded_of(outputs), time.perf_counter() - started_s)
         return pack_records(self.spec.outputs, tensors, validated=True)
 
 
-def with_live(kernel: Any, live: Reader) -> Any:
+def with_live(stage: Any, live: Reader) -> Any:
     """Return the stage with a live store attached, or the stage itself where it uses none."""
-    return kernel.with_live(live) if hasattr(kernel, "with_live") else kernel
+    return stage.with_live(live) if hasattr(stage, "with_live") else stage
 
 
 def degraded_of(outputs: Arrays) -> np.ndarray:
@@ -169,9 +169,9 @@ class Metrics:
     def measurements(self) -> Iterator[Measurement]:
         labels = {"stage": self.stage}
         for name, description, value in (
-            ("kernel_calls", "Kernel calls: one per batch", self.calls),
-            ("kernel_rows", "Rows (users) that kernel calls answered", self.rows),
-            ("kernel_seconds", "Time within kernel calls", self.seconds),
+            ("stage_calls", "Calls of the stage: one per batch", self.calls),
+            ("stage_rows", "Rows (users) that the stage answered", self.rows),
+            ("stage_seconds", "Time within the stage", self.seconds),
             ("degraded", "Rows that this stage answered by its fallback", self.degraded),
             ("rejected", "Requests refused as malformed", self.rejected),
         ):
@@ -305,7 +305,7 @@ def check_outputs(spec: ModelSpec, outputs: Arrays, batch: int) -> None:
         array = outputs[tensor.name]
         if not tensor.fits(array, batch):
             raise RecommenderError(
-                f"The kernel of {spec.name} gave {tensor.name} as {array.dtype} {array.shape}; "
+                f"The stage {spec.name} gave {tensor.name} as {array.dtype} {array.shape}; "
                 f"the contract says {tensor.dtype} {(batch, *tensor.dims)}."
             )
 

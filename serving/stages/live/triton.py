@@ -9,11 +9,11 @@ import numpy as np
 from serving.stages.adapter.triton import Arrays, StageModel, check_outputs
 
 
-def live_model(kernel_class: type) -> type:
+def live_model(stage_class: type) -> type:
     """Return the `TritonPythonModel` class that serves `observe` or `upsert`."""
 
     class TritonPythonModel(LiveAdapter):
-        kernel_types = (kernel_class,)
+        stage_types = (stage_class,)
 
     return TritonPythonModel
 
@@ -23,7 +23,7 @@ class LiveAdapter(StageModel):
 
     def _call(self, inputs: Arrays) -> Arrays:
         batch, started_s = len(next(iter(inputs.values()))), time.perf_counter()
-        outputs = self.first.kernel(inputs)
+        outputs = self.first.stage(inputs)
         check_outputs(self.spec, outputs, batch)
         self.first.metrics.count(np.zeros((batch, 1), np.int64), time.perf_counter() - started_s)
         return outputs

@@ -15,30 +15,30 @@ import numpy as np
 from serving.contract.artifacts import StageInfo, read_stage
 from serving.contract.tensors import ModelSpec, new_lineage
 from serving.live.reader import Reader
-from serving.stages.parts.specs import StepSettings, WorkflowColumns, encoded_tensor, preprocess_specs, raw_tensor
+from serving.stages.parts.specs import PartSettings, WorkflowColumns, encoded_tensor, preprocess_specs, raw_tensor
 from serving.stages.preprocess import PreprocessInputs, history_tensors
 
 Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
-class PreprocessStep:
+class PreprocessPart:
     """The common base of both parts."""
 
     info: StageInfo
-    own: StepSettings
+    part: PartSettings
 
     @cached_property
     def columns(self) -> WorkflowColumns:
-        return WorkflowColumns(**self.own.columns)
+        return WorkflowColumns(**self.part.columns)
 
     @cached_property
     def spec(self) -> ModelSpec:
-        return preprocess_specs(self.info, self.columns)[self.own.step]
+        return preprocess_specs(self.info, self.columns)[self.part.name]
 
 
 @dataclass(frozen=True)
-class PreprocessFeatures(PreprocessStep):
+class PreprocessFeatures(PreprocessPart):
     """Compute the users' raw columns, as the workflow's tensors, and their history."""
 
     inputs: PreprocessInputs
@@ -46,7 +46,7 @@ class PreprocessFeatures(PreprocessStep):
     @classmethod
     def load(cls, folder: Path) -> PreprocessFeatures:
         info = read_stage(folder)
-        return cls(info, StepSettings.of(folder, info), PreprocessInputs.load(folder, info))
+        return cls(info, PartSettings.of(folder, info), PreprocessInputs.load(folder, info))
 
     def with_live(self, reader: Reader) -> PreprocessFeatures:
         return replace(self, inputs=self.inputs.with_live(reader))
@@ -67,13 +67,13 @@ class PreprocessFeatures(PreprocessStep):
 
 
 @dataclass(frozen=True)
-class PreprocessTensors(PreprocessStep):
+class PreprocessTensors(PreprocessPart):
     """Turn the workflow's columns into the tensors of the contract."""
 
     @classmethod
     def load(cls, folder: Path) -> PreprocessTensors:
         info = read_stage(folder)
-        return cls(info, StepSettings.of(folder, info))
+        return cls(info, PartSettings.of(folder, info))
 
     def faults(self, inputs: Arrays) -> dict[int, str]:
         return {}

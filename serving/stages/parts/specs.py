@@ -62,14 +62,14 @@ class WorkflowColumns:
 
 
 @dataclass(frozen=True)
-class StepSettings:
+class PartSettings:
     """`settings` of a part's stage.json.
 
     stage: settings of its stage; first_keys: table -> its first key; columns: WorkflowColumns; gpu: number of the GPU that it
     was exported for
     """
 
-    step: str
+    name: str
     sizes: dict[str, int]
     stage: dict[str, Any] = field(default_factory=dict)
     first_keys: dict[str, int] = field(default_factory=dict)
@@ -77,11 +77,11 @@ class StepSettings:
     gpu: int = 0
 
     @classmethod
-    def of(cls, folder: Path, info: StageInfo) -> StepSettings:
+    def of(cls, folder: Path, info: StageInfo) -> PartSettings:
         return stage_settings(folder, info, cls)
 
 
-def step_specs(info: StageInfo, sizes: Sizes) -> dict[str, ModelSpec]:
+def part_specs(info: StageInfo, sizes: Sizes) -> dict[str, ModelSpec]:
     """Return the specs of all parts but `rank_embeddings`, by name; `rank_dense` as with our own tables. See `behind_hps`."""
     stages = stage_specs(info.axes, info.context)
     known = {
@@ -140,7 +140,7 @@ def keys_per_request(info: StageInfo, sizes: Sizes) -> int:
 
 def all_specs(info: StageInfo, sizes: Sizes, hps: bool) -> dict[str, ModelSpec]:
     """Return the specs of every part by name, with the `hps` backend (then with `rank_embeddings`) or without it."""
-    specs = step_specs(info, sizes)
+    specs = part_specs(info, sizes)
     if hps:
         keys, numkeys = (TensorSpec(name, dtype, (FREE, FREE)) for name, dtype in ((KEYS, "INT64"), (NUMKEYS, "INT32")))
         specs[RANK_EMBEDDINGS] = ModelSpec(RANK_EMBEDDINGS, (keys, numkeys), (TensorSpec(HPS_OUTPUT, "FP32", (FREE,)),))

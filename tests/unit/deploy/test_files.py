@@ -63,7 +63,7 @@ def published_metrics() -> set[str]:
 
 def test_the_recorded_metrics_are_those_of_the_code():
     published = published_metrics()
-    assert {"recommender_degraded", "recommender_kernel_seconds", "recommender_table_level_down"} <= published
+    assert {"recommender_degraded", "recommender_stage_seconds", "recommender_table_level_down"} <= published
     assert {"nv_inference_request_summary_us", "nv_inference_request_failure"} <= published
 
 

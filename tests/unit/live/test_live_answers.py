@@ -45,16 +45,16 @@ def reader(tmp_path):
 
 @pytest.fixture
 def observe(repository):
-    kernel = Observe.load(repository / OBSERVE / "1")
-    yield kernel
-    kernel.close()
+    stage = Observe.load(repository / OBSERVE / "1")
+    yield stage
+    stage.close()
 
 
 @pytest.fixture
 def upsert(repository):
-    kernel = Upsert.load(repository / UPSERT / "1")
-    yield kernel
-    kernel.close()
+    stage = Upsert.load(repository / UPSERT / "1")
+    yield stage
+    stage.close()
 
 
 @pytest.fixture
@@ -70,12 +70,12 @@ def event_inputs(**columns) -> dict[str, np.ndarray]:
     }
 
 
-def upserted(kernel: Upsert, item: int, **columns) -> int:
+def upserted(stage: Upsert, item: int, **columns) -> int:
     """Send a change and return its sequence."""
     texts = {"kind": b"item", "columns": json.dumps(columns).encode()}
     inputs = {name: np.array([[value]], object) for name, value in texts.items()} | {"id": np.array([[item]])}
-    assert kernel.faults(inputs) == {}
-    return int(kernel(inputs)["sequence"][0, 0])
+    assert stage.faults(inputs) == {}
+    return int(stage(inputs)["sequence"][0, 0])
 
 
 def answer(pipeline: Pipeline, users: list[int], **inputs: list) -> dict[str, np.ndarray]:

@@ -21,7 +21,7 @@ def test_a_servers_counters_are_read():
 
 
 def later(changes: dict[str, tuple[int, int]], calls: dict[str, int]) -> dict:
-    """The sample after more requests of `rank`: (count, ns) by kind, kernel calls by batch size."""
+    """The sample after more requests of `rank`: (count, ns) by kind, calls of the stage by batch size."""
     statistics = copy.deepcopy(STATISTICS)
     rank = next(model for model in statistics["model_stats"] if model["name"] == "rank")
     for kind, (count, ns) in changes.items():

@@ -61,9 +61,9 @@ def test_the_config_hash_tells_settings_apart(tmp_path):
     assert config_hash(tmp_path) != before
 
 
-def test_an_ensemble_runs_no_kernels_of_its_own(run):
+def test_an_ensemble_computes_nothing_of_its_own(run):
     level = run.closed[0].model_copy(update={"stages": {"recommend": stage_times(4.0)} | run.closed[0].stages})
-    assert tuple(level.kernels) == STAGES
+    assert tuple(level.computing_models) == STAGES
 
 
 def test_a_single_load_is_what_its_summary_tells(run):

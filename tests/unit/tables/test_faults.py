@@ -288,7 +288,7 @@ def test_another_users_arena_is_left_alone(tmp_path):
 
 
 def test_a_process_that_ends_takes_its_arena_along(settings, tmp_path):
-    """The server's stub ends its interpreter without asking the kernels."""
+    """The server's stub ends its interpreter without asking the stages."""
     config = TiersConfig("rank", (PARTIAL,), "left", str(tmp_path), **settings)
     config.write(tmp_path / "tiers.json")
     script = "import pathlib, sys; from serving.tables.store.tiers import Tiers; tiers = Tiers.load(pathlib.Path(sys.argv[1]))"

@@ -95,7 +95,7 @@ def test_lookup_writes_into_the_callers_array(source, open_tiers):
 
 
 def test_keys_of_any_shape_and_integer_type(source, open_tiers):
-    """As the kernels ask: [B, C] slices of int32 arrays, with and without a place for the answer."""
+    """As the stages ask: [B, C] slices of int32 arrays, with and without a place for the answer."""
     rows = random_rows(ROWS, WIDTH)
     tiers = open_tiers(TableConfig("items", ROWS, WIDTH, l1_rows=ROWS, l2_rows=64), source=source(items=rows))
     keys = np.random.default_rng(0).integers(0, ROWS, (3, 5, 2)).astype(np.int32)[..., 1]

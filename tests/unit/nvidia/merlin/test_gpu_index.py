@@ -13,7 +13,7 @@ from export.settings import Settings
 from repository.models import read_config
 from serving.contract.artifacts import read_stage
 from serving.stages.parts.gpu_index import on_gpu
-from serving.stages.parts.kernels import RetrieveSearch
+from serving.stages.parts.models import RetrieveSearch
 from tests.contract import fake_backend
 from tests.unit.nvidia.merlin.conftest import source_of
 
@@ -67,11 +67,11 @@ def test_it_moves_to_the_gpu_of_its_instance_or_of_the_export(cpu, tmp_path, mon
     """As exported the instances are KIND_CPU, so that a server without a GPU starts: then [merlin] gpu counts."""
     publish_merlin(source_of(cpu), tmp_path / "repository", Settings(merlin={"gpu": 3}))
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", fake_backend)
-    from serving.stages.parts.triton import step_model
+    from serving.stages.parts.triton import part_model
 
-    monkeypatch.setattr("serving.stages.parts.kernels.on_gpu", lambda index, gpu: f"index on GPU {gpu}")
+    monkeypatch.setattr("serving.stages.parts.models.on_gpu", lambda index, gpu: f"index on GPU {gpu}")
     folder = tmp_path / "repository" / "retrieve_search"
-    model = step_model(RetrieveSearch)()
+    model = part_model(RetrieveSearch)()
     model.initialize(
         {
             "model_name": folder.name,
@@ -83,7 +83,7 @@ def test_it_moves_to_the_gpu_of_its_instance_or_of_the_export(cpu, tmp_path, mon
             "model_config": MessageToJson(read_config(folder / "config.pbtxt"), preserving_proto_field_name=True),
         }
     )
-    assert model.first.kernel.outputs.search.index == f"index on GPU {expected}"
+    assert model.first.stage.outputs.search.index == f"index on GPU {expected}"
     model.finalize()
 
 

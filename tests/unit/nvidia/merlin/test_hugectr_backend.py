@@ -26,7 +26,7 @@ from repository.models import read_config
 from repository.recorded import RECORDED_FILE, read_recorded
 from serving.contract.artifacts import open_network
 from serving.contract.errors import ExportError
-from serving.stages.parts.kernels import RankFeatures
+from serving.stages.parts.models import RankFeatures
 from tests.unit.nvidia.merlin.conftest import source_of
 
 

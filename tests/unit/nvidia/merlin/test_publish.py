@@ -25,8 +25,8 @@ from serving.contract.errors import ArtifactError, ConfigError, DependencyError,
 from serving.contract.tensors import Degraded, pack_records
 from serving.pipeline import Pipeline
 from serving.stages.features.ranking import SCALE
-from serving.stages.parts.kernels import (
-    STEP_TYPES,
+from serving.stages.parts.models import (
+    PART_TYPES,
     RankFeatures,
     RankRows,
     RankScores,
@@ -49,7 +49,7 @@ def recorded(cpu):
 class TestAnswers:
     @pytest.mark.parametrize("triton", ["24.03", "modern"])
     def test_stages_in_parts_answer_like_whole_ones(self, exported, cpu, recorded, triton):
-        """The slow twin: the cpu profile's kernels, in one process."""
+        """The slow twin: the cpu profile's stages, in one process."""
         whole = Pipeline.load(cpu)(recorded.inputs)
         parts = MerlinPipeline(exported[triton], 1, "/models")(recorded.inputs)
         assert compare_answers(parts, whole, 1e-5) == ""
@@ -84,7 +84,7 @@ class TestAnswers:
 def test_of_the_parts_of_a_stage_the_last_one_counts(exported, recorded, triton, monkeypatch):
     """Otherwise a stage in four parts would have answered four times as many requests."""
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", fake_backend)
-    from serving.stages.parts.triton import step_model
+    from serving.stages.parts.triton import part_model
 
     trace = MerlinPipeline(exported[triton], 1, "/models").trace({name: values[:3] for name, values in recorded.inputs.items()})
     counted = {}
@@ -93,7 +93,7 @@ def test_of_the_parts_of_a_stage_the_last_one_counts(exported, recorded, triton,
             continue
         folder = exported[triton] / part.name
         config = read_config(folder / "config.pbtxt")
-        model = step_model(STEP_TYPES[part.name])()
+        model = part_model(PART_TYPES[part.name])()
         model.initialize(
             {
                 "model_name": part.name,
@@ -137,7 +137,7 @@ class TestSteps:
         step, trace = RankFeatures.load(folder), MerlinPipeline(exported["24.03"], 1, "/models").trace(recorded.inputs)
         given = trace["rank_features"]
         keys = step(given)["KEYS"]
-        first, settings = step.own.first_keys, step.inputs.settings
+        first, settings = step.part.first_keys, step.inputs.settings
         row = 3
         positions = step.inputs.items.positions(given["candidate_ids"][row])
         expected = [given["user_categorical"][row, slot] + first[name] for slot, name in enumerate(settings.user_tables)]

@@ -29,9 +29,9 @@ from serving.stages.parts.specs import (
     RERANK_RULES,
     RETRIEVE_FEATURES,
     RETRIEVE_SEARCH,
+    PartSettings,
     Sizes,
-    StepSettings,
-    step_specs,
+    part_specs,
 )
 from serving.stages.rank import EmbeddingRows, RankInputs, RankOutputs, RankSettings
 from serving.stages.rerank import BestLists, RerankInputs, RerankOutputs, RerankSettings
@@ -42,39 +42,39 @@ Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Step:
+class StagePart:
     """The common base of parts. `info` describes the stage, with the stage's own settings."""
 
     info: StageInfo
-    own: StepSettings
+    part: PartSettings
 
     @cached_property
     def spec(self) -> ModelSpec:
-        return step_specs(self.info, Sizes(**self.own.sizes))[self.own.step]
+        return part_specs(self.info, Sizes(**self.part.sizes))[self.part.name]
 
     def faults(self, inputs: Arrays) -> dict[int, str]:
         """Return a message for each request of another generation, by row."""
         return generation_faults(inputs["lineage"], self.info.generation)
 
 
-def opened(folder: Path) -> tuple[StageInfo, StepSettings]:
+def read_part(folder: Path) -> tuple[StageInfo, PartSettings]:
     """Return the stage's info with the stage's own settings, and the part's settings. Raises ArtifactError."""
     info = read_stage(folder)
-    own = StepSettings.of(folder, info)
-    return replace(info, settings=own.stage), own
+    part = PartSettings.of(folder, info)
+    return replace(info, settings=part.stage), part
 
 
 @dataclass(frozen=True)
-class RetrieveFeatures(Step):
+class RetrieveFeatures(StagePart):
     """Compute the user tower's inputs: table rows of the user and of the history."""
 
     inputs: RetrieveInputs
 
     @classmethod
     def load(cls, folder: Path) -> RetrieveFeatures:
-        info, own = opened(folder)
+        info, part = read_part(folder)
         settings = stage_settings(folder, info, RetrieveSettings)
-        return cls(info, own, RetrieveInputs.load(folder, info, settings, ItemIndex.load(folder / "item_ids.npy")))
+        return cls(info, part, RetrieveInputs.load(folder, info, settings, ItemIndex.load(folder / "item_ids.npy")))
 
     def __call__(self, inputs: Arrays) -> Arrays:
         feeds = self.inputs.feeds(inputs, self.inputs.items.positions(inputs["history_ids"]))
@@ -82,16 +82,16 @@ class RetrieveFeatures(Step):
 
 
 @dataclass(frozen=True)
-class RetrieveSearch(Step):
+class RetrieveSearch(StagePart):
     """Find candidates for user vectors."""
 
     outputs: RetrieveOutputs
 
     @classmethod
     def load(cls, folder: Path) -> RetrieveSearch:
-        info, own = opened(folder)
+        info, part = read_part(folder)
         settings = stage_settings(folder, info, RetrieveSettings)
-        return cls(info, own, RetrieveOutputs.load(folder, info, settings, ItemIndex.load(folder / "item_ids.npy")))
+        return cls(info, part, RetrieveOutputs.load(folder, info, settings, ItemIndex.load(folder / "item_ids.npy")))
 
     def with_live(self, reader: Reader) -> RetrieveSearch:
         return replace(self, outputs=self.outputs.with_live(reader))
@@ -99,7 +99,7 @@ class RetrieveSearch(Step):
     def to_gpu(self, gpu: int | None) -> None:
         """Move the index to a GPU where Faiss supports it. None: the GPU that the repository was exported for."""
         search = self.outputs.search
-        search.index = on_gpu(search.index, self.own.gpu if gpu is None else gpu)
+        search.index = on_gpu(search.index, self.part.gpu if gpu is None else gpu)
 
     def __call__(self, inputs: Arrays) -> Arrays:
         history = self.outputs.items.positions(inputs["history_ids"])
@@ -117,15 +117,15 @@ def pair_tensors(rank: RankInputs, inputs: Arrays, candidates: np.ndarray) -> Ar
 
 
 @dataclass(frozen=True)
-class RankFeatures(Step):
+class RankFeatures(StagePart):
     """Compute the numbers of each pair, and the keys of the network's rows: the user's, then each candidate's."""
 
     inputs: RankInputs
 
     @classmethod
     def load(cls, folder: Path) -> RankFeatures:
-        info, own = opened(folder)
-        return cls(info, own, RankInputs.load(folder, stage_settings(folder, info, RankSettings)))
+        info, part = read_part(folder)
+        return cls(info, part, RankInputs.load(folder, stage_settings(folder, info, RankSettings)))
 
     def __call__(self, inputs: Arrays) -> Arrays:
         candidates = self.inputs.items.positions(inputs["candidate_ids"])
@@ -139,7 +139,7 @@ class RankFeatures(Step):
 
         HPS has one table: key = first key + row.
         """
-        settings, first = self.inputs.settings, self.own.first_keys
+        settings, first = self.inputs.settings, self.part.first_keys
         of_user = user_keys + np.array([first[name] for name in settings.user_tables], np.int64)
         of_items = item_keys + np.array([first[name] for name in settings.item_tables], np.int64)
         return np.concatenate([of_user, of_items.reshape(len(of_items), -1)], axis=1)
@@ -152,7 +152,7 @@ class RankFeatures(Step):
 
 
 @dataclass(frozen=True)
-class RankRows(Step):
+class RankRows(StagePart):
     """Compute the numbers of each pair and read the rows from our own tables, where there is no `hps` backend."""
 
     inputs: RankInputs
@@ -160,9 +160,9 @@ class RankRows(Step):
 
     @classmethod
     def load(cls, folder: Path) -> RankRows:
-        info, own = opened(folder)
+        info, part = read_part(folder)
         inputs = RankInputs.load(folder, stage_settings(folder, info, RankSettings))
-        return cls(info, own, inputs, EmbeddingRows.load(folder, info, inputs))
+        return cls(info, part, inputs, EmbeddingRows.load(folder, info, inputs))
 
     def close(self) -> None:
         """Release the tables, which other instances share."""
@@ -187,22 +187,22 @@ class RankRows(Step):
 
 
 @dataclass(frozen=True)
-class RankScores(Step):
+class RankScores(StagePart):
     """Turn logits into rank scores."""
 
     outputs: RankOutputs
 
     @classmethod
     def load(cls, folder: Path) -> RankScores:
-        info, own = opened(folder)
-        return cls(info, own, RankOutputs(stage_settings(folder, info, RankSettings).blend))
+        info, part = read_part(folder)
+        return cls(info, part, RankOutputs(stage_settings(folder, info, RankSettings).blend))
 
     def __call__(self, inputs: Arrays) -> Arrays:
         return self.outputs.scores(inputs, inputs["logits"], inputs["retrieval_part"])
 
 
 @dataclass(frozen=True)
-class RerankList(Step):
+class RerankList(StagePart):
     """Compute the re-ranking network's inputs."""
 
     lists: BestLists
@@ -210,17 +210,17 @@ class RerankList(Step):
 
     @classmethod
     def load(cls, folder: Path) -> RerankList:
-        info, own = opened(folder)
+        info, part = read_part(folder)
         settings = stage_settings(folder, info, RerankSettings)
         items = ItemIndex.load(folder / "item_ids.npy")
-        return cls(info, own, BestLists(items, settings.list_length), RerankInputs.load(folder, items))
+        return cls(info, part, BestLists(items, settings.list_length), RerankInputs.load(folder, items))
 
     def __call__(self, inputs: Arrays) -> Arrays:
         return self.inputs.feeds(self.lists.pick(inputs))
 
 
 @dataclass(frozen=True)
-class RerankRules(Step):
+class RerankRules(StagePart):
     """Apply the network's correction, then the shop's rules."""
 
     lists: BestLists
@@ -228,16 +228,16 @@ class RerankRules(Step):
 
     @classmethod
     def load(cls, folder: Path) -> RerankRules:
-        info, own = opened(folder)
+        info, part = read_part(folder)
         settings = stage_settings(folder, info, RerankSettings)
         items = ItemIndex.load(folder / "item_ids.npy")
-        return cls(info, own, BestLists(items, settings.list_length), RerankOutputs.load(folder, info, settings, items))
+        return cls(info, part, BestLists(items, settings.list_length), RerankOutputs.load(folder, info, settings, items))
 
     def __call__(self, inputs: Arrays) -> Arrays:
         return self.outputs.serve(inputs, self.lists.pick(inputs), inputs["correction"])
 
 
-STEP_TYPES = {
+PART_TYPES = {
     PREPROCESS_FEATURES: PreprocessFeatures,
     PREPROCESS_TENSORS: PreprocessTensors,
     RETRIEVE_FEATURES: RetrieveFeatures,
