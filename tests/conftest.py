@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
 
@@ -15,6 +16,7 @@ from xdist import is_xdist_worker
 
 from tests.lanes import LANES, OUTCOMES, LaneResult
 from tests.unit.tables.kafka_broker import MockBroker
+from tests.unit.tables.redis_server import RedisServer
 
 hypothesis.settings.register_profile("untimed", deadline=None)  # a first example may compile; speed is for perf/ to say
 hypothesis.settings.load_profile("untimed")
@@ -68,3 +70,20 @@ def broker() -> Iterator[MockBroker]:
     broker = MockBroker()
     yield broker
     broker.stop()
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """A Redis that tests share, because each start waits two seconds: use names of your own, or `empty_redis`."""
+    if shutil.which("redis-server") is None:
+        pytest.skip("redis-server is not installed (Debian: apt-get install redis-server)")
+    server = RedisServer(tmp_path_factory.mktemp("redis") / "shared")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def empty_redis(redis_server: RedisServer) -> RedisServer:
+    """The shared Redis with nothing in it; the test may freeze it, stop it and fill it up."""
+    redis_server.restore()
+    return redis_server

@@ -14,7 +14,6 @@ from export.relayout import relayout
 from server.generations import activate
 from serving.stages.rules.config import RulesConfig
 from tests.server.test_publication import answers_of, with_rules
-from tests.unit.tables.redis_server import RedisServer
 from triton_recommender import MemoryCache, Recommender, RedisCache
 from triton_recommender.cache.transport import CachedTransport
 from triton_recommender.models import Call
@@ -22,13 +21,6 @@ from triton_recommender.tensors import RECOMMEND
 from triton_recommender.transports.grpc import GrpcTransport
 
 TIMEOUT_S = 20.0
-
-
-@pytest.fixture(scope="module")
-def redis_server(tmp_path_factory):
-    server = RedisServer(tmp_path_factory.mktemp("redis") / "cache")
-    yield server
-    server.stop()
 
 
 @pytest.fixture(params=["memory", "redis"])

@@ -82,6 +82,14 @@ class RedisServer:
         self._process.kill()
         self._process.wait(10)
 
+    def restore(self) -> None:
+        """Bring it back to what it was when new, whatever was done to it."""
+        self.thaw()
+        if self._process.poll() is not None:
+            self.start()
+        self.client.config_set("maxmemory", 0)
+        self.client.flushall()
+
 
 class RedisCluster:
     """Nodes that share the slots. `address` names them all."""

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from threading import Event
 
 import pytest
 
-from tests.unit.tables.redis_server import RedisServer
 from triton_recommender import AsyncRecommender, Degraded, MemoryCache, Query, Recommendations, Recommender, RedisCache
 from triton_recommender.testing import FakeTransport
 
 WAIT_S = 20.0  # for what must happen; far more than it takes
-
-
-@pytest.fixture(scope="session")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path_factory.mktemp("redis") / "cache")
-    yield server
-    server.stop()
 
 
 @pytest.fixture(params=["memory", "redis"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -17,12 +16,8 @@ from tests.unit.tables.redis_server import RedisServer
 
 
 @pytest.fixture
-def server(tmp_path) -> Iterator[RedisServer]:
-    if shutil.which("redis-server") is None:
-        pytest.skip("redis-server is not installed (Debian: apt-get install redis-server)")
-    server = RedisServer(tmp_path / "redis")
-    yield server
-    server.stop()
+def server(empty_redis: RedisServer) -> RedisServer:
+    return empty_redis
 
 
 @pytest.fixture
