@@ -55,8 +55,8 @@ def flags_of(name: str, version: str) -> dict[str, int]:
 
 
 def only_known(self, name: str, value) -> None:
-    """Like the objects of the real module: a new name is refused."""
-    if name.startswith("_") or isinstance(getattr(type(self), name, None), property):
+    """Like the objects of the real module: a new name is refused, but for those of this fake."""
+    if name.startswith("fake_") or isinstance(getattr(type(self), name, None), property):
         object.__setattr__(self, name, value)
     else:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -86,24 +86,28 @@ class Builder:
         return self.trt.IOptimizationProfile()
 
     def build_serialized_network(self, network, config):
-        lowered = {node.op_type for node in network._graph.node} & {"Cast", "QuantizeLinear"}
-        flags = {flag.name for flag in config._flags}
-        if network._typed and flags & {"FP16", "INT8", "OBEY_PRECISION_CONSTRAINTS"}:
+        lowered = {node.op_type for node in network.fake_graph.node} & {"Cast", "QuantizeLinear"}
+        flags = {flag.name for flag in config.fake_flags}
+        if network.fake_typed and flags & {"FP16", "INT8", "OBEY_PRECISION_CONSTRAINTS"}:
             return None
-        if not network._typed and {{"Cast": "FP16", "QuantizeLinear": "INT8"}[op] for op in lowered} - flags:
+        if not network.fake_typed and {{"Cast": "FP16", "QuantizeLinear": "INT8"}[op] for op in lowered} - flags:
             return None
-        inputs = {value.name for value in network._graph.input}
-        if not config._profiles or any(set(profile._shapes) != inputs for profile in config._profiles):
+        inputs = {value.name for value in network.fake_graph.input}
+        if not config.fake_profiles or any(set(profile.fake_shapes) != inputs for profile in config.fake_profiles):
             return None
         built = {
             "version": self.trt.__version__,
             "inputs": sorted(inputs),
-            "outputs": [value.name for value in network._graph.output],
-            "profiles": [profile._shapes for profile in config._profiles],
-            "typed": network._typed,
+            "outputs": [value.name for value in network.fake_graph.output],
+            "profiles": [profile.fake_shapes for profile in config.fake_profiles],
+            "typed": network.fake_typed,
             "flags": sorted(flags),
-            "kept": [layer._name for layer in network._layers if layer._precision == FLOAT and layer._output_type == FLOAT],
-            "workspace": config._pools.get("WORKSPACE"),
+            "kept": [
+                layer.fake_name
+                for layer in network.fake_layers
+                if layer.fake_precision == FLOAT and layer.fake_output_type == FLOAT
+            ],
+            "workspace": config.fake_pools.get("WORKSPACE"),
         }
         return memoryview(json.dumps(built).encode())
 
@@ -113,91 +117,93 @@ class Builder:
 class Network:
     def __init__(self, flags: int) -> None:
         members = self.trt.NetworkDefinitionCreationFlag.__members__
-        self._explicit = "EXPLICIT_BATCH" not in members or bool(flags & 1 << members["EXPLICIT_BATCH"])
+        self.fake_explicit = "EXPLICIT_BATCH" not in members or bool(flags & 1 << members["EXPLICIT_BATCH"])
         major = int(self.trt.__version__.split(".")[0])
-        self._typed = major >= 11 or ("STRONGLY_TYPED" in members and bool(flags & 1 << members["STRONGLY_TYPED"]))
-        self._layers, self._graph = [], None
+        self.fake_typed = major >= 11 or ("STRONGLY_TYPED" in members and bool(flags & 1 << members["STRONGLY_TYPED"]))
+        self.fake_layers, self.fake_graph = [], None
 
-    num_layers = property(lambda self: len(self._layers))
+    num_layers = property(lambda self: len(self.fake_layers))
 
     def get_layer(self, index: int):
-        return self._layers[index]
+        return self.fake_layers[index]
 
 
 class Tensor:
     def __init__(self, dtype: str) -> None:
-        self._dtype = dtype
+        self.fake_dtype = dtype
 
-    dtype = property(lambda self: self._dtype)
+    dtype = property(lambda self: self.fake_dtype)
 
 
 class Layer:
     def __init__(self, node) -> None:
-        self._name, self._precision, self._output_type = node.name, None, None
-        self._dtype = INT64 if node.op_type == "Shape" else FLOAT
+        self.fake_name, self.fake_precision, self.fake_output_type = node.name, None, None
+        self.fake_dtype = INT64 if node.op_type == "Shape" else FLOAT
 
-    name = property(lambda self: self._name)
+    name = property(lambda self: self.fake_name)
     num_outputs = property(lambda self: 1)
-    precision = property(lambda self: self._precision, lambda self, value: object.__setattr__(self, "_precision", value))
+    precision = property(
+        lambda self: self.fake_precision, lambda self, value: object.__setattr__(self, "fake_precision", value)
+    )
 
     def get_output(self, index: int):
-        return self.trt.ITensor(self._dtype)
+        return self.trt.ITensor(self.fake_dtype)
 
     def set_output_type(self, index: int, dtype: str) -> None:
-        assert self._dtype == FLOAT, "only floats are constrained"
-        self._output_type = dtype
+        assert self.fake_dtype == FLOAT, "only floats are constrained"
+        self.fake_output_type = dtype
 
 
 class Parser:
     def __init__(self, network, logger) -> None:
-        self._network, self._errors = network, []
+        self.fake_network, self.fake_errors = network, []
 
-    num_errors = property(lambda self: len(self._errors))
+    num_errors = property(lambda self: len(self.fake_errors))
 
     def parse(self, model: bytes, path: str | None = None) -> bool:
-        if not self._network._explicit:
-            self._errors.append("the network must be created with EXPLICIT_BATCH")
+        if not self.fake_network.fake_explicit:
+            self.fake_errors.append("the network must be created with EXPLICIT_BATCH")
             return False
         try:
-            self._network._graph = onnx.load_model_from_string(model).graph
+            self.fake_network.fake_graph = onnx.load_model_from_string(model).graph
         except Exception as error:
-            self._errors.append(f"not an ONNX model ({type(error).__name__})")
+            self.fake_errors.append(f"not an ONNX model ({type(error).__name__})")
             return False
-        self._network._layers = [self.trt.ILayer(node) for node in self._network._graph.node]
+        self.fake_network.fake_layers = [self.trt.ILayer(node) for node in self.fake_network.fake_graph.node]
         return True
 
     def get_error(self, index: int) -> str:
-        return self._errors[index]
+        return self.fake_errors[index]
 
 
 class Profile:
     def __init__(self) -> None:
-        self._shapes = {}
+        self.fake_shapes = {}
 
     def set_shape(self, input: str, min: tuple, opt: tuple, max: tuple) -> None:
         assert all(isinstance(shape, tuple) for shape in (min, opt, max))
-        self._shapes[input] = [min, opt, max]
+        self.fake_shapes[input] = [min, opt, max]
 
 
 class Config:
     def __init__(self) -> None:
-        self._flags, self._pools, self._profiles = {self.trt.BuilderFlag.TF32}, {}, []
+        self.fake_flags, self.fake_pools, self.fake_profiles = {self.trt.BuilderFlag.TF32}, {}, []
 
     def set_memory_pool_limit(self, pool, size: int) -> None:
-        self._pools[pool.name] = size
+        self.fake_pools[pool.name] = size
 
     def set_flag(self, flag) -> None:
-        self._flags.add(flag)
+        self.fake_flags.add(flag)
 
     def clear_flag(self, flag) -> None:
-        self._flags.discard(flag)
+        self.fake_flags.discard(flag)
 
     def add_optimization_profile(self, profile) -> int:
-        spans = profile._shapes.values()
+        spans = profile.fake_shapes.values()
         if not spans or not all(a <= b <= c for low, usual, high in spans for a, b, c in zip(low, usual, high, strict=True)):
             return -1
-        self._profiles.append(profile)
-        return len(self._profiles) - 1
+        self.fake_profiles.append(profile)
+        return len(self.fake_profiles) - 1
 
     max_workspace_size = set_calibration_profile = int8_calibrator = None
 
@@ -216,14 +222,14 @@ class Runtime:
 
 class Engine:
     def __init__(self, built: dict) -> None:
-        self._built = built
+        self.fake_built = built
 
-    num_io_tensors = property(lambda self: len(self._built["inputs"]) + len(self._built["outputs"]))
-    num_optimization_profiles = property(lambda self: len(self._built["profiles"]))
+    num_io_tensors = property(lambda self: len(self.fake_built["inputs"]) + len(self.fake_built["outputs"]))
+    num_optimization_profiles = property(lambda self: len(self.fake_built["profiles"]))
     num_bindings = device_memory_size = None
 
     def get_tensor_name(self, index: int) -> str:
-        return [*self._built["inputs"], *self._built["outputs"]][index]
+        return [*self.fake_built["inputs"], *self.fake_built["outputs"]][index]
 
     def get_tensor_mode(self, name: str):
-        return self.trt.TensorIOMode.INPUT if name in self._built["inputs"] else 2
+        return self.trt.TensorIOMode.INPUT if name in self.fake_built["inputs"] else 2

@@ -7,20 +7,24 @@ _real = ctypes.CDLL
 ATTRIBUTES = {75: 9, 76: 0}  # compute capability
 
 
+def put(pointer, value):
+    ctypes.cast(pointer, ctypes.POINTER(ctypes.c_int))[0] = value
+
+
 class Driver:
     def cuInit(self, flags):
         return 0
 
     def cuDeviceGetCount(self, count):
-        count._obj.value = int(os.environ.get("FAKE_GPUS", "1"))
+        put(count, int(os.environ.get("FAKE_GPUS", "1")))
         return 0
 
     def cuDeviceGet(self, handle, device):
-        handle._obj.value = device
+        put(handle, device)
         return 0
 
     def cuDeviceGetAttribute(self, value, attribute, handle):
-        value._obj.value = ATTRIBUTES[attribute]
+        put(value, ATTRIBUTES[attribute])
         return 0
 
 
