@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from serving.contract.errors import ConfigError, RecommenderError
+from serving.live.store import live_folder
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning idle threads of torch slow a shared machine down
 
@@ -46,7 +47,10 @@ def build(
         raise ConfigError(f"The {profile} profile has no {layout} layout. Available: {', '.join(layouts)}. Leave LAYOUT out.")
     settings, dataset = with_triton(read_settings(config), triton), load_dataset(data)
     from export.build import build_repository  # imported late, because training imports take seconds
+    from export.continued import continue_log
 
+    if settings.live.continue_log:
+        dataset = continue_log(dataset, live_folder(repo, settings.live.folder))
     build_repository(dataset, repo, settings, console, layout, profile, verbose)
 
 

@@ -120,6 +120,7 @@ class LiveChoices(_Section):
     ahead_s: Annotated[float, Field(ge=0)] = 300.0  # events further ahead of the server's clock are refused
     key_days: Annotated[float, Field(gt=0)] = 7.0  # how long event ids are remembered
     store_bytes: Bytes = 64 << 30  # of address space; the file grows as it is used
+    continue_log: bool = True  # an export learns from the events of the live store too
     new_items: Annotated[int, Field(ge=0)] = 256  # rows kept free for items that come between two exports
     new_item_share: Annotated[float, Field(ge=0, le=1)] = 0.1  # of lists that show a new item, whatever its scores
     new_item_place: Annotated[int, Field(ge=0)] = 9  # where they show it; 0 is the top

@@ -29,7 +29,7 @@ from serving.live.layout import Layout
 
 DATA_FILE = "data.mdb"
 DATABASES = ("events", "users", "items", "seen", "keys", "columns", "changes", "meta", "seeds")
-LAYOUT, KINDS, PROGRESS, PAUSES = b"layout", b"kinds", b"progress", b"pauses"
+LAYOUT, KINDS, PROGRESS, PAUSES, SHOP = b"layout", b"kinds", b"progress", b"pauses", b"shop"
 DEFAULT_BYTES = 64 << 30  # of address space; the file grows as it is used
 MAX_READERS = 512  # threads of all processes that read at the same time
 SPARE_TRANSACTIONS = 8  # kept by each process, so that a read begins without an allocation
@@ -99,6 +99,11 @@ class Store:
             raise DependencyError(f"The live store in {self.folder} has no layout yet. Start its writer first.")
         return Layout.from_json(text)
 
+    def read_shop(self) -> str:
+        """Return the name of the data set whose events these are, "" where none was stated."""
+        with self.env.begin() as txn:
+            return (txn.get(SHOP, db=self.meta) or b"").decode()
+
     def read_progress(self) -> Progress:
         """Return where the store stands."""
         with self.env.begin() as txn:
@@ -150,6 +155,31 @@ def live_folder(repository: Path, stated: str = "") -> Path:
     """Return the folder of a repository's store: the stated one, or the one beside the repository."""
     repository = repository.resolve()
     return Path(stated) if stated else repository.with_name(f"{repository.name}.live")
+
+
+def set_aside(folder: Path, shop: str) -> Path | None:
+    """Rename a store of another shop, so that users of two shops with the same ids are not mixed. Return its new place.
+
+    Nothing that reads it may be running. Raises DependencyError when the store cannot be opened.
+    """
+    if not (folder / DATA_FILE).exists():
+        return None
+    store = open_store(folder)
+    try:
+        other = store.read_shop()
+    finally:
+        store.close()
+    if other in ("", shop):
+        return None
+    place, number = folder.with_name(f"{folder.name}.{other}"), 1
+    while place.exists():
+        number += 1
+        place = folder.with_name(f"{folder.name}.{other}.{number}")
+    try:
+        folder.rename(place)
+    except FileNotFoundError:  # another process was faster
+        return None
+    return place
 
 
 def make_folder(folder: Path) -> None:

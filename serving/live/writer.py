@@ -29,6 +29,7 @@ from serving.live.store import (
     LAYOUT,
     PAUSES,
     PROGRESS,
+    SHOP,
     Progress,
     Store,
     ids_as_keys,
@@ -84,10 +85,12 @@ class Writer:
         aggregator: Aggregator | None = None,
         settings: WriterSettings | None = None,
         now_ms: Callable[[], int] = wall_clock_ms,
+        shop: str = "",
     ) -> None:
         """Open the store, or create it. Raises ConfigError when it was made with another layout.
 
         kinds: names of events by code; names the store does not know yet take the next codes
+        shop: name of the data set whose events these are, kept with them
         """
         self.settings, self.now_ms = settings or WriterSettings(), now_ms
         self.layout, self.seeds, self.aggregator = layout, seeds, aggregator
@@ -97,6 +100,8 @@ class Writer:
             with self.transaction() as txn:
                 self._agree_about_layout(txn)
                 self.codes = self._agree_about_kinds(txn, list(kinds))
+                if shop:
+                    txn.put(SHOP, shop.encode(), db=self.store.meta)
             self._load_loops()
         except BaseException:
             self.store.close()

@@ -20,7 +20,7 @@ from serving.live.admission import ChangeAdmission, EventAdmission
 from serving.live.events import EventBatch, EventKind, EventKinds
 from serving.live.layout import Layout
 from serving.live.seeds import GenerationSeeds
-from serving.live.store import DEFAULT_BYTES, Progress, live_folder
+from serving.live.store import DEFAULT_BYTES, Progress, live_folder, set_aside
 from serving.live.writer import Writer, WriterSettings, wall_clock_ms
 from serving.stages.features.user_state import UserStore
 
@@ -31,12 +31,14 @@ Arrays = dict[str, np.ndarray]
 class LiveSettings:
     """`settings` of stage.json, the same for both models.
 
-    kinds: fields of EventKind, in the order of their codes; columns: kind -> column -> its type, what `upsert` may change
+    shop: name of the data set; kinds: fields of EventKind, in the order of their codes
+    columns: kind -> column -> its type, what `upsert` may change
     """
 
     kinds: tuple[Mapping[str, Any], ...]
     value_is: str
     columns: Mapping[str, Mapping[str, str]]
+    shop: str = ""
     lateness_s: float = 10.0
     ahead_s: float = 300.0
     key_days: float = 7.0
@@ -63,12 +65,16 @@ class LiveModel:
         settings = stage_settings(folder, info, LiveSettings)
         repository = folder.parents[1]
         users = UserStore(stage_folder(repository, STAGES[0], info.generation) / "store")
+        place = live_folder(repository, info.live_folder)
+        if settings.shop:
+            set_aside(place, settings.shop)
         writer = Writer(
-            live_folder(repository, info.live_folder),
+            place,
             Layout(history=users.history_length),
             settings.event_kinds.names,
             GenerationSeeds(users),
             settings=WriterSettings(settings.lateness_s, settings.key_days, settings.store_bytes),
+            shop=settings.shop,
         )
         return cls(info, writer, settings)
 

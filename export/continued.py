@@ -1,0 +1,114 @@
+"""Continue a data set's log with the events that a shop posted: the next generation learns from them.
+
+data set ─┐
+          ├─▶ one log, one catalogue, one table of users
+live log ─┘   (archive and store of the repository, `python -m live`)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from live.archive import read_log
+from serving.live.events import ITEM_CHANGED, OBSERVED, EventBatch, Flags
+from serving.live.reader import Reader
+from serving.live.store import open_store
+from training.dataset import Dataset
+
+KEY = ["user_id", "item_id", "timestamp"]
+
+
+def continue_log(dataset: Dataset, folder: Path) -> Dataset:
+    """Return the data set with the events, items and users of a live store; as it is where there are none.
+
+    The store of another data set is left alone. An event that the log holds already counts once.
+    """
+    if not Reader(folder).exists():
+        return dataset
+    with closing(open_store(folder)) as store:
+        if store.read_shop() != dataset.description.name:
+            return dataset
+    events = pd.concat([frame_of(batch, dataset) for _, batch in read_log(folder)] or [dataset.interactions.iloc[:0]])
+    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
+        changes = snapshot.changes(after=0)
+    known = pd.MultiIndex.from_frame(dataset.interactions[KEY])
+    new = events[~pd.MultiIndex.from_frame(events[KEY]).isin(known)]
+    log = pd.concat([dataset.interactions, new]).sort_values("timestamp", kind="stable", ignore_index=True)
+    item_changes = {change.id: change.columns for change in changes if change.type == ITEM_CHANGED}
+    user_changes = {change.id: change.columns for change in changes if change.type != ITEM_CHANGED}
+    items = with_rows(dataset.items, "item_id", [*new["item_id"].unique(), *item_changes])
+    items["title"] = items["title"].fillna(items["item_id"].astype(str))
+    items["available"] = items["available"].fillna(True).astype(bool)
+    users = with_rows(dataset.users, "user_id", [*new["user_id"].unique(), *user_changes])
+    report = replace(dataset.report, notes=[*dataset.report.notes, f"{len(new):,} live events continue the log"])
+    return replace(
+        dataset,
+        interactions=log,
+        items=with_changes(items, "item_id", item_changes),
+        users=with_changes(users, "user_id", user_changes),
+        report=report,
+    )
+
+
+def frame_of(batch: EventBatch, dataset: Dataset) -> pd.DataFrame:
+    """Return the events that the interaction log would hold, as rows of it."""
+    headers = batch.headers
+    counted = (headers["flags"] & (Flags.COUNTED | Flags.ERASED)) == Flags.COUNTED
+    rows = np.flatnonzero((headers["type"] == OBSERVED) & counted)
+    own = headers[rows]
+    frame = pd.DataFrame({"user_id": own["user_id"], "item_id": own["item_id"], "timestamp": own["time_ms"] // 1000})
+    frame["positive"] = (own["flags"] & Flags.POSITIVE) != 0
+    frame["weight"], frame["label"] = own["weight"].astype(np.float32), own["label"].astype(np.float32)
+    contexts = [json.loads(batch.columns[row] or b"{}") for row in rows.tolist()]
+    for column in dataset.context_columns:
+        values = [context.get(column.name) for context in contexts]
+        frame[column.name] = pd.Series(values, dtype=dataset.interactions[column.name].dtype)
+    return frame
+
+
+def with_rows(table: pd.DataFrame, key: str, ids: Iterable[int]) -> pd.DataFrame:
+    """Return a table with a row for every id, sorted by id; what is not known of new ones is missing."""
+    new = np.setdiff1d(np.fromiter(ids, np.int64), table[key].to_numpy())
+    rows = pd.DataFrame({key: new}).reindex(columns=table.columns)
+    for name in table.columns:
+        if table[name].dtype == object:
+            is_list = len(table) > 0 and isinstance(table[name].iloc[0], list)
+            rows[name] = pd.Series([[] if is_list else None] * len(new), dtype=object)
+    merged = pd.concat([table, rows.astype({key: np.int64})]) if len(new) else table
+    return merged.sort_values(key, ignore_index=True).astype(kept_types(table))
+
+
+def kept_types(table: pd.DataFrame) -> dict[str, Any]:
+    """Return the types that a table keeps with missing values in it: booleans become objects until they are filled."""
+    return {name: dtype for name, dtype in table.dtypes.items() if dtype.kind != "b"}
+
+
+def with_changes(table: pd.DataFrame, key: str, changes: Mapping[int, Mapping[str, Any]]) -> pd.DataFrame:
+    """Return a table with what `upsert` set; columns that it does not have are left out."""
+    positions = {int(identifier): row for row, identifier in enumerate(table[key])}
+    for name in table.columns:
+        set_rows = {positions[identifier]: columns[name] for identifier, columns in changes.items() if name in columns}
+        if not set_rows or name == key:
+            continue
+        values = table[name].to_numpy(copy=True)
+        for row, value in set_rows.items():
+            values[row] = value_of(value, table[name].dtype, values)
+        table = table.assign(**{name: values})
+    return table
+
+
+def value_of(value: object, dtype: Any, values: np.ndarray) -> object:
+    """Return a JSON value as a column holds it; null is a missing value."""
+    if dtype.kind == "b":
+        return value is not False
+    if dtype.kind == "O":
+        return [] if value is None and any(isinstance(other, list) for other in values[:1]) else value
+    return np.nan if value is None else value

@@ -1,0 +1,144 @@
+"""The next export learns from live events: one log, each event once, with new and changed items and users."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from export.continued import continue_log
+from export.live import event_kinds
+from serving.live.events import HEADER, ITEM_CHANGED, OBSERVED, USER_CHANGED, EventBatch
+from serving.live.layout import Layout
+from serving.live.store import set_aside
+from serving.live.writer import Writer
+from training.dataset import load_dataset
+
+TOML = """
+name = "shop"
+[interactions]
+path = "events.csv"
+user_id = "user"
+item_id = "item"
+timestamp = "time"
+label = "stars"
+positive_at = 4
+[items]
+path = "items.csv"
+item_id = "item"
+title = "name"
+categorical = ["kind"]
+multi_categorical = { tags = "|" }
+continuous = ["price"]
+category = "kind"
+available = "stock"
+[users]
+path = "users.csv"
+user_id = "user"
+categorical = ["country"]
+[context]
+categorical = ["store"]
+"""
+EVENTS = "user,item,time,stars,store\n1,10,100,5,3\n2,11,200,2,\n"
+ITEMS = "item,name,kind,tags,price,stock\n10,Lamp,light,a|b,2.5,1\n11,Vase,glass,,3.5,1\n"
+USERS = "user,country\n1,FR\n2,DE\n"
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name, text in (("dataset.toml", TOML), ("events.csv", EVENTS), ("items.csv", ITEMS), ("users.csv", USERS)):
+        (folder / name).write_text(text)
+    return load_dataset(folder)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "repository.live"
+
+
+@pytest.fixture
+def post(dataset, folder):
+    """post(user, item, seconds, stars, **context) and post.change(kind, id, **columns)."""
+    kinds = event_kinds(dataset.description)
+    writer = Writer(folder, Layout(), kinds.names, shop="shop")
+
+    def append(kind: int, user: int, item: int, seconds: int, stars: float, columns: dict) -> None:
+        headers = np.zeros(1, HEADER)
+        headers["type"], headers["user_id"], headers["item_id"], headers["time_ms"] = kind, user, item, 1_000 * seconds
+        headers["value"] = stars
+        if kind == OBSERVED:
+            kinds.decide(headers)
+        writer.append(EventBatch(headers, [b""], [b""], [json.dumps(columns).encode() if columns else b""]))
+
+    def event(user: int, item: int, seconds: int, stars: float, **context) -> None:
+        append(OBSERVED, user, item, seconds, stars, context)
+
+    event.item = lambda item, **columns: append(ITEM_CHANGED, 0, item, 0, np.nan, columns)
+    event.user = lambda user, **columns: append(USER_CHANGED, user, 0, 0, np.nan, columns)
+    yield event
+    writer.close()
+
+
+def test_without_a_store_the_data_set_is_as_it_was(dataset, folder):
+    assert continue_log(dataset, folder) is dataset
+
+
+def test_events_continue_the_log(dataset, folder, post):
+    post(2, 10, 300, 4.0, store=7)
+    post(5, 11, 150, 1.0)
+    log = continue_log(dataset, folder).interactions
+    assert log.dtypes.to_dict() == dataset.interactions.dtypes.to_dict()
+    assert log["timestamp"].tolist() == [100, 150, 200, 300]
+    assert log["user_id"].tolist() == [1, 5, 2, 2]
+    assert log["positive"].tolist() == [True, False, False, True]
+    assert log["label"].tolist() == [5.0, 1.0, 2.0, 4.0]
+    assert log["weight"].tolist() == [1.0, 1.0, 1.0, 1.0]
+    assert log["store"].tolist()[3] == 7
+    assert pd.isna(log["store"].tolist()[1])
+
+
+def test_an_event_that_the_log_holds_already_counts_once(dataset, folder, post):
+    post(1, 10, 100, 5.0)
+    post(1, 10, 101, 5.0)
+    assert continue_log(dataset, folder).interactions["timestamp"].tolist() == [100, 101, 200]
+
+
+def test_new_items_and_users_get_rows_and_changed_ones_what_was_set(dataset, folder, post):
+    post(5, 12, 300, 5.0)
+    post.item(13, title="Bowl", kind="glass", category="glass", tags=["c"], price=9.5, available=False)
+    post.item(10, price=None, kind="lamps", available=False)
+    post.user(1, country="IT")
+    post.user(6, country="ES")
+    continued = continue_log(dataset, folder)
+    items = continued.items.set_index("item_id")
+    assert continued.items.dtypes.to_dict() == dataset.items.dtypes.to_dict()
+    assert items.index.tolist() == [10, 11, 12, 13]
+    assert items["title"].tolist() == ["Lamp", "Vase", "12", "Bowl"]
+    assert items["kind"].tolist() == ["lamps", "glass", None, "glass"]
+    assert items["category"].tolist() == ["light", "glass", None, "glass"]
+    assert items["tags"].tolist() == [["a", "b"], [], [], ["c"]]
+    assert items["available"].tolist() == [False, True, True, False]
+    np.testing.assert_equal(items["price"].to_numpy(), np.float32([np.nan, 3.5, np.nan, 9.5]))
+    assert continued.users["user_id"].tolist() == [1, 2, 5, 6]
+    assert continued.users["country"].tolist() == ["IT", "DE", None, "ES"]
+    assert continued.report.notes[-1] == "1 live events continue the log"
+    assert dataset.items["price"].tolist() == [2.5, 3.5]
+
+
+def test_the_store_of_another_shop_is_left_alone(dataset, folder):
+    Writer(folder, Layout(), ("rating",), shop="another").close()
+    assert continue_log(dataset, folder) is dataset
+
+
+def test_the_store_of_another_shop_is_set_aside_and_kept(folder):
+    Writer(folder, Layout(), ("rating",), shop="another").close()
+    assert set_aside(folder, "another") is None
+    assert set_aside(folder, "shop") == folder.with_name("repository.live.another")
+    assert not folder.exists()
+    assert set_aside(folder, "shop") is None
+    Writer(folder, Layout(), ("rating",), shop="another").close()
+    assert set_aside(folder, "shop") == folder.with_name("repository.live.another.2")
