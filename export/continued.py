@@ -76,14 +76,18 @@ def frame_of(batch: EventBatch, dataset: Dataset) -> pd.DataFrame:
 
 def with_rows(table: pd.DataFrame, key: str, ids: Iterable[int]) -> pd.DataFrame:
     """Return a table with a row for every id, sorted by id; what is not known of new ones is missing."""
-    new = np.setdiff1d(np.fromiter(ids, np.int64), table[key].to_numpy())
-    rows = pd.DataFrame({key: new}).reindex(columns=table.columns)
-    for name in table.columns:
-        if table[name].dtype == object:
-            is_list = len(table) > 0 and isinstance(table[name].iloc[0], list)
-            rows[name] = pd.Series([[] if is_list else None] * len(new), dtype=object)
-    merged = pd.concat([table, rows.astype({key: np.int64})]) if len(new) else table
-    return merged.sort_values(key, ignore_index=True).astype(kept_types(table))
+    known = table[key].to_numpy()
+    new = np.setdiff1d(np.fromiter(ids, np.int64), known)
+    merged = table.set_index(key).reindex(pd.Index(np.union1d(known, new), name=key)).reset_index()[table.columns]
+    is_new = np.isin(merged[key], new)
+    for name in [name for name, dtype in table.dtypes.items() if dtype.kind == "O"]:
+        is_list = len(table) > 0 and isinstance(table[name].iloc[0], list)
+        missing = [[] if is_list else None] * len(merged)
+        merged[name] = pd.Series(
+            [other if absent else value for value, other, absent in zip(merged[name], missing, is_new, strict=True)],
+            dtype=object,
+        )
+    return merged.astype(kept_types(table))
 
 
 def kept_types(table: pd.DataFrame) -> dict[str, Any]:

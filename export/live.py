@@ -24,11 +24,10 @@ def write_live_models(staging: Staging, like: StageInfo, description: Descriptio
         kinds=tuple(asdict(kind) for kind in kinds.kinds),
         value_is=kinds.value_is,
         columns=changeable_columns(description),
-        shop=description.name,
         **choices.model_dump(include={"lateness_s", "ahead_s", "key_days", "store_bytes"}),
     )
     for name in LIVE_MODELS:
-        info = StageInfo(name, like.generation, like.axes, like.context, asdict(settings), choices.folder)
+        info = StageInfo(name, like.generation, like.axes, like.context, asdict(settings), choices.folder, description.name)
         info.write(staging.folder(name))
 
 

@@ -29,7 +29,7 @@ class Shop:
         self.repo, self._recommender, self._metrics = repo, recommender, metrics
         self._moving, self._unreadable = asyncio.Lock(), set[int]()
         self._use(Published.load(repo, pinned_generation(repo)))
-        self.reader = Reader(live_folder(repo, self.published.info.live_folder))
+        self.reader = Reader(live_folder(repo, self.published.info.live_folder), self.published.info.shop)
         self.live_items = LiveItems(self.reader)
 
     async def move_to(self, generation: int) -> None:

@@ -52,6 +52,7 @@ class StageInfo:
     context: tuple[ContextColumn, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
     live_folder: str = ""  # of the live store; "": beside the repository
+    shop: str = ""  # name of the data set, whose live store it must be; "": any
 
     @property
     def spec(self) -> ModelSpec:

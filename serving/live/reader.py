@@ -108,8 +108,9 @@ class Snapshot:
 class Reader:
     """Reads a store that may not exist yet: it is opened when there is one."""
 
-    def __init__(self, folder: Path, store_bytes: int = DEFAULT_BYTES) -> None:
-        self.folder, self._store_bytes = folder, store_bytes
+    def __init__(self, folder: Path, shop: str = "", store_bytes: int = DEFAULT_BYTES) -> None:
+        """shop: name of the data set whose events the store must hold, "" for any"""
+        self.folder, self._shop, self._store_bytes = folder, shop, store_bytes
         self._store: Store | None = None
         self._layout: Layout | None = None
 
@@ -150,6 +151,11 @@ class Reader:
             store = open_store(self.folder, self._store_bytes)
             try:
                 self._layout = store.read_layout()
+                if self._shop and store.read_shop() not in ("", self._shop):
+                    raise DependencyError(
+                        f"The live store in {self.folder} holds the events of {store.read_shop()!r}; expected those of "
+                        f"{self._shop!r}. The model `observe` sets it aside when it is loaded."
+                    )
             except BaseException:
                 store.close()
                 raise

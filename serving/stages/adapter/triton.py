@@ -71,7 +71,7 @@ class StageModel:
         try:
             verify_manifest(folder)
             info = read_stage(folder)
-            self.live = Reader(live_folder(folder.parents[1], info.live_folder))
+            self.live = Reader(live_folder(folder.parents[1], info.live_folder), info.shop)
             self.chain = self._chain(folder, info)
             self.spec = info.spec if len(self.chain) > 1 else self.chain[0].spec
             check_config(self.spec, json.loads(args["model_config"]))

@@ -31,14 +31,13 @@ Arrays = dict[str, np.ndarray]
 class LiveSettings:
     """`settings` of stage.json, the same for both models.
 
-    shop: name of the data set; kinds: fields of EventKind, in the order of their codes
+    kinds: fields of EventKind, in the order of their codes
     columns: kind -> column -> its type, what `upsert` may change
     """
 
     kinds: tuple[Mapping[str, Any], ...]
     value_is: str
     columns: Mapping[str, Mapping[str, str]]
-    shop: str = ""
     lateness_s: float = 10.0
     ahead_s: float = 300.0
     key_days: float = 7.0
@@ -66,15 +65,15 @@ class LiveModel:
         repository = folder.parents[1]
         users = UserStore(stage_folder(repository, STAGES[0], info.generation) / "store")
         place = live_folder(repository, info.live_folder)
-        if settings.shop:
-            set_aside(place, settings.shop)
+        if info.shop:
+            set_aside(place, info.shop)
         writer = Writer(
             place,
             Layout(history=users.history_length),
             settings.event_kinds.names,
             GenerationSeeds(users),
             settings=WriterSettings(settings.lateness_s, settings.key_days, settings.store_bytes),
-            shop=settings.shop,
+            shop=info.shop,
         )
         return cls(info, writer, settings)
 

@@ -10,8 +10,10 @@ import pytest
 
 from export.continued import continue_log
 from export.live import event_kinds
+from serving.contract.errors import DependencyError
 from serving.live.events import HEADER, ITEM_CHANGED, OBSERVED, USER_CHANGED, EventBatch
 from serving.live.layout import Layout
+from serving.live.reader import Reader
 from serving.live.store import set_aside
 from serving.live.writer import Writer
 from training.dataset import load_dataset
@@ -132,6 +134,18 @@ def test_new_items_and_users_get_rows_and_changed_ones_what_was_set(dataset, fol
 def test_the_store_of_another_shop_is_left_alone(dataset, folder):
     Writer(folder, Layout(), ("rating",), shop="another").close()
     assert continue_log(dataset, folder) is dataset
+
+
+def test_a_reader_does_not_open_the_store_of_another_shop(folder):
+    Writer(folder, Layout(), ("rating",), shop="another").close()
+    reader = Reader(folder, "shop")
+    with pytest.raises(DependencyError, match="holds the events of 'another'"), reader.snapshot():
+        pass
+    set_aside(folder, "shop")
+    Writer(folder, Layout(), ("rating",), shop="shop").close()
+    with reader.snapshot() as snapshot:
+        assert snapshot.progress().last_sequence == 0
+    reader.close()
 
 
 def test_the_store_of_another_shop_is_set_aside_and_kept(folder):
