@@ -43,7 +43,7 @@ HOST_OPTION = $(if $(filter command,$(origin HOST)),--host $(HOST))
 EXPORTED = .run/exported/$(call as_name,$(REPO)-$(PROFILE)-$(LAYOUT)-$(DATA)$(if $(TRITON),-$(TRITON))$(if $(CONFIG),-$(CONFIG)))
 SOURCES = requirements/export.txt $(CONFIG) $(shell find export repository training serving hps_config $(wildcard $(DATA) data/$(DATA)) -type f -not -path '*/__pycache__/*' 2>/dev/null)
 
-.PHONY: help setup run test test-unit stop export serve check perf baseline bounds bounds-tiers tune eval docs lint
+.PHONY: help setup run test test-unit stop export serve check perf baseline bounds bounds-tables tune eval docs lint
 
 help: ## list the commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -116,8 +116,8 @@ $(WIDE).exported: experiments/wide.toml $(SOURCES)
 	@$(PY) -m export build --data $(DATA) --repo $(WIDE) --config $<
 	@touch $@
 
-bounds-tiers: setup $(WIDE).exported ## every speed of the embedding tiers that has a bound, over a repository of its own: DATA=… ROWS=…
-	@$(PY) -m experiments.tiers hits misses growth updates large --rows $(ROWS) $(if $(ZIPF),--zipf $(ZIPF)) --repo $(WIDE)
+bounds-tables: setup $(WIDE).exported ## every speed of the embedding tables that has a bound, over a repository of its own: DATA=… ROWS=…
+	@$(PY) -m experiments.tables hits misses growth updates large --rows $(ROWS) $(if $(ZIPF),--zipf $(ZIPF)) --repo $(WIDE)
 
 tune: setup ## search batching, instances, threads and the index's effort under the SLO; writes tuned.toml for CONFIG=…: REPO=…
 	@$(PY) -m perf.tune --repo $(REPO)

@@ -118,7 +118,7 @@ present = {
     "libgomp1": loads("libgomp.so.1"),  # numeric wheels built with OpenMP
     "libstdc++6": loads("libstdc++.so.6"),
     "zlib1g": loads("libz.so.1"),
-    "redis-server": shutil.which("redis-server") is not None,  # the embedding tiers' tests start their own
+    "redis-server": shutil.which("redis-server") is not None,  # the embedding tables' tests start their own
 }
 if version != "3.11":  # NVTabular has a wheel for 3.11 and is compiled elsewhere
     present["g++"] = shutil.which("g++") is not None

@@ -22,7 +22,7 @@ PACKAGES = {  # module -> what pip installs
     "onnxruntime": "onnxruntime",
     "faiss": "faiss-gpu-cu12==1.12.0",
 }
-TABLE_PACKAGES = {"rocksdict": "rocksdict"}  # of our own tiers, where no hps backend serves the tables
+TABLE_PACKAGES = {"rocksdict": "rocksdict"}  # of our own levels, where no hps backend serves the tables
 WORKFLOW_PACKAGES = {"nvtabular": "nvtabular==23.8.0", "merlin.systems": "merlin-systems==23.8.0"}
 PLAN = '[merlin] preprocess = "compiled"'
 BACKEND = re.compile(r'^\s*backend:\s*"([^"]+)"', re.MULTILINE)

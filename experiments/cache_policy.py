@@ -37,7 +37,7 @@ def log_trace(name: str) -> np.ndarray:
     return np.unique(load_dataset(name).interactions["item_id"].to_numpy(), return_inverse=True)[1].astype(np.int64)
 
 
-def tiers_hit_rate(trace: np.ndarray, room: int) -> float:
+def tables_hit_rate(trace: np.ndarray, room: int) -> float:
     sections = CachedTable.sections(room, RowCodec("fp32", 1))
     block = PrivateBlock(sections.nbytes)
     CachedTable.initialise(block.view, sections)
@@ -80,7 +80,7 @@ def measure(rows: int, count: int, logs: list[str], rng: np.random.Generator) ->
     quarters = [zipf_trace(rows, 1.0, count // 4, rng) for _ in range(4)]
     traces["Zipf 1.0, new every quarter"] = np.concatenate(quarters)
     traces |= {name: log_trace(name) for name in logs}
-    policies = {"tables": tiers_hit_rate, "LRU": lru_hit_rate, "best fixed": best_fixed_hit_rate}
+    policies = {"tables": tables_hit_rate, "LRU": lru_hit_rate, "best fixed": best_fixed_hit_rate}
     figures = []
     for name, trace in traces.items():
         for share in (0.01, 0.1):

@@ -25,7 +25,7 @@ SECTIONS = {  # title -> how the names of its results begin
     "Quality": ("quality-", "prequential-"),
     "Speed": ("overhead-", "merlin", "growth", "preprocess"),
     "Smaller networks and rows": ("compression-", "precision-", "row-"),
-    "Embedding tables": ("tiers-", "cache-policy", "soak"),
+    "Embedding tables": ("tables-", "cache-policy", "soak"),
     "Caches of answers": ("cache",),
 }
 OVER_BEST = "served (end to end) over the best baseline: NDCG@10"
@@ -42,8 +42,8 @@ SUMMARY = (  # (result, figure, its words in README.md)
     ("overhead-200", "fused: p99/p50 at half of the peak", "p99/p50 at half of the peak, fused layout"),
     ("merlin", "fused over best possible: answers/s", "answers/s over the best of merlin-systems, fused layout"),
     ("compression-online-retail", f"{DEFAULT}: NDCG@10 over as taught", "NDCG@10 of the default ranker over its teacher"),
-    ("tiers-large", IN_RAM, "p99 with a tenth of 50 million rows in RAM over all in RAM"),
-    ("tiers-updates", "updates: p99 until a row shows in an answer of rank", "p99 until an updated row shows in an answer"),
+    ("tables-large", IN_RAM, "p99 with a tenth of 50 million rows in RAM over all in RAM"),
+    ("tables-updates", "updates: p99 until a row shows in an answer of rank", "p99 until an updated row shows in an answer"),
 )
 
 PREFACE = """# Results

@@ -26,11 +26,11 @@ from perf.command import run
 from serving.contract.artifacts import stage_folder
 from serving.pipeline import Pipeline
 from serving.stages.rank import TABLES_FOLDER
-from serving.tables.config import TableConfig, TiersConfig
+from serving.tables.config import LevelsConfig, TableConfig
 from serving.tables.opening import in_memory
+from serving.tables.store.leveled import LeveledTables
 from serving.tables.store.row_formats import RowCodec
 from serving.tables.store.table import l2_sections
-from serving.tables.store.tiers import Tiers
 
 EXACT = "fp32"
 SIZED_ROWS = 1_000_000  # of the tables whose bytes are compared by width
@@ -110,16 +110,16 @@ def figures_of_quality(row_format: str, quality: Quality, exact: Quality) -> lis
     ]
 
 
-def with_format(config: TiersConfig, row_format: str) -> TiersConfig:
+def with_format(config: LevelsConfig, row_format: str) -> LevelsConfig:
     """Return the same tables, whole in memory, with their rows in another format."""
     tables = tuple(replace(table, row_format=row_format, l2_rows=table.rows, l1_rows=0) for table in config.tables)
     return replace(config, tables=tables, arena=f"row-formats-{os.getpid()}-{row_format}")
 
 
 @contextmanager
-def open_with_rows(pipeline: Pipeline, config: TiersConfig) -> Iterator[Pipeline]:
+def open_with_rows(pipeline: Pipeline, config: LevelsConfig) -> Iterator[Pipeline]:
     """Open the ranker's tables as `config` says."""
-    tables = Tiers(config)
+    tables = LeveledTables(config)
     try:
         rank = pipeline.stages["rank"]
         rank = replace(rank, rows=replace(rank.rows, tables=tables))

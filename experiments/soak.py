@@ -35,13 +35,13 @@ from confluent_kafka import Producer
 
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
 from experiments.soak_checks import FAULTS, WIDTH, Applied, Checker, Due, rows_of
-from experiments.tiers_feed import STARTED_S, run_broker, spawn
+from experiments.tables_feed import STARTED_S, run_broker, spawn
 from perf.command import run
-from serving.tables.config import RocksConfig, TableConfig, TiersConfig, UpdateConfig
+from serving.tables.config import LevelsConfig, RocksConfig, TableConfig, UpdateConfig
 from serving.tables.formats.kafka import topic
+from serving.tables.store.leveled import LeveledTables
 from serving.tables.store.memory import ARENA_PREFIX, remove_unused
 from serving.tables.store.table import shared_root
-from serving.tables.store.tiers import Tiers
 from serving.tables.updates.publisher import Publisher
 from serving.tables.updates.updater import Updater
 
@@ -87,28 +87,28 @@ class Shared:
         return every, marked
 
 
-def run_updater(config: TiersConfig) -> None:
+def run_updater(config: LevelsConfig) -> None:
     Updater(config).run(threading.Event())
 
 
-def run_instance(config: TiersConfig, number: int, shared: Shared) -> None:
+def run_instance(config: LevelsConfig, number: int, shared: Shared) -> None:
     """Check looked-up rows until `finish`; then wait until every key has its last version, and count those that never do."""
-    tiers, rng, rows = Tiers(config), np.random.default_rng(os.getpid()), config.tables[0].rows
+    tables, rng, rows = LeveledTables(config), np.random.default_rng(os.getpid()), config.tables[0].rows
     published, due = shared.versions()
-    table = tiers._tables[TABLE]
+    table = tables._tables[TABLE]
     checker = Checker(published, due, Applied(table.shared.ring, table.codec, rows))
     while not shared.finish.value:
         keys = np.minimum(rng.zipf(1.2, 300), rows) - 1
-        for kind, found in checker.look_up(lambda asked: tiers.lookup(TABLE, asked), keys).items():
-            shared.count(number, kind, found, tiers.degraded)
+        for kind, found in checker.look_up(lambda asked: tables.lookup(TABLE, asked), keys).items():
+            shared.count(number, kind, found, tables.degraded)
         shared.lookups[number] += 1
     keys = np.arange(rows)
     deadline = time.monotonic() + SETTLE_S
-    while (tiers.lookup(TABLE, keys)[:, 1] != published).any() and time.monotonic() < deadline:
+    while (tables.lookup(TABLE, keys)[:, 1] != published).any() and time.monotonic() < deadline:
         time.sleep(0.05)
-    lost = np.flatnonzero(tiers.lookup(TABLE, keys)[:, 1] != published)
-    shared.count(number, "lost", lost, tiers.degraded)
-    tiers.close()
+    lost = np.flatnonzero(tables.lookup(TABLE, keys)[:, 1] != published)
+    shared.count(number, "lost", lost, tables.degraded)
+    tables.close()
 
 
 class Processes:
@@ -180,8 +180,8 @@ def soak(folder: Path, seconds: float, n_instances: int, n_rows: int, rng: np.ra
     return [Figure(name=name, values=[count], **bounds) for name, (count, bounds) in counts.items()]
 
 
-def settings_of(folder: Path, n_rows: int, brokers: str) -> TiersConfig:
-    return TiersConfig(
+def settings_of(folder: Path, n_rows: int, brokers: str) -> LevelsConfig:
+    return LevelsConfig(
         MODEL,
         (TableConfig(TABLE, n_rows, WIDTH, l1_rows=n_rows // 50, l2_rows=n_rows // 5),),
         f"soak-{os.getpid()}",
@@ -191,7 +191,7 @@ def settings_of(folder: Path, n_rows: int, brokers: str) -> TiersConfig:
     )
 
 
-def publish(config: TiersConfig, shared: Shared, processes: Processes, seconds: float, rng: np.random.Generator) -> int:
+def publish(config: LevelsConfig, shared: Shared, processes: Processes, seconds: float, rng: np.random.Generator) -> int:
     """Publish new versions of random rows, and kill processes, for `seconds`; return the rows that were acknowledged.
 
     The updater is spared until some of them were due: killed every few seconds, it might never be up for as long as that takes.

@@ -195,7 +195,7 @@ def refuse_tables_that_do_not_fit(features: Features, axes: Axes, settings: Sett
 
 
 def write_ranker_tables(staging: Staging, axes: Axes, settings: Settings) -> tuple[dict[str, int], str]:
-    """Write the settings of the ranker's tables. Return their bytes by tier, and a line for people."""
+    """Write the settings of the ranker's tables. Return their bytes by level, and a line for people."""
     serving = settings.serving_of()["rank"]
     folder, samples = staging.folder("rank") / TABLES_FOLDER, serving.max_batch_size * axes.candidates
     return write_tables(folder, settings.tables, serving.instances, samples)

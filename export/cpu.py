@@ -60,7 +60,7 @@ def check_run_folder(repository: Path) -> Iterator[Finding]:
 
 
 def check_ranker_tables(repository: Path) -> Iterator[Finding]:
-    """Check that NVIDIA's parsers can read the ranker's ps.json, and that it agrees with tiers.json."""
+    """Check that NVIDIA's parsers can read the ranker's ps.json, and that it agrees with levels.json."""
     generation = pinned_generation(repository)
     folder = stage_folder(repository, "rank", generation) / TABLES_FOLDER
     if not (folder / PS_FILE).exists():  # without levels: the tables are served whole from memory

@@ -1,9 +1,9 @@
-"""Plan and write the ranker's embedding tables: budgets -> plan -> ps.json -> tiers.json.
+"""Plan and write the ranker's embedding tables: budgets -> plan -> ps.json -> levels.json.
 
 <rank's version folder>/tables/
     <table>.npy   float32 [rows, D], as trained; with cold rows, the hot ones; the cold ones are in <table>-cold.npy
     ps.json       budgets, levels and row formats in NVIDIA's schema (hps_config/)
-    tiers.json    the same for serving/tables, which does not import hps_config
+    levels.json    the same for serving/tables, which does not import hps_config
 
 The model's name is a digest of the tables (`rank-<digest>`), so that generations, or shops on one Kafka, never mix rows.
 """
@@ -21,26 +21,26 @@ import numpy as np
 
 from export.settings import TableSettings
 from hps_config.description import HpsDescription
-from hps_config.planning import Plan, plan_tiers
+from hps_config.levels import levels_config
+from hps_config.planning import Plan, plan_levels
 from hps_config.ps_writer import write_ps_json
 from hps_config.reader import check_ps_json, read_ps_json
 from hps_config.report import human_bytes
-from hps_config.tiers import tiers_config
 from repository.finding import Finding, count_errors
 from serving.contract.artifacts import open_array, sha256_of
 from serving.contract.errors import ConfigError
-from serving.tables.config import TableConfig, TiersConfig, read_config
+from serving.tables.config import LevelsConfig, TableConfig, read_config
+from serving.tables.store.leveled import CONFIG_FILE
 from serving.tables.store.mixed_widths import cold_table
 from serving.tables.store.row_formats import RowCodec
 from serving.tables.store.table import l1_sections
-from serving.tables.store.tiers import CONFIG_FILE
 
 if TYPE_CHECKING:
     from training.features.build import Features
     from training.models.cold_rows import ColdRows
 
 MODEL, PS_FILE = "rank", "ps.json"
-STATE_FOLDER = "recommender-tiers"  # in the temporary folder of the serving machine, unless [tables] state names another
+STATE_FOLDER = "recommender-tables"  # in the temporary folder of the serving machine, unless [tables] state names another
 
 
 def shapes_of(features: Features, width: int, cold: ColdRows | None = None) -> dict[str, tuple[int, int]]:
@@ -72,10 +72,10 @@ def plan_tables(
     if unknown := sorted(settings.row_formats.keys() - shapes.keys()):
         raise ConfigError(f"[tables] row_formats names {', '.join(unknown)}. The ranker's tables are {', '.join(shapes)}.")
     description = describe_tables(settings, shapes, instances, samples, model)
-    plan = plan_tiers(description.specs, description.budgets)
+    plan = plan_levels(description.specs, description.budgets)
     if plan.l2_complete and not settings.brokers:
         description = description.model_copy(update={"budget": description.budget.model_copy(update={"l3": 0})})
-        plan = plan_tiers(description.specs, description.budgets)
+        plan = plan_levels(description.specs, description.budgets)
     return description, plan
 
 
@@ -106,7 +106,7 @@ def describe_tables(
 
 
 def write_tables(folder: Path, settings: TableSettings, instances: int, samples: int) -> tuple[dict[str, int], str]:
-    """Write ps.json and tiers.json beside the tables in `folder`. Return bytes by level, and a line for people.
+    """Write ps.json and levels.json beside the tables in `folder`. Return bytes by level, and a line for people.
 
     Raises ConfigError when the tables do not fit the budgets, DataError when a row format cannot hold a value.
     """
@@ -121,10 +121,10 @@ def write_tables(folder: Path, settings: TableSettings, instances: int, samples:
     return report_of(config, plan)
 
 
-def settings_said_by(ps_file: Path, arrays: Mapping[str, np.ndarray], digest: str) -> TiersConfig:
+def settings_said_by(ps_file: Path, arrays: Mapping[str, np.ndarray], digest: str) -> LevelsConfig:
     """Return the settings that ps.json states; it has no default rows."""
     rows = {name: len(array) for name, array in arrays.items()}
-    return tiers_config(read_ps_json(ps_file), f"{MODEL}-{digest}", digest, rows, source=".")
+    return levels_config(read_ps_json(ps_file), f"{MODEL}-{digest}", digest, rows, source=".")
 
 
 def check_tables(folder: Path) -> list[Finding]:
@@ -157,7 +157,7 @@ def with_mean(table: TableConfig, array: np.ndarray) -> TableConfig:
     return replace(table, default=tuple(array.mean(axis=0, dtype=np.float64).astype(np.float32).tolist()))
 
 
-def report_of(config: TiersConfig, plan: Plan) -> tuple[dict[str, int], str]:
+def report_of(config: LevelsConfig, plan: Plan) -> tuple[dict[str, int], str]:
     l1_bytes = sum(l1_sections(table).nbytes for table in config.tables if table.l1_rows)
     sizes = {"l1_bytes_per_process": l1_bytes, "l2_bytes": plan.l2_bytes, "l3_bytes": plan.l3_bytes}
     rows, formats = sum(planned.table.rows for planned in plan.tables), {planned.table.row_format for planned in plan.tables}

@@ -1,4 +1,4 @@
-"""python -m hps_config: plan the embedding tiers, write and check ps.json."""
+"""python -m hps_config: plan the embedding tables, write and check ps.json."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from hps_config.description import read_description
-from hps_config.planning import plan_tiers, predict
+from hps_config.planning import plan_levels, predict
 from hps_config.ps_writer import write_ps_json
 from hps_config.reader import check_ps_json
 from hps_config.report import print_plan
@@ -19,7 +19,7 @@ from hps_config.tables import TableSpec
 from repository.finding import count_errors
 from serving.contract.errors import ConfigError, RecommenderError
 
-app = typer.Typer(help="Plan the embedding tiers, write and check ps.json.", add_completion=False, no_args_is_help=True)
+app = typer.Typer(help="Plan the embedding tables, write and check ps.json.", add_completion=False, no_args_is_help=True)
 
 
 @app.command()
@@ -30,9 +30,9 @@ def plan(
     ] = None,
     write: Annotated[Path | None, typer.Option(help="write the ps.json here")] = None,
 ) -> None:
-    """Print bytes per tier and process, and predicted hit rates; refuse what cannot fit."""
+    """Print bytes per level and process, and predicted hit rates; refuse what cannot fit."""
     description = read_description(config)
-    planned = plan_tiers(description.specs, description.budgets)
+    planned = plan_levels(description.specs, description.budgets)
     traces = read_traces(trace, description.specs) if trace else {}
     print_plan(planned, predict(planned, traces), Console())
     if write:

@@ -1,4 +1,4 @@
-"""What rows cost on each tier. L1 and L2 are asked of the tiers themselves; L3 is RocksDB's, measured.
+"""What rows cost on each level. L1 and L2 are asked of the levels themselves; L3 is RocksDB's, measured.
 
 L1  per process:  decoded rows in slots, with what finds and evicts them
 L2  per machine:  encoded rows in shared memory, one copy for all processes; beside it a ring of recent updates

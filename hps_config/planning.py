@@ -1,6 +1,6 @@
-"""Table budgets -> a plan: how many rows of each table each tier holds, and what that costs.
+"""Table budgets -> a plan: how many rows of each table each level holds, and what that costs.
 
-HPS has one dial per tier and model: `gpucacheper`, the share of every table that L1 caches, and `overflow_margin`, the rows of
+HPS has one dial per level and model: `gpucacheper`, the share of every table that L1 caches, and `overflow_margin`, the rows of
 a table that one partition of L2 keeps. The planner turns each as far up as its budget allows, and refuses when even the least
 does not fit, naming what would.
 """
@@ -23,7 +23,7 @@ SHARE_STEPS = 1_000_000  # gpucacheper is written with six digits
 
 @dataclass(frozen=True)
 class Budgets:
-    """Bytes each tier may take. L1 is per process, L2 per machine, L3 on disk; 0 leaves L2 or L3 out.
+    """Bytes each level may take. L1 is per process, L2 per machine, L3 on disk; 0 leaves L2 or L3 out.
 
     Where L2 does not hold every row, what RocksDB takes of a process's memory comes out of `l1_bytes`.
     """
@@ -38,7 +38,7 @@ class Budgets:
 
 @dataclass(frozen=True)
 class TablePlan:
-    """One table's rows and bytes per tier."""
+    """One table's rows and bytes per level."""
 
     table: TableSpec
     l1_rows: int
@@ -114,7 +114,7 @@ class Plan:
 
     @property
     def spared_bytes(self) -> int:
-        """Of `process_bytes`, what our own tiers do without: L1 of tables that L2 holds whole. HPS caches these as well."""
+        """Of `process_bytes`, what our own levels do without: L1 of tables that L2 holds whole. HPS caches these as well."""
         return sum(planned.l1_bytes for planned in self.tables if planned.in_l2)
 
     @property
@@ -123,8 +123,8 @@ class Plan:
         return all(planned.in_l2 for planned in self.tables)
 
 
-def plan_tiers(tables: tuple[TableSpec, ...], budgets: Budgets) -> Plan:
-    """Fill the tiers as far as the budgets allow. Raises ConfigError, with what would fit, when a tier's least does not."""
+def plan_levels(tables: tuple[TableSpec, ...], budgets: Budgets) -> Plan:
+    """Fill the levels as far as the budgets allow. Raises ConfigError, with what would fit, when a level's least does not."""
     _check(tables, budgets)
     _check_l3(tables, budgets)
     margin = _largest_margin(tables, budgets)

@@ -1,4 +1,4 @@
-"""A plan -> ps.json, complete for both of NVIDIA's parsers and for our own tiers."""
+"""A plan -> ps.json, complete for both of NVIDIA's parsers and for our own levels."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ def human_bytes(count: int) -> str:
 
 
 def print_plan(plan: Plan, hit_rates: dict[str, HitRates], console: Console) -> None:
-    """Bytes per tier and process, predicted hit rates of the tables that were traced, and what all of it assumes."""
-    parts = [_tiers(plan), _totals(plan)]
+    """Bytes per level and process, predicted hit rates of the tables that were traced, and what all of it assumes."""
+    parts = [_levels(plan), _totals(plan)]
     if hit_rates:
         parts.append(_hit_rates(hit_rates))
     console.print(Group(*parts))
@@ -40,7 +40,7 @@ def print_plan(plan: Plan, hit_rates: dict[str, HitRates], console: Console) -> 
 def assumptions(plan: Plan, traced: bool) -> list[str]:
     """Return the assumptions behind the figures of a plan, one sentence each."""
     said = [
-        "L1: HPS has one for every table. Our own tiers leave it out where L2 holds the whole table: its shared rows are "
+        "L1: HPS has one for every table. Our own levels leave it out where L2 holds the whole table: its shared rows are "
         "read as fast.",
         f"L1: whole sets of {memory.L1_SET_ROWS} rows, decoded to fp32, with what finds and evicts them.",
         "L2: one copy for all processes in shared memory, rows in the table's row format "
@@ -63,7 +63,7 @@ def assumptions(plan: Plan, traced: bool) -> list[str]:
     return said
 
 
-def _tiers(plan: Plan) -> Table:
+def _levels(plan: Plan) -> Table:
     table = Table(title="rows and bytes per table")
     columns: tuple[tuple[str, JustifyMethod], ...] = (
         ("table", "left"),
@@ -73,12 +73,12 @@ def _tiers(plan: Plan) -> Table:
     )
     for name, justify in columns:
         table.add_column(name, justify=justify)
-    for tier in ("L1 of one process", "L2 of the machine", "L3 on disk"):
-        table.add_column(tier, justify="right")
+    for level in ("L1 of one process", "L2 of the machine", "L3 on disk"):
+        table.add_column(level, justify="right")
     for planned in plan.tables:
         spec = planned.table
-        tiers = ((planned.l1_rows, planned.l1_bytes), (planned.l2_rows, planned.l2_bytes), (planned.l3_rows, planned.l3_bytes))
-        cells = (f"{rows:,} rows\n{human_bytes(size)}" if rows else "none" for rows, size in tiers)
+        levels = ((planned.l1_rows, planned.l1_bytes), (planned.l2_rows, planned.l2_bytes), (planned.l3_rows, planned.l3_bytes))
+        cells = (f"{rows:,} rows\n{human_bytes(size)}" if rows else "none" for rows, size in levels)
         table.add_row(spec.name, str(spec.width), spec.row_format, f"{spec.rows:,}", *cells)
     return table
 
@@ -92,13 +92,13 @@ def _totals(plan: Plan) -> Table:
     table.add_row("request buffers of one process", human_bytes(plan.buffer_bytes), "")
     table.add_row("private memory of one process", human_bytes(plan.process_bytes), "")
     if plan.spared_bytes:
-        table.add_row("the same in our own tiers", human_bytes(plan.process_bytes - plan.spared_bytes), "")
+        table.add_row("the same in our own levels", human_bytes(plan.process_bytes - plan.spared_bytes), "")
     table.add_row("L2 of the machine", human_bytes(plan.l2_bytes), human_bytes(budgets.l2_bytes))
     table.add_row("update rings of the machine", human_bytes(plan.ring_bytes), "")
     table.add_row(f"memory of the machine, {budgets.instances} processes", human_bytes(plan.machine_bytes), "")
     if plan.spared_bytes:
         own_bytes = plan.machine_bytes - budgets.instances * plan.spared_bytes
-        table.add_row("the same in our own tiers", human_bytes(own_bytes), "")
+        table.add_row("the same in our own levels", human_bytes(own_bytes), "")
     table.add_row("L3 on disk", human_bytes(plan.l3_bytes), human_bytes(budgets.l3_bytes))
     return table
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from serving.contract.artifacts import stage_folder
 
-SETTINGS = Path("tables") / "tiers.json"
+SETTINGS = Path("tables") / "levels.json"
 
 
 def tables_settings(repository: Path, generation: int) -> Path:

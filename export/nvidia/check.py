@@ -134,7 +134,7 @@ def agree(one: tuple | None, other: tuple | None) -> bool:
 
 
 def check_hps(repository: Path) -> Iterator[Finding]:
-    """ps.json by both of its parsers, and the `hps` model by the backend's rules. Nothing where our own tiers serve."""
+    """ps.json by both of its parsers, and the `hps` model by the backend's rules. Nothing where our own levels serve."""
     settings = merlin_of(repository)
     if not any(part.kind == HPS for part in parts_of(settings)):
         return

@@ -16,7 +16,7 @@ from export.nvidia.hugectr.model import slot_offsets
 from export.settings import Settings
 from export.tables import plan_tables
 from hps_config.description import PersistentSection, TableSection
-from hps_config.planning import plan_tiers
+from hps_config.planning import plan_levels
 from hps_config.ps_writer import sparse_folder_name, write_ps_json
 from repository.config import Serving
 from serving.stages.features.ranking import SCALE
@@ -81,5 +81,5 @@ def write_ps(
             "tables": [table],
         }
     )
-    plan = plan_tiers(description.specs, plan.budgets)
+    plan = plan_levels(description.specs, plan.budgets)
     write_ps_json(path, description, plan)

@@ -35,8 +35,8 @@ from serving.stages.live.items import LiveItems
 from serving.stages.live.ranked_items import RankedItems
 from serving.tables.measurements import measurements
 from serving.tables.opening import open_tables
+from serving.tables.store.leveled import LeveledTables
 from serving.tables.store.mixed_widths import ONE_WIDTH, MixedWidths
-from serving.tables.store.tiers import Tiers
 
 Arrays = dict[str, np.ndarray]
 
@@ -109,7 +109,7 @@ class EmbeddingRows:
     """The embedding rows of users and candidates, from our own tables. Layouts with NVIDIA's `hps` backend have none."""
 
     settings: RankSettings
-    tables: Tiers
+    tables: LeveledTables
     widths: MixedWidths = ONE_WIDTH
 
     @classmethod
@@ -197,7 +197,7 @@ class Rank:
         return replace(self, live_items=LiveItems(reader, inputs.items, self.content, arrays))
 
     @property
-    def tables(self) -> Tiers:
+    def tables(self) -> LeveledTables:
         """The levels that rows are read from, for measurements."""
         return self.rows.tables
 

@@ -1,10 +1,10 @@
 """Embedding rows for the stages: plain arrays, or a parameter server with levels, updated while it serves.
 
 tables.py       the plain arrays, memory-mapped
-opening.py      open_tables, which a stage calls before Tiers.gather
-config.py       sizes and places of the levels (tiers.json)
+opening.py      open_tables, which a stage calls before LeveledTables.gather
+config.py       sizes and places of the levels (levels.json)
 
-tiers.py        Tiers.lookup: L1 or L2, the hit-rate threshold, metrics
+leveled.py      LeveledTables.lookup: L1 or L2, the hit-rate threshold, metrics
   table.py        one table in memory: L1 of the process, L2 and update ring of the machine
     slots.py        rows in slots, readable without a lock while others write or die
     hits.py         the compiled pass of a look-up (lanes.py: eight values at once)
@@ -19,7 +19,7 @@ tiers.py        Tiers.lookup: L1 or L2, the hit-rate threshold, metrics
   background.py   insertions (write-behind)
   metrics.py, measurements.py   counters, and the names of their metrics
 
-updater.py      Kafka messages: `python -m serving.tables tiers.json`, one process per machine
+updater.py      Kafka messages: `python -m serving.tables levels.json`, one process per machine
 applier.py      writes rows to all levels, each with its own offset (batch.py)
 publisher.py    the sending side
 formats/        bytes of keys, rows, messages and folders, as HPS writes them

@@ -1,4 +1,4 @@
-"""`python -m serving.tables <tiers.json>`: apply live updates on this machine until SIGTERM or SIGINT."""
+"""`python -m serving.tables <levels.json>`: apply live updates on this machine until SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from serving.tables.updates.updater import Updater
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m serving.tables", description=__doc__)
-    parser.add_argument("config", type=Path, help="tiers.json of a rank model's version folder")
+    parser.add_argument("config", type=Path, help="levels.json of a rank model's version folder")
     parser.add_argument("--tag", help="of the server it belongs to, by which that finds it again")
     config = read_config(parser.parse_args().config)
     if config.updates is None:

@@ -87,7 +87,7 @@ class UpdateConfig:
 
 
 @dataclass(frozen=True)
-class TiersConfig:
+class LevelsConfig:
     """All settings of one model. `arena` names the rows in shared memory: instances of one name share one copy."""
 
     model: str
@@ -125,8 +125,8 @@ class TiersConfig:
         path.write_text(json.dumps(asdict(self), indent=2) + "\n")
 
 
-def read_config(path: Path) -> TiersConfig:
-    """Read tiers.json. Raises ConfigError when the file is unreadable or has an unknown setting.
+def read_config(path: Path) -> LevelsConfig:
+    """Read levels.json. Raises ConfigError when the file is unreadable or has an unknown setting.
 
     A relative `source` is relative to the file, so that a repository can be moved; a relative RocksDB path to the temp folder.
     """
@@ -135,9 +135,9 @@ def read_config(path: Path) -> TiersConfig:
         parts = {"redis": RedisConfig, "rocksdb": RocksConfig, "updates": UpdateConfig}
         for name, part in parts.items():
             raw[name] = part(**raw[name]) if raw.get(name) else None
-        config = TiersConfig(**{**raw, "tables": tuple(TableConfig(**table) for table in raw["tables"])})
+        config = LevelsConfig(**{**raw, "tables": tuple(TableConfig(**table) for table in raw["tables"])})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{path} does not describe embedding tiers ({error}). Export the repository again.") from error
+        raise ConfigError(f"{path} does not describe embedding tables ({error}). Export the repository again.") from error
     if config.rocksdb is not None:
         rocksdb = replace(config.rocksdb, path=str(Path(tempfile.gettempdir(), config.rocksdb.path)))
         config = replace(config, rocksdb=rocksdb)

@@ -1,4 +1,4 @@
-"""Open the tables of a stage: with the levels of its `tiers.json`, or each whole in shared memory."""
+"""Open the tables of a stage: with the levels of its `levels.json`, or each whole in shared memory."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from pathlib import Path
 
 from serving.contract.artifacts import REMEDY, open_array
 from serving.contract.errors import ArtifactError
-from serving.tables.config import TableConfig, TiersConfig, read_config
-from serving.tables.store.tiers import CONFIG_FILE, Tiers
+from serving.tables.config import LevelsConfig, TableConfig, read_config
+from serving.tables.store.leveled import CONFIG_FILE, LeveledTables
 
 
-def open_tables(folder: Path, model: str, needed: Sequence[str] = ()) -> Tiers:
-    """Open the tables of `folder`: <table>.npy files, float32 [rows, D], and perhaps tiers.json. model: their name without it.
+def open_tables(folder: Path, model: str, needed: Sequence[str] = ()) -> LeveledTables:
+    """Open the tables of `folder`: <table>.npy files, float32 [rows, D], and perhaps levels.json. model: their name without it.
 
     Raises ArtifactError when one of the `needed` tables is missing or broken, ConfigError for bad settings.
     """
     config = read_config(folder / CONFIG_FILE) if (folder / CONFIG_FILE).exists() else in_memory(folder, model)
     if missing := set(needed) - {table.name for table in config.tables}:
         raise ArtifactError(f"{folder} lacks the tables {sorted(missing)}. {REMEDY}")
-    return Tiers(config)
+    return LeveledTables(config)
 
 
-def in_memory(folder: Path, model: str) -> TiersConfig:
+def in_memory(folder: Path, model: str) -> LevelsConfig:
     """Return settings for complete tables in memory, with one copy for all instances that open the same files."""
     names = sorted(path.stem for path in folder.glob("*.npy"))
     if not names:
@@ -32,7 +32,7 @@ def in_memory(folder: Path, model: str) -> TiersConfig:
     if wrong := [name for name, shape in shapes.items() if len(shape) != 2]:
         raise ArtifactError(f"{folder / wrong[0]}.npy has shape {list(shapes[wrong[0]])}; expected [rows, D]. {REMEDY}")
     tables = tuple(TableConfig(name, rows, width, l2_rows=rows) for name, (rows, width) in shapes.items())
-    return TiersConfig(model, tables, arena_of(folder, names), source=str(folder))
+    return LevelsConfig(model, tables, arena_of(folder, names), source=str(folder))
 
 
 def arena_of(folder: Path, names: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""The embedding tiers behind a real server: what its metrics port tells of them, and rows that change while it serves."""
+"""The embedding tables behind a real server: what its metrics port tells of them, and rows that change while it serves."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from server.launcher import TritonServer
 from serving.contract.artifacts import MANIFEST_FILE, write_manifest
 from serving.contract.errors import ServerError
 from serving.pipeline import Pipeline
-from serving.tables.config import TiersConfig, read_config
+from serving.tables.config import LevelsConfig, read_config
 from serving.tables.store.table import shared_root
 from serving.tables.updates.publisher import Publisher
 from tests.server.requests import infer
@@ -79,8 +79,8 @@ def test_the_metrics_port_tells_of_every_table(server, client, repository, info)
 
 
 # --- live updates -------------------------------------------------------------------------------------------------------------
-def settings_of(repository: Path, generation: int) -> TiersConfig:
-    return read_config(repository / "rank" / str(generation) / "tables" / "tiers.json")
+def settings_of(repository: Path, generation: int) -> LevelsConfig:
+    return read_config(repository / "rank" / str(generation) / "tables" / "levels.json")
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_a_published_row_changes_what_is_served(live, launch, broker, info):
     tag = server.state.tag
     server.stop()
     assert updaters.updaters(tag) == []
-    assert not (shared_root(config) / f"embedding-tiers-{config.arena}").exists()
+    assert not (shared_root(config) / f"embedding-tables-{config.arena}").exists()
 
     again = launch(live)  # what was acknowledged survives: it is in RocksDB
     with grpcclient.InferenceServerClient(again.grpc_url) as client:

@@ -17,8 +17,8 @@ from repository.finding import Finding, count_errors
 from serving.contract.errors import ConfigError, DataError
 from serving.tables.config import read_config
 from serving.tables.opening import open_tables
+from serving.tables.store.leveled import CONFIG_FILE
 from serving.tables.store.tables import EmbeddingTables
-from serving.tables.store.tiers import CONFIG_FILE
 
 SHAPES = {"user_0": (4_000, 8), "item_0": (500, 8), "item_1": (12, 8)}
 SOME = "100 KiB"  # of memory: too little for all rows
@@ -73,7 +73,7 @@ def test_tables_that_fit_memory_need_no_database(folder):
 
 def test_tables_that_do_not_fit_have_one_outside_the_repository(folder):
     config = written(folder, l2=SOME)
-    assert config.rocksdb.path == f"{tempfile.gettempdir()}/recommender-tiers/{config.model}"
+    assert config.rocksdb.path == f"{tempfile.gettempdir()}/recommender-tables/{config.model}"
     assert not all(table.complete for table in config.tables)
     assert all(table.l1_rows for table in config.tables if not table.complete)
     assert written(folder, l2=SOME, state="/var/lib/shop").rocksdb.path == f"/var/lib/shop/{config.model}"

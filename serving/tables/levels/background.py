@@ -37,7 +37,7 @@ class Background(Generic[Piece]):
         self._woken, self._closing = threading.Event(), False
         self._do, self._upkeep, self._upkeep_every_s = weakref.WeakMethod(work), weakref.WeakMethod(upkeep), upkeep_every_s
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_S))
-        self._thread = threading.Thread(target=self._run, name="embedding-tiers", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="embedding-tables", daemon=True)
         self._thread.start()
 
     def submit(self, piece: Piece, soon: bool = False) -> bool:
@@ -94,6 +94,6 @@ class Background(Generic[Piece]):
         try:
             call(*arguments)
         except Exception:
-            logging.getLogger(__name__).exception("background work of the embedding tiers failed")
+            logging.getLogger(__name__).exception("background work of the embedding tables failed")
             return False
         return True

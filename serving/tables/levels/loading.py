@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO
 
 from serving.contract.errors import ArtifactError, DependencyError
-from serving.tables.config import TiersConfig
+from serving.tables.config import LevelsConfig
 from serving.tables.levels.rocks_store import DAMAGED_MARK, LOADING_PREFIX, DamagedError, RocksStore
 from serving.tables.updates.source import Source, names_in
 
@@ -37,7 +37,7 @@ SOURCE_FILE, USERS_FILE, WRITER_FILE = "tables.source", "tables.users", "tables.
 log = logging.getLogger(__name__)
 
 
-def load_l3(config: TiersConfig) -> None:
+def load_l3(config: LevelsConfig) -> None:
     """Fill empty tables of RocksDB from `config.source`. Does nothing when they are loaded, or without a source.
 
     Raises DependencyError when RocksDB cannot be opened or written, ArtifactError when the exported tables are broken.
@@ -65,7 +65,7 @@ def load_l3(config: TiersConfig) -> None:
         mark.write_text("\n".join(sorted(wanted | _names_in(mark))))
 
 
-def open_l3(config: TiersConfig, writable: bool = False) -> RocksStore:
+def open_l3(config: LevelsConfig, writable: bool = False) -> RocksStore:
     """Open the database, filled, and protect it from removal until it is closed. A damaged one is replaced first.
 
     Raises the errors of `load_l3`.
@@ -86,7 +86,7 @@ def open_l3(config: TiersConfig, writable: bool = False) -> RocksStore:
         ) from error
 
 
-def _open(config: TiersConfig, writable: bool) -> RocksStore:
+def _open(config: LevelsConfig, writable: bool) -> RocksStore:
     path, held = Path(config.rocksdb.path), ExitStack()
     try:
         users = enter(config)
@@ -105,13 +105,13 @@ def _open(config: TiersConfig, writable: bool) -> RocksStore:
         raise
 
 
-def _store(config: TiersConfig, writable: bool, held: ExitStack | None = None) -> RocksStore:
+def _store(config: LevelsConfig, writable: bool, held: ExitStack | None = None) -> RocksStore:
     complete = {table.name: table.rows for table in config.tables if table.dense} if _refillable(config) else None
     widths = {table.name: table.width for table in config.tables}
     return RocksStore(config.rocksdb, config.model, widths, writable, held, complete)
 
 
-def enter(config: TiersConfig) -> IO[bytes] | None:
+def enter(config: LevelsConfig) -> IO[bytes] | None:
     """Register as a user of the database for the tables of `config.source`. Return the lock to close on leaving.
 
     None on a read-only disk, where nobody removes anything.
@@ -154,7 +154,7 @@ def _hold_lock(path: Path, name: str) -> Iterator[None]:
 
 
 # --- damage -----------------------------------------------------------------------------------------------------------------
-def _refillable(config: TiersConfig) -> bool:
+def _refillable(config: LevelsConfig) -> bool:
     """Return whether the exported tables can refill the database, and no other model has rows in it."""
     path, own = Path(config.rocksdb.path), f"{config.model}-{LOADED_MARK}"
     if config.source is None or not (path / f"{config.model}-{CREATED_MARK}").exists():
@@ -164,11 +164,11 @@ def _refillable(config: TiersConfig) -> bool:
     return there and not others and names_in(Path(config.source), config.tables) == {table.name for table in config.tables}
 
 
-def _marked_damaged(config: TiersConfig) -> bool:
+def _marked_damaged(config: LevelsConfig) -> bool:
     return (Path(config.rocksdb.path) / DAMAGED_MARK).exists()
 
 
-def _put_aside(config: TiersConfig) -> bool:
+def _put_aside(config: LevelsConfig) -> bool:
     """Move a damaged database aside. Return False when a live process writes it, or no tables can refill it."""
     path = Path(config.rocksdb.path)
     try:
@@ -205,17 +205,17 @@ def remove_forsaken(root: Path) -> None:
             pass
 
 
-def mark_updated(config: TiersConfig) -> None:
+def mark_updated(config: LevelsConfig) -> None:
     """Record that RocksDB may now differ from `config.source`."""
     (Path(config.rocksdb.path) / f"{config.model}-{UPDATED_MARK}").touch()
 
 
-def never_updated(config: TiersConfig) -> bool:
+def never_updated(config: LevelsConfig) -> bool:
     """Return whether RocksDB does not exist yet or has had no updates."""
     return not (Path(config.rocksdb.path) / f"{config.model}-{UPDATED_MARK}").exists()
 
 
-def as_exported(config: TiersConfig) -> bool:
+def as_exported(config: LevelsConfig) -> bool:
     """Return whether RocksDB equals `config.source`, from which large parts of a table are read faster."""
     loaded = _names_in(Path(config.rocksdb.path) / f"{config.model}-{LOADED_MARK}")
     return config.source is not None and names_in(Path(config.source), config.tables) <= loaded and never_updated(config)

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from serving.contract.errors import DependencyError
-from serving.tables.config import TiersConfig
+from serving.tables.config import LevelsConfig
 from serving.tables.levels.level import Level, Store
 from serving.tables.store.memory import SharedFolder
 from serving.tables.store.row_formats import RowCodec
@@ -73,7 +73,7 @@ class Fetched:
 class LowerLevels:
     """Opens, reads and fills L2 and L3 for all tables of a model. A level's client is imported when the level is opened."""
 
-    def __init__(self, config: TiersConfig, tables: dict[str, TieredTable]) -> None:
+    def __init__(self, config: LevelsConfig, tables: dict[str, TieredTable]) -> None:
         self.config, self.tables = config, tables
         self._widths = {table.name: table.width for table in config.tables}
         self.shared = Level("shared memory", self._attach)

@@ -23,7 +23,7 @@ import numpy as np
 from serving.contract.errors import ArtifactError, DependencyError
 
 ALIGNMENT = 64  # bytes; a cache line
-ARENA_PREFIX = "embedding-tiers-"
+ARENA_PREFIX = "embedding-tables-"
 USERS_FILE = "users"
 PRIVATE_MODE = 0o700
 

@@ -15,7 +15,7 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from serving.tables.config import TableConfig, TiersConfig
+from serving.tables.config import LevelsConfig, TableConfig
 from serving.tables.metrics import TableCounts
 from serving.tables.store.batch import Batch
 from serving.tables.store.memory import ARENA_PREFIX, PrivateBlock, Sections, SharedBlock
@@ -57,7 +57,7 @@ def ring_sections(config: TableConfig) -> Sections:
     return UpdateRing.sections(config.rows, RowCodec(config.row_format, config.width))
 
 
-def shared_root(config: TiersConfig) -> Path:
+def shared_root(config: LevelsConfig) -> Path:
     """Return the folder of arenas: the setting, otherwise a choice that is the same for every process.
 
     That is shared memory, or the temporary folder where a container has too little of it; its pages are shared too.

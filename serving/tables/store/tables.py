@@ -18,7 +18,7 @@ from serving.loops.compiled import compiled
 
 @dataclass(frozen=True)
 class EmbeddingTables:
-    """All tables of one stage: name -> float32 [rows, D]. Replaces `Tiers` in a stage, as its exact, slow twin."""
+    """All tables of one stage: name -> float32 [rows, D]. Replaces `LeveledTables` in a stage, as its exact, slow twin."""
 
     tables: Mapping[str, np.ndarray]
     degraded = False  # no level can be down

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from serving.tables.config import TiersConfig
+from serving.tables.config import LevelsConfig
 from serving.tables.levels.level import Level
 from serving.tables.levels.loading import mark_updated, open_l3
 from serving.tables.levels.redis_store import RedisStore
@@ -140,7 +140,7 @@ class Start(NamedTuple):
 class Applier:
     """Writes rows to every level of the machine. It is the one writer of RocksDB."""
 
-    def __init__(self, config: TiersConfig) -> None:
+    def __init__(self, config: LevelsConfig) -> None:
         self._config = config
         self._widths = {table.name: table.width for table in config.tables}
         self._folder = SharedFolder(shared_root(config), config.arena)

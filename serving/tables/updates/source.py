@@ -91,6 +91,6 @@ def _dense_rows(folder: Path, table: TableConfig) -> np.ndarray:
     if array.shape != (table.rows, table.width) or array.dtype != np.float32:
         raise ArtifactError(
             f"{folder / table.name}.npy is {array.dtype} {list(array.shape)}. Expected float32 "
-            f"[{table.rows}, {table.width}], as the tiers' settings say. Export the repository again."
+            f"[{table.rows}, {table.width}], as the levels' settings say. Export the repository again."
         )
     return array

@@ -18,7 +18,7 @@ import numpy as np
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from serving.contract.errors import ConfigError, DataError
-from serving.tables.config import TiersConfig
+from serving.tables.config import LevelsConfig
 from serving.tables.formats.kafka import consumer_group, decode_messages, subscribed, topic
 from serving.tables.store.batch import PARTITIONS, Batch, nothing_reached
 from serving.tables.updates.applier import Applier
@@ -42,7 +42,7 @@ def yield_to_requests() -> None:
 class Updater:
     """Consumes update messages of one model and applies them. `run` waits until no other updater runs on the machine."""
 
-    def __init__(self, config: TiersConfig) -> None:
+    def __init__(self, config: LevelsConfig) -> None:
         self._config, self._updates = config, config.updates
         self._applier = Applier(config)
         self._consumer: Consumer | None = None

@@ -74,7 +74,7 @@ def test_a_repository_with_hps_names_its_ps_json(image, tmp_path):
 def test_the_folder_above_rocksdbs_is_there_before_the_server(image, tmp_path):
     publish(tmp_path / "repo")
     add_hps(tmp_path)
-    path = tmp_path / "var" / "lib" / "hps" / "recommender-tiers" / "rank_embeddings"
+    path = tmp_path / "var" / "lib" / "hps" / "recommender-tables" / "rank_embeddings"
     ps = tmp_path / "repo" / "ps.json"
     ps.write_text(json.dumps(json.loads(ps.read_text()) | {"persistent_db": {"type": "rocks_db", "path": str(path)}}))
     (tmp_path / "bin" / "tritonserver").write_text(f'#!/bin/sh\n[ -d "{path.parent}" ] && echo there\n')

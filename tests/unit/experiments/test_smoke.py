@@ -30,14 +30,14 @@ from experiments import (
     quality,
     row_formats,
     row_widths,
-    tiers_large,
-    tiers_lookups,
-    tiers_table,
-    tiers_updates,
+    tables_large,
+    tables_lookups,
+    tables_updates,
+    tables_workload,
 )
 from experiments.harness import Figure, Result, in_turns
 from experiments.merlin_once import OnceExecutor
-from experiments.tiers_feed import Published, run_broker, run_publisher
+from experiments.tables_feed import Published, run_broker, run_publisher
 from perf.load.open_loop import Outcome
 from perf.recall import measured_recall
 from perf.tune.lab import allowed_efforts
@@ -153,30 +153,30 @@ def smoke_quality(context: Context) -> list[Figure]:
     return quality.figures_of({"popularity": popularity, "after rank": popularity, quality.SERVED: popularity})
 
 
-def smoke_tiers(context: Context) -> list[Figure]:
+def smoke_tables(context: Context) -> list[Figure]:
     folder, rows, rng = context.folder / "tables", 20_000, context.rng
     return [
-        *tiers_lookups.measure_hits(folder, rows, (32,), tiers_table.EXPONENT, rng, keys=128),
-        *tiers_lookups.measure_misses(folder, rows, rng, n_requests=3),
-        *tiers_lookups.measure_growth(folder, [10_000, rows], rng, n_requests=4, rounds=1),
+        *tables_lookups.measure_hits(folder, rows, (32,), tables_workload.EXPONENT, rng, keys=128),
+        *tables_lookups.measure_misses(folder, rows, rng, n_requests=3),
+        *tables_lookups.measure_growth(folder, [10_000, rows], rng, n_requests=4, rounds=1),
     ]
 
 
-def smoke_tiers_large(context: Context) -> list[Figure]:
+def smoke_tables_large(context: Context) -> list[Figure]:
     """The repository over the large table is sound; its table does not exist, because only a server would open it."""
     scratch, keys = context.folder / "large", np.zeros((2, 256), np.int32)
-    tiers_large.make_large_repository(context.repo, scratch, "no-table", 5_000_000, tiers_table.WAITS, keys)
+    tables_large.make_large_repository(context.repo, scratch, "no-table", 5_000_000, tables_workload.WAITS, keys)
     folder = stage_folder(scratch / "repository", "rank", pinned_generation(scratch / "repository"))
     verify_manifest(folder)
-    assert (folder / "model.py").read_text() == tiers_large.MODEL.read_text()
-    return [Figure(name="share of RAM", values=[tiers_table.ram_share(5_000_000, 0, 0)], at_most=tiers_table.RAM_SHARE)]
+    assert (folder / "model.py").read_text() == tables_large.MODEL.read_text()
+    return [Figure(name="share of RAM", values=[tables_workload.ram_share(5_000_000, 0, 0)], at_most=tables_workload.RAM_SHARE)]
 
 
-def smoke_tiers_updates(context: Context) -> list[Figure]:
+def smoke_tables_updates(context: Context) -> list[Figure]:
     """A broker and a publisher run; what the server would answer is made up."""
     keys, rows = {"item_0": np.arange(30_000)}, {"item_0": np.zeros((30_000, 16), np.float32)}
     with run_broker() as (brokers, _):
-        tiers_updates.make_live_repository(context.repo, context.folder / "live", brokers, context.folder / "state")
+        tables_updates.make_live_repository(context.repo, context.folder / "live", brokers, context.folder / "state")
         published = Published(brokers, "smoke", keys, rows)
         with run_publisher(published):
             published.go.set()
@@ -186,8 +186,8 @@ def smoke_tiers_updates(context: Context) -> list[Figure]:
             count = float(published.count.value)
     assert count > 0
     instants_ns = np.arange(100) * 1_000_000
-    outcomes = {turn: [Outcome(instants_ns, instants_ns, instants_ns + 5_000_000)] for turn in tiers_updates.TURNS}
-    return tiers_updates.figures_of(outcomes, [20.0, 30.0], [count])
+    outcomes = {turn: [Outcome(instants_ns, instants_ns, instants_ns + 5_000_000)] for turn in tables_updates.TURNS}
+    return tables_updates.figures_of(outcomes, [20.0, 30.0], [count])
 
 
 SMOKE: dict[str, Callable[[Context], list[Figure]]] = {
@@ -203,9 +203,9 @@ SMOKE: dict[str, Callable[[Context], list[Figure]]] = {
     "quality": smoke_quality,
     "row_formats": lambda context: row_formats.measure_sizes() + row_formats.measure_quality(context.repo, DATA),
     "row_widths": smoke_row_widths,
-    "tiers": smoke_tiers,
-    "tiers_large": smoke_tiers_large,
-    "tiers_updates": smoke_tiers_updates,
+    "tables": smoke_tables,
+    "tables_large": smoke_tables_large,
+    "tables_updates": smoke_tables_updates,
 }
 
 

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 import hps_config
 from hps_config.__main__ import app, main, read_traces
 from hps_config.description import parse_bytes, read_description
-from hps_config.planning import plan_tiers
+from hps_config.planning import plan_levels
 from hps_config.ps_writer import ps_document, write_ps_json
 from hps_config.reader import check_document, read_ps_json
 from hps_config.report import human_bytes
@@ -80,7 +80,7 @@ def test_a_missing_description(tmp_path):
 
 def test_the_written_file_satisfies_both_parsers(tmp_path):
     description = read_description(changed(tmp_path, ('brokers = ""', 'brokers = "a:9092,b:9092"')))
-    plan = plan_tiers(description.specs, description.budgets)
+    plan = plan_levels(description.specs, description.budgets)
     document = ps_document(description, plan)
     assert check_document(document)[1] == []
     write_ps_json(tmp_path / "ps.json", description, plan)
@@ -103,7 +103,7 @@ def test_the_written_file_satisfies_both_parsers(tmp_path):
 
 def test_a_partial_l2_caches_what_it_missed(tmp_path):
     description = read_description(changed(tmp_path, ('l2 = "1 GiB"', 'l2 = "10 MiB"')))
-    plan = plan_tiers(description.specs, description.budgets)
+    plan = plan_levels(description.specs, description.budgets)
     volatile = ps_document(description, plan)["volatile_db"]
     assert volatile["overflow_margin"] == plan.overflow_margin < 1_000_000
     assert (volatile["overflow_policy"], volatile["cache_missed_embeddings"]) == ("evict_oldest", True)
@@ -111,22 +111,22 @@ def test_a_partial_l2_caches_what_it_missed(tmp_path):
 
 def test_without_l2_or_l3(tmp_path):
     without_l2 = read_description(changed(tmp_path, ('l2 = "1 GiB"', "l2 = 0")))
-    document = ps_document(without_l2, plan_tiers(without_l2.specs, without_l2.budgets))
+    document = ps_document(without_l2, plan_levels(without_l2.specs, without_l2.budgets))
     assert document["volatile_db"] == {"type": "disabled"}
     without_l3 = read_description(changed(tmp_path, ('l3 = "8 GiB"', "l3 = 0")))
-    document = ps_document(without_l3, plan_tiers(without_l3.specs, without_l3.budgets))
+    document = ps_document(without_l3, plan_levels(without_l3.specs, without_l3.budgets))
     assert "persistent_db" not in document
 
 
 def test_redis(tmp_path):
     description = read_description(changed(tmp_path, ('type = "parallel_hash_map"', 'type = "redis_cluster"')))
-    volatile = ps_document(description, plan_tiers(description.specs, description.budgets))["volatile_db"]
+    volatile = ps_document(description, plan_levels(description.specs, description.budgets))["volatile_db"]
     assert (volatile["type"], volatile["address"], volatile["num_node_connections"]) == ("redis_cluster", "127.0.0.1:7000", 5)
 
 
 def test_settings_the_parsers_would_refuse_are_not_written(tmp_path):
     description = read_description(changed(tmp_path, ('type = "parallel_hash_map"', 'type = "multi_process_hash_map"')))
-    plan = plan_tiers(description.specs, description.budgets)
+    plan = plan_levels(description.specs, description.budgets)
     with pytest.raises(ConfigError, match=r"would not be served[\s\S]*parser B[\s\S]*volatile_db.type"):
         write_ps_json(tmp_path / "ps.json", description, plan)
     assert not (tmp_path / "ps.json").exists()

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from hps_config.memory import l1_bytes, l1_rows, l2_bytes, l3_bytes, l3_memory_bytes
-from hps_config.planning import SHARE_STEPS, Budgets, plan_tiers, predict
+from hps_config.planning import SHARE_STEPS, Budgets, plan_levels, predict
 from hps_config.ps_config import NO_MARGIN
 from hps_config.report import human_bytes, print_plan
 from hps_config.tables import ROW_FORMATS, TableSpec
@@ -45,7 +45,7 @@ def test_tables_that_are_refused(change, message):
 
 
 def test_everything_fits():
-    plan = plan_tiers((ITEM, USER), AMPLE)
+    plan = plan_levels((ITEM, USER), AMPLE)
     assert plan.gpucacheper == 1.0
     assert plan.overflow_margin == NO_MARGIN
     assert plan.l2_complete
@@ -58,15 +58,15 @@ def test_everything_fits():
     assert plan.spared_bytes == plan.l1_bytes
 
 
-def test_the_plan_says_what_our_own_tiers_do_without():
+def test_the_plan_says_what_our_own_levels_do_without():
     """L1 of the tables that L2 holds whole: here of the smaller one alone, which fits its partitions."""
-    plan = plan_tiers((ITEM, USER), replace(AMPLE, l2_bytes=20 * MIB))
+    plan = plan_levels((ITEM, USER), replace(AMPLE, l2_bytes=20 * MIB))
     assert [planned.l2_rows == planned.table.rows for planned in plan.tables] == [True, False]
     assert plan.spared_bytes == plan.tables[0].l1_bytes > 0
     said = Console(record=True, width=120, file=io.StringIO())
     print_plan(plan, {}, said)
     own = [human_bytes(size) for size in (plan.process_bytes - plan.spared_bytes, plan.machine_bytes - 2 * plan.spared_bytes)]
-    lines = [line for line in said.export_text().splitlines() if "the same in our own tiers" in line]
+    lines = [line for line in said.export_text().splitlines() if "the same in our own levels" in line]
     assert [size in line for size, line in zip(own, lines, strict=True)] == [True, True]
 
 
@@ -74,7 +74,7 @@ def test_the_plan_says_what_our_own_tiers_do_without():
 @pytest.mark.parametrize("l2", [5, 20])
 def test_dials_stand_as_far_up_as_the_budgets_allow(l1, l2):
     beside = l3_memory_bytes((ITEM, USER))
-    plan = plan_tiers((ITEM, USER), replace(AMPLE, l1_bytes=l1 * MIB + beside, l2_bytes=l2 * MIB))
+    plan = plan_levels((ITEM, USER), replace(AMPLE, l1_bytes=l1 * MIB + beside, l2_bytes=l2 * MIB))
     assert plan.l1_bytes <= l1 * MIB
     assert plan.l2_bytes <= l2 * MIB
     share = plan.gpucacheper + 1 / SHARE_STEPS
@@ -85,7 +85,7 @@ def test_dials_stand_as_far_up_as_the_budgets_allow(l1, l2):
 
 
 def test_bytes_are_those_of_the_rows():
-    plan = plan_tiers((ITEM,), replace(AMPLE, l2_bytes=0))
+    plan = plan_levels((ITEM,), replace(AMPLE, l2_bytes=0))
     assert plan.tables[0].l2_rows == plan.l2_bytes == 0
     assert plan.l3_bytes == 100_000 * (64 + 20)
     assert plan.l1_bytes >= 100_000 * (64 + 8)
@@ -93,7 +93,7 @@ def test_bytes_are_those_of_the_rows():
 
 def refusal(tables, budgets) -> str:
     with pytest.raises(ConfigError) as caught:
-        plan_tiers(tables, budgets)
+        plan_levels(tables, budgets)
     return str(caught.value)
 
 
@@ -105,17 +105,17 @@ def test_l3_refusal_says_what_fits():
     budgets = replace(AMPLE, l3_bytes=MIB)
     message = refusal((ITEM,), budgets)
     needed = number(r"Raise l3 to (\d+)", message)
-    assert plan_tiers((ITEM,), replace(budgets, l3_bytes=needed)).l3_bytes == needed
+    assert plan_levels((ITEM,), replace(budgets, l3_bytes=needed)).l3_bytes == needed
     assert number(r"Raise l3 to (\d+)", refusal((ITEM,), replace(budgets, l3_bytes=needed - 1))) == needed
     rows = number(r"at most (\d+) rows", message)
-    assert plan_tiers((replace(ITEM, rows=rows),), budgets).l3_bytes <= MIB
+    assert plan_levels((replace(ITEM, rows=rows),), budgets).l3_bytes <= MIB
     assert number(r"at most (\d+) rows", refusal((replace(ITEM, rows=rows + 1),), budgets)) == rows
 
 
 def test_l1_refusal_says_what_fits():
     budgets = replace(AMPLE, l1_bytes=100)
     needed = number(r"Raise l1 to (\d+)", refusal((ITEM, USER), budgets))
-    plan = plan_tiers((ITEM, USER), replace(budgets, l1_bytes=needed))
+    plan = plan_levels((ITEM, USER), replace(budgets, l1_bytes=needed))
     assert [planned.l1_rows for planned in plan.tables] == [64, 64]
 
 
@@ -124,28 +124,28 @@ def test_l1_shares_its_budget_with_rocksdb_unless_l2_holds_every_row():
     message = refusal((ITEM,), budgets)
     assert f"{beside} bytes of it for RocksDB's index, filters and block cache" in message
     needed = number(r"Raise l1 to (\d+)", message)
-    assert plan_tiers((ITEM,), replace(budgets, l1_bytes=needed)).tables[0].l1_rows == 64
+    assert plan_levels((ITEM,), replace(budgets, l1_bytes=needed)).tables[0].l1_rows == 64
     assert number(r"Raise l1 to (\d+)", refusal((ITEM,), replace(budgets, l1_bytes=needed - 1))) == needed
-    assert plan_tiers((ITEM,), replace(budgets, l2_bytes=AMPLE.l2_bytes)).process_bytes > budgets.l1_bytes
-    without = plan_tiers((ITEM,), replace(AMPLE, l3_bytes=0))
+    assert plan_levels((ITEM,), replace(budgets, l2_bytes=AMPLE.l2_bytes)).process_bytes > budgets.l1_bytes
+    without = plan_levels((ITEM,), replace(AMPLE, l3_bytes=0))
     assert (without.l3_memory_bytes, without.process_bytes) == (0, without.l1_bytes + without.buffer_bytes)
 
 
 def test_l2_refusal_says_what_fits():
     budgets = replace(AMPLE, l2_bytes=100)
     message = refusal((ITEM, USER), budgets)
-    plan_tiers((ITEM, USER), replace(budgets, l2_bytes=number(r"Raise l2 to (\d+)", message)))
-    assert plan_tiers((ITEM, USER), replace(budgets, l2_bytes=0)).l2_bytes == 0
+    plan_levels((ITEM, USER), replace(budgets, l2_bytes=number(r"Raise l2 to (\d+)", message)))
+    assert plan_levels((ITEM, USER), replace(budgets, l2_bytes=0)).l2_bytes == 0
     assert "set it to 0" in message
 
 
 def test_a_machine_without_disk_must_hold_every_row():
     budgets = replace(AMPLE, l2_bytes=5 * MIB, l3_bytes=0)
     message = refusal((ITEM,), budgets)
-    plan_tiers((ITEM,), replace(budgets, l2_bytes=number(r"raise l2 to (\d+)", message)))
-    plan_tiers((ITEM,), replace(budgets, l3_bytes=number(r"give l3 (\d+)", message)))
+    plan_levels((ITEM,), replace(budgets, l2_bytes=number(r"raise l2 to (\d+)", message)))
+    plan_levels((ITEM,), replace(budgets, l3_bytes=number(r"give l3 (\d+)", message)))
     assert "keep the rows as fp16" in message
-    plan = plan_tiers((replace(ITEM, row_format="fp16"),), budgets)
+    plan = plan_levels((replace(ITEM, row_format="fp16"),), budgets)
     assert plan.l2_complete
     assert plan.tables[0].l3_rows == 0
     assert "keep the rows" not in refusal((ITEM,), replace(budgets, l2_bytes=MIB))
@@ -166,7 +166,7 @@ def test_plans_that_make_no_sense(tables, change, message):
 
 def test_predictions_against_simulated_tiers():
     table = replace(ITEM, rows=5_000)
-    plan = plan_tiers((table,), replace(AMPLE, l1_bytes=20_000 + l3_memory_bytes((table,)), l2_bytes=100_000))
+    plan = plan_levels((table,), replace(AMPLE, l1_bytes=20_000 + l3_memory_bytes((table,)), l2_bytes=100_000))
     planned = plan.tables[0]
     assert 64 <= planned.l1_rows < planned.l2_rows < 5_000
     keys = np.random.default_rng(2).zipf(1.1, 8_000) % 5_000
@@ -177,14 +177,14 @@ def test_predictions_against_simulated_tiers():
 
 
 def test_a_complete_l2_answers_every_miss():
-    plan = plan_tiers((replace(ITEM, rows=5_000),), replace(AMPLE, l1_bytes=20_000))
+    plan = plan_levels((replace(ITEM, rows=5_000),), replace(AMPLE, l1_bytes=20_000))
     rates = predict(plan, {"item": np.arange(5_000)})["item"]
     assert (rates.l1, rates.l2) == (0.0, 1.0)
 
 
 def test_traces_of_unknown_tables():
     with pytest.raises(ConfigError, match=r"keys of shop\. Expected tables of the plan: item"):
-        predict(plan_tiers((ITEM,), AMPLE), {"shop": np.arange(3)})
+        predict(plan_levels((ITEM,), AMPLE), {"shop": np.arange(3)})
 
 
 def test_disk_bytes_of_a_real_rocksdb(tmp_path):

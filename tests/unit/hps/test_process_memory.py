@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from hps_config.memory import table_config
-from hps_config.planning import Budgets, plan_tiers
+from hps_config.planning import Budgets, plan_levels
 from hps_config.tables import TableSpec
-from serving.tables.config import RocksConfig, TiersConfig
+from serving.tables.config import LevelsConfig, RocksConfig
 from serving.tables.levels.loading import load_l3
-from serving.tables.store.tiers import Tiers
+from serving.tables.store.leveled import LeveledTables
 
 MIB = 2**20
 SPEC = TableSpec("item", rows=600_000, width=16)
@@ -32,7 +32,7 @@ def memory_bytes() -> dict[str, int]:
     return {name: 1024 * int(size.split()[0]) for name, size in (line.split(":") for line in lines)}
 
 
-def look_all_up(tiers: Tiers, rows: int) -> tuple[np.ndarray, np.ndarray]:
+def look_all_up(tiers: LeveledTables, rows: int) -> tuple[np.ndarray, np.ndarray]:
     """Fill L1 and L2 -> keys and rows of the last request, which a process holds while it serves."""
     for start in range(0, rows, BATCH):
         keys = np.arange(start, min(start + BATCH, rows))
@@ -41,13 +41,13 @@ def look_all_up(tiers: Tiers, rows: int) -> tuple[np.ndarray, np.ndarray]:
     return keys, vectors
 
 
-def serve(config: TiersConfig, small: TiersConfig, together, report) -> None:
+def serve(config: LevelsConfig, small: LevelsConfig, together, report) -> None:
     """What opening and filling the tiers cost this process, while the others have them open as well."""
-    warm = Tiers(small, warm=False)  # libraries, machine code and threads of every kind
+    warm = LeveledTables(small, warm=False)  # libraries, machine code and threads of every kind
     look_all_up(warm, SMALL_ROWS)
     together.wait(WAIT_S)
     before = memory_bytes()
-    tiers = Tiers(config, warm=False)
+    tiers = LeveledTables(config, warm=False)
     for _ in range(2):  # rows come to L1 when they are used again
         held = look_all_up(tiers, SPEC.rows)
     together.wait(WAIT_S)
@@ -67,7 +67,7 @@ def loaded(tmp_path_factory) -> dict[int, RocksConfig]:
         np.save(folder / "item.npy", np.random.default_rng(0).standard_normal((rows, SPEC.width), dtype=np.float32))
         databases[rows] = RocksConfig(str(folder / "db"))
         table = table_config(replace(SPEC, rows=rows), 0, 0)
-        load_l3(TiersConfig("rank", (table,), "load", source=str(folder), rocksdb=databases[rows]))
+        load_l3(LevelsConfig("rank", (table,), "load", source=str(folder), rocksdb=databases[rows]))
     return databases
 
 
@@ -85,12 +85,12 @@ def test_processes_take_the_memory_that_was_planned(loaded, shared, monkeypatch,
     a process, by how it is asked. The plan says that it leaves them out; with one heap for all there are none."""
     monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
     budgets = Budgets(l1_bytes=64 * MIB, l2_bytes=20 * MIB, l3_bytes=1024 * MIB, instances=instances, max_batch_size=BATCH)
-    plan = plan_tiers((SPEC,), budgets)
+    plan = plan_levels((SPEC,), budgets)
     planned = plan.tables[0]
     assert 0 < planned.l2_rows < SPEC.rows
 
     table = table_config(SPEC, min(planned.l1_rows, SPEC.rows), planned.l2_rows)
-    config = TiersConfig("rank", (table,), "planned", shared, rocksdb=loaded[SPEC.rows])
+    config = LevelsConfig("rank", (table,), "planned", shared, rocksdb=loaded[SPEC.rows])
     few = replace(table, rows=SMALL_ROWS, l1_rows=256, l2_rows=512)  # in the same kinds of cache: with an array of all slots
     small = replace(config, tables=(few,), arena="small", rocksdb=loaded[SMALL_ROWS])
     for _ in range(ATTEMPTS):
@@ -106,7 +106,7 @@ def about(nbytes: int):
     return pytest.approx(nbytes, rel=0.15)
 
 
-def measure(config: TiersConfig, small: TiersConfig, instances: int) -> list[dict[str, int]]:
+def measure(config: LevelsConfig, small: LevelsConfig, instances: int) -> list[dict[str, int]]:
     """What each of them takes."""
     context = multiprocessing.get_context("spawn")
     together, report = context.Barrier(instances), context.Queue()

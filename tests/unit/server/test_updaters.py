@@ -24,7 +24,7 @@ def publish(repo: Path, generation: int, updates: dict | None, code: str = FOLLO
     """A rank stage with settings of its tables, and an updater that only says that it runs."""
     stage = repo / "rank" / str(generation)
     (stage / "tables").mkdir(parents=True)
-    (stage / "tables" / "tiers.json").write_text(json.dumps({"updates": updates}))
+    (stage / "tables" / "levels.json").write_text(json.dumps({"updates": updates}))
     (stage / "serving" / "tables").mkdir(parents=True)
     for package in (stage / "serving", stage / "serving" / "tables"):
         (package / "__init__.py").touch()

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serving.tables.config import RocksConfig, TableConfig, TiersConfig
-from serving.tables.store.tiers import Tiers
+from serving.tables.config import LevelsConfig, RocksConfig, TableConfig
+from serving.tables.store.leveled import LeveledTables
 from tests.unit.tables.updating import TABLE
 
 
@@ -33,16 +33,16 @@ def source(tmp_path: Path) -> Callable[..., str]:
 
 
 @pytest.fixture
-def open_tiers(tmp_path: Path) -> Iterator[Callable[..., Tiers]]:
-    """open_tiers(tables, **settings) -> Tiers, closed after the test. Its shared memory lies in the test's own folder."""
-    opened: list[Tiers] = []
+def open_tiers(tmp_path: Path) -> Iterator[Callable[..., LeveledTables]]:
+    """open_tiers(tables, **settings) -> LeveledTables, closed after the test. Shared memory: in the test's own folder."""
+    opened: list[LeveledTables] = []
     shared = tmp_path / "shared"
     shared.mkdir()
 
-    def open_them(tables: TableConfig | tuple[TableConfig, ...], warm: bool = True, **settings) -> Tiers:
+    def open_them(tables: TableConfig | tuple[TableConfig, ...], warm: bool = True, **settings) -> LeveledTables:
         tables = tables if isinstance(tables, tuple) else (tables,)
         settings = {"model": "rank", "arena": "test", "shared_folder": str(shared), **settings}
-        opened.append(Tiers(TiersConfig(tables=tables, **settings), warm))
+        opened.append(LeveledTables(LevelsConfig(tables=tables, **settings), warm))
         return opened[-1]
 
     yield open_them
@@ -51,30 +51,30 @@ def open_tiers(tmp_path: Path) -> Iterator[Callable[..., Tiers]]:
 
 
 @pytest.fixture
-def over_rocksdb(tmp_path: Path, source: Callable[..., str]) -> Callable[[TableConfig, Path], TiersConfig]:
+def over_rocksdb(tmp_path: Path, source: Callable[..., str]) -> Callable[[TableConfig, Path], LevelsConfig]:
     """Settings of one table of random rows, in a folder of shared memory and a RocksDB of its own; no brokers."""
 
-    def settings(table: TableConfig, database: Path) -> TiersConfig:
+    def settings(table: TableConfig, database: Path) -> LevelsConfig:
         (tmp_path / "shared").mkdir()
         tables, rows = (table,), random_rows(table.rows, table.width)
         rocksdb = RocksConfig(str(database))
-        return TiersConfig("rank", tables, "updates", str(tmp_path / "shared"), source=source(items=rows), rocksdb=rocksdb)
+        return LevelsConfig("rank", tables, "updates", str(tmp_path / "shared"), source=source(items=rows), rocksdb=rocksdb)
 
     return settings
 
 
 @pytest.fixture
-def config(over_rocksdb: Callable[[TableConfig, Path], TiersConfig], tmp_path: Path) -> TiersConfig:
+def config(over_rocksdb: Callable[[TableConfig, Path], LevelsConfig], tmp_path: Path) -> LevelsConfig:
     """L1, partial L2 and RocksDB, as the tests of updates use them."""
     return over_rocksdb(TABLE, tmp_path / "db")
 
 
 @pytest.fixture
-def instances(config: TiersConfig) -> Iterator[Callable[..., Tiers]]:
+def instances(config: LevelsConfig) -> Iterator[Callable[..., LeveledTables]]:
     opened = []
 
-    def start(settings: TiersConfig = config) -> Tiers:
-        opened.append(Tiers(settings))
+    def start(settings: LevelsConfig = config) -> LeveledTables:
+        opened.append(LeveledTables(settings))
         return opened[-1]
 
     yield start

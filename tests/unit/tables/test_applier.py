@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from serving.contract.errors import DataError
-from serving.tables.config import TiersConfig
+from serving.tables.config import LevelsConfig
 from serving.tables.levels import loading
 from serving.tables.levels.rocks_store import DAMAGED_MARK, RocksStore
 from serving.tables.store.batch import PARTITIONS, nothing_reached
-from serving.tables.store.tiers import Tiers
+from serving.tables.store.leveled import LeveledTables
 from serving.tables.updates.applier import Applier
 from serving.tables.updates.ring import UNKNOWN
 from tests.unit.tables.conftest import random_rows
@@ -171,7 +171,7 @@ def test_updates_wait_for_a_store_that_is_down(config, instances):
     applier.close()
 
 
-def evict(tiers: Tiers, key: int) -> None:
+def evict(tiers: LeveledTables, key: int) -> None:
     """Look up others until L1 and L2 have thrown the key out."""
     others, table = np.setdiff1d(np.arange(ROWS), [key]), tiers._tables["items"]
     for start in range(0, 20 * ROWS, 40):
@@ -297,7 +297,7 @@ def test_an_instance_knows_that_a_database_lacks_what_was_stored(config, instanc
     applier.close()
 
 
-def damaged(config: TiersConfig, tiers: Tiers) -> None:
+def damaged(config: LevelsConfig, tiers: LeveledTables) -> None:
     """The instance puts its database aside, and fills another one."""
     (Path(config.rocksdb.path) / DAMAGED_MARK).touch()
     tiers._lower.l3.close()
@@ -305,7 +305,7 @@ def damaged(config: TiersConfig, tiers: Tiers) -> None:
     assert tiers._tables["items"].shared.ring.stored == UNKNOWN
 
 
-def gives_doubtful_rows(tiers: Tiers, key: int) -> bool:
+def gives_doubtful_rows(tiers: LeveledTables, key: int) -> bool:
     """And keeps none of them."""
     degraded = []
     for _ in range(2):
@@ -348,9 +348,9 @@ def test_new_memory_knows_what_the_database_had(config, instances):
 
 
 def test_rows_that_warm_a_cache_while_the_first_update_comes_are_not_kept(config, monkeypatch):
-    tiers, applier, keys = Tiers(config, warm=False), Applier(config), np.arange(ROWS)  # more than L2 has room for
+    tiers, applier, keys = LeveledTables(config, warm=False), Applier(config), np.arange(ROWS)  # more than L2 has room for
 
-    def never_updated_until_now(_: TiersConfig) -> bool:
+    def never_updated_until_now(_: LevelsConfig) -> bool:
         applier.apply("items", Log().batch(keys, versions(keys, 1)))
         return True
 

@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 from serving.contract.errors import DependencyError
-from serving.tables.config import RocksConfig, TableConfig, TiersConfig, UpdateConfig
+from serving.tables.config import LevelsConfig, RocksConfig, TableConfig, UpdateConfig
 from serving.tables.levels import rocks_store
 from serving.tables.levels.level import Level
 from serving.tables.levels.loading import load_l3, mark_updated, never_updated, open_l3
 from serving.tables.levels.rocks_store import DAMAGED_MARK, LOADING_PREFIX, DamagedError, RocksStore
 from serving.tables.store.batch import nothing_reached
-from serving.tables.store.tiers import Tiers
+from serving.tables.store.leveled import LeveledTables
 from serving.tables.updates.applier import Applier
 from serving.tables.updates.publisher import Publisher
 from tests.unit.tables.conftest import random_rows
@@ -36,16 +36,16 @@ UPDATED = np.arange(0, ROWS, 2)
 
 
 @pytest.fixture
-def config(over_rocksdb, tmp_path) -> TiersConfig:
+def config(over_rocksdb, tmp_path) -> LevelsConfig:
     return over_rocksdb(TABLE, tmp_path / "state" / "db")
 
 
 @pytest.fixture
-def instance(config) -> Iterator[Callable[[TiersConfig], Tiers]]:
+def instance(config) -> Iterator[Callable[[LevelsConfig], LeveledTables]]:
     opened = []
 
-    def start(config: TiersConfig) -> Tiers:
-        opened.append(Tiers(config, warm=False))
+    def start(config: LevelsConfig) -> LeveledTables:
+        opened.append(LeveledTables(config, warm=False))
         return opened[-1]
 
     yield start
@@ -60,7 +60,7 @@ def newest(version: int = 1) -> np.ndarray:
     return rows
 
 
-def recovers(tiers: Tiers, expected: np.ndarray) -> None:
+def recovers(tiers: LeveledTables, expected: np.ndarray) -> None:
     """Answers are always the keys' own rows, exported, updated or the newest; in the end the newest, undegraded."""
     earlier = np.stack([random_rows(ROWS, WIDTH), newest(0)])
 
@@ -73,7 +73,7 @@ def recovers(tiers: Tiers, expected: np.ndarray) -> None:
     until(whole, 60)
 
 
-def aside(config: TiersConfig) -> list[Path]:
+def aside(config: LevelsConfig) -> list[Path]:
     return list(Path(config.rocksdb.path).parent.glob("db.corrupt-*"))
 
 
@@ -132,7 +132,7 @@ def test_one_damaged_database_is_kept(config, instance):
     assert len(aside(config)) == 1
 
 
-def as_killed(config: TiersConfig) -> None:
+def as_killed(config: LevelsConfig) -> None:
     """What lies on disk when the writer ends without closing: RocksDB's log holds the latest rows."""
     path, copy = Path(config.rocksdb.path), Path(f"{config.rocksdb.path}-copy")
     store = open_l3(config, writable=True)
@@ -162,7 +162,7 @@ def test_a_log_that_lost_rows_is_noticed(config, damage, writable):
     assert len(aside(config)) == 1
 
 
-def _open_over_garbage(config: TiersConfig, report: str) -> None:
+def _open_over_garbage(config: LevelsConfig, report: str) -> None:
     path = Path(config.rocksdb.path)
     [log] = [file for file in path.glob("*.log") if file.stat().st_size]
     written = log.read_bytes()
@@ -189,7 +189,7 @@ def test_opening_over_garbage_in_the_log_comes_back(config, tmp_path):
 
 # --- with an updater ----------------------------------------------------------------------------------------------------------
 @pytest.fixture
-def followed(broker, config) -> TiersConfig:
+def followed(broker, config) -> LevelsConfig:
     """The config with live updates, of which `newest` were sent, applied and committed."""
     broker.create("hps_et.rank.items")
     config = replace(config, updates=UpdateConfig(broker.address))
@@ -266,7 +266,7 @@ def test_an_instance_opens_what_took_the_place_of_its_database(config, instance)
 
 def test_rows_of_a_database_that_was_put_aside_are_not_given_when_they_were_updated_since(config, instance, monkeypatch):
     """Also by an instance whose upkeep does not come to look."""
-    monkeypatch.setattr(Tiers, "_upkeep", lambda _: None)
+    monkeypatch.setattr(LeveledTables, "_upkeep", lambda _: None)
     tiers = instance(config)
     recovers(tiers, random_rows(ROWS, WIDTH))
     (Path(config.rocksdb.path) / DAMAGED_MARK).touch()
@@ -295,7 +295,7 @@ def test_nothing_is_put_aside_that_cannot_be_filled_again(config):
     assert not aside(config)
 
 
-def _open_and_check(config: TiersConfig, report: str) -> None:
+def _open_and_check(config: LevelsConfig, report: str) -> None:
     level = Level("rocksdb", lambda: open_l3(config))  # which asks again when another one moved the folder meanwhile
     replies = []
 
@@ -326,7 +326,7 @@ def test_several_processes_meet_the_damage_at_once(config, tmp_path):
 
 
 # --- the first load -----------------------------------------------------------------------------------------------------------
-def _load_and_die(config: TiersConfig) -> None:
+def _load_and_die(config: LevelsConfig) -> None:
     # the moment is all that is made up: in the middle of the files that RocksDB is to take in
     rocks_store.encode_vectors = lambda _: os.kill(os.getpid(), signal.SIGKILL)
     load_l3(config)
@@ -343,10 +343,10 @@ def test_a_first_load_that_was_killed_is_finished_by_the_next_one(config, instan
     assert not aside(config)
 
 
-def _load_on_a_full_disk(config: TiersConfig, report: str) -> None:
+def _load_on_a_full_disk(config: LevelsConfig, report: str) -> None:
     """A file size limit stands for a full disk: what RocksDB is to be filled from does not fit."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    tiers, most = Tiers(config, warm=False), resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    tiers, most = LeveledTables(config, warm=False), resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, most))
     answer = tiers.lookup("items", KEYS)
     degraded, exported, said = tiers.degraded, (answer == random_rows(ROWS, WIDTH)).all(), tiers.metrics().down["rocksdb"]

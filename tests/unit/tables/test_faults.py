@@ -17,14 +17,14 @@ import numpy as np
 import pytest
 
 from serving.contract.errors import ArtifactError, ConfigError, DependencyError
-from serving.tables.config import RocksConfig, TableConfig, TiersConfig, UpdateConfig, read_config
+from serving.tables.config import LevelsConfig, RocksConfig, TableConfig, UpdateConfig, read_config
 from serving.tables.levels.breaker import FIRST_PAUSE_S, LONGEST_PAUSE_S, Breaker
 from serving.tables.levels.loading import load_l3
 from serving.tables.levels.rocks_store import RocksStore
 from serving.tables.store import memory
 from serving.tables.store.batch import nothing_reached
+from serving.tables.store.leveled import UPKEEP_EVERY_S, LeveledTables
 from serving.tables.store.memory import SharedFolder
-from serving.tables.store.tiers import UPKEEP_EVERY_S, Tiers
 from serving.tables.updates.applier import Applier
 from serving.tables.updates.source import Source
 from tests.unit.tables.conftest import random_rows
@@ -49,7 +49,7 @@ def settings(tmp_path, source) -> dict:
 PARTIAL = TableConfig("items", ROWS, WIDTH, l2_rows=RESIDENT, default=-1.0)
 
 
-def own_or_default(tiers: Tiers) -> np.ndarray:
+def own_or_default(tiers: LeveledTables) -> np.ndarray:
     """bool [ROWS]: the key's own row came back. Every other answer must be the default."""
     rows, answer = random_rows(ROWS, WIDTH), tiers.lookup("items", np.arange(ROWS))
     own = (answer == rows).all(axis=1)
@@ -68,7 +68,7 @@ def damage(path: Path) -> None:
 
 
 def test_damaged_blocks_cost_their_rows_only(open_tiers, settings):
-    load_l3(TiersConfig("rank", (PARTIAL,), "x", **settings))
+    load_l3(LevelsConfig("rank", (PARTIAL,), "x", **settings))
     damage(Path(settings["rocksdb"].path))
     del settings["source"]
     tiers = open_tiers(PARTIAL, **settings, warm=False)
@@ -78,7 +78,7 @@ def test_damaged_blocks_cost_their_rows_only(open_tiers, settings):
 
 
 def test_a_database_that_cannot_be_opened(open_tiers, settings, tmp_path):
-    load_l3(TiersConfig("rank", (PARTIAL,), "x", **settings))
+    load_l3(LevelsConfig("rank", (PARTIAL,), "x", **settings))
     del settings["source"]
     tiers = open_tiers(PARTIAL, **settings)  # warms L2
     again = open_tiers(PARTIAL, **settings, arena="cold", warm=False)
@@ -141,7 +141,7 @@ def test_read_only_l3_serves_and_is_not_updated(open_tiers, settings):
     store.close()
 
 
-def _fill_disk(config: TiersConfig, path: str) -> None:
+def _fill_disk(config: LevelsConfig, path: str) -> None:
     """A file size limit stands for a full disk: writes to RocksDB's log fail from here on."""
     import resource
 
@@ -268,13 +268,13 @@ def test_rows_that_somebody_else_may_have_written_are_refused(settings, tmp_path
     """The folder's name can be known before the server starts: it is the attacker who makes it."""
     arena = tmp_path / f"{memory.ARENA_PREFIX}forged"
     forge(arena)
-    with pytest.raises(ArtifactError, match=r"embedding-tiers-forged may hold rows that somebody else wrote.*mode 0700"):
-        Tiers(TiersConfig("rank", (PARTIAL,), "forged", str(tmp_path), **settings))
+    with pytest.raises(ArtifactError, match=r"embedding-tables-forged may hold rows that somebody else wrote.*mode 0700"):
+        LeveledTables(LevelsConfig("rank", (PARTIAL,), "forged", str(tmp_path), **settings))
     assert arena.is_symlink() or arena.exists()  # it is not ours to remove
 
 
 def test_rows_are_shared_with_nobody_else(settings, tmp_path):
-    tiers = Tiers(TiersConfig("rank", (PARTIAL,), "own", str(tmp_path), **settings))
+    tiers = LeveledTables(LevelsConfig("rank", (PARTIAL,), "own", str(tmp_path), **settings))
     assert stat.S_IMODE((tmp_path / f"{memory.ARENA_PREFIX}own").stat().st_mode) == 0o700
     tiers.close()
 
@@ -289,20 +289,21 @@ def test_another_users_arena_is_left_alone(tmp_path):
 
 def test_a_process_that_ends_takes_its_arena_along(settings, tmp_path):
     """The server's stub ends its interpreter without asking the stages."""
-    config = TiersConfig("rank", (PARTIAL,), "left", str(tmp_path), **settings)
-    config.write(tmp_path / "tiers.json")
-    script = "import pathlib, sys; from serving.tables.store.tiers import Tiers; tiers = Tiers.load(pathlib.Path(sys.argv[1]))"
+    config = LevelsConfig("rank", (PARTIAL,), "left", str(tmp_path), **settings)
+    config.write(tmp_path / "levels.json")
+    imports = "import pathlib, sys; from serving.tables.store.leveled import LeveledTables"
+    script = f"{imports}; tables = LeveledTables.load(pathlib.Path(sys.argv[1]))"
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=60)
     assert not list(tmp_path.glob(f"{memory.ARENA_PREFIX}*"))
 
 
-def _serve_for_ever(config: TiersConfig) -> None:
-    tiers, rng = Tiers(config), np.random.default_rng(os.getpid())
+def _serve_for_ever(config: LevelsConfig) -> None:
+    tiers, rng = LeveledTables(config), np.random.default_rng(os.getpid())
     while True:
         tiers.lookup("items", rng.integers(0, ROWS, 200))
 
 
-def _update_for_ever(config: TiersConfig) -> None:
+def _update_for_ever(config: LevelsConfig) -> None:
     applier, log, rng = Applier(config), Log(), np.random.default_rng(os.getpid())
     log.length = int(applier.shared["items"].ring.reached[log.partition])  # it goes on where the one before it was killed
     while True:
@@ -363,7 +364,7 @@ def test_source_of_another_shape_is_refused(source):
 )
 def test_settings_that_cannot_work_are_refused(tables, more, message):
     with pytest.raises(ConfigError, match=message):
-        TiersConfig("rank", tables, "x", **more)
+        LevelsConfig("rank", tables, "x", **more)
 
 
 @pytest.mark.parametrize("wrong", [{"rows": 0}, {"width": 0}, {"l2_rows": -1}, {"default": (1.0, 2.0)}, {"name": "a.b"}])
@@ -374,16 +375,16 @@ def test_tables_that_cannot_be_are_refused(wrong):
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"model": "rank", "tables": [{"nope": 1}], "arena": "x"}'])
 def test_unreadable_settings_are_refused(tmp_path, text):
-    (tmp_path / "tiers.json").write_text(text)
-    with pytest.raises(ConfigError, match="does not describe embedding tiers"):
-        read_config(tmp_path / "tiers.json")
+    (tmp_path / "levels.json").write_text(text)
+    with pytest.raises(ConfigError, match="does not describe embedding tables"):
+        read_config(tmp_path / "levels.json")
 
 
 # --- what is left behind ------------------------------------------------------------------------------------------------------
 def test_databases_of_tables_that_are_gone_are_removed_once_nobody_uses_them(open_tiers, tmp_path):
     """The next generation's first load clears up behind the generations that were removed from the repository."""
 
-    def generation(number: int) -> tuple[Tiers, Path, Path]:
+    def generation(number: int) -> tuple[LeveledTables, Path, Path]:
         tables, database = tmp_path / f"tables-{number}", tmp_path / "state" / f"rank-{number}"
         tables.mkdir()
         np.save(tables / "items.npy", random_rows(ROWS, WIDTH))

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from serving.contract.errors import ArtifactError
-from serving.tables.config import RocksConfig, TableConfig, TiersConfig, read_config
+from serving.tables.config import LevelsConfig, RocksConfig, TableConfig, read_config
 from serving.tables.opening import in_memory, open_tables
 from serving.tables.store import table as table_module
+from serving.tables.store.leveled import CONFIG_FILE
 from serving.tables.store.memory import ARENA_PREFIX
 from serving.tables.store.table import shared_root
 from serving.tables.store.tables import EmbeddingTables
-from serving.tables.store.tiers import CONFIG_FILE
 from tests.unit.tables.conftest import random_rows
 
 
@@ -44,7 +44,7 @@ def test_without_settings_answers_are_those_of_the_plain_tables(source, shared):
 def test_settings_beside_the_tables(source, shared, tmp_path):
     folder = Path(source(items=random_rows(50, 4)))
     table = TableConfig("items", 50, 4, l1_rows=8, l2_rows=16)
-    TiersConfig("rank", (table,), "moved", str(shared), rocksdb=RocksConfig(str(tmp_path / "db")), source=".").write(
+    LevelsConfig("rank", (table,), "moved", str(shared), rocksdb=RocksConfig(str(tmp_path / "db")), source=".").write(
         folder / CONFIG_FILE
     )
     moved = tmp_path / "moved"
@@ -55,7 +55,7 @@ def test_settings_beside_the_tables(source, shared, tmp_path):
 
 
 def test_relative_paths(tmp_path):
-    config = TiersConfig("rank", (TableConfig("items", 5, 4),), "x", rocksdb=RocksConfig("rank-3"), source="tables")
+    config = LevelsConfig("rank", (TableConfig("items", 5, 4),), "x", rocksdb=RocksConfig("rank-3"), source="tables")
     config.write(tmp_path / CONFIG_FILE)
     read = read_config(tmp_path / CONFIG_FILE)
     assert read.source == str(tmp_path / "tables")

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from serving.tables.config import RocksConfig, TableConfig
+from serving.tables.store.leveled import LeveledTables
 from serving.tables.store.tables import EmbeddingTables
-from serving.tables.store.tiers import Tiers
 from serving.tables.updates.applier import Applier
 from tests.unit.tables.conftest import random_rows
 from tests.unit.tables.updating import Log
@@ -31,7 +31,7 @@ def tables(source) -> EmbeddingTables:
 def open_with(open_tiers, tables, tmp_path):
     """open_with(a={…}, …) -> tiers; tables are complete unless told otherwise."""
 
-    def open_them(warm: bool = True, **changes) -> Tiers:
+    def open_them(warm: bool = True, **changes) -> LeveledTables:
         settings = {name: {"l2_rows": rows, "default": -1.0} | changes.get(name, {}) for name, rows in ROWS.items()}
         configs = tuple(TableConfig(name, rows, WIDTH, **settings[name]) for name, rows in ROWS.items())
         database = RocksConfig(str(tmp_path / "db"))

@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from serving.contract.errors import DataError, DependencyError
-from serving.tables.config import TiersConfig, UpdateConfig
+from serving.tables.config import LevelsConfig, UpdateConfig
 from serving.tables.formats.kafka import encode_message
 from serving.tables.store import memory
 from serving.tables.updates import updater as updater_module
@@ -239,7 +239,7 @@ def test_messages_are_kept_by_the_brokers_until_a_store_that_is_down_has_their_r
         until(lambda: committed(config) == [1, 1, 1, 1])
 
 
-def _update_for_ever(config: TiersConfig) -> None:
+def _update_for_ever(config: LevelsConfig) -> None:
     Updater(config).run(threading.Event())
 
 

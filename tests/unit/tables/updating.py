@@ -15,12 +15,12 @@ import numpy as np
 from confluent_kafka import Consumer, TopicPartition
 
 from serving.contract.errors import DependencyError
-from serving.tables.config import TableConfig, TiersConfig
+from serving.tables.config import LevelsConfig, TableConfig
 from serving.tables.formats.kafka import consumer_group
 from serving.tables.levels.loading import WRITER_FILE
 from serving.tables.levels.rocks_store import RocksStore
 from serving.tables.store.batch import Batch
-from serving.tables.store.tiers import Tiers
+from serving.tables.store.leveled import LeveledTables
 from serving.tables.updates.updater import Updater
 
 ROWS, WIDTH = 300, 4
@@ -29,7 +29,7 @@ GROUP = consumer_group("persistent", False, socket.gethostname())
 
 
 @contextmanager
-def updating(config: TiersConfig) -> Iterator[Updater]:
+def updating(config: LevelsConfig) -> Iterator[Updater]:
     stop, updater = threading.Event(), Updater(config)
     with ThreadPoolExecutor(1) as thread:
         running = thread.submit(updater.run, stop)
@@ -64,19 +64,19 @@ def versions(keys: np.ndarray, version: int) -> np.ndarray:
     return np.repeat((np.asarray(keys) * 1000 + version).astype(np.float32)[:, None], WIDTH, axis=1)
 
 
-def applied(tiers: Tiers) -> int:
+def applied(tiers: LeveledTables) -> int:
     return tiers.metrics().tables["items"].updater.rows_applied
 
 
 @contextmanager
-def held_by_another_writer(config: TiersConfig) -> Iterator[None]:
+def held_by_another_writer(config: LevelsConfig) -> Iterator[None]:
     """Hold the writers' lock of the database, as another updater would: one that opens it now finds it down."""
     with open(Path(config.rocksdb.path) / WRITER_FILE, "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
 
 
-def rocksdb_rows(config: TiersConfig, keys: np.ndarray) -> np.ndarray:
+def rocksdb_rows(config: LevelsConfig, keys: np.ndarray) -> np.ndarray:
     """Return the rows that RocksDB itself holds, float32 [N, D], read as an instance does."""
     store = RocksStore(config.rocksdb, config.model, {"items": WIDTH})
     try:
@@ -91,7 +91,7 @@ def full(*_) -> None:
     raise DependencyError("disk full")
 
 
-def committed(config: TiersConfig) -> list[int]:
+def committed(config: LevelsConfig) -> list[int]:
     """Messages of each partition that the updater of this machine need not be sent again."""
     consumer = Consumer({"bootstrap.servers": config.updates.brokers, "group.id": GROUP})
     offsets = consumer.committed([TopicPartition("hps_et.rank.items", partition) for partition in range(4)], timeout=10)

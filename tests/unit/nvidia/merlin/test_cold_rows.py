@@ -1,4 +1,4 @@
-"""Tables of two widths in the merlin profile: whole rows behind hps, the two widths behind our own tiers."""
+"""Tables of two widths in the merlin profile: whole rows behind hps, the two widths behind our own levels."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from serving.tables.config import RedisConfig, RocksConfig, TableConfig, TiersConfig
-from serving.tables.store.tiers import Tiers
+from serving.tables.config import LevelsConfig, RedisConfig, RocksConfig, TableConfig
+from serving.tables.store.leveled import LeveledTables
 from serving.tables.updates.applier import Applier
 from tests.unit.tables.conftest import random_rows
 from tests.unit.tables.redis_level.rows import ROWS, TIMEOUT_MS, WIDTH
@@ -21,9 +21,9 @@ def server(empty_redis: RedisServer) -> RedisServer:
 
 
 @pytest.fixture
-def config(server, tmp_path, source) -> TiersConfig:
+def config(server, tmp_path, source) -> LevelsConfig:
     (tmp_path / "shared").mkdir()
-    return TiersConfig(
+    return LevelsConfig(
         "rank",
         (TableConfig("items", ROWS, WIDTH),),
         "redis",
@@ -35,20 +35,20 @@ def config(server, tmp_path, source) -> TiersConfig:
 
 
 @pytest.fixture
-def tiers(config) -> Iterator[Tiers]:
-    tiers = Tiers(config)
+def tiers(config) -> Iterator[LeveledTables]:
+    tiers = LeveledTables(config)
     yield tiers
     tiers.close()
 
 
 @pytest.fixture
-def machine(config, tmp_path) -> Iterator[Callable[[str], tuple[Tiers, Applier]]]:
+def machine(config, tmp_path) -> Iterator[Callable[[str], tuple[LeveledTables, Applier]]]:
     """Each with a memory and a RocksDB of its own, all with one Redis."""
-    opened: list[Tiers | Applier] = []
+    opened: list[LeveledTables | Applier] = []
 
-    def start(name: str) -> tuple[Tiers, Applier]:
+    def start(name: str) -> tuple[LeveledTables, Applier]:
         own = replace(config, arena=name, rocksdb=RocksConfig(str(tmp_path / f"db-{name}")))
-        opened.extend((Tiers(own), Applier(own)))
+        opened.extend((LeveledTables(own), Applier(own)))
         return opened[-2], opened[-1]
 
     yield start

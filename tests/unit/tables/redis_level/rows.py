@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from serving.tables.config import TiersConfig
+from serving.tables.config import LevelsConfig
 from serving.tables.levels.redis_store import RedisStore
-from serving.tables.store.tiers import Tiers
+from serving.tables.store.leveled import LeveledTables
 from tests.unit.tables.conftest import random_rows
 
 ROWS, WIDTH = 200, 4
@@ -24,7 +24,7 @@ def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
         time.sleep(0.02)
 
 
-def right(tiers: Tiers, rows: np.ndarray | None = None) -> bool:
+def right(tiers: LeveledTables, rows: np.ndarray | None = None) -> bool:
     """Every row as it should be; keys beyond the table get the default."""
     rows = random_rows(ROWS, WIDTH) if rows is None else rows
     answer = tiers.lookup("items", np.arange(ROWS + 1))
@@ -36,7 +36,7 @@ def version(number: int) -> np.ndarray:
     return np.full((ROWS, WIDTH), number, np.float32)
 
 
-def redis_rows(config: TiersConfig, keys: np.ndarray | None = None) -> np.ndarray:
+def redis_rows(config: LevelsConfig, keys: np.ndarray | None = None) -> np.ndarray:
     """Return the rows of `keys`, by default of all, as Redis itself holds them: float32 [N, D]."""
     store = RedisStore(config.redis, config.model, {"items": WIDTH})
     rows, found = store.read({"items": np.arange(ROWS) if keys is None else keys})[0]["items"]

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from serving.contract.errors import DependencyError
-from serving.tables.config import TableConfig, TiersConfig
+from serving.tables.config import LevelsConfig, TableConfig
 from serving.tables.levels.redis_store import RedisStore
 from serving.tables.store.batch import PARTITIONS, Batch, nothing_reached
-from serving.tables.store.tiers import Tiers
+from serving.tables.store.leveled import LeveledTables
 from serving.tables.updates.applier import Applier
 from serving.tables.updates.ring import UNKNOWN
 from tests.unit.tables.conftest import random_rows
@@ -18,7 +18,7 @@ from tests.unit.tables.redis_level.rows import ROWS, WIDTH, redis_rows, right, u
 from tests.unit.tables.updating import Log
 
 
-def lose_all_but(batch: Batch, config: TiersConfig, *tables: str) -> None:
+def lose_all_but(batch: Batch, config: LevelsConfig, *tables: str) -> None:
     """As a failover that lost the last writes of all tables."""
     redis = RedisStore(config.redis, config.model, {table.name: table.width for table in config.tables})
     for table in tables:
@@ -69,14 +69,14 @@ def test_a_redis_that_lost_writes_of_all_tables_is_trusted_with_none_of_them(con
 
 def test_a_redis_that_lost_writes_is_found_out_without_an_update_and_what_was_kept_of_it_is_forgotten(config):
     config = replace(config, tables=(TableConfig("items", ROWS, WIDTH, l1_rows=64),))
-    log, keys, applier, tiers = Log(), np.arange(ROWS), Applier(config), Tiers(config)
+    log, keys, applier, tiers = Log(), np.arange(ROWS), Applier(config), LeveledTables(config)
     batches = [log.batch(keys, version(number)) for number in range(2)]
     for batch in batches:
         applier.apply("items", batch)
     applier.look_at_redis()
     assert not applier.lost_rows
     lose_all_but(batches[0], config, "items")
-    late = Tiers(config)
+    late = LeveledTables(config)
     assert right(late, version(0))  # nobody knows yet
     late.settle()
     applier.look_at_redis()
@@ -121,7 +121,7 @@ def test_messages_without_rows_are_no_loss(config):
 def test_a_new_updater_finds_out_what_redis_lost_of_what_was_not_yet_committed(config):
     log, keys, applier = Log(), np.arange(ROWS), Applier(config)
     batches = [log.batch(keys, version(number)) for number in range(2)]
-    tiers = Tiers(config)
+    tiers = LeveledTables(config)
     for batch in batches:
         applier.apply("items", batch)
     applier.close()

@@ -1,6 +1,6 @@
 """Measure `recommend` over a table far larger than its RAM, against a server with all rows in RAM.
 
-The repository three times, its rank stage over the large table (tiers_large_model.py): all rows in RAM, a tenth of them, and a
+The repository three times, its rank stage over the large table (tables_large_model.py): all rows in RAM, a tenth of them, and a
 tenth with rows that may come late. The candidates of every request have keys drawn by Zipf's law; the rest is the repository's
 own. The servers take turns, with one client, and with the same requests at the same instants: Poisson at half of the peak of
 the server that waits for misses. Requests get the next keys of one sequence, so each server has other keys in the same turn.
@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 
 from experiments.harness import Figure, draw_zipf_keys
-from experiments.tiers_device import read_through
-from experiments.tiers_lookups import FROM_MEMORY
-from experiments.tiers_table import RAM_SHARE, TABLE, WAITS, WIDTH, levels_by_case, ram_share, settings_of, write_table
+from experiments.tables_device import read_through
+from experiments.tables_lookups import FROM_MEMORY
+from experiments.tables_workload import RAM_SHARE, TABLE, WAITS, WIDTH, levels_by_case, ram_share, settings_of, write_table
 from export.relayout import relayout
 from perf.bench import Bench, new_bench
 from perf.load import schedule
@@ -36,11 +36,11 @@ from serving.contract.errors import ConfigError, ServerError
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE
 from serving.stages.rank import TABLES_FOLDER
-from serving.tables.config import TiersConfig, read_config
-from serving.tables.store.tiers import CONFIG_FILE
+from serving.tables.config import LevelsConfig, read_config
+from serving.tables.store.leveled import CONFIG_FILE
 
 LARGE = "item_0"  # the table of the repository that the large one replaces
-MODEL = Path(__file__).with_name("tiers_large_model.py")
+MODEL = Path(__file__).with_name("tables_large_model.py")
 KEYS = 80_000  # requests with keys of their own
 WARM_CLIENTS, WARM_S = 8, 5.0
 LOAD_SHARE, PEAK_CLIENTS, WINDOW_S = 0.5, (8, 16, 32), 1.5  # of the peak
@@ -163,7 +163,7 @@ def make_large_repository(repo: Path, scratch: Path, source: str, rows: int, cas
     seal_again(scratch / "repository", generation, "rank")
 
 
-def read_own_tables(folder: Path) -> TiersConfig:
+def read_own_tables(folder: Path) -> LevelsConfig:
     """Read the settings of a rank stage's own tables. Raises ConfigError where the large table cannot replace one."""
     config = read_config(folder / TABLES_FOLDER / CONFIG_FILE)
     widths = {table.name: table.width for table in config.tables}

@@ -16,19 +16,19 @@ from pathlib import Path
 import numpy as np
 
 from experiments.harness import Figure, draw_zipf_keys
-from experiments.tiers_device import RawDevice, read_through
-from experiments.tiers_table import (
+from experiments.tables_device import RawDevice, read_through
+from experiments.tables_workload import (
     KEYS_PER_REQUEST,
     TABLE,
     WIDTH,
     latencies_us,
-    open_tiers,
+    open_tables,
     resident_keys,
     settings_of,
     write_table,
 )
 from serving.tables.metrics import TableCounts
-from serving.tables.store.tiers import Tiers
+from serving.tables.store.leveled import LeveledTables
 
 LEAST_OF_TAKE = 0.5
 MOST_OF_DEVICE = {1: 2.0, 64: 4.0}  # by misses of a look-up
@@ -57,22 +57,22 @@ def measure_hits(
     }
     figures = []
     for kind, table in kinds.items():
-        with open_tiers(settings_of(rows, source, **table)) as tiers:
-            resident = resident_keys(tiers, rows)
+        with open_tables(settings_of(rows, source, **table)) as tables:
+            resident = resident_keys(tables, rows)
             for batch in batches:
                 requests = resident[draw_zipf_keys(len(resident), exponent, (max(4, keys // batch), batch), rng)]
-                figures += figures_of_hits(f"hits: {kind}, {batch:,} keys", plain, tiers, requests)
+                figures += figures_of_hits(f"hits: {kind}, {batch:,} keys", plain, tables, requests)
     return figures
 
 
-def figures_of_hits(name: str, plain: np.ndarray, tiers: Tiers, requests: np.ndarray) -> list[Figure]:
+def figures_of_hits(name: str, plain: np.ndarray, tables: LeveledTables, requests: np.ndarray) -> list[Figure]:
     """requests: int64 [R, batch]. The second figure, without a bound, writes into an existing array."""
     out = np.empty((requests.shape[1], WIDTH), np.float32)
     ways = {
         "take": lambda keys: plain.take(keys, axis=0),
-        "look-up": lambda keys: tiers.lookup(TABLE, keys),
+        "look-up": lambda keys: tables.lookup(TABLE, keys),
         "take into": lambda keys: plain.take(keys, axis=0, out=out, mode="clip"),
-        "look-up into": lambda keys: tiers.lookup(TABLE, keys, out),
+        "look-up into": lambda keys: tables.lookup(TABLE, keys, out),
     }
     cost_s = fastest_seconds(ways, requests)
     return [
@@ -98,12 +98,12 @@ def measure_misses(folder: Path, rows: int, rng: np.random.Generator, n_requests
     just read comes back sooner."""
     source, figures = write_table(folder, rows, rng), []
     device = RawDevice(f"{source}/{TABLE}.npy")
-    with open_tiers(settings_of(rows, source, l2_rows=rows // 10)) as tiers:
+    with open_tables(settings_of(rows, source, l2_rows=rows // 10)) as tables:
         read_through(source)
-        resident = resident_keys(tiers, rows // 10)
+        resident = resident_keys(tables, rows // 10)
 
         def look_up(keys: np.ndarray) -> None:
-            tiers.lookup(TABLE, keys)
+            tables.lookup(TABLE, keys)
 
         for n_misses in MISSES:
             absent = rng.integers(rows // 5, rows, (2, n_requests, n_misses))  # beyond what was filled in
@@ -114,7 +114,7 @@ def measure_misses(folder: Path, rows: int, rng: np.random.Generator, n_requests
                 elapsed_us["device"] += latencies_us(device.read, of_device[None]).tolist()
                 elapsed_us["hits"] += latencies_us(look_up, hits[None]).tolist()
                 elapsed_us["mixed"] += latencies_us(look_up, mixed[None]).tolist()
-                tiers.settle()
+                tables.settle()
             device_us, hits_us, mixed_us = (float(np.median(us)) for us in elapsed_us.values())
             name, added_us = f"misses: {n_misses} of {KEYS_PER_REQUEST} keys", mixed_us - hits_us
             most = MOST_OF_DEVICE.get(n_misses)
@@ -129,7 +129,7 @@ class Size:
     """One table size. Times in microseconds, over all rounds."""
 
     rows: int
-    tiers: Tiers
+    tables: LeveledTables
     device: RawDevice
     cached: int  # rows that fit
     look_ups_us: list[float] = field(default_factory=list)
@@ -138,7 +138,7 @@ class Size:
 
     def measure_round(self, count: int, rng: np.random.Generator) -> None:
         """Time `count` requests with 13 misses each, and raw reads for a quarter of them."""
-        resident = resident_keys(self.tiers, 2 * self.cached)  # fewer after every round of misses
+        resident = resident_keys(self.tables, 2 * self.cached)  # fewer after every round of misses
         mixed = resident[draw_zipf_keys(len(resident), GROWTH_EXPONENT, (count, KEYS_PER_REQUEST), rng)]
         latencies_us(self.look_up, mixed)
         mixed[:, :N_MISSES] = rng.integers(2 * self.cached, self.rows, (count, N_MISSES))
@@ -148,11 +148,11 @@ class Size:
         self.device_us += latencies_us(self.device.read, mixed[: max(count // 4, 1), :N_MISSES]).tolist()
 
     def look_up(self, keys: np.ndarray) -> None:
-        self.tiers.lookup(TABLE, keys)
+        self.tables.lookup(TABLE, keys)
 
     @property
     def counts(self) -> TableCounts:
-        return self.tiers.metrics().tables[TABLE].counts
+        return self.tables.metrics().tables[TABLE].counts
 
 
 def measure_growth(
@@ -182,11 +182,11 @@ def measure_growth(
 def open_size(folder: Path, rows: int, cached: int, rng: np.random.Generator, running: ExitStack) -> Size:
     source = write_table(folder, rows, rng)
     arena = f"bench-growth-{rows}"
-    tiers = running.enter_context(open_tiers(settings_of(rows, source, l2_rows=cached), arena=arena))
+    tables = running.enter_context(open_tables(settings_of(rows, source, l2_rows=cached), arena=arena))
     read_through(source)
     device = RawDevice(f"{source}/{TABLE}.npy")
     running.callback(device.close)
-    return Size(rows, tiers, device, cached)
+    return Size(rows, tables, device, cached)
 
 
 def memory_hit_rate(before: TableCounts, after: TableCounts) -> float:

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from experiments.harness import Figure
-from experiments.tiers_feed import ROWS_PER_S, Published, run_beside, run_broker, run_publisher, spawn
-from experiments.tiers_large import LOAD_SHARE, PEAK_CLIENTS, WINDOW_S, Requests, draw_requests, p99_ms_of
+from experiments.tables_feed import ROWS_PER_S, Published, run_beside, run_broker, run_publisher, spawn
+from experiments.tables_large import LOAD_SHARE, PEAK_CLIENTS, WINDOW_S, Requests, draw_requests, p99_ms_of
 from export.relayout import relayout
 from export.settings import TableSettings
 from export.tables import PS_FILE, write_tables
@@ -38,7 +38,7 @@ from serving.contract.errors import ServerError
 from serving.contract.tensors import ENSEMBLE, ModelSpec, unpack_records
 from serving.stages.features.ids import ItemIndex
 from serving.tables.config import read_config
-from serving.tables.store.tiers import CONFIG_FILE
+from serving.tables.store.leveled import CONFIG_FILE
 from serving.tables.updates.publisher import Publisher
 
 TURNS = ("quiet", "unread", "updated", "watched")

@@ -1,4 +1,4 @@
-"""The table that the `tiers` experiments measure: its file, its memory budget, and how look-ups are timed.
+"""The table that the `tables` experiments measure: its file, its memory budget, and how look-ups are timed.
 
 Memory counts everything that serves the table: the levels with all that finds their rows, and what every process with RocksDB
 open keeps of it (index, filters, and a block cache that does not grow with the table). The update ring is left out.
@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from serving.contract.errors import ConfigError
-from serving.tables.config import RocksConfig, TableConfig, TiersConfig
+from serving.tables.config import LevelsConfig, RocksConfig, TableConfig
 from serving.tables.levels.rocks_store import BLOCK_CACHE_BYTES, reader_bytes
+from serving.tables.store.leveled import LeveledTables
 from serving.tables.store.table import l1_sections, l2_sections
-from serving.tables.store.tiers import Tiers
 
 TABLE = "items"
 WIDTH = 16
@@ -90,9 +90,9 @@ def write_table(folder: Path, rows: int, rng: np.random.Generator) -> str:
     return str(folder)
 
 
-def settings_of(rows: int, source: str, threshold: float = 1.1, **table) -> TiersConfig:
+def settings_of(rows: int, source: str, threshold: float = 1.1, **table) -> LevelsConfig:
     """Return the settings of one table over RocksDB, read past the page cache. table: further settings of it."""
-    return TiersConfig(
+    return LevelsConfig(
         "bench",
         (TableConfig(TABLE, rows, WIDTH, **table),),
         f"bench-{os.getpid()}",
@@ -103,17 +103,17 @@ def settings_of(rows: int, source: str, threshold: float = 1.1, **table) -> Tier
 
 
 @contextmanager
-def open_tiers(config: TiersConfig, **changes) -> Iterator[Tiers]:
-    tiers = Tiers(replace(config, **changes))
+def open_tables(config: LevelsConfig, **changes) -> Iterator[LeveledTables]:
+    tables = LeveledTables(replace(config, **changes))
     try:
-        yield tiers
+        yield tables
     finally:
-        tiers.close()
+        tables.close()
 
 
-def resident_keys(tiers: Tiers, rows: int) -> np.ndarray:
+def resident_keys(tables: LeveledTables, rows: int) -> np.ndarray:
     """Return int64: those of the keys 0 … rows - 1 that the first level holds."""
-    table = tiers._tables[TABLE]
+    table = tables._tables[TABLE]
     slots, resident = table.l1.slots if table.l1 else table.shared.slots, []
     for start in range(0, rows, 1 << 18):
         keys = np.arange(start, min(start + (1 << 18), rows))

@@ -1,7 +1,7 @@
-"""The rank stage of a catalogue far larger than the repository's: `tiers_large.py` publishes this file as its `model.py`.
+"""The rank stage of a catalogue far larger than the repository's: `tables_large.py` publishes this file as its `model.py`.
 
 Every request's candidates get the next keys of one sequence in the large table; the rest is the repository's own. It runs the
-published code beside it. large/: tiers.json, keys.npy int64 [R, C]
+published code beside it. large/: levels.json, keys.npy int64 [R, C]
 """
 
 import sys
@@ -14,7 +14,7 @@ import numpy as np
 
 from serving.stages.adapter.triton import triton_model
 from serving.stages.rank import Rank
-from serving.tables.store.tiers import Tiers
+from serving.tables.store.leveled import LeveledTables
 
 TABLE = "items"  # the large one
 
@@ -43,7 +43,9 @@ class LargeRank:
         inputs, keys = rank.inputs, np.load(folder / "large" / "keys.npy", mmap_mode="r")
         settings = replace(inputs.settings, item_tables=(TABLE, *inputs.settings.item_tables[1:]))
         inputs = replace(inputs, settings=settings, item_rows=ItemRows(inputs.item_rows, keys))
-        return replace(rank, inputs=inputs, rows=replace(rank.rows, settings=settings, tables=Tiers.load(folder / "large")))
+        return replace(
+            rank, inputs=inputs, rows=replace(rank.rows, settings=settings, tables=LeveledTables.load(folder / "large"))
+        )
 
 
 TritonPythonModel = triton_model(LargeRank)

@@ -19,7 +19,7 @@ import numpy as np
 from numpy import asarray
 
 from serving.contract.errors import RequestError
-from serving.tables.config import TableConfig, TiersConfig, read_config
+from serving.tables.config import LevelsConfig, TableConfig, read_config
 from serving.tables.levels.background import Background
 from serving.tables.levels.lower import IN_L2, IN_L3, NOWHERE, PERHAPS_OLD, Fetched, LowerLevels
 from serving.tables.metrics import Metrics, MissCounts, TableMetrics
@@ -27,7 +27,7 @@ from serving.tables.store.side_by_side import SideBySide
 from serving.tables.store.table import TieredTable, l1_sections, l2_sections
 from serving.tables.updates.ring import UpdaterState
 
-CONFIG_FILE = "tiers.json"
+CONFIG_FILE = "levels.json"
 WARM_ROWS = 4096  # at a time, so that writers of the table wait for one part only
 ROOM_PER_ROW = 32  # rows of a cache per row that is inserted with others: four sets
 UPKEEP_EVERY_S = 0.05  # catching up holds the interpreter: 0.3 ms for 500 updated rows, 1.5 ms for 2,500
@@ -49,10 +49,10 @@ class _Miss:
     counts: np.ndarray  # int64 [U] missing rows of each key
 
 
-class Tiers:
+class LeveledTables:
     """The levels of one model's tables. Look-ups are for one thread at a time; any number of processes may share an arena."""
 
-    def __init__(self, config: TiersConfig, warm: bool = True) -> None:
+    def __init__(self, config: LevelsConfig, warm: bool = True) -> None:
         self.config = config
         self.degraded = False  # a level that the latest look-up needed is down
         self._tables = {table.name: TieredTable(table) for table in config.tables}
@@ -65,8 +65,8 @@ class Tiers:
                 self._warm(table)
 
     @classmethod
-    def load(cls, folder: Path) -> Tiers:
-        """Open the tables that `<folder>/tiers.json` describes. Raises ConfigError."""
+    def load(cls, folder: Path) -> LeveledTables:
+        """Open the tables that `<folder>/levels.json` describes. Raises ConfigError."""
         return cls(read_config(folder / CONFIG_FILE))
 
     @property

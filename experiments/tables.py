@@ -1,15 +1,15 @@
 """Measure what the embedding tables cost: hits, SSD misses, growth, a table far larger than its RAM, live updates.
 
-    python -m experiments.tiers hits misses growth large updates --rows 50000000 --repo model_repository
+    python -m experiments.tables hits misses growth large updates --rows 50000000 --repo model_repository
 
-hits, misses, growth   bare look-ups, against the same machine without the tables (tiers_lookups.py)
-large                  `recommend` over a table far larger than its RAM, by real servers in turns (tiers_large.py)
-updates                a real server while rows are updated (tiers_updates.py)
+hits, misses, growth   bare look-ups, against the same machine without the tables (tables_lookups.py)
+large                  `recommend` over a table far larger than its RAM, by real servers in turns (tables_large.py)
+updates                a real server while rows are updated (tables_updates.py)
 
 Tables of `--rows` rows x 16 are written once to `--folder` (50,000,000 rows: 7 GB, a few minutes). What is compared takes
 turns, because other work on a machine only ever adds time. Each part has a result file of its own.
 
-`make bounds-tiers` measures all parts on 50,000,000 rows, over a repository with tables of 16 (wide.toml).
+`make bounds-tables` measures all parts on 50,000,000 rows, over a repository with tables of 16 (wide.toml).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import numpy as np
 import typer
 
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
-from experiments.tiers_lookups import measure_growth, measure_hits, measure_misses
-from experiments.tiers_table import EXPONENT, levels_by_case
+from experiments.tables_lookups import measure_growth, measure_hits, measure_misses
+from experiments.tables_workload import EXPONENT, levels_by_case
 from perf.command import BROKEN, progress, run
 from serving.contract.errors import ConfigError
 from serving.contract.generations import pinned_generation
@@ -47,7 +47,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def main(
     parts: Annotated[list[str] | None, typer.Argument(help=f"some of: {' '.join(PARTS)}")] = None,
     rows: Annotated[int, typer.Option(help="of the largest table; large needs 5,000,000", min=10_000)] = SMALL_ROWS,
-    folder: Annotated[Path, typer.Option(help="of the tables, on the SSD to be measured")] = Path("/tmp/bench-tiers"),
+    folder: Annotated[Path, typer.Option(help="of the tables, on the SSD to be measured")] = Path("/tmp/bench-tables"),
     repo: Annotated[Path, typer.Option(help="an exported repository, for large and updates")] = Path("model_repository"),
     zipf: Annotated[float, typer.Option(help="exponent of the keys' popularity: 95 % hits with 50,000,000 rows")] = EXPONENT,
     seconds: Annotated[float, typer.Option(help="of a turn")] = 4.0,
@@ -64,10 +64,10 @@ def main(
         levels_by_case(rows)  # likewise: raises for a table that is too small
     broken = False
     for part in chosen:
-        machine, title, command = read_machine(), PARTS[part], f"python -m experiments.tiers {part} --rows {rows}"
+        machine, title, command = read_machine(), PARTS[part], f"python -m experiments.tables {part} --rows {rows}"
         figures = measure(part, rows, folder, repo, zipf, seconds, rounds)
         try:
-            finish(f"tiers-{part}", title, command, f"{rows:,} rows x 16", figures, results, machine)
+            finish(f"tables-{part}", title, command, f"{rows:,} rows x 16", figures, results, machine)
         except typer.Exit:
             broken = True
     if broken:
@@ -85,12 +85,12 @@ def measure(part: str, rows: int, folder: Path, repo: Path, zipf: float, seconds
         case "growth":
             return measure_growth(folder, sorted({small, max(rows // 5, small), rows}), rng)
         case "large":
-            from experiments.tiers_large import measure_large
+            from experiments.tables_large import measure_large
 
             with tempfile.TemporaryDirectory(prefix="bench-large-") as scratch, progress(4 + rounds) as step:
                 return measure_large(repo, folder, Path(scratch), rows, rng, zipf, seconds, rounds, step)
         case _:
-            from experiments.tiers_updates import measure_updates
+            from experiments.tables_updates import measure_updates
 
             n_rounds = UPDATE_ROUNDS * rounds
             with tempfile.TemporaryDirectory(prefix="bench-updates-") as scratch, progress(2 + n_rounds) as step:
@@ -98,4 +98,4 @@ def measure(part: str, rows: int, folder: Path, repo: Path, zipf: float, seconds
 
 
 if __name__ == "__main__":
-    run(app, "python -m experiments.tiers")
+    run(app, "python -m experiments.tables")

@@ -1,4 +1,4 @@
-"""ps.json -> the settings of our own tiers: one file drives NVIDIA's `hps` backend and ours, with the same meaning.
+"""ps.json -> the settings of our own levels: one file drives NVIDIA's `hps` backend and ours, with the same meaning.
 
 gpucache, gpucacheper      ─▶ L1 rows per process        volatile_db    ─▶ L2: shared memory, or Redis
 hit_rate_threshold         ─▶ the same                   persistent_db  ─▶ L3: RocksDB
@@ -13,13 +13,13 @@ from pathlib import Path
 from hps_config.memory import l1_rows
 from hps_config.ps_config import ModelParams, PsConfig, UpdateSource, VolatileDb
 from serving.contract.errors import ArtifactError, ConfigError
-from serving.tables.config import RedisConfig, RocksConfig, TableConfig, TiersConfig, UpdateConfig
+from serving.tables.config import LevelsConfig, RedisConfig, RocksConfig, TableConfig, UpdateConfig
 from serving.tables.formats.rows import KEY_BYTES
 
 
-def tiers_config(
+def levels_config(
     config: PsConfig, model: str, arena: str, table_rows: Mapping[str, int], source: str | None = None, dense: bool = True
-) -> TiersConfig:
+) -> LevelsConfig:
     """Convert one model of a ps.json to the settings of our levels.
 
     table_rows: table -> rows (`sparse_rows` counts those of sparse folders). dense: their keys are 0 … rows - 1. source: folder
@@ -33,7 +33,7 @@ def tiers_config(
             f"tables {', '.join(lacking)} of {model} have no row count. Expected one per table. Count their rows."
         )
     volatile, persistent = config.volatile_db, config.persistent_db
-    return TiersConfig(
+    return LevelsConfig(
         model=model,
         tables=tuple(_table(config, params, i, table_rows, dense) for i in range(len(params.embedding_table_names))),
         arena=arena,
@@ -85,7 +85,7 @@ def _l2_rows(volatile: VolatileDb, rows: int) -> int:
 def _redis(volatile: VolatileDb) -> RedisConfig:
     if volatile.enable_tls:
         raise ConfigError(
-            "ps.json asks for a Redis over TLS (enable_tls), which our tiers do not speak. Expected enable_tls false. Put "
+            "ps.json asks for a Redis over TLS (enable_tls), which our levels do not speak. Expected enable_tls false. Put "
             "a TLS tunnel between, or serve the rank stage by HPS."
         )
     return RedisConfig(volatile.address, volatile.num_partitions, volatile.user_name, volatile.password)

@@ -1,4 +1,4 @@
-"""ps.json as our own tiers understand it, and what the planner says they cost."""
+"""ps.json as our own levels understand it, and what the planner says they cost."""
 
 import json
 import multiprocessing
@@ -10,16 +10,16 @@ import psutil
 import pytest
 
 from hps_config.hit_rate import WARM_UP_SHARE, predict_hit_rates
+from hps_config.levels import levels_config, sparse_rows
 from hps_config.memory import l1_rows
-from hps_config.planning import Budgets, plan_tiers
+from hps_config.planning import Budgets, plan_levels
 from hps_config.reader import read_ps_json
 from hps_config.tables import TableSpec
-from hps_config.tiers import sparse_rows, tiers_config
 from serving.contract.errors import ArtifactError, ConfigError
 from serving.tables.config import RedisConfig, RocksConfig, TableConfig, UpdateConfig
 from serving.tables.formats.sparse_folder import write_sparse_folder
+from serving.tables.store.leveled import LeveledTables
 from serving.tables.store.table import TieredTable, open_shared
-from serving.tables.store.tiers import Tiers
 from tests.unit.hps.test_parsers import document
 from tests.unit.hps.test_reader import NAMED
 
@@ -29,7 +29,7 @@ ROWS = {"t0": 1_000, "t1": 500}
 def tiers(tmp_path, block=None, **model):
     path = tmp_path / "ps.json"
     path.write_text(json.dumps(document(block, **{**NAMED, **model})))
-    return tiers_config(read_ps_json(path), "dlrm_hps", "shop", ROWS, source="rows")
+    return levels_config(read_ps_json(path), "dlrm_hps", "shop", ROWS, source="rows")
 
 
 def test_one_file_for_both(tmp_path):
@@ -70,7 +70,7 @@ def test_redis_takes_the_place_of_shared_memory(tmp_path):
 
 
 def test_redis_over_tls_is_refused_rather_than_asked_without_it(tmp_path):
-    with pytest.raises(ConfigError, match=r"enable_tls\), which our tiers do not speak"):
+    with pytest.raises(ConfigError, match=r"enable_tls\), which our levels do not speak"):
         tiers(tmp_path, {"volatile_db": {"type": "redis", "address": "h:7000", "num_partitions": 8, "enable_tls": True}})
 
 
@@ -83,7 +83,7 @@ def test_tables_without_a_row_count(tmp_path):
     path = tmp_path / "ps.json"
     path.write_text(json.dumps(document(**NAMED)))
     with pytest.raises(ConfigError, match="tables t1 of dlrm_hps have no row count"):
-        tiers_config(read_ps_json(path), "dlrm_hps", "shop", {"t0": 1})
+        levels_config(read_ps_json(path), "dlrm_hps", "shop", {"t0": 1})
 
 
 def test_rows_of_sparse_folders(tmp_path):
@@ -106,8 +106,8 @@ def test_sparse_folders_of_a_ps_json_are_served(tmp_path):
         write_sparse_folder(tmp_path / f"{name}.model", *rows[name])
     path = tmp_path / "ps.json"
     path.write_text(json.dumps(document(**NAMED)))
-    config = tiers_config(read_ps_json(path), "dlrm_hps", "sparse", ROWS, source=str(tmp_path), dense=False)
-    tiers = Tiers(replace(config, shared_folder=str(tmp_path), rocksdb=None))
+    config = levels_config(read_ps_json(path), "dlrm_hps", "sparse", ROWS, source=str(tmp_path), dense=False)
+    tiers = LeveledTables(replace(config, shared_folder=str(tmp_path), rocksdb=None))
     try:
         for name, (keys, vectors) in rows.items():
             np.testing.assert_array_equal(tiers.lookup(name, keys), vectors)
@@ -139,7 +139,7 @@ def full_table(config, folder):
 def test_planned_memory_is_what_the_tiers_take(tmp_path, width, row_format):
     """Fill L1 and L2 of a planned table and measure: this process's private memory, and the shared file."""
     spec = TableSpec("item", rows=1_000_000, width=width, row_format=row_format)
-    plan = plan_tiers((spec,), Budgets(l1_bytes=40 * 2**20, l2_bytes=12 * 2**20, l3_bytes=2**30))
+    plan = plan_levels((spec,), Budgets(l1_bytes=40 * 2**20, l2_bytes=12 * 2**20, l3_bytes=2**30))
     planned = plan.tables[0]
     path = tmp_path / "ps.json"
     of_one_table = {name: values[:1] for name, values in document()["models"][0].items() if isinstance(values, list)}
@@ -151,7 +151,7 @@ def test_planned_memory_is_what_the_tiers_take(tmp_path, width, row_format):
         row_format_per_table=[row_format],
     )
     path.write_text(json.dumps(changed))
-    config = tiers_config(read_ps_json(path), "dlrm_hps", "shop", {"item": spec.rows}, source="rows").tables[0]
+    config = levels_config(read_ps_json(path), "dlrm_hps", "shop", {"item": spec.rows}, source="rows").tables[0]
     assert (config.l1_rows, config.l2_rows) == (planned.l1_rows, planned.l2_rows)
 
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:  # no freed memory of other tests to reuse

@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from serving.contract.errors import RequestError
-from serving.tables.config import RocksConfig, TableConfig, TiersConfig
+from serving.tables.config import LevelsConfig, RocksConfig, TableConfig
 from serving.tables.formats.sparse_folder import write_sparse_folder
 from serving.tables.levels.lower import LowerLevels
 from serving.tables.levels.rocks_store import RocksStore
+from serving.tables.store.leveled import CONFIG_FILE, LeveledTables
 from serving.tables.store.row_formats import RowCodec
-from serving.tables.store.tiers import CONFIG_FILE, Tiers
 from tests.unit.tables.conftest import random_rows
 
 ROWS, WIDTH = 400, 6
@@ -76,7 +76,7 @@ def test_sparse_keys_through_all_levels(keys, tmp_path_factory):
     store.bulk_load("items", keys, rows)
     store.close()
     table = TableConfig("items", len(keys), WIDTH, dense=False, l1_rows=8, l2_rows=32)
-    tiers = Tiers(TiersConfig("rank", (table,), "sparse", str(folder), rocksdb=rocksdb))
+    tiers = LeveledTables(LevelsConfig("rank", (table,), "sparse", str(folder), rocksdb=rocksdb))
     try:
         for _ in range(3):
             np.testing.assert_array_equal(tiers.lookup("items", keys), rows)
@@ -119,8 +119,8 @@ def test_one_wave_serves_all_tables(source, open_tiers, tmp_path):
     assert len(waves) == 1
 
 
-def with_l1_of(keys: np.ndarray, threshold: float, open_tiers, source) -> tuple[Tiers, np.ndarray]:
-    """Tiers whose L1 holds exactly `keys`, over a complete L2 -> (tiers, the table's rows)."""
+def with_l1_of(keys: np.ndarray, threshold: float, open_tiers, source) -> tuple[LeveledTables, np.ndarray]:
+    """LeveledTables whose L1 holds exactly `keys`, over a complete L2 -> (tiers, the table's rows)."""
     rows = random_rows(ROWS, WIDTH)
     table = TableConfig("items", ROWS, WIDTH, l1_rows=ROWS * 4, l2_rows=ROWS, default=0.25)
     tiers = open_tiers(table, source=source(items=rows), hit_rate_threshold=threshold, warm=False)
@@ -221,7 +221,7 @@ def test_an_unknown_table_is_refused(open_tiers, source):
 
 def test_load_reads_the_folder(tmp_path: Path, source):
     rows = random_rows(ROWS, WIDTH)
-    config = TiersConfig(
+    config = LevelsConfig(
         "rank",
         (TableConfig("items", ROWS, WIDTH, l2_rows=ROWS, default=(1.0,) * WIDTH),),
         "load",
@@ -229,17 +229,17 @@ def test_load_reads_the_folder(tmp_path: Path, source):
         source=source(items=rows),
     )
     config.write(tmp_path / CONFIG_FILE)
-    tiers = Tiers.load(tmp_path)
+    tiers = LeveledTables.load(tmp_path)
     try:
         assert tiers.config == config
         np.testing.assert_array_equal(tiers.lookup("items", np.arange(ROWS)), rows)
     finally:
         tiers.close()
-    assert not list(tmp_path.glob("embedding-tiers-*"))  # the last user took the shared rows along
+    assert not list(tmp_path.glob("embedding-tables-*"))  # the last user took the shared rows along
 
 
-def _looked_up_whole(config: TiersConfig) -> Tiers:
-    tiers = Tiers(config)
+def _looked_up_whole(config: LevelsConfig) -> LeveledTables:
+    tiers = LeveledTables(config)
     (table,) = config.tables
     for keys in np.arange(table.rows).reshape(-1, 1000):  # at once, the allocator would keep arrays of megabytes
         tiers.lookup(table.name, keys)
@@ -247,7 +247,7 @@ def _looked_up_whole(config: TiersConfig) -> Tiers:
     return tiers
 
 
-def _proportional_bytes(small: TiersConfig, config: TiersConfig, ready, done) -> None:
+def _proportional_bytes(small: LevelsConfig, config: LevelsConfig, ready, done) -> None:
     _looked_up_whole(small).close()  # the machine code, numba, the threads: any stage brings them
     ready.wait(60)  # libraries weigh less for each process that joins
     before = psutil.Process().memory_full_info().pss
@@ -263,7 +263,7 @@ def test_instances_share_one_copy(tmp_path, source):
     sizes = {"small": 20_000, "items": 1_000_000}
     folder = source(**{name: random_rows(n, 16) for name, n in sizes.items()})
     small, config = (
-        TiersConfig("rank", (TableConfig(name, n, 16, l2_rows=n),), f"share-{name}", str(tmp_path), source=folder)
+        LevelsConfig("rank", (TableConfig(name, n, 16, l2_rows=n),), f"share-{name}", str(tmp_path), source=folder)
         for name, n in sizes.items()
     )
     totals = {}
