@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 
 import numpy as np
 
@@ -24,7 +24,7 @@ def write_live_models(staging: Staging, like: StageInfo, description: Descriptio
         kinds=tuple(asdict(kind) for kind in kinds.kinds),
         value_is=kinds.value_is,
         columns=changeable_columns(description),
-        **choices.model_dump(include={"lateness_s", "ahead_s", "key_days", "store_bytes"}),
+        **choices.model_dump(include={field.name for field in fields(LiveSettings)}),
     )
     for name in LIVE_MODELS:
         info = StageInfo(name, like.generation, like.axes, like.context, asdict(settings), choices.folder, description.name)

@@ -118,7 +118,11 @@ class LiveChoices(_Section):
     folder: str = ""  # of the live store, an absolute path; empty: beside the repository, <REPO>.live
     lateness_s: Annotated[float, Field(ge=0)] = 10.0  # lag of the clock behind the latest event
     ahead_s: Annotated[float, Field(ge=0)] = 300.0  # events further ahead of the server's clock are refused
-    key_days: Annotated[float, Field(gt=0)] = 7.0  # how long event ids are remembered
+    key_days: Annotated[float, Field(gt=0)] = 7.0  # how long event ids are known; older events move into the archive
+    archive_days: Annotated[float, Field(ge=0)] = 0.0  # how long the archive keeps events; 0: for ever
+    archive_bytes: Bytes = 64 << 30  # beyond it the archive's oldest segments are removed
+    idle_days: Annotated[float, Field(ge=0)] = 365.0  # a user without an event for so long is forgotten; 0: never
+    most_users: Annotated[int, Field(ge=0)] = 10_000_000  # beyond it the longest idle users are forgotten; 0: no bound
     store_bytes: Bytes = 64 << 30  # of address space; the file grows as it is used
     continue_log: bool = True  # an export learns from the events of the live store too
     new_items: Annotated[int, Field(ge=0)] = 256  # rows kept free for items that come between two exports

@@ -1,10 +1,11 @@
-"""python -m live inspect | replay | compact | export | erase: look after the live store of a repository."""
+"""python -m live inspect | replay | compact | maintain | export | erase: look after the live store of a repository."""
 
 from __future__ import annotations
 
 import sys
 import time
 from contextlib import closing
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
@@ -18,16 +19,17 @@ from rich.table import Table
 from live.archive import compact as compact_log
 from live.archive import drop_segments, read_log, segments, to_table
 from live.erase import erase_user
+from live.maintenance import DAY_MS, Retention, lock
+from live.maintenance import maintain as maintain_store
 from live.replay import replay as replay_log
-from serving.contract.artifacts import read_stage, stage_folder
+from serving.contract.artifacts import read_stage, stage_folder, stage_settings
 from serving.contract.errors import ConfigError, RecommenderError
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import OBSERVE, PAD_ID
 from serving.live.reader import Reader
 from serving.live.store import live_folder, open_store
 from serving.live.writer import Writer
-
-DAY_MS = 86_400_000
+from serving.stages.live.models import LiveSettings
 
 app = typer.Typer(help="Look after the events of a shop.", no_args_is_help=True, add_completion=False)
 out = Console(soft_wrap=True, highlight=False)
@@ -100,6 +102,25 @@ def compact(
 
 
 @app.command()
+def maintain(
+    repo: Repo = DEFAULT, tag: Annotated[str, typer.Option(help="of the server it belongs to, by which that finds it")] = ""
+) -> None:
+    """Do a round of what [live] of the export says: archive, remove what is kept no longer, forget idle users."""
+    settings, folder = published_settings(repo), folder_of(repo)
+    retention = Retention(**{field.name: getattr(settings, field.name) for field in fields(Retention)})
+    with lock(folder) as is_ours:
+        if not is_ours:
+            out.print("another process maintains this store")
+            return
+        with closing(open_writer(folder)) as writer:
+            done = maintain_store(writer, retention, time.time_ns() // 1_000_000)
+    out.print(
+        f"{done.archived:,} events moved into {len(done.written)} segments, {len(done.dropped)} segments removed, "
+        f"{done.evicted:,} idle users forgotten"
+    )
+
+
+@app.command()
 def export(
     target: Annotated[Path, typer.Argument(help="Parquet file to write")],
     repo: Repo = DEFAULT,
@@ -139,6 +160,12 @@ def folder_of(repo: Path) -> Path:
     if not Reader(folder).exists():
         raise ConfigError(f"There is no live store in {folder}. It is made when a server with this repository starts.")
     return folder
+
+
+def published_settings(repo: Path) -> LiveSettings:
+    """Return the settings of a repository's `observe`. Raises ArtifactError when it has none."""
+    folder = stage_folder(repo, OBSERVE, pinned_generation(repo))
+    return stage_settings(folder, read_stage(folder), LiveSettings)
 
 
 def open_writer(folder: Path) -> Writer:

@@ -19,12 +19,12 @@ import pyarrow.parquet as pq
 
 from serving.live.events import HEADER, OBSERVED, EventBatch, Flags, unpack
 from serving.live.reader import Reader
+from serving.live.store import ARCHIVE
 from serving.live.writer import Writer
 
-FOLDER = "archive"
 EVENTS_PER_SEGMENT = 1_000_000
 EVENTS_PER_READ = 65_536
-TYPES = ("observed", "item changed", "user changed")  # by code
+TYPES = ("observed", "item changed", "user changed", "user evicted")  # by code
 FLAGS = {"positive": Flags.POSITIVE, "seen": Flags.SEEN, "late": Flags.LATE, "counted": Flags.COUNTED, "erased": Flags.ERASED}
 NUMBERS = ("user_id", "item_id", "time_ms", "received_ms", "value", "weight", "label")
 BYTES = {"event_ids": "event_id", "request_ids": "request_id", "columns": "columns"}  # of EventBatch -> of a segment
@@ -46,7 +46,7 @@ class Segment:
 def segments(folder: Path) -> list[Segment]:
     """Return the archive's segments in the order of the log."""
     found = []
-    for path in (folder / FOLDER).glob("events-*.parquet"):
+    for path in (folder / ARCHIVE).glob("events-*.parquet"):
         _, first, last = path.stem.split("-")
         found.append(Segment(path, int(first), int(last)))
     return sorted(found, key=lambda segment: segment.first)
@@ -81,7 +81,7 @@ def read_segment(segment: Segment, names: Sequence[str], after: int = 0) -> Iter
 
 def write_segment(folder: Path, sequences: np.ndarray, batch: EventBatch, names: Sequence[str]) -> Segment:
     """Write a closed segment, whole or not at all, and make it durable."""
-    archive = folder / FOLDER
+    archive = folder / ARCHIVE
     archive.mkdir(mode=0o700, exist_ok=True)
     first, last = int(sequences[0]), int(sequences[-1])
     path = archive / f"events-{first:012d}-{last:012d}.parquet"
@@ -163,11 +163,17 @@ def drop_segments(folder: Path, older_than_ms: int | None, most_bytes: int | Non
     kept, dropped = segments(folder), []
     while kept:
         oldest = kept[0]
-        last_ms = pq.read_table(oldest.path, columns=["received_ms"])["received_ms"].to_numpy().max()
-        too_old = older_than_ms is not None and last_ms < older_than_ms
+        too_old = older_than_ms is not None and latest_arrival_ms(oldest) < older_than_ms
         too_much = most_bytes is not None and sum(segment.bytes for segment in kept) > most_bytes
         if not (too_old or too_much):
             break
         oldest.path.unlink()
         dropped.append(kept.pop(0))
     return dropped
+
+
+def latest_arrival_ms(segment: Segment) -> int:
+    """Return when a segment's latest event arrived, from the file's statistics."""
+    facts = pq.ParquetFile(segment.path)
+    column = facts.schema_arrow.names.index("received_ms")
+    return max(facts.metadata.row_group(group).column(column).statistics.max for group in range(facts.num_row_groups))

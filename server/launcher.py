@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from repository.models import Model, check_backends, content_of, read_repository, refuse_unservable_path
-from server import gateway, generations, health, keys, log, processes, updaters
+from server import gateway, generations, health, keys, live_helpers, log, processes, updaters
 from server.environment import RUN_DIR, backend_directory, find_wheel, server_env
 from server.health import held_versions
 from server.memory import check_memory
@@ -102,6 +102,7 @@ class TritonServer:
         except BaseException:  # also on an interrupt
             self.stop(timeout_s=0)  # it has no requests to wait for
             raise
+        live_helpers.follow(self.state, self.run_dir)
         updaters.follow(self.state, self.run_dir)
         return self
 
@@ -198,6 +199,7 @@ def stop_server(state: ServerState, run_dir: Path, timeout_s: float = STOP_TIMEO
     """Stop a server found by its state file, with its stubs and shared memory; also clean up after a killed one."""
     gateway.stop(state.tag)
     updaters.stop(updaters.updaters(state.tag))
+    live_helpers.stop(state.tag)
     processes.stop_processes(state.pid, state.tag, timeout_s)
     keys.forget_key(state.grpc_url, state.tag)
     state.forget(run_dir)
@@ -238,5 +240,6 @@ def activate(state: ServerState, generation: int, run_dir: Path) -> int:
     """Move a running server and its updater to another generation. Return the previous one. Raises ServerError."""
     before = generations.activate(state.grpc_url, state.repo, generation)
     replace(state, content=content_of(state.repo)).save(run_dir)
+    live_helpers.follow(state, run_dir)
     updaters.follow(state, run_dir)
     return before

@@ -1,10 +1,11 @@
-"""`python -m server.supervisor FOLDER COMMAND…`: keep a process running in FOLDER until SIGTERM or SIGINT.
+"""`python -m server.supervisor [--every SECONDS] FOLDER COMMAND…`: keep a process running in FOLDER until SIGTERM or SIGINT.
 
     start ─▶ exits with 0, or we were told to stop: exit with its exit code
       ▲  └─▶ is killed or crashes: log it, and restart it after a pause
       └──────────────┘
 
-The pause doubles from 0.2 s to 30 s with every crash, and is short again after a minute without one.
+The pause doubles from 0.2 s to 30 s with every crash, and is short again after a minute without one. With --every, a process
+that exits with 0 runs again after so many seconds: it holds no memory between its rounds.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ REMARK = "supervisor:"  # prefix of our lines among those of the process
 class Supervisor:
     """Runs one process at a time. `stop` is for signal handlers, and may be called at any moment."""
 
-    def __init__(self, folder: str, command: list[str]) -> None:
-        self._folder, self._command = folder, command
+    def __init__(self, folder: str, command: list[str], every_s: float | None = None) -> None:
+        self._folder, self._command, self._every_s = folder, command, every_s
         self._told = threading.Event()
         self._process: subprocess.Popen | None = None
 
@@ -37,8 +38,13 @@ class Supervisor:
             if self._told.is_set():  # meanwhile
                 self._process.terminate()
             code = self._process.wait()
-            if self._told.is_set() or code == 0:
+            if self._told.is_set() or (code == 0 and self._every_s is None):
                 return code
+            if code == 0:
+                pause_s = FIRST_PAUSE_S
+                if self._told.wait(self._every_s):
+                    return code
+                continue
             if time.monotonic() - started_s > STEADY_S:
                 pause_s = FIRST_PAUSE_S
             print(f"{REMARK} ended, {_reason(code)}; started again in {pause_s:g} s", flush=True)
@@ -58,7 +64,11 @@ def _reason(code: int) -> str:
 
 
 def main() -> int:
-    supervisor = Supervisor(sys.argv[1], sys.argv[2:])
+    arguments = sys.argv[1:]
+    every_s = None
+    if arguments[0] == "--every":
+        every_s, arguments = float(arguments[1]), arguments[2:]
+    supervisor = Supervisor(arguments[0], arguments[1:], every_s)
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: supervisor.stop())
     return supervisor.run()

@@ -16,7 +16,7 @@ from serving.contract.errors import ConfigError
 
 HEADER = np.dtype(
     [
-        ("type", "<u1"),  # OBSERVED, or what was changed by `upsert`
+        ("type", "<u1"),  # OBSERVED, what was changed by `upsert`, or USER_EVICTED
         ("kind", "<u1"),  # code of the event's name
         ("flags", "<u2"),  # Flags
         ("event_id_bytes", "<u2"),
@@ -31,7 +31,7 @@ HEADER = np.dtype(
         ("columns_bytes", "<u4"),  # JSON: request-time context, or what `upsert` changed
     ]
 )
-OBSERVED, ITEM_CHANGED, USER_CHANGED = 0, 1, 2
+OBSERVED, ITEM_CHANGED, USER_CHANGED, USER_EVICTED = range(4)
 MAX_KINDS = 256
 
 

@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -90,6 +91,13 @@ class Snapshot:
     def all_users(self) -> np.ndarray:
         """Return int64 [N] ids of all users with live events."""
         return np.frombuffer(b"".join(self._txn.cursor(self._store.users).iternext(keys=True, values=False)), "<i8")
+
+    def arrivals_ms(self, after: bytes, most: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the next users after a key, int64 [N], and when their latest events arrived, int64 [N]; N = 0 at the end."""
+        cursor, offset = self._txn.cursor(self._store.users), self._layout.user.fields["received_ms"][1]
+        rows = list(islice(cursor.iternext(), most)) if cursor.set_range(after + b"\0") else []
+        times_ms = np.frombuffer(b"".join(record[offset : offset + 8] for _, record in rows), "<i8")
+        return np.frombuffer(b"".join(key for key, _ in rows), "<i8"), times_ms
 
     def events(self, after: int = 0) -> Iterator[tuple[int, memoryview]]:
         """Yield (sequence, packed event) of the log after a sequence."""

@@ -15,6 +15,7 @@ A process opens an environment once, whoever asks for it: LMDB forbids more.
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import struct
@@ -30,6 +31,8 @@ from serving.live.layout import Layout
 DATA_FILE = "data.mdb"
 DATABASES = ("events", "users", "items", "seen", "keys", "columns", "changes", "meta", "seeds")
 LAYOUT, KINDS, PROGRESS, PAUSES, SHOP = b"layout", b"kinds", b"progress", b"pauses", b"shop"
+COUNTERS = b"counters"
+ARCHIVE = "archive"  # folder of the log's older part (live/archive.py)
 DEFAULT_BYTES = 64 << 30  # of address space; the file grows as it is used
 MAX_READERS = 512  # threads of all processes that read at the same time
 SPARE_TRANSACTIONS = 8  # kept by each process, so that a read begins without an allocation
@@ -108,6 +111,15 @@ class Store:
         """Return where the store stands."""
         with self.env.begin() as txn:
             return Progress.unpack(txn.get(PROGRESS, db=self.meta))
+
+    def read_counters(self) -> dict[str, float]:
+        """Return what the helpers of a store have counted, by name; a name that is missing was never counted."""
+        with self.env.begin() as txn:
+            return json.loads(bytes(txn.get(COUNTERS, db=self.meta) or b"{}"))
+
+    def archive_bytes(self) -> int:
+        """Return the size of the log's older part."""
+        return sum(path.stat().st_size for path in (self.folder / ARCHIVE).glob("*.parquet"))
 
     def size_bytes(self) -> int:
         """Return the size of the environment's file."""

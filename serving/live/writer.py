@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
@@ -21,9 +22,11 @@ import lmdb
 import numpy as np
 
 from serving.contract.errors import ConfigError, DependencyError
-from serving.live.events import HEADER, ITEM_CHANGED, OBSERVED, EventBatch, Flags, pack, unpack
+from serving.live.events import HEADER, ITEM_CHANGED, OBSERVED, USER_CHANGED, USER_EVICTED, EventBatch, Flags, pack, unpack
+from serving.live.eviction import apply_evictions, evictions, unchanged
 from serving.live.layout import Layout
 from serving.live.store import (
+    COUNTERS,
     DEFAULT_BYTES,
     KINDS,
     LAYOUT,
@@ -115,39 +118,71 @@ class Writer:
 
         An event whose id is known changes nothing and has the sequence of the first one.
         """
+        with self.transaction() as txn:
+            sequences = self.append_within(txn, batch)
+        self._check_readers()
+        return sequences
+
+    def evict(self, user_ids: np.ndarray, received_ms: np.ndarray) -> int:
+        """Forget users, int64 [N], who have had no event since `received_ms`, int64 [N]. Return how many that were."""
+        with self.transaction() as txn:
+            rows = unchanged(txn, self.store, self.layout, user_ids, received_ms)
+            if rows.any():
+                self.append_within(txn, evictions(user_ids[rows], self.now_ms()))
+                self.count(txn, evicted_users=int(rows.sum()))
+        return int(rows.sum())
+
+    def count(self, txn: lmdb.Transaction, **added: float) -> None:
+        """Add to the store's counters (Store.read_counters), within a transaction."""
+        counters = json.loads(bytes(txn.get(COUNTERS, db=self.store.meta) or b"{}"))
+        counters |= {name: counters.get(name, 0) + value for name, value in added.items()}
+        txn.put(COUNTERS, json.dumps(counters).encode(), db=self.store.meta)
+
+    def append_within(self, txn: lmdb.Transaction, batch: EventBatch) -> np.ndarray:
+        """Do what `append` does, within a transaction."""
         now_ms = self.now_ms()
         batch.headers["received_ms"] = now_ms
-        with self.transaction() as txn:
-            progress = Progress.unpack(txn.get(PROGRESS, db=self.store.meta))
-            sequences, is_new, keys = self._number(txn, batch, progress.last_sequence)
-            fresh = batch if is_new.all() else batch.take(np.flatnonzero(is_new))
-            observed = fresh.headers["type"] == OBSERVED
-            late = observed & (fresh.headers["time_ms"] < progress.watermark_ms)
-            fresh.headers["flags"][late] |= np.uint16(Flags.LATE)
-            first = progress.last_sequence + 1
-            self._log(txn, fresh, first, keys, now_ms)
-            self.apply(txn, fresh, np.arange(first, first + len(fresh)))
-            changed = np.flatnonzero(~observed)
-            times_ms = fresh.headers["time_ms"][observed]
-            latest_ms = max(progress.latest_ms, int(times_ms.max(initial=0)))
-            progress = progress._replace(
-                last_sequence=progress.last_sequence + len(fresh),
-                latest_ms=latest_ms,
-                watermark_ms=max(progress.watermark_ms, latest_ms - round(self.settings.lateness_s * 1000)),
-                changed_sequence=first + int(changed[-1]) if len(changed) else progress.changed_sequence,
-                accepted=progress.accepted + len(fresh),
-                late=progress.late + int(late.sum()),
-                repeated=progress.repeated + len(batch) - len(fresh),
-                forgotten_keys=self._forget_keys(txn, progress, now_ms, KEYS_FORGOTTEN_PER_BATCH * len(batch)),
-                first_ms=progress.first_ms or int(times_ms.min(initial=latest_ms)),
-                n_pauses=progress.n_pauses + self._note_pause(txn, progress.latest_ms, times_ms),
-            )
-            txn.put(PROGRESS, progress.pack(), db=self.store.meta)
-        self._check_readers()
+        progress = Progress.unpack(txn.get(PROGRESS, db=self.store.meta))
+        sequences, is_new, keys = self._number(txn, batch, progress.last_sequence)
+        fresh = batch if is_new.all() else batch.take(np.flatnonzero(is_new))
+        observed = fresh.headers["type"] == OBSERVED
+        late = observed & (fresh.headers["time_ms"] < progress.watermark_ms)
+        fresh.headers["flags"][late] |= np.uint16(Flags.LATE)
+        first = progress.last_sequence + 1
+        self._log(txn, fresh, first, keys, now_ms)
+        self.apply(txn, fresh, np.arange(first, first + len(fresh)))
+        changed = np.flatnonzero(np.isin(fresh.headers["type"], (ITEM_CHANGED, USER_CHANGED)))
+        times_ms = fresh.headers["time_ms"][observed]
+        latest_ms = max(progress.latest_ms, int(times_ms.max(initial=0)))
+        progress = progress._replace(
+            last_sequence=progress.last_sequence + len(fresh),
+            latest_ms=latest_ms,
+            watermark_ms=max(progress.watermark_ms, latest_ms - round(self.settings.lateness_s * 1000)),
+            changed_sequence=first + int(changed[-1]) if len(changed) else progress.changed_sequence,
+            accepted=progress.accepted + int(np.count_nonzero(fresh.headers["type"] != USER_EVICTED)),
+            late=progress.late + int(late.sum()),
+            repeated=progress.repeated + len(batch) - len(fresh),
+            forgotten_keys=self._forget_keys(txn, progress, now_ms, KEYS_FORGOTTEN_PER_BATCH * len(batch)),
+            first_ms=progress.first_ms or int(times_ms.min(initial=latest_ms)),
+            n_pauses=progress.n_pauses + self._note_pause(txn, progress.latest_ms, times_ms),
+        )
+        txn.put(PROGRESS, progress.pack(), db=self.store.meta)
         return sequences
 
     def apply(self, txn: lmdb.Transaction, batch: EventBatch, sequences: np.ndarray) -> None:
         """Change the state as the events say, within a transaction. The log is not touched. sequences: int64 [N]"""
+        evicted = batch.headers["type"] == USER_EVICTED
+        if not evicted.any():
+            self._apply_events(txn, batch, sequences)
+            return
+        bounds = [0, *(np.flatnonzero(np.diff(evicted)) + 1).tolist(), len(batch)]
+        for start, stop in pairwise(bounds):  # what follows an eviction begins anew
+            if evicted[start]:
+                apply_evictions(txn, self.store, batch.headers[start:stop])
+            else:
+                self._apply_events(txn, batch.take(np.arange(start, stop)), sequences[start:stop])
+
+    def _apply_events(self, txn: lmdb.Transaction, batch: EventBatch, sequences: np.ndarray) -> None:
         observed = np.flatnonzero(batch.headers["type"] == OBSERVED)
         if len(observed):
             self._apply_observed(txn, batch.headers if len(observed) == len(batch) else batch.headers[observed])

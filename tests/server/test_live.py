@@ -17,6 +17,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
+from server import live_helpers
 from server.launcher import TritonServer
 from server.processes import members
 from serving.contract.tensors import ENSEMBLE, OBSERVE, PAD_ID, UPSERT
@@ -133,6 +134,15 @@ def test_the_servers_metrics_say_where_the_log_stands(live_server, reader):
             break
         assert time.monotonic() < deadline_s, text
         time.sleep(0.2)
+
+
+def test_the_servers_maintenance_runs_and_ends_with_it(live_server):
+    log = live_server.run_dir / "logs" / f"live-maintain-{live_server.ports.grpc}.log"
+    deadline_s = time.monotonic() + 30.0
+    while "idle users forgotten" not in log.read_text():
+        assert time.monotonic() < deadline_s, log.read_text()
+        time.sleep(0.1)
+    assert len(live_helpers.helpers(live_server.state.tag)) == 1  # the supervisor, until the next round
 
 
 def test_what_was_acknowledged_survives_a_kill_of_the_whole_server(live_repository, tmp_path, reader):

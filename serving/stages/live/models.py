@@ -25,6 +25,7 @@ from serving.live.writer import Writer, WriterSettings, wall_clock_ms
 from serving.stages.features.user_state import UserStore
 
 Arrays = dict[str, np.ndarray]
+COUNTED = {"evicted_users": "Idle users that were forgotten, ever"}  # by the store's helpers (live/)
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,10 @@ class LiveSettings:
     ahead_s: float = 300.0
     key_days: float = 7.0
     store_bytes: int = DEFAULT_BYTES
+    archive_days: float = 0.0
+    archive_bytes: int = 0
+    idle_days: float = 0.0
+    most_users: int = 0
 
     @property
     def event_kinds(self) -> EventKinds:
@@ -104,14 +109,19 @@ class Observe(LiveModel):
         """Yield the store's size and positions."""
         progress: Progress = self.writer.store.read_progress()
         lag_s = max(self.now_ms() - progress.watermark_ms, 0) / 1000
+        store = self.writer.store
         for name, description, value in (
             ("events", "Events of the log, ever", progress.last_sequence),
             ("late_events", "Events older than the watermark, ever", progress.late),
             ("repeated_events", "Events whose id had come before, ever", progress.repeated),
             ("watermark_lag_seconds", "How far the watermark is behind the wall clock", lag_s),
-            ("store_bytes", "Size of the live store's file", self.writer.store.size_bytes()),
+            ("store_bytes", "Size of the live store's file", store.size_bytes()),
+            ("archive_bytes", "Size of the log's older part", store.archive_bytes()),
         ):
             yield Measurement(f"recommender_live_{name}", description, GAUGE, {}, float(value))
+        counters = store.read_counters()
+        for name, description in COUNTED.items():
+            yield Measurement(f"recommender_live_{name}", description, GAUGE, {}, float(counters.get(name, 0)))
 
 
 class Upsert(LiveModel):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from serving.live.events import OBSERVED, EventBatch, Flags
+from serving.live.events import OBSERVED, USER_EVICTED, EventBatch, Flags
 from serving.live.layout import HORIZONS_DAYS, Layout
 
 MS_PER_DAY = 86_400_000
@@ -38,6 +38,8 @@ class StateTwin:
 
     def apply(self, batch: EventBatch) -> None:
         for event in batch.headers:
+            if event["type"] == USER_EVICTED:
+                self.users.pop(int(event["user_id"]), None)
             if event["type"] != OBSERVED:
                 continue
             user, item = int(event["user_id"]), int(event["item_id"])

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,8 @@ starts = len(open("trace").readlines())
 """
 
 
-def kept(folder: Path, code: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", supervisor.__name__, str(folder), sys.executable, "-c", TRACE + code]
+def kept(folder: Path, code: str, *options: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", supervisor.__name__, *options, str(folder), sys.executable, "-c", TRACE + code]
     return subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, text=True)
 
 
@@ -54,6 +55,18 @@ def test_told_to_stop_it_ends_and_leaves_nothing(tmp_path, code):
     starts = starts_s(tmp_path)
     time.sleep(1)
     assert starts_s(tmp_path) == starts
+
+
+def test_with_rounds_what_ends_well_runs_again_after_the_pause(tmp_path):
+    process = kept(tmp_path, "", "--every", "0.3")
+    deadline = time.monotonic() + 20
+    while len(starts_s(tmp_path)) < 3:
+        assert time.monotonic() < deadline, "did not run three times"
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=10)
+    times = starts_s(tmp_path)
+    assert all(later - earlier >= 0.3 for earlier, later in pairwise(times))
 
 
 def test_what_ends_well_is_not_started_again(tmp_path):

@@ -1,0 +1,97 @@
+"""One round of maintenance: the log's older part moves into the archive, what is kept no longer goes, idle users are forgotten.
+
+A server runs a round every ten minutes (server/live_helpers.py), by `python -m live maintain`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from live.archive import Segment, compact, drop_segments
+from serving.live.reader import Reader
+from serving.live.writer import Writer
+
+DAY_MS = 86_400_000
+LOCK = "maintenance.lock"
+USERS_PER_READ = 20_000  # a long read would keep old pages from being used again
+USERS_PER_WRITE = 1_000  # a long transaction would make events wait
+
+
+@dataclass(frozen=True)
+class Retention:
+    """How long things are kept; 0 is for ever, or without a bound. key_days: events stay in the store, their ids known."""
+
+    key_days: float
+    archive_days: float
+    archive_bytes: int
+    idle_days: float
+    most_users: int
+
+
+@dataclass(frozen=True)
+class Round:
+    """What a round did."""
+
+    archived: int  # events
+    written: list[Segment]
+    dropped: list[Segment]
+    evicted: int  # users
+
+
+def maintain(writer: Writer, retention: Retention, now_ms: int) -> Round:
+    """Do one round. Another process may write meanwhile, but not maintain (see `lock`).
+
+    Whole days move into the archive, so that it has few segments.
+    """
+    folder = writer.store.folder
+    old_ms = now_ms - round(retention.key_days * DAY_MS)
+    archived, written = compact(writer, old_ms - old_ms % DAY_MS)
+    too_old_ms = now_ms - round(retention.archive_days * DAY_MS) if retention.archive_days else None
+    dropped = drop_segments(folder, too_old_ms, retention.archive_bytes or None)
+    idle_ms = now_ms - round(retention.idle_days * DAY_MS) if retention.idle_days else None
+    return Round(archived, written, dropped, evict_idle(writer, idle_ms, retention.most_users))
+
+
+def evict_idle(writer: Writer, idle_since_ms: int | None, most_users: int) -> int:
+    """Forget users whose latest event arrived before a moment, and the longest idle ones beyond a number. Return how many."""
+    with closing(Reader(writer.store.folder)) as reader:
+        parts = [(user_ids, arrivals_ms) for user_ids, arrivals_ms in all_arrivals(reader)]
+    if not parts:
+        return 0
+    user_ids, arrivals_ms = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    order = np.argsort(arrivals_ms, kind="stable")  # the longest idle one first
+    n_idle = int(np.searchsorted(arrivals_ms[order], idle_since_ms)) if idle_since_ms is not None else 0
+    idle = order[: max(n_idle, len(order) - most_users if most_users else 0)]
+    starts = range(0, len(idle), USERS_PER_WRITE)
+    chunks = (idle[start : start + USERS_PER_WRITE] for start in starts)
+    return sum(writer.evict(user_ids[rows], arrivals_ms[rows]) for rows in chunks)
+
+
+def all_arrivals(reader: Reader) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield (int64 [N] users, int64 [N] when the latest event of each arrived) of the whole store."""
+    last = b""
+    while True:
+        with reader.snapshot() as snapshot:
+            user_ids, arrivals_ms = snapshot.arrivals_ms(last, USERS_PER_READ)
+        if not len(user_ids):
+            return
+        yield user_ids, arrivals_ms
+        last = user_ids[-1:].tobytes()
+
+
+@contextmanager
+def lock(folder: Path) -> Iterator[bool]:
+    """Yield whether no other process maintains the store; none can while the block runs."""
+    with open(folder / LOCK, "wb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True

@@ -1,0 +1,82 @@
+"""Run the helpers of a server's live store (`python -m live …`), each under a supervisor that restarts it.
+
+    maintain   every ten minutes: archive the log's older part, forget idle users
+
+They carry the server's tag and end with it. Servers that share a store each have them; locks in the store's folder
+let one of each kind work.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from server import processes, supervisor
+from server.environment import PROJECT
+from server.state import ServerState
+from server.updaters import stop as stop_all
+from serving.contract.artifacts import read_stage, stage_folder, stage_settings
+from serving.contract.errors import ArtifactError
+from serving.contract.generations import pinned_generation
+from serving.contract.tensors import OBSERVE
+from serving.stages.live.models import LiveSettings
+
+MODULE = "live"
+MAINTAIN_EVERY_S = 600.0
+
+
+def follow(state: ServerState, run_dir: Path) -> None:
+    """Run the helpers that the served generation's settings ask for, and stop those of another generation."""
+    running, wanted = helpers(state.tag), wanted_commands(state)
+    stop_all([process for process in running if not any(runs(process, command) for command in wanted.values())])
+    for name, command in wanted.items():
+        if not any(runs(process, command) for process in running if processes.runs_module(process, supervisor.__name__)):
+            _start(state, run_dir, name, command)
+
+
+def wanted_commands(state: ServerState) -> dict[str, list[str]]:
+    """Return the command of each helper by its name; none for a repository without `observe`."""
+    try:
+        generation = pinned_generation(state.repo)
+        folder = stage_folder(state.repo, OBSERVE, generation)
+        stage_settings(folder, read_stage(folder), LiveSettings)
+    except ArtifactError:
+        return {}
+    common = ["--repo", str(state.repo), "--tag", state.tag]
+    return {"maintain": ["maintain", *common]}
+
+
+def helpers(tag: str) -> list[psutil.Process]:
+    """Return the helpers of a server and their supervisors."""
+    return [process for process in processes.members(tag) if processes.runs_module(process, MODULE)]
+
+
+def runs(process: psutil.Process, command: list[str]) -> bool:
+    """Return whether a process, or the one that it supervises, was started with a command."""
+    try:
+        return process.cmdline()[-len(command) :] == command
+    except psutil.Error:  # gone meanwhile
+        return False
+
+
+def stop(tag: str) -> None:
+    """End the helpers of a server. Nothing acknowledged is lost."""
+    stop_all(helpers(tag))
+
+
+def _start(state: ServerState, run_dir: Path, name: str, command: list[str]) -> None:
+    log_path = run_dir / "logs" / f"live-{name}-{state.ports.grpc}.log"
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    repeated = ["--every", f"{MAINTAIN_EVERY_S:g}"] if name == "maintain" else []
+    with log_path.open("wb") as log_file:
+        subprocess.Popen(
+            [sys.executable, "-m", supervisor.__name__, *repeated, str(PROJECT), sys.executable, "-m", MODULE, *command],
+            cwd=PROJECT,
+            stdin=subprocess.DEVNULL,
+            stdout=log_file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )

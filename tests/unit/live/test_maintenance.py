@@ -1,0 +1,139 @@
+"""Maintenance: old events move into Parquet, what is kept no longer goes, and idle users are forgotten and start cold."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from live.archive import read_log, segments
+from live.erase import erase_user
+from live.maintenance import Retention, lock, maintain
+from live.replay import replay
+from serving.live.events import EventBatch
+from serving.live.layout import Layout
+from serving.live.reader import Reader
+from serving.live.writer import Writer
+from tests.unit.live.batches import KINDS, events, purchase
+from tests.unit.live.twin import StateTwin, differences
+
+DAY_MS = 86_400_000
+START_MS = 20_000 * DAY_MS
+KEEP_ALL = Retention(key_days=1_000, archive_days=0, archive_bytes=0, idle_days=0, most_users=0)
+KNOWN_COUNT = 40  # events of each user before the export
+
+
+class KnownUsers:
+    """A generation that knows every user by a number of events."""
+
+    def first_records(self, user_ids: np.ndarray, layout: Layout) -> np.ndarray:
+        records = layout.empty_users(len(user_ids))
+        records["event_count"] = KNOWN_COUNT
+        return records
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "model_repository.live"
+
+
+@pytest.fixture
+def clock():
+    return [START_MS]
+
+
+@pytest.fixture
+def writer(folder, clock):
+    writer = Writer(folder, Layout(), KINDS.names, KnownUsers(), now_ms=lambda: clock[0])
+    yield writer
+    writer.close()
+
+
+def counts_of(folder, *users: int) -> dict[int, int]:
+    """Return the number of events of each user that has a record."""
+    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
+        rows, records = snapshot.users(np.array(users))
+        return {users[row]: int(record["event_count"]) for row, record in zip(rows, records, strict=True)}
+
+
+def buy_daily(writer: Writer, clock: list[int], *users: int) -> None:
+    """Each of the users buys one thing, a day after the other."""
+    for user in users:
+        writer.append(purchase(user, item=user + 100))
+        clock[0] += DAY_MS
+
+
+def test_whole_days_move_into_parquet_segments_and_old_ones_go(writer, folder, clock):
+    buy_daily(writer, clock, *range(10))
+    clock[0] += DAY_MS // 2
+    done = maintain(writer, Retention(2, 0, 0, 0, 0), clock[0])
+    assert (done.archived, [(s.first, s.last) for s in done.written]) == (8, [(1, 8)])
+    assert pq.read_table(done.written[0].path)["user_id"].to_pylist() == list(range(8))
+    clock[0] += DAY_MS
+    maintain(writer, Retention(2, 0, 0, 0, 0), clock[0])
+    assert [(s.first, s.last) for s in segments(folder)] == [(1, 8), (9, 9)]
+    assert writer.store.archive_bytes() == sum(s.bytes for s in segments(folder))
+    assert [s.first for s in maintain(writer, Retention(2, 3.6, 0, 0, 0), clock[0]).dropped] == [1]
+    assert [s.first for s in maintain(writer, Retention(2, 0, 1, 0, 0), clock[0]).dropped] == [9]
+    assert np.concatenate([sequences for sequences, _ in read_log(folder)]).tolist() == [10]
+
+
+def test_an_idle_user_is_forgotten_and_comes_back_as_the_generation_knows_them(writer, folder, clock):
+    buy_daily(writer, clock, 1, 2, 3)
+    done = maintain(writer, Retention(1_000, 0, 0, idle_days=1.5, most_users=0), clock[0])
+    assert done.evicted == 2
+    assert counts_of(folder, 1, 2, 3) == {3: KNOWN_COUNT + 1}
+    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
+        assert snapshot.seen(np.array([1, 2, 3]))["user_id"].tolist() == [3]
+        assert len(snapshot.seeds(np.array([1, 2, 3]))[0]) == 1
+    assert writer.store.read_counters() == {"evicted_users": 2}
+    writer.append(purchase(1, item=5))
+    assert counts_of(folder, 1) == {1: KNOWN_COUNT + 1}
+    assert replay(folder).is_equal
+
+
+def test_the_longest_idle_users_beyond_a_number_are_forgotten(writer, folder, clock):
+    buy_daily(writer, clock, 1, 2, 3, 1, 4)
+    assert maintain(writer, Retention(1_000, 0, 0, idle_days=0, most_users=2), clock[0]).evicted == 2
+    assert counts_of(folder, 1, 2, 3, 4) == {1: KNOWN_COUNT + 2, 4: KNOWN_COUNT + 1}
+    assert maintain(writer, KEEP_ALL, clock[0]).evicted == 0
+
+
+def test_a_user_with_an_event_since_the_look_stays(writer, folder, clock):
+    buy_daily(writer, clock, 1, 2)
+    assert writer.evict(np.array([1, 2, 9]), np.array([START_MS - 1, START_MS + DAY_MS, START_MS])) == 1
+    assert counts_of(folder, 1, 2) == {1: KNOWN_COUNT + 1}
+
+
+def test_the_state_is_that_of_the_log_with_evictions_in_it(folder, clock):
+    rng, twin = np.random.default_rng(0), StateTwin()
+    with closing(Writer(folder, Layout(), KINDS.names, now_ms=lambda: clock[0])) as writer:
+        for _ in range(8):
+            writer.append(events(rng, 30))
+            clock[0] += DAY_MS
+            maintain(writer, Retention(3, 0, 0, idle_days=1.5, most_users=15), clock[0])
+        for _, batch in read_log(folder):
+            twin.apply(batch)
+        with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
+            assert 0 < len(snapshot.all_users()) <= 15
+            assert sorted(twin.users) == sorted(snapshot.all_users().tolist())
+            assert differences(twin, snapshot, Layout()) == []
+        assert replay(folder).is_equal
+        assert writer.store.read_counters()["evicted_users"] > 0
+        erase_user(writer, next(iter(twin.users)))
+        assert replay(folder).is_equal
+
+
+def test_only_one_process_maintains_a_store(writer, folder):
+    with lock(folder) as first, lock(folder) as second:
+        assert (first, second) == (True, False)
+
+
+def test_evictions_are_no_events_that_were_accepted(writer, folder, clock):
+    buy_daily(writer, clock, 1)
+    writer.evict(np.array([1]), np.array([START_MS]))
+    progress = writer.store.read_progress()
+    assert (progress.last_sequence, progress.accepted, progress.changed_sequence) == (2, 1, 0)
+    assert EventBatch.join([batch for _, batch in read_log(folder)]).headers["item_id"].tolist() == [101, 0]
