@@ -41,7 +41,7 @@ from perf.bench import SEED
 from perf.command import progress, run
 from perf.load import analyzer
 from perf.load.workload import Arrays, ask, draw, read_requests, read_specs, write_analyzer_json
-from perf.target import Turns, own_server, site_of, taking_turns
+from perf.target import Turns, own_server, site_of, take_turns
 from repository.recorded import compare_answers
 from server.environment import RUN_DIR
 from server.health import local_client
@@ -173,7 +173,7 @@ def serve_contenders(
             input_data = folder / f"{spec.name}.json"
             write_analyzer_json(input_data, spec, requests_for(spec, user_ids))
             window = window_s if name in (*LAYOUTS, BEST) else max(window_s, SLOW_WINDOW_S)
-            turns = running.enter_context(taking_turns(state.tag))
+            turns = running.enter_context(take_turns(state.tag))
             contenders.append(Contender(name, state, turns, spec, input_data, window))
         yield contenders
 

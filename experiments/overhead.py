@@ -37,7 +37,7 @@ from perf.load.workload import draw
 from perf.observe import PeakMemory, total_mib
 from perf.recall import measured_recall
 from perf.sweep import Scenario, add_open
-from perf.target import Turns, own_server, site_of, taking_turns
+from perf.target import Turns, own_server, site_of, take_turns
 from repository.config import CONFIG_FILE, LAYOUTS
 from repository.models import read_config, read_repository, write_config
 from server.launcher import TritonServer
@@ -166,7 +166,7 @@ def serve_sides(scratch: Path, peak_clients: dict[str, int], window_s: float, st
             step(f"serving {copy}")
             server = running.enter_context(own_server(scratch / copy))
             benches[copy] = bench_of(server)
-            turns[copy] = running.enter_context(taking_turns(server.state.tag))
+            turns[copy] = running.enter_context(take_turns(server.state.tag))
         first = benches["ensemble"]
         rows = draw(first.requests, ROWS, np.random.default_rng(0))
         cores = len(os.sched_getaffinity(0))

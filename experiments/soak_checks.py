@@ -32,7 +32,7 @@ class Applied:
 
     def follow(self) -> None:
         """Read what the ring says since the last time; forget all versions when it has already overwritten some."""
-        recent = self._ring.since(self._position)
+        recent = self._ring.read_since(self._position)
         if recent is None:
             self._position = self._ring.head
             self.versions[:] = 0

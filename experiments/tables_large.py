@@ -29,7 +29,7 @@ from perf.load import schedule
 from perf.load.open_loop import Outcome, run_load
 from perf.load.workload import draw, serialise
 from perf.observe import REPORTED_AFTER_S, read_samples
-from perf.target import Turns, own_server, site_of, taking_turns
+from perf.target import Turns, own_server, site_of, take_turns
 from perf.tune.variant import seal_again
 from serving.contract.artifacts import read_stage, stage_folder
 from serving.contract.errors import ConfigError, ServerError
@@ -139,7 +139,7 @@ def serve_case(repo: Path, source: str, scratch: Path, rows: int, case: str, key
     server = running.enter_context(own_server(scratch / "repository"))
     bench = new_bench(site_of(server.state), case, scratch / "raw")
     bench.closed(ENSEMBLE, "grpc", "concurrency", WARM_CLIENTS, WARM_S)
-    return Side(case, bench, running.enter_context(taking_turns(server.state.tag)))
+    return Side(case, bench, running.enter_context(take_turns(server.state.tag)))
 
 
 def make_large_repository(repo: Path, scratch: Path, source: str, rows: int, case: str, keys: np.ndarray) -> None:

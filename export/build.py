@@ -17,7 +17,7 @@ import numpy as np
 from rich.console import Console
 
 from export.catalogue import write_catalogue
-from export.nvidia.hugectr.ranker import imported_ranker
+from export.nvidia.hugectr.ranker import import_ranker
 from export.profiles import DEFAULT, Rehearsed, load_profile
 from export.progress import Progress
 from export.recording import requests_like
@@ -184,7 +184,7 @@ def trainer_of(settings: Settings, features: Features) -> TrainRanker:
     """Return the function that trains the ranker, or imports a model that HugeCTR trained."""
     if not settings.hugectr.model:
         return train_ranker
-    return imported_ranker(Path(settings.hugectr.model), settings.hugectr.name, features)
+    return import_ranker(Path(settings.hugectr.model), settings.hugectr.name, features)
 
 
 def refuse_tables_that_do_not_fit(features: Features, axes: Axes, settings: Settings) -> None:

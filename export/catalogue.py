@@ -23,12 +23,12 @@ def write_catalogue(folder: Path, dataset: Dataset) -> None:
     np.save(folder / "item_ids.npy", dataset.items["item_id"].to_numpy())
     titles = [title if isinstance(title, str) else "" for title in dataset.items["title"]]
     (folder / "item_titles.json").write_text(json.dumps(titles, ensure_ascii=False))
-    (folder / "popular.json").write_text(json.dumps(popular_items(dataset, POPULAR_ITEMS)))
+    (folder / "popular.json").write_text(json.dumps(find_popular_items(dataset, POPULAR_ITEMS)))
     _write_names(folder / "item_names.json", dataset.item_names)
     _write_names(folder / "user_names.json", dataset.user_names)
 
 
-def popular_items(dataset: Dataset, count: int) -> list[int]:
+def find_popular_items(dataset: Dataset, count: int) -> list[int]:
     """Return available items by falling number of users with a positive event in the log's last days, then in all of it."""
     log = dataset.interactions[dataset.interactions["positive"]]
     recent = log[log["timestamp"] > log["timestamp"].max() - POPULAR_DAYS * DAY_S]

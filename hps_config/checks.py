@@ -9,7 +9,7 @@ from hps_config.parsers import BLOCKS
 from hps_config.ps_config import NO_MARGIN, PERSISTENT_TYPES, VOLATILE_TYPES, ModelParams, PsConfig, VolatileDb
 from hps_config.tables import ROW_FORMATS
 from repository.finding import Finding, finding_of
-from serving.tables.formats.kafka import subscribed
+from serving.tables.formats.kafka import is_subscribed
 from serving.tables.formats.names import NAME
 
 PER_TABLE = (
@@ -154,7 +154,7 @@ def _check_updates(config: PsConfig) -> Iterator[Finding]:
 
 
 def _follows(update_filters: tuple[str, ...], model: ModelParams) -> bool:
-    return bool(NAME.fullmatch(model.model)) and subscribed(list(update_filters), model.model, "any")
+    return bool(NAME.fullmatch(model.model)) and is_subscribed(list(update_filters), model.model, "any")
 
 
 def _check_model(config: PsConfig, model: ModelParams, where: str) -> Iterator[Finding]:

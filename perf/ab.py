@@ -21,7 +21,7 @@ from perf.answers import ask_server, first_rows
 from perf.bench import Bench, new_bench
 from perf.load.workload import read_requests
 from perf.ratio import Ratio
-from perf.target import Turns, own_server, site_of, taking_turns
+from perf.target import Turns, own_server, site_of, take_turns
 from repository.models import read_repository
 from repository.recorded import compare_answers
 from server.environment import PROJECT
@@ -55,7 +55,7 @@ def compare(repo_a: Path, repo_b: Path, folder: Path, rounds: int, clients: int,
         servers = (server_a, server_b)
         benches = [new_bench(site_of(server.state), label, folder / label) for server, label in zip(servers, "AB", strict=True)]
         answers = differing_answers(*benches)
-        with taking_turns(server_a.state.tag) as a, taking_turns(server_b.state.tag) as b:
+        with take_turns(server_a.state.tag) as a, take_turns(server_b.state.tag) as b:
             calls = [partial(_measure, *side, clients, window_s) for side in zip(benches, (a, b), strict=True)]
             return Comparison(a=str(repo_a), b=str(repo_b), answers=answers, ratios=interleave(*calls, rounds, step))
 

@@ -22,14 +22,14 @@ COMPARED_ROWS = 256
 AT_ONCE = 64  # the largest batch: more of them would only wait
 
 
-def comparable(repo: Path, generation: int) -> bool:
+def is_comparable(repo: Path, generation: int) -> bool:
     """Are the recorded answers those that a server must give? Not where rows are updated while they are served."""
     return not has_update_source(repo, generation)
 
 
 def require_comparable(repo: Path) -> None:
     """ConfigError for a repository whose answers cannot be compared: of what is measured then, no ratio would count."""
-    if not comparable(repo, pinned_generation(repo)):
+    if not is_comparable(repo, pinned_generation(repo)):
         raise ConfigError(
             f"The rows of {repo} are updated while they are served, so its answers are not the recorded ones, and ratios count "
             "only for equal answers. Export one without [tables] brokers, and measure that."
@@ -41,7 +41,7 @@ def differing_answers(site: Site, recommend: ModelSpec) -> str:
 
     Nothing does where they are not `comparable`.
     """
-    if not comparable(site.repo, site.generation):
+    if not is_comparable(site.repo, site.generation):
         return ""
     difference = differing_from(site.grpc_url, recommend, read_recorded_of(site.repo, site.generation))
     return difference and f"{site.repo.name}: {difference}"

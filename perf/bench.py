@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from perf.answers import comparable
+from perf.answers import is_comparable
 from perf.load import analyzer
 from perf.load.workload import Arrays, draw, read_recorded_of, read_specs, stage_inputs, write_analyzer_json
 from perf.observe import PeakMemory, hit_rates, read_samples
@@ -111,7 +111,7 @@ def new_bench(site: Site, label: str, folder: Path | None = None) -> Bench:
         config_hash=config_hash(site.repo),
         machine=Machine.here(),
         layout=layout_of(read_config(site.repo / ENSEMBLE / CONFIG_FILE)),
-        comparable=comparable(site.repo, site.generation),
+        comparable=is_comparable(site.repo, site.generation),
         priority_levels=priority_levels(site.repo),
     )
     return Bench(site, run, folder or new_folder(), np.random.default_rng(SEED))

@@ -20,7 +20,7 @@ from perf.load import schedule
 from perf.load.open_loop import PARTS
 from perf.report import tables
 from perf.report.page import notes, write_report
-from perf.report.results import RESULTS, Run, last_line, latest_run, load_run, new_folder, summary
+from perf.report.results import RESULTS, Run, find_latest_run, last_line, load_run, new_folder, summary
 from perf.target import serve
 from serving.contract.errors import ConfigError
 from serving.contract.tensors import ENSEMBLE, STAGES
@@ -121,7 +121,7 @@ def load(
 @app.command("report")
 def report_command(run: RunFolder = None, slo_file: SloFile = slo.SLO_FILE) -> None:
     """Draw a run again: report.html and PNGs in its folder."""
-    folder = run or latest_run()
+    folder = run or find_latest_run()
     finish_run(load_run(folder), folder, slo.read_slo(slo_file), gate=False)
 
 
@@ -197,7 +197,7 @@ def read_document(source: str) -> dict:
     else:
         text = ""
     if not text:
-        return summary(load_run(Path(source) if source else latest_run()))
+        return summary(load_run(Path(source) if source else find_latest_run()))
     try:
         return dict(json.loads(text.strip().splitlines()[-1]))
     except (ValueError, TypeError, IndexError) as error:

@@ -12,7 +12,7 @@ import psutil
 from perf.load.open_loop import require_loopback
 from server.environment import MEASURED_DIR, RUN_DIR
 from server.generations import served_generation
-from server.health import is_ready, model_states, not_ready
+from server.health import is_ready, list_unready, model_states
 from server.launcher import TritonServer, running_servers
 from server.ports import Ports
 from server.processes import members
@@ -39,7 +39,7 @@ def serve(url: str, repo: Path) -> Iterator[Site]:
     if model_states(url) is not None:
         if not is_ready(url):
             raise ServerError(
-                f"The server at {url} is not ready: {not_ready(url)}. `make stop`, then `make perf` starts its own."
+                f"The server at {url} is not ready: {list_unready(url)}. `make stop`, then `make perf` starts its own."
             )
         yield running_site(url, repo)
         return
@@ -97,7 +97,7 @@ class Turns:
 
 
 @contextlib.contextmanager
-def taking_turns(tag: str) -> Iterator[Turns]:
+def take_turns(tag: str) -> Iterator[Turns]:
     """Stopped from here on; at the end it runs again, so that it can be told to stop."""
     turns = Turns(tag)
     turns.pause()

@@ -32,12 +32,12 @@ def files_reached(modules: Iterable[str]) -> set[Path]:
             continue
         reached |= {path, *packages}
         for source in (path, *packages):
-            waiting += imported_modules(source)
+            waiting += list_imports(source)
     return reached
 
 
 @cache
-def imported_modules(source: Path) -> tuple[str, ...]:
+def list_imports(source: Path) -> tuple[str, ...]:
     """Return the modules of `serving` that a file imports; `from package import module` names the module."""
     modules = []
     for node in ast.walk(ast.parse(source.read_text())):

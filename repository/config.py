@@ -204,7 +204,7 @@ def spec_of(config: pb.ModelConfig) -> ModelSpec:
     return ModelSpec(config.name, inputs, outputs)
 
 
-def differing_tensors(config: pb.ModelConfig, spec: ModelSpec) -> str:
+def compare_tensors(config: pb.ModelConfig, spec: ModelSpec) -> str:
     """Return "" when a config states the tensors of `spec`, otherwise the tensors that only one of them has."""
     stated, known = ({t.text for t in (*both.inputs, *both.outputs)} for both in (spec_of(config), spec))
     return ", ".join(sorted(stated ^ known))

@@ -32,7 +32,7 @@ from repository.config import (
     CONFIG_FILE,
     Serving,
     check_edges,
-    differing_tensors,
+    compare_tensors,
     ensemble_config,
     holds_row,
     layout_of,
@@ -76,7 +76,7 @@ TritonPythonModel = {function}({stages})
 FindHeld = Callable[[Path], set[int] | None]
 
 
-def held_by_nobody(repository: Path) -> set[int]:
+def hold_nothing(repository: Path) -> set[int]:
     """Return no generation, for a repository that no server uses."""
     return set()
 
@@ -89,7 +89,7 @@ class Staging:
         answer
     """
 
-    def __init__(self, repository: Path, layout: str = "ensemble", find_held: FindHeld = held_by_nobody) -> None:
+    def __init__(self, repository: Path, layout: str = "ensemble", find_held: FindHeld = hold_nothing) -> None:
         self.repository = repository.resolve()  # beside the target of a link, which may be on another file system
         self.layout, self.models = layout, models_of(layout)
         self.root = self.repository.parent / f".{self.repository.name}.staging"
@@ -145,7 +145,7 @@ class Staging:
         Raises ConfigError when nothing can be served from the repository's path.
         """
         refuse_unservable_path(self.repository)
-        previous = served_by(self.repository)
+        previous = find_served_generation(self.repository)
         if previous:
             refuse_other_contract(self.repository, self.layout, specs)
         return previous
@@ -237,7 +237,7 @@ def refuse_other_file_system(staging: Path, repository: Path) -> None:
     placed.unlink()
 
 
-def served_by(repository: Path) -> int | None:
+def find_served_generation(repository: Path) -> int | None:
     """Return the pinned generation, None when it is incomplete: publishing must also repair a damaged repository."""
     try:
         generation = pinned_generation(repository)
@@ -262,7 +262,7 @@ def refuse_other_contract(repository: Path, layout: str, specs: dict[str, ModelS
         )
     specs = {**specs, **live_specs_of(specs), ENSEMBLE: ensemble_spec(specs)}
     for name in reversed(models_of(layout)):  # callers know `recommend`
-        if differing := differing_tensors(read_config(repository / name / CONFIG_FILE), specs[name]):
+        if differing := compare_tensors(read_config(repository / name / CONFIG_FILE), specs[name]):
             raise ExportError(
                 f"{repository} serves another contract: {differing} of {name} differ. "
                 "Generations of one repository share their tensors: export into another REPO, or remove this one first."

@@ -17,9 +17,9 @@ from server.generations import served_generation
 from server.health import wait_ready
 from server.launcher import READY_TIMEOUT_S, TritonServer, clear_stale, running_servers, stop_server
 from server.lock import starting
-from server.log import explain, how_it_ended
+from server.log import explain, explain_end
 from server.ports import LOOPBACK, Ports, listens
-from server.processes import is_running, lost_stubs
+from server.processes import count_lost_stubs, is_running
 from server.state import ServerState, known_servers, unreadable_states
 from serving.contract.errors import RecommenderError, ServerError
 from serving.contract.generations import pinned_generation
@@ -89,7 +89,7 @@ def _start(repo: Path, ports: Ports, asked: Settings, timeout_s: float) -> Serve
     """Start, keep or restart a server. asked: settings, None where the caller passed none."""
     settings: dict[str, Any] = DEFAULTS | {name: value for name, value in asked.items() if value is not None}
     running = _serving(repo, ports)
-    if running and (lost := lost_stubs(running.pid)):
+    if running and (lost := count_lost_stubs(running.pid)):
         typer.echo(f"starting again: {_lost(lost)}: {_line(running)}")
         stop_server(running, RUN_DIR)
         settings = running.settings | {name: value for name, value in asked.items() if value is not None}
@@ -169,7 +169,7 @@ def diagnose(grpc_port: GrpcPort = 8001) -> None:
         typer.echo(f"server at {url}: {condition}")
         return
     log = log_path.read_text(errors="replace") if log_path.exists() else ""
-    ended = f"{how_it_ended(log)}; " if log and state is None and not listens(grpc_port) else ""
+    ended = f"{explain_end(log)}; " if log and state is None and not listens(grpc_port) else ""
     typer.echo(f"server at {url}: {ended}{condition}" + (f". {_start_again(state)}" if state else ""))
     if log:
         typer.echo(f"log {log_path}: {explain(log)}")

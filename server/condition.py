@@ -11,8 +11,8 @@ from tritonclient.grpc import model_config_pb2
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
 from server.health import describe_lacks, local_client, model_states
-from server.log import how_it_ended
-from server.processes import is_running, lost_stubs
+from server.log import explain_end
+from server.processes import count_lost_stubs, is_running
 from server.state import ServerState
 from serving.contract.errors import ServerError
 from serving.contract.tensors import ENSEMBLE
@@ -34,7 +34,7 @@ class Condition:
 def examine(grpc_url: str, state: ServerState | None) -> Condition:
     """Examine a server. state: of a server that was started here, None for another one."""
     if state is not None and not is_running(state.pid, state.tag):
-        return Condition(how_it_ended(state.log.read_text(errors="replace")) if state.log.exists() else "its process is gone")
+        return Condition(explain_end(state.log.read_text(errors="replace")) if state.log.exists() else "its process is gone")
     try:
         states = model_states(grpc_url)
     except ServerError:  # not started here: only its answer shows whether it is ready
@@ -42,7 +42,7 @@ def examine(grpc_url: str, state: ServerState | None) -> Condition:
     if states is None:
         return Condition(describe_lacks(None))
     facts = _facts(states)
-    if state is not None and (lost := lost_stubs(state.pid)):
+    if state is not None and (lost := count_lost_stubs(state.pid)):
         return Condition(
             f"{lost} of its Python model process(es) died (killed, crashed, or out of memory), so requests fail", facts
         )

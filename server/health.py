@@ -83,11 +83,11 @@ def wait_ready(grpc_url: str, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while not is_ready(grpc_url):
         if time.monotonic() > deadline:
-            raise ServerError(f"After {timeout_s:.0f} s the server at {grpc_url} is not ready: {not_ready(grpc_url)}")
+            raise ServerError(f"After {timeout_s:.0f} s the server at {grpc_url} is not ready: {list_unready(grpc_url)}")
         time.sleep(POLL_S)
 
 
-def not_ready(grpc_url: str) -> str:
+def list_unready(grpc_url: str) -> str:
     """Return why the server is not ready, for people."""
     try:
         states = model_states(grpc_url)

@@ -178,13 +178,13 @@ class TritonServer:
                 return
             if failure := log.first_failure(text):
                 raise ServerError(self._failed("cannot serve this repository", failure))
-            if dead := processes.dead_stubs(process.pid):
+            if dead := processes.count_dead_stubs(process.pid):
                 dead_since = min(dead_since, time.monotonic())
             if time.monotonic() - dead_since > LAST_WORDS_S:
-                raise ServerError(self._failed("lost a model's process while loading", log.unfinished(text, dead)))
+                raise ServerError(self._failed("lost a model's process while loading", log.find_unfinished(text, dead)))
             if time.monotonic() > deadline:
                 raise ServerError(
-                    f"tritonserver is not ready after {self.ready_timeout_s:.0f} s: {health.not_ready(self.grpc_url)}. "
+                    f"tritonserver is not ready after {self.ready_timeout_s:.0f} s: {health.list_unready(self.grpc_url)}. "
                     f"See {self.log_path}, or allow more time."
                 )
             time.sleep(POLL_S)

@@ -58,7 +58,7 @@ def first_failure(log: str) -> Failure | None:
     return None
 
 
-def unfinished(log: str, dead: int) -> Failure:
+def find_unfinished(log: str, dead: int) -> Failure:
     """Return the models that did not finish loading, after `dead` model processes ended without a message."""
     begun = re.findall(r'"loading: ([^":]+):\d+"', log)
     done = set(re.findall(r"successfully loaded '([^']+)'", log))
@@ -77,7 +77,7 @@ def ending_signal(log: str) -> str:
     return signal.Signals(int(numbers[-1])).name if numbers else ""
 
 
-def how_it_ended(log: str) -> str:
+def explain_end(log: str) -> str:
     """Return what ended a server, according to its log."""
     name = ending_signal(log)
     if name in ("SIGTERM", "SIGINT"):

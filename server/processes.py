@@ -80,7 +80,7 @@ def stop_processes(pid: int, tag: str, timeout_s: float) -> None:
         region.unlink(missing_ok=True)
 
 
-def dead_stubs(pid: int) -> int:
+def count_dead_stubs(pid: int) -> int:
     """Return how many Python model processes of the running server `pid` have died; it would wait for them forever."""
     try:
         children = psutil.Process(pid).children()
@@ -93,15 +93,15 @@ def dead_stubs(pid: int) -> int:
     return dead
 
 
-def lost_stubs(pid: int) -> int:
-    """Return the number of `dead_stubs` that were killed or crashed. Their models fail every request.
+def count_lost_stubs(pid: int) -> int:
+    """Return the number of `count_dead_stubs` that were killed or crashed. Their models fail every request.
 
     tritonserver does not restart stubs, so only a restart of the server helps.
     """
-    if not dead_stubs(pid):
+    if not count_dead_stubs(pid):
         return 0
     time.sleep(SETTLE_S)
-    return dead_stubs(pid)
+    return count_dead_stubs(pid)
 
 
 def _wait_gone(pid: int, tag: str, timeout_s: float) -> None:

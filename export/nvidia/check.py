@@ -86,7 +86,7 @@ def check_ensembles(repository: Path) -> Iterator[Finding]:
 
 def ensemble_faults(config: pb.ModelConfig, configs: dict[str, pb.ModelConfig], generation: int) -> Iterator[str]:
     """What is wrong with one ensemble; nothing with a plain model."""
-    known = {tensor.name: meaning(config, tensor) for tensor in config.input}
+    known = {tensor.name: describe_tensor(config, tensor) for tensor in config.input}
     if both := sorted(known.keys() & {tensor.name for tensor in config.output} if known and is_ensemble(config) else ()):
         yield f"{', '.join(both)} comes in and goes out under one name: callers would get back what they sent"
     for step in config.ensemble_scheduling.step:
@@ -97,9 +97,11 @@ def ensemble_faults(config: pb.ModelConfig, configs: dict[str, pb.ModelConfig], 
             yield f"Step {step.model_name} is pinned to {step.model_version}, expected {generation}"
         if config.max_batch_size > model.max_batch_size:
             yield f"It allows batches of {config.max_batch_size}, and its step {model.name} of {model.max_batch_size}"
-        inputs, outputs = ({tensor.name: meaning(model, tensor) for tensor in side} for side in (model.input, model.output))
+        inputs, outputs = (
+            {tensor.name: describe_tensor(model, tensor) for tensor in side} for side in (model.input, model.output)
+        )
         for tensor, source in step.input_map.items():
-            if not agree(known.get(source), inputs.get(tensor)):
+            if not can_connect(known.get(source), inputs.get(tensor)):
                 both = " meets ".join(in_words(side) for side in (known.get(source), inputs.get(tensor)))
                 yield f"Edge {source} -> {model.name}.{tensor}: {both}"
         known |= {target: outputs.get(tensor) for tensor, target in step.output_map.items()}
@@ -109,7 +111,7 @@ def is_ensemble(config: pb.ModelConfig) -> bool:
     return config.platform == "ensemble"
 
 
-def meaning(config: pb.ModelConfig, tensor: pb.ModelInput | pb.ModelOutput) -> tuple[int, tuple[int, ...], str]:
+def describe_tensor(config: pb.ModelConfig, tensor: pb.ModelInput | pb.ModelOutput) -> tuple[int, tuple[int, ...], str]:
     """-> type, dims with the batch axis, and of a record its fields."""
     return tensor.data_type, full_dims(config, tensor), fields_stated(config, tensor.name)
 
@@ -126,7 +128,7 @@ def full_dims(config: pb.ModelConfig, tensor: pb.ModelInput | pb.ModelOutput) ->
     return (*((-1,) if config.max_batch_size else ()), *tensor.dims)
 
 
-def agree(one: tuple | None, other: tuple | None) -> bool:
+def can_connect(one: tuple | None, other: tuple | None) -> bool:
     """Types and fields equal, and dims where both say a number; a flat tensor of unknown length meets its like."""
     if one is None or other is None or (one[0], one[2]) != (other[0], other[2]):
         return False

@@ -9,7 +9,7 @@ import numpy as np
 from tritonclient.grpc import model_config_pb2 as pb
 
 from export.nvidia.hps import PS_FILE, estimated_uses
-from export.nvidia.pipeline import under
+from export.nvidia.pipeline import map_to_host
 from hps_config.ps_config import ModelParams, PsConfig
 from serving.contract.artifacts import open_array
 from serving.stages.parts.specs import HPS_OUTPUT, KEYS, NUMKEYS, RANK_EMBEDDINGS, PartSettings
@@ -74,7 +74,7 @@ def refresh_faults(config: pb.ModelConfig, params: ModelParams) -> Iterator[str]
 def table_faults(params: ModelParams, repository: Path, mount: str) -> Iterator[str]:
     """The sparse folders: there, whole, finite, with unique and unreserved keys. Raises ArtifactError, which says so."""
     for path, width in zip(params.sparse_files, params.embedding_vecsize_per_table, strict=True):
-        table = read_sparse_folder(under(repository, mount, path), width)
+        table = read_sparse_folder(map_to_host(repository, mount, path), width)
         if (row := first_unsound(table.vectors)) is not None:
             yield f"Row {row} of {path}, key {table.keys[row]}, is not finite; expected numbers. Its answers would be NaN"
     if any(row_format != "fp32" for row_format in params.row_format_per_table):
@@ -92,7 +92,7 @@ def first_unsound(vectors: np.ndarray) -> int | None:
 
 def order_fault(params: ModelParams, repository: Path, mount: str, features: Path, own: PartSettings) -> str:
     """-> "" when the hottest keys come first, as far as the statistics tell that `rank_features` is published with."""
-    table = read_sparse_folder(under(repository, mount, params.sparse_files[0]), params.embedding_vecsize_per_table[0])
+    table = read_sparse_folder(map_to_host(repository, mount, params.sparse_files[0]), params.embedding_vecsize_per_table[0])
     names = sorted(own.first_keys, key=own.first_keys.__getitem__)
     ends = [*(own.first_keys[name] for name in names[1:]), len(table.keys)]
     rows = {name: range(end - own.first_keys[name]) for name, end in zip(names, ends, strict=True)}
@@ -134,7 +134,7 @@ def key_faults(params: ModelParams, repository: Path, mount: str, features: Path
     if len(params.sparse_files) != 1:
         yield f"{PS_FILE} names {len(params.sparse_files)} tables; {features.parent.name} sends the keys of one"
         return
-    table = read_sparse_folder(under(repository, mount, params.sparse_files[0]), params.embedding_vecsize_per_table[0])
+    table = read_sparse_folder(map_to_host(repository, mount, params.sparse_files[0]), params.embedding_vecsize_per_table[0])
     if not np.array_equal(np.sort(table.keys), np.arange(len(table.keys))):
         yield f"The keys of the table are not 0 to {len(table.keys) - 1}, as {features.parent.name} counts them"
     rows, item_tables = open_array(features, "item_rows"), own.stage["item_tables"]

@@ -20,7 +20,7 @@ from export.nvidia.hps import PS_FILE
 from export.nvidia.precision.faithful import faithful_session
 from export.nvidia.tensorrt.build_engines import ENGINE_FILE
 from hps_config.reader import read_ps_json
-from repository.config import CONFIG_FILE, differing_tensors, spec_of
+from repository.config import CONFIG_FILE, compare_tensors, spec_of
 from repository.models import read_config
 from serving.contract.artifacts import open_network, read_json, verify_manifest
 from serving.contract.errors import ArtifactError, RequestError
@@ -73,14 +73,14 @@ class MerlinPipeline:
         verify_manifest(folder)
         if name in PART_TYPES:
             stage = PART_TYPES[name].load(folder)
-            return _stage_run(stage, same_tensors(stage.spec, config))
+            return _stage_run(stage, require_same_tensors(stage.spec, config))
         if name == PREPROCESS_WORKFLOW:
             from export.nvidia.workflow import workflow_run  # only now: NVTabular takes seconds to import
 
             return workflow_run(folder)
         if name == "preprocess":
             stage = Preprocess.load(folder)
-            return _stage_run(stage, same_tensors(stage.info.spec, config))
+            return _stage_run(stage, require_same_tensors(stage.info.spec, config))
         raise ArtifactError(f"{self.repository} has the model {name}, which no export writes. Move it out of the repository.")
 
     def _ensemble(self, config: Any, tensors: Arrays) -> Arrays:
@@ -97,7 +97,7 @@ class _Lookup:
 
     def __init__(self, repository: Path, mount: str) -> None:
         params = read_ps_json(repository / PS_FILE).model(RANK_EMBEDDINGS)
-        folder = under(repository, mount, params.sparse_files[0])
+        folder = map_to_host(repository, mount, params.sparse_files[0])
         table = read_sparse_folder(folder, params.embedding_vecsize_per_table[0])
         order = np.argsort(table.keys)
         self.keys, self.vectors = np.asarray(table.keys)[order], np.asarray(table.vectors)[order]
@@ -118,7 +118,7 @@ def _network(folder: Path) -> Any:
     return faithful_session(onnx.load(str(folder / f"{NETWORK}.onnx")))
 
 
-def under(repository: Path, mount: str, path: str) -> Path:
+def map_to_host(repository: Path, mount: str, path: str) -> Path:
     """A path in the container -> where it lies here. Raises ArtifactError when it lies outside of the mount."""
     inside = Path(path)
     if not inside.is_relative_to(mount):
@@ -128,9 +128,9 @@ def under(repository: Path, mount: str, path: str) -> Path:
     return repository / inside.relative_to(mount)
 
 
-def same_tensors(spec: ModelSpec, config: Any) -> ModelSpec:
+def require_same_tensors(spec: ModelSpec, config: Any) -> ModelSpec:
     """-> spec. Raises ArtifactError when config.pbtxt, which the other models go by, states other tensors."""
-    if differing := differing_tensors(config, spec):
+    if differing := compare_tensors(config, spec):
         raise ArtifactError(
             f"{spec.name}/{CONFIG_FILE} and the code of this checkout know different tensors: {differing}. "
             "Use the checkout that exported the repository, or export again."

@@ -16,7 +16,7 @@ import numpy as np
 from tritonclient.grpc import model_config_pb2 as pb
 
 from export.nvidia.parts import WORKFLOW
-from repository.code import PROJECT, copy_serving_code, imported_modules
+from repository.code import PROJECT, copy_serving_code, list_imports
 from repository.config import CONFIG_FILE, DTYPE, Serving
 from repository.models import read_config
 from repository.publish import forbid_caches
@@ -47,7 +47,7 @@ def write_workflow_model(saved: Path, version: Path, serving: Serving) -> pb.Mod
 
 def publish_code(version: Path) -> None:
     """The operators that the pickle names, under the names it knows them by."""
-    copy_serving_code(version, [*imported_modules(OPERATORS), *imported_modules(MODEL_PY)])
+    copy_serving_code(version, [*list_imports(OPERATORS), *list_imports(MODEL_PY)])
     copy = version / OPERATORS.relative_to(PROJECT)
     copy.parent.mkdir(parents=True)
     for package in (copy.parent, copy.parent.parent):

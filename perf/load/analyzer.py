@@ -91,7 +91,7 @@ def measure(target: Target, mode: str, value: float, window_s: float, raw: Path)
     said = run(arguments, (WINDOWS + 1) * window_s * 2 + TIME_LIMIT_S, target.key_header)
     after = read_counters(target.grpc_url)
     if not output.exists():
-        raise ServerError(f"perf_analyzer measured nothing: {what_it_said(said)} ({' '.join(arguments)})")
+        raise ServerError(f"perf_analyzer measured nothing: {extract_complaints(said)} ({' '.join(arguments)})")
     text = output.read_text()
     output.unlink()
     if target.in_shared_memory:
@@ -185,7 +185,7 @@ def late_share(stdout: str) -> float:
     return 0.0
 
 
-def what_it_said(output: str) -> str:
+def extract_complaints(output: str) -> str:
     """Return its error lines, without the echoed settings."""
     lines = [line.strip() for line in output.splitlines() if any(word in line.lower() for word in COMPLAINTS)]
     return "; ".join(dict.fromkeys(lines)) or output.strip()[-500:]

@@ -17,7 +17,7 @@ import numpy as np
 import tritonclient.grpc as grpcclient
 from tritonclient.grpc import service_pb2 as pb
 
-from repository.config import CONFIG_FILE, differing_tensors
+from repository.config import CONFIG_FILE, compare_tensors
 from repository.models import read_config
 from repository.recorded import RECORDED_FILE, Recorded, read_recorded
 from server.health import local_client
@@ -39,7 +39,7 @@ def read_specs(repo: Path, generation: int) -> dict[str, ModelSpec]:
         config = read_config(repo / name / CONFIG_FILE)
         if not config.max_batch_size:  # behind hps, where dims begin with the batch
             continue
-        if differing := differing_tensors(config, specs[name]):
+        if differing := compare_tensors(config, specs[name]):
             raise ArtifactError(
                 f"{repo / name / CONFIG_FILE} and the code of this checkout know different tensors: {differing}. "
                 "Measure with the checkout that exported the repository, or export again."

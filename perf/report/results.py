@@ -172,7 +172,7 @@ def load_run(folder: Path) -> Run:
         raise ConfigError(f"{folder} holds no readable {RUN_FILE}: {error}. Runs lie in {RESULTS}.") from error
 
 
-def latest_run(results: Path = RESULTS) -> Path:
+def find_latest_run(results: Path = RESULTS) -> Path:
     folders = sorted(path.parent for path in results.glob(f"*/{RUN_FILE}"))
     if not folders:
         raise ConfigError(f"There is no run in {results} yet. Make one with `make perf`.")

@@ -19,7 +19,7 @@ from perf.load.open_loop import run_load
 from perf.load.workload import draw, read_recorded_of, read_specs, serialise, write_analyzer_json
 from perf.observe import Latency, read_memory, total_mib
 from perf.recall import JUDGED_BY, recorded_vectors
-from perf.target import Turns, site_of, taking_turns
+from perf.target import Turns, site_of, take_turns
 from perf.tune.search import SERVER_THREADS, Changes, Metrics, Trial, with_changes
 from perf.tune.variant import make_variant, settings_of
 from repository.config import CONFIG_FILE, layout_of
@@ -143,7 +143,7 @@ class Lab:
         try:
             with TritonServer(folder, threads=changes.get(SERVER_THREADS, 1), run_dir=MEASURED_DIR) as server:
                 answers = self._differing_answers(server, changes)
-                with taking_turns(server.state.tag) as turns:
+                with take_turns(server.state.tag) as turns:
                     yield Served(changes, server, turns, answers)
         finally:
             shutil.rmtree(folder.parent)

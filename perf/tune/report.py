@@ -40,7 +40,7 @@ def _trial_facts(trial: Trial, goal: str, slo: dict[str, Bound]) -> dict[str, An
     return {
         "changes": trial.changes,
         "gain": {name: round(getattr(gain, name), 4) for name in ("median", "low", "high")},
-        "broken": trial.broken(slo),
+        "broken": trial.find_broken(slo),
         "answers": trial.answers or "equal",
         "turns": list(trial.own),
         "current": list(trial.current),
@@ -65,7 +65,7 @@ def trial_table(outcome: Outcome, slo: dict[str, Bound]) -> Table:
             f"{gain.median:.3f}",
             f"{gain.low:.3f} … {gain.high:.3f}",
             str(len(trial.own)),
-            "answers differ" if trial.answers else ", ".join(trial.broken(slo)) or "kept",
+            "answers differ" if trial.answers else ", ".join(trial.find_broken(slo)) or "kept",
         )
         rows.append(Row(cells, kept=True if wins else None))
     head = ("candidate", outcome.goal, "times better", "of the turns", "turns", "SLO")

@@ -44,14 +44,14 @@ def search_space(settings: Settings, layout: str, efforts: tuple[int, ...], core
         SERVER_THREADS: counts,
         "compute.index_effort": efforts,
     }
-    return {key: others for key, values in space.items() if (others := without(values, current(settings, key)))}
+    return {key: others for key, values in space.items() if (others := exclude(values, read_current(settings, key)))}
 
 
-def without(values: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
+def exclude(values: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
     return tuple(other for other in values if other != value)
 
 
-def current(settings: Settings, key: str) -> Any:
+def read_current(settings: Settings, key: str) -> Any:
     """Return what a setting is now; 1 for the server's threads, which it starts with unless told otherwise."""
     if key == SERVER_THREADS:
         return 1
@@ -122,12 +122,12 @@ class Trial:
         own, current = [turn[goal] for turn in self.own], [turn[goal] for turn in self.current]
         return Ratio(metric=goal, a=current, b=own) if goal in RATES else Ratio(metric=goal, a=own, b=current)
 
-    def broken(self, slo: dict[str, Bound]) -> list[str]:
+    def find_broken(self, slo: dict[str, Bound]) -> list[str]:
         """Objectives that the medians of its turns break."""
-        return broken(self.own, slo)
+        return find_broken(self.own, slo)
 
 
-def broken(turns: Sequence[Metrics], slo: dict[str, Bound]) -> list[str]:
+def find_broken(turns: Sequence[Metrics], slo: dict[str, Bound]) -> list[str]:
     medians = {key: float(np.median([turn[key] for turn in turns])) for key in turns[0]}
     return [verdict.key for verdict in judge(slo, medians) if not verdict.kept]
 
@@ -183,24 +183,24 @@ def search(
         remaining = [trial.changes for trial in outcome.rungs[-1][: max(len(remaining) // 2, HEAT)]]
         turns *= 2
     outcome.rungs = [rung for rung in outcome.rungs if rung]
-    outcome.winner = next((trial for trial in outcome.best if surely_better(trial, slo, goal)), None)
+    outcome.winner = next((trial for trial in outcome.best if is_surely_better(trial, slo, goal)), None)
     saved(outcome)
     return outcome
 
 
 def rank(trial: Trial, slo: dict[str, Bound], goal: str) -> tuple:
     """Sorts the best first: equal answers, then fewer broken objectives, then the larger gain."""
-    return bool(trial.answers), len(trial.broken(slo)), -trial.gain(goal).median
+    return bool(trial.answers), len(trial.find_broken(slo)), -trial.gain(goal).median
 
 
-def surely_better(trial: Trial, slo: dict[str, Bound], goal: str) -> bool:
+def is_surely_better(trial: Trial, slo: dict[str, Bound], goal: str) -> bool:
     """Asked often enough, better in every turn, with equal answers, and nothing broken that the current settings keep."""
-    kept_now = set(slo) - set(broken(trial.current, slo))
+    kept_now = set(slo) - set(find_broken(trial.current, slo))
     return (
         len(trial.own) >= FINAL_TURNS
         and trial.gain(goal).low > 1.0
         and not trial.answers
-        and not kept_now & set(trial.broken(slo))
+        and not kept_now & set(trial.find_broken(slo))
     )
 
 

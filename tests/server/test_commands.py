@@ -19,7 +19,7 @@ from server.condition import QUESTION_TIMEOUT_S
 from server.health import is_ready, local_client
 from server.launcher import running_servers, stop_server
 from server.ports import free_ports
-from server.processes import dead_stubs, is_running, members
+from server.processes import count_dead_stubs, is_running, members
 from serving.contract.errors import ServerError
 from tests.server import toys
 from triton_recommender.errors import STUB_DIED, from_status
@@ -129,7 +129,7 @@ def test_a_killed_model_process_is_told_by_status_and_diagnose_and_start_starts_
     state = running_servers(run_dir)[0]
     stub = next(process for process in members(state.tag) if process.pid != state.pid)
     stub.kill()
-    while not dead_stubs(state.pid):
+    while not count_dead_stubs(state.pid):
         time.sleep(0.01)
     with (
         grpcclient.InferenceServerClient(url) as client,

@@ -16,7 +16,7 @@ from repository.config import CONFIG_FILE, LAYOUTS, WARMUP_BATCH, Serving
 from repository.generations import pin
 from repository.lock import publication_lock
 from repository.models import read_config, read_repository
-from repository.publish import Staging, generations_present, held_by_nobody, served_by, write_warmup
+from repository.publish import Staging, find_served_generation, generations_present, hold_nothing, write_warmup
 from serving.contract.artifacts import MANIFEST_FILE, StageInfo, read_stage, sha256_of, stage_folder, verify_manifest
 from serving.contract.errors import ArtifactError, ConfigError, ExportError, ServerError
 from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES, Axes, ModelSpec, TensorSpec, ensemble_spec, stage_specs
@@ -31,7 +31,7 @@ def recorded(specs, rows=4):
     return {name: np.zeros((rows, *t.dims), t.numpy_dtype) for name, t in tensors.items()}
 
 
-def publish_once(repository, axes=AXES, layout="ensemble", find_held=held_by_nobody):
+def publish_once(repository, axes=AXES, layout="ensemble", find_held=hold_nothing):
     specs = stage_specs(axes)
     with Staging(repository, layout, find_held) as staging:
         for name in STAGES:
@@ -44,7 +44,7 @@ def publish_once(repository, axes=AXES, layout="ensemble", find_held=held_by_nob
 def test_a_generation_is_whole_and_verified(tmp_path):
     repository = tmp_path / "repo"
     assert publish_once(repository) == 1
-    assert served_by(repository) == 1
+    assert find_served_generation(repository) == 1
     facts = verify_manifest(repository / ENSEMBLE / "1")
     assert facts["dataset"] == "none"
     assert facts["stages"].keys() == {*STAGES, *LIVE_MODELS}
@@ -109,7 +109,7 @@ def test_a_link_is_followed_and_what_is_staged_lies_beside_where_it_leads(tmp_pa
     with Staging(tmp_path / "link") as staging:
         assert staging.root.parent == tmp_path / "disk"
     assert publish_once(tmp_path / "link") == 1
-    assert served_by(tmp_path / "disk" / "repo") == 1
+    assert find_served_generation(tmp_path / "disk" / "repo") == 1
     assert (tmp_path / "link").is_symlink()
 
 
@@ -134,7 +134,7 @@ def test_another_layout_is_refused(tmp_path):
     publish_once(tmp_path, layout="fused")
     with pytest.raises(ExportError, match=r"laid out as 'fused', this generation as 'ensemble'.*another REPO"):
         publish_once(tmp_path)
-    assert served_by(tmp_path) == 1
+    assert find_served_generation(tmp_path) == 1
 
 
 def test_importing_published_code_leaves_its_folder_as_it_was(tmp_path):
@@ -157,7 +157,7 @@ def test_the_published_code_imports_without_the_checkout(tmp_path):
 def test_the_previous_generation_stays_and_older_ones_go(tmp_path, layout):
     assert [publish_once(tmp_path, layout=layout) for _ in range(3)] == [1, 2, 3]
     assert generations_present(tmp_path) == {2, 3}
-    assert served_by(tmp_path) == 3
+    assert find_served_generation(tmp_path) == 3
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -165,7 +165,7 @@ def test_going_back_and_publishing_again_keeps_the_generation_that_answers(tmp_p
     publish_once(tmp_path, layout=layout)
     publish_once(tmp_path, layout=layout)
     pin(tmp_path, 1)
-    assert served_by(tmp_path) == 1
+    assert find_served_generation(tmp_path) == 1
     assert publish_once(tmp_path, layout=layout) == 3
     assert generations_present(tmp_path) == {1, 3}
 
@@ -183,7 +183,7 @@ def test_a_failure_before_the_last_rename_changes_nothing_that_answers(tmp_path,
     monkeypatch.setattr(publish, "write_config", disk_full)
     with pytest.raises(OSError, match="No space"):
         publish_once(tmp_path, layout=layout)
-    assert served_by(tmp_path) == 1
+    assert find_served_generation(tmp_path) == 1
     assert all(1 in model.versions_loaded for model in read_repository(tmp_path))
     monkeypatch.undo()
     assert publish_once(tmp_path, layout=layout) == 3
@@ -201,7 +201,7 @@ def test_a_file_changed_after_sealing_is_refused(tmp_path, layout):
         (staging.folder("rank") / "stage.json").write_text(json.dumps({}))
         with pytest.raises(ArtifactError, match="SHA-256"):
             staging.publish(specs, SERVING, recorded(specs))
-    assert served_by(tmp_path / "repo") is None
+    assert find_served_generation(tmp_path / "repo") is None
 
 
 def test_two_exports_into_one_repository_do_not_mix(tmp_path):
@@ -214,7 +214,7 @@ def test_a_publication_waits_for_a_move_and_gives_up_rather_than_interleave(tmp_
     monkeypatch.setattr("repository.lock.time", PatientClock())
     with publication_lock(tmp_path), pytest.raises(ServerError, match="Another publication or move has held"):
         publish_once(tmp_path)
-    assert (served_by(tmp_path), generations_present(tmp_path)) == (1, {1})
+    assert (find_served_generation(tmp_path), generations_present(tmp_path)) == (1, {1})
     assert publish_once(tmp_path) == 2
 
 
@@ -234,7 +234,7 @@ def test_another_contract_is_refused(tmp_path):
         publish_once(
             tmp_path, Axes(candidates=9, history=3, exclusions=2, items_returned=2, user_categorical=2, user_continuous=1)
         )
-    assert served_by(tmp_path) == 1
+    assert find_served_generation(tmp_path) == 1
 
 
 def test_records_of_as_many_bytes_with_other_fields_are_another_contract(tmp_path):
@@ -243,15 +243,15 @@ def test_records_of_as_many_bytes_with_other_fields_are_another_contract(tmp_pat
     assert [stage_specs(axes)["retrieve"].inputs[0].dims for axes in (AXES, other)] == [(88,), (88,)]
     with pytest.raises(ExportError, match=r"user UINT8 \[88\] .*user_categorical INT64 \[1\].* of rank differ"):
         publish_once(tmp_path, other)
-    assert served_by(tmp_path) == 1
+    assert find_served_generation(tmp_path) == 1
 
 
 def test_publishing_mends_a_damaged_repository(tmp_path):
     publish_once(tmp_path)
     shutil.rmtree(tmp_path / "rank")
-    assert served_by(tmp_path) is None
+    assert find_served_generation(tmp_path) is None
     assert publish_once(tmp_path) == 2
-    assert served_by(tmp_path) == 2
+    assert find_served_generation(tmp_path) == 2
 
 
 @pytest.mark.parametrize("content", [b"", b"\0", b"\0" * 999], ids=["empty", "cut off", "too long"])

@@ -36,14 +36,14 @@ def import_dlrm(folder: Path, name: str, ours: Inputs, lists: frozenset[str] = f
     """
     network, theirs = read_foreign(folder / f"{name}.json"), read_inputs(folder / f"{name}_inputs.json")
     _refuse_other_columns(folder, name, network, theirs, ours, lists)
-    layers = read_dense_file(latest(folder, f"{name}_dense_"), network.bottom, network.top)
-    rows = read_sparse_folder(latest(folder, f"{name}0_sparse_"), network.width)
-    model = _model(ours, placed(layers, theirs, ours), tables_of(rows, theirs, ours))
+    layers = read_dense_file(find_latest(folder, f"{name}_dense_"), network.bottom, network.top)
+    rows = read_sparse_folder(find_latest(folder, f"{name}0_sparse_"), network.width)
+    model = _model(ours, move_inputs(layers, theirs, ours), tables_of(rows, theirs, ours))
     _prove(model, layers, rows, theirs, ours)
     return model
 
 
-def latest(folder: Path, prefix: str) -> Path:
+def find_latest(folder: Path, prefix: str) -> Path:
     """-> `<prefix><iteration>.model` of the highest iteration. Raises ArtifactError without one."""
     found = {path.stem.removeprefix(prefix): path for path in folder.glob(f"{prefix}*.model")}
     numbered = {int(iteration): path for iteration, path in found.items() if iteration.isdecimal()}
@@ -80,7 +80,7 @@ def _refuse_other_columns(
             )
 
 
-def placed(layers: DlrmLayers, theirs: Inputs, ours: Inputs) -> DlrmLayers:
+def move_inputs(layers: DlrmLayers, theirs: Inputs, ours: Inputs) -> DlrmLayers:
     """The same function of our inputs: rows of the first layers moved to where our numbers and pairs of slots stand."""
     first = layers.bottom[0]
     weight = np.zeros((len(ours.numbers), first.weight.shape[1]), np.float32)
@@ -142,13 +142,13 @@ def _prove(model: DLRM, layers: DlrmLayers, rows: SparseTable, theirs: Inputs, o
     keys = np.stack([slot.first_key + chosen[slot.name] for slot in theirs.slots], axis=1)
     dense = numbers[:, [ours.numbers.index(name) for name in theirs.numbers]]
     expected = logits(layers, dense, slot_rows(np.asarray(rows.keys), np.asarray(rows.vectors), keys))
-    got = _answers(model, numbers, [chosen[slot.name] for slot in ours.slots])
+    got = _compute_logits(model, numbers, [chosen[slot.name] for slot in ours.slots])
     difference = float(np.abs(got - expected).max() / (1 + np.abs(expected).max()))
     if not difference <= PARITY_LIMIT:
         raise ExportError(f"The imported model differs from its files by {difference:.1e}. Report this as a bug.")
 
 
-def _answers(model: DLRM, numbers: np.ndarray, rows: list[np.ndarray]) -> np.ndarray:
+def _compute_logits(model: DLRM, numbers: np.ndarray, rows: list[np.ndarray]) -> np.ndarray:
     """numbers float32 [N, Gu + Gp]; rows: int64 [N] of each slot -> logits float32 [N]: one candidate per request."""
     n_users, n_numbers = len(model.user_tables), model.shape.user_numbers
     user_rows = model.user_rows(torch.from_numpy(np.stack(rows[:n_users], axis=1)))

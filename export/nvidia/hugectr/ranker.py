@@ -13,7 +13,7 @@ from training.models.ranking_data import Requests
 from training.models.train_ranker import Ranker, RankerSettings, Report, best_blend, predict, retrieval_z
 
 
-def imported_ranker(folder: Path, name: str, features: Features) -> TrainRanker:
+def import_ranker(folder: Path, name: str, features: Features) -> TrainRanker:
     """-> a fitter that imports the model and chooses only how much of the retrieval score is added to its logits.
 
     It raises what `import_dlrm` raises.

@@ -47,14 +47,14 @@ def stage_folders(repository: Path) -> dict[str, Path]:
     }
 
 
-def opened(folders: Mapping[str, Path]) -> Pipeline:
+def open_pipeline(folders: Mapping[str, Path]) -> Pipeline:
     """folders: as `stage_folders` gives them -> the pipeline of that generation, published or only staged."""
     stages = {stage: STAGE_TYPES[stage].load(folders[stage]) for stage in STAGES}
     info = read_stage(folders[STAGES[0]])
     return Pipeline(info, stages, stage_specs(info.axes, info.context))
 
 
-def shortened(feed: Arrays) -> Arrays:
+def halve_lists(feed: Arrays) -> Arrays:
     """-> lists of the re-ranker of which only the first half is there: what few recorded requests need, and every user may."""
     places = feed["valid"].shape[1]
     there = (np.arange(places) < places // 2).astype(np.float32)

@@ -24,10 +24,10 @@ def faithful_session(model: onnx.ModelProto) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.add_session_config_entry("session.disable_quant_qdq", "1")
-    return ort.InferenceSession(rounded(model).SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(round_like_fp16(model).SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-def rounded(model: onnx.ModelProto) -> onnx.ModelProto:
+def round_like_fp16(model: onnx.ModelProto) -> onnx.ModelProto:
     """-> the graph in fp32, every tensor rounded that was fp16; the same graph where none was."""
     graph = onnx.shape_inference.infer_shapes(model, strict_mode=True).graph
     half = {value.name for value in graph.value_info if value.type.tensor_type.elem_type == TensorProto.FLOAT16}

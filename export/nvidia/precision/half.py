@@ -19,7 +19,7 @@ MOVING = frozenset({"Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten", "
 ANY_TYPE = frozenset({"Shape"})  # reads a float tensor and gives none: takes either kind
 
 
-def halved(model: onnx.ModelProto, products: Collection[str]) -> tuple[onnx.ModelProto, tuple[str, ...]]:
+def convert_to_half(model: onnx.ModelProto, products: Collection[str]) -> tuple[onnx.ModelProto, tuple[str, ...]]:
     """model: tidy; products: names of nodes -> (the graph with casts, names of the nodes that stay fp32)."""
     half = with_movers(model, products)
     kept = tuple(node.name for node in model.graph.node if node.name not in half)

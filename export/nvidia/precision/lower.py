@@ -23,7 +23,7 @@ from export.nvidia.precision.agreement import HALF, MOST_MOVED, beyond, moved_sh
 from export.nvidia.precision.calibration import NETWORKS, Arrays
 from export.nvidia.precision.faithful import faithful_session
 from export.nvidia.precision.graphs import PRODUCTS, multiply_adds, tidy
-from export.nvidia.precision.half import halved
+from export.nvidia.precision.half import convert_to_half
 from export.nvidia.precision.int8 import quantized, weighted_products
 from export.nvidia.precision.trial import LOWERED_STAGES, Trial
 from serving.contract.errors import ConfigError
@@ -55,11 +55,11 @@ def lower_networks(folders: Mapping[str, Path], precision: str, report: Callable
     for stage, model in source.items():
         found[stage] = lower_network(tidy(model), stage, precision, trial, sessions)
         sessions[stage] = faithful_session(found[stage].model)
-        report(said(stage, precision, found[stage]))
+        report(describe_outcome(stage, precision, found[stage]))
     return found
 
 
-def said(stage: str, wanted: str, got: Lowered) -> str:
+def describe_outcome(stage: str, wanted: str, got: Lowered) -> str:
     """-> one line on what became of a network."""
     if got.precision == wanted:
         return f"{stage}: {got.share:.0%} of the multiply-adds in {wanted}"
@@ -76,14 +76,14 @@ def lower_network(model: onnx.ModelProto, stage: str, precision: str, trial: Tri
     def lower(products: set[str]) -> Lowered:
         share = sum(work[name] for name in products) / sum(work.values())
         if precision == "fp16":
-            graph, kept = halved(model, products)
+            graph, kept = convert_to_half(model, products)
             return Lowered(graph, precision, kept, share)
         return Lowered(quantized(model, spread(feeds, RANGE_BATCHES), products), precision, (), share)
 
     chosen: set[str] = set()
     for name in cheapest_first(model, feeds, work, precision, lower):
         answers = trial.answers({**sessions, stage: faithful_session(lower({*chosen, name}).model)})
-        if bears(precision, answers, trial.exact):
+        if keeps_precision(precision, answers, trial.exact):
             chosen.add(name)
     if chosen:
         return lower(chosen)
@@ -107,7 +107,7 @@ def cheapest_first(
     return sorted((name for name in names if np.isfinite(errors[name])), key=lambda name: errors[name] / work[name])
 
 
-def bears(precision: str, answers: Arrays, exact: Arrays) -> bool:
+def keeps_precision(precision: str, answers: Arrays, exact: Arrays) -> bool:
     """Do answers keep half of what the precision promises?"""
     if not np.isfinite(answers["scores"]).all():
         return False

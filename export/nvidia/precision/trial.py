@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from export.nvidia.precision.calibration import NETWORKS, Arrays, Recorder, opened, shortened, with_networks
+from export.nvidia.precision.calibration import NETWORKS, Arrays, Recorder, halve_lists, open_pipeline, with_networks
 from repository.recorded import RECORDED_FILE, read_recorded
 from serving.contract.tensors import ANY_GENERATION, ENSEMBLE, PAD_ID, new_lineage
 
@@ -23,7 +23,7 @@ class Trial:
 
     def __init__(self, folders: Mapping[str, Path]) -> None:
         """folders: as `stage_folders` gives them."""
-        pipeline = opened(folders)
+        pipeline = open_pipeline(folders)
         recorded = read_recorded(folders[ENSEMBLE] / RECORDED_FILE).inputs
         recorders = {stage: Recorder(pipeline.stages[stage].network, []) for stage in NETWORKS}
         recording, self.batches, answers = with_networks(pipeline, recorders), [], []
@@ -33,7 +33,7 @@ class Trial:
             self.batches.append(tensors | {"lineage": new_lineage(len(tensors["user_id"]), ANY_GENERATION)})
         self.pipeline, self.exact = pipeline, joined(answers)
         fed = {stage: recorder.fed for stage, recorder in recorders.items()}
-        self.feeds = fed | {"rerank": [*fed["rerank"], *map(shortened, fed["rerank"])]}
+        self.feeds = fed | {"rerank": [*fed["rerank"], *map(halve_lists, fed["rerank"])]}
 
     def answers(self, networks: Mapping[str, Any]) -> Arrays:
         """networks: stage -> session in its network's place -> `item_ids` and `scores` of all requests; PAD_ID and NaN where a

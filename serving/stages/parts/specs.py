@@ -144,11 +144,11 @@ def all_specs(info: StageInfo, sizes: Sizes, hps: bool) -> dict[str, ModelSpec]:
     if hps:
         keys, numkeys = (TensorSpec(name, dtype, (FREE, FREE)) for name, dtype in ((KEYS, "INT64"), (NUMKEYS, "INT32")))
         specs[RANK_EMBEDDINGS] = ModelSpec(RANK_EMBEDDINGS, (keys, numkeys), (TensorSpec(HPS_OUTPUT, "FP32", (FREE,)),))
-        specs[RANK_DENSE] = behind_hps(specs[RANK_DENSE])
+        specs[RANK_DENSE] = put_behind_hps(specs[RANK_DENSE])
     return specs
 
 
-def behind_hps(dense: ModelSpec) -> ModelSpec:
+def put_behind_hps(dense: ModelSpec) -> ModelSpec:
     """Return the spec of `rank_dense` after the `hps` backend, which gives flat rows and has no batch axis.
 
     The dims include the batch axis: other tensors begin with the requests, `embeddings` holds S * W values of each.

@@ -35,7 +35,7 @@ def subscription(update_filters: list[str]) -> list[str]:
     return [rf"^{TAG_PREFIX}\.{update_filter}\..+$" for update_filter in update_filters]
 
 
-def subscribed(update_filters: list[str], model: str, table: str) -> bool:
+def is_subscribed(update_filters: list[str], model: str, table: str) -> bool:
     """Return whether a consumer with these filters sees the table's updates."""
     return any(re.search(pattern, topic(model, table)) for pattern in subscription(update_filters))
 

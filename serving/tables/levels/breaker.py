@@ -25,11 +25,11 @@ class Breaker:
         """Return whether to use the level now."""
         return self.last_error is None or self._clock_s() >= self._open_until_s
 
-    def succeeded(self) -> None:
+    def record_success(self) -> None:
         if self.last_error is not None:
             self.last_error, self._pause_s = None, FIRST_PAUSE_S
 
-    def failed(self, error: Exception) -> None:
+    def record_failure(self, error: Exception) -> None:
         self.failures += 1
         if self.last_error is None:  # log once per outage
             log.warning("%s", error)

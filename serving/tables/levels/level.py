@@ -47,10 +47,10 @@ class Level:
                 return None, False
             result = action(store)
         except (DependencyError, OSError) as error:
-            self.breaker.failed(error)
+            self.breaker.record_failure(error)
             self._drop(store)
             return None, False
-        self.breaker.succeeded()
+        self.breaker.record_success()
         return result
 
     def _open_or_wait(self) -> Any:
@@ -69,7 +69,7 @@ class Level:
         try:
             store = self._open_store()
         except Exception as error:  # nothing else would report it
-            self.breaker.failed(error)
+            self.breaker.record_failure(error)
         finally:
             with self._changing:
                 self._reopening = False

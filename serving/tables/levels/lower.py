@@ -112,10 +112,10 @@ class LowerLevels:
         rings = {name: table.shared.ring for name, table in self.tables.items() if table.shared is not None}
         had = {name: ring.stored_reached.copy() for name, ring in rings.items()}
         store = open_l3(self.config)
-        if any((store.reached(name) < had[name]).any() for name in rings):
+        if any((store.read_offsets(name) < had[name]).any() for name in rings):
             store.catch_up()  # rows written since it was opened
         for name, ring in rings.items():
-            if (store.reached(name) < had[name]).any():  # another database without the updates: the updater replays them
+            if (store.read_offsets(name) < had[name]).any():  # another database without the updates: the updater replays them
                 ring.set(STORED, UNKNOWN)
                 self._caught_up[name] = UNKNOWN  # after the replay `stored` may have its old value again
         return store
@@ -185,7 +185,7 @@ class LowerLevels:
 
     def _from_ring(self, table: TieredTable, rows: Fetched) -> None:
         ring = table.shared.ring
-        recent = ring.since(ring.stored)
+        recent = ring.read_since(ring.stored)
         if recent is None:
             rows.trusted = False
             return
@@ -199,7 +199,7 @@ class LowerLevels:
     def _from_l3(self, fetched: dict[str, Fetched]) -> bool:
         if self.l3 is None:
             return True
-        caught_up = not self._behind(fetched) or self.catch_up()
+        caught_up = not self._is_behind(fetched) or self.catch_up()
         if caught_up and self._from_store(self.l3, fetched, IN_L3):
             return True
         if self.source is not None and self.source is not self.l3:
@@ -221,7 +221,7 @@ class LowerLevels:
             intact = intact and (rows.trusted or not len(at))
         return intact
 
-    def _behind(self, fetched: dict[str, Fetched]) -> bool:
+    def _is_behind(self, fetched: dict[str, Fetched]) -> bool:
         """Return whether a key was updated after this process's L3 last caught up."""
         for name, rows in fetched.items():
             shared, caught_up = self.tables[name].shared, self._caught_up[name]
@@ -259,7 +259,7 @@ class LowerLevels:
             if shared is not None and shared.slots is not None:
                 shared.promote(rows.keys[at], rows.exact[at], rows.position)
             return True
-        reached, known = self.l3.use(lambda store: (store.reached(name), True))  # before the ring is read
+        reached, known = self.l3.use(lambda store: (store.read_offsets(name), True))  # before the ring is read
         if not known:
             return False
         fresh = at if shared is None else at[~shared.ring.changed(rows.keys[at], rows.position)]

@@ -96,7 +96,7 @@ class RedisStore:
         log = _positions(reached)
         self._run([("EVAL", BEGIN, 2, *names, *log) for names in self._all_hashes(table)])
 
-    def reached(self, table: str) -> np.ndarray:
+    def read_offsets(self, table: str) -> np.ndarray:
         """Return the least offset of all hashes, int64 [PARTITIONS], as UPDATE sees it.
 
         A hash without offsets (evicted or lost) does not count for the partitions that it does not name.

@@ -25,7 +25,7 @@ from serving.tables.formats.rocksdb_layout import DEFAULT_COLUMN_FAMILY, column_
 from serving.tables.formats.rocksdb_log import first_damage
 from serving.tables.formats.rows import decode_vectors, encode_keys, encode_vectors
 from serving.tables.levels.level import Found
-from serving.tables.store.batch import Batch, nothing_reached
+from serving.tables.store.batch import Batch, zero_offsets
 from serving.tables.store.wave import Wave
 from serving.tables.updates.following import Following
 
@@ -293,7 +293,7 @@ class RocksStore:
 
         since: the applied offsets so far, int64 [PARTITIONS], from `reached`.
         """
-        new = batch.beyond(since)
+        new = batch.drop_applied(since)
         if not len(new):
             return
         rows, reached = new.latest, np.maximum(since, new.reached)
@@ -306,17 +306,17 @@ class RocksStore:
             changes.put(log_key(self._families[table]), reached.astype("<i8").tobytes())
             self._db.write(changes)
 
-    def reached(self, table: str) -> np.ndarray:
+    def read_offsets(self, table: str) -> np.ndarray:
         """Return the applied offsets, int64 [PARTITIONS]."""
         with self._failures("read"):
             stored = np.frombuffer(self._db.get(log_key(self._families[table])) or b"", "<i8")
-        reached = nothing_reached()
+        reached = zero_offsets()
         reached[: len(stored)] = stored
         return reached
 
     def set_log(self, table: str, partition: int, reached: int) -> None:
         """Set the least applied offset of a partition of the log; 0: unread."""
-        all_reached = self.reached(table)
+        all_reached = self.read_offsets(table)
         all_reached[partition] = max(reached, all_reached[partition]) if reached else 0
         with self._failures("write"):
             self._db.put(log_key(self._families[table]), all_reached.astype("<i8").tobytes())

@@ -15,7 +15,7 @@ import numpy as np
 PARTITIONS = 1024  # of a topic, at most: fixes the size in shared memory
 
 
-def nothing_reached() -> np.ndarray:
+def zero_offsets() -> np.ndarray:
     return np.zeros(PARTITIONS, np.int64)
 
 
@@ -34,19 +34,19 @@ class Batch:
     @cached_property
     def reached(self) -> np.ndarray:
         """The offsets after these rows, int64 [PARTITIONS]; 0 for partitions without a row."""
-        reached = nothing_reached()
+        reached = zero_offsets()
         np.maximum.at(reached, self.partitions, self.offsets + 1)
         return reached
 
-    def beyond(self, reached: np.ndarray) -> Batch:
+    def drop_applied(self, reached: np.ndarray) -> Batch:
         """Return the rows that are new to a level at these offsets."""
         new = self.offsets >= reached[self.partitions]
-        return self if new.all() else self.only(new)
+        return self if new.all() else self.select(new)
 
     @cached_property
     def latest(self) -> Batch:
         """The last row of every key, in ascending order of key."""
-        return self.only(last_of_each(self.keys))
+        return self.select(last_of_each(self.keys))
 
     def parts(self, most_rows: int) -> Iterator[Batch]:
         """Yield parts in order, cut between messages; only a single large message exceeds `most_rows`."""
@@ -58,10 +58,10 @@ class Batch:
         while start < length:
             fits = ends[(ends > start) & (ends <= start + most_rows)]
             stop = int(fits[-1]) if len(fits) else int(ends[np.searchsorted(ends, start, "right")])
-            yield self.only(slice(start, stop))
+            yield self.select(slice(start, stop))
             start = stop
 
-    def only(self, at: np.ndarray | slice) -> Batch:
+    def select(self, at: np.ndarray | slice) -> Batch:
         """Return the rows at positions, a mask or a slice."""
         return Batch(self.keys[at], self.vectors[at], self.partitions[at], self.offsets[at])
 

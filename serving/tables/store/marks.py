@@ -62,7 +62,7 @@ class Marks:
         groups = slots >> GROUP_BITS
         self._words[groups] = self._words[groups] + np.uint32(1) & COUNT
 
-    def torn(self) -> np.ndarray:
+    def find_torn(self) -> np.ndarray:
         """Return the slots that a dead writer left unreadable."""
         groups = np.flatnonzero(self._words > COUNT)
         slots = (groups[:, None] * GROUP + np.arange(GROUP)).ravel()

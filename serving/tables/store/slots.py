@@ -146,7 +146,7 @@ class SlotTable:
     def _repair(self) -> None:
         if not self.header[EPOCH] & 1:
             return
-        torn = self._marks.torn()
+        torn = self._marks.find_torn()
         self._after_repair(torn)
         self._marks.empty_out(torn)
         self.header[HOLES] = self._marks.count_empty()

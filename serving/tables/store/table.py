@@ -129,7 +129,7 @@ class SharedTable:
 
     def update(self, batch: Batch) -> None:
         """Write the rows of the log that are new to L2 and the ring, which every L1 follows."""
-        new = batch.beyond(self.ring.reached)
+        new = batch.drop_applied(self.ring.reached)
         rows, reached = new.latest, new.reached
         stored = self.codec.encode(rows.vectors)
         if self.slots is None:
@@ -179,7 +179,7 @@ class HotRows:
         """Apply the updates since the last read."""
         ring = self._shared.ring
         head = ring.head
-        recent = ring.since(self._position)
+        recent = ring.read_since(self._position)
         if recent is None:
             self._forget(head)
             return

@@ -18,7 +18,7 @@ from serving.tables.levels.level import Level
 from serving.tables.levels.loading import mark_updated, open_l3
 from serving.tables.levels.redis_store import RedisStore
 from serving.tables.levels.rocks_store import RocksStore
-from serving.tables.store.batch import Batch, nothing_reached
+from serving.tables.store.batch import Batch, zero_offsets
 from serving.tables.store.memory import SharedFolder
 from serving.tables.store.table import open_shared, shared_root
 from serving.tables.updates.ring import STORED, UNKNOWN
@@ -41,7 +41,7 @@ class Backlog:
         self.level, self._adopt, self._lost = level, adopt, lost
         self._adopted: RocksStore | RedisStore | None = None
         self._to_set: dict[tuple[str, int], int] = {}  # by table and partition of the log
-        self.restart({table: nothing_reached() for table in tables})
+        self.restart({table: zero_offsets() for table in tables})
 
     def restart(self, reached: dict[str, np.ndarray]) -> None:
         """Start over at these offsets; all rows from there on are replayed."""
@@ -88,7 +88,7 @@ class Backlog:
                 return
             rows = zip(batch.vectors.copy(), batch.partitions.tolist(), batch.offsets.tolist(), strict=True)
             self._waiting.setdefault(table, {}).update(zip(batch.keys.tolist(), rows, strict=True))
-            waits_for = self._waits_for.setdefault(table, nothing_reached())
+            waits_for = self._waits_for.setdefault(table, zero_offsets())
             np.maximum(waits_for, batch.reached, out=waits_for)
 
     def drain(self) -> None:
@@ -96,7 +96,7 @@ class Backlog:
         for table, rows in list(self._waiting.items()):
             vectors, partitions, offsets = map(np.array, zip(*rows.values(), strict=True))
             in_order = np.lexsort((offsets, partitions))
-            batch = Batch(np.fromiter(rows, np.int64, len(rows)), vectors, partitions, offsets).only(in_order)
+            batch = Batch(np.fromiter(rows, np.int64, len(rows)), vectors, partitions, offsets).select(in_order)
             if not all(self._store(table, part) for part in batch.parts(DRAINED_ROWS)):
                 return
             del self._waiting[table]
@@ -159,7 +159,7 @@ class Applier:
         """Compare its offsets with those that it had, in this process and before."""
         mark_updated(self._config)
         for table, shared in self.shared.items():
-            ring, theirs = shared.ring, store.reached(table)
+            ring, theirs = shared.ring, store.read_offsets(table)
             new = ring.begun == 0  # nothing was published since this memory was created: it was filled from RocksDB
             ring.begun[new], ring.reached[new], ring.stored_reached[new] = theirs[new], theirs[new], theirs[new]
             if (theirs < np.maximum(self._rocksdb.reached[table], ring.stored_reached)).any():
@@ -170,7 +170,8 @@ class Applier:
 
     def _redis_lost(self, store: RedisStore) -> None:
         """Invalidate what readers have read and cached from a Redis that lost data."""
-        every = {table: store.reached(table) for table in self.shared}  # before anything is changed, because Redis may go away
+        # before anything is changed, because Redis may go away
+        every = {table: store.read_offsets(table) for table in self.shared}
         for table, theirs in every.items():
             ring, reached = self.shared[table].ring, self._redis.reached[table]
             np.minimum(reached, theirs, out=reached)
@@ -192,7 +193,8 @@ class Applier:
     def _compare_redis(self, store: RedisStore) -> None:
         for table, shared in self.shared.items():
             had = np.maximum(self._redis.reached[table], shared.ring.stored_reached)  # of this process and its predecessors
-            if (store.reached(table) < np.minimum(had, shared.ring.begun)).any():  # messages without rows advance no offset
+            # messages without rows advance no offset
+            if (store.read_offsets(table) < np.minimum(had, shared.ring.begun)).any():
                 self._redis_lost(store)
                 return
         self._adopt_redis(store)
@@ -202,7 +204,7 @@ class Applier:
         """Whether a store lost data (refilled, or an older snapshot), so that the log must be replayed from `start`."""
         return any(store.lost_rows for store in self._stores)
 
-    def begun(self, table: str, partition: int) -> int:
+    def highest_offset(self, table: str, partition: int) -> int:
         """Return the highest offset that any level may have applied of this partition."""
         if self._rocksdb is not None:  # new shared memory starts from RocksDB's offsets
             self._rocksdb.open()
@@ -235,8 +237,8 @@ class Applier:
         self.shared[table].codec.encode(batch.vectors)
         begun = batch.offsets < ring.begun[batch.partitions]
         if begun.any():  # begun by an updater that died: apply at once, as it did
-            self._apply(table, batch.only(begun))
-            batch = batch.only(~begun)
+            self._apply(table, batch.select(begun))
+            batch = batch.select(~begun)
         for part in batch.parts(ring.most_staged):  # larger parts would lap readers of the ring
             if len(part):
                 self._apply(table, part)

@@ -109,7 +109,7 @@ class UpdateRing:
         self.words[CLAIMED] = self.words[HEAD] + 2 * self.size
         self.words[HEAD] = self.words[CLAIMED]
 
-    def since(self, position: int) -> tuple[np.ndarray, np.ndarray, int] | None:
+    def read_since(self, position: int) -> tuple[np.ndarray, np.ndarray, int] | None:
         """Return (keys, stored rows, next position) with the last row of each key; None when the reader was lapped."""
         head = self.words[HEAD]
         places = self._places(position, head)

@@ -15,7 +15,7 @@ from serving.contract.errors import ArtifactError
 from serving.tables.config import TableConfig
 from serving.tables.formats.sparse_folder import read_sparse_folder
 from serving.tables.levels.level import Found
-from serving.tables.store.batch import nothing_reached
+from serving.tables.store.batch import zero_offsets
 
 
 def sparse_folder(folder: Path, table: TableConfig) -> Path:
@@ -71,9 +71,9 @@ class Source:
         at = np.minimum(np.searchsorted(own, keys, sorter=order), len(order) - 1)
         return order[at], own[order[at]] == keys
 
-    def reached(self, _table: str) -> np.ndarray:
+    def read_offsets(self, _table: str) -> np.ndarray:
         """Return zeros, int64 [PARTITIONS]: no update is applied."""
-        return nothing_reached()
+        return zero_offsets()
 
     def check(self) -> None:
         """Do nothing: the files are never replaced."""

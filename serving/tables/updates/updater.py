@@ -19,8 +19,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from serving.contract.errors import ConfigError, DataError
 from serving.tables.config import LevelsConfig
-from serving.tables.formats.kafka import consumer_group, decode_messages, subscribed, topic
-from serving.tables.store.batch import PARTITIONS, Batch, nothing_reached
+from serving.tables.formats.kafka import consumer_group, decode_messages, is_subscribed, topic
+from serving.tables.store.batch import PARTITIONS, Batch, zero_offsets
 from serving.tables.updates.applier import Applier
 from serving.tables.updates.ring import BROKER_DOWN, HEARTBEAT_MS, LAG_US, LOST, REJECTED, STORE_DOWN
 
@@ -115,7 +115,7 @@ class Updater:
         there = {
             TopicPartition(name, partition)
             for name, table in self._tables.items()
-            if name in topics and subscribed(list(self._updates.update_filters), self._config.model, table)
+            if name in topics and is_subscribed(list(self._updates.update_filters), self._config.model, table)
             for partition in topics[name].partitions
         }
         if beyond := [partition for partition in there if partition.partition >= PARTITIONS]:
@@ -127,7 +127,7 @@ class Updater:
 
     def _starts(self, committed: list[TopicPartition]) -> list[TopicPartition]:
         """Return the partitions with the offsets to start from."""
-        known, lows = ({table: nothing_reached() for table in self._tables.values()} for _ in range(2))
+        known, lows = ({table: zero_offsets() for table in self._tables.values()} for _ in range(2))
         for place in committed:
             low_and_high = self._consumer.get_watermark_offsets(place, METADATA_TIMEOUT_S)
             if low_and_high is None:
@@ -144,7 +144,7 @@ class Updater:
     def _read_so_far(self, place: TopicPartition, high: int) -> int:
         """Return the committed offset of a partition whose next message will have the offset `high`."""
         table = self._tables[place.topic]
-        if max(place.offset, self._applier.begun(table, place.partition)) > high:
+        if max(place.offset, self._applier.highest_offset(table, place.partition)) > high:
             log.warning("%s [%d] ends at %d: it was made again", place.topic, place.partition, high)
             self._applier.forget_log(table, place.partition)
             return 0

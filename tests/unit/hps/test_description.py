@@ -13,7 +13,7 @@ from hps_config.ps_writer import ps_document, write_ps_json
 from hps_config.reader import check_document, read_ps_json
 from hps_config.report import human_bytes
 from serving.contract.errors import ConfigError
-from serving.tables.formats.kafka import subscribed
+from serving.tables.formats.kafka import is_subscribed
 
 DEFAULTS = Path(hps_config.__file__).parent / "defaults.toml"
 
@@ -97,8 +97,8 @@ def test_the_written_file_satisfies_both_parsers(tmp_path):
         "rocks_db",
         "a:9092,b:9092",
     )
-    assert subscribed(list(config.volatile_db.update_filters), "rank", "item_id")
-    assert subscribed(list(config.persistent_db.update_filters), "rank", "item_id")
+    assert is_subscribed(list(config.volatile_db.update_filters), "rank", "item_id")
+    assert is_subscribed(list(config.persistent_db.update_filters), "rank", "item_id")
 
 
 def test_a_partial_l2_caches_what_it_missed(tmp_path):

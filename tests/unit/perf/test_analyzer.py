@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perf.load.analyzer import Target, command, late_share, parse_csv, parse_export, run, what_it_said
+from perf.load.analyzer import Target, command, extract_complaints, late_share, parse_csv, parse_export, run
 from serving.contract.errors import ConfigError, ServerError
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -112,9 +112,9 @@ def test_an_unknown_transport_is_refused_with_those_there_are():
 
 def test_what_it_said_is_its_errors_without_repeats():
     said = "Batch size: 1\nerror: failed to get model metadata\n\nerror: failed to get model metadata\n"
-    assert what_it_said(said) == "error: failed to get model metadata"
-    assert what_it_said("  nothing useful ") == "nothing useful"
-    assert what_it_said("Batch size: 1\nNo valid requests recorded.\nBye") == "No valid requests recorded."
+    assert extract_complaints(said) == "error: failed to get model metadata"
+    assert extract_complaints("  nothing useful ") == "nothing useful"
+    assert extract_complaints("Batch size: 1\nNo valid requests recorded.\nBye") == "No valid requests recorded."
 
 
 def test_without_perf_analyzer_there_is_a_remedy():

@@ -9,7 +9,7 @@ import pytest
 from perf import answers
 from perf.report import results
 from perf.report.page import notes
-from perf.report.results import config_hash, last_line, latest_run, load_run, summary
+from perf.report.results import config_hash, find_latest_run, last_line, load_run, summary
 from serving.contract.errors import ConfigError
 from serving.contract.tensors import STAGES
 from tests.unit.perf.conftest import stage_times
@@ -46,10 +46,10 @@ def test_a_run_is_read_back_as_written(run, tmp_path):
 
 def test_the_latest_run_is_found(run, tmp_path):
     with pytest.raises(ConfigError, match="make perf"):
-        latest_run(tmp_path / "results")
+        find_latest_run(tmp_path / "results")
     for stamp in ("20260101-000000", "20260102-000000"):
         run.save(tmp_path / "results" / stamp)
-    assert latest_run(tmp_path / "results").name == "20260102-000000"
+    assert find_latest_run(tmp_path / "results").name == "20260102-000000"
 
 
 def test_the_config_hash_tells_settings_apart(tmp_path):

@@ -13,12 +13,12 @@ from perf.tune.search import (
     Outcome,
     Trial,
     candidates,
-    current,
     in_words,
+    is_surely_better,
     rank,
+    read_current,
     search,
     search_space,
-    surely_better,
     with_changes,
 )
 
@@ -69,23 +69,23 @@ def test_a_candidate_that_breaks_an_objective_loses_to_all_that_keep_it():
     outcome = run(Machine({0: 2.0, 1: 1.1, 2: 1.0, 3: 0.9}, p99_ms={0: 60.0}))
     assert outcome.winner.changes == {"x": 1}
     assert outcome.rungs[0][-1].changes == {"x": 0}
-    assert outcome.rungs[0][-1].broken(SLO) == ["p99_ms"]
+    assert outcome.rungs[0][-1].find_broken(SLO) == ["p99_ms"]
 
 
 def test_an_objective_that_the_current_settings_break_too_does_not_forbid_a_win():
     trial = Trial({"x": 1}, ({"peak_rate": 2.0, "p99_ms": 60.0},) * FINAL_TURNS, ({"peak_rate": 1.0, "p99_ms": 90.0},) * 5)
-    assert surely_better(trial, SLO, "peak_rate")
+    assert is_surely_better(trial, SLO, "peak_rate")
 
 
 def test_one_turn_that_disagrees_forbids_a_win():
     own = ({"peak_rate": 2.0, "p99_ms": 1.0},) * FINAL_TURNS + ({"peak_rate": 0.9, "p99_ms": 1.0},)
     trial = Trial({"x": 1}, own, ({"peak_rate": 1.0, "p99_ms": 1.0},) * len(own))
-    assert not surely_better(trial, SLO, "peak_rate")
+    assert not is_surely_better(trial, SLO, "peak_rate")
 
 
 def test_too_few_turns_forbid_a_win():
     trial = Trial({"x": 1}, ({"peak_rate": 2.0, "p99_ms": 1.0},), ({"peak_rate": 1.0, "p99_ms": 1.0},))
-    assert not surely_better(trial, SLO, "peak_rate")
+    assert not is_surely_better(trial, SLO, "peak_rate")
 
 
 def test_other_answers_forbid_a_win_and_come_last():
@@ -135,10 +135,10 @@ def test_the_space_holds_what_differs_from_the_current_settings(layout, model):
 
 def test_current_values_are_read_as_the_export_reads_them():
     settings = Settings(serving={"preferred_batch_sizes": [4], "rank": {"instances": 3}}, compute={"rank_threads": 2})
-    assert current(settings, "serving.rank.instances") == 3
-    assert current(settings, "serving.preferred_batch_sizes") == [4]
-    assert current(settings, "serving.preprocess.queue_delay_us") == 0
-    assert current(settings, "compute.rank_threads") == 2
+    assert read_current(settings, "serving.rank.instances") == 3
+    assert read_current(settings, "serving.preferred_batch_sizes") == [4]
+    assert read_current(settings, "serving.preprocess.queue_delay_us") == 0
+    assert read_current(settings, "compute.rank_threads") == 2
 
 
 @pytest.mark.parametrize("count", [3, 10, 40])

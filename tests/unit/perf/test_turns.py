@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import psutil
 
-from perf.target import taking_turns
+from perf.target import take_turns
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -25,7 +25,7 @@ def test_processes_run_in_their_turn_only(tmp_path):
     shutil.copy2(shutil.which("sleep"), tmp_path / "tritonserver")
     with subprocess.Popen([tmp_path / "tritonserver", "60"]) as child:
         process = psutil.Process(child.pid)
-        with taking_turns(str(tmp_path)) as server:
+        with take_turns(str(tmp_path)) as server:
             until(lambda: process.status() == psutil.STATUS_STOPPED)
             with server.turn():
                 until(lambda: process.status() != psutil.STATUS_STOPPED)

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from server import __main__ as commands
-from server.log import explain, first_failure, how_it_ended, rotate, unfinished
+from server.log import explain, explain_end, find_unfinished, first_failure, rotate
 from server.ports import Ports
 from server.processes import identity, lives
 from server.state import ServerState, known_servers, read_state, state_path, unreadable_states
@@ -73,8 +73,8 @@ def test_a_log_without_a_failing_model():
 )
 def test_what_ended_a_server(last, ended):
     log = f'{HARMLESS}\nI1121 grpc_server.cc:2558] "Started GRPCInferenceService at 127.0.0.1:1"\n{last}'
-    assert how_it_ended(log).startswith(ended)
-    assert how_it_ended(HARMLESS) == "it ended before it served"
+    assert explain_end(log).startswith(ended)
+    assert explain_end(HARMLESS) == "it ended before it served"
 
 
 def test_a_crash_is_explained_by_what_was_thrown_and_not_by_older_lines():
@@ -100,7 +100,7 @@ def test_earlier_logs_are_kept_and_the_oldest_goes(tmp_path):
 
 def test_models_that_began_to_load_and_did_not_finish():
     log = f"{LOADING}\n{LOADING.replace('rank', 'rerank')}\nI1121 x] \"successfully loaded 'rank'\""
-    failure = unfinished(log, dead=1)
+    failure = find_unfinished(log, dead=1)
     assert failure.model == "rerank"
     assert "1 Python model process(es) ended" in failure.reason
 

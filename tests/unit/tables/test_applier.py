@@ -13,7 +13,7 @@ from serving.contract.errors import DataError
 from serving.tables.config import LevelsConfig
 from serving.tables.levels import loading
 from serving.tables.levels.rocks_store import DAMAGED_MARK, RocksStore
-from serving.tables.store.batch import PARTITIONS, nothing_reached
+from serving.tables.store.batch import PARTITIONS, zero_offsets
 from serving.tables.store.leveled import LeveledTables
 from serving.tables.updates.applier import Applier
 from serving.tables.updates.ring import UNKNOWN
@@ -31,7 +31,7 @@ from tests.unit.tables.updating import (
     versions,
 )
 
-NOTHING_GONE = {"items": nothing_reached()}
+NOTHING_GONE = {"items": zero_offsets()}
 
 
 def test_an_update_reaches_every_level_and_every_instance(config, instances):
@@ -221,7 +221,7 @@ def test_what_an_updater_showed_before_it_died_stays(config, instances, monkeypa
     monkeypatch.undo()
     applier.close()
     successor = Applier(config)
-    successor.start({"items": nothing_reached()}, NOTHING_GONE)
+    successor.start({"items": zero_offsets()}, NOTHING_GONE)
     successor.drain()
     stays()
     successor.apply("items", batch)
@@ -336,12 +336,12 @@ def test_new_memory_knows_what_the_database_had(config, instances):
     applier.apply("items", Log().batch(np.array([key]), versions([key], 1)))
     applier.close()
     tiers, applier = instances(second), Applier(second)
-    applier.start({"items": nothing_reached()}, NOTHING_GONE)
+    applier.start({"items": zero_offsets()}, NOTHING_GONE)
     applier.close()
     damaged(config, tiers)
     assert gives_doubtful_rows(tiers, key)
     applier = Applier(second)
-    applier.start({"items": nothing_reached()}, NOTHING_GONE)
+    applier.start({"items": zero_offsets()}, NOTHING_GONE)
     applier.drain()
     assert gives_doubtful_rows(tiers, key)
     applier.close()
@@ -364,9 +364,9 @@ def test_rows_that_warm_a_cache_while_the_first_update_comes_are_not_kept(config
 def test_what_the_log_no_longer_has_is_done_without(config, instances):
     """A new database after the broker removed the first messages: the rest is read, and the database counts as complete."""
     instances()
-    applier, log, keys, gone = Applier(config), Log(), np.arange(ROWS), nothing_reached()
+    applier, log, keys, gone = Applier(config), Log(), np.arange(ROWS), zero_offsets()
     gone[0] = 5
-    start = applier.start({"items": nothing_reached()}, {"items": gone})
+    start = applier.start({"items": zero_offsets()}, {"items": gone})
     assert (start.wanted["items"][0], start.offsets["items"][0]) == (0, 5)
     log.length = 5
     applier.apply("items", log.batch(keys, versions(keys, 5)))
@@ -374,8 +374,8 @@ def test_what_the_log_no_longer_has_is_done_without(config, instances):
     assert ring.stored == ring.head
     applier.close()
     again = Applier(config)
-    assert again.start({"items": nothing_reached()}, {"items": gone}).wanted["items"][0] == 0
+    assert again.start({"items": zero_offsets()}, {"items": gone}).wanted["items"][0] == 0
     store = RocksStore(config.rocksdb, config.model, {"items": WIDTH})
-    assert store.reached("items")[0] == 6
+    assert store.read_offsets("items")[0] == 6
     store.close()
     again.close()

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.tables.store.batch import Batch, nothing_reached
+from serving.tables.store.batch import Batch, zero_offsets
 
 messages = st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(0, 9), max_size=6)), max_size=12)
 
@@ -26,12 +26,12 @@ def batch_of(sent: list[tuple[int, list[int]]]) -> Batch:
 @given(messages, st.lists(st.integers(0, 6), min_size=3, max_size=3))
 @settings(max_examples=200, deadline=None)
 def test_a_level_takes_what_is_beyond_its_place(sent, had):
-    batch, reached = batch_of(sent), nothing_reached()
+    batch, reached = batch_of(sent), zero_offsets()
     reached[:3] = had
     rows = zip(batch.partitions.tolist(), batch.offsets.tolist(), batch.vectors[:, 0].tolist(), strict=True)
     expected = [value for partition, offset, value in rows if offset >= had[partition]]
-    assert batch.beyond(reached).vectors[:, 0].tolist() == expected
-    assert not len(batch.beyond(batch.reached))
+    assert batch.drop_applied(reached).vectors[:, 0].tolist() == expected
+    assert not len(batch.drop_applied(batch.reached))
 
 
 @given(messages)

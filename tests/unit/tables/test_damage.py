@@ -21,7 +21,7 @@ from serving.tables.levels import rocks_store
 from serving.tables.levels.level import Level
 from serving.tables.levels.loading import load_l3, mark_updated, never_updated, open_l3
 from serving.tables.levels.rocks_store import DAMAGED_MARK, LOADING_PREFIX, DamagedError, RocksStore
-from serving.tables.store.batch import nothing_reached
+from serving.tables.store.batch import zero_offsets
 from serving.tables.store.leveled import LeveledTables
 from serving.tables.updates.applier import Applier
 from serving.tables.updates.publisher import Publisher
@@ -137,7 +137,7 @@ def as_killed(config: LevelsConfig) -> None:
     path, copy = Path(config.rocksdb.path), Path(f"{config.rocksdb.path}-copy")
     store = open_l3(config, writable=True)
     mark_updated(config)
-    store.update("items", Log().batch(UPDATED, newest()[UPDATED]), nothing_reached())
+    store.update("items", Log().batch(UPDATED, newest()[UPDATED]), zero_offsets())
     store.sync()
     shutil.copytree(path, copy)
     store.close()

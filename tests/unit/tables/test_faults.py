@@ -22,7 +22,7 @@ from serving.tables.levels.breaker import FIRST_PAUSE_S, LONGEST_PAUSE_S, Breake
 from serving.tables.levels.loading import load_l3
 from serving.tables.levels.rocks_store import RocksStore
 from serving.tables.store import memory
-from serving.tables.store.batch import nothing_reached
+from serving.tables.store.batch import zero_offsets
 from serving.tables.store.leveled import UPKEEP_EVERY_S, LeveledTables
 from serving.tables.store.memory import SharedFolder
 from serving.tables.updates.applier import Applier
@@ -119,7 +119,7 @@ def test_a_look_at_the_database_ends_no_pause(open_tiers, settings):
     tiers = open_tiers(PARTIAL, **settings)
     assert own_or_default(tiers).all()
     breaker = tiers._lower.l3.breaker
-    breaker.failed(DependencyError("rows cannot be read"))
+    breaker.record_failure(DependencyError("rows cannot be read"))
     until(lambda: breaker.closed)
     time.sleep(4 * UPKEEP_EVERY_S)
     assert breaker.last_error is not None
@@ -184,7 +184,7 @@ def test_errors_of_rocksdb_name_the_place_and_the_remedy(tmp_path):
 def test_rows_of_another_width_in_rocksdb(tmp_path):
     config = RocksConfig(str(tmp_path / "db"))
     store = RocksStore(config, "rank", {"items": 3}, writable=True)
-    store.update("items", Log().batch(np.array([1]), np.ones((1, 3), np.float32)), nothing_reached())
+    store.update("items", Log().batch(np.array([1]), np.ones((1, 3), np.float32)), zero_offsets())
     store.close()
     store = RocksStore(config, "rank", {"items": 4})
     with pytest.raises(DependencyError, match="12 bytes"):
@@ -337,12 +337,12 @@ def test_breaker_pauses_longer_and_longer():
     assert breaker.closed
     pause_s = FIRST_PAUSE_S
     for _ in range(10):
-        breaker.failed(DependencyError("down"))
+        breaker.record_failure(DependencyError("down"))
         assert not breaker.closed
         now[0] += pause_s
         assert breaker.closed
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-    breaker.succeeded()
+    breaker.record_success()
     assert breaker.closed
     assert breaker.failures == 10
 

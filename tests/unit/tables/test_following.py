@@ -21,7 +21,7 @@ import pytest
 from serving.contract.errors import DependencyError
 from serving.tables.config import RocksConfig
 from serving.tables.levels.rocks_store import RocksStore
-from serving.tables.store.batch import Batch, nothing_reached
+from serving.tables.store.batch import Batch, zero_offsets
 from serving.tables.updates.following import MOST_IN_A_ROW, Following
 
 KEYS = np.arange(4)
@@ -67,7 +67,7 @@ def stores(folder):
 
 def update(writer: RocksStore, version: int, table: str = "items") -> None:
     rows = np.full((len(KEYS), 2), version, np.float32)
-    writer.update(table, Batch(KEYS, rows, np.zeros(len(KEYS), np.int64), np.full(len(KEYS), version)), nothing_reached())
+    writer.update(table, Batch(KEYS, rows, np.zeros(len(KEYS), np.int64), np.full(len(KEYS), version)), zero_offsets())
 
 
 def version_in(store: RocksStore) -> float:

@@ -34,12 +34,12 @@ def test_slots_are_filled_and_emptied_as_in_a_list(capacity, writes):
         if ends:
             marks.end(slots)
         else:
-            assert marks.torn().tolist() == slots.tolist()
-            marks.empty_out(marks.torn())
+            assert marks.find_torn().tolist() == slots.tolist()
+            marks.empty_out(marks.find_torn())
             empty |= set(slots.tolist())
         assert empty_slots(marks) == sorted(empty)
         assert marks.count_empty() == len(empty)
-        assert not len(marks.torn())
+        assert not len(marks.find_torn())
 
 
 @pytest.mark.parametrize("capacity", [8, 21])
@@ -59,6 +59,6 @@ def test_the_count_of_writes_wraps_without_marking_anything():
     marks, slot = marks_of(8), np.array([5])
     marks._words[:] = COUNT
     marks.begin(slot)
-    assert marks.torn().tolist() == [5]
+    assert marks.find_torn().tolist() == [5]
     marks.end(slot)
     assert marks.words_of(slot).tolist() == [0]

@@ -30,7 +30,7 @@ def test_a_reader_gets_the_last_row_of_each_key_or_knows_that_it_was_lapped(batc
         ring.publish(np.array(keys, np.int64), rows_of(list(range(len(published), len(published) + len(keys)))))
         published += keys
     position = min(position, len(published))
-    recent = ring.since(position)
+    recent = ring.read_since(position)
     assert ring.head == len(published)
     if len(published) - position > ring.size:
         assert recent is None
@@ -46,7 +46,7 @@ def test_a_reader_gets_the_last_row_of_each_key_or_knows_that_it_was_lapped(batc
 def test_a_position_beyond_the_ring_counts_as_lapped():
     """Left over from an arena that is gone: nothing is known, so everything may have changed."""
     ring = ring_of()
-    assert ring.since(5) is None
+    assert ring.read_since(5) is None
     assert ring.changed(np.arange(3), 5).all()
 
 
@@ -54,10 +54,10 @@ def test_a_publisher_that_dies_shows_nothing_and_blocks_nobody():
     ring = ring_of()
     ring.publish(np.array([1]), rows_of([1]))
     ring.words[0] += 5  # claimed, but never finished
-    keys, stored, head = ring.since(0)
+    keys, stored, head = ring.read_since(0)
     assert (keys.tolist(), stored[:, 0].tolist(), head) == ([1], [1.0], 1)
     ring.publish(np.array([2]), rows_of([2]))
-    assert ring.since(1)[0].tolist() == [2]
+    assert ring.read_since(1)[0].tolist() == [2]
 
 
 def test_what_a_dead_publisher_overwrote_stays_overwritten():
@@ -67,9 +67,9 @@ def test_what_a_dead_publisher_overwrote_stays_overwritten():
     ring.publish(old, rows_of(list(old)))
     ring.stage(100 + np.arange(staged), rows_of([7] * staged))  # and dies
     ring.publish(np.array([3]), rows_of([9]))
-    assert ring.since(2) is None
+    assert ring.read_since(2) is None
     assert ring.changed(np.array([5]), 2).all()
-    keys, stored, head = ring.since(ring.size)
+    keys, stored, head = ring.read_since(ring.size)
     assert (keys.tolist(), stored[:, 0].tolist(), head) == ([3], [9.0], ring.size + 1)
 
 
@@ -77,9 +77,9 @@ def test_a_lap_makes_every_reader_forget():
     ring = ring_of()
     ring.publish(np.array([1, 2]), rows_of([1, 2]))
     ring.lap()
-    assert all(ring.since(position) is None for position in range(3))
+    assert all(ring.read_since(position) is None for position in range(3))
     assert ring.changed(np.array([5]), 2).all()
     position = ring.head
-    assert ring.since(position)[0].tolist() == []
+    assert ring.read_since(position)[0].tolist() == []
     ring.publish(np.array([4]), rows_of([4]))
-    assert ring.since(position)[0].tolist() == [4]
+    assert ring.read_since(position)[0].tolist() == [4]

@@ -15,11 +15,11 @@ from rich.console import Console
 
 from export.build import build_repository
 from export.nvidia.hugectr.foreign import read_foreign
-from export.nvidia.hugectr.importing import import_dlrm, latest
+from export.nvidia.hugectr.importing import find_latest, import_dlrm
 from export.nvidia.hugectr.inputs import Inputs, Slot, inputs_of, read_inputs
 from export.nvidia.hugectr.network import Network, network_document
 from export.nvidia.hugectr.teach import teach_hugectr
-from export.nvidia.pipeline import MerlinPipeline, under
+from export.nvidia.pipeline import MerlinPipeline, map_to_host
 from export.nvidia.precision.agreement import EXACT
 from export.settings import Settings
 from hps_config.reader import read_ps_json
@@ -160,9 +160,9 @@ class TestImport:
     def test_the_latest_snapshot_is_taken(self, tmp_path):
         for iteration in (5, 40, 9):
             (tmp_path / f"dlrm_dense_{iteration}.model").touch()
-        assert latest(tmp_path, "dlrm_dense_").name == "dlrm_dense_40.model"
+        assert find_latest(tmp_path, "dlrm_dense_").name == "dlrm_dense_40.model"
         with pytest.raises(ArtifactError, match=r"holds no other_<iteration>\.model"):
-            latest(tmp_path, "other_")
+            find_latest(tmp_path, "other_")
 
 
 def as_list(value) -> list[int]:
@@ -358,7 +358,7 @@ def test_nvidias_containers_serve_it_too(dataset, taught, ours, tmp_path):
     first_keys = read_stage(tmp_path / "merlin" / "rank_features" / "1").settings["first_keys"]
     params = read_ps_json(tmp_path / "merlin" / "ps.json").model("rank_embeddings")
     (width,) = params.embedding_vecsize_per_table
-    served = dict(read_sparse(under(tmp_path / "merlin", "/models", params.sparse_files[0]), width))
+    served = dict(read_sparse(map_to_host(tmp_path / "merlin", "/models", params.sparse_files[0]), width))
     taught_rows = dict(read_sparse(next(taught.glob("dlrm0_sparse_*.model")), width))
     for slot, first in zip(ours.slots[: len(ours.user_slots)], first_keys.values(), strict=False):
         own = [key for key in taught_rows if slot.first_key <= key < slot.first_key + slot.rows]

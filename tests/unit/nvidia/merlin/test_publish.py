@@ -13,7 +13,7 @@ from export.__main__ import app
 from export.nvidia.graph import with_flat_rows
 from export.nvidia.hps import estimated_uses, table_name, write_table
 from export.nvidia.parts import PYTHON, parts_of
-from export.nvidia.pipeline import MerlinPipeline, under
+from export.nvidia.pipeline import MerlinPipeline, map_to_host
 from export.nvidia.publish import publish_merlin, refuse_long_lists, rehearse
 from export.nvidia.settings import MerlinSettings
 from export.settings import Settings, with_triton
@@ -214,9 +214,9 @@ class TestHpsFiles:
         assert keys.tolist() == [0, 5, 1, 2, 6, 3, 4]
 
     def test_a_path_outside_of_the_mount(self):
-        assert under(Path("/here"), "/models", "/models/a/b") == Path("/here/a/b")
+        assert map_to_host(Path("/here"), "/models", "/models/a/b") == Path("/here/a/b")
         with pytest.raises(ArtifactError, match="names /other/a, outside of /models"):
-            under(Path("/here"), "/models", "/other/a")
+            map_to_host(Path("/here"), "/models", "/other/a")
 
 
 class TestNetwork:

@@ -5,7 +5,7 @@ import onnx
 import pytest
 import torch
 
-from export.nvidia.precision.calibration import shortened
+from export.nvidia.precision.calibration import halve_lists
 from training.models.dlrm import Network, Shape
 from training.models.dlrm_graph import export_dlrm
 from training.models.reranker import ListNetwork
@@ -55,7 +55,7 @@ def reranker(tmp_path_factory) -> tuple[onnx.ModelProto, list]:
     rng, network = np.random.default_rng(0), ListNetwork(6, 8)
     torch.nn.init.normal_(network.leave.weight, std=0.1)
     feeds = [batch_for_lists(rng) for _ in range(4)]
-    feeds += [shortened(feed) for feed in feeds]
+    feeds += [halve_lists(feed) for feed in feeds]
     path = tmp_path_factory.mktemp("onnx") / "rerank.onnx"
     export_reranker(network, feeds[0], path)
     return onnx.load(str(path)), feeds

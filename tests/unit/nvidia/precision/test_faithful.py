@@ -7,9 +7,9 @@ import pytest
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from export.nvidia.precision.faithful import faithful_session, rounded
+from export.nvidia.precision.faithful import faithful_session, round_like_fp16
 from export.nvidia.precision.graphs import PRODUCTS, tidy
-from export.nvidia.precision.half import halved
+from export.nvidia.precision.half import convert_to_half
 from export.nvidia.precision.int8 import quantized, weighted_products
 
 
@@ -40,7 +40,7 @@ def test_fp16_is_rounded_as_numpy_rounds_it():
 def test_halved_networks_give_what_the_reference_computes_in_numpy(name, request):
     """The slow exact twin is ONNX's own evaluator, whose fp16 is numpy's."""
     model, feeds = tidy(request.getfixturevalue(name)[0]), request.getfixturevalue(name)[1]
-    half, _ = halved(model, [node.name for node in model.graph.node if node.op_type in PRODUCTS])
+    half, _ = convert_to_half(model, [node.name for node in model.graph.node if node.op_type in PRODUCTS])
     (exact,), (got,) = ReferenceEvaluator(half).run(None, feeds[0]), faithful_session(half).run(None, feeds[0])
     lost, apart = (np.abs(values - exact) for values in (faithful_session(model).run(None, feeds[0])[0], got))
     assert apart.mean() < 0.3 * lost.mean()  # what is left: fp32 sums are in another order, and then now and then round apart
@@ -58,4 +58,4 @@ def test_quantised_networks_give_what_the_reference_computes_in_numpy(ranker):
 
 
 def test_a_graph_without_fp16_stays_as_it_is(ranker):
-    assert rounded(ranker[0]) is ranker[0]
+    assert round_like_fp16(ranker[0]) is ranker[0]

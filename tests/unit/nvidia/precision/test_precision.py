@@ -12,12 +12,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from experiments.compression import to_int8
 from export.nvidia.precision.agreement import HALF, MOST_MOVED, beyond, moved_share
-from export.nvidia.precision.calibration import Recorder, shortened, with_networks
+from export.nvidia.precision.calibration import Recorder, halve_lists, with_networks
 from export.nvidia.precision.faithful import faithful_session
 from export.nvidia.precision.graphs import PRODUCTS, multiply_adds, tidy, weight_bytes
-from export.nvidia.precision.half import MOVING, halved
+from export.nvidia.precision.half import MOVING, convert_to_half
 from export.nvidia.precision.int8 import quantized, weighted_products
-from export.nvidia.precision.lower import lower_network, lower_networks, outputs, said
+from export.nvidia.precision.lower import describe_outcome, lower_network, lower_networks, outputs
 from serving.contract.errors import ConfigError
 from tests.unit.nvidia.precision.conftest import CANDIDATES, batch_for_lists
 from training.models.reranker import MASKED
@@ -44,7 +44,7 @@ def change(model: onnx.ModelProto, lowered_model: onnx.ModelProto, feeds: list) 
 def test_halved_graphs_stay_close_and_keep_their_interface(name, request):
     model, feeds = request.getfixturevalue(name)
     model = tidy(model)
-    half, kept = halved(model, products_of(model)[2:])
+    half, kept = convert_to_half(model, products_of(model)[2:])
     assert 0 < change(model, half, feeds) < 2e-3
     for side in ("input", "output"):
         assert list(getattr(half.graph, side)) == list(getattr(model.graph, side))
@@ -57,7 +57,7 @@ def test_halved_graphs_stay_close_and_keep_their_interface(name, request):
 def test_kept_nodes_compute_in_fp32_and_all_others_in_fp16(name, request):
     model = tidy(request.getfixturevalue(name)[0])
     for chosen in (set(products_of(model)), set(products_of(model)[::2])):
-        half, kept = halved(model, chosen)
+        half, kept = convert_to_half(model, chosen)
         types = types_of(half)
         for node in half.graph.node:
             if node.op_type in ("Cast", "Shape"):
@@ -75,7 +75,7 @@ def test_moving_nodes_go_along_without_changing_a_number(name, request):
 
     model, feeds = request.getfixturevalue(name)
     model = tidy(model)
-    half = halved(model, products_of(model))[0]
+    half = convert_to_half(model, products_of(model))[0]
     alone = with_casts(model, [node.name for node in model.graph.node if node.op_type not in PRODUCTS])
     np.testing.assert_array_equal(outputs(half, feeds), outputs(alone, feeds))
     assert sum(node.op_type == "Cast" for node in half.graph.node) < sum(node.op_type == "Cast" for node in alone.graph.node)
@@ -89,7 +89,7 @@ def test_a_mask_that_fp16_cannot_hold_stays_fp32(reranker):
         if (of_mask := numpy_helper.to_array(weight) / MASKED).tolist() in ([1.0], [2.0]):
             weight.CopyFrom(numpy_helper.from_array((of_mask * 1e9).astype(np.float32), weight.name))
     assert max(np.abs(numpy_helper.to_array(w)).max() for w in model.graph.initializer) == 2e9
-    assert np.isfinite(outputs(halved(model, products_of(model))[0], short)).all()
+    assert np.isfinite(outputs(convert_to_half(model, products_of(model))[0], short)).all()
 
 
 def test_multiply_adds_are_those_of_the_shapes(ranker):
@@ -181,7 +181,7 @@ def test_what_does_not_bear_int8_becomes_fp16_and_says_so():
     got = lower_network(trial.model, "rank", "int8", trial, {})
     assert (got.precision, got.share) == ("fp16", 1.0)
     line = "rank: no product bears int8 without moving more than 0.1% of the first places; it stays fp16; 100% of its"
-    assert said("rank", "int8", got).startswith(line)
+    assert describe_outcome("rank", "int8", got).startswith(line)
 
 
 def test_int8_is_written_where_the_first_places_stay():
@@ -189,7 +189,7 @@ def test_int8_is_written_where_the_first_places_stay():
     got = lower_network(trial.model, "rank", "int8", trial, {})
     assert (got.precision, got.share, got.fp32_nodes) == ("int8", 0.5, ())
     assert moved_share(trial.answers({"rank": faithful_session(got.model)}), trial.exact, HALF / 2) <= MOST_MOVED
-    assert said("rank", "int8", got) == "rank: 50% of the multiply-adds in int8"
+    assert describe_outcome("rank", "int8", got) == "rank: 50% of the multiply-adds in int8"
 
 
 def test_the_comparison_of_small_networks_leaves_the_first_layer_alone(ranker, monkeypatch):
@@ -233,7 +233,7 @@ def test_a_recorder_answers_as_its_session_and_keeps_what_it_was_fed(ranker, tmp
 
 
 def test_shortened_lists_are_padding_in_their_second_half():
-    short = shortened(batch_for_lists(np.random.default_rng(0)))
+    short = halve_lists(batch_for_lists(np.random.default_rng(0)))
     for values in short.values():
         assert values.dtype == np.float32
         assert values[:, : CANDIDATES // 2].any()

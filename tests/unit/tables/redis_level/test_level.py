@@ -11,7 +11,7 @@ import pytest
 from serving.contract.errors import DependencyError
 from serving.tables.config import RedisConfig
 from serving.tables.levels.redis_store import RedisStore
-from serving.tables.store.batch import nothing_reached
+from serving.tables.store.batch import zero_offsets
 from serving.tables.updates.applier import Applier
 from tests.unit.tables.conftest import random_rows
 from tests.unit.tables.redis_level.rows import PATIENT_MS, ROWS, TIMEOUT_MS, WIDTH, redis_rows, right, until
@@ -23,7 +23,7 @@ def test_layout_as_an_independent_reader_sees_it(server):
     store = RedisStore(RedisConfig(server.address, num_partitions=8, timeout_ms=PATIENT_MS), "rank", {"items": 2})
     keys = np.array([0, 1, 2, 42, 1_000_000_007])
     vectors = np.arange(10, dtype=np.float32).reshape(5, 2)
-    store.update("items", Log().batch(keys, vectors), nothing_reached())
+    store.update("items", Log().batch(keys, vectors), zero_offsets())
     for key, partition, vector in zip(keys, (0, 3, 6, 5, 5), vectors, strict=True):
         name = f"hps_et{{hps_et.rank.items/p{partition}}}v"
         assert server.client.hget(name, int(key).to_bytes(8, "little")) == vector.astype("<f4").tobytes()
@@ -57,7 +57,7 @@ def test_rows_that_an_independent_writer_put_there_are_read(server):
 def test_rows_of_another_width_are_refused(server):
     config = RedisConfig(server.address, timeout_ms=PATIENT_MS)
     RedisStore(config, "rank", {"items": 3}).update(
-        "items", Log().batch(np.array([1]), np.ones((1, 3), np.float32)), nothing_reached()
+        "items", Log().batch(np.array([1]), np.ones((1, 3), np.float32)), zero_offsets()
     )
     with pytest.raises(DependencyError, match="another shape"):
         RedisStore(config, "rank", {"items": 2}).read({"items": np.array([1])})

@@ -9,7 +9,7 @@ import numpy as np
 from serving.contract.errors import DependencyError
 from serving.tables.config import LevelsConfig, TableConfig
 from serving.tables.levels.redis_store import RedisStore
-from serving.tables.store.batch import PARTITIONS, Batch, nothing_reached
+from serving.tables.store.batch import PARTITIONS, Batch, zero_offsets
 from serving.tables.store.leveled import LeveledTables
 from serving.tables.updates.applier import Applier
 from serving.tables.updates.ring import UNKNOWN
@@ -23,7 +23,7 @@ def lose_all_but(batch: Batch, config: LevelsConfig, *tables: str) -> None:
     redis = RedisStore(config.redis, config.model, {table.name: table.width for table in config.tables})
     for table in tables:
         redis.set_log(table, 0, 0)
-        redis.update(table, batch, nothing_reached())
+        redis.update(table, batch, zero_offsets())
 
 
 def test_a_redis_that_lost_its_last_writes_gets_them_again(config, machine, server):
@@ -33,11 +33,11 @@ def test_a_redis_that_lost_its_last_writes_gets_them_again(config, machine, serv
     for batch in batches[:3]:
         applier.apply("items", batch)
     lose_all_but(batches[0], config, "items")
-    applier.apply("items", batches[3].only(slice(0, 20)))
+    applier.apply("items", batches[3].select(slice(0, 20)))
     assert applier.lost_rows
     tiers.lookup("items", keys)  # most of them as Redis has them
     assert tiers.degraded
-    start = applier.start({"items": np.where(np.arange(PARTITIONS) == 0, 3, 0)}, {"items": nothing_reached()})
+    start = applier.start({"items": np.where(np.arange(PARTITIONS) == 0, 3, 0)}, {"items": zero_offsets()})
     assert start.offsets["items"][0] == 1
     for batch in batches[1:]:
         applier.apply("items", batch)
@@ -58,7 +58,7 @@ def test_a_redis_that_lost_writes_of_all_tables_is_trusted_with_none_of_them(con
     lose_all_but(batches[0], config, "items", "users")
     applier.apply("items", batches[2])
     ring, committed = applier.shared["users"].ring, np.where(np.arange(PARTITIONS) == 0, 2, 0)
-    nothing = dict.fromkeys(("items", "users"), nothing_reached())
+    nothing = dict.fromkeys(("items", "users"), zero_offsets())
     assert applier.start(dict.fromkeys(nothing, committed), nothing).offsets["users"][0] == 1
     applier.drain()
     assert ring.stored == UNKNOWN
@@ -84,7 +84,7 @@ def test_a_redis_that_lost_writes_is_found_out_without_an_update_and_what_was_ke
     late.lookup("items", keys)
     assert late.degraded
     committed = np.where(np.arange(PARTITIONS) == 0, 2, 0)
-    assert applier.start({"items": committed}, {"items": nothing_reached()}).offsets["items"][0] == 1
+    assert applier.start({"items": committed}, {"items": zero_offsets()}).offsets["items"][0] == 1
     applier.apply("items", batches[1])
     for instance in (tiers, late):
         assert right(instance, version(1))
@@ -112,7 +112,7 @@ def test_messages_without_rows_are_no_loss(config):
     applier.apply("items", Log().batch(np.arange(ROWS), version(1)))
     applier.close()
     again, committed = Applier(config), np.where(np.arange(PARTITIONS) == 0, 3, 0)
-    again.start({"items": committed}, {"items": nothing_reached()})
+    again.start({"items": committed}, {"items": zero_offsets()})
     again.look_at_redis()
     assert not again.lost_rows
     again.close()
@@ -126,7 +126,7 @@ def test_a_new_updater_finds_out_what_redis_lost_of_what_was_not_yet_committed(c
         applier.apply("items", batch)
     applier.close()
     lose_all_but(batches[0], config, "items")
-    again, nothing = Applier(config), {"items": nothing_reached()}
+    again, nothing = Applier(config), {"items": zero_offsets()}
     again.start(nothing, nothing)
     again.look_at_redis()
     assert again.lost_rows
@@ -150,15 +150,15 @@ def test_a_redis_that_goes_away_while_it_says_what_it_lost_is_asked_again(config
         for batch in batches:
             applier.apply(table, batch)
     lose_all_but(batches[0], config, "items", "users")
-    reached = RedisStore.reached
+    read_offsets = RedisStore.read_offsets
     asked = iter(["items", "items", "gone"])  # to find it out, then all tables
 
     def gone_in_the_middle(store: RedisStore, table: str) -> np.ndarray:
         if next(asked) == "gone":
             raise DependencyError("gone")
-        return reached(store, table)
+        return read_offsets(store, table)
 
-    monkeypatch.setattr(RedisStore, "reached", gone_in_the_middle)
+    monkeypatch.setattr(RedisStore, "read_offsets", gone_in_the_middle)
     applier.look_at_redis()
     assert list(asked) == []
     assert not applier.lost_rows
@@ -176,7 +176,7 @@ def test_a_log_that_starts_anew_is_read_anew(config, machine):
         applier.apply("items", log.batch(keys, version(number)))
     applier.forget_log("items", 0)
     assert applier.lost_rows
-    start = applier.start({"items": nothing_reached()}, {"items": nothing_reached()})
+    start = applier.start({"items": zero_offsets()}, {"items": zero_offsets()})
     assert not start.offsets["items"].any()
     applier.apply("items", Log().batch(keys, version(7)))
     np.testing.assert_array_equal(redis_rows(config), version(7))
