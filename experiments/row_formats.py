@@ -27,8 +27,8 @@ from serving.contract.artifacts import stage_folder
 from serving.pipeline import Pipeline
 from serving.stages.rank import TABLES_FOLDER
 from serving.tables.config import LevelsConfig, TableConfig
+from serving.tables.leveled import LeveledTables
 from serving.tables.opening import in_memory
-from serving.tables.store.leveled import LeveledTables
 from serving.tables.store.row_formats import RowCodec
 from serving.tables.store.table import l2_sections
 

@@ -39,7 +39,7 @@ from experiments.tables_feed import STARTED_S, run_broker, spawn
 from perf.command import run
 from serving.tables.config import LevelsConfig, RocksConfig, TableConfig, UpdateConfig
 from serving.tables.formats.kafka import topic
-from serving.tables.store.leveled import LeveledTables
+from serving.tables.leveled import LeveledTables
 from serving.tables.store.memory import ARENA_PREFIX, remove_unused
 from serving.tables.store.table import shared_root
 from serving.tables.updates.publisher import Publisher

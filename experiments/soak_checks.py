@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from serving.tables.store.ring import UpdateRing
 from serving.tables.store.row_formats import RowCodec
-from serving.tables.updates.ring import UpdateRing
 
 WIDTH = 8
 VISIBLE_WITHIN_S, RESTARTED_WITHIN_S = 5.0, 10.0  # generous: milliseconds, and 3 to 4 s from a kill until it has caught up

@@ -37,7 +37,7 @@ from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE
 from serving.stages.rank import TABLES_FOLDER
 from serving.tables.config import LevelsConfig, read_config
-from serving.tables.store.leveled import CONFIG_FILE
+from serving.tables.leveled import CONFIG_FILE
 
 LARGE = "item_0"  # the table of the repository that the large one replaces
 MODEL = Path(__file__).with_name("tables_large_model.py")

@@ -14,7 +14,7 @@ import numpy as np
 
 from serving.stages.adapter.triton import triton_model
 from serving.stages.rank import Rank
-from serving.tables.store.leveled import LeveledTables
+from serving.tables.leveled import LeveledTables
 
 TABLE = "items"  # the large one
 

@@ -27,8 +27,8 @@ from experiments.tables_workload import (
     settings_of,
     write_table,
 )
+from serving.tables.leveled import LeveledTables
 from serving.tables.metrics import TableCounts
-from serving.tables.store.leveled import LeveledTables
 
 LEAST_OF_TAKE = 0.5
 MOST_OF_DEVICE = {1: 2.0, 64: 4.0}  # by misses of a look-up

@@ -38,7 +38,7 @@ from serving.contract.errors import ServerError
 from serving.contract.tensors import ENSEMBLE, ModelSpec, unpack_records
 from serving.stages.features.ids import ItemIndex
 from serving.tables.config import read_config
-from serving.tables.store.leveled import CONFIG_FILE
+from serving.tables.leveled import CONFIG_FILE
 from serving.tables.updates.publisher import Publisher
 
 TURNS = ("quiet", "unread", "updated", "watched")

@@ -9,7 +9,7 @@ docs/settings.md is written from the classes here (`make docs`), from their docs
     [rules]     the shop's business rules (serving/stages/rules/config.py)
     [hugectr]   a ranker that HugeCTR trained
     [live]      how events are accepted, and where they are stored (serving/live)
-    [merlin]    where and how the merlin profile is served (export/nvidia/settings.py)
+    [merlin]    where and how the merlin profile is served (export/merlin_settings.py)
     [tables]    budgets of the ranker's embedding tables, and their update source (export/tables.py)
 
 The settings are recorded in the manifest of the generation.
@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from export.nvidia.settings import MerlinSettings
+from export.merlin_settings import MerlinSettings
 from hps_config.description import Bytes
 from hps_config.toml_faults import refuse_unknown_keys, toml_faults, unknown_key
 from repository.config import WARMUP_ROWS, Serving

@@ -30,7 +30,7 @@ from repository.finding import Finding, count_errors
 from serving.contract.artifacts import open_array, sha256_of
 from serving.contract.errors import ConfigError
 from serving.tables.config import LevelsConfig, TableConfig, read_config
-from serving.tables.store.leveled import CONFIG_FILE
+from serving.tables.leveled import CONFIG_FILE
 from serving.tables.store.mixed_widths import cold_table
 from serving.tables.store.row_formats import RowCodec
 from serving.tables.store.table import l1_sections

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from tritonclient.grpc import model_config_pb2 as pb
 
+from export.merlin_settings import PROFILE_NAME, MerlinSettings
 from export.nvidia import config_rules, hps_rules
 from export.nvidia.hps import PS_FILE
 from export.nvidia.parts import HPS, NVTABULAR, PYTHON, TENSORRT, WORKFLOW, models_of, parts_of
 from export.nvidia.precision.agreement import disagreement
 from export.nvidia.publish import answer
-from export.nvidia.settings import PROFILE_NAME, MerlinSettings
 from export.nvidia.tensorrt.checks import check_tensorrt_model
 from hps_config.reader import check_ps_json, read_ps_json
 from repository.config import CONFIG_FILE, fields_stated

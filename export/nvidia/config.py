@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 from tritonclient.grpc import model_config_pb2 as pb
 
+from export.merlin_settings import MerlinSettings
 from export.nvidia.graph import FLAT
-from export.nvidia.settings import MerlinSettings
 from export.nvidia.tensorrt.profiles import Profile, profiles_for
 from repository.config import TRITON_TYPE, Serving, state_records
 from serving.contract.tensors import ModelSpec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from export.nvidia.settings import MerlinSettings
+from export.merlin_settings import MerlinSettings
 from serving.contract.tensors import ENSEMBLE, STAGES
 from serving.stages.parts.specs import (
     PREPROCESS_FEATURES,

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
+from export.merlin_settings import PROFILE_NAME
 from export.nvidia.hugectr_backend import refuse_foreign, write_hugectr_repository
 from export.nvidia.pipeline import MerlinPipeline
 from export.nvidia.precision.agreement import disagreement
-from export.nvidia.settings import PROFILE_NAME
 from export.nvidia.source import Source
 from export.nvidia.write import Writer
 from export.profiles import profile_of

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from export.merlin_settings import PROFILE_NAME
 from export.nvidia.config import hps_config, nested_config, preferred_sizes, tensorrt_profiles
 from export.nvidia.graph import FLAT, fix_candidates, with_flat_rows
 from export.nvidia.hps import PS_FILE, estimated_uses, write_ps, write_table
@@ -18,7 +19,6 @@ from export.nvidia.index import index_bytes, write_gpu_index
 from export.nvidia.parts import NVTABULAR, PYTHON, TENSORRT, Part, models_of, nested, parts_of, python_models
 from export.nvidia.pipeline import MerlinPipeline
 from export.nvidia.precision.lower import Lowered, lower_networks
-from export.nvidia.settings import PROFILE_NAME
 from export.nvidia.source import Source
 from export.nvidia.tensorrt.config import tensorrt_config
 from export.nvidia.tensorrt.model import Engine, write_configs, write_version

@@ -33,9 +33,9 @@ from serving.stages.features.ranking import SCORE, ItemStatistics, pair_numbers
 from serving.stages.live.content import Content
 from serving.stages.live.items import LiveItems
 from serving.stages.live.ranked_items import RankedItems
+from serving.tables.leveled import LeveledTables
 from serving.tables.measurements import measurements
 from serving.tables.opening import open_tables
-from serving.tables.store.leveled import LeveledTables
 from serving.tables.store.mixed_widths import ONE_WIDTH, MixedWidths
 
 Arrays = dict[str, np.ndarray]

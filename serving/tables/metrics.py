@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from serving.tables.updates.ring import UpdaterState
-
 LATENCY_BUCKETS = 24  # bucket b counts misses that took less than 2^b µs, and not less than half of that
 
 
@@ -52,6 +50,19 @@ class TableCounts:
     @staticmethod
     def _share(part: int, whole: int, of_nothing: float = 0.0) -> float:
         return part / whole if whole else of_nothing
+
+
+@dataclass(frozen=True)
+class UpdaterState:
+    """The updater's own counters, per table."""
+
+    rows_applied: int
+    messages_rejected: int
+    messages_lost: int  # removed by the brokers before they were read
+    lag_ms: float  # of the latest batch: from the producer's timestamp until visible
+    heartbeat_unix_ms: int  # 0: no updater has run
+    broker_down: bool
+    store_down: bool  # updates are waiting for RocksDB or Redis, or RocksDB is being filled
 
 
 @dataclass(frozen=True)

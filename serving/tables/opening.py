@@ -9,7 +9,7 @@ from pathlib import Path
 from serving.contract.artifacts import REMEDY, open_array
 from serving.contract.errors import ArtifactError
 from serving.tables.config import LevelsConfig, TableConfig, read_config
-from serving.tables.store.leveled import CONFIG_FILE, LeveledTables
+from serving.tables.leveled import CONFIG_FILE, LeveledTables
 
 
 def open_tables(folder: Path, model: str, needed: Sequence[str] = ()) -> LeveledTables:

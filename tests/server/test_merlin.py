@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
+from export.merlin_settings import MerlinSettings
 from export.nvidia.precision.agreement import EXACT, disagreement
 from export.nvidia.publish import publish_merlin
-from export.nvidia.settings import MerlinSettings
 from export.nvidia.source import Source
 from export.settings import Settings
 from repository.recorded import RECORDED_FILE, compare_answers, read_recorded

@@ -16,8 +16,8 @@ from hps_config.reader import check_ps_json, read_ps_json
 from repository.finding import Finding, count_errors
 from serving.contract.errors import ConfigError, DataError
 from serving.tables.config import read_config
+from serving.tables.leveled import CONFIG_FILE
 from serving.tables.opening import open_tables
-from serving.tables.store.leveled import CONFIG_FILE
 from serving.tables.store.tables import EmbeddingTables
 
 SHAPES = {"user_0": (4_000, 8), "item_0": (500, 8), "item_1": (12, 8)}

@@ -27,7 +27,7 @@ from typing import IO
 from serving.contract.errors import ArtifactError, DependencyError
 from serving.tables.config import LevelsConfig
 from serving.tables.levels.rocks_store import DAMAGED_MARK, LOADING_PREFIX, DamagedError, RocksStore
-from serving.tables.updates.source import Source, names_in
+from serving.tables.levels.source import Source, names_in
 
 LOADED_MARK = "tables.loaded"  # in the database's folder: names of the loaded tables
 UPDATED_MARK = "tables.updated"  # exists once an updater has opened the database

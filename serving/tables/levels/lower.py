@@ -17,9 +17,9 @@ from serving.contract.errors import DependencyError
 from serving.tables.config import LevelsConfig
 from serving.tables.levels.level import Level, Store
 from serving.tables.store.memory import SharedFolder
+from serving.tables.store.ring import STORED, UNKNOWN
 from serving.tables.store.row_formats import RowCodec
-from serving.tables.store.table import TieredTable, open_shared, shared_root
-from serving.tables.updates.ring import STORED, UNKNOWN
+from serving.tables.store.table import LeveledTable, open_shared, shared_root
 
 NOWHERE, IN_L2, IN_L3, PERHAPS_OLD = 0, 2, 3, 4  # `Fetched.level`
 FEW = np.arange(16)  # never written
@@ -73,7 +73,7 @@ class Fetched:
 class LowerLevels:
     """Opens, reads and fills L2 and L3 for all tables of a model. A level's client is imported when the level is opened."""
 
-    def __init__(self, config: LevelsConfig, tables: dict[str, TieredTable]) -> None:
+    def __init__(self, config: LevelsConfig, tables: dict[str, LeveledTable]) -> None:
         self.config, self.tables = config, tables
         self._widths = {table.name: table.width for table in config.tables}
         self.shared = Level("shared memory", self._attach)
@@ -121,7 +121,7 @@ class LowerLevels:
         return store
 
     def _open_source(self) -> Store:
-        from serving.tables.updates.source import Source
+        from serving.tables.levels.source import Source
 
         return Source(Path(self.config.source), self.config.tables)
 
@@ -183,7 +183,7 @@ class LowerLevels:
                 self._from_ring(table, rows)
         return self.shared.store is not None
 
-    def _from_ring(self, table: TieredTable, rows: Fetched) -> None:
+    def _from_ring(self, table: LeveledTable, rows: Fetched) -> None:
         ring = table.shared.ring
         recent = ring.read_since(ring.stored)
         if recent is None:

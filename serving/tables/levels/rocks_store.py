@@ -24,10 +24,10 @@ from serving.tables.formats.names import check_keys
 from serving.tables.formats.rocksdb_layout import DEFAULT_COLUMN_FAMILY, column_family, log_key
 from serving.tables.formats.rocksdb_log import first_damage
 from serving.tables.formats.rows import decode_vectors, encode_keys, encode_vectors
+from serving.tables.levels.following import Following
 from serving.tables.levels.level import Found
 from serving.tables.store.batch import Batch, zero_offsets
 from serving.tables.store.wave import Wave
-from serving.tables.updates.following import Following
 
 BLOCK_CACHE_BYTES = 8 << 20  # of one store, all tables, without index and filters; hot rows are in L1 and L2
 BLOOM_BITS_PER_KEY = 10  # 1 % of unknown keys cost a read (false positives)

@@ -19,10 +19,10 @@ from serving.tables.config import LevelsConfig, TableConfig
 from serving.tables.metrics import TableCounts
 from serving.tables.store.batch import Batch
 from serving.tables.store.memory import ARENA_PREFIX, PrivateBlock, Sections, SharedBlock
+from serving.tables.store.ring import APPLIED, HEAD, UpdateRing
 from serving.tables.store.row_formats import RowCodec
 from serving.tables.store.side_by_side import SharedRows
 from serving.tables.store.slots import CachedTable, CompleteTable
-from serving.tables.updates.ring import APPLIED, HEAD, UpdateRing
 
 INDEX_SHARE = 0.25  # most memory for a shared index of slots by key, relative to L2's rows
 L1_INDEX_SHARE = 1.0  # L1 exists for speed
@@ -195,7 +195,7 @@ class HotRows:
             slots.insert(keys[fresh], vectors[fresh])
 
 
-class TieredTable:
+class LeveledTable:
     """One table in one process. `shared` is None while it does not fit; then L3 answers alone."""
 
     def __init__(self, config: TableConfig) -> None:

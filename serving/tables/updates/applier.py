@@ -20,8 +20,8 @@ from serving.tables.levels.redis_store import RedisStore
 from serving.tables.levels.rocks_store import RocksStore
 from serving.tables.store.batch import Batch, zero_offsets
 from serving.tables.store.memory import SharedFolder
+from serving.tables.store.ring import STORED, UNKNOWN
 from serving.tables.store.table import open_shared, shared_root
-from serving.tables.updates.ring import STORED, UNKNOWN
 
 DRAINED_ROWS = 8_192  # of a backlog, at a time
 

@@ -21,8 +21,8 @@ from serving.contract.errors import ConfigError, DataError
 from serving.tables.config import LevelsConfig
 from serving.tables.formats.kafka import consumer_group, decode_messages, is_subscribed, topic
 from serving.tables.store.batch import PARTITIONS, Batch, zero_offsets
+from serving.tables.store.ring import BROKER_DOWN, HEARTBEAT_MS, LAG_US, LOST, REJECTED, STORE_DOWN
 from serving.tables.updates.applier import Applier
-from serving.tables.updates.ring import BROKER_DOWN, HEARTBEAT_MS, LAG_US, LOST, REJECTED, STORE_DOWN
 
 BACKLOG_ROWS = 500_000  # of one store that is down; beyond it, messages wait in Kafka (backpressure)
 RECONNECT_MS = 1_000

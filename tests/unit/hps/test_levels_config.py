@@ -18,8 +18,8 @@ from hps_config.tables import TableSpec
 from serving.contract.errors import ArtifactError, ConfigError
 from serving.tables.config import RedisConfig, RocksConfig, TableConfig, UpdateConfig
 from serving.tables.formats.sparse_folder import write_sparse_folder
-from serving.tables.store.leveled import LeveledTables
-from serving.tables.store.table import TieredTable, open_shared
+from serving.tables.leveled import LeveledTables
+from serving.tables.store.table import LeveledTable, open_shared
 from tests.unit.hps.test_parsers import document
 from tests.unit.hps.test_reader import NAMED
 
@@ -126,7 +126,7 @@ def private_bytes_of_a_full_table(config, folder):
 
 
 def full_table(config, folder):
-    table = TieredTable(config)
+    table = LeveledTable(config)
     keys = np.random.default_rng(0).permutation(config.rows)
     vectors = np.ones((5_000, config.width), np.float32)
     table.attach(open_shared(folder, [table.config])[config.name])
@@ -169,7 +169,7 @@ def test_predicted_hit_rate_is_what_the_real_l1_reaches(tmp_path, skew, share):
     popularity = np.arange(1, rows + 1) ** -skew
     drawn = rng.permutation(rows)[rng.choice(rows, 100 * per_request, p=popularity / popularity.sum())]
     requests = [np.unique(part) for part in drawn.reshape(-1, per_request)]
-    table = TieredTable(TableConfig("item", rows, 4, l1_rows=l1_rows(rows, share)))
+    table = LeveledTable(TableConfig("item", rows, 4, l1_rows=l1_rows(rows, share)))
     table.attach(open_shared(tmp_path, [table.config])["item"])
     hits = []
     for keys in requests:

@@ -15,8 +15,8 @@ from hps_config.memory import table_config
 from hps_config.planning import Budgets, plan_levels
 from hps_config.tables import TableSpec
 from serving.tables.config import LevelsConfig, RocksConfig
+from serving.tables.leveled import LeveledTables
 from serving.tables.levels.loading import load_l3
-from serving.tables.store.leveled import LeveledTables
 
 MIB = 2**20
 SPEC = TableSpec("item", rows=600_000, width=16)

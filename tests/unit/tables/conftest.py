@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from serving.tables.config import LevelsConfig, RocksConfig, TableConfig
-from serving.tables.store.leveled import LeveledTables
+from serving.tables.leveled import LeveledTables
 from tests.unit.tables.updating import TABLE
 
 

@@ -11,12 +11,12 @@ import pytest
 
 from serving.contract.errors import DataError
 from serving.tables.config import LevelsConfig
+from serving.tables.leveled import LeveledTables
 from serving.tables.levels import loading
 from serving.tables.levels.rocks_store import DAMAGED_MARK, RocksStore
 from serving.tables.store.batch import PARTITIONS, zero_offsets
-from serving.tables.store.leveled import LeveledTables
+from serving.tables.store.ring import UNKNOWN
 from serving.tables.updates.applier import Applier
-from serving.tables.updates.ring import UNKNOWN
 from tests.unit.tables.conftest import random_rows
 from tests.unit.tables.updating import (
     ROWS,

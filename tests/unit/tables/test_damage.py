@@ -17,12 +17,12 @@ import pytest
 
 from serving.contract.errors import DependencyError
 from serving.tables.config import LevelsConfig, RocksConfig, TableConfig, UpdateConfig
+from serving.tables.leveled import LeveledTables
 from serving.tables.levels import rocks_store
 from serving.tables.levels.level import Level
 from serving.tables.levels.loading import load_l3, mark_updated, never_updated, open_l3
 from serving.tables.levels.rocks_store import DAMAGED_MARK, LOADING_PREFIX, DamagedError, RocksStore
 from serving.tables.store.batch import zero_offsets
-from serving.tables.store.leveled import LeveledTables
 from serving.tables.updates.applier import Applier
 from serving.tables.updates.publisher import Publisher
 from tests.unit.tables.conftest import random_rows

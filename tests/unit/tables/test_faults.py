@@ -18,15 +18,15 @@ import pytest
 
 from serving.contract.errors import ArtifactError, ConfigError, DependencyError
 from serving.tables.config import LevelsConfig, RocksConfig, TableConfig, UpdateConfig, read_config
+from serving.tables.leveled import UPKEEP_EVERY_S, LeveledTables
 from serving.tables.levels.breaker import FIRST_PAUSE_S, LONGEST_PAUSE_S, Breaker
 from serving.tables.levels.loading import load_l3
 from serving.tables.levels.rocks_store import RocksStore
+from serving.tables.levels.source import Source
 from serving.tables.store import memory
 from serving.tables.store.batch import zero_offsets
-from serving.tables.store.leveled import UPKEEP_EVERY_S, LeveledTables
 from serving.tables.store.memory import SharedFolder
 from serving.tables.updates.applier import Applier
-from serving.tables.updates.source import Source
 from tests.unit.tables.conftest import random_rows
 from tests.unit.tables.updating import Log
 
@@ -291,7 +291,7 @@ def test_a_process_that_ends_takes_its_arena_along(settings, tmp_path):
     """The server's stub ends its interpreter without asking the stages."""
     config = LevelsConfig("rank", (PARTIAL,), "left", str(tmp_path), **settings)
     config.write(tmp_path / "levels.json")
-    imports = "import pathlib, sys; from serving.tables.store.leveled import LeveledTables"
+    imports = "import pathlib, sys; from serving.tables.leveled import LeveledTables"
     script = f"{imports}; tables = LeveledTables.load(pathlib.Path(sys.argv[1]))"
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=60)
     assert not list(tmp_path.glob(f"{memory.ARENA_PREFIX}*"))

@@ -20,9 +20,9 @@ import pytest
 
 from serving.contract.errors import DependencyError
 from serving.tables.config import RocksConfig
+from serving.tables.levels.following import MOST_IN_A_ROW, Following
 from serving.tables.levels.rocks_store import RocksStore
 from serving.tables.store.batch import Batch, zero_offsets
-from serving.tables.updates.following import MOST_IN_A_ROW, Following
 
 KEYS = np.arange(4)
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from serving.contract.errors import RequestError
 from serving.tables.config import LevelsConfig, RocksConfig, TableConfig
 from serving.tables.formats.sparse_folder import write_sparse_folder
+from serving.tables.leveled import CONFIG_FILE, LeveledTables
 from serving.tables.levels.lower import LowerLevels
 from serving.tables.levels.rocks_store import RocksStore
-from serving.tables.store.leveled import CONFIG_FILE, LeveledTables
 from serving.tables.store.row_formats import RowCodec
 from tests.unit.tables.conftest import random_rows
 

@@ -14,9 +14,9 @@ import pytest
 
 from serving.contract.errors import ArtifactError
 from serving.tables.config import LevelsConfig, RocksConfig, TableConfig, read_config
+from serving.tables.leveled import CONFIG_FILE
 from serving.tables.opening import in_memory, open_tables
 from serving.tables.store import table as table_module
-from serving.tables.store.leveled import CONFIG_FILE
 from serving.tables.store.memory import ARENA_PREFIX
 from serving.tables.store.table import shared_root
 from serving.tables.store.tables import EmbeddingTables

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.tables.store.memory import PrivateBlock
+from serving.tables.store.ring import UpdateRing
 from serving.tables.store.row_formats import RowCodec
-from serving.tables.updates.ring import UpdateRing
 
 CODEC = RowCodec("fp32", 2)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from serving.tables.config import RocksConfig, TableConfig
-from serving.tables.store.leveled import LeveledTables
+from serving.tables.leveled import LeveledTables
 from serving.tables.store.tables import EmbeddingTables
 from serving.tables.updates.applier import Applier
 from tests.unit.tables.conftest import random_rows

@@ -20,8 +20,8 @@ from experiments.soak_checks import (
     rows_of,
 )
 from perf.command import leave
+from serving.tables.store.ring import UpdateRing
 from serving.tables.store.row_formats import RowCodec
-from serving.tables.updates.ring import UpdateRing
 
 ROWS, KEY = 100, 7
 CODEC = RowCodec("fp32", WIDTH)

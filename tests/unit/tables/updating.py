@@ -17,10 +17,10 @@ from confluent_kafka import Consumer, TopicPartition
 from serving.contract.errors import DependencyError
 from serving.tables.config import LevelsConfig, TableConfig
 from serving.tables.formats.kafka import consumer_group
+from serving.tables.leveled import LeveledTables
 from serving.tables.levels.loading import WRITER_FILE
 from serving.tables.levels.rocks_store import RocksStore
 from serving.tables.store.batch import Batch
-from serving.tables.store.leveled import LeveledTables
 from serving.tables.updates.updater import Updater
 
 ROWS, WIDTH = 300, 4

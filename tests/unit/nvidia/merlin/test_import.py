@@ -14,11 +14,11 @@ import torch
 from rich.console import Console
 
 from export.build import build_repository
+from export.hugectr_data import teach_hugectr
 from export.nvidia.hugectr.foreign import read_foreign
 from export.nvidia.hugectr.importing import find_latest, import_dlrm
 from export.nvidia.hugectr.inputs import Inputs, Slot, inputs_of, read_inputs
 from export.nvidia.hugectr.network import Network, network_document
-from export.nvidia.hugectr.teach import teach_hugectr
 from export.nvidia.pipeline import MerlinPipeline, map_to_host
 from export.nvidia.precision.agreement import EXACT
 from export.settings import Settings

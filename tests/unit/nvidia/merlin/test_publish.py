@@ -10,12 +10,12 @@ import pytest
 from google.protobuf.json_format import MessageToJson
 
 from export.__main__ import app
+from export.merlin_settings import MerlinSettings
 from export.nvidia.graph import with_flat_rows
 from export.nvidia.hps import estimated_uses, table_name, write_table
 from export.nvidia.parts import PYTHON, parts_of
 from export.nvidia.pipeline import MerlinPipeline, map_to_host
 from export.nvidia.publish import publish_merlin, refuse_long_lists, rehearse
-from export.nvidia.settings import MerlinSettings
 from export.settings import Settings, with_triton
 from hps_config.reader import read_ps_json
 from repository.models import read_config, write_config

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from serving.tables.config import LevelsConfig, RedisConfig, RocksConfig, TableConfig
-from serving.tables.store.leveled import LeveledTables
+from serving.tables.leveled import LeveledTables
 from serving.tables.updates.applier import Applier
 from tests.unit.tables.conftest import random_rows
 from tests.unit.tables.redis_level.rows import ROWS, TIMEOUT_MS, WIDTH

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 
 from serving.tables.config import LevelsConfig
+from serving.tables.leveled import LeveledTables
 from serving.tables.levels.redis_store import RedisStore
-from serving.tables.store.leveled import LeveledTables
 from tests.unit.tables.conftest import random_rows
 
 ROWS, WIDTH = 200, 4

@@ -8,11 +8,11 @@ import numpy as np
 
 from serving.contract.errors import DependencyError
 from serving.tables.config import LevelsConfig, TableConfig
+from serving.tables.leveled import LeveledTables
 from serving.tables.levels.redis_store import RedisStore
 from serving.tables.store.batch import PARTITIONS, Batch, zero_offsets
-from serving.tables.store.leveled import LeveledTables
+from serving.tables.store.ring import UNKNOWN
 from serving.tables.updates.applier import Applier
-from serving.tables.updates.ring import UNKNOWN
 from tests.unit.tables.conftest import random_rows
 from tests.unit.tables.redis_level.rows import ROWS, WIDTH, redis_rows, right, until, version
 from tests.unit.tables.updating import Log

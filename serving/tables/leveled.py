@@ -22,10 +22,9 @@ from serving.contract.errors import RequestError
 from serving.tables.config import LevelsConfig, TableConfig, read_config
 from serving.tables.levels.background import Background
 from serving.tables.levels.lower import IN_L2, IN_L3, NOWHERE, PERHAPS_OLD, Fetched, LowerLevels
-from serving.tables.metrics import Metrics, MissCounts, TableMetrics
+from serving.tables.metrics import Metrics, MissCounts, TableMetrics, UpdaterState
 from serving.tables.store.side_by_side import SideBySide
-from serving.tables.store.table import TieredTable, l1_sections, l2_sections
-from serving.tables.updates.ring import UpdaterState
+from serving.tables.store.table import LeveledTable, l1_sections, l2_sections
 
 CONFIG_FILE = "levels.json"
 WARM_ROWS = 4096  # at a time, so that writers of the table wait for one part only
@@ -40,7 +39,7 @@ NO_UPDATER = UpdaterState(0, 0, 0, 0.0, 0, False, False)
 class _Miss:
     """The misses of one table's first level."""
 
-    table: TieredTable
+    table: LeveledTable
     asked: np.ndarray  # int64 [N] all keys of the request
     vectors: np.ndarray  # float32 [N, D] the answer so far
     places: np.ndarray  # int64 [M] rows of it that are missing
@@ -55,7 +54,7 @@ class LeveledTables:
     def __init__(self, config: LevelsConfig, warm: bool = True) -> None:
         self.config = config
         self.degraded = False  # a level that the latest look-up needed is down
-        self._tables = {table.name: TieredTable(table) for table in config.tables}
+        self._tables = {table.name: LeveledTable(table) for table in config.tables}
         self._lower = LowerLevels(config, self._tables)
         self._side_by_side: dict[tuple[str, ...], SideBySide] = {}
         self._misses = MissCounts()
@@ -112,14 +111,14 @@ class LeveledTables:
         Tables that L2 holds whole are read in one pass. Misses of all tables are read in one wave; a table may be named once.
         """
         self.degraded = False
-        answers = [self._read_side_by_side(names, keys) for names, keys in wanted]
-        lacking = [i for i, answer in enumerate(answers) if answer is None]
-        if lacking:
-            asked = {name: wanted[i][1][..., slot] for i in lacking for slot, name in enumerate(wanted[i][0])}
-            rows = self.lookup_many(asked)
-            for i in lacking:
-                answers[i] = np.stack([rows[name] for name in wanted[i][0]], axis=-2)
-        return answers
+        side_by_side = [self._read_side_by_side(names, keys) for names, keys in wanted]
+        apart = [which for which, rows in zip(wanted, side_by_side, strict=True) if rows is None]
+        keys_by_table = {name: keys[..., slot] for names, keys in apart for slot, name in enumerate(names)}
+        rows_by_table = self.lookup_many(keys_by_table) if apart else {}
+        return [
+            np.stack([rows_by_table[name] for name in names], axis=-2) if rows is None else rows
+            for (names, _), rows in zip(wanted, side_by_side, strict=True)
+        ]
 
     def _read_side_by_side(self, names: tuple[str, ...], keys: np.ndarray) -> np.ndarray | None:
         """Return the rows, or None where the tables are not stored side by side or a row is missing."""
@@ -128,10 +127,11 @@ class LeveledTables:
 
     def _reader(self, names: tuple[str, ...]) -> SideBySide | None:
         tables = [self._table(name) for name in names]
-        blocks = [None if table.l1 or table.shared is None else table.shared.side_by_side for table in tables]
-        if not blocks or None in blocks or any(block is not blocks[0] for block in blocks):
+        shared = [table.shared for table in tables if table.shared is not None and not table.l1]
+        block = shared[0].side_by_side if shared else None
+        if block is None or len(shared) < len(tables) or any(each.side_by_side is not block for each in shared):
             return None
-        self._side_by_side[names] = SideBySide(blocks[0], names, [table.shared.complete_slots for table in tables])
+        self._side_by_side[names] = SideBySide(block, names, [each.complete_slots for each in shared])
         return self._side_by_side[names]
 
     def _read_top(self, name: str, rows: np.ndarray, out: np.ndarray | None) -> tuple[np.ndarray, _Miss | None]:
@@ -160,7 +160,7 @@ class LeveledTables:
                 f"{list(shape)}: one row a key. Pass np.empty of that shape, or none."
             )
 
-    def _table(self, name: str) -> TieredTable:
+    def _table(self, name: str) -> LeveledTable:
         try:
             return self._tables[name]
         except KeyError:
@@ -169,7 +169,7 @@ class LeveledTables:
             ) from None
 
     @staticmethod
-    def _miss(table: TieredTable, keys: np.ndarray, vectors: np.ndarray, places: np.ndarray) -> _Miss:
+    def _miss(table: LeveledTable, keys: np.ndarray, vectors: np.ndarray, places: np.ndarray) -> _Miss:
         lacking = keys[places]
         if len(lacking) == 1:  # the usual miss where most rows hit; `unique` costs a quarter of a read
             distinct, inverse, counts = lacking, FIRST, ONCE
@@ -305,7 +305,7 @@ class LeveledTables:
         )
 
     @staticmethod
-    def _table_metrics(table: TieredTable, at_once: int) -> TableMetrics:
+    def _table_metrics(table: LeveledTable, at_once: int) -> TableMetrics:
         """Return the metrics of one table. at_once: rows that were read together with other tables, all from L2."""
         slots = table.shared.slots if table.shared else None
         return TableMetrics(

@@ -10,10 +10,9 @@ Rows from `stored` on may be missing in a store that is down: readers look here 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from serving.tables.metrics import UpdaterState
 from serving.tables.store.batch import PARTITIONS, last_of_each
 from serving.tables.store.memory import Sections
 from serving.tables.store.row_formats import RowCodec
@@ -22,19 +21,6 @@ CLAIMED, HEAD, APPLIED, REJECTED, LAG_US, HEARTBEAT_MS, BROKER_DOWN, STORE_DOWN,
 N_WORDS = 16
 MAX_ROWS = 16_384
 UNKNOWN = -(1 << 62)  # of `stored`: a store lost unknown rows; further back than any ring holds
-
-
-@dataclass(frozen=True)
-class UpdaterState:
-    """The updater's own counters, per table."""
-
-    rows_applied: int
-    messages_rejected: int
-    messages_lost: int  # removed by the brokers before they were read
-    lag_ms: float  # of the latest batch: from the producer's timestamp until visible
-    heartbeat_unix_ms: int  # 0: no updater has run
-    broker_down: bool
-    store_down: bool  # updates are waiting for RocksDB or Redis, or RocksDB is being filled
 
 
 class UpdateRing:
