@@ -1,4 +1,4 @@
-"""From a data set to what HugeCTR trains on: the features and requests of an export, up to where its ranker would learn."""
+"""Write HugeCTR's training data: the features and requests of an export, up to the training of its ranker."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from training.retrieval.fit import fit_training_retriever
 
 
 def teach_hugectr(dataset: Dataset, folder: Path, settings: Settings, console: Console) -> dict[str, int]:
-    """Write `folder` -> rows by part. The features are those of an export of the same log and settings, and so are the keys."""
+    """Write `folder`. Return rows by part. Features and keys are those of an export of the same log and settings."""
     progress, pipeline, choices = Progress(console), settings.pipeline, RankingSettings()
     features = build_features(dataset, dataset.interactions, FeatureSettings(history_length=pipeline.history), pipeline.seed)
     rng = np.random.default_rng(pipeline.seed)

@@ -30,7 +30,7 @@ def plan(
     ] = None,
     write: Annotated[Path | None, typer.Option(help="write the ps.json here")] = None,
 ) -> None:
-    """Print bytes per level and process, and predicted hit rates; refuse what cannot fit."""
+    """Print bytes per level and process, and predicted hit rates. Refuse budgets that are too small."""
     description = read_description(config)
     planned = plan_levels(description.specs, description.budgets)
     traces = read_traces(trace, description.specs) if trace else {}
@@ -42,7 +42,7 @@ def plan(
 
 @app.command()
 def check(path: Annotated[Path, typer.Argument(help="a ps.json")]) -> None:
-    """Say what NVIDIA's two parsers would stumble over; exit status 1 on errors."""
+    """Report what NVIDIA's two parsers would reject or misread; exit status 1 on errors."""
     findings = check_ps_json(path)
     for finding in findings:
         typer.echo(str(finding))

@@ -1,4 +1,4 @@
-"""What makes a ps.json unusable although both parsers can read it: rules between keys, and keys that nobody reads."""
+"""Find faults of a ps.json that both parsers can read: rules between keys, and keys that neither parser reads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DATABASE_FREE_CACHES = ("static", "uvm")  # read the sparse files themselves; da
 
 
 def check_keys_present(document: dict) -> list[Finding]:
-    """Keys that neither parser reads (misspelled, or left over from old samples), and keys that should not be left out."""
+    """Return keys that neither parser reads (misspelled, or from old samples), and missing keys that should be written out."""
     top = {schema.name for schema in fields(PsConfig)}
     findings = [
         *_unknown(document, top, ""),
@@ -52,7 +52,7 @@ def _unstated_path(persistent_db: object) -> Iterator[Finding]:
     if persistent_db.get("type") in PERSISTENT_TYPES["rocks_db"]:
         yield _warning(
             "persistent_db.path",
-            "is missing: RocksDB would lie in the folder for temporary files. Expected a folder that outlives the machine's "
+            "is missing: RocksDB would be in the folder for temporary files. Expected a folder that outlives the machine's "
             "start. Write it.",
         )
 
@@ -77,7 +77,7 @@ def _unknown(document: dict, known: set[str], prefix: str) -> Iterator[Finding]:
 
 
 def check_config(config: PsConfig) -> list[Finding]:
-    """Rules between the keys of a whole file."""
+    """Check the rules between the keys of a whole file."""
     return [
         *_check_top(config),
         *_check_volatile(config.volatile_db),

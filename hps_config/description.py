@@ -74,7 +74,7 @@ class TableSection(_Section):
 
 
 class HpsDescription(_Section):
-    """A whole description; `specs` and `budgets` are what the planner takes."""
+    """A whole description; the planner takes its `specs` and `budgets`."""
 
     model: str
     sparse_root: str = "."  # folder that holds <table>.model for each table

@@ -67,9 +67,9 @@ def _greater_before(values: np.ndarray) -> np.ndarray:
 
 
 def predict_hit_rates(keys: np.ndarray, l1_rows: int, l2_rows: int, instances: int = 1) -> HitRates:
-    """Hit rates of one table under a trace. keys int64 [N] in order of use, unique within a request.
+    """Return the hit rates of one table under a trace. keys: int64 [N] in order of use, unique within a request.
 
-    The uses are dealt to the instances in turn; each has its own L1 of l1_rows, and all share an L2 of l2_rows, which sees L1's
+    Uses are dealt to the instances in turn; each has its own L1 of l1_rows, and all share an L2 of l2_rows, which sees L1's
     misses only. The first fifth of the trace fills the levels and is not counted.
     """
     keys = np.asarray(keys)

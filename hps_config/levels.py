@@ -1,4 +1,4 @@
-"""ps.json -> the settings of our own levels: one file drives NVIDIA's `hps` backend and ours, with the same meaning.
+"""Convert ps.json to the settings of our own levels: one file drives NVIDIA's `hps` backend and ours, with the same meaning.
 
 gpucache, gpucacheper      ─▶ L1 rows per process        volatile_db    ─▶ L2: shared memory, or Redis
 hit_rate_threshold         ─▶ the same                   persistent_db  ─▶ L3: RocksDB
@@ -59,7 +59,7 @@ def sparse_rows(params: ModelParams) -> dict[str, int]:
 
 
 def _table(config: PsConfig, params: ModelParams, i: int, table_rows: Mapping[str, int], dense: bool) -> TableConfig:
-    """A table that L2 holds whole has no L1: shared rows are read as fast, and all tables at once (side_by_side.py)."""
+    """Return one table's settings. A table that L2 holds whole has no L1: shared rows are as fast (side_by_side.py)."""
     name = params.embedding_table_names[i]
     rows = table_rows[name]
     l2_rows = _l2_rows(config.volatile_db, rows)

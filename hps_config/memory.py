@@ -1,8 +1,8 @@
-"""What rows cost on each level. L1 and L2 are asked of the levels themselves; L3 is RocksDB's, measured.
+"""The cost of rows on each level. L1 and L2 report their own sizes; those of RocksDB (L3) are measured.
 
-L1  per process:  decoded rows in slots, with what finds and evicts them
+L1  per process:  decoded rows in slots, with their index and use counts
 L2  per machine:  encoded rows in shared memory, one copy for all processes; beside it a ring of recent updates
-L3  on disk:      RocksDB's sorted files of key and fp32 row; and per process what finds rows in them, with a block cache
+L3  on disk:      RocksDB's sorted files of key and fp32 row; and per process its index, filters and block cache
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ def l1_rows(rows: int, share: float) -> int:
 
 
 def l1_bytes(table: TableSpec, rows: int) -> int:
-    """Bytes of a cache of `rows` rows in one process."""
+    """Return the bytes of a cache of `rows` rows in one process."""
     return l1_sections(table_config(table, rows, 0)).nbytes
 
 
 def l2_bytes(table: TableSpec, rows: int) -> int:
-    """Bytes of `rows` rows in the machine's shared memory."""
+    """Return the bytes of `rows` rows in the machine's shared memory."""
     return l2_sections(table_config(table, 0, rows)).nbytes if rows else 0
 
 
 def ring_bytes(table: TableSpec) -> int:
-    """Bytes of the recent updates that shared memory keeps for every L1 to follow, whatever L2 holds."""
+    """Return the bytes of the recent updates that shared memory keeps for every L1 to follow, whatever L2 holds."""
     return ring_sections(table_config(table, 0, 0)).nbytes
 
 
 def l3_bytes(table: TableSpec, rows: int) -> int:
-    """Bytes of `rows` rows on disk, compacted; compaction itself may need as much again for a while."""
+    """Return the bytes of `rows` rows on disk, compacted; compaction itself may need as much again for a while."""
     return rows * (table.fp32_row_bytes + L3_ROW_BYTES)
 
 
 def l3_memory_bytes(tables: tuple[TableSpec, ...]) -> int:
-    """Bytes that RocksDB takes of every process that has it open: index and filters of all rows, and cached blocks."""
+    """Return the memory of RocksDB in every process that has it open: index and filters of all rows, and cached blocks."""
     readers = sum(reader_bytes(table.rows, table.width) for table in tables)
     return readers + min(BLOCK_CACHE_BYTES, sum(l3_bytes(table, table.rows) for table in tables))
 
 
 def buffer_bytes(tables: tuple[TableSpec, ...], max_batch_size: int) -> int:
-    """Bytes of keys and fp32 rows of the largest request, per process."""
+    """Return the bytes of keys and fp32 rows of the largest request, per process."""
     return max_batch_size * sum(table.keys_per_sample * (8 + table.fp32_row_bytes) for table in tables)

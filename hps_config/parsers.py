@@ -1,10 +1,10 @@
-"""NVIDIA's two readers of ps.json, modelled. The `hps` backend reads the file twice, and a usable file must satisfy both:
+"""Models of NVIDIA's two readers of ps.json. The `hps` backend reads the file twice, and a usable file must satisfy both:
 
     ps.json ─▶ parser A  HPS's library: databases, caches      strict types, unknown enumeration values fall back in silence
             └▶ parser B  the Triton backend: lookup sessions   more keys required, numbers and booleans may be strings
 
-Each `read_as_*` returns what that parser would understand, and findings: where it would stop ("error") or quietly
-do something else than the file says ("warning"). `reader.py` puts the two together.
+Each `read_as_*` returns the parser's result, and findings: where it would stop ("error") or silently use another value than
+the file states ("warning"). `reader.py` combines the two.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BLOCKS = {"volatile_db": VolatileDb, "persistent_db": PersistentDb, "update_sour
 
 @dataclass
 class Reading:
-    """What one parser understood of a file."""
+    """The result of one parser."""
 
     parser: str
     config: PsConfig
@@ -48,7 +48,7 @@ class Reading:
 
 
 class _Unreadable(Exception):
-    """A value that a parser cannot convert; carries what it wanted."""
+    """A value that a parser cannot convert; the message is the expectation."""
 
 
 def load_json(path: Path) -> dict:
@@ -72,12 +72,12 @@ def _refuse_constant(name: str) -> None:
 
 
 def read_as_a(document: dict) -> Reading:
-    """`document` as HPS's library reads it."""
+    """Read `document` as HPS's library does."""
     return _read(document, "A")
 
 
 def read_as_b(document: dict) -> Reading:
-    """`document` as the Triton backend reads it."""
+    """Read `document` as the Triton backend does."""
     return _read(document, "B")
 
 
@@ -116,7 +116,7 @@ def _read_model(reading: Reading, value: Any, where: str) -> ModelParams:
 
 
 def _fit_defaults(reading: Reading, params: ModelParams, where: str) -> tuple[float, ...]:
-    """Parser A pads default values with 0 or cuts them, to one per table."""
+    """Return one default value per table: parser A pads with 0 or truncates."""
     values, n_tables = params.default_value_for_each_table, len(params.embedding_vecsize_per_table)
     if len(values) != n_tables:
         reading.warn(
@@ -127,7 +127,7 @@ def _fit_defaults(reading: Reading, params: ModelParams, where: str) -> tuple[fl
 
 
 def _read_fields(reading: Reading, block: type, document: dict, prefix: str, skip: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Values of the keys of one object, defaults where absent; findings for missing and unreadable ones."""
+    """Return the keys of one object, defaults where absent. Report missing and unreadable ones."""
     gpucache = str(document.get("gpucache", True)).lower() not in ("false", "0")
     values = {}
     for schema in fields(block):
@@ -137,7 +137,7 @@ def _read_fields(reading: Reading, block: type, document: dict, prefix: str, ski
         where = f"{prefix}{schema.name}"
         if schema.name not in document:
             if treatment == REQUIRED or (treatment == CACHED and gpucache):
-                reading.error(where, "is missing. Expected by this parser, which stops without it. Write the key.")
+                reading.error(where, "is missing. This parser requires it. Write the key.")
             values[schema.name] = _absent(schema, reading.parser)
             continue
         try:

@@ -1,8 +1,8 @@
-"""Table budgets -> a plan: how many rows of each table each level holds, and what that costs.
+"""Plan table budgets: how many rows of each table each level holds, and the bytes that they take.
 
 HPS has one dial per level and model: `gpucacheper`, the share of every table that L1 caches, and `overflow_margin`, the rows of
-a table that one partition of L2 keeps. The planner turns each as far up as its budget allows, and refuses when even the least
-does not fit, naming what would.
+a table that one partition of L2 keeps. The planner raises each as far as its budget allows. It refuses a budget that is too
+small for the least setting, and names one that would do.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SHARE_STEPS = 1_000_000  # gpucacheper is written with six digits
 class Budgets:
     """Bytes each level may take. L1 is per process, L2 per machine, L3 on disk; 0 leaves L2 or L3 out.
 
-    Where L2 does not hold every row, what RocksDB takes of a process's memory comes out of `l1_bytes`.
+    Where L2 does not hold every row, RocksDB's memory per process counts towards `l1_bytes`.
     """
 
     l1_bytes: int
@@ -47,7 +47,7 @@ class TablePlan:
 
     @property
     def in_l2(self) -> bool:
-        """L2 holds every row."""
+        """Whether L2 holds every row."""
         return self.l2_rows == self.table.rows
 
     @property
@@ -65,7 +65,7 @@ class TablePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """What fits where. Bytes are of the rows and their slots, without interpreter and libraries."""
+    """Rows per level, and their bytes with slots, without interpreter and libraries."""
 
     budgets: Budgets
     tables: tuple[TablePlan, ...]
@@ -74,32 +74,32 @@ class Plan:
 
     @property
     def l1_bytes(self) -> int:
-        """Of one process."""
+        """Bytes of L1 in one process."""
         return sum(planned.l1_bytes for planned in self.tables)
 
     @property
     def l2_bytes(self) -> int:
-        """Of the machine, one copy for all processes."""
+        """Bytes of L2, one copy for all processes of the machine."""
         return sum(planned.l2_bytes for planned in self.tables)
 
     @property
     def l3_bytes(self) -> int:
-        """On disk."""
+        """Bytes of L3 on disk."""
         return sum(planned.l3_bytes for planned in self.tables)
 
     @property
     def l3_memory_bytes(self) -> int:
-        """Of one process: RocksDB's index, filters and block cache."""
+        """Bytes of RocksDB's index, filters and block cache in one process."""
         return l3_memory_bytes(tuple(planned.table for planned in self.tables)) if self.budgets.l3_bytes else 0
 
     @property
     def ring_bytes(self) -> int:
-        """Of the machine: recent updates, which every L1 follows."""
+        """Bytes of the machine's recent updates, which every L1 follows."""
         return sum(ring_bytes(planned.table) for planned in self.tables)
 
     @property
     def buffer_bytes(self) -> int:
-        """Of one process: keys and rows of the largest request."""
+        """Bytes of keys and rows of the largest request in one process."""
         return buffer_bytes(tuple(planned.table for planned in self.tables), self.budgets.max_batch_size)
 
     @property
@@ -114,17 +114,20 @@ class Plan:
 
     @property
     def spared_bytes(self) -> int:
-        """Of `process_bytes`, what our own levels do without: L1 of tables that L2 holds whole. HPS caches these as well."""
+        """Part of `process_bytes` that our own levels save: L1 of tables that L2 holds whole, which HPS caches as well."""
         return sum(planned.l1_bytes for planned in self.tables if planned.in_l2)
 
     @property
     def l2_complete(self) -> bool:
-        """Every row is in memory: L3 is read only at start."""
+        """Whether L2 holds every row of every table, so that L3 is read only at start."""
         return all(planned.in_l2 for planned in self.tables)
 
 
 def plan_levels(tables: tuple[TableSpec, ...], budgets: Budgets) -> Plan:
-    """Fill the levels as far as the budgets allow. Raises ConfigError, with what would fit, when a level's least does not."""
+    """Fill the levels as far as the budgets allow.
+
+    Raises ConfigError, with a budget that would do, for one that is too small.
+    """
     _check(tables, budgets)
     _check_l3(tables, budgets)
     margin = _largest_margin(tables, budgets)
@@ -183,7 +186,7 @@ def _check_l3(tables: tuple[TableSpec, ...], budgets: Budgets) -> None:
 
 
 def _beside_l1(tables: tuple[TableSpec, ...], budgets: Budgets, margin: int) -> int:
-    """Bytes that RocksDB takes of L1's budget. Nothing where L2 holds every row: RocksDB may then be left out."""
+    """Return the bytes of L1's budget that RocksDB takes: 0 where L2 holds every row, because RocksDB may then be left out."""
     complete = all(_l2_rows(table, margin, budgets) == table.rows for table in tables)
     return l3_memory_bytes(tables) if budgets.l3_bytes and not complete else 0
 
@@ -241,7 +244,7 @@ def _l2_refusal(tables: tuple[TableSpec, ...], budgets: Budgets, needed: int) ->
 
 
 def _largest(most: int, fits: Callable[[int], bool]) -> int:
-    """A number of 1 … most that fits while the next one does not (the largest, where needs grow with it); fits(1) holds."""
+    """Return a number of 1 … most that fits while the next one does not (the largest if needs grow with it). fits(1) holds."""
     least, beyond = 1, most + 1
     while beyond - least > 1:
         middle = (least + beyond) // 2

@@ -1,4 +1,4 @@
-"""What a ps.json says, typed. The dataclasses are also the schema that `parsers.py` reads by.
+"""The content of a ps.json, typed. The dataclasses are also the schema of `parsers.py`.
 
 A field's default is what parser A (HPS's library: databases, caches) uses when the key is absent. `a` and `b` say how each of
 NVIDIA's two parsers treats the key: REQUIRED, OPTIONAL, CACHED (required when `gpucache` is on) or UNREAD. `b_absent` is what
@@ -44,7 +44,7 @@ _FILTERS_THAT_NEVER_MATCH = ("^hps_.+$",)
 
 
 def key(default: Any, a: str = OPTIONAL, b: str = OPTIONAL, **more: Any) -> Any:
-    """A field with its treatment by the two parsers; `more` may give `b_absent` and `names` (an enumeration)."""
+    """Return a field with its treatment by the two parsers; `more` may give `b_absent` and `names` (an enumeration)."""
     return field(default=default, metadata={"a": a, "b": b, **more})
 
 
@@ -90,7 +90,7 @@ class PersistentDb:
 
 @dataclass(frozen=True)
 class UpdateSource:
-    """Where live updates come from."""
+    """The source of live updates."""
 
     type: str = key("null", names=SOURCE_TYPES)
     brokers: str = key("127.0.0.1:9092")  # comma list, as librdkafka takes it
@@ -140,12 +140,12 @@ class ModelParams:
 
     @property
     def exact(self) -> bool:
-        """Every miss is waited for: answers never carry defaults for keys that a database holds."""
+        """Whether every miss is waited for, so that answers never carry defaults for keys that a database holds."""
         return not self.gpucache or self.hit_rate_threshold >= 1.0
 
     @property
     def prefilled(self) -> bool:
-        """The cache is filled from the start of the sparse files before the first request."""
+        """Whether the cache is filled from the start of the sparse files before the first request."""
         return self.gpucache and self.init_ec and self.cache_refresh_percentage_per_iteration > 0
 
 

@@ -1,4 +1,4 @@
-"""A plan -> ps.json, complete for both of NVIDIA's parsers and for our own levels."""
+"""Write a plan as ps.json, complete for both of NVIDIA's parsers and for our own levels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UPDATE_FILTERS = [".+"]  # matched against the model name; HPS's own default mat
 
 
 def sparse_folder_name(table: str) -> str:
-    """Folder of one table below `sparse_root`."""
+    """Return the folder of one table below `sparse_root`."""
     return f"{table}.model"
 
 

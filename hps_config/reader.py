@@ -1,4 +1,4 @@
-"""ps.json as serving reads it, with the meaning of NVIDIA's two parsers: databases as A reads them, models as B reads them."""
+"""Read ps.json with the meaning of NVIDIA's two parsers: databases as A reads them, models as B reads them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_document(document: dict) -> tuple[PsConfig, list[Finding]]:
     a, b = read_as_a(document), read_as_b(document)
     config = _with_row_formats(_merge(a.config, b.config), document)
     findings = [*a.findings, *b.findings]
-    unread = {finding.where for finding in findings if finding.level == "error"}  # a consequence would only repeat these
+    unread = {finding.where for finding in findings if finding.level == "error"}  # the rules would only repeat these
     beyond = [*check_keys_present(document), *check_config(config)]
     return config, findings + [finding for finding in beyond if finding.where not in unread]
 
@@ -53,7 +53,7 @@ def _with_row_formats(config: PsConfig, document: dict) -> PsConfig:
 
 
 def _merge(a: PsConfig, b: PsConfig) -> PsConfig:
-    """Databases from A, models from B, except for the model keys that B does not read."""
+    """Return the databases of A and the models of B, with A's values for model keys that B does not read."""
     only_a = [schema.name for schema in fields(ModelParams) if schema.metadata["b"] == UNREAD]
     pairs = zip(a.models, b.models, strict=True)
     return replace(a, models=tuple(replace(in_b, **{name: getattr(in_a, name) for name in only_a}) for in_a, in_b in pairs))

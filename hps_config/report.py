@@ -28,7 +28,7 @@ def human_bytes(count: int) -> str:
 
 
 def print_plan(plan: Plan, hit_rates: dict[str, HitRates], console: Console) -> None:
-    """Bytes per level and process, predicted hit rates of the tables that were traced, and what all of it assumes."""
+    """Print bytes per level and process, predicted hit rates of the traced tables, and the assumptions behind them."""
     parts = [_levels(plan), _totals(plan)]
     if hit_rates:
         parts.append(_hit_rates(hit_rates))
@@ -42,7 +42,7 @@ def assumptions(plan: Plan, traced: bool) -> list[str]:
     said = [
         "L1: HPS has one for every table. Our own levels leave it out where L2 holds the whole table: its shared rows are "
         "read as fast.",
-        f"L1: whole sets of {memory.L1_SET_ROWS} rows, decoded to fp32, with what finds and evicts them.",
+        f"L1: whole sets of {memory.L1_SET_ROWS} rows, decoded to fp32, with their index and use counts.",
         "L2: one copy for all processes in shared memory, rows in the table's row format "
         "(a Redis cluster keeps fp32 rows and its own overhead instead).",
         f"L3: fp32 rows, {memory.L3_ROW_BYTES} bytes beside each, uncompressed; compaction may need as much again for a while.",

@@ -1,4 +1,4 @@
-"""What an embedding table is: its name, its size, and how its rows are kept."""
+"""Description of an embedding table: its name, its size, and the format of its rows."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from serving.contract.errors import ConfigError
 
 @contextmanager
 def toml_faults(path: Path, reference: str) -> Iterator[None]:
-    """Around reading and checking `path`: every fault becomes a ConfigError naming file, key and where the keys are listed."""
+    """Turn every fault of reading and checking `path` into a ConfigError that names file, key and the reference of all keys."""
     try:
         yield
     except OSError as error:
@@ -41,7 +41,7 @@ def refuse_unknown_keys(document: Mapping[str, object], model: type[BaseModel], 
 
 
 def unknown_key(section: str, key: str, known: Collection[str]) -> str:
-    """Return what to say of a key that does not exist: the one it resembles, and all that there are."""
+    """Return a message about an unknown key: the most similar known key, and all known keys."""
     where = f"[{section}] has the unknown key {key!r}" if section else f"There is no section [{key}]"
     alike = difflib.get_close_matches(key, known, n=1)
     meant = f" Did you mean {alike[0]!r}?" if alike else ""

@@ -1,6 +1,6 @@
-"""`make check` on a merlin repository: what NVIDIA's backends would refuse or answer wrongly from, without starting anything.
+"""`make check` on a merlin repository: find what NVIDIA's backends would refuse or answer wrongly, without starting them.
 
-What only they can tell is named in BY_FORMAT_ONLY: it was held against their documented formats, and never loaded here.
+BY_FORMAT_ONLY lists what only a real backend can confirm: here it was compared with the documented formats, and never loaded.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ BY_FORMAT_ONLY = {
 
 
 def by_format_only(repository: Path) -> tuple[str, ...]:
-    """-> those of the backends that serve this repository."""
+    """Return the unconfirmed facts about the backends that serve this repository."""
     kinds = {part.kind for part in parts_of(merlin_of(repository))}
     return tuple(what for kind, only in BY_FORMAT_ONLY.items() if kind in kinds for what in only)
 
 
 def check_models(repository: Path) -> Iterator[Finding]:
-    """Every model is there under its name, and nothing else is."""
+    """Yield an error for each model that is missing, misnamed or unknown to this profile."""
     models = models_of(merlin_of(repository))
     for name in models:
         path = repository / name / CONFIG_FILE
@@ -58,25 +58,28 @@ def check_models(repository: Path) -> Iterator[Finding]:
             yield error(f"{name}/{CONFIG_FILE}", f"It names the model {config.name!r}, expected {name!r}")
     for path in sorted(repository.iterdir()):
         if path.is_dir() and path.name not in models:
-            yield Finding("error", path.name, "It is no model of this profile", "Move it out of the repository.")
+            yield Finding("error", path.name, "The profile has no model of this name", "Move it out of the repository.")
 
 
 def check_files(repository: Path) -> Iterator[Finding]:
-    """Every file is the published one; engines, which are built where they run, are no part of a publication."""
+    """Yield an error for each file that differs from the published one.
+
+    Engines are built on the serving machine and not checked.
+    """
     generation = pinned_generation(repository)
     digests = read_json(repository / ENSEMBLE / str(generation), MANIFEST_FILE)["stages"]
     for name in (*digests, ENSEMBLE):
         folder = repository / name / str(generation)
         manifest = read_json(folder, MANIFEST_FILE)
         if manifest["generation"] != generation or digests.get(name, "") not in ("", sha256_of(folder / MANIFEST_FILE)):
-            yield error(f"{name}/{generation}", "It is not the one this generation was published with")
+            yield error(f"{name}/{generation}", "It is not the version folder that this generation was published with")
         for file, fact in manifest["files"].items():
             if not (folder / file).is_file() or sha256_of(folder / file) != fact["sha256"]:
                 yield error(f"{name}/{generation}/{file}", "It is missing or not the file that was published")
 
 
 def check_ensembles(repository: Path) -> Iterator[Finding]:
-    """Both ends of every edge agree, batches and versions too, as tritonserver will demand."""
+    """Yield an error for each ensemble whose edges, batch sizes or versions do not match its models."""
     configs = {path.parent.name: read_config(path) for path in repository.glob(f"*/{CONFIG_FILE}")}
     generation = pinned_generation(repository)
     for name, config in sorted(configs.items()):
@@ -85,10 +88,10 @@ def check_ensembles(repository: Path) -> Iterator[Finding]:
 
 
 def ensemble_faults(config: pb.ModelConfig, configs: dict[str, pb.ModelConfig], generation: int) -> Iterator[str]:
-    """What is wrong with one ensemble; nothing with a plain model."""
+    """Yield the faults of one ensemble; none for a plain model."""
     known = {tensor.name: describe_tensor(config, tensor) for tensor in config.input}
     if both := sorted(known.keys() & {tensor.name for tensor in config.output} if known and is_ensemble(config) else ()):
-        yield f"{', '.join(both)} comes in and goes out under one name: callers would get back what they sent"
+        yield f"{', '.join(both)} is an input and an output of the same name: callers would get back what they sent"
     for step in config.ensemble_scheduling.step:
         if (model := configs.get(step.model_name)) is None:
             yield f"Step {step.model_name} is no model of this repository; expected one of {', '.join(sorted(configs))}"
@@ -112,7 +115,7 @@ def is_ensemble(config: pb.ModelConfig) -> bool:
 
 
 def describe_tensor(config: pb.ModelConfig, tensor: pb.ModelInput | pb.ModelOutput) -> tuple[int, tuple[int, ...], str]:
-    """-> type, dims with the batch axis, and of a record its fields."""
+    """Return the type, the dims with the batch axis, and the fields if the tensor is a record."""
     return tensor.data_type, full_dims(config, tensor), fields_stated(config, tensor.name)
 
 
@@ -124,25 +127,25 @@ def in_words(meant: tuple[int, tuple[int, ...], str] | None) -> str:
 
 
 def full_dims(config: pb.ModelConfig, tensor: pb.ModelInput | pb.ModelOutput) -> tuple[int, ...]:
-    """Dims with the batch axis, which Triton adds where max_batch_size is above 0."""
+    """Return the dims with the batch axis, which Triton adds where max_batch_size is above 0."""
     return (*((-1,) if config.max_batch_size else ()), *tensor.dims)
 
 
 def can_connect(one: tuple | None, other: tuple | None) -> bool:
-    """Types and fields equal, and dims where both say a number; a flat tensor of unknown length meets its like."""
+    """Return whether types and fields are equal, and dims too. A dim of -1 matches any number."""
     if one is None or other is None or (one[0], one[2]) != (other[0], other[2]):
         return False
     return len(one[1]) == len(other[1]) and all(a == b or -1 in (a, b) for a, b in zip(one[1], other[1], strict=True))
 
 
 def check_hps(repository: Path) -> Iterator[Finding]:
-    """ps.json by both of its parsers, and the `hps` model by the backend's rules. Nothing where our own levels serve."""
+    """Yield the findings of both ps.json parsers and of the backend's rules. Yield nothing where our own levels serve."""
     settings = merlin_of(repository)
     if not any(part.kind == HPS for part in parts_of(settings)):
         return
     found = check_ps_json(repository / PS_FILE)
     read = [Finding(f.level, f"{PS_FILE} {f.where}", f.fact, f"{f.remedy} {AGAIN}") for f in found]
-    yield from dict.fromkeys(read)  # what both parsers say alike is said once
+    yield from dict.fromkeys(read)  # both parsers may report the same fault
     if count_errors(read):
         return
     generation, config = pinned_generation(repository), read_config(repository / RANK_EMBEDDINGS / CONFIG_FILE)
@@ -151,7 +154,7 @@ def check_hps(repository: Path) -> Iterator[Finding]:
         fact = "refresh_interval is 0, and ps.json has an update_source: a row that the GPU has cached never changes"
         yield Finding("warning", f"{RANK_EMBEDDINGS}/{CONFIG_FILE}", fact, "Set [merlin] refresh_interval_s and export again.")
     if ps.volatile_db.type == "redis_cluster" and "," in ps.volatile_db.address:
-        fact = f"volatile_db.address is {ps.volatile_db.address}; HPS asks the first only, expected one that is always there"
+        fact = f"volatile_db.address is {ps.volatile_db.address}; HPS asks only the first node; expected one that is always up"
         yield Finding("warning", PS_FILE, fact, "Put such a node first ([tables] redis) and export again.")
     if others := sorted({params.model for params in ps.models} - {RANK_EMBEDDINGS}):
         fact = f"It names the models {', '.join(others)}, which are not in this repository: HPS loads them all when it starts"
@@ -179,7 +182,7 @@ def check_hps(repository: Path) -> Iterator[Finding]:
 
 
 def check_wiring(repository: Path) -> Iterator[Finding]:
-    """KEYS and NUMKEYS reach the `hps` model as it reads them."""
+    """Yield an error where KEYS or NUMKEYS reach the `hps` model in another form than it reads."""
     configs = {path.parent.name: read_config(path) for path in repository.glob(f"*/{CONFIG_FILE}")}
     if RANK_EMBEDDINGS in configs:
         for fact in hps_rules.wiring_faults(configs["rank"], configs):
@@ -187,7 +190,7 @@ def check_wiring(repository: Path) -> Iterator[Finding]:
 
 
 def check_configs(repository: Path) -> Iterator[Finding]:
-    """Every model's version, model file and warm-up."""
+    """Yield an error for each model with a wrong version, a missing model file or an unusable warm-up."""
     generation = pinned_generation(repository)
     for name in models_of(merlin_of(repository)):
         config, folder = read_config(repository / name / CONFIG_FILE), repository / name
@@ -201,21 +204,24 @@ def check_configs(repository: Path) -> Iterator[Finding]:
 
 
 def check_tensorrt(repository: Path) -> Iterator[Finding]:
-    """Every network by the TensorRT backend's rules."""
+    """Check every network by the TensorRT backend's rules."""
     for part in parts_of(merlin_of(repository)):
         if part.kind == TENSORRT:
             yield from check_tensorrt_model(repository / part.name)
 
 
 def check_search(repository: Path) -> Iterator[Finding]:
-    """The search asks for no more than a GPU index gives."""
+    """Yield an error when the search needs more results than Faiss returns on a GPU."""
     candidates = read_stage(repository / RETRIEVE_SEARCH / str(pinned_generation(repository))).axes.candidates
     if candidates > MOST_GPU_RESULTS:
         yield error(RETRIEVE_SEARCH, f"{candidates} candidates; Faiss gives at most {MOST_GPU_RESULTS} on a GPU")
 
 
 def check_pickles(repository: Path) -> Iterator[Finding]:
-    """NVTabular's own workflow is a pickle, which runs code wherever it is loaded: here too, for the next check."""
+    """Warn of NVTabular's own workflow: it is a pickle, which runs code when it is loaded.
+
+    The checks after this one load it.
+    """
     for name in workflow_models(repository):
         fact = f"{WORKFLOW}/workflow.pkl is a pickle: it runs code when it is loaded"
         remedy = 'Serve it only if you trust whoever wrote it, or export with [merlin] preprocess = "compiled".'
@@ -227,7 +233,9 @@ def workflow_models(repository: Path) -> list[str]:
 
 
 def check_answers(repository: Path) -> Iterator[Finding]:
-    """The recorded requests, through the repository's own files, get the cpu profile's answers."""
+    """Run the recorded requests through the repository's own files, and yield an error unless the cpu profile's answers come
+    back.
+    """
     generation = pinned_generation(repository)
     recorded = read_recorded(repository / ENSEMBLE / str(generation) / RECORDED_FILE)
     settings = merlin_of(repository)
@@ -236,7 +244,7 @@ def check_answers(repository: Path) -> Iterator[Finding]:
 
 
 def merlin_of(repository: Path) -> MerlinSettings:
-    """The settings it was exported with."""
+    """Return the settings that the repository was exported with."""
     facts = read_json(repository / ENSEMBLE / str(pinned_generation(repository)), MANIFEST_FILE)
     return MerlinSettings(**facts[PROFILE_NAME])
 

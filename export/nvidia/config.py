@@ -1,7 +1,7 @@
-"""config.pbtxt of what only the merlin profile has: stages that are ensembles themselves, and the model of the `hps` backend.
+"""config.pbtxt of the models that only the merlin profile has: stages that are ensembles, and the model of the `hps` backend.
 
-Behind `hps` nothing has a batch axis: Triton refuses an ensemble that allows batches around a model that allows none. There
-`rank` and `recommend` have max_batch_size 0 and the requests as the first of their dims, so callers send what they always sent.
+Triton refuses an ensemble with batches around a model without. The `hps` model has no batch axis, so `rank` and `recommend`
+around it have max_batch_size 0, and the requests are the first of their dims. Callers send the same tensors either way.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from serving.stages.parts.specs import (
     raw_tensor,
 )
 
-TUNED_BATCHES = (8, 32)  # for engines without preferred sizes: the batcher hands on whatever has come together
+TUNED_BATCHES = (8, 32)  # for engines without preferred sizes, whose batches may have any size
 
 
 def hps_config(settings: MerlinSettings, generation: int, instances: int) -> pb.ModelConfig:
-    """-> `rank_embeddings`: the names, types and dims that the backend demands, and never a dynamic batch."""
+    """Return the config of `rank_embeddings`, with the names, types and dims that the backend requires. It never batches."""
     config = pb.ModelConfig(name=RANK_EMBEDDINGS, backend="hps", max_batch_size=0)
     config.input.add(name=KEYS, data_type=pb.TYPE_INT64, dims=[-1, -1])
     config.input.add(name=NUMKEYS, data_type=pb.TYPE_INT32, dims=[-1, -1])
@@ -41,7 +41,7 @@ def hps_config(settings: MerlinSettings, generation: int, instances: int) -> pb.
 
 
 def nested_config(spec: ModelSpec, steps: Sequence[ModelSpec], generation: int, max_batch_size: int) -> pb.ModelConfig:
-    """-> a stage, or `recommend`, as an ensemble of `steps`, all pinned to `generation`."""
+    """Return the config of a stage, or of `recommend`, as an ensemble of `steps`, all pinned to `generation`."""
     config = ensemble(spec, generation, max_batch_size)
     for step in steps:
         entry = config.ensemble_scheduling.step.add(model_name=step.name, model_version=generation)
@@ -53,14 +53,14 @@ def nested_config(spec: ModelSpec, steps: Sequence[ModelSpec], generation: int, 
 
 
 def _edge(step: str, tensor: str) -> str:
-    """-> the ensemble's tensor that a step's output becomes."""
-    if step == PREPROCESS_WORKFLOW:  # which calls what it takes and what it gives alike
+    """Return the ensemble's name for a step's output tensor."""
+    if step == PREPROCESS_WORKFLOW:  # its inputs and outputs share their names
         return encoded_tensor(tensor)
     return {HPS_OUTPUT: FLAT}.get(tensor, tensor)
 
 
 def ensemble(spec: ModelSpec, generation: int, max_batch_size: int) -> pb.ModelConfig:
-    """-> an ensemble without steps. max_batch_size 0: the dims begin with the requests."""
+    """Return the config of an ensemble without steps. max_batch_size 0: the dims begin with the requests."""
     config = pb.ModelConfig(name=spec.name, platform="ensemble", max_batch_size=max_batch_size)
     rows = () if max_batch_size else (-1,)
     for tensor in spec.inputs:
@@ -74,14 +74,14 @@ def ensemble(spec: ModelSpec, generation: int, max_batch_size: int) -> pb.ModelC
 
 
 def preferred_sizes(serving: Serving) -> list[int]:
-    """-> the batch sizes that Triton's batcher is told to aim at: those of the settings, none by default (see `Serving`)."""
+    """Return the batch sizes that Triton's batcher aims at: those of the settings, none by default (see `Serving`)."""
     return [size for size in serving.preferred_batch_sizes if size <= serving.max_batch_size]
 
 
 def tensorrt_profiles(
     spec: ModelSpec, serving: Serving, max_batch_size: int, per_row: Mapping[str, int]
 ) -> tuple[Profile, ...]:
-    """-> the profiles of a network: every batch the settings allow fits each of them. max_batch_size 0: see `profiles_for`."""
+    """Return a network's profiles; each accepts every batch that the settings allow. max_batch_size 0: see `profiles_for`."""
     usual = [size for size in TUNED_BATCHES if size <= serving.max_batch_size]
     tuned = preferred_sizes(serving) or usual
     return profiles_for(spec.inputs, max_batch_size, tuned, serving.max_batch_size, per_row)

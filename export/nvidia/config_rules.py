@@ -1,4 +1,4 @@
-"""What every config.pbtxt of a merlin repository must keep, whichever backend serves it: warm-up, model file, version."""
+"""Rules for every config.pbtxt of a merlin repository, whichever backend serves it: warm-up, model file, version."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from repository.check import warmup_bytes_of
 
-MODEL_FILES = {"python": "model.py", "onnxruntime": "model.onnx", "tensorrt": "model.plan"}  # where the config names none
+MODEL_FILES = {"python": "model.py", "onnxruntime": "model.onnx", "tensorrt": "model.plan"}  # used where the config names none
 BUILT_LATER = frozenset({"model.plan"})  # by the start script, on the machine that serves it
 
 
 def version_faults(config: pb.ModelConfig, generation: int) -> Iterator[str]:
-    """Triton loads the version that the ensembles are pinned to."""
+    """Yield a fault unless Triton loads the version that the ensembles are pinned to."""
     if (versions := list(config.version_policy.specific.versions)) != [generation]:
         yield f"Its version_policy names {versions or 'no version'}; the ensembles are pinned to {generation}"
 
 
 def model_file_faults(config: pb.ModelConfig, version: Path) -> Iterator[str]:
-    """The file that Triton will open is there; engines are built where they run, under the one name they are built as."""
+    """Yield a fault where Triton would not find the model file.
+
+    Engines are built on the serving machine, under one fixed name.
+    """
     expected = MODEL_FILES.get(config.backend)
     if expected is None:
         return
@@ -32,11 +35,11 @@ def model_file_faults(config: pb.ModelConfig, version: Path) -> Iterator[str]:
 
 
 def warmup_faults(config: pb.ModelConfig, folder: Path) -> Iterator[str]:
-    """A model does not load when its warm-up is not made of its inputs. folder: `warmup` of the model."""
+    """Yield the faults of a warm-up that does not match the model's inputs; such a model does not load. folder: `warmup`."""
     inputs = {tensor.name: tensor for tensor in config.input}
     for warmup in config.model_warmup:
         if missing := sorted({name for name, tensor in inputs.items() if not tensor.optional} - {*warmup.inputs}):
-            yield f"Warm-up {warmup.name} lacks {', '.join(missing)}, which the model must be sent"
+            yield f"Warm-up {warmup.name} lacks {', '.join(missing)}, a required input"
         if warmup.batch_size > max(config.max_batch_size, 1):
             yield f"Warm-up {warmup.name} has a batch of {warmup.batch_size}; max_batch_size is {config.max_batch_size}"
         for name, entry in sorted(warmup.inputs.items()):
@@ -46,7 +49,7 @@ def warmup_faults(config: pb.ModelConfig, folder: Path) -> Iterator[str]:
 
 
 def _tensor_faults(warmup: str, name: str, entry: pb.ModelWarmup.Input, stated: pb.ModelInput | None) -> Iterator[str]:
-    """dims of a warm-up never hold the batch axis that Triton adds, as those of the input do not."""
+    """Yield the faults of one warm-up tensor. Its dims, like those of the model's input, exclude the batch axis."""
     if stated is None:
         yield f"Warm-up {warmup} sends {name}, which the model does not take"
         return

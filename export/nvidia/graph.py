@@ -1,4 +1,4 @@
-"""The DLRM's ONNX file behind the `hps` backend: instead of user_rows and item_rows it takes their rows as one flat tensor."""
+"""The DLRM's ONNX file behind the `hps` backend, with one flat tensor in place of user_rows and item_rows."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ FLAT = "embeddings"
 
 
 def with_flat_rows(network: Path, target: Path, user_slots: int, candidates: int, item_slots: int, width: int) -> None:
-    """Write `target`: float32 [B * (Fu + C * Si) * W] -> user_rows [B, Fu, W] and item_rows [B, C, Si, W] -> `network`.
+    """Write `target`, which takes float32 [B * (Fu + C * Si) * W] in place of user_rows [B, Fu, W] and item_rows [B, C, Si, W].
 
-    Raises ExportError when the network does not take both.
+    Raises ExportError when `network` lacks one of the two inputs.
     """
     model = onnx.load(str(network))
     inputs = {tensor.name: tensor for tensor in model.graph.input}
@@ -53,7 +53,7 @@ def with_flat_rows(network: Path, target: Path, user_slots: int, candidates: int
 
 
 def fix_candidates(model: onnx.ModelProto, candidates: int) -> None:
-    """Make the candidates' axis a fixed one: only the requests vary."""
+    """Fix the candidates' axis in place, so that only the number of requests varies."""
     for tensor in (*model.graph.input, *model.graph.output):
         for axis in tensor.type.tensor_type.shape.dim:
             if axis.dim_param == "candidates":

@@ -1,7 +1,7 @@
-"""What the `hps` backend serves: one table with the rows of all slots, and the ps.json that names it.
+"""The one table that the `hps` backend serves, with the rows of all slots, and the ps.json that names it.
 
-One table, because its answer is flat: with one table the rows of a request lie together, in the order its keys were sent, and
-the network behind it reads them by one reshape. A key is the first key of its slot's own table plus the row there.
+HPS answers with flat rows. With one table they come in the order of the request's keys, so that the network reads them by a
+single reshape. A key is the first key of its slot's own table plus the row there.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ STATE_ROOT = "/var/lib/hps"  # in the container, unless [tables] state is absolu
 
 
 def table_name(tables: dict[str, np.ndarray]) -> str:
-    """Named by what is in it: a key means another row in another export, and HPS keeps the rows of all servers of a Redis
-    cluster, a RocksDB folder and a Kafka under the names of model and table."""
+    """Return a name that depends on the table's content: a key means another row in another export.
+
+    HPS stores the rows of all servers of a Redis cluster, a RocksDB folder and a Kafka under the names of model and table.
+    """
     digest = hashlib.sha256()
     for name, table in tables.items():
         digest.update(f"{name} {table.shape} ".encode())
@@ -38,7 +40,7 @@ def table_name(tables: dict[str, np.ndarray]) -> str:
 
 
 def write_table(folder: Path, tables: dict[str, np.ndarray], use_counts: dict[str, np.ndarray]) -> dict[str, int]:
-    """Write the sparse folder into a version folder of `rank_embeddings` -> the first key of each slot's table."""
+    """Write the sparse folder into a version folder of `rank_embeddings`. Return the first key of each slot's table."""
     rows = np.concatenate(list(tables.values()))
     counts = np.concatenate([use_counts[name] for name in tables])
     write_sparse_folder(folder / sparse_folder_name(table_name(tables)), np.arange(len(rows)), rows, counts)
@@ -48,11 +50,11 @@ def write_table(folder: Path, tables: dict[str, np.ndarray], use_counts: dict[st
 def estimated_uses(
     tables: Mapping[str, Sized], item_tables: tuple[str, ...], item_rows: np.ndarray, popularity: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """How often each row will be asked for, up to a factor, float64 [rows] by table: HPS fills its cache hottest first.
+    """Return how often each row will be read, up to a factor, float64 [rows] by table: HPS fills its cache hottest first.
 
     tables: name -> its rows, in slot order; item_rows: int [n_items + 1, Si];
     popularity: float32 [n_items + 1] scaled logarithm of how often each item was taken.
-    Items' rows count what their items count. Users' rows are numbered by falling frequency, so the r-th counts 1 / r.
+    An item's count goes to each of its rows. Users' rows are numbered by falling frequency, so the r-th counts 1 / r.
     """
     taken = np.expm1(popularity.astype(np.float64) / SCALE).clip(min=0.0)
     uses = {}
@@ -67,8 +69,8 @@ def estimated_uses(
 def write_ps(
     path: Path, settings: Settings, tables: dict[str, np.ndarray], keys_per_request: int, generation: int, serving: Serving
 ) -> None:
-    """Write ps.json. tables: of all slots, float32 [rows, D]. Raises ConfigError when a budget cannot hold what it must."""
-    budgets = settings.tables.model_copy(update={"row_format": "fp32", "row_formats": {}})  # HPS has no other
+    """Write ps.json. tables: those of all slots, float32 [rows, D]. Raises ConfigError when a budget is too small."""
+    budgets = settings.tables.model_copy(update={"row_format": "fp32", "row_formats": {}})  # the only format of HPS
     samples, name = serving.max_batch_size, table_name(tables)
     n_rows, width = sum(map(len, tables.values())), next(iter(tables.values())).shape[1]
     description, plan = plan_tables(budgets, {name: (n_rows, width)}, serving.instances, samples, RANK_EMBEDDINGS)

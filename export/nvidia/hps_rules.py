@@ -1,4 +1,4 @@
-"""The `hps` backend's rules (hps.cc, model_state.cpp, model_instance_state.cpp), read off an exported repository."""
+"""Rules of the `hps` backend (hps.cc, model_state.cpp, model_instance_state.cpp), checked against an exported repository."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from serving.tables.formats.sparse_folder import read_sparse_folder
 
 READ = {"refresh_interval", "refresh_delay", "freeze_sparse"}  # parameters of config.pbtxt
 CHUNK_ROWS = 1 << 16
-ROUNDING = 1e-6  # of use counts, which another machine may compute otherwise in the last digits
+ROUNDING = 1e-6  # of use counts, whose last digits may differ between machines
 TENSORS = {KEYS: pb.TYPE_INT64, NUMKEYS: pb.TYPE_INT32}
 
 
 def tensor_faults(config: pb.ModelConfig) -> Iterator[str]:
-    """What the backend checks when it loads the model, and the batching it cannot bear."""
+    """Yield violations of what the backend checks when it loads the model, and batching that it cannot do."""
     inputs = {tensor.name: tensor.data_type for tensor in config.input}
     if inputs != TENSORS:
         stated = {name: pb.DataType.Name(kind) for name, kind in inputs.items()}
@@ -41,7 +41,7 @@ def tensor_faults(config: pb.ModelConfig) -> Iterator[str]:
 
 
 def instance_faults(config: pb.ModelConfig, params: ModelParams) -> Iterator[str]:
-    """Where the instances run, against the model's entry in ps.json."""
+    """Yield instances that contradict the model's entry in ps.json."""
     if not config.instance_group:
         yield "There is no instance_group, which the backend demands"
     for group in config.instance_group:
@@ -59,7 +59,10 @@ def instance_faults(config: pb.ModelConfig, params: ModelParams) -> Iterator[str
 
 
 def refresh_faults(config: pb.ModelConfig, params: ModelParams) -> Iterator[str]:
-    """The interval is read from config.pbtxt and cut to whole seconds; other parameters than READ are passed over."""
+    """Yield faults of the refresh settings.
+
+    The interval is read from config.pbtxt, in whole seconds. The backend ignores parameters that are not in READ.
+    """
     if unread := sorted({*config.parameters} - READ):
         yield f"The parameters {', '.join(unread)} are not read by the backend; it knows {', '.join(sorted(READ))}"
     stated = config.parameters["refresh_interval"].string_value if "refresh_interval" in config.parameters else "0"
@@ -72,7 +75,10 @@ def refresh_faults(config: pb.ModelConfig, params: ModelParams) -> Iterator[str]
 
 
 def table_faults(params: ModelParams, repository: Path, mount: str) -> Iterator[str]:
-    """The sparse folders: there, whole, finite, with unique and unreserved keys. Raises ArtifactError, which says so."""
+    """Yield faults of the sparse folder's rows.
+
+    Raises ArtifactError when it is missing, truncated or has duplicate or reserved keys.
+    """
     for path, width in zip(params.sparse_files, params.embedding_vecsize_per_table, strict=True):
         table = read_sparse_folder(map_to_host(repository, mount, path), width)
         if (row := first_unsound(table.vectors)) is not None:
@@ -82,7 +88,7 @@ def table_faults(params: ModelParams, repository: Path, mount: str) -> Iterator[
 
 
 def first_unsound(vectors: np.ndarray) -> int | None:
-    """float32 [N, D] -> the first row with a NaN or an infinity."""
+    """Return the first row with a NaN or an infinity, None without any. vectors: float32 [N, D]."""
     for start in range(0, len(vectors), CHUNK_ROWS):
         sound = np.isfinite(vectors[start : start + CHUNK_ROWS]).all(axis=1)
         if not sound.all():
@@ -91,7 +97,7 @@ def first_unsound(vectors: np.ndarray) -> int | None:
 
 
 def order_fault(params: ModelParams, repository: Path, mount: str, features: Path, own: PartSettings) -> str:
-    """-> "" when the hottest keys come first, as far as the statistics tell that `rank_features` is published with."""
+    """Return "" when the hottest keys come first, by the statistics published with `rank_features`; else the fault."""
     table = read_sparse_folder(map_to_host(repository, mount, params.sparse_files[0]), params.embedding_vecsize_per_table[0])
     names = sorted(own.first_keys, key=own.first_keys.__getitem__)
     ends = [*(own.first_keys[name] for name in names[1:]), len(table.keys)]
@@ -110,7 +116,10 @@ def order_fault(params: ModelParams, repository: Path, mount: str, features: Pat
 
 
 def wiring_faults(rank: pb.ModelConfig, configs: Mapping[str, pb.ModelConfig]) -> Iterator[str]:
-    """rank: the ensemble around the `hps` model. It gets both tensors from one step, in host memory, one request at a time."""
+    """Yield faults of `rank`, the ensemble around the `hps` model.
+
+    Both tensors must come from one step, in host memory, and one request at a time.
+    """
     steps = {step.model_name: step for step in rank.ensemble_scheduling.step}
     if RANK_EMBEDDINGS not in steps:
         yield f"The ensemble {rank.name} has no step {RANK_EMBEDDINGS}; it has {', '.join(steps)}"
@@ -130,7 +139,7 @@ def wiring_faults(rank: pb.ModelConfig, configs: Mapping[str, pb.ModelConfig]) -
 
 
 def key_faults(params: ModelParams, repository: Path, mount: str, features: Path, own: PartSettings) -> Iterator[str]:
-    """Every key that `rank_features` may send has a row: its tables lie one after the other, without a gap, in one."""
+    """Yield a fault unless every key that `rank_features` may send has a row. Its tables follow each other without a gap."""
     if len(params.sparse_files) != 1:
         yield f"{PS_FILE} names {len(params.sparse_files)} tables; {features.parent.name} sends the keys of one"
         return
@@ -144,7 +153,7 @@ def key_faults(params: ModelParams, repository: Path, mount: str, features: Path
 
 
 def batch_faults(params: ModelParams, keys_per_request: int, max_batch_size: int) -> Iterator[str]:
-    """A request's keys are as many samples as ps.json believes."""
+    """Yield a fault unless ps.json states the number of keys that a request sends as one sample."""
     per_sample = sum(params.maxnum_catfeature_query_per_table_per_sample)
     if per_sample != keys_per_request:
         yield f"{PS_FILE} counts {per_sample} keys per sample, a request sends {keys_per_request}"

@@ -30,7 +30,7 @@ from serving.contract.errors import ExportError
 from training.models.save_ranker import LAYERS_FILE
 
 NAME = "rank_hugectr"
-REQUIRED = (  # hugectr.cc: the parser stops without them
+REQUIRED = (  # hugectr.cc: the parser fails without them
     "model",
     "network_file",
     "dense_file",
@@ -45,8 +45,10 @@ REQUIRED_WITH_CACHE = ("hit_rate_threshold", "gpucacheper")
 
 
 def write_hugectr_repository(source: Source, target: Path, settings: Settings) -> None:
-    """Write the repository in place of an older one. Raises ExportError when `target` is another folder, or the backend
-    would not take it."""
+    """Write the repository in place of an older one.
+
+    Raises ExportError when `target` is a folder that no export wrote, or the backend would refuse the repository.
+    """
     refuse_foreign(target)
     shutil.rmtree(target, ignore_errors=True)
     folder, tables = target / NAME / str(source.generation), source.tables()
@@ -69,7 +71,7 @@ def write_hugectr_repository(source: Source, target: Path, settings: Settings) -
 
 
 def refuse_foreign(target: Path) -> None:
-    """Raises ExportError for a place that holds anything but a repository which an export wrote: it would be removed."""
+    """Raise ExportError when `target` holds anything but an exported repository, because it would be removed."""
     if not target.exists():
         return
     found = {path.name for path in target.iterdir()} if target.is_dir() else {target.name}
@@ -81,7 +83,7 @@ def refuse_foreign(target: Path) -> None:
 
 
 def read_layers(path: Path) -> DlrmLayers:
-    """Raises ExportError when the generation was exported before its weights were published."""
+    """Read the ranker's weights. Raises ExportError for a generation of a version that did not publish them."""
     if not path.is_file():
         raise ExportError(f"{path} is missing: this generation was exported by an older version. Export the data set again.")
     with np.load(path, allow_pickle=False) as file:
@@ -89,7 +91,7 @@ def read_layers(path: Path) -> DlrmLayers:
 
 
 def ps_entry(source: Source, layers: DlrmLayers, settings: Settings) -> dict[str, Any]:
-    """`models[0]` of ps.json."""
+    """Return `models[0]` of ps.json."""
     merlin, serving = settings.merlin, settings.serving_of()["rank"]
     slots = len(source.tables())
     folder = f"{merlin.mount}/{NAME}/{source.generation}"
@@ -144,7 +146,7 @@ def backend_config(source: Source, layers: DlrmLayers, settings: Settings) -> pb
 
 
 def entry_faults(entry: dict[str, Any]) -> Iterator[str]:
-    """What the backend's parser needs of ps.json."""
+    """Yield the keys that the backend's parser requires and the entry lacks."""
     needed = (*REQUIRED, *(REQUIRED_WITH_CACHE if entry.get("gpucache", True) else ()))
     for name in needed:
         if name not in entry:
@@ -152,7 +154,7 @@ def entry_faults(entry: dict[str, Any]) -> Iterator[str]:
 
 
 def config_faults(config: pb.ModelConfig, entry: dict[str, Any]) -> Iterator[str]:
-    """What the backend compares between config.pbtxt and ps.json."""
+    """Yield the differences that the backend finds between config.pbtxt and ps.json."""
     if config.max_batch_size != entry.get("max_batch_size"):
         yield f"max_batch_size is {config.max_batch_size}, in ps.json {entry.get('max_batch_size')}; they must be equal"
     tensors = [(tensor.name, tensor.data_type, list(tensor.dims)) for tensor in config.input]
@@ -172,7 +174,7 @@ def config_faults(config: pb.ModelConfig, entry: dict[str, Any]) -> Iterator[str
 
 
 def pair_tensors(numbers: np.ndarray, keys: np.ndarray) -> dict[str, np.ndarray]:
-    """What a caller sends. numbers: float32 [N, Gu + Gp]; keys: int64 [N, S], one per slot, first key of the slot added.
+    """Return the model's inputs. numbers: float32 [N, Gu + Gp]; keys: int64 [N, S], one per slot, first key of the slot added.
 
     DES and CATCOLUMN go sample by sample; ROWINDEX counts the keys of each slot of each sample, from 0.
     """

@@ -1,4 +1,7 @@
-"""The index as a GPU can hold it: lists as they are, anything else as a flat one, which a GPU scans whole and exactly."""
+"""The index in a form that a GPU can hold: inverted lists stay as they are, any other index becomes a flat one.
+
+A GPU searches a flat index exactly.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ ON_GPU_AS_IT_IS = ("lists", "compressed lists")
 
 
 def write_gpu_index(folder: Path, kind: str) -> str:
-    """folder: version folder of `retrieve_search`; kind: the cpu profile's index -> the kind that is written there.
+    """Write the index into a version folder of `retrieve_search`. Return its kind. kind: that of the cpu profile's index.
 
-    Catalogues too small for an index are scored whole on a CPU.
+    The cpu profile scores small catalogues without an index.
     """
     if kind in ON_GPU_AS_IT_IS:
         return kind
@@ -30,5 +33,5 @@ def write_gpu_index(folder: Path, kind: str) -> str:
 
 
 def index_bytes(folder: Path) -> int:
-    """What the index takes in GPU memory: about what it takes on disk."""
+    """Return the index's bytes on disk, which are about those that it takes of GPU memory."""
     return (folder / INDEX_FILE).stat().st_size

@@ -1,4 +1,4 @@
-"""The models of a merlin repository: which part of which stage each is, and the files of that stage it needs."""
+"""The models of a merlin repository: the stage that each is a part of, and the files of that stage that it needs."""
 
 from __future__ import annotations
 
@@ -86,22 +86,22 @@ RERANK_PARTS = (
 
 
 def parts_of(settings: MerlinSettings) -> tuple[Part, ...]:
-    """-> the parts of all stages, in the order a request meets them."""
+    """Return the parts of all stages, in the order in which a request passes them."""
     return (*PREPROCESS_PARTS[settings.preprocess], *RETRIEVE_PARTS, *RANK_PARTS[settings.triton], *RERANK_PARTS)
 
 
 def nested(settings: MerlinSettings) -> tuple[str, ...]:
-    """-> stages that are ensembles themselves; with the compiled plan preprocess is the cpu profile's model."""
+    """Return the stages that are ensembles. With the compiled plan `preprocess` is the cpu profile's model."""
     return STAGES if PREPROCESS_PARTS[settings.preprocess] else STAGES[1:]
 
 
 def models_of(settings: MerlinSettings) -> tuple[str, ...]:
-    """-> every model of the repository; what a model is made of comes before it."""
+    """Return every model of the repository; an ensemble comes after its models."""
     whole = [name for name in STAGES if name not in nested(settings)]
     return (*whole, *(part.name for part in parts_of(settings)), *nested(settings), ENSEMBLE)
 
 
 def python_models(settings: MerlinSettings) -> tuple[str, ...]:
-    """-> the models that run the stages' code."""
+    """Return the models that run the stages' code."""
     whole = [name for name in STAGES if name not in nested(settings)]
     return (*whole, *(part.name for part in parts_of(settings) if part.kind == PYTHON))

@@ -1,10 +1,10 @@
-"""A merlin repository's own ensembles, carried out in this process from its own files: slow, exact, without a server.
+"""Run a merlin repository's own ensembles in this process, from its own files: slow, exact, without a server.
 
 python     the stages and their parts           hps         the sparse folder that ps.json names, read back
 ensemble   its steps, as config.pbtxt wires them   tensorrt    model.onnx by ONNX Runtime, rounded as its types say
                                                    workflow    NVTabular, by merlin-systems' own runner
 
-The export rehearses a repository with it before anything is published, and `make check` compares recorded answers.
+The export rehearses a repository with it before publishing, and `make check` compares recorded answers.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ NETWORK = "model"  # .onnx, in the version folder of a TensorRT model
 
 
 class MerlinPipeline:
-    """One generation. mount: where ps.json believes the repository to be."""
+    """The ensembles of one generation. mount: the path of the repository in the container, as in ps.json."""
 
     def __init__(self, repository: Path, generation: int, mount: str) -> None:
-        """Raises ArtifactError or ConfigError when something is missing or was not published so."""
+        """Load every model. Raises ArtifactError or ConfigError when a file is missing or differs from the published one."""
         self.repository, self.generation, self.mount = repository, generation, mount
         self.configs = {path.parent.name: read_config(path) for path in sorted(repository.glob(f"*/{CONFIG_FILE}"))}
         self._runs = {name: self._opened(name, config) for name, config in self.configs.items()}
 
     def __call__(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        """One batch through `recommend` -> its outputs. Raises RequestError for the first malformed row."""
+        """Return the outputs of `recommend` for one batch. Raises RequestError for the first malformed row."""
         return self._runs[ENSEMBLE](dict(inputs))
 
     def trace(self, inputs: Mapping[str, np.ndarray]) -> dict[str, Arrays]:
-        """-> model -> what it was given, records as their fields, for every model but the ensembles."""
+        """Return the inputs of every model but the ensembles, records as their fields."""
         given: dict[str, Arrays] = {}
         plain = {name: run for name, run in self._runs.items() if not self.configs[name].HasField("ensemble_scheduling")}
         recording = {name: _recording(spec_of(self.configs[name]), run, given) for name, run in plain.items()}
@@ -93,7 +93,7 @@ class MerlinPipeline:
 
 
 class _Lookup:
-    """The `hps` model: rows of the table by key, the default value for keys it has not."""
+    """The `hps` model: rows of the table by key, and the default value for unknown keys."""
 
     def __init__(self, repository: Path, mount: str) -> None:
         params = read_ps_json(repository / PS_FILE).model(RANK_EMBEDDINGS)
@@ -111,7 +111,7 @@ class _Lookup:
 
 
 def _network(folder: Path) -> Any:
-    """What an engine of this network will compute. ONNX Runtime left alone would not round where fp16 does."""
+    """Return a session that answers as the engine will. ONNX Runtime by itself does not round where fp16 does."""
     session = open_network(folder, NETWORK)
     if read_json(folder, ENGINE_FILE)["precision"] == "fp32":
         return session
@@ -119,7 +119,7 @@ def _network(folder: Path) -> Any:
 
 
 def map_to_host(repository: Path, mount: str, path: str) -> Path:
-    """A path in the container -> where it lies here. Raises ArtifactError when it lies outside of the mount."""
+    """Return the path on this machine of a path in the container. Raises ArtifactError when it is outside of the mount."""
     inside = Path(path)
     if not inside.is_relative_to(mount):
         raise ArtifactError(
@@ -129,7 +129,7 @@ def map_to_host(repository: Path, mount: str, path: str) -> Path:
 
 
 def require_same_tensors(spec: ModelSpec, config: Any) -> ModelSpec:
-    """-> spec. Raises ArtifactError when config.pbtxt, which the other models go by, states other tensors."""
+    """Return `spec`. Raises ArtifactError when config.pbtxt, which the other models are wired by, states other tensors."""
     if differing := compare_tensors(config, spec):
         raise ArtifactError(
             f"{spec.name}/{CONFIG_FILE} and the code of this checkout know different tensors: {differing}. "

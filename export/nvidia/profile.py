@@ -1,4 +1,4 @@
-"""The merlin profile as a plug-in: the stages in parts, laid out for NVIDIA's containers (docs/merlin.md)."""
+"""The merlin profile as a plug-in of the export: stages in parts, laid out for NVIDIA's containers (docs/merlin.md)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 class MerlinProfile:
-    """See `export/profiles.py`. What writes and checks its repositories is loaded when it is needed: it takes seconds."""
+    """Implements `export/profiles.py`.
+
+    Modules that write and check repositories are imported late, because they take seconds.
+    """
 
     layouts = ("ensemble",)  # its networks are models of their own
     own_model = RANK_DENSE

@@ -1,7 +1,7 @@
-"""From a generation of the cpu profile to a merlin repository, rehearsed before it takes the old one's place.
+"""Turn a generation of the cpu profile into a merlin repository, rehearsed before it replaces the old one.
 
-The whole repository is replaced: the `hps` backend takes its tables from ps.json when the server starts, and knows one set of
-them per model name. So a move to another generation is a restart, and there is nothing to go back to but another repository.
+The whole repository is replaced, because the `hps` backend reads ps.json once, when the server starts, and knows one set of
+tables per model name. So a new generation needs a restart, and a rollback needs another repository.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ BATCH = 32
 
 
 def publish_merlin(source: Source, repository: Path, settings: Settings, report: Callable[[str], None] = print) -> int:
-    """Write, rehearse and put in place -> the generation.
+    """Write the repository, rehearse it and put it in place. Return the generation.
 
-    Raises ConfigError for settings the backends do not take, ExportError when the answers are not the cpu profile's.
+    Raises ConfigError for settings that the backends do not accept, ExportError when the answers are not the cpu profile's.
     """
     refuse_places(repository, settings)
     refuse_long_lists(source)
     refuse_missing_workflow(source, settings)
-    target = repository.resolve()  # what a link leads to is replaced, and the link left alone
+    target = repository.resolve()  # replace a link's target, not the link
     building = target.parent / f".{target.name}.merlin"
     shutil.rmtree(building, ignore_errors=True)
     try:
@@ -52,19 +52,19 @@ def publish_merlin(source: Source, repository: Path, settings: Settings, report:
 
 
 def refuse_places(repository: Path, settings: Settings) -> None:
-    """Raises ExportError when something else lies where this profile writes."""
+    """Raise ExportError when something else is in a place that this profile writes."""
     refuse_other_profile(repository)
     if settings.merlin.hugectr:
         refuse_foreign(hugectr_place(repository))
 
 
 def hugectr_place(repository: Path) -> Path:
-    """-> where the model for the older `hugectr` backend goes."""
+    """Return the folder of the model for the older `hugectr` backend."""
     return repository.with_name(f"{repository.name}.hugectr")
 
 
 def refuse_other_profile(repository: Path) -> None:
-    """Raises ExportError when another profile lives in `repository`, which would be replaced with all its generations."""
+    """Raise ExportError when `repository` holds another profile, which would be replaced with all its generations."""
     path = repository / ENSEMBLE / CONFIG_FILE
     if path.is_file() and profile_of(repository) != PROFILE_NAME:
         raise ExportError(
@@ -74,7 +74,7 @@ def refuse_other_profile(repository: Path) -> None:
 
 
 def refuse_long_lists(source: Source) -> None:
-    """Raises ConfigError for candidates that a GPU index cannot give."""
+    """Raise ConfigError when there are more candidates than Faiss returns on a GPU."""
     candidates = source.info["retrieve"].axes.candidates
     if candidates > MOST_GPU_RESULTS:
         raise ConfigError(
@@ -84,7 +84,7 @@ def refuse_long_lists(source: Source) -> None:
 
 
 def refuse_missing_workflow(source: Source, settings: Settings) -> None:
-    """Raises ConfigError where NVTabular is to serve and its workflow was not kept: repositories hold the compiled plan."""
+    """Raise ConfigError when NVTabular is to serve and its workflow was not kept: repositories hold only the compiled plan."""
     if settings.merlin.preprocess == "nvtabular" and source.workflow is None:
         raise ConfigError(
             '[merlin] preprocess is "nvtabular", and NVTabular\'s workflow was not kept when this generation was trained. '
@@ -93,19 +93,19 @@ def refuse_missing_workflow(source: Source, settings: Settings) -> None:
 
 
 def rehearse(repository: Path, generation: int, mount: str, precision: str = "fp32") -> None:
-    """The recorded requests through the repository's own files.
+    """Send the recorded requests through the repository's own files.
 
-    Raises ExportError unless they get the recorded answers, as far as the precision promises.
+    Raises ExportError unless the recorded answers come back, within what the precision promises.
     """
     recorded = read_recorded(repository / ENSEMBLE / str(generation) / RECORDED_FILE)
     if difference := disagreement(precision, answer(repository, generation, mount), recorded.outputs):
         raise ExportError(
-            f"The merlin profile answers recorded requests otherwise than the cpu profile: {difference}. Report this as a bug."
+            f"The merlin profile and the cpu profile answer recorded requests differently:  {difference}. Report this as a bug."
         )
 
 
 def answer(repository: Path, generation: int, mount: str) -> dict[str, np.ndarray]:
-    """-> the outputs of all recorded requests."""
+    """Return the outputs of all recorded requests."""
     inputs = read_recorded(repository / ENSEMBLE / str(generation) / RECORDED_FILE).inputs
     pipeline = MerlinPipeline(repository, generation, mount)
     starts = range(0, len(inputs["user_id"]), BATCH)
@@ -114,7 +114,7 @@ def answer(repository: Path, generation: int, mount: str) -> dict[str, np.ndarra
 
 
 def replace_folder(new: Path, old: Path) -> None:
-    """Put `new` where `old` is. A server that runs on the old folder keeps its open files until it is stopped."""
+    """Put `new` in the place of `old`. A server that runs on the old folder keeps its open files until it is stopped."""
     aside = old.parent / f".{old.name}.replaced"
     shutil.rmtree(aside, ignore_errors=True)
     if old.exists():

@@ -21,7 +21,7 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Source:
-    """A staged generation of the cpu profile: its version folders by model, and what they say of themselves."""
+    """Version folders of a staged generation of the cpu profile, by model, with their descriptions."""
 
     folders: Mapping[str, Path]
     info: Mapping[str, StageInfo]
@@ -30,9 +30,9 @@ class Source:
 
     @classmethod
     def open(cls, folders: Mapping[str, Path], workflow: Path | None = None) -> Source:
-        """folders: version folder of every stage and of `recommend`; workflow: NVTabular's, where `build_features` kept it.
+        """Open a generation. folders: version folder of every stage and of `recommend`; workflow: NVTabular's, if it was kept.
 
-        Raises ArtifactError when a folder is not as published.
+        Raises ArtifactError when a folder differs from the published one.
         """
         for folder in folders.values():
             verify_manifest(folder)
@@ -48,8 +48,10 @@ class Source:
         return stage_specs(self.info["rank"].axes, self.info["rank"].context)
 
     def tables(self) -> Arrays:
-        """The ranker's tables float32 [rows, W], users' first, in slot order; cold rows as wide as the others: HPS knows one
-        width per table, and one table is what it gets (hps.py)."""
+        """Return the ranker's tables, float32 [rows, W], users' first, in slot order.
+
+        Cold rows are widened: HPS knows one width per table, and gets one table (hps.py).
+        """
         settings, folder = self.info["rank"].settings, self.folders["rank"]
         names, tables = (*settings["user_tables"], *settings["item_tables"]), EmbeddingTables.load(folder / "tables")
         return MixedWidths.load(folder, settings.get("first_cold", {})).whole(tables, names)

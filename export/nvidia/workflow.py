@@ -1,8 +1,7 @@
-"""NVTabular's own workflow of the users as a model: exported by merlin-systems 23.8, run in this process for the rehearsal.
+"""NVTabular's own user workflow as a model: exported by merlin-systems 23.8, and run in this process for the rehearsal.
 
-merlin-systems writes the saved workflow, config.pbtxt and model.py. Changed of these: the batch axis (as exported the model
-knows none, and no ensemble around it could allow batches), where it runs, and model.py, which looks at the manifest before it
-unpickles.
+merlin-systems writes the saved workflow, config.pbtxt and model.py. We change three things: the batch axis (the exported model
+has none, so no ensemble around it could batch), where it runs, and model.py, which verifies the manifest before it unpickles.
 """
 
 from __future__ import annotations
@@ -22,15 +21,18 @@ from repository.models import read_config
 from repository.publish import forbid_caches
 from serving.stages.features.encode import FIRST_ROW, VOCABULARIES, Plan
 from serving.stages.parts.specs import PREPROCESS_WORKFLOW, WorkflowColumns
-from training.features.quiet_nvtabular import Workflow  # first: it imports Merlin's packages without their remarks
+from training.features.quiet_nvtabular import Workflow  # first: it silences the warnings of Merlin's imports
 
 Arrays = dict[str, np.ndarray]
-MODEL_PY = Path(__file__).with_name("workflow_model.py")  # imports what only tritonserver has
+MODEL_PY = Path(__file__).with_name("workflow_model.py")  # not importable here: it needs tritonserver's modules
 OPERATORS = PROJECT / "training" / "features" / "operators.py"
 
 
 def write_workflow_model(saved: Path, version: Path, serving: Serving) -> pb.ModelConfig:
-    """saved: what `build_features` kept; version: the model's version folder -> its config, without warm-up."""
+    """Write the model into its version folder.
+
+    Return its config without a warm-up. saved: the workflow that `build_features` kept.
+    """
     from merlin.systems.dag.ops.workflow import TransformWorkflow
     from merlin.systems.dag.runtimes.triton.ops.workflow import TransformWorkflowTriton
 
@@ -46,7 +48,7 @@ def write_workflow_model(saved: Path, version: Path, serving: Serving) -> pb.Mod
 
 
 def publish_code(version: Path) -> None:
-    """The operators that the pickle names, under the names it knows them by."""
+    """Copy the operators that the pickle names, under the module names in the pickle."""
     copy_serving_code(version, [*list_imports(OPERATORS), *list_imports(MODEL_PY)])
     copy = version / OPERATORS.relative_to(PROJECT)
     copy.parent.mkdir(parents=True)
@@ -57,11 +59,14 @@ def publish_code(version: Path) -> None:
 
 
 def with_batch_axis(config: pb.ModelConfig, generation: int, serving: Serving) -> pb.ModelConfig:
-    """-> merlin-systems' config, its columns [B] told to Triton as [B, 1]. No dynamic batching: it runs request by request."""
+    """Return merlin-systems' config with its columns [B] declared as [B, 1].
+
+    It runs request by request, without dynamic batching.
+    """
     config.name, config.max_batch_size = PREPROCESS_WORKFLOW, serving.max_batch_size
     for tensor in (*config.input, *config.output):
         tensor.dims[:] = [1]
-        tensor.reshape.SetInParent()  # to no dims but the batch
+        tensor.reshape.SetInParent()  # [B, 1] -> [B]
     config.version_policy.specific.versions.append(generation)
     del config.instance_group[:]
     config.instance_group.add(kind=pb.ModelInstanceGroup.KIND_CPU, count=serving.instances)
@@ -69,14 +74,14 @@ def with_batch_axis(config: pb.ModelConfig, generation: int, serving: Serving) -
 
 
 def columns_of(config: pb.ModelConfig, plan: Plan) -> WorkflowColumns:
-    """What the workflow takes and gives. plan: the compiled one, whose order and rows are those of the contract."""
+    """Return the workflow's inputs and outputs. plan: the compiled one, which has the order and the rows of the contract."""
     types = ({tensor.name: DTYPE[tensor.data_type] for tensor in side} for side in (config.input, config.output))
     first_rows = {column.name: 0 if column.kind in VOCABULARIES else FIRST_ROW for column in plan.categorical}
     return WorkflowColumns(*types, first_rows, tuple(column.name for column in plan.continuous))
 
 
 def workflow_run(version: Path) -> Callable[[Arrays], Arrays]:
-    """-> the model as merlin-systems' runs it: the same runner on the same tensors."""
+    """Return a function that runs the model with merlin-systems' own runner, on the same tensors."""
     from merlin.systems.workflow.base import WorkflowRunner
 
     runner = WorkflowRunner(Workflow.load(version / WORKFLOW), {}, {"parameters": {}}, "CPU")

@@ -1,6 +1,6 @@
-"""model.py of `preprocess_workflow`: the workflow model of merlin-systems 23.8, behind a look at the manifest.
+"""model.py of `preprocess_workflow`: the workflow model of merlin-systems 23.8, which first verifies the manifest.
 
-What it opens is a pickle, which does what it says: nothing is opened that is not the file that was published.
+The workflow is a pickle, which runs code when it is opened, so no file is opened that is not the published one.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Writes a merlin repository, model by model."""
+"""Write a merlin repository, model by model."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from serving.stages.parts.specs import (
     preprocess_specs,
 )
 
-MODEL_PY = '''"""Written by the exporter: serves the code that lies beside it."""
+MODEL_PY = '''"""Written by the exporter: serves the code in this folder."""
 
 import os
 import sys
@@ -73,7 +73,7 @@ class Writer:
         self.columns = WorkflowColumns()
 
     def write(self) -> None:
-        """Everything; nothing is changed once it was written."""
+        """Write everything; no file is changed after it was written."""
         for name in models_of(self.merlin):
             self.version(name).mkdir(parents=True)
         if self.behind_hps:
@@ -95,11 +95,11 @@ class Writer:
         return self.target / model / str(self.source.generation)
 
     def batch(self, stage: str) -> int:
-        """max_batch_size of an ensemble or of a network: 0 behind `hps`, which knows no batches."""
+        """Return the max_batch_size of an ensemble or a network: 0 behind `hps`, which has no batch axis."""
         return 0 if self.behind_hps and stage in ("rank", ENSEMBLE) else self.serving[stage].max_batch_size
 
     def _hps_model(self) -> None:
-        """The table, ps.json and the model of the `hps` backend."""
+        """Write the table, ps.json and the model of the `hps` backend."""
         source, serving, version = self.source, self.serving["rank"], self.version(RANK_EMBEDDINGS)
         tables = source.tables()
         uses = estimated_uses(
@@ -116,13 +116,13 @@ class Writer:
         write_manifest(version, generation=source.generation)
 
     def _preprocess(self) -> None:
-        """The cpu profile's model."""
+        """Copy the cpu profile's model."""
         shutil.copytree(self.source.folders["preprocess"], self.version("preprocess"), dirs_exist_ok=True)
         self._python_config(self.source.specs["preprocess"], "preprocess")
 
     def _workflow_model(self) -> None:
-        """NVTabular's own workflow, with what its neighbours need to know of its columns."""
-        from export.nvidia.workflow import columns_of, write_workflow_model  # only now: NVTabular takes seconds to import
+        """Write NVTabular's own workflow, and keep the columns that its neighbours need."""
+        from export.nvidia.workflow import columns_of, write_workflow_model  # imported late: NVTabular takes seconds
 
         version = self.version(PREPROCESS_WORKFLOW)
         config = write_workflow_model(self.source.workflow, version, self.serving["preprocess"])
@@ -133,7 +133,7 @@ class Writer:
         write_manifest(version, generation=self.source.generation)
 
     def _step(self, part: Part) -> None:
-        """A part in Python: files of its stage, its code, a manifest."""
+        """Write a part in Python: files of its stage, its code, a manifest."""
         info, folder, version = self.source.info[part.stage], self.source.folders[part.stage], self.version(part.name)
         for path in sorted({path for pattern in part.files for path in folder.glob(pattern)}):
             copy = version / path.relative_to(folder)
@@ -156,7 +156,7 @@ class Writer:
         write_config(self.target / spec.name / CONFIG_FILE, config)
 
     def _network_model(self, part: Part) -> None:
-        """A network: ONNX, profiles, configurations; its engine is built where it will run."""
+        """Write a network: ONNX file, profiles, configs. Its engine is built on the serving machine."""
         spec, serving, generation = self.specs[part.name], self.serving[part.stage], self.source.generation
         batch = self.batch(part.stage)
         per_row = {FLAT: keys_per_request(self.source.info["rank"], self.source.sizes) * self.source.sizes.row_width}
@@ -181,7 +181,7 @@ class Writer:
         write_manifest(self.version(part.name), generation=generation)
 
     def _network(self, part: Part, target: Path) -> tuple[str, tuple[str, ...]]:
-        """The stage's ONNX file as this profile serves it -> its precision, and the nodes that TensorRT 8 must not lower."""
+        """Write the stage's ONNX file for this profile. Return its precision, and the nodes that TensorRT 8 must not lower."""
         path, axes = self.source.folders[part.stage] / part.files[0], self.source.info[part.stage].axes
         lowered = self.lowered.get(part.stage) or Lowered(onnx.load(str(path)), "fp32")
         model = lowered.model
@@ -194,7 +194,7 @@ class Writer:
 
     @cached_property
     def lowered(self) -> dict[str, Lowered]:
-        """Stage -> its network in the precision that was asked for, as far as the recorded requests bear it."""
+        """Networks by stage, in the wanted precision as far as the recorded answers survive it."""
         return (
             {} if self.merlin.precision == "fp32" else lower_networks(self.source.folders, self.merlin.precision, self.report)
         )
@@ -209,7 +209,7 @@ class Writer:
         write_config(self.target / ENSEMBLE / CONFIG_FILE, config)
 
     def _recommend(self) -> None:
-        """What the cpu profile publishes with the ensemble, and a manifest that names every model of this one."""
+        """Copy what the cpu profile publishes with the ensemble, and write a manifest of every model of this repository."""
         folder, version = self.source.folders[ENSEMBLE], self.version(ENSEMBLE)
         shutil.copytree(folder, version, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST_FILE))
         facts = {k: v for k, v in read_json(folder, MANIFEST_FILE).items() if k not in ("schema", "files", "stages")}
@@ -224,7 +224,7 @@ class Writer:
         write_manifest(version, **facts)
 
     def _gpu_memory(self) -> dict[str, int]:
-        """What is known before anything runs: rows that HPS caches, the index and its scratch space, per instance of a model.
+        """Return GPU bytes that are known in advance: HPS's cached rows, the index and its scratch space per instance.
 
         TensorRT's contexts come on top: their need is known once the engines are built.
         """
@@ -236,7 +236,7 @@ class Writer:
         return planned
 
     def _warmup(self) -> None:
-        """Recorded requests, traced through what was written, warm every model in Python up."""
+        """Write warm-up requests for every Python model: recorded ones, traced through the written repository."""
         recorded = read_recorded(self.version(ENSEMBLE) / RECORDED_FILE)
         pipeline = MerlinPipeline(self.target, self.source.generation, self.merlin.mount)
         given = pipeline.trace({name: values[:WARMUP_ROWS] for name, values in recorded.inputs.items()})

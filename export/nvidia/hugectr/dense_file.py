@@ -11,7 +11,7 @@ from serving.contract.errors import ArtifactError
 
 
 def write_dense_file(path: Path, layers: DlrmLayers) -> None:
-    """Bottom MLP, then top MLP; of each layer weight [in, out] row-major, then bias [out]."""
+    """Write the bottom MLP, then the top MLP: of each layer weight [in, out] row-major, then bias [out]."""
     with open(path, "wb") as file:
         for layer in (*layers.bottom, *layers.top):
             file.write(np.ascontiguousarray(layer.weight, "<f4").tobytes())
@@ -19,7 +19,10 @@ def write_dense_file(path: Path, layers: DlrmLayers) -> None:
 
 
 def read_dense_file(path: Path, bottom: tuple[tuple[int, int], ...], top: tuple[tuple[int, int], ...]) -> DlrmLayers:
-    """The layers of a dense file. bottom, top: (in, out) of each layer. ArtifactError when the size is another."""
+    """Read the layers of a dense file.
+
+    bottom, top: (in, out) of each layer. Raises ArtifactError when the size does not match.
+    """
     if not path.is_file():
         raise ArtifactError(f"{path} is missing. Expected the dense weights. Export the repository again.")
     expected = sum(4 * (inputs + 1) * outputs for inputs, outputs in (*bottom, *top))

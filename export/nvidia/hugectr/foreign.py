@@ -1,4 +1,4 @@
-"""A network JSON as HugeCTR writes it after training (`graph_to_json`), read for what this project can serve: a DLRM.
+"""Read a network JSON that HugeCTR wrote after training (`graph_to_json`). Only a DLRM can be served here:
 
     Data ─▶ one embedding layer ─┐
       └▶ bottom ─────────────────┴▶ Interaction ─▶ top ─▶ BinaryCrossEntropyLoss
@@ -23,7 +23,7 @@ Shapes = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class ForeignDlrm:
-    """bottom, top: (in, out) of each layer; slots: of the embedding layer; width: of its rows."""
+    """A DLRM's sizes. bottom, top: (in, out) of each layer; slots: of the embedding layer; width: of its rows."""
 
     bottom: Shapes
     top: Shapes
@@ -33,7 +33,10 @@ class ForeignDlrm:
 
 
 def read_foreign(path: Path) -> ForeignDlrm:
-    """Raises ConfigError when the file is unreadable, or describes something else, and then names every layer in the way."""
+    """Read the sizes of a DLRM.
+
+    Raises ConfigError for an unreadable file or another network, and names every unusable layer.
+    """
     try:
         layers = json.loads(path.read_text())["layers"]
         data, embedding, dense = _parts(path, layers)
@@ -47,7 +50,7 @@ def read_foreign(path: Path) -> ForeignDlrm:
 
 
 def _parts(path: Path, layers: list[dict[str, Any]]) -> tuple[dict, dict, list[dict]]:
-    """-> the Data layer, the embedding layer, the dense layers."""
+    """Return the Data layer, the embedding layer, and the dense layers."""
     embeddings = [layer for layer in layers if layer["type"] in EMBEDDINGS]
     dense = [layer for layer in layers[1:] if layer["type"] not in EMBEDDINGS]
     if unknown := sorted({layer["type"] for layer in dense if layer["type"] not in DENSE}):
@@ -66,7 +69,7 @@ def _parts(path: Path, layers: list[dict[str, Any]]) -> tuple[dict, dict, list[d
 
 
 class _Chain:
-    """One MLP while it is walked: a ReLU belongs behind every layer but the last of the top."""
+    """One MLP while it is read. A ReLU follows every layer but the last of the top."""
 
     def __init__(self, enters: int) -> None:
         self.width = enters
@@ -92,7 +95,7 @@ def _walk(path: Path, data: dict, embedding: dict, dense: list[dict]) -> Foreign
         ]
         if sources != expected:
             raise ConfigError(
-                f"{path}: layer {kind} reads {sources}. Expected {expected}: one chain of layers, as in a DLRM. Train it so."
+                f"{path}: layer {kind} reads {sources}. Expected {expected}: one chain of layers, as in a DLRM. Train a DLRM."
             )
         if kind == "Interaction":
             chain = top
@@ -131,7 +134,7 @@ def _check(path: Path, bottom: _Chain, top: _Chain, width: int, interacts: bool)
     if not all(bottom.activated) or not all(top.activated[:-1]) or top.activated[-1]:
         raise ConfigError(
             f"{path}: ReLUs are missing or too many (bottom {bottom.activated}, top {top.activated}). Expected one behind "
-            "every layer but the last. Train it so."
+            "every layer but the last. Train such a network."
         )
 
 

@@ -1,4 +1,4 @@
-"""What a DLRM read from HugeCTR's files answers: plain numpy, layer by layer, as HugeCTR computes it at inference."""
+"""The logits of a DLRM in HugeCTR's files: plain NumPy, layer by layer, as HugeCTR computes them at inference."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from export.nvidia.hugectr.layers import DlrmLayers
 
 
 def logits(layers: DlrmLayers, dense: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """dense: float32 [N, Gu + Gp]; rows: float32 [N, S, D], the pooled row of each slot -> float32 [N], before the sigmoid."""
+    """Return float32 [N], before the sigmoid.
+
+    dense: float32 [N, Gu + Gp]; rows: float32 [N, S, D], the pooled row of each slot.
+    """
     hidden = dense
     for layer in layers.bottom:
         hidden = np.maximum(hidden @ layer.weight + layer.bias, 0.0)
@@ -20,7 +23,9 @@ def logits(layers: DlrmLayers, dense: np.ndarray, rows: np.ndarray) -> np.ndarra
 
 
 def interaction(bottom: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """[N, D], [N, S, D] -> [N, D + (S + 1) * S / 2 + 1]: row 0 itself, the dot products of all pairs of rows, one zero."""
+    """Return [N, D + (S + 1) * S / 2 + 1] from [N, D] and [N, S, D]: row 0 itself, dot products of all pairs of rows, one
+    zero.
+    """
     meeting = np.concatenate([bottom[:, None], rows], axis=1)
     later, earlier = np.tril_indices(meeting.shape[1], -1)
     products = (meeting @ meeting.transpose(0, 2, 1))[:, later, earlier]
@@ -28,7 +33,10 @@ def interaction(bottom: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def slot_rows(keys: np.ndarray, vectors: np.ndarray, wanted: np.ndarray, default: float = 0.0) -> np.ndarray:
-    """Rows of a sparse table, int64 [n] and float32 [n, D], for keys of any shape [...] -> float32 [..., D]."""
+    """Return the rows of keys of any shape [...] as float32 [..., D].
+
+    keys, vectors: a sparse table, int64 [n] and float32 [n, D].
+    """
     order = np.argsort(keys)
     place = np.minimum(np.searchsorted(keys, wanted, sorter=order), len(keys) - 1)
     found = keys[order[place]] == wanted

@@ -1,11 +1,11 @@
-"""A DLRM that HugeCTR trained becomes the rank stage's model: its weights in this project's order, its rows in its tables.
+"""Import a DLRM that HugeCTR trained as the rank stage's model: weights in this project's order, rows in its tables.
 
 <folder>/<name>.json                      network, as `graph_to_json` writes it
 <folder>/<name>_dense_<iteration>.model   weights
 <folder>/<name>0_sparse_<iteration>.model rows
-<folder>/<name>_inputs.json               which columns it was taught (export/nvidia/hugectr/inputs.py)
+<folder>/<name>_inputs.json               the columns that it was trained on (export/nvidia/hugectr/inputs.py)
 
-Columns that the model was not taught get zeros: weights of numbers, rows of slots. So it answers what it answered.
+Other columns get zeros, as weights or as rows, so the imported model gives the answers of the original.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ PARITY_ROWS, PARITY_LIMIT = 256, 1e-4
 
 
 def import_dlrm(folder: Path, name: str, ours: Inputs, lists: frozenset[str] = frozenset()) -> DLRM:
-    """-> a DLRM with the shape of `ours` that answers like the files. lists: slots that hold several keys per item.
+    """Return a DLRM with the inputs `ours` that answers as the files do. lists: slots that hold several keys per item.
 
-    Raises ConfigError when the model is none that can be served here or speaks of other columns, ArtifactError when its
-    files are missing or broken.
+    Raises ConfigError for an unservable network or unknown columns, ArtifactError for missing or broken files.
     """
     network, theirs = read_foreign(folder / f"{name}.json"), read_inputs(folder / f"{name}_inputs.json")
     _refuse_other_columns(folder, name, network, theirs, ours, lists)
@@ -44,7 +43,7 @@ def import_dlrm(folder: Path, name: str, ours: Inputs, lists: frozenset[str] = f
 
 
 def find_latest(folder: Path, prefix: str) -> Path:
-    """-> `<prefix><iteration>.model` of the highest iteration. Raises ArtifactError without one."""
+    """Return `<prefix><iteration>.model` of the highest iteration. Raises ArtifactError without one."""
     found = {path.stem.removeprefix(prefix): path for path in folder.glob(f"{prefix}*.model")}
     numbered = {int(iteration): path for iteration, path in found.items() if iteration.isdecimal()}
     if not numbered:
@@ -63,7 +62,7 @@ def _refuse_other_columns(
     named = (*theirs.numbers, *(slot.name for slot in theirs.slots))
     if unknown := sorted(set(named) - set(ours.numbers) - sizes.keys()):
         raise ConfigError(
-            f"{where} names {', '.join(unknown)}, which the data set has not. It has {', '.join(ours.numbers)}; "
+            f"{where} names {', '.join(unknown)}, which the data set lacks. It has {', '.join(ours.numbers)}; "
             f"{', '.join(sizes)}. Import the model with the data set it was trained on."
         )
     if len(set(named)) != len(named):
@@ -81,7 +80,7 @@ def _refuse_other_columns(
 
 
 def move_inputs(layers: DlrmLayers, theirs: Inputs, ours: Inputs) -> DlrmLayers:
-    """The same function of our inputs: rows of the first layers moved to where our numbers and pairs of slots stand."""
+    """Return the same function of our inputs: rows of the first layers move to the places of our numbers and pairs of slots."""
     first = layers.bottom[0]
     weight = np.zeros((len(ours.numbers), first.weight.shape[1]), np.float32)
     weight[[ours.numbers.index(name) for name in theirs.numbers]] = first.weight
@@ -92,7 +91,7 @@ def move_inputs(layers: DlrmLayers, theirs: Inputs, ours: Inputs) -> DlrmLayers:
 
 
 def _pairs_placed(weight: np.ndarray, width: int, places: list[int], slots: int) -> np.ndarray:
-    """[D + pairs + 1, out] over their slots -> the same over ours. places: their slot -> ours."""
+    """Return a weight over our slots from one over their slots, both [D + pairs + 1, out]. places: their slot -> ours."""
     rows = np.array([0, *(1 + place for place in places)])
     later, earlier = np.tril_indices(len(rows), -1)
     column = np.zeros((slots + 1, slots + 1), np.int64)
@@ -105,7 +104,7 @@ def _pairs_placed(weight: np.ndarray, width: int, places: list[int], slots: int)
 
 
 def tables_of(rows: SparseTable, theirs: Inputs, ours: Inputs) -> dict[str, np.ndarray]:
-    """Slot -> float32 [rows, D] in our order; zeros for keys and slots that were never taught, and for padding."""
+    """Return slot -> float32 [rows, D] in our order; zeros for padding and for keys and slots that were not trained."""
     width, known = rows.vectors.shape[1], {slot.name: slot for slot in theirs.slots}
     tables = {}
     for slot in ours.slots:
@@ -135,7 +134,7 @@ def _model(ours: Inputs, layers: DlrmLayers, tables: dict[str, np.ndarray]) -> D
 
 @torch.no_grad()
 def _prove(model: DLRM, layers: DlrmLayers, rows: SparseTable, theirs: Inputs, ours: Inputs) -> None:
-    """Random inputs: the model answers what the files say. Raises ExportError."""
+    """Raise ExportError unless the model answers random inputs as the files do."""
     rng = np.random.default_rng(0)
     numbers = rng.normal(size=(PARITY_ROWS, len(ours.numbers))).astype(np.float32)
     chosen = {slot.name: rng.integers(PAD_ROW + 1, slot.rows, PARITY_ROWS) for slot in ours.slots}
@@ -149,7 +148,7 @@ def _prove(model: DLRM, layers: DlrmLayers, rows: SparseTable, theirs: Inputs, o
 
 
 def _compute_logits(model: DLRM, numbers: np.ndarray, rows: list[np.ndarray]) -> np.ndarray:
-    """numbers float32 [N, Gu + Gp]; rows: int64 [N] of each slot -> logits float32 [N]: one candidate per request."""
+    """Return float32 [N], one candidate per request. numbers: float32 [N, Gu + Gp]; rows: int64 [N] of each slot."""
     n_users, n_numbers = len(model.user_tables), model.shape.user_numbers
     user_rows = model.user_rows(torch.from_numpy(np.stack(rows[:n_users], axis=1)))
     item_rows = model.item_rows([torch.from_numpy(each[:, None, None]) for each in rows[n_users:]])

@@ -1,7 +1,7 @@
-"""What goes into a DLRM of this project, by name: the order in which HugeCTR is taught it, and finds it again.
+"""The inputs of a DLRM by name, in the order in which HugeCTR trains it.
 
-<name>_inputs.json beside the model says it: `numbers` of the dense input, and `slots` of the sparse one with their first keys.
-A model that knows only some of them, or in another order, can be imported as well: the file says which.
+<name>_inputs.json beside the model holds them: `numbers` of the dense input, `slots` of the sparse one with their first keys.
+A model with some of them, or in another order, can be imported too, because the file names them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class Inputs:
 
 
 def inputs_of(features: Features) -> Inputs:
-    """The ranker's inputs in its own order: numbers of the user, of the item, of the pair; slots of the user, of the item."""
+    """Return the ranker's inputs in its own order: numbers of the user, of the item, of the pair; slots of the user, of the
+    item.
+    """
     users = [f"user.{column.name}" for column in features.user_plan.continuous]
     items = [f"item.{column.name}" for column in features.item_plan.continuous]
     items += [f"item.aggregate_{name}" for name in features.log.aggregates.item_names]
@@ -58,7 +60,7 @@ def inputs_of(features: Features) -> Inputs:
 
 
 def read_inputs(path: Path) -> Inputs:
-    """Raises ConfigError when the file is missing or says something else."""
+    """Read the inputs. Raises ConfigError when the file is missing or malformed."""
     try:
         raw = json.loads(path.read_text())
         return Inputs(tuple(raw["numbers"]), tuple(Slot(**slot) for slot in raw["slots"]))

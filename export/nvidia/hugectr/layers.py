@@ -35,23 +35,23 @@ class DlrmLayers:
 
     @property
     def dense_dim(self) -> int:
-        """Numbers that enter the bottom MLP."""
+        """Number of values that enter the bottom MLP."""
         return self.bottom[0].shape[0]
 
     @property
     def width(self) -> int:
-        """D, width of the embedding rows and of what leaves the bottom MLP."""
+        """D, the width of the embedding rows and of the bottom MLP's output."""
         return self.bottom[-1].shape[1]
 
 
 def interaction_width(width: int, slots: int) -> int:
-    """Columns that leave HugeCTR's Interaction: the bottom row, the dot product of every pair of rows, one zero column."""
+    """Return the columns of HugeCTR's Interaction: the bottom row, dot products of all pairs of rows, one zero column."""
     rows = slots + 1
     return width + rows * (rows - 1) // 2 + 1
 
 
 def layers_from_arrays(arrays: Mapping[str, np.ndarray]) -> DlrmLayers:
-    """`{bottom0.weight: [in, out], bottom0.bias: [out], …, top0.weight, …}` -> DlrmLayers (as training/models gives it)."""
+    """Return the layers of arrays by name: `{bottom0.weight: [in, out], bottom0.bias: [out], …, top0.weight, …}`."""
 
     def stack(name: str) -> tuple[Layer, ...]:
         count = sum(key.startswith(name) and key.endswith(".weight") for key in arrays)
@@ -63,7 +63,7 @@ def layers_from_arrays(arrays: Mapping[str, np.ndarray]) -> DlrmLayers:
 def layers_from_torch(
     bottom: Iterable[tuple[np.ndarray, np.ndarray]], top: Iterable[tuple[np.ndarray, np.ndarray]]
 ) -> DlrmLayers:
-    """(weight [out, in], bias [out]) per layer, as torch keeps a Linear -> DlrmLayers."""
+    """Return the layers of (weight [out, in], bias [out]) each, as torch keeps a Linear."""
     return DlrmLayers(
         tuple(_layer(f"bottom{i}", weight.T, bias) for i, (weight, bias) in enumerate(bottom)),
         tuple(_layer(f"top{i}", weight.T, bias) for i, (weight, bias) in enumerate(top)),
@@ -80,7 +80,7 @@ def _layer(name: str, weight: np.ndarray, bias: np.ndarray) -> Layer:
 
 
 def check_layers(layers: DlrmLayers, slots: int) -> None:
-    """ExportError unless the layers fit each other and an interaction with `slots` embedding rows."""
+    """Raise ExportError unless the layers fit each other and an interaction with `slots` embedding rows."""
     if not layers.bottom or not layers.top:
         raise ExportError(
             f"the network has {len(layers.bottom)} bottom and {len(layers.top)} top layers. Expected at least one of each. "

@@ -30,7 +30,7 @@ class HugectrModel:
 
 
 def slot_offsets(tables: Mapping[str, np.ndarray]) -> dict[str, int]:
-    """First key of each slot when all share one table. tables: slot -> float32 [rows, D], in slot order."""
+    """Return the first key of each slot when all share one table. tables: slot -> float32 [rows, D], in slot order."""
     ends = np.cumsum([len(table) for table in tables.values()])
     return dict(zip(tables, [0, *ends[:-1].tolist()], strict=True))
 
@@ -43,7 +43,7 @@ def write_model(
     keys_per_slot: Mapping[str, int],
     use_counts: Mapping[str, np.ndarray],
 ) -> dict[str, int]:
-    """Write a DLRM; returns the first key of each slot: key = offset + row of the slot's own table.
+    """Write a DLRM. Return the first key of each slot: key = first key + row of the slot's own table.
 
     tables: slot -> float32 [rows, D], in the order of the interaction's rows; keys_per_slot: most keys of each slot;
     use_counts: slot -> [rows] uses in the training log, for the order of the rows. Raises ExportError when they do not fit.

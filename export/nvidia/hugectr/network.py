@@ -23,7 +23,7 @@ EMBEDDING = "DistributedSlotSparseEmbeddingHash"
 
 @dataclass(frozen=True)
 class Network:
-    """What the JSON says: (in, out) of each layer, and the embedding layer."""
+    """The sizes of a network JSON: (in, out) of each layer, and the embedding layer."""
 
     bottom: tuple[tuple[int, int], ...]
     top: tuple[tuple[int, int], ...]
@@ -37,14 +37,14 @@ class Network:
 
 
 def network_of(layers: DlrmLayers, nnz_per_slot: tuple[int, ...], vocabulary: int) -> Network:
-    """The network of some layers. ExportError when they do not fit that many slots."""
+    """Return the network of some layers. Raises ExportError when they do not fit that many slots."""
     check_layers(layers, len(nnz_per_slot))
     shapes = [tuple(layer.shape for layer in stack) for stack in (layers.bottom, layers.top)]
     return Network(shapes[0], shapes[1], layers.width, nnz_per_slot, vocabulary)
 
 
 def network_document(network: Network) -> dict[str, Any]:
-    """The network JSON as a dict."""
+    """Return the network JSON as a dict."""
     bottom, dense_rows = _mlp("bottom", DENSE, network.bottom, relu_last=True)
     top, logit = _mlp("top", "interaction", network.top, relu_last=False)
     interaction = {"type": "Interaction", "bottom": [dense_rows, ROWS], "top": "interaction"}
@@ -91,7 +91,7 @@ def _embedding(network: Network) -> dict[str, Any]:
 
 
 def _mlp(name: str, enters: str, shapes: tuple[tuple[int, int], ...], relu_last: bool) -> tuple[list[dict[str, Any]], str]:
-    """InnerProduct and ReLU layers of one MLP, and the name of the tensor that leaves it."""
+    """Return the InnerProduct and ReLU layers of one MLP, and the name of its output tensor."""
     layers: list[dict[str, Any]] = []
     for i, (_, outputs) in enumerate(shapes):
         last = i == len(shapes) - 1
@@ -105,7 +105,7 @@ def _mlp(name: str, enters: str, shapes: tuple[tuple[int, int], ...], relu_last:
 
 
 def read_network(path: Path) -> Network:
-    """The network of a JSON written here. ArtifactError when it is missing, not JSON, or no such DLRM."""
+    """Read a network JSON written here. Raises ArtifactError when it is missing, not JSON, or another network."""
     try:
         layers = json.loads(path.read_text())["layers"]
         network = _network(layers)

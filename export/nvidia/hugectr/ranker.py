@@ -1,4 +1,4 @@
-"""What `fit_ranker` calls in place of training when `[hugectr] model` names a model that HugeCTR trained."""
+"""The rank stage's model from HugeCTR: called in place of training when `[hugectr] model` names a trained model."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from training.models.train_ranker import Ranker, RankerSettings, Report, best_bl
 
 
 def import_ranker(folder: Path, name: str, features: Features) -> TrainRanker:
-    """-> a fitter that imports the model and chooses only how much of the retrieval score is added to its logits.
+    """Return a fitter that imports the model, and fits only the weight of the retrieval score in its logits.
 
-    It raises what `import_dlrm` raises.
+    Raises what `import_dlrm` raises.
     """
 
     def fit(

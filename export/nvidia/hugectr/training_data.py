@@ -1,8 +1,8 @@
-"""The ranker's training requests as HugeCTR reads them: Parquet, one row per (request, candidate).
+"""Write the ranker's training requests as HugeCTR reads them: Parquet, one row per (request, candidate).
 
 <folder>/train/*.parquet, validation/*.parquet     label, numbers, keys (offset per slot; lists as lists)
-<folder>/<part>/_metadata.json, _file_list.txt     what HugeCTR's Parquet reader wants beside them
-<folder>/dlrm_inputs.json                          names, for the way back (inputs.py)
+<folder>/<part>/_metadata.json, _file_list.txt     required by HugeCTR's Parquet reader
+<folder>/dlrm_inputs.json                          names of the inputs, for the import (inputs.py)
 <folder>/training.json                             sizes, for export/nvidia/hugectr/container/train_dlrm.py
 """
 
@@ -33,7 +33,10 @@ def write_training_data(
     settings: RankerSettings,
     rng: np.random.Generator,
 ) -> dict[str, int]:
-    """-> rows written by part. inputs: in the order of the requests' columns. Raises DataError when nothing was taken."""
+    """Write training and validation rows. Return their number by part. inputs: in the order of the requests' columns.
+
+    Raises DataError when no candidate was taken.
+    """
     parts = {"train": teaching, "validation": [validation]}
     rows = {part: _write_part(folder / part, requests, inputs, settings, rng) for part, requests in parts.items()}
     if not all(rows.values()):
@@ -72,12 +75,12 @@ def _write_part(
 
 
 def column(name: str) -> str:
-    """Parquet readers take a dot for a nested column."""
+    """Return a column's name in the Parquet file, without dots: readers take those for nested columns."""
     return name.replace(".", "_")
 
 
 def _table(part: Requests, inputs: Inputs, settings: RankerSettings, rng: np.random.Generator) -> pa.Table:
-    """Rows of the requests in which something was taken: all of that, and a draw of what was not."""
+    """Return rows of the requests with a taken candidate: every taken one, and a sample of the others."""
     request, place = np.nonzero(_chosen(part, settings.candidates_per_request, rng))
     items = part.candidates[request, place]
     numbers = np.concatenate(
@@ -92,14 +95,14 @@ def _table(part: Requests, inputs: Inputs, settings: RankerSettings, rng: np.ran
 
 
 def _chosen(part: Requests, width: int, rng: np.random.Generator) -> np.ndarray:
-    """bool [N, C]: of each request with something taken, that and others drawn at random, `width` together at most."""
+    """Return bool [N, C], at most `width` per request: all taken candidates and a random sample of the others."""
     order = rng.random(part.taken.shape) + 2.0 * ~part.valid - part.taken
     rank = np.argsort(np.argsort(order, axis=1), axis=1)
     return (rank < width) & part.valid & part.taken.any(axis=1, keepdims=True)
 
 
 def _keys(rows: np.ndarray, first_key: int) -> pa.Array:
-    """int [N, L] rows of a slot's table, PAD_ROW padded where L > 1 -> int64 keys [N], or lists of them."""
+    """Return int64 keys [N], or lists of them. rows: int [N, L] of a slot's table, padded with PAD_ROW where L > 1."""
     if rows.shape[1] == 1:
         return pa.array(rows[:, 0].astype(np.int64) + first_key)
     kept = rows != PAD_ROW

@@ -1,9 +1,10 @@
-"""Do answers of a lowered pipeline agree with fp32's, as far as the precision promises? What nodes are chosen by, and an export
-is rehearsed with.
+"""Compare a lowered pipeline's answers with those of fp32, by the tolerance of its precision.
 
-fp32: the same lists, scores within 1e-4. fp16: scores within 2e-3, and only items whose exact scores are closer than twice
-that change places. int8: no score is promised; the lists that people see, the first ten, hardly move (`moved_share`), but for
-what fp16 may do to them as well: a network that bears no int8 is fp16.
+The choice of nodes and the rehearsal of an export use it.
+
+fp32: the same lists, scores within 1e-4. fp16: scores within 2e-3; only items may change places whose exact scores are closer
+than twice that. int8: no bound on scores; the first ten items of a list hardly move (`moved_share`), beyond what fp16 may move.
+A network that does not tolerate int8 runs in fp16.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ TOP = 10
 
 
 def disagreement(precision: str, got: Arrays, expected: Arrays) -> str:
-    """got, expected: `item_ids` int64 [R, K] and `scores` float32 [R, K] of R requests -> "" or what differs.
+    """Return "" when answers agree, else the difference. Nodes were chosen by half of this tolerance.
 
-    What was chosen on the same requests kept half of what is promised here.
+    got, expected: `item_ids` int64 [R, K] and `scores` float32 [R, K] of the same R requests
     """
     if precision == "fp32":
         return compare_answers(got, expected, EXACT)
@@ -35,7 +36,7 @@ def disagreement(precision: str, got: Arrays, expected: Arrays) -> str:
 
 
 def beyond(got: Arrays, expected: Arrays, tolerance: float) -> np.ndarray:
-    """-> bool [R]: a score is off by more, or a place went to an item whose exact score is not within twice of it."""
+    """Return bool [R]: a score differs by more than `tolerance`, or an item's exact score by twice that from its place's."""
     return np.array(
         [
             _beyond(*(answers[name][row] for answers in (got, expected) for name in ("item_ids", "scores")), tolerance)
@@ -50,7 +51,7 @@ def _beyond(ids: np.ndarray, scores: np.ndarray, exact_ids: np.ndarray, exact: n
         return True
     for place in np.flatnonzero(ids != exact_ids):
         at = np.flatnonzero(exact_ids == ids[place])
-        if not len(at):  # it was just behind the list: its own score is all that is known of it
+        if not len(at):  # it was not in the exact list, so only its own score is known
             continue
         if abs(exact[at[0]] - exact[place]) > 2 * tolerance or abs(scores[place] - exact[at[0]]) > tolerance:
             return True
@@ -58,10 +59,10 @@ def _beyond(ids: np.ndarray, scores: np.ndarray, exact_ids: np.ndarray, exact: n
 
 
 def moved_share(got: Arrays, expected: Arrays, tolerance: float) -> float:
-    """-> by how much items moved among the first TOP places, a share of what all those places weigh, mean of all lists.
+    """Return how far items moved among the first TOP places: the mean share of those places' NDCG weight.
 
-    Lists that scores so close explain (`beyond`) count as unmoved. NDCG weighs places so; were every moved item relevant, and
-    moved the wrong way, NDCG would lose this share.
+    Lists whose changes are explained by close scores (`beyond`) count as unmoved. The share is the largest possible loss of
+    NDCG: that of lists in which every moved item is relevant and moved down.
     """
     ids, exact_ids = (answers["item_ids"][:, :TOP] for answers in (got, expected))
     weights = 1.0 / np.log2(np.arange(2, TOP + 2))[: ids.shape[1]]

@@ -1,4 +1,4 @@
-"""The tensors that real requests feed to each network of a repository: what ranges are taken from, and errors measured on."""
+"""The inputs of each network under recorded requests: quantisation ranges come from them, and errors are measured on them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Recorder:
 
 
 def with_networks(pipeline: Pipeline, networks: Mapping[str, Any]) -> Pipeline:
-    """-> the pipeline with some stages' networks replaced by other sessions."""
+    """Return the pipeline with other sessions in the place of some stages' networks."""
     return replace(
         pipeline,
         stages=pipeline.stages | {stage: replace(pipeline.stages[stage], network=own) for stage, own in networks.items()},
@@ -40,7 +40,7 @@ def with_networks(pipeline: Pipeline, networks: Mapping[str, Any]) -> Pipeline:
 
 
 def stage_folders(repository: Path) -> dict[str, Path]:
-    """-> version folders of every stage and of `recommend`, of the generation a server answers with."""
+    """Return the version folders of every stage and of `recommend`, of the generation that a server answers with."""
     generation = pinned_generation(repository)
     return {stage: stage_folder(repository, stage, generation) for stage in STAGES} | {
         ENSEMBLE: repository / ENSEMBLE / str(generation)
@@ -48,14 +48,14 @@ def stage_folders(repository: Path) -> dict[str, Path]:
 
 
 def open_pipeline(folders: Mapping[str, Path]) -> Pipeline:
-    """folders: as `stage_folders` gives them -> the pipeline of that generation, published or only staged."""
+    """Return the pipeline of a generation, published or only staged. folders: as `stage_folders` gives them."""
     stages = {stage: STAGE_TYPES[stage].load(folders[stage]) for stage in STAGES}
     info = read_stage(folders[STAGES[0]])
     return Pipeline(info, stages, stage_specs(info.axes, info.context))
 
 
 def halve_lists(feed: Arrays) -> Arrays:
-    """-> lists of the re-ranker of which only the first half is there: what few recorded requests need, and every user may."""
+    """Return the re-ranker's inputs with only the first half of each list valid: few recorded requests have short lists."""
     places = feed["valid"].shape[1]
     there = (np.arange(places) < places // 2).astype(np.float32)
     return {name: values * there.reshape(1, -1, *[1] * (values.ndim - 2)) for name, values in feed.items()}

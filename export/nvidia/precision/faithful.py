@@ -1,10 +1,9 @@
-"""ONNX Runtime on a CPU, made to compute what a graph's types say.
+"""Make ONNX Runtime on a CPU compute in the types that a graph states.
 
-Left alone it does not (1.31.1): few of its CPU kernels know fp16, around the others it casts to fp32 and back, and casts that
-come to stand beside each other it drops, with the rounding they were to do. Its fused int8 kernels round elsewhere, too. So a
-graph looks better than TensorRT will compute it. Here every fp16 tensor is rounded, by three fp32 operations that nobody
-drops, and Q/DQ pairs stay unfused.
-What fp16 sums inside of a product cannot be seen: sums are fp32 here, as tensor cores usually hold them.
+By itself (1.31.1) it does not. Few of its CPU operators support fp16: around the others it casts to fp32 and back, then drops
+adjacent casts and their rounding. Its fused int8 operators round at other places too. So a graph looks better than it will be
+in TensorRT. Here every fp16 tensor is rounded by three fp32 operations, which no optimiser drops, and Q/DQ pairs stay unfused.
+Sums inside a product are fp32 here, as tensor cores usually hold them; fp16 sums cannot be observed.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ SPLITTER = 2.0**13 + 1.0  # Veltkamp: x * s - (x * s - x) keeps the 24 - 13 = 11
 
 
 def faithful_session(model: onnx.ModelProto) -> ort.InferenceSession:
-    """-> a session that gives what the graph's types say, up to fp16's subnormals, which are below 6.2e-5."""
+    """Return a session that computes in the graph's types, except for fp16's subnormals, which are below 6.2e-5."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.add_session_config_entry("session.disable_quant_qdq", "1")
@@ -28,7 +27,7 @@ def faithful_session(model: onnx.ModelProto) -> ort.InferenceSession:
 
 
 def round_like_fp16(model: onnx.ModelProto) -> onnx.ModelProto:
-    """-> the graph in fp32, every tensor rounded that was fp16; the same graph where none was."""
+    """Return the graph in fp32 with every fp16 tensor rounded; the same graph when it has none."""
     graph = onnx.shape_inference.infer_shapes(model, strict_mode=True).graph
     half = {value.name for value in graph.value_info if value.type.tensor_type.elem_type == TensorProto.FLOAT16}
     half |= {weight.name for weight in graph.initializer if weight.data_type == TensorProto.FLOAT16}
@@ -47,7 +46,7 @@ def round_like_fp16(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _in_fp32(node: onnx.NodeProto, half: set[str]) -> list[onnx.NodeProto]:
-    """-> what does a node's work in fp32; its fp16 outputs are rounded, but where it only moved what already was."""
+    """Return nodes that compute the node in fp32 and round its fp16 outputs, unless it only moves rounded values."""
     to_half = half.intersection(node.output)
     if node.op_type == "Cast":
         if to_half:

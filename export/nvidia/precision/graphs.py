@@ -1,4 +1,4 @@
-"""ONNX graphs made easy to rewrite."""
+"""Prepare ONNX graphs for rewriting."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PRODUCTS = ("MatMul", "Gemm")
 
 
 def tidy(model: onnx.ModelProto) -> onnx.ModelProto:
-    """-> the same graph with a name for every node, and constants as weights: precision is decided by node."""
+    """Return the same graph with a name for every node, and constants as weights: precision is decided by node."""
     tidied = onnx.ModelProto()
     tidied.CopyFrom(model)
     graph = tidied.graph
@@ -29,7 +29,7 @@ def tidy(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def float_tensors(model: onnx.ModelProto) -> set[str]:
-    """-> names of all fp32 tensors: inputs, weights, outputs and everything between."""
+    """Return the names of all fp32 tensors: inputs, weights, outputs and everything between."""
     graph = onnx.shape_inference.infer_shapes(model, strict_mode=True).graph
     values = (*graph.input, *graph.output, *graph.value_info)
     named = {value.name for value in values if value.type.tensor_type.elem_type == TensorProto.FLOAT}
@@ -37,14 +37,14 @@ def float_tensors(model: onnx.ModelProto) -> set[str]:
 
 
 def weight_bytes(model: onnx.ModelProto) -> int:
-    """-> bytes of the weights as they are executed: one per element behind a Q/DQ pair, whatever the file holds."""
+    """Return the bytes of the weights as they are executed: one per element behind a Q/DQ pair, whatever the file holds."""
     quantised = {node.input[0] for node in model.graph.node if node.op_type == "QuantizeLinear"}
     arrays = {weight.name: numpy_helper.to_array(weight) for weight in model.graph.initializer}
     return sum(array.size if name in quantised else array.nbytes for name, array in arrays.items())
 
 
 def multiply_adds(model: onnx.ModelProto, feed: dict[str, np.ndarray]) -> dict[str, int]:
-    """model: tidy -> product -> multiply-adds it takes for one feed."""
+    """Return product -> multiply-adds for one feed. model: tidy."""
     watched = onnx.ModelProto()
     watched.CopyFrom(model)
     products = [node for node in model.graph.node if node.op_type in PRODUCTS]

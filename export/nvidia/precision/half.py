@@ -1,8 +1,7 @@
-"""fp16 graphs: chosen products compute in fp16, and what only moves or clips numbers beside them; all else stays fp32.
+"""fp16 graphs: chosen products compute in fp16, as do adjacent nodes that only move or clip numbers. All else stays fp32.
 
-Casts stand wherever the two kinds meet. Sums, normalisations and everything else between products stay fp32: they cost next to
-nothing, and fp16 has 11 bits. Which products are chosen, and how far that moves the answers: `lower.py`.
-Inputs and outputs stay fp32.
+Casts are inserted where the types meet. Sums and normalisations between products stay fp32: they cost next to nothing, and
+fp16 has 11 bits. `lower.py` chooses the products and measures the effect. Inputs and outputs stay fp32.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ from onnx import TensorProto, helper, numpy_helper
 from export.nvidia.precision.graphs import float_tensors
 
 MOVING = frozenset({"Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten", "Slice", "Relu"})  # exact in either type
-ANY_TYPE = frozenset({"Shape"})  # reads a float tensor and gives none: takes either kind
+ANY_TYPE = frozenset({"Shape"})  # reads a float tensor of either type, and writes none
 
 
 def convert_to_half(model: onnx.ModelProto, products: Collection[str]) -> tuple[onnx.ModelProto, tuple[str, ...]]:
-    """model: tidy; products: names of nodes -> (the graph with casts, names of the nodes that stay fp32)."""
+    """Return the graph with casts, and the names of the nodes that stay fp32. model: tidy; products: names of nodes."""
     half = with_movers(model, products)
     kept = tuple(node.name for node in model.graph.node if node.name not in half)
     return with_casts(model, kept), kept
 
 
 def with_movers(model: onnx.ModelProto, products: Collection[str]) -> set[str]:
-    """-> products, and the moving nodes that read a halved node or are read by halved ones only: they round nothing."""
+    """Return the products, and moving nodes that read a halved node or are read only by halved ones: they do not round."""
     half, made_by = set(products), {output: node for node in model.graph.node for output in node.output}
     readers: dict[str, list[str]] = {}
     for node in model.graph.node:
@@ -42,7 +41,7 @@ def with_movers(model: onnx.ModelProto, products: Collection[str]) -> set[str]:
 
 
 def with_casts(model: onnx.ModelProto, kept: Collection[str]) -> onnx.ModelProto:
-    """model: tidy -> the graph in which all nodes but `kept` take and give fp16."""
+    """Return the graph in which all nodes but `kept` read and write fp16. model: tidy."""
     graph = _Halving(model)
     for node in model.graph.node:
         graph.add(node, node.name not in kept)
@@ -62,7 +61,7 @@ class _Halving:
         self.there = {value.name for value in model.graph.input} | self.weights.keys()
 
     def add(self, node: onnx.NodeProto, halve: bool) -> None:
-        """Append a node that computes in fp16 or as it was; what it reads is cast first."""
+        """Append a node that computes in fp16 or in its own type, after casts of its inputs."""
         halve = halve and not self.floats.isdisjoint(node.input)  # ConstantOfShape states its own type
         copy = onnx.NodeProto()
         copy.CopyFrom(node)
@@ -75,7 +74,7 @@ class _Halving:
         self.nodes.append(copy)
 
     def have(self, name: str, half: bool) -> str:
-        """-> the name of a float tensor in the wanted type, cast when it exists only in the other."""
+        """Return the name of a float tensor in the wanted type. Cast it when it exists only in the other."""
         wanted, other = (_half(name), name) if half else (name, _half(name))
         if wanted not in self.there:
             if half and name in self.weights:

@@ -1,10 +1,10 @@
-"""int8 graphs: Q/DQ pairs around matrix products, as TensorRT's explicit quantisation wants them.
+"""int8 graphs: Q/DQ pairs around matrix products, in the form of TensorRT's explicit quantisation.
 
 Symmetric everywhere: zero points are 0. Activations: per tensor, ranges from recorded requests. Weights: per output column, as
-fp32 initialisers behind a Q/DQ pair, the form that every TensorRT from 8.6 on takes. The rest of the graph stays fp32.
+fp32 initialisers behind a Q/DQ pair, a form that every TensorRT from 8.6 on accepts. The rest of the graph stays fp32.
 
-Which products are chosen, and how far that moves the answers: `lower.py`. One product of the DLRM alone moves its
-scores by 0.7 % of their spread and more, a hundred times what it does in fp16: int8 has 255 steps for all values.
+`lower.py` chooses the products and measures the effect. A single int8 product of the DLRM moves its scores by 0.7 % of their
+spread or more, a hundred times as much as in fp16: int8 has 255 steps for all values.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OPTIONS = {
 
 
 def quantized(model: onnx.ModelProto, feeds: list[Arrays], nodes: Collection[str]) -> onnx.ModelProto:
-    """model: tidy -> the graph in which `nodes` read their inputs through Q/DQ pairs; the same graph when there are none."""
+    """Return the graph in which `nodes` read their inputs through Q/DQ pairs; the same graph without any. model: tidy."""
     if not nodes:
         return model
     with tempfile.TemporaryDirectory() as folder, without_advice():
@@ -53,14 +53,14 @@ def quantized(model: onnx.ModelProto, feeds: list[Arrays], nodes: Collection[str
 
 
 def weighted_products(model: onnx.ModelProto) -> list[str]:
-    """model: tidy -> names of the nodes that can be quantised, matrix products with a weight, in the order of the graph."""
+    """Return the names of matrix products with a weight, which can be quantised, in the order of the graph. model: tidy."""
     weights = {tensor.name for tensor in model.graph.initializer}
     return [node.name for node in model.graph.node if node.op_type in PRODUCTS and weights & set(node.input)]
 
 
 @contextmanager
 def without_advice() -> Iterator[None]:
-    """ONNX Runtime recommends its own pre-processing with every call; here the graph is tidied instead."""
+    """Silence ONNX Runtime's advice to pre-process the graph, which every call repeats. The graph is tidied instead."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

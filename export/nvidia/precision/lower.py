@@ -1,9 +1,8 @@
-"""The ranker's and the re-ranker's networks in one precision, as far as the recorded requests bear it.
+"""Lower the ranker's and the re-ranker's networks to one precision, as far as the answers to recorded requests allow.
 
-Per network: each matrix product is lowered alone, to see how far that moves the output. Then, cheapest first (error per
-multiplication), products are added as long as the answers to the recorded requests keep half of what the precision promises
-(`agreement.py`). The rest stays fp32. A network in which no product bears int8 becomes what it would be under fp16; that is
-said.
+Per network: first lower each matrix product alone and measure how far the output moves. Then add products, the smallest error
+per multiplication first, while the answers keep half of the precision's tolerance (`agreement.py`). The rest stays fp32. A
+network in which no product tolerates int8 is lowered to fp16 instead, and the report says so.
 
 networks = lower_networks(stage_folders(repository), "fp16")
 networks["rank"].model, networks["rank"].share
@@ -29,14 +28,14 @@ from export.nvidia.precision.trial import LOWERED_STAGES, Trial
 from serving.contract.errors import ConfigError
 
 PRECISIONS = ("fp32", "fp16", "int8")
-NEXT = {"int8": "fp16", "fp16": "fp32"}  # what a network becomes that does not bear a precision
-RANGE_BATCHES, ALONE_BATCHES = 16, 8  # batches that ranges are taken from, and that single products are measured on
+NEXT = {"int8": "fp16", "fp16": "fp32"}  # the next precision for a network that does not tolerate one
+RANGE_BATCHES, ALONE_BATCHES = 16, 8  # batches for the ranges, and for the error of single products
 LEAST_WORK = 0.01  # of a network's: casts around a smaller product cost more than it
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """model: ONNX; fp32_nodes: names of the nodes that TensorRT 8 must not lower; share: of the multiply-adds, below fp32."""
+    """A network's graph. fp32_nodes: nodes that TensorRT 8 must not lower; share: of the multiply-adds, those below fp32."""
 
     model: onnx.ModelProto
     precision: str
@@ -45,7 +44,7 @@ class Lowered:
 
 
 def lower_networks(folders: Mapping[str, Path], precision: str, report: Callable[[str], None] = print) -> dict[str, Lowered]:
-    """folders: as `stage_folders` gives them -> stage -> its network. Raises ConfigError for a precision there is not."""
+    """Return each stage's network. folders: as `stage_folders` gives them. Raises ConfigError for an unknown precision."""
     if precision not in PRECISIONS:
         raise ConfigError(f"There is no precision {precision!r}. Expected one of {', '.join(PRECISIONS)}.")
     source = {stage: onnx.load(str(folders[stage] / f"{NETWORKS[stage]}.onnx")) for stage in LOWERED_STAGES}
@@ -60,7 +59,7 @@ def lower_networks(folders: Mapping[str, Path], precision: str, report: Callable
 
 
 def describe_outcome(stage: str, wanted: str, got: Lowered) -> str:
-    """-> one line on what became of a network."""
+    """Return a line on the precision that a network got."""
     if got.precision == wanted:
         return f"{stage}: {got.share:.0%} of the multiply-adds in {wanted}"
     rest = f"; {got.share:.0%} of its multiply-adds are {got.precision} instead" if got.share else ""
@@ -69,7 +68,7 @@ def describe_outcome(stage: str, wanted: str, got: Lowered) -> str:
 
 
 def lower_network(model: onnx.ModelProto, stage: str, precision: str, trial: Trial, sessions: Mapping[str, Any]) -> Lowered:
-    """model: tidy; sessions: of networks that were lowered before, by stage."""
+    """Lower one network. model: tidy; sessions: the networks that were lowered before, by stage."""
     feeds = trial.feeds[stage]
     work = multiply_adds(model, feeds[0])
 
@@ -95,9 +94,9 @@ def lower_network(model: onnx.ModelProto, stage: str, precision: str, trial: Tri
 def cheapest_first(
     model: onnx.ModelProto, feeds: list[Arrays], work: Mapping[str, int], precision: str, lower: Callable[[set[str]], Lowered]
 ) -> list[str]:
-    """-> products by how far each alone moves the output, per multiply-add.
+    """Return products by how far each alone moves the output, per multiply-add.
 
-    Left out: those with next to no work, and those that give what is not finite.
+    Products with next to no work are left out, and those with non-finite output.
     """
     sample, least = spread(feeds, ALONE_BATCHES), LEAST_WORK * sum(work.values())
     exact = outputs(model, sample)
@@ -108,7 +107,7 @@ def cheapest_first(
 
 
 def keeps_precision(precision: str, answers: Arrays, exact: Arrays) -> bool:
-    """Do answers keep half of what the precision promises?"""
+    """Return whether answers keep half of the precision's tolerance."""
     if not np.isfinite(answers["scores"]).all():
         return False
     if precision == "fp16":
@@ -117,11 +116,11 @@ def keeps_precision(precision: str, answers: Arrays, exact: Arrays) -> bool:
 
 
 def outputs(model: onnx.ModelProto, feeds: list[Arrays]) -> np.ndarray:
-    """-> the one output for all batches, joined, as the graph's types say."""
+    """Return the one output of all batches, joined, computed in the graph's types."""
     session = faithful_session(model)
     return np.concatenate([session.run(None, feed)[0] for feed in feeds])
 
 
 def spread(feeds: list[Arrays], count: int) -> list[Arrays]:
-    """-> about `count` batches from all over the recorded requests."""
+    """Return about `count` batches from all over the recorded requests."""
     return feeds[:: max(1, len(feeds) // count)]

@@ -1,4 +1,4 @@
-"""The recorded requests, answered with lowered networks in place of the ranker's and the re-ranker's."""
+"""Answer the recorded requests with lowered networks in place of the ranker's and the re-ranker's."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from repository.recorded import RECORDED_FILE, read_recorded
 from serving.contract.tensors import ANY_GENERATION, ENSEMBLE, PAD_ID, new_lineage
 
 REQUESTS_PER_BATCH = 8
-# Not `retrieve`: the user tower runs once a request, and what it gives decides who the candidates are. Halving it moves final
+# Not `retrieve`: the user tower runs once a request, and its output decides the candidates. Halving it moves final
 # scores by up to 0.02 (Online Retail).
 LOWERED_STAGES = ("rank", "rerank")
 
 
 class Trial:
-    """feeds: stage -> what its network was fed, by batch, the re-ranker's also with short lists; exact: fp32's answers."""
+    """Recorded requests and fp32's answers to them.
+
+    feeds: stage -> the inputs of its network by batch, the re-ranker's also with short lists; exact: fp32's answers
+    """
 
     def __init__(self, folders: Mapping[str, Path]) -> None:
-        """folders: as `stage_folders` gives them."""
+        """Record. folders: as `stage_folders` gives them."""
         pipeline = open_pipeline(folders)
         recorded = read_recorded(folders[ENSEMBLE] / RECORDED_FILE).inputs
         recorders = {stage: Recorder(pipeline.stages[stage].network, []) for stage in NETWORKS}
@@ -36,8 +39,10 @@ class Trial:
         self.feeds = fed | {"rerank": [*fed["rerank"], *map(halve_lists, fed["rerank"])]}
 
     def answers(self, networks: Mapping[str, Any]) -> Arrays:
-        """networks: stage -> session in its network's place -> `item_ids` and `scores` of all requests; PAD_ID and NaN where a
-        network gave what is not finite."""
+        """Return `item_ids` and `scores` of all requests. networks: stage -> the session in its network's place.
+
+        Requests with non-finite network output get PAD_ID and NaN.
+        """
         stages = with_networks(self.pipeline, networks).stages
         return joined([self._answer(stages, dict(tensors)) for tensors in self.batches])
 

@@ -2,14 +2,14 @@
 
     python3 build_engines.py --repository /models --cache /engines
 
-Needs Python 3.8 and TensorRT 8.6, 10 or 11 (its Python module, or trtexec), and nothing else; every API is looked for by name.
+Needs Python 3.8 and TensorRT 8.6, 10 or 11 (its Python module, or trtexec), and nothing else; every API is looked up by name.
 For each <model>/<generation>/engine.json beside a model.onnx it places a model.plan, out of the cache when it can.
 
 An engine fits one ONNX file, one TensorRT version, one GPU architecture, one precision and one set of profiles: these are the
-cache's key. Each build runs in a process of its own, so that not even a crash of TensorRT keeps the server from starting.
-Where no engine can be had, the model's config.pbtxt becomes that of its stand-in on ONNX Runtime, with a warning.
+cache's key. Each build runs in a process of its own, so that even a crash of TensorRT does not keep the server from starting.
+Without an engine, ONNX Runtime serves the model: its config.pbtxt is replaced, with a warning.
 
-Nothing is written where it would be the same already: tritonserver reloads a version when a file in it changes.
+Unchanged files are not written again, because tritonserver reloads a version when one of its files changes.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ TENSORRT, ONE_PROFILE, ONNXRUNTIME, PYTHON = "tensorrt", "tensorrt_one_profile",
 TRTEXEC = ("trtexec", "/usr/src/tensorrt/bin/trtexec", "/opt/tensorrt/bin/trtexec")
 WORKSPACE_BYTES = 1 << 30
 BUILD_TIMEOUT_S = 1800
-REFUSED, UNUSABLE = 3, 2  # exit codes: no engine for a version; no repository that can be written
+REFUSED, UNUSABLE = 3, 2  # exit codes: no engine for a version; repository missing or not writable
 MAJOR, MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 
 
 class NoEngine(Exception):
-    """No engine can be had here; the message says why. The caller falls back."""
+    """No engine can be built or loaded here; the message gives the reason. The caller falls back to ONNX Runtime."""
 
 
-# --- what is here -----------------------------------------------------------------------------------------------------------
+# --- the machine -------------------------------------------------------------------------------------------------------------
 
 
 def gpu_architecture() -> str:
-    """-> for example "sm_90". Raises NoEngine without a driver, without a GPU, or with GPUs of several architectures."""
+    """Return for example "sm_90". Raises NoEngine without a driver, without a GPU, or with GPUs of several architectures."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
@@ -65,10 +65,10 @@ def _attribute(cuda: ctypes.CDLL, device: int, attribute: int) -> int:
 
 
 def find_builder() -> PythonBuilder | TrtexecBuilder:
-    """-> TensorRT's Python module where it is installed, else trtexec. Raises NoEngine."""
+    """Return TensorRT's Python module where it is installed, else trtexec. Raises NoEngine."""
     try:
         import tensorrt
-    except Exception as error:  # a module that is there and does not load raises many types
+    except Exception as error:  # a module that fails to load raises many types
         reason = str(error)
     else:
         return PythonBuilder(tensorrt)
@@ -93,7 +93,7 @@ class PythonBuilder:
         self.logger = trt.Logger(trt.Logger.WARNING)
 
     def build(self, onnx: Path, engine: dict, plan: Path) -> None:
-        """Raises NoEngine with what the parser or the builder said."""
+        """Build a plan. Raises NoEngine with the messages of parser and builder."""
         trt = self.trt
         builder = trt.Builder(self.logger)
         network = builder.create_network(self._creation_flags())
@@ -118,7 +118,7 @@ class PythonBuilder:
         plan.write_bytes(serialized)
 
     def check(self, plan: Path, engine: dict) -> None:
-        """Raises NoEngine unless the plan loads here and takes the inputs it was built for."""
+        """Raise NoEngine unless the plan loads here and accepts the inputs it was built for."""
         runtime = self.trt.Runtime(self.logger)
         loaded = runtime.deserialize_cuda_engine(plan.read_bytes())
         if loaded is None:
@@ -135,13 +135,15 @@ class PythonBuilder:
         return hasattr(self.trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
 
     def _creation_flags(self) -> int:
-        """By name: STRONGLY_TYPED is 1 in TensorRT 10 and 0 in 11, where EXPLICIT_BATCH is gone."""
+        """Return the network flags, looked up by name: STRONGLY_TYPED is 1 in TensorRT 10 and 0 in 11, which lacks
+        EXPLICIT_BATCH.
+        """
         flags = self.trt.NetworkDefinitionCreationFlag
         wanted = [name for name in ("EXPLICIT_BATCH", "STRONGLY_TYPED") if hasattr(flags, name)]
         return sum(1 << int(getattr(flags, name)) for name in wanted)
 
     def _constrain(self, network, config, engine: dict) -> None:
-        """TensorRT 8: allow the lower precision, and hold the layers that the export keeps in fp32 to it."""
+        """Allow the lower precision in TensorRT 8, except in the layers that the export keeps in fp32."""
         trt = self.trt
         for flag in weak_flags(engine["precision"]):
             config.set_flag(getattr(trt.BuilderFlag, flag.upper()))
@@ -158,7 +160,7 @@ class PythonBuilder:
 
 
 class TrtexecBuilder:
-    """TensorRT by its command line, told by its own help what it understands. That of 8.6 knows one profile only."""
+    """TensorRT by its command line, with the options that its help lists. trtexec of 8.6 supports only one profile."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -199,7 +201,7 @@ class TrtexecBuilder:
             raise NoEngine(f"{self.path} ended with {run.returncode}: {run.stdout.strip()[-600:]}")
 
     def check(self, plan: Path, engine: dict) -> None:
-        """Raises NoEngine unless trtexec loads the plan."""
+        """Raise NoEngine unless trtexec loads the plan."""
         command = [self.path, f"--loadEngine={plan}", "--skipInference"]
         run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if run.returncode:
@@ -207,7 +209,7 @@ class TrtexecBuilder:
 
 
 def weak_flags(precision: str) -> list[str]:
-    """-> the flags by which TensorRT 8 is allowed the precisions that the ONNX file holds, for example "fp16"."""
+    """Return the flags that allow TensorRT 8 the precisions of the ONNX file, for example "fp16"."""
     return [flag for flag in ("fp16", "int8") if flag in precision]
 
 
@@ -215,7 +217,7 @@ def weak_flags(precision: str) -> list[str]:
 
 
 def cache_key(onnx: Path, engine: dict, version: str, architecture: str) -> str:
-    """-> a file name for the one engine that fits all of these."""
+    """Return the file name of the one engine that fits all of these."""
     facts = {
         "onnx": sha256_of(onnx),
         "tensorrt": version,
@@ -228,7 +230,7 @@ def cache_key(onnx: Path, engine: dict, version: str, architecture: str) -> str:
 
 
 def cached_plan(builder, cache: Path, key: str, onnx: Path, engine: dict) -> Path:
-    """-> a plan that loads here, built only if the cache has none that does. Raises NoEngine."""
+    """Return a plan that loads here, built only if the cache has no usable one. Raises NoEngine."""
     plan, digest = cache / f"{key}.plan", cache / f"{key}.sha256"
     if plan.is_file() and digest.is_file() and digest.read_text() == sha256_of(plan):
         try:
@@ -261,7 +263,10 @@ def sha256_of(path: Path) -> str:
 
 
 def build_version(version: Path, cache: Path) -> str:
-    """Place model.plan in a version folder -> the configuration it needs. Raises NoEngine. Runs in a process of its own."""
+    """Place model.plan in a version folder.
+
+    Return the name of the config that it needs. Raises NoEngine. Runs in a child process.
+    """
     engine = json.loads((version / ENGINE_FILE).read_text())
     builder = find_builder()
     if builder.one_profile:
@@ -274,7 +279,7 @@ def build_version(version: Path, cache: Path) -> str:
 
 
 def build_apart(version: Path, cache: Path) -> str:
-    """`build_version` in a child process -> the configuration to serve with. Raises NoEngine, whatever happens to the child."""
+    """Run `build_version` in a child process. Return the config to serve with. Raises NoEngine, even if the child crashes."""
     command = [sys.executable, os.path.abspath(__file__), "--version-folder", str(version), "--cache", str(cache)]
     try:
         run = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=BUILD_TIMEOUT_S)
@@ -289,7 +294,7 @@ def build_apart(version: Path, cache: Path) -> str:
 
 
 def serve_model(model: Path, cache: Path, backends: Path) -> str:
-    """Engines for every version of a model, or its stand-in -> the configuration that is in place now."""
+    """Build engines for every version of a model, or fall back. Return the name of the config that is in place now."""
     try:
         needed = {build_apart(engine.parent, cache) for engine in sorted(model.glob(f"*/{ENGINE_FILE}"))}
         chosen = ONE_PROFILE if ONE_PROFILE in needed else TENSORRT
@@ -303,7 +308,10 @@ def serve_model(model: Path, cache: Path, backends: Path) -> str:
 
 
 def place(source: Path, target: Path) -> None:
-    """Copy as a whole, by a rename, unless the same is there already. Built beside the model, which tritonserver watches."""
+    """Copy a file atomically, by a rename, unless the target is equal.
+
+    The copy is built outside the folder that tritonserver watches.
+    """
     if target.is_file() and sha256_of(target) == sha256_of(source):
         return
     depth = 1 if target.name == CONFIG else 2

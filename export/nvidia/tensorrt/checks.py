@@ -1,6 +1,6 @@
-"""The TensorRT backend's rules, read off an exported model before its engine exists.
+"""Check an exported model by the TensorRT backend's rules, before its engine exists.
 
-The engine is built on the target machine: what is known of it here are the network's tensors and the profiles of `engine.json`.
+The engine is built on the target machine. The checks here use the network's tensors and the profiles of `engine.json`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from repository.models import read_config
 from serving.contract.errors import ArtifactError
 
 AGAIN = "Export the repository again."
-TYPES = {  # what the backend knows (tensorrt_utils.cc); the ONNX type that an engine's tensor then has
+TYPES = {  # types of the backend (tensorrt_utils.cc) -> ONNX type of the engine's tensor
     pb.TYPE_FP32: TensorProto.FLOAT,
     pb.TYPE_FP16: TensorProto.FLOAT16,
     pb.TYPE_INT8: TensorProto.INT8,
@@ -37,7 +37,7 @@ LayerNormalization Log MatMul Max Min Mod Mul Neg Pow QuantizeLinear Range Reduc
 Softmax Split Sqrt Squeeze Sub Sum Tanh Tile Transpose Unsqueeze Where
 """
 OPERATORS = frozenset(LOOKED_UP.split())
-MODEL_FILES = {  # what each configuration must have Triton open
+MODEL_FILES = {  # the model file of each config
     build_engines.TENSORRT: build_engines.PLAN,
     build_engines.ONE_PROFILE: build_engines.PLAN,
     build_engines.ONNXRUNTIME: build_engines.ONNX,
@@ -47,7 +47,10 @@ NEWEST_OPSET = 17  # of TensorRT 8.6
 
 
 def check_tensorrt_model(model: Path) -> Iterator[Finding]:
-    """model: <REPO>/<name>, exported for TensorRT. -> what its backend would refuse, or the start script could not do."""
+    """Yield what the backend would refuse, and what the start script could not do.
+
+    model: <REPO>/<name>, exported for TensorRT.
+    """
     where = f"{model.name}/{build_engines.CONFIG}"
     if missing := [name for name in MODEL_FILES if not (model / "configs" / f"{name}.pbtxt").is_file()]:
         fact = f"configs/ lacks {', '.join(missing)}: the start script could not fall back"
@@ -61,10 +64,10 @@ def check_tensorrt_model(model: Path) -> Iterator[Finding]:
             yield Finding("error", f"{model.name}/configs/{name}.pbtxt", fact, AGAIN)
     if placed not in configs.values():
         fact = "It is none of those in configs/, one of which the start script puts in its place; only they are checked"
-        yield Finding("error", where, fact, "Change them, not it, or export the repository again.")
+        yield Finding("error", where, fact, "Change those files instead, or export the repository again.")
     if placed.backend != "tensorrt":
         fact = "It is served by ONNX Runtime: the start script found no engine when it last ran"
-        yield Finding("warning", where, fact, "Read what build_engines.py said, mend that, and start again.")
+        yield Finding("warning", where, fact, "Read the output of build_engines.py, mend the cause, and start again.")
     for version in config.version_policy.specific.versions:
         yield from check_version(config, model / str(version), where)
     for fact in (*placement_faults(config), *batching_faults(config)):
@@ -72,7 +75,7 @@ def check_tensorrt_model(model: Path) -> Iterator[Finding]:
 
 
 def check_version(config: pb.ModelConfig, version: Path, where: str) -> Iterator[Finding]:
-    """The network and its profiles against the config that serves them."""
+    """Compare the network and its profiles with the config that serves them."""
     if missing := [name for name in ("model.onnx", "engine.json", "model.py") if not (version / name).is_file()]:
         yield Finding("error", str(version), f"{', '.join(missing)} missing", AGAIN)
         return
@@ -94,7 +97,7 @@ def check_version(config: pb.ModelConfig, version: Path, where: str) -> Iterator
 
 
 def placement_faults(config: pb.ModelConfig) -> Iterator[str]:
-    """Where the instances live: the backend knows GPUs only."""
+    """Yield instances outside of GPUs: the backend supports only these."""
     if not config.instance_group:
         yield "There is no instance_group: the profiles would not be named"
     for group in config.instance_group:
@@ -110,7 +113,7 @@ def batching_faults(config: pb.ModelConfig) -> Iterator[str]:
 
 
 def operator_faults(network: onnx.ModelProto) -> Iterator[str]:
-    """What the oldest TensorRT might not import; its parser has the last word when the engine is built."""
+    """Yield operators that the oldest TensorRT might not import. Its parser decides when the engine is built."""
     if unknown := sorted({node.op_type for node in network.graph.node} - OPERATORS):
         yield f"It uses {', '.join(unknown)}, which are not among the operators looked up for TensorRT 8.6"
     if (opset := max(entry.version for entry in network.opset_import)) > NEWEST_OPSET:
@@ -118,7 +121,7 @@ def operator_faults(network: onnx.ModelProto) -> Iterator[str]:
 
 
 def tensor_faults(config: pb.ModelConfig, graph: onnx.GraphProto) -> Iterator[str]:
-    """Names, types and axes of the network: the engine has one axis more than the config where Triton adds the batch."""
+    """Yield differences in names, types and axes. The engine has one more axis than the config where Triton adds the batch."""
     added = 1 if config.max_batch_size else 0
     for side, stated, actual in (("input", config.input, graph.input), ("output", config.output, graph.output)):
         network = {value.name: value.type.tensor_type for value in actual}
@@ -136,7 +139,7 @@ def tensor_faults(config: pb.ModelConfig, graph: onnx.GraphProto) -> Iterator[st
 
 
 def profile_faults(config: pb.ModelConfig, profiles: list[dict]) -> Iterator[str]:
-    """Every profile that is named exists, accepts the config's dims, and one of them the largest batch."""
+    """Yield named profiles that do not exist or do not fit the config's dims, and a largest batch that no profile accepts."""
     named = {index for group in config.instance_group for index in group.profile}
     if unknown := sorted(named - {str(index) for index in range(len(profiles))}):
         yield f"instance_group names the profiles {unknown}, engine.json has {len(profiles)}"
@@ -154,7 +157,9 @@ def profile_faults(config: pb.ModelConfig, profiles: list[dict]) -> Iterator[str
 
 
 def graph_faults(config: pb.ModelConfig, profiles: list[dict]) -> Iterator[str]:
-    """CUDA graphs: batch size 0 exactly where the model has none, bounds in order, shapes that a profile accepts."""
+    """Yield CUDA graphs with a wrong batch size (0 exactly where the model has none), bounds out of order, or unaccepted
+    shapes.
+    """
     for graph in config.optimization.cuda.graph_spec:
         size, least = graph.batch_size, graph.graph_lower_bound.batch_size
         if (size == 0) != (config.max_batch_size == 0) or size > config.max_batch_size:

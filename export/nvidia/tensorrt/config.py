@@ -1,7 +1,7 @@
 """config.pbtxt of a TensorRT model, and of its two stand-ins that serve the same tensors from the ONNX file.
 
-CUDA graphs: one per tuned batch size and the largest, captured at load. A graph also serves the sizes between the next smaller
-one and itself; the rows that are missing hold stale values, which no other row's result depends on.
+CUDA graphs: one per tuned batch size and one for the largest, captured at load. A graph also serves sizes down to just above
+the next smaller one. Its unused rows hold stale values, on which no other row depends.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def tensorrt_config(
     gpus: Sequence[int] = (0,),
     cuda_graphs: bool = True,
 ) -> pb.ModelConfig:
-    """-> platform tensorrt_plan, `instances` per GPU, each with one execution context per profile.
+    """Return a tensorrt_plan config with `instances` per GPU, each with one execution context per profile.
 
-    Raises ConfigError where tritonserver would refuse the model: a batch no profile accepts, a type TensorRT has not, no GPU.
+    Raises ConfigError where tritonserver would refuse the model: too large a batch, a type that TensorRT lacks, no GPU.
     """
     config = _served(name, inputs, outputs, max_batch_size, versions)
     if max_batch_size:
@@ -56,14 +56,14 @@ def tensorrt_config(
 
 
 def onnxruntime_config(tensorrt: pb.ModelConfig) -> pb.ModelConfig:
-    """-> the same model on Triton's ONNX Runtime backend, same tensors and batching; current Triton images have it."""
+    """Return the same model on Triton's ONNX Runtime backend, which current Triton images have."""
     config = _stand_in(tensorrt)
     config.backend, config.default_model_filename = "onnxruntime", ONNX
     return config
 
 
 def python_config(tensorrt: pb.ModelConfig) -> pb.ModelConfig:
-    """-> the same model with ONNX Runtime inside the Python backend: merlin-hugectr images have no ONNX Runtime backend."""
+    """Return the same model with ONNX Runtime inside the Python backend: merlin-hugectr images have no ONNX Runtime backend."""
     config = _stand_in(tensorrt)
     config.backend, config.default_model_filename = "python", PYTHON_MODEL
     del config.instance_group[:]
@@ -75,7 +75,7 @@ def python_config(tensorrt: pb.ModelConfig) -> pb.ModelConfig:
 def _served(
     name: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], max_batch_size: int, versions: Sequence[int]
 ) -> pb.ModelConfig:
-    """-> what every backend is told: tensors, the largest batch, versions."""
+    """Return the config that all backends share: tensors, the largest batch, versions."""
     if strings := [tensor.name for tensor in (*inputs, *outputs) if tensor.dtype == "BYTES"]:
         raise ConfigError(f"{name} has the string tensors {strings}; TensorRT has none. Encode them in the preprocess stage.")
     config = pb.ModelConfig(name=name, max_batch_size=max_batch_size)
@@ -88,7 +88,7 @@ def _served(
 
 
 def _add_warmup(config: pb.ModelConfig, profiles: Sequence[Profile]) -> None:
-    """One row and the most. Zeros suffice: kernels load and memory is allocated whatever the values."""
+    """Add warm-up batches of one row and of the most rows. Zeros suffice to load code and allocate memory."""
     batched = config.max_batch_size > 0
     for label, profile in (("one_row", profiles[0]), ("most_rows", profiles[-1])):
         shapes = {name: span.smallest if label == "one_row" else span.largest for name, span in profile.items()}
@@ -101,7 +101,7 @@ def _add_warmup(config: pb.ModelConfig, profiles: Sequence[Profile]) -> None:
 
 
 def _add_graphs(config: pb.ModelConfig, profiles: Sequence[Profile]) -> None:
-    """One graph per tuned shape and the largest, each from just above the one before it."""
+    """Add one graph per tuned shape and one for the largest. Each starts just above the previous one."""
     config.optimization.cuda.graphs = True
     tuned = [{name: span.usual for name, span in profile.items()} for profile in profiles]
     largest = {name: span.largest for name, span in profiles[-1].items()}
@@ -112,7 +112,7 @@ def _add_graphs(config: pb.ModelConfig, profiles: Sequence[Profile]) -> None:
 
 
 def _add_graph(config: pb.ModelConfig, shapes: dict[str, tuple[int, ...]], below: dict[str, tuple[int, ...]] | None) -> None:
-    """A graph for `shapes`, used from just above `below` on. Where no batch axis is added, shapes must match exactly."""
+    """Add a graph for `shapes`, used from just above `below` on. Without a batch axis, shapes must match exactly."""
     graph = config.optimization.cuda.graph_spec.add()
     batched = config.max_batch_size > 0
     for name, shape in shapes.items():
@@ -127,7 +127,7 @@ def _add_graph(config: pb.ModelConfig, shapes: dict[str, tuple[int, ...]], below
 
 
 def _stand_in(tensorrt: pb.ModelConfig) -> pb.ModelConfig:
-    """-> a copy without what only TensorRT understands."""
+    """Return a copy without the settings that only TensorRT understands."""
     config = pb.ModelConfig()
     config.CopyFrom(tensorrt)
     config.platform = ""

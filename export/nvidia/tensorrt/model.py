@@ -1,4 +1,4 @@
-"""Write what a TensorRT model consists of before its engine exists (the package's docstring lists the files)."""
+"""Write the files of a TensorRT model except its engine (the package's docstring lists them)."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ from export.nvidia.tensorrt.profiles import Profile
 from repository.models import write_config
 from serving.contract.errors import ExportError
 
-STAND_IN = Path(__file__).parent / "onnxruntime_model.py"  # imports what only tritonserver has
+STAND_IN = Path(__file__).parent / "onnxruntime_model.py"  # not importable here: it needs tritonserver's modules
 
 
 @dataclass(frozen=True)
 class Engine:
-    """`engine.json`. fp32_nodes: names of ONNX nodes that TensorRT 8 must not lower; later ones read it off the graph."""
+    """Content of `engine.json`.
+
+    fp32_nodes: ONNX nodes that TensorRT 8 must not lower; later versions read types from the graph.
+    """
 
     precision: str
     profiles: tuple[Profile, ...]
@@ -38,9 +41,9 @@ class Engine:
 
 
 def write_version(version: Path, network: Path, engine: Engine) -> None:
-    """Everything of a version folder but its engine. network: the ONNX file, precision written into it.
+    """Write a version folder without its engine. network: the ONNX file, with its precision in the graph.
 
-    Raises ExportError when profiles and network speak of different inputs.
+    Raises ExportError when profiles and network have different inputs.
     """
     graph = onnx.load(str(network), load_external_data=False).graph
     ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in graph.input}
@@ -61,7 +64,7 @@ def write_version(version: Path, network: Path, engine: Engine) -> None:
 
 
 def write_configs(model: Path, tensorrt: pb.ModelConfig) -> None:
-    """config.pbtxt for TensorRT, and under configs/ everything the start script may replace it with."""
+    """Write config.pbtxt for TensorRT, and under configs/ every config that the start script may replace it with."""
     (model / "configs").mkdir(parents=True, exist_ok=True)
     for name, config in configs_of(tensorrt).items():
         (model / "configs" / f"{name}.pbtxt").write_text(text_format.MessageToString(config))
@@ -69,7 +72,7 @@ def write_configs(model: Path, tensorrt: pb.ModelConfig) -> None:
 
 
 def configs_of(tensorrt: pb.ModelConfig) -> dict[str, pb.ModelConfig]:
-    """-> configurations by the names that `build_engines.py` knows them by."""
+    """Return the configs by the names that `build_engines.py` uses."""
     one_profile = pb.ModelConfig()
     one_profile.CopyFrom(tensorrt)
     for group in one_profile.instance_group:

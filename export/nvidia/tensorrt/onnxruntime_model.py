@@ -1,6 +1,6 @@
-"""Published as model.py beside model.onnx: the same tensors as the TensorRT engine, from ONNX Runtime in the Python backend.
+"""Published as model.py beside model.onnx: the TensorRT engine's tensors, from ONNX Runtime in the Python backend.
 
-Needs nothing of this project: numpy and onnxruntime, which merlin-hugectr images carry.
+Needs only numpy and onnxruntime, which merlin-hugectr images contain.
 """
 
 import json
@@ -26,7 +26,7 @@ class TritonPythonModel:
         self.session = ort.InferenceSession(path, options, providers=[name for name in PROVIDERS if name in available])
 
     def execute(self, requests: list) -> list:
-        """One run for all requests where they have a batch axis, else one each."""
+        """Run all requests at once where they have a batch axis, else one by one."""
         feeds = [{tensor.name(): tensor.as_numpy() for tensor in request.inputs()} for request in requests]
         if not self.batched:
             return [self._response(self.session.run(self.outputs, feed)) for feed in feeds]

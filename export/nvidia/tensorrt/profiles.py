@@ -1,7 +1,7 @@
-"""Optimisation profiles: which shapes an engine accepts, and which ones it is tuned for.
+"""Optimisation profiles: the shapes that an engine accepts, and those that it is tuned for.
 
-Every profile spans all batches the server may form, so that each of them serves any request; they differ in the batch they are
-tuned for. tritonserver holds one execution context per profile and takes the one whose tuned shape is closest to the request.
+Every profile accepts all batches that the server may form, so each can serve any request. They differ in the batch that they
+are tuned for. tritonserver holds one execution context per profile and uses the one tuned closest to the request.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ def profiles_for(
     largest_rows: int = 0,
     per_row: Mapping[str, int] | None = None,
 ) -> tuple[Profile, ...]:
-    """-> one profile per batch size in {1, *tuned_for}, each from 1 row to the most.
+    """Return one profile per batch size in {1, *tuned_for}, each from 1 row to the most.
 
     max_batch_size > 0: Triton adds the batch axis, dims are fixed.
-    max_batch_size = 0 (behind the `hps` backend, which knows no batches): an axis of -1 in the dims is the rows, up to
-    `largest_rows`; `per_row` says of which inputs one row has several entries on that axis (a flat OUTPUT0: tables * width).
+    max_batch_size = 0 (behind the `hps` backend, which has no batch axis): an axis of -1 in the dims is the rows, up to
+    `largest_rows`. per_row: entries of one row on that axis, where not 1 (a flat OUTPUT0: tables * width).
     Raises ConfigError when an axis varies that must not, or none does.
     """
     most = max_batch_size or largest_rows
     if most < 1:
-        raise ConfigError(f"An engine for at most {most} rows is asked for. Give max_batch_size or largest_rows, at least 1.")
+        raise ConfigError(f"An engine for at most {most} rows. Give max_batch_size or largest_rows, at least 1.")
     for tensor in inputs:
         varying = tensor.dims.count(VARIABLE)
         if varying != (0 if max_batch_size else 1):
@@ -64,12 +64,12 @@ def profiles_for(
 
 
 def shape_at(tensor: TensorSpec, rows: int, max_batch_size: int, per_row: Mapping[str, int]) -> Shape:
-    """-> the shape an engine sees for a batch of `rows`."""
+    """Return the shape that the engine gets for a batch of `rows`."""
     if max_batch_size:
         return (rows, *tensor.dims)
     return tuple(rows * per_row.get(tensor.name, 1) if size == VARIABLE else size for size in tensor.dims)
 
 
 def largest_batch(profiles: Sequence[Profile]) -> int:
-    """-> the most rows that some profile accepts, as Triton computes it: the least over its inputs."""
+    """Return the most rows that some profile accepts, as Triton computes it: the least over its inputs."""
     return max(min(span.largest[0] for span in profile.values()) for profile in profiles)

@@ -152,11 +152,11 @@ def test_one_vector_per_key(shape):
 
 def test_filters_are_matched_against_the_model():
     assert kafka.subscription([".+"]) == [r"^hps_et\..+\..+$"]
-    assert kafka.subscribed([".+"], "rank", "item")
-    assert kafka.subscribed(["rank"], "rank", "item")
-    assert not kafka.subscribed(["item"], "rank", "item")
-    assert not kafka.subscribed(["^hps_.+$"], "rank", "item")  # HPS's own default
-    assert not kafka.subscribed([], "rank", "item")
+    assert kafka.is_subscribed([".+"], "rank", "item")
+    assert kafka.is_subscribed(["rank"], "rank", "item")
+    assert not kafka.is_subscribed(["item"], "rank", "item")
+    assert not kafka.is_subscribed(["^hps_.+$"], "rank", "item")  # HPS's own default
+    assert not kafka.is_subscribed([], "rank", "item")
 
 
 def test_consumer_groups_and_partitions():

@@ -53,7 +53,7 @@ class TestFiles:
 
     def test_a_stranger(self, repository):
         (repository / "hugectr").mkdir()
-        assert "hugectr: It is no model of this profile. Move it out" in errors(repository)
+        assert "hugectr: The profile has no model of this name. Move it out" in errors(repository)
 
     @pytest.mark.parametrize(
         "file", ["rank_dense/1/model.onnx", "rank_embeddings/1/rank-*.model/emb_vector", "rank_features/1/item_rows.npy"]
@@ -66,7 +66,7 @@ class TestFiles:
     def test_a_folder_of_another_generation(self, repository):
         folder = repository / "rank_scores" / "1"
         write_manifest(folder, stage="rank", generation=2)
-        assert "rank_scores/1: It is not the one this generation was published with" in errors(repository)
+        assert "rank_scores/1: It is not the version folder that this generation was published with" in errors(repository)
 
     def test_an_engine_beside_the_network_is_no_change(self, repository):
         (repository / "rank_dense" / "1" / "model.plan").write_bytes(b"built where it runs")
@@ -134,7 +134,7 @@ class TestConfigs:
             (
                 "rank_features",
                 lambda c: c.model_warmup[0].inputs.pop("user"),
-                "lacks user, which the model must be sent",
+                "lacks user, a required input",
             ),
             (
                 "rank_features",

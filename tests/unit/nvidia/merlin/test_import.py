@@ -273,7 +273,7 @@ class TestRefusals:
         ("change", "message"),
         [
             (lambda raw: raw["numbers"].append("pair.more"), "numbers and slots, the network has"),
-            (lambda raw: raw["numbers"].__setitem__(0, "pair.none"), "names pair.none, which the data set has not"),
+            (lambda raw: raw["numbers"].__setitem__(0, "pair.none"), "names pair.none, which the data set lacks"),
             (lambda raw: raw["numbers"].__setitem__(0, raw["numbers"][1]), "names a column twice"),
             (lambda raw: raw["slots"][0].update(rows=3), "has 3 rows, the data set's encoding"),
             (lambda raw: raw.pop("slots"), "does not name a model's inputs"),
