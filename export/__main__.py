@@ -35,7 +35,7 @@ def build(
     triton: Triton = "",
     repo: Repo = Path("model_repository"),
     config: Config = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="also print how training goes")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="also print training progress")] = False,
 ) -> None:
     """Train on a data set and publish a new generation into a repository."""
     from export.profiles import load_profile
@@ -57,7 +57,7 @@ def build(
 @app.command()
 def relayout(
     source: Annotated[Path, typer.Argument(help="a repository")],
-    repo: Annotated[Path, typer.Argument(help="where what it answers with is published again")],
+    repo: Annotated[Path, typer.Argument(help="new repository for the models that it answers with")],
     layout: Layout = "fused",
 ) -> None:
     """Publish a repository's models again, without training: in another layout, with the code as it is now."""
@@ -76,7 +76,7 @@ def refuse_unknown(layout: str) -> None:
 
 @app.command()
 def check(repo: Repo = Path("model_repository")) -> None:
-    """Say what will fail in a repository, and how to mend it. Exit code 1 when there is an error."""
+    """Report what will fail in a repository, and how to mend it. Exit code 1 when there is an error."""
     from export.check import check_repository, checked_by_format
     from repository.finding import count_errors
 
@@ -98,7 +98,7 @@ def evaluate(
     work: Annotated[Path, typer.Option(help="where to export to")] = Path(".run/eval"),
     config: Config = None,
 ) -> None:
-    """Recall@20, NDCG@10, coverage and AUC, stage by stage and through a real server, beside four baselines."""
+    """Measure Recall@20, NDCG@10, coverage and AUC, stage by stage and through a real server, beside four baselines."""
     from export.settings import read_settings
     from training.dataset import load_dataset
 

@@ -102,9 +102,9 @@ def build_repository(
 
 
 def fit_ranking(dataset: Dataset, features: Features, served: Retrieve, settings: Settings, progress: Progress) -> Ranking:
-    """Train the ranker and the re-ranker on candidates of retrievers that know none of the labels.
+    """Train the ranker and the re-ranker on candidates of retrievers that were fitted before the labels.
 
-    served: the retriever fitted on the whole log, on whose candidates, without labels, a student imitates the ranker
+    served: the retriever fitted on the whole log; a student imitates the ranker on its candidates, without labels
     """
     log, pipeline, choices = dataset.interactions, settings.pipeline, ranking_settings(settings)
     rng = np.random.default_rng(pipeline.seed)
@@ -123,7 +123,7 @@ def fit_ranking(dataset: Dataset, features: Features, served: Retrieve, settings
 def describe_ranker(ranker: Ranker, choices: RankingSettings) -> str:
     """Return a description of a ranker for one line of output."""
     if not ranker.learned:
-        return "learned nothing, as nobody in this log comes back: items keep retrieval's order"
+        return "learned nothing, because no user in this log returns: items keep retrieval's order"
     quality = ranker.quality
     found = "NDCG@10 {ndcg_at_10:.4f}, Recall@20 {recall_at_20:.4f} on validation requests".format(**quality)
     if choices.student is None:

@@ -59,7 +59,7 @@ def continue_log(dataset: Dataset, folder: Path) -> Dataset:
 
 
 def frame_of(batch: EventBatch, dataset: Dataset) -> pd.DataFrame:
-    """Return the events that the interaction log would hold, as rows of it."""
+    """Return the events that belong in the interaction log, as its rows."""
     headers = batch.headers
     counted = (headers["flags"] & (Flags.COUNTED | Flags.ERASED)) == Flags.COUNTED
     rows = np.flatnonzero((headers["type"] == OBSERVED) & counted)
@@ -75,7 +75,7 @@ def frame_of(batch: EventBatch, dataset: Dataset) -> pd.DataFrame:
 
 
 def with_rows(table: pd.DataFrame, key: str, ids: Iterable[int]) -> pd.DataFrame:
-    """Return a table with a row for every id, sorted by id; what is not known of new ones is missing."""
+    """Return a table with a row for every id, sorted by id; unknown values of new rows are missing."""
     known = table[key].to_numpy()
     new = np.setdiff1d(np.fromiter(ids, np.int64), known)
     merged = table.set_index(key).reindex(pd.Index(np.union1d(known, new), name=key)).reset_index()[table.columns]
@@ -96,7 +96,7 @@ def kept_types(table: pd.DataFrame) -> dict[str, Any]:
 
 
 def with_changes(table: pd.DataFrame, key: str, changes: Mapping[int, Mapping[str, Any]]) -> pd.DataFrame:
-    """Return a table with what `upsert` set; columns that it does not have are left out."""
+    """Return a table with the values that `upsert` set; columns that it lacks are left out."""
     positions = {int(identifier): row for row, identifier in enumerate(table[key])}
     for name in table.columns:
         set_rows = {positions[identifier]: columns[name] for identifier, columns in changes.items() if name in columns}

@@ -1,4 +1,4 @@
-"""[merlin] of the export's settings: where the repository will lie, and how it is served there."""
+"""[merlin] of the export's settings: the repository's path in the container, and how it is served there."""
 
 from __future__ import annotations
 

@@ -20,7 +20,10 @@ Arrays = dict[str, np.ndarray]
 
 
 def rehearse(staging: Staging, dataset: Dataset, requests: Arrays) -> tuple[Recorded, dict[str, Any]]:
-    """Record requests and answers beside the ensemble. Return them and a report. Raises ExportError on an invalid answer."""
+    """Answer requests, check the answers, and record both beside the ensemble. Return them and a report.
+
+    Raises ExportError on an invalid answer.
+    """
     recorded = record(staging, requests)
     refuse_unsound(recorded.outputs, dataset.items["item_id"].to_numpy())
     full = (recorded.outputs["item_ids"] != PAD_ID).all(axis=1)
@@ -32,12 +35,12 @@ def rehearse(staging: Staging, dataset: Dataset, requests: Arrays) -> tuple[Reco
 
 
 def record(staging: Staging, inputs: Arrays) -> Recorded:
-    """Answer requests from the staged files and return both. Raises ExportError when an answer depends on its batch mates."""
+    """Answer requests from the staged files and return both. Raises ExportError when an answer depends on its batch."""
     pipeline = Pipeline.load(staging.root, staging.generation)
     outputs = answer(pipeline, inputs, BATCH)
     if difference := compare_answers(answer(pipeline, inputs, 1), outputs):
         raise ExportError(
-            f"A request is answered otherwise alone than in a batch of {BATCH}: {difference}. Report this as a bug."
+            f"A request gets another answer alone than in a batch of  {BATCH}: {difference}. Report this as a bug."
         )
     recorded = Recorded(inputs, outputs)
     recorded.write(staging.folder(ENSEMBLE) / RECORDED_FILE)

@@ -20,7 +20,7 @@ from repository.config import Serving
 from serving.stages.rules.config import RulesConfig
 
 DOCUMENT = PROJECT / "docs" / "settings.md"
-CLASSES = {"serving": Serving, "rules": RulesConfig}  # sections that are plain tables in `Settings`
+CLASSES = {"serving": Serving, "rules": RulesConfig}  # sections that `Settings` holds as plain tables
 HEAD = """# Settings of an export
 
 Written by `make docs` from the settings classes. `make export CONFIG=export.toml` reads them from a TOML file. Every key has

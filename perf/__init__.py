@@ -1,4 +1,4 @@
-"""What an engineer profiles a served repository with.
+"""Profile a served repository.
 
     python -m perf             sweep, open-loop load, in-process baseline, report and SLO verdict, in a few minutes
     python -m perf COMMAND     sweep, load, report, gate or ab; docs/perf.md describes each
@@ -11,16 +11,16 @@ Two kinds of load answer two questions:
     open loop     requests are due at times drawn beforehand (Poisson, bursts, the log's own). Latency counts from the instant
                   a request was due, so that waiting for the generator or for the server is counted.
 
-The in-process baseline calls the same published stages without a server, in the same minutes. Served minus in-process is what
-serving costs. Results go to perf/results/<stamp>/: run.json, raw requests, report.html and its pictures. The last line on
+The in-process baseline calls the same published stages without a server, in the same minutes. Served minus in-process is the
+cost of serving. Results go to perf/results/<stamp>/: run.json, raw requests, report.html and its pictures. The last line on
 stdout is one JSON document, which the SLO gate reads.
 
-    target.py               the server that is measured: found, or started here; several of them take turns
+    target.py               the measured server: found, or started here; several servers take turns
     bench.py, sweep.py      one server with its requests; the measurements that make a run
     load/                   requests, and two ways to send them
     observe.py              latencies, the server's counters, cache hit rates, memory
     in_process.py           the in-process baseline
-    answers.py, recall.py   what makes a figure count: equal answers, and an index that finds enough
+    answers.py, recall.py   conditions of a valid figure: equal answers, and enough recall of the index
     report/, slo.py         run.json, tables, pictures and page; the SLO gate
     ab.py, ratio.py         two repositories or commits in turns; the ratio of two measurements
     cli.py, command.py      the commands; progress, and how each command ends

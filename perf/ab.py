@@ -1,8 +1,8 @@
-"""A against B, interleaved: what a change does, on a machine whose speed drifts by more than the change.
+"""Compare A with B in turns: the effect of a change, on a machine whose speed drifts by more than the change.
 
-Both repositories are served side by side and asked in turns (A B, B A, A B, …), one stopped while the other is asked. Each
-round gives one ratio per metric; the median is the answer, the spread says how far to trust it. A ratio counts only for equal
-answers: both are compared first.
+Both repositories are served side by side and measured in turns (A B, B A, A B, …), one suspended while the other is measured.
+Each round gives one ratio per metric. The median is the result, and the spread shows how far to trust it. A ratio counts only
+for equal answers, so both servers' answers are compared first.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from serving.contract.tensors import ENSEMBLE
 class Comparison(BaseModel, frozen=True):
     a: str
     b: str
-    answers: str  # "" when equal, else what differs
+    answers: str  # "" when equal, else the difference
     ratios: list[Ratio]
 
 
@@ -85,7 +85,7 @@ def differing_answers(a: Bench, b: Bench) -> str:
 
 @contextlib.contextmanager
 def repository(text: str, data: str) -> Iterator[Path]:
-    """`text` is a repository folder, or a commit: that is checked out beside, and `data` exported with its code."""
+    """Yield the repository folder `text`. If it is a commit, check it out aside and export `data` with its code."""
     if Path(text).is_dir():
         read_repository(Path(text))
         yield Path(text)

@@ -1,4 +1,4 @@
-"""Are the answers those of the pipeline in process? A ratio of speeds counts only for equal answers."""
+"""Compare served answers with those of the pipeline in process. A ratio of speeds counts only for equal answers."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ AT_ONCE = 64  # the largest batch: more of them would only wait
 
 
 def is_comparable(repo: Path, generation: int) -> bool:
-    """Are the recorded answers those that a server must give? Not where rows are updated while they are served."""
+    """Return whether a server must give the recorded answers. It need not where rows are updated while they are served."""
     return not has_update_source(repo, generation)
 
 
 def require_comparable(repo: Path) -> None:
-    """ConfigError for a repository whose answers cannot be compared: of what is measured then, no ratio would count."""
+    """Raise ConfigError for a repository whose answers cannot be compared, because ratios measured on it would not count."""
     if not is_comparable(repo, pinned_generation(repo)):
         raise ConfigError(
             f"The rows of {repo} are updated while they are served, so its answers are not the recorded ones, and ratios count "
@@ -37,9 +37,9 @@ def require_comparable(repo: Path) -> None:
 
 
 def differing_answers(site: Site, recommend: ModelSpec) -> str:
-    """Return "" when the server answers as the export's process did, else what differs.
+    """Return "" when the server answers as the export's process did, else the difference.
 
-    Nothing does where they are not `comparable`.
+    Return "" without comparing where `is_comparable` is false.
     """
     if not is_comparable(site.repo, site.generation):
         return ""
@@ -48,10 +48,10 @@ def differing_answers(site: Site, recommend: ModelSpec) -> str:
 
 
 def differing_from(url: str, recommend: ModelSpec, recorded: Recorded) -> str:
-    """Return "" when the server's answers are the recorded ones (ids equal, scores within 1e-5), else what differs.
+    """Return "" when the server's answers are the recorded ones (ids equal, scores within 1e-5), else the difference.
 
-    The same requests are sent twice: some in each call, then one a call and many calls at once, for batches of the server's
-    own.
+    The same requests are sent twice: several per call, then one per call with many calls at once, so that the server forms
+    its own batches.
     """
     difference = compare_answers(ask_server(url, recommend, first_rows(recorded.inputs)), first_rows(recorded.outputs))
     return difference or differing_at_once(url, recommend, recorded)
@@ -81,7 +81,7 @@ def first_rows(tensors: Arrays) -> Arrays:
 
 
 def differing_messages(recommend: ModelSpec, messages: list[bytes], expected: Arrays) -> str:
-    """Return "" when answers off the wire, one row each, are those expected ([N, *dims]); else what differs."""
+    """Return "" when serialised answers of one row each are those expected ([N, *dims]); else the difference."""
     try:
         return compare_answers(tensors_of(recommend, messages), expected)
     except (DecodeError, KeyError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""One server, the requests it is asked, and the run that is written about it: what every measurement of this room works on."""
+"""One server, its requests, and the run that is written about it: every measurement of this package works on a `Bench`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PEAK_CLIENTS = (8, 16, 32, 64, 128, 256)  # the peak is the best of these
 class Bench:
     """One server, its requests, and the run that is being written into `folder`.
 
-    answers: the recorded ones, [R, *dims]; none where they are not `comparable`
+    answers: the recorded ones, [R, *dims]; none where they are not comparable (answers.py)
     """
 
     site: Site
@@ -50,11 +50,11 @@ class Bench:
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """Stages that can be asked on their own: none in the fused layout."""
+        """Stages that can be called on their own: none in the fused layout."""
         return tuple(name for name in STAGES if (self.site.repo / name).is_dir())
 
     def raw_name(self, what: str) -> str:
-        """A file of its own for each measurement: the same level may be measured again."""
+        """Return a new file name for each measurement, because a level may be measured again."""
         return f"{next(self._numbers):03d}-{what}.npz"
 
     def save(self) -> None:
@@ -80,7 +80,7 @@ class Bench:
         return level
 
     def clear_inputs(self) -> None:
-        """Remove perf_analyzer's input files: megabytes that a seed gives again."""
+        """Remove perf_analyzer's input files: megabytes that can be generated again from the seed."""
         for path in self.folder.glob("input-*.json"):
             path.unlink()
 
@@ -119,7 +119,7 @@ def new_bench(site: Site, label: str, folder: Path | None = None) -> Bench:
 
 @contextlib.contextmanager
 def watched(bench: Bench) -> Iterator[None]:
-    """Memory peak and cache hit rates of what happens inside go into the run."""
+    """Add the memory peak and the cache hit rates during the block to the run."""
     before = read_samples(bench.site.metrics_url)
     with PeakMemory(bench.site.tag) as memory:
         yield

@@ -29,7 +29,7 @@ app = typer.Typer(
     help="How fast a repository is served, and where the time goes.", add_completion=False, pretty_exceptions_enable=False
 )
 
-Url = Annotated[str, typer.Option(help="gRPC host:port; a server is started for the while when none answers there")]
+Url = Annotated[str, typer.Option(help="gRPC host:port; without a server there, one is started for the measurement")]
 Repo = Annotated[Path, typer.Option(help="the model repository it serves")]
 Label = Annotated[str, typer.Option(help="a name for the run")]
 WindowS = Annotated[float, typer.Option(help="seconds of a measurement window; perf_analyzer takes three per level", min=0.1)]
@@ -47,7 +47,7 @@ def main_run(
     rounds: Annotated[int, typer.Option(help="rounds of in-process against served", min=1)] = sweep_mode.ROUNDS,
     slo_file: SloFile = slo.SLO_FILE,
 ) -> None:
-    """Without a command: everything, in about eight minutes. Exit code 1 when an SLO is broken or answers differ."""
+    """Measure everything, in about eight minutes. Exit code 1 when an SLO is broken or answers differ."""
     if context.invoked_subcommand:
         refuse_options_before(context)
         return
@@ -59,11 +59,11 @@ def main_run(
 
 
 def refuse_options_before(context: typer.Context) -> None:
-    """Raises ConfigError for options that stand before a command: it has its own, and would run for minutes without these."""
+    """Raise ConfigError for options before a command, which would ignore them and run for minutes with its defaults."""
     given = [p.opts[-1] for p in context.command.params if context.get_parameter_source(p.name).name == "COMMANDLINE"]
     if given:
         command = context.invoked_subcommand
-        raise ConfigError(f"{', '.join(given)} stands before {command}, which does not see it. Put it behind {command}.")
+        raise ConfigError(f"{', '.join(given)} must follow {command}, which ignores options before it. Write {command} first.")
 
 
 @app.command()
@@ -77,7 +77,7 @@ def sweep(
     label: Label = "",
     window_s: WindowS = 3.0,
 ) -> None:
-    """perf_analyzer over one model: a level per number of clients, or per request rate."""
+    """Run perf_analyzer on one model: a level per number of clients, or per request rate."""
     mode, levels = ("request_rate", parse_numbers(rates)) if rates else ("concurrency", parse_numbers(clients))
     with serve(url, repo) as site:
         bench = new_bench(site, label)
@@ -98,11 +98,11 @@ def load(
     arrivals: Annotated[
         str, typer.Option(help="poisson, bursts, volleys, or whose rhythm: a data set, or a file of times")
     ] = "poisson",
-    cold_share: Annotated[float, typer.Option(help="share of requests from users nobody has seen")] = 0.0,
+    cold_share: Annotated[float, typer.Option(help="share of requests of unknown users")] = 0.0,
     bulk_share: Annotated[float, typer.Option(help="share of requests with the lower priority")] = 0.0,
     label: Label = "",
 ) -> None:
-    """Open-loop load: requests leave when they are due, latency counts from then."""
+    """Send open-loop load: requests leave when they are due, and latency counts from then."""
     scenario = sweep_mode.Scenario(
         name=f"{arrivals} {rate:g}/s",
         due_s=choose_arrivals(arrivals, rate, duration_s),
@@ -134,7 +134,7 @@ def ab(
     clients: Annotated[int, typer.Option(help="of the throughput measurement")] = 32,
     window_s: WindowS = 1.5,
 ) -> None:
-    """A against B, interleaved: the ratio of each metric with its spread. Exit code 1 when their answers differ."""
+    """Compare A with B in turns: the ratio of each metric with its spread. Exit code 1 when their answers differ."""
     folder = new_folder()
     with (
         ab_mode.repository(a, data) as repo_a,
@@ -158,7 +158,7 @@ def gate(
     source: Annotated[str, typer.Argument(help="folder of a run, a file whose last line is its JSON, or - for stdin")] = "",
     slo_file: SloFile = slo.SLO_FILE,
 ) -> None:
-    """The SLO verdict on a run that was made: exit code 0 kept, 1 broken."""
+    """Judge a finished run by the SLO: exit code 0 when kept, 1 when broken."""
     document = read_document(source)
     verdicts = slo.judge(slo.read_slo(slo_file), document)
     stdout_console().print(tables.verdict_table(verdicts).to_rich())
@@ -168,7 +168,7 @@ def gate(
 
 
 def finish_run(run: Run, folder: Path, bounds: dict[str, slo.Bound], gate: bool = True) -> None:
-    """Report, tables, verdict, and the JSON line that is always last."""
+    """Write the report, print tables and verdict, and the JSON line, always last."""
     document = summary(run)
     verdicts = slo.judge(bounds, document)
     page = write_report(run, folder, verdicts)

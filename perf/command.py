@@ -1,4 +1,4 @@
-"""What every command shares: progress on stderr, and how it ends."""
+"""Shared by every command: progress on stderr, and the way it ends."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tritonclient.utils import InferenceServerException
 
 from serving.contract.errors import RecommenderError
 
-BROKEN, ERROR = 1, 2  # exit codes: a bound was missed; something people can mend
+BROKEN, ERROR = 1, 2  # exit codes: a bound was missed; an error that users can mend
 
 
 def run(app: typer.Typer, name: str) -> None:
-    """Run a command line; what people can mend is one line on stderr, without a traceback.
+    """Run a command line. An error that users can mend is one line on stderr, without a traceback.
 
-    Told to stop, or when its terminal goes, it takes the way out that stops what it started: servers that wait for their turn
-    would stay suspended for good, with their memory.
+    SIGTERM and SIGHUP leave by the same clean-up as an exception. Otherwise suspended servers would stay suspended for
+    good, with their memory.
     """
     for signum in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(signum) is not signal.SIG_IGN:  # as under nohup
@@ -35,7 +35,7 @@ def run(app: typer.Typer, name: str) -> None:
 
 
 def leave(signum: int, _frame: object) -> None:
-    """A signal's handler: the way out through every `finally`, which a second signal does not cut short."""
+    """Handle a signal: exit through every `finally`, which a second signal does not interrupt."""
     signal.signal(signum, signal.SIG_IGN)
     raise SystemExit(128 + signum)  # not sys.exit: inside Kafka's client that becomes a SystemError
 
@@ -45,9 +45,9 @@ console = Console(stderr=True, width=None if os.isatty(2) else 120)
 
 @contextlib.contextmanager
 def progress(total: int) -> Iterator[Callable[[str], None]]:
-    """Return call it with what begins now; one bar on a terminal, one line each elsewhere."""
+    """Yield a function that names the next step: one bar on a terminal, one line per step elsewhere."""
     columns = (TextColumn("{task.description:<44}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    # drawn at every step only: a thread that draws in between takes the interpreter from what is measured in this process
+    # drawn at steps only: a drawing thread would take the interpreter from measurements in this process
     with Progress(*columns, console=console, disable=not console.is_terminal, auto_refresh=False) as bar:
         task = bar.add_task("", total=total)
         begun = 0

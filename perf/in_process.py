@@ -1,4 +1,4 @@
-"""The yardstick: the published pipeline called in processes of its own, without a server. One thread each.
+"""The in-process baseline: the published pipeline in processes of its own, without a server. One thread each.
 
     with InProcess(repo, generation, rows, workers=cores) as pipeline:
         pipeline.measure(batch=1, seconds=2.0, workers=1)       one caller, one request per call
@@ -34,7 +34,7 @@ class Speed:
 
 
 class InProcess:
-    """rows: the ensemble's inputs, each [R, *dims]."""
+    """Worker processes. rows: the ensemble's inputs, each [R, *dims]."""
 
     def __init__(self, repo: Path, generation: int, rows: dict[str, np.ndarray], workers: int) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="perf-")
@@ -63,7 +63,10 @@ class InProcess:
         self._folder.cleanup()
 
     def measure(self, batch: int, seconds: float, workers: int | None = None, pause_s: float = 0.0) -> Speed:
-        """`workers` of the processes (default: all) at the same time. pause_s: between two calls, in which caches cool down."""
+        """Measure `workers` of the processes (default: all) at the same time.
+
+        pause_s: idle time between calls, which cools caches.
+        """
         chosen = self._workers[:workers]
         for worker in chosen:
             worker.stdin.write(json.dumps({"batch": batch, "seconds": seconds, "pause_s": pause_s}) + "\n")
@@ -81,5 +84,5 @@ def _answer(worker: subprocess.Popen) -> dict:
     line = worker.stdout.readline()
     if not line:
         said = worker.stderr.read().strip().splitlines()[-1:]
-        raise ServerError(f"The pipeline does not run in a process of its own: {''.join(said) or 'it ended without a word'}.")
+        raise ServerError(f"The pipeline does not run in its own process: {''.join(said) or 'it ended without a message'}.")
     return json.loads(line)

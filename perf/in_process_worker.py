@@ -1,10 +1,9 @@
-"""One process of the yardstick: `serving/pipeline.py` of a published repository, called with recorded requests.
+"""One process of the in-process baseline: `serving/pipeline.py` of a published repository, called with recorded requests.
 
     python -P perf/in_process_worker.py REPO GENERATION ROWS.npz
 
 Each line on stdin, {"batch": B, "seconds": s, "pause_s": p}, is answered by a line {"rows": …, "seconds": …, "latency_ns": […]}
-on stdout.
-The code that runs is the one published beside the artifacts, so two repositories compare as they would be served.
+on stdout. The code is the one published with the artifacts, so two repositories compare as they would be served.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def main(repo: Path, generation: int, rows_file: str) -> None:
 
 
 def measure(pipeline, rows: dict[str, np.ndarray], batch: int, seconds: float, pause_s: float) -> dict:
-    """Whole batches one after another, `pause_s` between them, until `seconds` have passed."""
+    """Answer whole batches one after another, `pause_s` apart, until `seconds` have passed."""
     count = len(rows["user_id"]) // batch
     batches = [{name: array[i * batch : (i + 1) * batch] for name, array in rows.items()} for i in range(count)]
     for inputs in batches[:5]:

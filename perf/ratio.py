@@ -31,5 +31,5 @@ class Ratio(BaseModel, frozen=True):
 
     @property
     def certain(self) -> bool:
-        """Every round says the same: all above 1 or all below."""
+        """Whether every round is above 1, or every round below."""
         return self.low > 1.0 or self.high < 1.0

@@ -1,4 +1,4 @@
-"""How much of what exact search finds a repository's index finds, on the repository's own recorded requests."""
+"""The recall of a repository's index against exact search, on the repository's own recorded requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from serving.pipeline import Pipeline
 from serving.stages.search.search import Search
 from training.retrieval.effort import every_other, measure_recall, user_vectors
 
-WIDENED_BY, JUDGED_BY = 0, 1  # first row of every other request: none judges a search that it helped to widen
+WIDENED_BY, JUDGED_BY = 0, 1  # first of every other request: the requests that set the effort do not judge it
 
 
 def measured_recall(repo: Path) -> tuple[int, float]:

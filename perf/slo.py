@@ -13,14 +13,14 @@ from hps_config.toml_faults import toml_faults
 from serving.contract.errors import ConfigError
 
 SLO_FILE = Path(__file__).with_name("slo.toml")
-OBJECTIVES = (  # what a run can be held to, by its keys in `perf.report.results.summary`
+OBJECTIVES = (  # bounded values of a run, by keys of `perf.report.results.summary`
     *("p50_ms", "p95_ms", "p99_ms", "p99_over_p50", "volley_p99_ms", "error_share", "offered_rate", "achieved_rate"),
     *("clients_1_p50_ms", "peak_rate", "overhead_p50_ms", "throughput_share", "memory_mib"),
 )
 
 
 class Bound(BaseModel):
-    """One side of a number. fused: what holds in its place where one model runs all stages."""
+    """One side of a number. fused: the bound of the fused layout, where it differs."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -50,7 +50,7 @@ ALL_EQUAL = Bound(at_least=1, why="figures of other answers than in process coun
 
 @dataclass(frozen=True)
 class Verdict:
-    """value None: the run did not measure it, which fails (a gate that passes on silence is none)."""
+    """A bound and a value. None: the run did not measure it, which counts as broken, because silence is no proof."""
 
     key: str
     bound: Bound
@@ -64,16 +64,18 @@ class Verdict:
 
 
 def read_slo(path: Path = SLO_FILE) -> dict[str, Bound]:
-    """Return at least one bound, each of OBJECTIVES.
+    """Read the bounds, at least one, each of OBJECTIVES.
 
-    ConfigError otherwise: a gate without bounds would let everything through.
+    Raises ConfigError otherwise: a gate without bounds would pass everything.
     """
     with toml_faults(path, f"an example is {SLO_FILE}"):
         bounds = TypeAdapter(dict[str, Bound]).validate_python(tomllib.loads(path.read_text()))
     if not bounds:
         raise ConfigError(f"{path} holds no bounds; a gate without any lets everything through. See the one in {SLO_FILE}.")
     if unknown := sorted(bounds.keys() - set(OBJECTIVES)):
-        raise ConfigError(f"{path} bounds what no run measures: {', '.join(unknown)}. Known are: {', '.join(OBJECTIVES)}.")
+        raise ConfigError(
+            f"{path} bounds values that no run measures: {', '.join(unknown)}. Known are: {', '.join(OBJECTIVES)}."
+        )
     return bounds
 
 

@@ -1,4 +1,4 @@
-"""The measurements of a run, each a function that adds to it, and `measure_all`: the ones that `python -m perf` makes.
+"""The measurements of a run, each a function that adds to it, and `measure_all`, which `python -m perf` calls.
 
 Closed-loop sweeps by perf_analyzer, open-loop loads, and the same stages in this process (the in-process baseline).
 """
@@ -23,12 +23,12 @@ from perf.report.results import Closed, Open, Yardstick
 from serving.contract.tensors import ENSEMBLE
 
 INTERACTIVE, BULK = 1, 2  # priority levels
-BURST_SHARE = 0.2  # of the peak, between bursts: ten times this is twice what the server can do
+BURST_SHARE = 0.2  # of the peak, between bursts: ten times this is twice the server's peak
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """One open-loop load. `due_s` gives the instants; shares are of the requests."""
+    """One open-loop load. `due_s` draws the instants; shares are of the requests."""
 
     name: str
     due_s: Callable[[np.random.Generator], np.ndarray]
@@ -39,7 +39,7 @@ class Scenario:
 
 
 def scenarios(peak_rate: float, duration_s: float, shares: Sequence[float] = (0.25, 0.5, 0.75, 0.9)) -> list[Scenario]:
-    """Poisson at shares of the peak, then, at half of the peak or less: cold starts, two priorities, bursts of ten times."""
+    """Return Poisson loads at shares of the peak; then cold starts, two priorities and bursts, at half of it or less."""
 
     def poisson(share: float) -> Callable[[np.random.Generator], np.ndarray]:
         return lambda rng: schedule.poisson(share * peak_rate, duration_s, rng)
@@ -89,7 +89,7 @@ def add_open(bench: Bench, scenario: Scenario, progress: Callable[[int], object]
 
 
 def compare_load(bench: Bench, outcome: Outcome, rows: Arrays, cold: np.ndarray) -> dict[str, object]:
-    """Fields of Open: every answer to a recorded request against the recorded one, where there are such."""
+    """Return the fields of Open that compare every answer with the recorded one, where there is one."""
     if not bench.answers:
         return {}
     known = np.flatnonzero(outcome.ok & ~cold)
@@ -123,7 +123,7 @@ def describe(scenario: Scenario, outcome: Outcome, classes: dict[str, np.ndarray
 def add_yardstick(
     bench: Bench, clients: int, rounds: int, window_s: float, cores: int, progress: Callable[[int], None] = lambda _: None
 ) -> Yardstick:
-    """In-process and served, alternating: `rounds` times one caller, then all cores against `clients` clients."""
+    """Measure in-process and served in turns: `rounds` times one caller, then all cores against `clients` clients."""
     rows = draw(bench.requests, ROWS, bench.rng)
     alone, served_alone, full, served_full = [], [], [], []
     with InProcess(bench.site.repo, bench.site.generation, rows, workers=cores) as pipeline:
@@ -159,7 +159,7 @@ Step = Callable[[str], None]
 
 
 def measure_all(bench: Bench, window_s: float = WINDOW_S, load_s: float = LOAD_S, rounds: int = ROUNDS) -> None:
-    """Sweeps, open-loop scenarios and the yardstick; memory and hit rates over all of them."""
+    """Run sweeps, open-loop scenarios and the in-process baseline; record memory and hit rates over all of them."""
     n_recommend = len(CLIENTS) + len(OTHER_TRANSPORTS) * len(FEW_CLIENTS) + len(RATE_SHARES)
     n_open = len(scenarios(1.0, load_s, RATE_SHARES))
     with watched(bench), progress(n_recommend + len(bench.stages) * STAGE_LEVELS + n_open + rounds) as step:
@@ -192,7 +192,7 @@ def sweep_recommend(bench: Bench, window_s: float, step: Step) -> Closed:
 
 
 def sweep_stage(bench: Bench, stage: str, window_s: float, step: Step) -> None:
-    """Clients over gRPC, the most of them over the other transports, and half of what the stage answers as a rate."""
+    """Sweep clients over gRPC, the largest number also over the other transports, and one rate at half of the stage's peak."""
     for clients in STAGE_CLIENTS:
         step(f"{stage}, {clients} clients")
         bench.add_closed(stage, "grpc", "concurrency", clients, window_s)

@@ -1,4 +1,4 @@
-"""The server that is measured: found at an address or started here; several of them take turns."""
+"""The measured server: found at an address or started here. Several servers take turns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Site:
     metrics_url: str
     repo: Path
     generation: int
-    tag: str | None  # of its processes; None when it was not started by `server`: its memory is then not read
+    tag: str | None  # of its processes; None, and no memory figures, when it was not started by `server`
 
 
 @contextlib.contextmanager
@@ -48,12 +48,12 @@ def serve(url: str, repo: Path) -> Iterator[Site]:
 
 
 def own_server(repo: Path) -> TritonServer:
-    """A server on free ports that no `make stop` ends halfway through a measurement; it does once that was killed."""
+    """Return a server on free ports that `make stop` leaves alone while its measurement runs, and ends if that was killed."""
     return TritonServer(repo, run_dir=MEASURED_DIR)
 
 
 def running_site(url: str, repo: Path) -> Site:
-    """A server that somebody started: ours are known with their ports; of others, Triton's default distances are assumed."""
+    """Return a running server: ours with their ports; for others, Triton's default distances between ports are assumed."""
     host, _, port = url.rpartition(":")
     state = next((state for state in running_servers(RUN_DIR) if state.ports.grpc == int(port)), None)
     if state is None:
@@ -71,7 +71,7 @@ def site_of(state: ServerState) -> Site:
 
 
 class Turns:
-    """Of one server: its processes are stopped except inside `turn()`."""
+    """Suspends the processes of one server except inside `turn()`."""
 
     def __init__(self, tag: str) -> None:
         self._processes = members(tag)
@@ -92,13 +92,13 @@ class Turns:
 
     def _each(self, do) -> None:
         for process in self._processes:
-            with contextlib.suppress(psutil.NoSuchProcess):  # whoever asks it next says that it died
+            with contextlib.suppress(psutil.NoSuchProcess):  # its death shows in the next request
                 do(process)
 
 
 @contextlib.contextmanager
 def take_turns(tag: str) -> Iterator[Turns]:
-    """Stopped from here on; at the end it runs again, so that it can be told to stop."""
+    """Suspend a server for the block, and resume it at the end so that it can be stopped."""
     turns = Turns(tag)
     turns.pause()
     try:

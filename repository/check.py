@@ -82,7 +82,7 @@ def check_strangers(repository: Path, models: Sequence[str]) -> Iterator[Finding
         if not path.is_dir() or path.name in models:
             continue
         if not (path / CONFIG_FILE).is_file():
-            yield Finding("error", path.name, "It is no model, and tritonserver takes it for one", remedy)
+            yield Finding("error", path.name, "It is not a model, but tritonserver would load it as one", remedy)
         elif (name := read_config(path / CONFIG_FILE).name) not in ("", path.name):
             fact = f"Its config names the model {name!r}, and tritonserver expects the folder's name"
             yield Finding("error", path.name, fact, remedy)
@@ -122,7 +122,7 @@ def check_versions(repository: Path) -> Iterator[Finding]:
     for name, folder in stages.items():
         if sha256_of(folder / MANIFEST_FILE) != digests.get(name):
             where = str(folder.relative_to(repository))
-            yield Finding("error", where, "It is not the one this generation was published with", "Export again.")
+            yield Finding("error", where, "It is not the one that this generation was published with", "Export again.")
 
 
 def check_libraries(repository: Path) -> Iterator[Finding]:

@@ -57,7 +57,7 @@ class Model:
 
 
 def read_config(path: Path) -> model_config_pb2.ModelConfig:
-    """Return the model configuration in a file, as a message of the caller's own. Raises ArtifactError."""
+    """Read the model configuration in a file. The message is the caller's own. Raises ArtifactError."""
     config = model_config_pb2.ModelConfig()
     try:
         config.CopyFrom(parse_config(path.read_text()))

@@ -61,7 +61,7 @@ from serving.contract.tensors import (
 
 ADAPTER, PIPELINE, UPDATER = "serving.stages.adapter.triton", "serving.pipeline", "serving.tables.__main__"
 LIVE_ADAPTER, LIVE_STAGES = "serving.stages.live.triton", "serving.stages.live.models"
-MODEL_PY = '''"""Written by the exporter: serves the code that lies beside it."""
+MODEL_PY = '''"""Written by the exporter: serves the code in this folder."""
 
 import os
 import sys

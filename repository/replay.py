@@ -31,7 +31,7 @@ def replay(repository: Path, generation: int, inputs: Arrays) -> Arrays:
         if ended.returncode == replay_worker.REFUSED:
             raise ArtifactError(ended.stdout.strip())
         if ended.returncode:
-            said = (ended.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+            said = (ended.stderr.strip().splitlines() or ["it ended without a message"])[-1]
             raise ArtifactError(f"The code in {code} does not run here: {said}. {REMEDY}")
         with np.load(answered, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}

@@ -63,7 +63,7 @@ def start(
     Settings that differ from those of the kept server are an error. A server that lost a model's process is restarted.
     """
     ports = Ports(grpc_port, http_port, metrics_port)
-    with starting(RUN_DIR, grpc_port):  # so that a second command finds the server of the first one
+    with starting(RUN_DIR, grpc_port):  # so that a second command finds the first one's server
         flags = {"fixed": fixed or None, "no_http": no_http or None}
         state = _start(repo, ports, {"threads": threads, "cache_mib": cache_mib, "host": host} | flags, timeout_s)
         if gateway_port:
@@ -142,7 +142,7 @@ def status() -> None:
         typer.echo(f"{'running' if ran else 'ended'}: {_line(state)}  log {state.log}")
         typer.echo(f"  FAILS: {condition}. {_start_again(state)}" if condition.fault else f"  {condition}")
     for path in unreadable_states(RUN_DIR):
-        typer.echo(f"note: {path} names no server. Remove it; the server it was written for is found by no command.", err=True)
+        typer.echo(f"note: {path} names no server. Remove it; no command can find the server it was written for.", err=True)
     if not states:
         typer.echo("no server is running here. Start one with `make serve`.")
     if broken or not states:
@@ -160,7 +160,7 @@ def wait(
 
 @app.command()
 def diagnose(grpc_port: GrpcPort = 8001) -> None:
-    """Say what ended a server or what it lacks to answer, then what its log says went wrong; exit code 1 unless it answers."""
+    """Report why a server ended or does not answer, then the faults in its log; exit code 1 unless it answers."""
     state = next((state for state in known_servers(RUN_DIR) if state.ports.grpc == grpc_port), None)
     log_path = state.log if state else RUN_DIR / "logs" / f"tritonserver-{grpc_port}.log"
     url = state.grpc_url if state else f"localhost:{grpc_port}"

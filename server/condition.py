@@ -22,7 +22,7 @@ QUESTION_TIMEOUT_S = 3.0
 
 @dataclass(frozen=True)
 class Condition:
-    """fault: why it does not answer, "" when it answers. facts: generation and models, "" when unknown."""
+    """State of a server. fault: why it does not answer, "" when it does. facts: generation and models, "" when unknown."""
 
     fault: str = ""
     facts: str = ""

@@ -23,7 +23,7 @@ from serving.contract.errors import ServerError
 MODULE = "gateway"
 START_TIMEOUT_S = 30.0
 POLL_S = 0.05
-LISTENS = "listens at"  # what it prints once it can be asked
+LISTENS = "listens at"  # its message when it is ready
 
 
 def follow(state: ServerState, port: int, config: str, run_dir: Path) -> ServerState:
@@ -37,7 +37,7 @@ def follow(state: ServerState, port: int, config: str, run_dir: Path) -> ServerS
     stop(state.tag)
     if not is_free(port):
         raise ServerError(
-            f"The server answers, and has no gateway: port {port} is taken. Stop what listens there, or choose another: "
+            f"The server answers, but has no gateway: port {port} is taken. Stop what listens there, or choose another: "
             "make serve GATEWAY_PORT=…"
         )
     process, log_path = _start(state, port, config, run_dir)
@@ -47,7 +47,7 @@ def follow(state: ServerState, port: int, config: str, run_dir: Path) -> ServerS
             stop(state.tag)
             lines = [line for line in printed.splitlines() if line.strip() and not line.startswith(supervisor.REMARK)]
             said = lines[-1] if lines else "nothing"
-            raise ServerError(f"The server answers, and its gateway does not start; it said: {said}. Whole log: {log_path}.")
+            raise ServerError(f"The server answers, but its gateway does not start: {said}. Whole log: {log_path}.")
         time.sleep(POLL_S)
     state = replace(state, settings=state.settings | wanted)
     state.save(run_dir)

@@ -2,8 +2,8 @@
 
     maintain   every ten minutes: archive the log's older part, forget idle users
 
-They carry the server's tag and end with it. Servers that share a store each have them; locks in the store's folder
-let one of each kind work.
+They carry the server's tag and end with it. Each of several servers on one store has its helpers; locks in the store's folder
+let only one of each kind work.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def explain_end(log: str) -> str:
     if name:
         return f"it crashed: ended by {name}"
     if SERVES in log:
-        return "it ended without a word, as SIGKILL ends a process: sent by hand, or by the kernel for want of memory (dmesg)"
+        return "it ended without a message, as after SIGKILL: sent by hand, or by the kernel for lack of memory (dmesg)"
     return "it ended before it served"
 
 

@@ -19,7 +19,7 @@ SHM_DIR = Path("/dev/shm")
 STUB_NAME = "triton_python_b"  # triton_python_backend_stub, truncated by the kernel; the server also runs a short-lived shell
 PROCESS_NAMES = ("triton", "python")  # server and stubs; updaters of embedding tables
 POLL_S = 0.05
-SETTLE_S = 1.0  # in which a server reaps the stubs of a generation that it unloads
+SETTLE_S = 1.0  # time for a server to reap the stubs of an unloaded generation
 
 
 def members(tag: str) -> list[psutil.Process]:

@@ -72,7 +72,7 @@ def check_files(repository: Path) -> Iterator[Finding]:
         folder = repository / name / str(generation)
         manifest = read_json(folder, MANIFEST_FILE)
         if manifest["generation"] != generation or digests.get(name, "") not in ("", sha256_of(folder / MANIFEST_FILE)):
-            yield error(f"{name}/{generation}", "It is not the version folder that this generation was published with")
+            yield error(f"{name}/{generation}", "It is not the one that this generation was published with")
         for file, fact in manifest["files"].items():
             if not (folder / file).is_file() or sha256_of(folder / file) != fact["sha256"]:
                 yield error(f"{name}/{generation}/{file}", "It is missing or not the file that was published")

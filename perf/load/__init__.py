@@ -1,4 +1,4 @@
-"""What asks: requests recorded with a repository, drawn again by popularity, and two ways of sending them.
+"""Load generators: requests recorded with a repository, drawn again by popularity, and two ways of sending them.
 
 workload.py       ─▶ analyzer.py                       closed loop: perf_analyzer, one process per level
                   ─▶ schedule.py ─▶ open_loop.py       open loop: each request leaves when it is due

@@ -1,12 +1,12 @@
-"""perf_analyzer: its command line, one process per level, and its raw export as arrays.
+"""Run perf_analyzer: its command line, one process per level, and its raw export as arrays.
 
-What its 2.51 does, found by trying:
+Version 2.51 behaves as follows:
 - a level that does not settle within --stability-percentage ends with exit code 2 and exports nothing, so the threshold is set
-  out of reach and the spread over the windows is reported instead;
+  out of reach, and we report the spread over the windows instead;
 - any error answer ends the run, and the export file must not exist;
-- the export repeats every input and output, so it is cut down to times;
-- with system shared memory the export reads freed memory: it crashes now and then
-  halfway through the file. So shared memory has no raw requests, only the percentiles of the CSV report.
+- the export repeats every input and output, so we keep only its times;
+- with system shared memory the export reads freed memory and may crash halfway through the file. So shared memory has no raw
+  requests, only the percentiles of the CSV report.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Target:
 
     @property
     def key_header(self) -> str:
-        """The header that opens the server's statistics and shared memory, "" where nothing is known to be closed."""
+        """The header that opens the server's statistics and shared memory, "" for a server without a known key."""
         key = key_of(self.grpc_url)
         return f"{HEADER if self.transport == 'http' else GRPC_HEADER}:{key}" if key else ""
 
@@ -83,7 +83,7 @@ def command(target: Target, mode: str, value: float, window_s: float, output: Pa
 
 
 def measure(target: Target, mode: str, value: float, window_s: float, raw: Path) -> Closed:
-    """Run one level against the server; raw requests go to `raw` (.npz). ServerError with what perf_analyzer said."""
+    """Run one level against the server; raw requests go to `raw` (.npz). Raises ServerError with perf_analyzer's complaints."""
     output = raw.with_suffix(".csv" if target.in_shared_memory else ".json")
     output.unlink(missing_ok=True)
     before = read_counters(target.grpc_url)
@@ -113,7 +113,7 @@ def measure(target: Target, mode: str, value: float, window_s: float, raw: Path)
 
 
 def run(arguments: list[str], limit_s: float, private_header: str = "") -> str:
-    """Return what it printed. ServerError when it cannot be started or does not end."""
+    """Return the program's output. Raises ServerError when it cannot be started or does not end."""
     header = (["-H"], [private_header]) if private_header else ([], [])
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     try:
@@ -146,7 +146,7 @@ class Requests:
 
 
 def parse_export(text: str) -> Requests:
-    """Return the times of one level's export. A request counts when its answer arrived within the windows."""
+    """Return the times of one level's export. Requests count when their answers arrived within the windows."""
     try:
         (experiment,) = json.loads(text)["experiments"]
         bounds_ns = np.array(experiment["window_boundaries"], np.int64)
@@ -154,7 +154,7 @@ def parse_export(text: str) -> Requests:
         start_ns = np.array([request["timestamp"] for request in answered], np.int64)
         end_ns = np.array([request["response_timestamps"][-1] for request in answered], np.int64)
     except (KeyError, ValueError, IndexError) as error:
-        raise ServerError(f"perf_analyzer's export is not of the form known ({error!r}); 2.51 is expected.") from error
+        raise ServerError(f"perf_analyzer's export has an unknown form ({error!r}); 2.51 is expected.") from error
     if len(bounds_ns) < 2:
         raise ServerError("perf_analyzer's export has no measurement window: the server answered nothing. Is it ready?")
     inside = (end_ns >= bounds_ns[0]) & (end_ns < bounds_ns[-1])
@@ -172,7 +172,7 @@ def parse_csv(text: str, said: str) -> dict[str, Any]:
         count = int(re.search(r"Client:\s+Request count: (\d+)", said)[1])
         rate = float(row["Inferences/Second"])
     except (KeyError, ValueError, TypeError) as error:
-        raise ServerError(f"perf_analyzer's report is not of the form known ({error!r}); 2.51 is expected.") from error
+        raise ServerError(f"perf_analyzer's report has an unknown form ({error!r}); 2.51 is expected.") from error
     percentiles = {f"{column}_ms": value for column, value in ms.items() if column != "Avg"}
     return {"achieved_rate": rate, "latency": Latency(count=count, mean_ms=ms["Avg"], **percentiles)}
 

@@ -2,13 +2,13 @@
 
     due (drawn beforehand) ─▶ send ─▶ answer          latency = answer - due, never answer - send
 
-A generator that waits for answers, or falls behind and forgets it, hides exactly the delays that users would feel. So
-the instants are fixed before the clock starts, requests are made into bytes beforehand, and the generator reports its own delay
+A generator that waits for answers, or falls behind and forgets it, hides exactly the delays that users would feel. So the
+instants are fixed before the clock starts, requests are serialised beforehand, and the generator reports its own delay
 (`send_late`) and processor time: figures hold as long as both stay small beside the server's (`perf/load/unary.py`).
 
-One thread, which waits for the next answer or the next instant, whichever comes first (asyncio's timers are too coarse by a
-millisecond). At most MAX_IN_FLIGHT requests are in flight; what is due beyond that is dropped and counted as an error.
-Only loopback: this is a measuring instrument, not a weapon.
+One thread waits for the next answer or the next instant, whichever comes first (asyncio's timers are a millisecond too coarse).
+At most MAX_IN_FLIGHT requests are in flight; a request due beyond that is dropped and counted as an error.
+Only loopback addresses are accepted, so that nobody else's server is loaded.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ LIVE = "/inference.GRPCInferenceService/ServerLive"
 MAX_IN_FLIGHT = 2_000
 DEADLINE_S = 5.0  # of one request
 FLOOR_CALLS = 300
-PARTS = 10  # of a load: as each begins, progress is told
-PRIORITY = -10  # where the system permits it
-SWITCH_S = 1e-4  # Python would let another thread, such as one that publishes rows, run 5 ms while a request is due
+PARTS = 10  # of a load, for its progress
+PRIORITY = -10  # of the sending thread, where the system permits it
+SWITCH_S = 1e-4  # by default another thread, such as one that publishes rows, may run 5 ms while a request is due
 
 
 @dataclass
 class Outcome:
-    """One entry per due request, int64 [N] ns after the start; -1 where it never happened."""
+    """Results per due request, int64 [N] ns after the start; -1 for an event that never happened."""
 
     due_ns: np.ndarray
     sent_ns: np.ndarray
     answered_ns: np.ndarray
-    messages: list[bytes] = field(default_factory=list)  # one per request: the answer, to be looked at when the load is over
+    messages: list[bytes] = field(default_factory=list)  # the answer to each request, parsed after the load
     errors: Counter = field(default_factory=Counter)  # gRPC status and first words -> requests
-    cpu_s: float = 0.0  # of the thread that sends: others of this process watch the server
+    cpu_s: float = 0.0  # of the sending thread only; other threads watch the server
     wall_s: float = 0.0
-    idle_share: float = 0.0  # of all cores, meanwhile
+    idle_share: float = 0.0  # of all cores, during the load
 
     @classmethod
     def nothing_yet(cls, due_ns: np.ndarray) -> Outcome:
@@ -63,7 +63,7 @@ class Outcome:
 
     @property
     def latency_ns(self) -> np.ndarray:
-        """int64 [answered]: from the instant a request was due."""
+        """Latencies of answered requests, int64, from the instant each was due."""
         return (self.answered_ns - self.due_ns)[self.ok]
 
     @property
@@ -76,7 +76,7 @@ class Outcome:
 
 
 def require_loopback(url: str) -> None:
-    """ConfigError unless every address of host:port is this machine's loopback."""
+    """Raise ConfigError unless every address of host:port is this machine's loopback."""
     host, _, port = url.rpartition(":")
     try:
         found = {entry[4][0] for entry in socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)}
@@ -97,7 +97,7 @@ def run_load(url: str, bodies: list[bytes], due_s: np.ndarray, progress: Callabl
     gc.disable()  # a collection would delay every request due meanwhile
     switch_s, niceness = sys.getswitchinterval(), os.getpriority(os.PRIO_PROCESS, 0)
     sys.setswitchinterval(SWITCH_S)
-    with contextlib.suppress(PermissionError):  # on a shared machine, what is due leaves before the server takes the core
+    with contextlib.suppress(PermissionError):  # so that a due request leaves before the server takes the core
         os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
     try:
         with contextlib.closing(UnaryCalls(url, INFER, DEADLINE_S)) as calls:
@@ -111,7 +111,7 @@ def run_load(url: str, bodies: list[bytes], due_s: np.ndarray, progress: Callabl
 
 
 def send_all(calls: UnaryCalls, bodies: list[bytes], outcome: Outcome, progress: Callable[[int], object]) -> None:
-    """Fill `outcome`: bodies[i] is sent at due_ns[i]."""
+    """Send bodies[i] at due_ns[i], and fill `outcome`."""
     requests = [calls.request(number, body) for number, body in enumerate(bodies)]
     cores = psutil.cpu_times()
     clock, cpu_s, start_ns = time.perf_counter_ns, time.thread_time(), time.perf_counter_ns()
@@ -128,14 +128,14 @@ def send_all(calls: UnaryCalls, bodies: list[bytes], outcome: Outcome, progress:
     for number, due_ns in enumerate(outcome.due_ns.tolist()):
         if number in begins:
             progress(begins[number])
-        note(start_ns + due_ns - clock())  # also when it is late: answers that have come are not to grow older
+        note(start_ns + due_ns - clock())  # even when late, so that arrived answers are read at once
         while (left_ns := start_ns + due_ns - clock()) > 0:
             note(left_ns)
         if calls.in_flight >= MAX_IN_FLIGHT:
             outcome.errors["not sent: too many requests in flight"] += 1
             continue
         if calls.send(number, requests[number]):
-            outcome.sent_ns[number] = clock() - start_ns  # afterwards: it may have waited for room
+            outcome.sent_ns[number] = clock() - start_ns  # after sending, which may wait for flow control
     while calls.in_flight:  # answers or deadlines end it
         note(int(DEADLINE_S * 1e9))
     note(0)
@@ -145,7 +145,7 @@ def send_all(calls: UnaryCalls, bodies: list[bytes], outcome: Outcome, progress:
 
 
 def floor_ns(url: str) -> np.ndarray:
-    """Return int64 [N]: latencies of a call that does nothing, one client: what this client and gRPC alone cost."""
+    """Return latencies, int64 [N], of a call that does nothing, with one client: the cost of this client and of gRPC alone."""
     require_loopback(url)
     taken = np.empty(FLOOR_CALLS, np.int64)
     with contextlib.closing(UnaryCalls(url, LIVE, DEADLINE_S)) as calls:

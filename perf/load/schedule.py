@@ -1,4 +1,4 @@
-"""When requests are due: sorted float64 [N], seconds from the start of the load. Randomness is an argument."""
+"""Instants at which requests are due: sorted float64 [N], seconds from the start of the load. Randomness is an argument."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import numpy as np
 
 from serving.contract.errors import ConfigError
 
-MAX_REQUESTS = 200_000  # of one load: bounds memory and time whatever rate was asked for
+MAX_REQUESTS = 200_000  # of one load: a bound on memory and time
 
 
 def poisson(rate: float, duration_s: float, rng: np.random.Generator) -> np.ndarray:
-    """Independent users: exponential gaps, `rate` requests/s on average. ConfigError beyond MAX_REQUESTS."""
+    """Draw arrivals of independent users: exponential gaps, `rate` requests/s on average.
+
+    Raises ConfigError beyond MAX_REQUESTS.
+    """
     _check(rate, duration_s, rate * duration_s)
     return np.sort(rng.uniform(0.0, duration_s, rng.poisson(rate * duration_s)))
 
@@ -20,7 +23,7 @@ def poisson(rate: float, duration_s: float, rng: np.random.Generator) -> np.ndar
 def bursts(
     rate: float, duration_s: float, rng: np.random.Generator, factor: float = 10.0, every_s: float = 5.0, burst_s: float = 0.5
 ) -> np.ndarray:
-    """Poisson at `rate`, and `factor` times that during the first `burst_s` of every `every_s` but the first.
+    """Draw Poisson arrivals at `rate`, and `factor` times that during the first `burst_s` of every `every_s` but the first.
 
     Thinned from a Poisson process at the peak rate.
     """
@@ -30,9 +33,9 @@ def bursts(
 
 
 def volleys(rate: float, duration_s: float, size: int = 8) -> np.ndarray:
-    """`size` requests due at the same instant, then nothing until the next volley: a batcher that sleeps is found here.
+    """Return `size` requests at the same instant, then none until the next volley, which detects a batcher that sleeps.
 
-    Steady load hides one, since each request wakes it for the one before.
+    Under steady load each request wakes the batcher for the one before, so such a fault stays hidden.
     """
     _check(rate, duration_s, rate * duration_s)
     starts_s = np.arange(0.0, duration_s, size / rate)
@@ -40,7 +43,7 @@ def volleys(rate: float, duration_s: float, size: int = 8) -> np.ndarray:
 
 
 def in_burst(due_s: np.ndarray, every_s: float = 5.0, burst_s: float = 0.5) -> np.ndarray:
-    """Return bool [N]: due within a burst. The first period has none: it shows the quiet state."""
+    """Return bool [N]: due within a burst. The first period has none and shows the quiet state."""
     return (due_s >= every_s) & (due_s % every_s < burst_s)
 
 
@@ -64,13 +67,13 @@ def recorded(times_s: np.ndarray, rate: float, duration_s: float, rng: np.random
 
 
 def read_times(source: str) -> np.ndarray:
-    """Return float64 [M] unix seconds: a text file with one time per line, or else the interactions of a data set."""
+    """Read float64 [M] unix seconds: from a text file with one time per line, or else the interactions of a data set."""
     if Path(source).is_file():
         try:
             return np.loadtxt(source, dtype=np.float64, ndmin=1)
         except ValueError as error:
             raise ConfigError(f"{source}: {error}. Expected one arrival time in seconds per line.") from error
-    from training.dataset import load_dataset  # pandas: only where a data set is named
+    from training.dataset import load_dataset  # imported late: needs pandas
 
     return load_dataset(source).interactions["timestamp"].to_numpy(np.float64)
 

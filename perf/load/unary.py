@@ -1,13 +1,13 @@
-"""Unary gRPC calls, many in flight on one connection, each at little cost: for load on the machine whose server is measured.
+"""Unary gRPC calls at little cost, many in flight on one connection: for load on the machine whose server is measured.
 
-    request ─▶ frames, made before the clock starts ─▶ one write        one read ─▶ frames ─▶ which calls are answered, and how
+    request ─▶ frames, made before the clock starts ─▶ one write        one read ─▶ frames ─▶ answered calls and their status
 
-A call by grpcio's futures takes as much processor time as tritonserver spends on it, and the server then lacks that
-(docs/perf.md). So this is as much of HTTP/2 (RFC 9113) as such calls need. Its control frames are made and read by hyperframe,
-header blocks by hpack; neither end keeps a table of headers that changes from call to call (RFC 7541), so equal blocks mean the
-same and each is decoded once. What an answer holds is kept, and not looked at. Not heeded, because gRPC servers
-do not use it: limits of calls in flight and of header tables, padding, priorities, an end of the connection that lets calls
-finish. A connection takes 2 GiB of answers.
+A call by grpcio's futures costs as much processor time as tritonserver spends on it, which the server then lacks
+(docs/perf.md). So this implements the part of HTTP/2 (RFC 9113) that such calls need. hyperframe makes and reads its control
+frames, hpack its header blocks. Neither end uses a header table that changes between calls (RFC 7541), so equal blocks have
+equal meaning, and each is decoded once. Answers are kept without parsing them. Not supported, because gRPC servers do not use
+it: limits of calls in flight and of header tables, padding, priorities, and a graceful end of the connection. A connection
+accepts 2 GiB of answers.
 """
 
 from __future__ import annotations
@@ -38,30 +38,31 @@ from serving.contract.errors import ConfigError, ServerError
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_HEADER = struct.Struct(">BHBBL")  # length (its upper 8 bits, its lower 16), type, flags, stream
 END_STREAM, END_HEADERS = 0x1, 0x4
-WINDOW_BYTES, MOST_WINDOW_BYTES = 65_535, 2**31 - 1  # what may be sent until the other end takes more: at first, and ever
-FRAME_BYTES, MOST_FRAME_BYTES = 16_384, 2**24 - 1  # the longest frame: until the other end allows more, and ever
+WINDOW_BYTES, MOST_WINDOW_BYTES = 65_535, 2**31 - 1  # flow-control window: initial, and largest
+FRAME_BYTES, MOST_FRAME_BYTES = 16_384, 2**24 - 1  # longest frame: initial, and largest
 READ_BYTES = 1 << 18
-PREFIX_BYTES = 5  # gRPC's, of a message: whether it is compressed (never: we do not offer to read that), and its length
+PREFIX_BYTES = 5  # gRPC's, of a message: compressed or not (never: we do not offer it), and its length
 STATUS = {str(code.value[0]): code.name for code in grpc.StatusCode}
 OURS = {
     SettingsFrame.HEADER_TABLE_SIZE: 0,
     SettingsFrame.ENABLE_PUSH: 0,
     SettingsFrame.INITIAL_WINDOW_SIZE: MOST_WINDOW_BYTES,
-    SettingsFrame.MAX_FRAME_SIZE: MOST_FRAME_BYTES,  # an answer's header block is never cut in two
+    SettingsFrame.MAX_FRAME_SIZE: MOST_FRAME_BYTES,  # so that no header block of an answer is split
 }
 
 
 class Part(NamedTuple):
-    """Of a request: frames that are written at once; body_bytes: what of it counts against the other end's window."""
+    """Frames of a request that are written at once. body_bytes: those that count against the other end's window."""
 
     frames: bytes
     body_bytes: int
 
 
 class Answer(NamedTuple):
-    """number: of the call; at_ns: when it was read (`time.perf_counter_ns`); error: "", or gRPC's status and message.
+    """An answered call.
 
-    message: what was answered, b"" with an error
+    number: of the call; at_ns: when it was read (`time.perf_counter_ns`); error: "", or gRPC's status and text;
+    message: the answer, b"" with an error
     """
 
     number: int
@@ -71,10 +72,10 @@ class Answer(NamedTuple):
 
 
 class UnaryCalls:
-    """Calls of one method of the server at `url`, numbered 0, 1, 2, …; they are sent in this order. For one thread.
+    """Calls of one method of the server at `url`, numbered 0, 1, 2, … and sent in this order. For one thread.
 
-    path: "/package.Service/Method"; deadline_s: of each call, told to the server and kept here. A connection that is lost
-    answers all calls with an error. Raises ServerError when no gRPC server answers.
+    path: "/package.Service/Method"; deadline_s: of each call, sent to the server and enforced here. When the connection is
+    lost, all calls get an error. Raises ServerError when no gRPC server answers.
     """
 
     def __init__(self, url: str, path: str, deadline_s: float) -> None:
@@ -82,7 +83,7 @@ class UnaryCalls:
         self._room_bytes, self._call_bytes = WINDOW_BYTES, WINDOW_BYTES  # of the connection, of each call
         self._unread, self._lost, self._met = b"", "", False
         self._sent_ns: dict[int, int] = {}  # by number: the calls in flight, the oldest first
-        self._bodies: dict[int, bytes] = {}  # by number: what has come of an answer, with gRPC's prefix
+        self._bodies: dict[int, bytes] = {}  # by number: the part of an answer that has arrived, with gRPC's prefix
         self._answers: list[Answer] = []
         self._errors: dict[bytes, str] = {}  # by header block
         encoder, headers = Encoder(), headers_of(url, path, deadline_s)
@@ -130,7 +131,7 @@ class UnaryCalls:
         return not self._lost
 
     def answers(self, timeout_s: float) -> list[Answer]:
-        """Those that have come, waiting for the first for at most `timeout_s`."""
+        """Return the answers that have arrived. Wait for the first one for at most `timeout_s`."""
         self._read(0.0 if self._answers else timeout_s)
         come, self._answers = self._answers, []
         return come
@@ -175,7 +176,7 @@ class UnaryCalls:
         self._give_up()
 
     def _give_up(self) -> None:
-        """Fail calls that get no answer: those past their deadline, and all of them when the connection is lost."""
+        """Fail calls that get no answer: those past their deadline, or all when the connection is lost."""
         now_ns = time.perf_counter_ns()
         while self._sent_ns:
             number, sent_ns = next(iter(self._sent_ns.items()))

@@ -1,11 +1,11 @@
-"""What is asked: recorded requests of the repository, drawn again by popularity, in the three forms that load needs them.
+"""Requests: recorded ones of the repository, drawn again by popularity, in the three forms that load needs.
 
     perf_analyzer   a JSON file of rows                      (`write_analyzer_json`)
     open loop       serialised gRPC requests                 (`serialise`)
-    a single stage  what the stages before it answer         (`stage_inputs`: asked from the server itself)
+    a single stage  the outputs of the stages before it      (`stage_inputs`, computed by the server itself)
 
-Every tensor is sent, with its fill where a row says nothing, as our client does: tritonserver batches only requests that send
-the same tensors.
+Every tensor is sent, with its fill value where a row has none, as our client does: tritonserver batches only requests with the
+same tensors.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ STAGE_BATCH = 32  # rows per call while stage inputs are collected
 
 
 def read_specs(repo: Path, generation: int) -> dict[str, ModelSpec]:
-    """Return the five models of a published generation, by name. ArtifactError when this code knows other tensors of them."""
+    """Return the five models of a published generation, by name.
+
+    Raises ArtifactError when this code has other tensors for them.
+    """
     info = read_stage(stage_folder(repo, STAGES[0], generation))
     stages = stage_specs(info.axes, info.context)
     specs = {**stages, ENSEMBLE: ensemble_spec(stages)}
@@ -48,19 +51,19 @@ def read_specs(repo: Path, generation: int) -> dict[str, ModelSpec]:
 
 
 def read_recorded_of(repo: Path, generation: int) -> Recorded:
-    """Return requests to `recommend` and the answers to them. ArtifactError when the generation carries none."""
+    """Return recorded requests to `recommend` with their answers. Raises ArtifactError when the generation has none."""
     return read_recorded(repo / ENSEMBLE / str(generation) / RECORDED_FILE)
 
 
 def read_requests(repo: Path, generation: int) -> Arrays:
-    """Return the recorded inputs of `recommend`, each [R, *dims]. ArtifactError when the generation carries none."""
+    """Return the recorded inputs of `recommend`, each [R, *dims]. Raises ArtifactError when the generation has none."""
     return read_recorded_of(repo, generation).inputs
 
 
 def draw(requests: Arrays, count: int, rng: np.random.Generator, cold_share: float = 0.0) -> Arrays:
     """Return `count` rows of `requests`, users by Zipf: the r-th most active one with weight 1/r, each time one of its rows.
 
-    cold_share of them get the id of a user nobody has seen.
+    A share `cold_share` of them get the id of an unknown user.
     """
     if not 0.0 <= cold_share <= 1.0:
         raise ConfigError(f"The share of cold starts is {cold_share:g}; it lies between 0 and 1.")
@@ -76,7 +79,7 @@ def draw(requests: Arrays, count: int, rng: np.random.Generator, cold_share: flo
 
 
 def write_analyzer_json(path: Path, spec: ModelSpec, rows: Arrays) -> None:
-    """Write perf_analyzer's input data: one step per row. JSON has no NaN: a missing continuous value goes as 0."""
+    """Write perf_analyzer's input data: one step per row. A missing continuous value is sent as 0, because JSON has no NaN."""
     steps = []
     for row in range(len(rows["user_id"] if "user_id" in rows else next(iter(rows.values())))):
         steps.append({t.name: {"content": _plain(rows[t.name][row]), "shape": list(t.dims)} for t in spec.inputs})
@@ -90,9 +93,9 @@ def _plain(row: np.ndarray) -> list:
 
 
 def serialise(spec: ModelSpec, rows: Arrays, priority: np.ndarray | None = None) -> list[bytes]:
-    """Return one ModelInferRequest per row, ready for the wire: no work is left for the moment a request is due.
+    """Return one ModelInferRequest per row in bytes, so that no work is left for the instant when a request is due.
 
-    priority: int [N], 0 = the model's default.
+    priority: int [N], 0 = the model's default
     """
     bodies = []
     for row in range(len(rows["user_id"])):
@@ -113,7 +116,7 @@ def _raw(row: np.ndarray) -> bytes:
 
 
 def stage_inputs(url: str, specs: dict[str, ModelSpec], generation: int, requests: Arrays) -> dict[str, Arrays]:
-    """Return for each stage its input tensors [R, *dims], as the stages before it answer `requests`."""
+    """Return each stage's input tensors [R, *dims]: the outputs of the stages before it for `requests`."""
     count = len(requests["user_id"])
     tensors, inputs = dict(requests), {}
     with local_client(url) as client:
@@ -125,7 +128,7 @@ def stage_inputs(url: str, specs: dict[str, ModelSpec], generation: int, request
 
 
 def ask(client: grpcclient.InferenceServerClient, spec: ModelSpec, version: str, inputs: Arrays) -> Arrays:
-    """Return the outputs [R, *dims] of one model to all rows, a few at a time; version "" lets the server choose."""
+    """Return the outputs [R, *dims] of one model for all rows, a few at a time; version "" lets the server choose."""
     answers = []
     for start in range(0, len(next(iter(inputs.values()))), STAGE_BATCH):
         tensors = []

@@ -1,4 +1,4 @@
-"""report.html (self-contained) and its PNGs, from run.json and the raw requests beside it."""
+"""Write report.html (self-contained) and its PNGs, from run.json and the raw requests beside it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOISY_LOAD = 0.5  # per core: above it the machine was busy with something else 
 
 
 def write_report(run: Run, folder: Path, verdicts: list[Verdict]) -> Path:
-    """Return the page; its pictures are beside it as PNG too."""
+    """Write the page and its pictures as PNG. Return the page."""
     pictures = []
     with plt.rc_context(plots.STYLE):
         for draw in plots.PICTURES:
@@ -82,11 +82,9 @@ def notes(run: Run) -> list[str]:
     elif run.compared_under_load:
         found.append(f"{run.compared_under_load:,} answers under load were compared: each is the one computed in process.")
     elif not run.comparable:
-        found.append("No answer was compared with one computed in process: rows are updated here while they are served.")
+        found.append("No answer was compared with one computed in process, because rows are updated while they are served.")
     if run.priority_levels < 2 and any("bulk" in load.by_class for load in run.open):
-        found.append(
-            "No model here tells priorities apart (`priority_levels`): interactive and bulk requests were served alike."
-        )
+        found.append("No model has priorities (`priority_levels`): interactive and bulk requests were served alike.")
     return found
 
 

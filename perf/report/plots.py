@@ -1,4 +1,4 @@
-"""The pictures of a report: one function per picture, Run -> Figure, None where the run did not measure it."""
+"""The pictures of a report: one function per picture, Run -> Figure, or None where the run did not measure it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from perf.observe import PHASES, TABLES
 from perf.report.results import HALF, MODELS, Closed, Run
 from serving.contract.tensors import ENSEMBLE, STAGES
 
-# Okabe and Ito's colours: told apart by everyone
+# Okabe and Ito's colours, which colour-blind readers can distinguish
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C8C8C"
 MODEL_COLOUR = dict(zip(MODELS, (SKY, BLUE, GREEN, PURPLE, ORANGE), strict=True))
 TRANSPORT_COLOUR = {"grpc": BLUE, "http": ORANGE, "grpc+shm": GREEN}
@@ -42,7 +42,7 @@ STYLE = {
 
 
 def latency_throughput(run: Run, folder: Path) -> Figure | None:
-    """perf_analyzer: rate against latency, a point per number of clients. Open loop: the same against the offered rate."""
+    """Draw latency against rate, a point per number of clients (perf_analyzer), and against the offered rate (open loop)."""
     curves = _curves(run)
     if not curves:
         return None
@@ -79,7 +79,10 @@ def latency_throughput(run: Run, folder: Path) -> Figure | None:
 
 
 def stage_breakdown(run: Run, folder: Path) -> Figure | None:
-    """Mean time of a request by stage and phase, a bar per number of clients; what is left is ensemble, gRPC and client."""
+    """Draw the mean time of a request by stage and phase, a bar per number of clients.
+
+    The rest is ensemble, gRPC and client.
+    """
     curve = next(iter(_curves(run).values()), [])
     if not curve:
         return None
@@ -105,7 +108,7 @@ def stage_breakdown(run: Run, folder: Path) -> Figure | None:
 
 
 def stage_curves(run: Run, folder: Path) -> Figure | None:
-    """Each stage alone, asked by perf_analyzer: what it could do without the others."""
+    """Draw the capacity of each stage alone, measured by perf_analyzer."""
     curves = {stage: run.curve(stage) for stage in STAGES if run.curve(stage)}
     if not curves:
         return None
@@ -125,7 +128,7 @@ def stage_curves(run: Run, folder: Path) -> Figure | None:
 
 
 def histogram(run: Run, folder: Path) -> Figure | None:
-    """Latencies of Poisson arrivals at half of the peak, or of the one load there is, with their percentiles."""
+    """Draw latencies of Poisson arrivals at half of the peak, or of the only load, with their percentiles."""
     load = run.main_load
     if load is None or load.latency is None:
         return None
@@ -161,7 +164,7 @@ def histogram(run: Run, folder: Path) -> Figure | None:
 
 
 def bursts(run: Run, folder: Path) -> Figure | None:
-    """Latency over time while bursts come: how high it goes and how fast it comes back."""
+    """Draw latency over time during bursts: its height, and how fast it recovers."""
     load = next((load for load in reversed(run.open) if "in a burst" in load.by_class), None)
     if load is None:
         return None
@@ -183,7 +186,7 @@ def bursts(run: Run, folder: Path) -> Figure | None:
 
 
 def batch_sizes(run: Run, folder: Path) -> Figure | None:
-    """How requests were gathered: share of calls by batch size, a row per number of clients."""
+    """Draw the share of calls by batch size, a row per number of clients."""
     curve = [level for level in next(iter(_curves(run).values()), []) if level.value > 1 and level.computing_models][-3:]
     if not curve:
         return None
@@ -209,7 +212,7 @@ def batch_sizes(run: Run, folder: Path) -> Figure | None:
 
 
 def hit_rates(run: Run, folder: Path) -> Figure | None:
-    """A bar per level of the embedding tables (of the lookups that reached it), and per cache of answers."""
+    """Draw a bar per level of the embedding tables (of the lookups that reached it), and per cache of answers."""
     if not run.hit_rates:
         return None
     figure, axes = plt.subplots(figsize=(WIDTH_IN, 0.36 * len(run.hit_rates) + 1.2))
@@ -246,7 +249,7 @@ def memory(run: Run, folder: Path) -> Figure | None:
 
 
 def yardstick(run: Run, folder: Path) -> Figure | None:
-    """Served beside in-process, a point per round."""
+    """Draw served beside in-process figures, a point per round."""
     yard = run.yardstick
     if yard is None:
         return None
@@ -283,7 +286,7 @@ def _rounds(axes: Axes, values: dict[str, list[float]]) -> None:
 
 
 def _curves(run: Run) -> dict[str, list[Closed]]:
-    """Of `recommend` by transport, over numbers of clients; over request rates where no clients were swept."""
+    """Return `recommend`'s levels by transport, over numbers of clients, or over request rates where no clients were swept."""
     for mode in ("concurrency", "request_rate"):
         if found := {name: curve for name in TRANSPORT_COLOUR if (curve := run.curve(ENSEMBLE, name, mode))}:
             return found
@@ -307,7 +310,7 @@ def _clients(level: Closed) -> str:
 
 
 def _plain_log(axes: Axes, which: str = "y") -> None:
-    """1, 2, 5, 10 instead of powers."""
+    """Label a log axis with 1, 2, 5, 10 instead of powers."""
     axis = axes.yaxis if which == "y" else axes.xaxis
     axis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))

@@ -1,4 +1,4 @@
-"""What a run leaves behind: perf/results/<stamp>/run.json, raw requests beside it."""
+"""The results of a run: perf/results/<stamp>/run.json, with raw requests beside it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from serving.contract.tensors import ENSEMBLE, STAGES
 RESULTS = PROJECT / "perf" / "results"
 RUN_FILE = "run.json"
 MODELS = (*STAGES, ENSEMBLE)
-HALF = "poisson 50 %"  # of the peak: the load whose percentiles the SLO speaks of
+HALF = "poisson 50 %"  # of the peak: the load whose percentiles the SLO bounds
 
 
 class Closed(BaseModel, frozen=True):
@@ -55,14 +55,14 @@ class Open(BaseModel, frozen=True):
     duration_s: float
     latency: Latency | None
     by_class: dict[str, Latency]  # "interactive", "bulk", "cold", "in burst", …: where a load has more than one class
-    errors: dict[str, int]  # what the server said -> how often
+    errors: dict[str, int]  # message -> count
     error_share: float
-    unsent: int  # due, and never sent for want of a connection or of room on it, or too many were in flight: errors
-    send_late: Latency | None  # how long after its instant a request left: the generator's own delay
+    unsent: int  # due but never sent: no connection, no room on it, or too many in flight; counted as errors
+    send_late: Latency | None  # delay between due and sent: the generator's own
     generator_cores: float  # CPU time the generator took, in cores
-    idle_share: float | None = None  # of all cores meanwhile; None in runs from before it was measured
-    compared: int = 0  # answers to recorded requests; what cold starts get was not recorded
-    differing_answers: str = ""  # what of them is not the recorded, in-process answer
+    idle_share: float | None = None  # of all cores during the load; None in older runs
+    compared: int = 0  # answers to recorded requests; cold starts have no recorded answer
+    differing_answers: str = ""  # the first difference from the recorded, in-process answers
     stages: dict[str, StageTimes]
     raw: str
 
@@ -75,7 +75,7 @@ class Yardstick(BaseModel, frozen=True):
     in_process_rate: list[float]  # requests/s, all cores, one request after the other
     served_rate: list[float]
     served_clients: int
-    differing_answers: str = ""  # what the server answers otherwise than the recorded, in-process answers: ratios do not count
+    differing_answers: str = ""  # difference from the recorded, in-process answers: ratios then do not count
 
     @property
     def overhead_p50_ms(self) -> float:
@@ -89,7 +89,7 @@ class Yardstick(BaseModel, frozen=True):
 class Machine(BaseModel, frozen=True):
     cpu: str
     cores: int
-    load_before: float  # 1-minute load average when the run began: above the idle value, figures are of a busy machine
+    load_before: float  # 1-minute load average at the start: above 0, other programs took part of the machine
     kernel: str
     python: str
 
@@ -105,7 +105,7 @@ class Machine(BaseModel, frozen=True):
 
 
 class Run(BaseModel):
-    """One run; lists grow while it goes on, and the file is rewritten after every measurement."""
+    """One run; lists grow during it, and the file is rewritten after every measurement."""
 
     started: str  # ISO, UTC
     label: str
@@ -115,10 +115,10 @@ class Run(BaseModel):
     commit: str
     config_hash: str  # of every config.pbtxt of the repository
     machine: Machine
-    layout: str = ""  # "" in runs from before it was noted
+    layout: str = ""  # "" in older runs
     comparable: bool = True  # False: rows are updated while they are served, so answers are not the recorded ones
-    priority_levels: int = 0  # of the model that has most of them; below 2 all requests are served alike
-    floor_p50_ms: float | None = None  # a call that does nothing (ServerLive), one client: what gRPC alone costs this client
+    priority_levels: int = 0  # the most of any model; below 2 all requests are served alike
+    floor_p50_ms: float | None = None  # a call that does nothing (ServerLive), one client: the cost of gRPC alone
     closed: list[Closed] = []
     open: list[Open] = []
     yardstick: Yardstick | None = None
@@ -132,7 +132,7 @@ class Run(BaseModel):
         beside.replace(folder / RUN_FILE)
 
     def curve(self, model: str, transport: str = "grpc", mode: str = "concurrency") -> list[Closed]:
-        """Levels of one kind, by clients or rate; of a level measured twice the later one."""
+        """Return levels of one kind, by clients or rate; of a level measured twice the later one."""
         levels = {x.value: x for x in self.closed if (x.model, x.transport, x.mode) == (model, transport, mode)}
         return [levels[value] for value in sorted(levels)]
 
@@ -141,7 +141,7 @@ class Run(BaseModel):
 
     @property
     def differing_answers(self) -> str:
-        """Empty when every answer that was compared, alone and under load, is the one computed in process."""
+        """Difference between served answers, alone or under load, and those computed in process; "" without any."""
         alone = self.yardstick.differing_answers if self.yardstick else ""
         return "; ".join(filter(None, [alone, self.differing_under_load]))
 
@@ -160,12 +160,12 @@ class Run(BaseModel):
 
     @property
     def main_load(self) -> Open | None:
-        """Half of the peak, or the one load of `perf load`: whose percentiles stand for the run."""
+        """The load whose percentiles represent the run: half of the peak, or the only load of `perf load`."""
         return self.open_load(HALF) or (self.open[0] if len(self.open) == 1 else None)
 
 
 def load_run(folder: Path) -> Run:
-    """ConfigError when there is no readable run."""
+    """Read a run. Raises ConfigError when there is no readable one."""
     try:
         return Run.model_validate_json((folder / RUN_FILE).read_text())
     except (OSError, ValidationError) as error:
@@ -223,7 +223,7 @@ def summary(run: Run) -> dict[str, Any]:
 
 
 def commit_of(folder: Path = PROJECT) -> str:
-    """Return short hash, with "+" when files were changed since; "" outside git."""
+    """Return the short hash of a checkout, with "+" when files were changed since; "" outside git."""
     try:
         head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=folder, capture_output=True, text=True, check=True)
         changed = subprocess.run(["git", "status", "--porcelain", "-uno"], cwd=folder, capture_output=True, text=True)
@@ -239,12 +239,12 @@ def circumstances() -> dict[str, Any]:
 
 
 def priority_levels(repo: Path) -> int:
-    """Return of the model of the repository that has most; 0 when none tells requests apart."""
+    """Return the most priority levels of any model; 0 when none has priorities."""
     return max((read_config(path).dynamic_batching.priority_levels for path in repo.glob("*/config.pbtxt")), default=0)
 
 
 def config_hash(repo: Path) -> str:
-    """Return 12 digits over every config.pbtxt: two runs with the same ones measured the same serving settings."""
+    """Return 12 digits over every config.pbtxt: runs with equal digits measured the same serving settings."""
     digest = hashlib.sha256()
     for path in sorted(repo.glob("*/config.pbtxt")):
         digest.update(path.parent.name.encode() + b"\0" + path.read_bytes())

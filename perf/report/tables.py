@@ -1,4 +1,4 @@
-"""The tables of a run: built once, shown on the terminal (rich) and in the report (HTML)."""
+"""The tables of a run, for the terminal (rich) and the report (HTML)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Row:
     cells: tuple[str, ...]
-    kept: bool | None = None  # an SLO that was kept or broken; None: neither
+    kept: bool | None = None  # whether an SLO was kept; None: the row has none
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def _latency_cells(latency) -> tuple[str, ...]:
 
 
 def stage_table(run: Run) -> Table:
-    """Mean microseconds by stage and phase, of the ensemble's levels."""
+    """Return mean microseconds by stage and phase, of the ensemble's levels."""
     rows = []
     for level in run.curve("recommend"):
         for model, times in level.computing_models.items():

@@ -22,7 +22,7 @@ from perf.tune.search import Metrics, Outcome, candidates, in_words, search, sea
 from serving.contract.errors import ConfigError
 
 GOALS = ("peak_rate", "clients_1_p50_ms", "p99_ms")
-MEASURED = (*GOALS, "p50_ms", "p95_ms", "p99_over_p50", "error_share", "memory_mib")  # of the keys that slo.toml may name
+MEASURED = (*GOALS, "p50_ms", "p95_ms", "p99_over_p50", "error_share", "memory_mib")  # keys that slo.toml may name
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 console = Console(stderr=True, width=120)
@@ -35,7 +35,7 @@ def tune(
         "tuned.toml"
     ),
     goal: Annotated[str, typer.Option(help=f"what is made better: {', '.join(GOALS)}")] = GOALS[0],
-    minutes: Annotated[float, typer.Option(help="no heat begins after this long", min=1)] = 30.0,
+    minutes: Annotated[float, typer.Option(help="no heat starts after this time", min=1)] = 30.0,
     count: Annotated[int, typer.Option("--candidates", help="settings that are tried", min=1)] = 12,
     clients: Annotated[int, typer.Option(help="of the throughput measurement", min=1)] = 32,
     window_s: Annotated[float, typer.Option(help="seconds of a window; perf_analyzer takes three per level")] = 1.0,
@@ -50,7 +50,7 @@ def tune(
         )
     stated = slo.read_slo(slo_file)
     if others := ", ".join(sorted(stated.keys() - set(MEASURED))):
-        console.print(f"Not measured while settings are searched, so judge the winner by `make perf`: {others}", markup=False)
+        console.print(f"Not measured during the search, so judge the winner by `make perf`: {others}", markup=False)
     rng, end_s = np.random.default_rng(SEED), time.monotonic() + 60 * minutes
     evidence, efforts = out.with_suffix(".json"), allowed_efforts(repo)
     lab = Lab(repo, clients, window_s, rng)
@@ -83,11 +83,11 @@ def tune(
 
 
 def finish(outcome: Outcome, lab: Lab, bounds: dict[str, slo.Bound], out: Path, evidence: Path) -> None:
-    """Table, config, verdict, and the JSON line that is always last."""
+    """Print table, config and verdict, and the JSON line, always last."""
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(report.trial_table(outcome, bounds).to_rich())
     if not outcome.complete:
-        console.print("The time was over before the search was: the best so far.")
+        console.print("The time was over before the search: the best so far.")
     changes = outcome.winner.changes if outcome.winner else {}
     report.write_config(out, lab.settings, changes, evidence)
     if outcome.winner is None:

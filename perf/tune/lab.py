@@ -1,4 +1,4 @@
-"""Measure candidates: variants of the repository, served side by side and asked in turns while the others are suspended."""
+"""Measure candidates: variants of the repository, served side by side and measured in turns while the others are suspended."""
 
 from __future__ import annotations
 
@@ -31,12 +31,11 @@ from serving.contract.tensors import ENSEMBLE
 from serving.pipeline import Pipeline
 from training.retrieval.effort import is_sufficient, measure_recall
 
-FACTORS = (0.7, 0.8, 0.9)  # of the effort that the export chose, from a ladder with rungs at a half and a third more
+FACTORS = (0.7, 0.8, 0.9)  # of the export's effort, whose own steps are a third to a half apart
 
 
 def allowed_efforts(repository: Path) -> dict[int, float]:
-    """Return recall of exact search by effort, for those below the current one that reach what is wanted; {} without an
-    index."""
+    """Return recall against exact search by effort, for smaller efforts with enough recall; {} without an index."""
     pipeline = Pipeline.load(repository, pinned_generation(repository))
     search = pipeline.stages["retrieve"].search
     if search.index is None:
@@ -64,11 +63,14 @@ class Served:
     changes: Changes
     server: TritonServer
     turns: Turns
-    answers: str  # "" when it answers as recorded
+    answers: str  # "" when its answers are the recorded ones
 
 
 class Lab:
-    """`measure` is what `search` calls. clients: of the throughput measurement; offered_rate: of every open loop."""
+    """Serves and measures candidates; `search` calls `measure`.
+
+    clients: of the throughput measurement; offered_rate: of every open loop
+    """
 
     def __init__(self, repository: Path, clients: int, window_s: float, rng: np.random.Generator) -> None:
         self.repository, self.clients, self.window_s, self.rng = repository, clients, window_s, rng
@@ -82,8 +84,8 @@ class Lab:
         self._work: tempfile.TemporaryDirectory | None = None
 
     def __enter__(self) -> Lab:
-        """Find the rate that the open loop offers: half of what the current settings reach."""
-        self._work = tempfile.TemporaryDirectory(prefix=".tune-", dir=self.repository.resolve().parent)  # where links reach
+        """Determine the rate of the open loop: half of the peak under the current settings."""
+        self._work = tempfile.TemporaryDirectory(prefix=".tune-", dir=self.repository.resolve().parent)
         write_analyzer_json(self.folder / INPUT, self.spec, draw(self.recorded.inputs, ROWS, self.rng))
         self.say("the current settings alone")
         try:
@@ -102,7 +104,7 @@ class Lab:
         return Path(self._work.name)
 
     def measure(self, candidates: Sequence[Changes], turns: int) -> list[Trial]:
-        """Serve the candidates and the current settings, and ask each `turns` times; who goes first changes."""
+        """Serve the candidates and the current settings, and measure each `turns` times, in changing order."""
         with contextlib.ExitStack() as stack:
             served = [stack.enter_context(self._served(changes)) for changes in (CURRENT, *candidates)]
             taken: list[list[Metrics]] = [[] for _ in served]
@@ -149,9 +151,10 @@ class Lab:
             shutil.rmtree(folder.parent)
 
     def _differing_answers(self, server: TritonServer, changes: Changes) -> str:
-        """Settings must not change answers, but for the index's effort, whose recall was measured instead.
+        """Return "" when the answers are the recorded ones, else the difference.
 
-        Nothing differs where answers are not `comparable`.
+        Only the index's effort may change answers; its recall was measured instead.
+        Return "" without comparing where answers are not comparable (perf/answers.py).
         """
         if "compute.index_effort" in changes:
             return ""

@@ -1,4 +1,4 @@
-"""The winner as an export config, the evidence beside it, and both for people."""
+"""Write the winner as an export config, the evidence beside it, and a table for people."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perf.tune.search import SERVER_THREADS, Changes, Outcome, Trial, in_words, 
 
 
 def write_config(path: Path, settings: Settings, changes: Changes, evidence: Path) -> None:
-    """Write `settings` with the changes as the TOML that `--config` takes; what equals a default is left out. Read back."""
+    """Write `settings` with the changes as a TOML for `--config`, without defaults, and read it back."""
     document = with_changes(settings.model_dump(mode="json", exclude_defaults=True), changes)
     remarks = [f"Found by `make tune`: {in_words(changes)}.", f"Evidence: {evidence.name}. Export with --config {path.name}."]
     if threads := changes.get(SERVER_THREADS):
@@ -26,7 +26,7 @@ def write_config(path: Path, settings: Settings, changes: Changes, evidence: Pat
 
 
 def evidence_of(outcome: Outcome, slo: dict[str, Bound], facts: dict[str, Any]) -> dict[str, Any]:
-    """Everything that was measured, for machines and for doubters. facts: of the run as a whole."""
+    """Return everything that was measured. facts: of the run as a whole."""
     return facts | {
         "goal": outcome.goal,
         "complete": outcome.complete,
@@ -48,14 +48,14 @@ def _trial_facts(trial: Trial, goal: str, slo: dict[str, Bound]) -> dict[str, An
 
 
 def save_evidence(path: Path, document: dict[str, Any]) -> None:
-    """Replace the file as a whole: it grows while the search goes on."""
+    """Replace the file atomically: it grows during the search."""
     beside = path.with_name(f".{path.name}.new")
     beside.write_text(json.dumps(document, indent=1) + "\n")
     beside.replace(path)
 
 
 def trial_table(outcome: Outcome, slo: dict[str, Bound]) -> Table:
-    """Those that came furthest, best first."""
+    """Return a table of the trials that came furthest, best first."""
     rows = []
     for trial in outcome.best:
         gain, wins = trial.gain(outcome.goal), trial is outcome.winner

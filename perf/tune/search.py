@@ -20,18 +20,18 @@ from perf.ratio import Ratio
 from perf.slo import Bound, judge
 from serving.contract.tensors import ENSEMBLE, STAGES
 
-Changes = dict[str, Any]  # dotted key -> value: how a candidate differs from the current settings; {} = not at all
+Changes = dict[str, Any]  # dotted key -> value that differs from the current settings; {}: the current settings
 Space = dict[str, tuple[Any, ...]]  # dotted key -> values worth a try
 
 SERVER_THREADS = "server.threads"
 QUEUE_DELAYS_US = (0, 100, 300, 1_000)
 PREFERRED_BATCHES = ([], [16], [8, 32], [4, 8, 16, 32], [32, 64])
-COMBINED = 3  # settings that a combination changes at most
+COMBINED = 3  # most settings changed by one combination
 DRAWS_PER_CANDIDATE = 100  # before a space counts as exhausted
 
 
 def search_space(settings: Settings, layout: str, efforts: tuple[int, ...], cores: int) -> Space:
-    """Return the values of each setting other than the current one. efforts: of the index, all of which find enough."""
+    """Return the values of each setting other than the current one. efforts: of the index, all with enough recall."""
     first = STAGES[0] if layout == "ensemble" else ENSEMBLE
     many = ("retrieve", "rank") if layout == "ensemble" else (ENSEMBLE,)
     all_models = "serving" if layout == "ensemble" else f"serving.{ENSEMBLE}"
@@ -52,19 +52,19 @@ def exclude(values: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
 
 
 def read_current(settings: Settings, key: str) -> Any:
-    """Return what a setting is now; 1 for the server's threads, which it starts with unless told otherwise."""
+    """Return a setting's current value; 1 for the server's threads, its default."""
     if key == SERVER_THREADS:
         return 1
     section, *path = key.split(".")
     if section == "compute":
         return getattr(settings.compute, path[0])
-    model = path[0] if len(path) == 2 else STAGES[0]  # of all stages
+    model = path[0] if len(path) == 2 else STAGES[0]  # the same in all stages
     value = getattr(settings.serving_of()[model], path[-1])
     return list(value) if isinstance(value, tuple) else value
 
 
 def candidates(space: Space, count: int, rng: np.random.Generator) -> list[Changes]:
-    """Return at most `count`, all different: every setting changed alone, as many as fit, then combinations drawn at random."""
+    """Return at most `count` different candidates: every setting changed alone, as many as fit, then random combinations."""
     alone: list[Changes] = [{key: value} for key, values in space.items() for value in values]
     chosen = [alone[i] for i in sorted(rng.permutation(len(alone))[:count])]
     for _ in range(DRAWS_PER_CANDIDATE * count):
@@ -78,7 +78,7 @@ def candidates(space: Space, count: int, rng: np.random.Generator) -> list[Chang
 
 
 def with_changes(document: dict[str, Any], changes: Changes) -> dict[str, Any]:
-    """Return an export config (parsed TOML) with the changes in place, the server's own settings left out."""
+    """Return an export config (parsed TOML) with the changes applied, without the server's own settings."""
     changed = {name: with_changes(value, {}) if isinstance(value, dict) else value for name, value in document.items()}
     for key, value in changes.items():
         if key == SERVER_THREADS:
@@ -103,9 +103,9 @@ FINAL_TURNS = 5
 
 @dataclass(frozen=True)
 class Trial:
-    """One candidate and what was measured of it, turn by turn, beside the current settings in the same turns.
+    """One candidate's measurements, turn by turn, with those of the current settings in the same turns.
 
-    answers: "" when it answers as recorded, else what differs.
+    answers: "" when its answers are the recorded ones, else the difference
     """
 
     changes: Changes
@@ -123,7 +123,7 @@ class Trial:
         return Ratio(metric=goal, a=current, b=own) if goal in RATES else Ratio(metric=goal, a=own, b=current)
 
     def find_broken(self, slo: dict[str, Bound]) -> list[str]:
-        """Objectives that the medians of its turns break."""
+        """Return the objectives that the medians of its turns break."""
         return find_broken(self.own, slo)
 
 
@@ -137,12 +137,15 @@ Measure = Callable[[Sequence[Changes], int], list[Trial]]  # (candidates of a he
 
 @dataclass
 class Outcome:
-    """rungs: the trials of each round, best first; winner: None when nothing is surely better than the current settings."""
+    """Result of a search.
+
+    rungs: the trials of each round, best first; winner: None when none is surely better than the current.
+    """
 
     goal: str
     rungs: list[list[Trial]] = field(default_factory=list)
     winner: Trial | None = None
-    complete: bool = True  # False: the time was over first
+    complete: bool = True  # False: the time was over before the end
 
     @property
     def best(self) -> list[Trial]:
@@ -159,7 +162,7 @@ def search(
 ) -> Outcome:
     """Search by successive halving. goal: a key of Metrics; slo: bounds of Metrics; time_is_over: checked before every heat.
 
-    Every rung has half the candidates and twice the turns; the last one heat of HEAT, which are asked until each has
+    Every rung has half the candidates and twice the turns. The last one is a heat of HEAT candidates, measured until each has
     FINAL_TURNS. `saved` is called after every heat.
     """
     outcome, known, turns = Outcome(goal), {}, 1
@@ -189,12 +192,12 @@ def search(
 
 
 def rank(trial: Trial, slo: dict[str, Bound], goal: str) -> tuple:
-    """Sorts the best first: equal answers, then fewer broken objectives, then the larger gain."""
+    """Return a sort key, best first: equal answers, then fewer broken objectives, then the larger gain."""
     return bool(trial.answers), len(trial.find_broken(slo)), -trial.gain(goal).median
 
 
 def is_surely_better(trial: Trial, slo: dict[str, Bound], goal: str) -> bool:
-    """Asked often enough, better in every turn, with equal answers, and nothing broken that the current settings keep."""
+    """Return whether a trial is better in each of enough turns, with equal answers and no objective newly broken."""
     kept_now = set(slo) - set(find_broken(trial.current, slo))
     return (
         len(trial.own) >= FINAL_TURNS

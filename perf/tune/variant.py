@@ -1,7 +1,6 @@
-"""A repository with other serving settings, of hard links to the published files: made in a moment, and the original stays.
+"""Copy a repository with other serving settings, by hard links to the published files, which makes it fast.
 
-What is different is written anew: every config.pbtxt, and with [compute] also stage.json, the index, and the manifests over
-them.
+Changed files are written anew: every config.pbtxt, and with [compute] also stage.json, the index, and their manifests.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from serving.stages.search.search import INDEX_FILE
 
 
 def make_variant(source: Path, target: Path, layout: str, settings: Settings) -> None:
-    """Write `target`, which must not exist: what `source` answers with, served as `settings` say."""
+    """Write `target`, which must not exist: the generation that `source` answers with, under `settings`."""
     shutil.copytree(source, target, copy_function=_link)
     generation, serving = pinned_generation(target), settings.serving_of()
     for model in models_of(layout):
@@ -49,13 +48,13 @@ def change_rank_threads(repository: Path, generation: int, compute: ComputeSetti
     info = read_stage(folder)
     if info.settings["threads"] == compute.rank_threads:
         return
-    (folder / STAGE_FILE).unlink()  # a link to the published file: never written through
+    (folder / STAGE_FILE).unlink()  # a hard link: writing to it would change the published file
     replace(info, settings={**info.settings, "threads": compute.rank_threads}).write(folder)
     seal_again(repository, generation, "rank")
 
 
 def change_effort(repository: Path, generation: int, compute: ComputeSettings) -> None:
-    """0 leaves the index as it is; so does a catalogue that is searched without one."""
+    """Set the index's effort. Do nothing for 0, or for a catalogue without an index."""
     folder = stage_folder(repository, "retrieve", generation)
     path = folder / INDEX_FILE
     if not compute.index_effort or not path.exists():
@@ -68,7 +67,7 @@ def change_effort(repository: Path, generation: int, compute: ComputeSettings) -
 
 
 def seal_again(repository: Path, generation: int, stage: str) -> None:
-    """New manifests for a changed stage folder and for the generation it belongs to."""
+    """Write new manifests for a changed stage folder and its generation."""
     own, whole = stage_folder(repository, stage, generation), repository / ENSEMBLE / str(generation)
     _write_manifest(own)
     _write_manifest(whole, {stage: sha256_of(own / MANIFEST_FILE)})
@@ -90,6 +89,6 @@ def _link(source: str, target: str) -> None:
 
 
 def settings_of(repository: Path) -> Settings:
-    """Return what the generation that answers was exported with."""
+    """Return the settings that the answering generation was exported with."""
     manifest = read_json(repository / ENSEMBLE / str(pinned_generation(repository)), MANIFEST_FILE)
     return Settings.model_validate(manifest["settings"])

@@ -185,7 +185,7 @@ def test_status_fails_while_recommend_is_not_loaded(repo, call, run_dir):
     [
         (signal.SIGABRT, "it crashed: ended by SIGABRT"),
         (signal.SIGSEGV, "it crashed: ended by SIGSEGV"),
-        (signal.SIGKILL, "it ended without a word, as SIGKILL ends a process"),
+        (signal.SIGKILL, "it ended without a message, as after SIGKILL"),
     ],
     ids=["SIGABRT", "SIGSEGV", "SIGKILL"],
 )

@@ -69,7 +69,7 @@ def test_published_code_and_checkout_answer_alike_here(repository):
             "another d",
         ),
         ("import absent_library", r"does not run here: ModuleNotFoundError: No module named 'absent_library'. Export"),
-        ("import os; os._exit(1)", "it ended without a word"),
+        ("import os; os._exit(1)", "it ended without a message"),
     ],
     ids=["refuses", "library", "dies"],
 )

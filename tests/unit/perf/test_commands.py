@@ -75,7 +75,7 @@ def test_the_report_is_drawn_again_and_ends_in_one_line_of_json(kept_run):
 def test_options_before_a_command_that_would_not_see_them_are_refused():
     error = invoke("--rounds", "2", "sweep", "--repo", "nowhere").exception
     assert isinstance(error, ConfigError)
-    assert str(error) == "--rounds stands before sweep, which does not see it. Put it behind sweep."
+    assert str(error) == "--rounds must follow sweep, which ignores options before it. Write sweep first."
 
 
 @pytest.mark.parametrize("text", ["", "a,b", "0", "1,-2"])

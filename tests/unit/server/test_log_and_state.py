@@ -68,7 +68,7 @@ def test_a_log_without_a_failing_model():
     [
         ("Signal (6) received.\n 0# 0x0000", "it crashed: ended by SIGABRT"),
         ('Signal (15) received.\nI1121 server.cc:305] "Waiting"', "it was stopped (SIGTERM)"),
-        ("", "it ended without a word, as SIGKILL"),
+        ("", "it ended without a message, as after SIGKILL"),
     ],
 )
 def test_what_ended_a_server(last, ended):

@@ -66,7 +66,7 @@ class TestFiles:
     def test_a_folder_of_another_generation(self, repository):
         folder = repository / "rank_scores" / "1"
         write_manifest(folder, stage="rank", generation=2)
-        assert "rank_scores/1: It is not the version folder that this generation was published with" in errors(repository)
+        assert "rank_scores/1: It is not the one that this generation was published with" in errors(repository)
 
     def test_an_engine_beside_the_network_is_no_change(self, repository):
         (repository / "rank_dense" / "1" / "model.plan").write_bytes(b"built where it runs")
