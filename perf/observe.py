@@ -31,15 +31,14 @@ class Latency(BaseModel, frozen=True):
     p90_ms: float
     p95_ms: float
     p99_ms: float
-    p999_ms: float | None = None  # None: not known, where only a report of percentiles was to be had
+    p999_ms: float | None = None  # None where only a report of other percentiles exists
     max_ms: float | None = None
 
     @classmethod
     def of(cls, latencies_ns: np.ndarray) -> Latency | None:
-        """latencies_ns: int64 [N] -> None when N = 0.
+        """Return the latency of int64 [N] nanoseconds, None when N = 0.
 
-        Percentiles are observed values (the smallest latency that at least q % of the requests did not exceed), never
-        interpolated between two.
+        Percentiles are observed values: the smallest latency that at least q % of the requests did not exceed.
         """
         if len(latencies_ns) == 0:
             return None
@@ -112,7 +111,7 @@ def parse_statistics(statistics: dict) -> dict[str, Counters]:
 
 
 def between(before: dict[str, Counters], after: dict[str, Counters]) -> dict[str, StageTimes]:
-    """Return models that answered anything in between. The ensemble's own times are the sums over its steps: left out there."""
+    """Return the times of models that answered in between, without the ensemble, whose times are sums over its steps."""
     return {name: times for name, end in after.items() if (times := _difference(before.get(name, Counters()), end)).requests}
 
 
@@ -136,9 +135,9 @@ def _difference(start: Counters, end: Counters) -> StageTimes:
 
 
 Samples = dict[tuple[str, str], float]
-TABLE_ROWS = "recommender_table_rows_total"  # by what answered (serving/contract/measurements.py)
-TABLES = "tables"  # how the names of their rates begin
-REPORTED_AFTER_S = 2.5  # models tell their counts every second (serving/stages/adapter/triton.py)
+TABLE_ROWS = "recommender_table_rows_total"  # by answering level (serving/contract/measurements.py)
+TABLES = "tables"  # prefix of the names of their rates
+REPORTED_AFTER_S = 2.5  # models publish counts every second (serving/stages/adapter/triton.py)
 LEVELS = ("l1", "l2", "l3")
 
 
@@ -161,7 +160,7 @@ def parse_metrics(text: str) -> Samples:
 
 
 def hit_rates(before: Samples, after: Samples) -> dict[str, float]:
-    """Return "what labels" -> share of lookups between two readings that hit; what was not looked up in is left out."""
+    """Return "cache labels" -> share of lookups between two readings that hit; caches without lookups are left out."""
     rates = table_hit_rates(before, after)
     for (name, labels), hits_after in after.items():
         partner = name.replace("hit", "miss").replace("misss", "misses")
@@ -176,7 +175,7 @@ def hit_rates(before: Samples, after: Samples) -> dict[str, float]:
 
 
 def table_hit_rates(before: Samples, after: Samples) -> dict[str, float]:
-    """Return "tables, level" -> share of the rows that reached a level and were there, of all tables and processes together."""
+    """Return "tables, level" -> share of the rows that reached a level and were found there, over all tables and processes."""
     rows: Counter[str] = Counter()
     for (name, labels), value in after.items():
         if name == TABLE_ROWS:
@@ -198,7 +197,7 @@ class ProcessMemory(BaseModel, frozen=True):
 
     name: str  # tritonserver, or the model instance whose stub it is
     pid: int
-    pss_mib: float  # its own pages, and its share of those it shares
+    pss_mib: float  # its own pages, and its part of shared ones
     rss_mib: float
 
 
@@ -206,7 +205,7 @@ def read_memory(tag: str) -> list[ProcessMemory]:
     """Return the memory of the server's processes by this tag, tritonserver first."""
     found = []
     for process in members(tag):
-        with contextlib.suppress(psutil.Error):  # ended meanwhile
+        with contextlib.suppress(psutil.Error):  # the process ended
             full = process.memory_full_info()
             found.append(
                 ProcessMemory(name=_name(process), pid=process.pid, pss_mib=full.pss / 2**20, rss_mib=full.rss / 2**20)
@@ -215,7 +214,7 @@ def read_memory(tag: str) -> list[ProcessMemory]:
 
 
 def _name(process: psutil.Process) -> str:
-    """A stub's arguments: its own path, the model file, shared memory names and sizes, ..., the instance's name, a kind."""
+    """Return a stub's model instance, from its arguments: its path, the model file, shared memory, …, instance, kind."""
     arguments = process.cmdline()
     if not arguments[0].endswith("triton_python_backend_stub"):
         return Path(arguments[0]).name
@@ -224,8 +223,10 @@ def _name(process: psutil.Process) -> str:
 
 
 class PeakMemory:
-    """Samples in the background: `with PeakMemory(tag) as memory: …; memory.peak`. Without a tag (a server that was not
-    started here) the peak stays empty."""
+    """Samples in the background: `with PeakMemory(tag) as memory: …; memory.peak`.
+
+    Without a tag (a server that was not started here) the peak stays empty.
+    """
 
     def __init__(self, tag: str | None) -> None:
         self.peak: list[ProcessMemory] = []

@@ -111,7 +111,7 @@ def test_a_file_that_is_not_the_published_one_stops_the_checks_behind_it(reposit
     ("broken", "told"),
     [
         (lambda r: (r / "rank" / "config.pbtxt").unlink(), "rank/config.pbtxt: The file is missing"),
-        (lambda r: (r / "notes").mkdir(), "notes: It is no model, and tritonserver takes it for one"),
+        (lambda r: (r / "notes").mkdir(), "notes: It is not a model, but tritonserver would load it as one"),
         (lambda r: shutil.copytree(r / "rank", r / "rank.bak"), "rank.bak: Its config names the model 'rank'"),
         (lambda r: (r / "rank" / "warmup" / "candidates_0").unlink(), "candidates_0: The file is missing"),
         (lambda r: replace_in(r / "rank" / "config.pbtxt", 'name: "rank"', 'name: "rung"'), "It names the model 'rung'"),
