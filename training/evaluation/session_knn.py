@@ -3,7 +3,8 @@
     the user's last items, newest weighing most ─▶ earlier visits that share items ─▶ other items of those visits
 
 It needs no training and uses every event at once, which makes it hard to beat on logs with sessions. Ludewig and Jannach,
-"Evaluation of session-based recommendation algorithms" (2018), describe the method; the weights here are their defaults.
+"Evaluation of session-based recommendation algorithms" (2018), describe the method. Choose one of VARIANTS on an earlier part
+of the log.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ class KnnSettings(NamedTuple):
     idf: bool = False
 
 
-VARIANTS = tuple(KnnSettings(normalise=normalise, idf=idf) for normalise, idf in product((False, True), repeat=2))
+VARIANTS = tuple(
+    KnnSettings(own_items=own_items, normalise=normalise, idf=idf)
+    for own_items, normalise, idf in product((1, 3, 20), (False, True), (False, True))
+)
 
 
 class Visits(NamedTuple):

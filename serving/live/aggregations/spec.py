@@ -7,7 +7,7 @@
     function = "count"           # count, sum, mean, last or distinct
     window = "24h"               # or half_life = "3d", or session_gap = "30min"
     events = ["purchase"]        # optional: names of [events]; default: all
-    ranker = true                # optional: the models learn from it; else it is only kept and shown
+    ranker = true                # optional: the models learn from it; else it is declared and checked only
 
 value       of an event                           count, sum, mean                    last (n = 3: three columns)
 count       its weight                            events, weights, mean weight        days since each of the last n events
