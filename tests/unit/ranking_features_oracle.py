@@ -40,8 +40,9 @@ def history_weights(history: np.ndarray, n_items: int) -> np.ndarray:
     recent = recency_weights_slowly(history, n_items)
     even = (recent > 0).astype(np.float32)
     even /= np.sqrt(np.maximum(even.sum(axis=1, keepdims=True), 1.0))
+    latest = np.where(recent > 0, 0.5 ** (np.cumsum(recent > 0, axis=1) - 1.0), 0.0).astype(np.float32)
     recent /= np.maximum(recent.sum(axis=1, keepdims=True), 1.0)
-    return np.stack([even, recent], axis=2)
+    return np.stack([even, recent, latest], axis=2)
 
 
 def affinities(statistics: ItemStatistics, history: np.ndarray, weights: np.ndarray, candidates: np.ndarray) -> np.ndarray:

@@ -54,12 +54,13 @@ def slow_affinity(statistics, history, candidate):
     distinct = list(dict.fromkeys(item for item in history.tolist() if item != N_ITEMS))
     recent = np.array([(1 + place) ** -0.5 for place in range(len(distinct))])
     recent = recent / max(recent.sum(), 1.0) if len(distinct) else recent
-    total = np.zeros((len(VIEWS), 2))
+    total = np.zeros((len(VIEWS), 3))
     for place, item in enumerate(distinct):
         for neighbour, weights in zip(statistics.neighbours[item], statistics.neighbour_weights[item], strict=True):
             if neighbour == candidate:
                 total[:, 0] += weights.astype(float) / np.sqrt(len(distinct))
                 total[:, 1] += weights.astype(float) * recent[place]
+                total[:, 2] += weights.astype(float) * 0.5**place
     return total
 
 
@@ -75,10 +76,10 @@ def slow_features(statistics, history, age, candidates, scores):
 
     features["retrieval_score"][valid] = z(scores[valid].astype(float))
     affinity = np.array([slow_affinity(statistics, history, candidates[place]) for place in valid]).reshape(
-        len(valid), len(VIEWS), 2
+        len(valid), len(VIEWS), 3
     )
     for view, name in enumerate(VIEWS):
-        for number, weighting in enumerate(("even", "recent")):
+        for number, weighting in enumerate(("even", "recent", "latest")):
             features[f"{name}_{weighting}"][valid] = z(affinity[:, view, number])
             features[f"{name}_{weighting}_log"][valid] = np.log(affinity[:, view, number] + 1e-3) * SCALE
     clock, n_buckets = statistics.clock, statistics.popularity_then.shape[1]

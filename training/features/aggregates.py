@@ -34,15 +34,17 @@ from training.dataset.dataset import Dataset
 INSTANTS_AT_ONCE = 1 << 21
 
 _SALES = {"entity": "item", "value": "count", "function": "count"}
+# The models learn from what helped when measured (experiments/prequential.py, `make eval`): the trend of items.
+# Columns of the user's session, recency and prices helped neither, or one at the cost of the other.
 DEFAULTS: tuple[Mapping[str, Any], ...] = (
     {"name": "session_events", "entity": "user", "value": "count", "function": "count", "session_gap": "30min"},
     {"name": "days_since", "entity": "user", "value": "count", "function": "last", "n": 3},
     {"name": "events_7d", "entity": "user", "value": "count", "function": "count", "window": "7d"},
     {"name": "price_paid", "entity": "user", "value": "price", "function": "mean", "half_life": "180d"},
     _SALES | {"name": "sales_1h", "window": "1h"},
-    _SALES | {"name": "sales_24h", "window": "24h"},
-    _SALES | {"name": "sales_7d", "window": "7d"},
-    _SALES | {"name": "sales_long", "half_life": "30d"},
+    _SALES | {"name": "sales_24h", "window": "24h", "ranker": True},
+    _SALES | {"name": "sales_7d", "window": "7d", "ranker": True},
+    _SALES | {"name": "sales_long", "half_life": "30d", "ranker": True},
 )
 
 

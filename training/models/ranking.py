@@ -24,6 +24,7 @@ from training.models.ranking_data import (
     split_again,
     statistics_of,
     unlabelled_requests,
+    visit_requests,
 )
 from training.models.reranker import Lists, Reranker, RerankerSettings, train_reranker
 from training.models.save_ranker import item_vectors_of, save_ranker
@@ -51,13 +52,15 @@ class RankingSettings:
     most_requests: int = 8_192  # users sampled for training per moment
     enough_requests: int = 2_048  # with fewer, requests of earlier moments are added
     most_moments: int = 2  # limit of moments, because each needs its own retriever
+    most_visit_requests: int = 4_096  # requests in the middle of visits, of the latest moment
 
 
 @dataclass(frozen=True)
 class Lessons:
     """Training and validation requests of the ranking models.
 
-    teaching: past requests with labels, by moment, the latest first; validation: of the latest moment
+    teaching: past requests with labels, by moment, the latest first, and those in the middle of visits last
+    validation: of the latest moment
     unlabelled: requests as they will be served, for distillation; None without a student
     """
 
@@ -103,8 +106,10 @@ def collect_lessons(
 
     log: the frame `features` was built from, sorted by time; statistics, served: fitted on all of it
     """
-    latest, *older = moments(dataset, log, features, fit_training_retriever, settings, rng)
+    (latest, *older), of_visits = moments(dataset, log, features, fit_training_retriever, settings, rng)
     teaching, validation = parts(latest, settings.ranker.validation_share, rng)
+    if of_visits:
+        older.append(of_visits)
     if settings.student is None:
         return Lessons((teaching, *older), validation, None)
     unlabelled = unlabelled_requests(features, log, statistics, served, settings.most_requests, rng)
@@ -154,12 +159,14 @@ def moments(
     fit_training_retriever: FitTrainingRetriever,
     settings: RankingSettings,
     rng: np.random.Generator,
-) -> list[Requests]:
+) -> tuple[list[Requests], Requests | None]:
     """Build requests before the last fifth of each user's events; on small logs repeat this on the rest.
 
     Each moment has its own retriever and statistics, fitted on the events before it.
+    -> (requests of each moment, the latest first; requests in the middle of visits, None where nobody returns)
     """
     found: list[Requests] = []
+    of_visits = None
     earlier = train
     while len(found) < settings.most_moments and sum(map(len, found)) < settings.enough_requests:
         before, (earlier, later) = earlier, split_again(earlier)
@@ -167,8 +174,11 @@ def moments(
             break  # no user has events on both sides
         items, statistics = items_before(dataset, features, earlier), statistics_of(features, earlier, settings.statistics)
         retrieve = fit_training_retriever(earlier)
-        found.append(requests_of(features, train, later, items, statistics, retrieve, settings.most_requests, rng))
-    return found
+        known = (features, train, later, items, statistics, retrieve)
+        found.append(requests_of(*known, settings.most_requests, rng))
+        if len(found) == 1 and len(earlier) < len(before):
+            of_visits = visit_requests(*known, settings.most_visit_requests, rng)
+    return found, of_visits
 
 
 def save_ranking(rank_folder: Path, rerank_folder: Path, ranking: Ranking, features: Features) -> tuple[Saved, Saved]:

@@ -147,6 +147,35 @@ def requests_of(
     return Requests(users, candidates.astype(np.int32), scores, cross, taken_of(features, later, user_ids, candidates), items)
 
 
+def visit_requests(
+    features: Features,
+    train: pd.DataFrame,
+    later: pd.DataFrame,
+    items: ItemSlots,
+    statistics: ItemStatistics,
+    retrieve: Retrieve,
+    max_requests: int,
+    rng: np.random.Generator,
+) -> Requests:
+    """Return requests just before events of `later`, labelled with the item of that event alone: what comes next.
+
+    Live, users are served in the middle of a visit, seconds after their last event, which requests before a visit do not teach.
+    Only items that the user never had before are asked for, at most `max_requests`, sampled. Arguments as in `requests_of`.
+    """
+    rows = later["row"].to_numpy()[later["positive"].to_numpy()]
+    rows = rows[~train.duplicated(["user_id", "item_id"]).to_numpy()[rows]]
+    if len(rows) > max_requests:
+        rows = np.sort(rng.choice(rows, max_requests, replace=False))
+    events, moments = train.iloc[rows], features.log.before_rows(train, rows)
+    times, item_ids = events["timestamp"].to_numpy(), events["item_id"].to_numpy()
+    users = features.encode_moments(moments, times, context_of(events, features.context))
+    candidates, scores = retrieve(users, events["user_id"].to_numpy())
+    trends = features.log.aggregates.of_items(candidates, times, rows)
+    cross = np.concatenate([trends, in_blocks(statistics, users, candidates, scores)], axis=2)
+    taken = candidates == features.items.positions(item_ids)[:, None]
+    return Requests(users, candidates.astype(np.int32), scores, cross, taken, items)
+
+
 def served_requests(
     features: Features,
     user_ids: np.ndarray,

@@ -34,17 +34,20 @@ class RetrievalSettings:
 class FittedRetriever:
     """A retriever, and the items that users had seen in its training events, which it filters.
 
-    user_ids: int64 [U] ascending; seen: CSR [U, n_items]
+    user_ids: int64 [U] ascending; seen: CSR [U, n_items]; filter_seen: filter the history of a request too
     """
 
     retriever: Retriever
     user_ids: np.ndarray
     seen: sp.csr_matrix
     candidates: int
+    filter_seen: bool = True
 
     def __call__(self, users: Examples, user_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Retrieve for N users. Return positions int64 [N, C], n_items padded, and scores float32 [N, C]."""
         seen = self.seen[np.searchsorted(self.user_ids, user_ids)]
+        if self.filter_seen:
+            seen = seen + _history_matrix(users.history_positions, seen.shape[1])
         return self.retriever.retrieve(users, seen, self.candidates)
 
 
@@ -70,4 +73,11 @@ def _fit(
     retriever = fit_retriever(data, RetrieverSettings(), settings.seed, say)
     user_ids, item_ids = dataset.users["user_id"].to_numpy(), dataset.items["item_id"].to_numpy()
     seen = matrix_of(events if settings.filter_seen else events.iloc[:0], user_ids, item_ids)
-    return FittedRetriever(retriever, user_ids, seen, settings.candidates)
+    return FittedRetriever(retriever, user_ids, seen, settings.candidates, settings.filter_seen)
+
+
+def _history_matrix(history: np.ndarray, n_items: int) -> sp.csr_matrix:
+    """Return CSR float32 [N, n_items] of int [N, H] positions, n_items padded."""
+    rows, places = np.nonzero(history < n_items)
+    entries = (np.ones(len(rows), np.float32), (rows, history[rows, places]))
+    return sp.csr_matrix(entries, shape=(len(history), n_items))

@@ -6,8 +6,9 @@ Co-occurrence comes from neighbour lists. An item's list holds related items, wi
     visits      both in one visit (a basket, a session), where large visits count less
     next        the neighbour was taken soon after the item
 
-A candidate's affinity is the sum, over the history, of its weights in the lists of the history's items; once with equal
-weights of the history's items, once with more weight for recent ones.
+A candidate's affinity is the sum, over the history, of its weights in the lists of the history's items: once with equal
+weights of the history's items, once with more weight for recent ones, and once with half as much for each older item, which
+says what comes next within a visit.
 
 Letters: B requests, C candidates, H history, N neighbours, V views, T time buckets. Positions are rows of per-item arrays,
 n_items the padding row (serving/stages/features/ids.py).
@@ -31,7 +32,7 @@ from serving.loops.read_ahead import read_ahead
 from serving.stages.search.search import weigh_by_recency
 
 VIEWS = ("customers", "visits", "next")
-WEIGHTINGS = ("even", "recent")
+WEIGHTINGS = ("even", "recent", "latest")
 HORIZONS_DAYS = (7.0, 30.0, 90.0)  # of recent popularity: an event's weight decays by 1/e in each
 CLOCK_FILE = "item_statistics.json"
 ARRAYS = ("neighbours", "neighbour_weights", "popularity", "popularity_then", "sold_days", "groups")
@@ -263,10 +264,12 @@ def sum_affinities(neighbours, neighbour_weights, history, recent, n_distinct, c
     values[:, AFFINITY:] = 0.0
     named = np.empty(neighbours.shape[1], np.int32)
     even, total = np.float32(1.0 / np.sqrt(max(n_distinct, 1))), np.float32(max(recent.sum(), 1.0))
+    latest = np.float32(2.0)
     for age in range(len(history)):
         if recent[age] == 0:
             continue
         item, newest = history[age], recent[age] / total
+        latest *= np.float32(0.5)
         n_named = 0
         for number in range(neighbours.shape[1]):  # without a branch, which would be mispredicted half of the time
             named[n_named] = number
@@ -277,6 +280,7 @@ def sum_affinities(neighbours, neighbour_weights, history, recent, n_distinct, c
                 strength = half(neighbour_weights[item, number, view])
                 values[place, AFFINITY + len(WEIGHTINGS) * view] += strength * even
                 values[place, AFFINITY + len(WEIGHTINGS) * view + 1] += strength * newest
+                values[place, AFFINITY + len(WEIGHTINGS) * view + 2] += strength * latest
     for place in range(len(candidates)):
         column_of[candidates[place]] = -1
 
@@ -316,7 +320,7 @@ def write_standardized(values, candidates, n_items, cross):
 
 @compiled
 def write_logarithms(values, cross):
-    """Write the logarithms of affinities. Many are 0 in both weightings."""
+    """Write the logarithms of affinities. Many are 0 in all weightings."""
     nothing = np.log(np.float32(SMALLEST_WEIGHT)) * np.float32(SCALE)
     for place in range(len(values)):
         for view in range(len(VIEWS)):

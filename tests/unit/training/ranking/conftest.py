@@ -103,11 +103,12 @@ def train(folder, settings):
     user_ids = test["user_id"].unique()
     users = features.encode_users(user_ids)
     candidates, scores = popularity_retrieve(features, train)(users, user_ids)
+    cross = in_blocks(ranking.statistics, users, candidates, scores)
     requests = Requests(
         users,
         candidates.astype(np.int32),
         scores,
-        in_blocks(ranking.statistics, users, candidates, scores),
+        np.concatenate([features.item_aggregates[candidates], cross], axis=2),
         taken_of(features, test, user_ids, candidates),
         ranking.items,
     )

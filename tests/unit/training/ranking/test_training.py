@@ -12,7 +12,14 @@ from training.features.build import build_features
 from training.features.schema import FeatureSettings
 from training.models.distill import STUDENT, distil
 from training.models.ranking import moments
-from training.models.ranking_data import requests_of, served_requests, split_again, unlabelled_requests
+from training.models.ranking_data import (
+    requests_of,
+    served_requests,
+    split_again,
+    statistics_of,
+    unlabelled_requests,
+    visit_requests,
+)
 from training.models.train_ranker import rank_scores_of, train_ranker
 
 
@@ -72,6 +79,31 @@ def test_training_requests_know_nothing_of_what_they_predict(trained):
         assert not taken & set(earlier[earlier["user_id"] == user]["item_id"])
 
 
+def test_requests_in_the_middle_of_visits_ask_for_the_next_item(trained):
+    """Every earlier event of the user is known, those of the same visit included."""
+    features, train, rng = trained.features, trained.train, np.random.default_rng(0)
+    earlier, later = split_again(train)
+    statistics = statistics_of(features, earlier, SETTINGS.statistics)
+    known = (features, train, later, trained.ranking.items, statistics, popularity_retrieve(features, earlier))
+    requests = visit_requests(*known, 10**6, rng)
+    rows = later["row"].to_numpy()[later["positive"].to_numpy()]
+    rows = [row for row in rows if not had_before(train, row)]
+    assert len(requests) == len(rows)
+    ids = np.append(features.items.ids, PAD_ID)
+    for number, row in enumerate(rows):
+        event, past = train.iloc[row], train.iloc[:row]
+        past = past[(past["user_id"] == event["user_id"]) & past["positive"]]["item_id"].to_numpy()[::-1][:HISTORY]
+        np.testing.assert_array_equal(ids[requests.users.history_positions[number]][: len(past)], past)
+        assert set(ids[requests.candidates[number][requests.taken[number]]]) <= {event["item_id"]}
+    assert requests.taken.any(axis=1).sum() > 10
+    assert len(visit_requests(*known, 7, rng)) == 7
+
+
+def had_before(train, row):
+    past, event = train.iloc[:row], train.iloc[row]
+    return ((past["user_id"] == event["user_id"]) & (past["item_id"] == event["item_id"])).any()
+
+
 def test_small_logs_teach_with_requests_of_several_moments(trained):
     """Each moment is before the one found first, and learns from a retriever that knows still less."""
     features, known = trained.features, []
@@ -82,7 +114,8 @@ def test_small_logs_teach_with_requests_of_several_moments(trained):
 
     def found(**changes):
         settings = replace(SETTINGS, **changes)
-        return moments(trained.dataset, trained.train, features, fit_retrieve, settings, np.random.default_rng(0))
+        parts, _ = moments(trained.dataset, trained.train, features, fit_retrieve, settings, np.random.default_rng(0))
+        return parts
 
     parts = found(most_moments=3)
     assert len(parts) == 3
