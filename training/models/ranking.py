@@ -52,7 +52,7 @@ class RankingSettings:
     most_requests: int = 8_192  # users sampled for training per moment
     enough_requests: int = 2_048  # with fewer, requests of earlier moments are added
     most_moments: int = 2  # limit of moments, because each needs its own retriever
-    most_visit_requests: int = 4_096  # requests in the middle of visits, of the latest moment
+    most_visit_requests: int = 4_096  # requests in the middle of visits; no more than requests of the latest moment
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def moments(
         known = (features, train, later, items, statistics, retrieve)
         found.append(requests_of(*known, settings.most_requests, rng))
         if len(found) == 1 and len(earlier) < len(before):
-            of_visits = visit_requests(*known, settings.most_visit_requests, rng)
+            of_visits = visit_requests(*known, min(settings.most_visit_requests, len(found[0])), rng)
     return found, of_visits
 
 
