@@ -27,7 +27,8 @@ def teach_hugectr(dataset: Dataset, folder: Path, settings: Settings, console: C
     features = build_features(dataset, dataset.interactions, FeatureSettings(history_length=pipeline.history), pipeline.seed)
     rng = np.random.default_rng(pipeline.seed)
     of_the_past = partial(fit_training_retriever, dataset, features, retrieval_settings(pipeline), progress.detail)
-    latest, *older = moments(dataset, dataset.interactions, features, of_the_past, choices, rng)
+    (latest, *older), of_visits = moments(dataset, dataset.interactions, features, of_the_past, choices, rng)
+    older += [of_visits] if of_visits else []
     teaching, validation = parts(latest, choices.ranker.validation_share, rng)
     rows = write_training_data(folder, (teaching, *older), validation, inputs_of(features), choices.ranker, rng)
     progress.note(f"{rows['train']:,} rows to train on and {rows['validation']:,} to validate, in {folder}")
