@@ -105,7 +105,8 @@ def make_workload(dataset: Dataset, say: Say, seed: int = 0) -> Workload:
     fit_retrieve = partial(fit_training_retriever, dataset, features, chosen, lambda _: None)
     rng = np.random.default_rng(seed)
     say("requests of the training part, as a retriever of its time would have served them")
-    latest, *older = moments(dataset, train, features, fit_retrieve, settings, rng)
+    (latest, *older), of_visits = moments(dataset, train, features, fit_retrieve, settings, rng)
+    older += [of_visits] if of_visits else []
     teaching, validation = parts(latest, settings.ranker.validation_share, rng)
     say("requests of the test users")
     users = problem.test_users

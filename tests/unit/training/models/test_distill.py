@@ -39,8 +39,8 @@ def taught() -> tuple[object, Requests, Requests]:
     features = build_features(dataset, train, FeatureSettings(history_length=8))
     settings = RankingSettings(most_moments=2)
     rng = np.random.default_rng(0)
-    found = moments(dataset, train, features, lambda events: popularity_retrieve(features, events), settings, rng)
-    validation, teaching = found
+    parts, _ = moments(dataset, train, features, lambda events: popularity_retrieve(features, events), settings, rng)
+    validation, teaching = parts
     tables = (dict(features.user_rows), dict(features.item_rows))
     teacher = train_ranker([teaching], validation, tables, RankerSettings(epochs=3, min_examples_per_row=5), **QUIET)
     return teacher, teaching, validation
