@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import asdict, replace
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -37,6 +36,7 @@ from training.features.build import Features, build_features
 from training.features.schema import FeatureSettings
 from training.models.distill import STUDENT
 from training.models.ranking import (
+    FitTrainingRetriever,
     Ranking,
     RankingSettings,
     TrainRanker,
@@ -47,11 +47,17 @@ from training.models.ranking import (
 )
 from training.models.ranking_data import Retrieve, statistics_of
 from training.models.reranker import RerankerSettings
+from training.models.sequence import SequenceShape
 from training.models.train_ranker import Ranker, RankerSettings, train_ranker
+from training.models.train_sequence import SequenceSettings
+from training.retrieval.choose import Choice, choose_sources
 from training.retrieval.effort import widen_search
-from training.retrieval.fit import RetrievalSettings, fit_served_retriever, fit_training_retriever
+from training.retrieval.fit import RetrievalSettings, fit_served_retriever
 
 LIBRARIES = ("numpy", "onnxruntime", "faiss-cpu", "nvtabular", "torch", "onnx", "nvidia-pytriton")
+
+EVENTS_PER_MINUTE = 300_000  # that the sequence model learns from on two cores
+SEQUENCE_SHARE = 0.1  # of the minutes, for each of its two trainings
 
 
 def build_repository(
@@ -81,13 +87,18 @@ def build_repository(
             write_rules(staging.folder("rerank"), rules, dataset, features, pipeline)
             refuse_tables_that_do_not_fit(features, axes, settings)
 
+            with progress.phase("sources") as phase:
+                tried = retrieval_settings(pipeline, sequence_settings(settings) if plugin.serves_sequences else None)
+                choice, retrieval, past = choose_sources(dataset, features, tried, progress.detail)
+                phase.result = describe_sources(choice)
             with progress.phase("retriever") as phase:
-                served = fit_served_retriever(dataset, features, retrieval_settings(pipeline), progress.detail)
+                served = fit_served_retriever(dataset, features, retrieval, progress.detail)
                 phase.result = f"of {len(dataset.items):,} items, fitted on the whole log"
-            ranking = fit_ranking(dataset, features, served, settings, progress)
+            ranking = fit_ranking(dataset, features, served, past, settings, progress)
 
             with progress.phase("index") as phase:
                 reports = write_stages(staging, dataset, features, served.retriever, ranking, axes, settings)
+                reports["sources"] = choice.report()
                 reports["tables"], tables = write_ranker_tables(staging, axes, settings)
                 write_catalogue(staging.folder(ENSEMBLE), dataset)
                 phase.result = f"{reports['index']['kind']}; {tables}"
@@ -101,7 +112,14 @@ def build_repository(
     return generation
 
 
-def fit_ranking(dataset: Dataset, features: Features, served: Retrieve, settings: Settings, progress: Progress) -> Ranking:
+def fit_ranking(
+    dataset: Dataset,
+    features: Features,
+    served: Retrieve,
+    of_the_past: FitTrainingRetriever,
+    settings: Settings,
+    progress: Progress,
+) -> Ranking:
     """Train the ranker and the re-ranker on candidates of retrievers that were fitted before the labels.
 
     served: the retriever fitted on the whole log; a student imitates the ranker on its candidates, without labels
@@ -110,7 +128,6 @@ def fit_ranking(dataset: Dataset, features: Features, served: Retrieve, settings
     rng = np.random.default_rng(pipeline.seed)
     with progress.phase("ranker") as phase:
         statistics = statistics_of(features, log, choices.statistics)
-        of_the_past = partial(fit_training_retriever, dataset, features, retrieval_settings(pipeline), progress.detail)
         lessons = collect_lessons(dataset, log, features, statistics, of_the_past, served, choices, rng)
         ranker = fit_ranker(lessons, features, choices, pipeline.seed, progress.detail, trainer_of(settings, features))
         phase.result = describe_ranker(ranker, choices)
@@ -118,6 +135,11 @@ def fit_ranking(dataset: Dataset, features: Features, served: Retrieve, settings
         reranker = fit_reranker(lessons, ranker, choices.reranker, pipeline.seed, progress.detail)
         phase.result = f"trust {reranker.trust:g}"
     return Ranking(ranker, reranker, statistics, sample_of(lessons, features))
+
+
+def describe_sources(choice: Choice) -> str:
+    """Return the candidate sources for one line of output."""
+    return "item-item, two towers" + (f", sequence model with weight {choice.chosen:g}" if choice.chosen else "")
 
 
 def describe_ranker(ranker: Ranker, choices: RankingSettings) -> str:
@@ -166,8 +188,17 @@ def axes_of(features: Features, pipeline: PipelineSettings) -> Axes:
     )
 
 
-def retrieval_settings(pipeline: PipelineSettings) -> RetrievalSettings:
-    return RetrievalSettings(pipeline.candidates, pipeline.filter_seen, pipeline.seed)
+def retrieval_settings(pipeline: PipelineSettings, sequence: SequenceSettings | None = None) -> RetrievalSettings:
+    return RetrievalSettings(pipeline.candidates, pipeline.filter_seen, pipeline.seed, sequence)
+
+
+def sequence_settings(settings: Settings) -> SequenceSettings | None:
+    """Return how to train the sequence model that is tried; None for none. Its windows are as long as served histories."""
+    pipeline, training = settings.pipeline, settings.training
+    if training.sequence == "never" or pipeline.history < 2:
+        return None
+    most_events = int(training.minutes * SEQUENCE_SHARE * EVENTS_PER_MINUTE)
+    return SequenceSettings(SequenceShape(length=pipeline.history), most_events=most_events)
 
 
 def ranking_settings(settings: Settings) -> RankingSettings:

@@ -29,6 +29,7 @@ class CpuProfile:
     """The cpu profile; see `export/profiles.py`."""
 
     layouts = LAYOUTS
+    serves_sequences = True
     own_model = None
 
     def keeps_workflow(self, settings: Settings) -> bool:

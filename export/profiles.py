@@ -48,6 +48,7 @@ class Profile(Protocol):
     """How a generation is laid out, published and checked."""
 
     layouts: Sequence[str]  # those that it can be published in
+    serves_sequences: bool  # whether retrieval may have a sequence network
     own_model: str | None  # a model that only repositories of this profile have; None: there is none
 
     def keeps_workflow(self, settings: Settings) -> bool:

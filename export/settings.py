@@ -7,6 +7,7 @@ docs/settings.md is written from the classes here (`make docs`), from their docs
     [ranker]    the ranking network, and the width of its embedding tables
     [compute]   threads of the ranker's network, and the search effort of the index (`make tune` finds them)
     [rules]     the shop's business rules (serving/stages/rules/config.py)
+    [training]  models that are tried, and the time they may take
     [hugectr]   a ranker that HugeCTR trained
     [live]      how events are accepted, and where they are stored (serving/live)
     [merlin]    where and how the merlin profile is served (export/merlin_settings.py)
@@ -103,6 +104,13 @@ class RankerChoice(_Section):
         return ColdRows(self.cold_width, self.hot_share) if self.cold_width else None
 
 
+class TrainingSettings(_Section):
+    """Models that are tried. Validation on the end of the log chooses; the manifest holds the comparison."""
+
+    sequence: Literal["auto", "never"] = "auto"  # the sequence model: serve it where it finds more, or do not try it
+    minutes: Annotated[float, Field(gt=0)] = 6.0  # that a training of the bundled log may take on two cores, as a scale
+
+
 class ComputeSettings(_Section):
     """Threads and search effort. `make tune` finds values for a machine."""
 
@@ -152,6 +160,7 @@ class Settings(_Section):
     rules: dict[str, Any] = {}
     tables: TableSettings = TableSettings()
     merlin: MerlinSettings = MerlinSettings()
+    training: TrainingSettings = TrainingSettings()
     hugectr: HugectrSettings = HugectrSettings()
     live: LiveChoices = LiveChoices()
 

@@ -41,7 +41,7 @@ def write_stages(
     sample = features.encode_users(rng.choice(user_ids, min(SAMPLE_USERS, len(user_ids)), replace=False))
     features.save_preprocess(staging.folder("preprocess"))
     available = dataset.items["available"].to_numpy()
-    retrieve, towers, choice = save_retriever(
+    retrieve, retrievers, choice = save_retriever(
         staging.folder("retrieve"),
         retriever,
         features,
@@ -67,7 +67,7 @@ def write_stages(
         content.save(folder)
     return {
         "preprocess_replay": features.parity,
-        "onnx_parity": [parity.as_dict() for parity in (towers, rank.parity, rerank.parity)],
+        "onnx_parity": [parity.as_dict() for parity in (*retrievers, rank.parity, rerank.parity)],
         "index": choice.report(),
         "validation": {"ranker": ranking.ranker.quality, "reranker": ranking.reranker.quality},
     }

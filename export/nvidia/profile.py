@@ -24,6 +24,7 @@ class MerlinProfile:
     """
 
     layouts = ("ensemble",)  # its networks are models of their own
+    serves_sequences = False
     own_model = RANK_DENSE
 
     def keeps_workflow(self, settings: Settings) -> bool:

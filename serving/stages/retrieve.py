@@ -1,6 +1,7 @@
 """Second stage: compute the user's vector and find the C best items that may be served.
 
-history ─▶ rows ─▶ user_tower.onnx ─▶ user vector ─▶ Search (index + neighbours) ─▶ candidate_ids, retrieval_scores
+history ─▶ rows ─▶ user_tower.onnx, sequence.onnx ─▶ user vector ─▶ Search (index + neighbours) ─▶ candidate_ids,
+                                                                                                   retrieval_scores
 seen items, exclude, unavailable items ───────────────────▶ filtered out
 """
 
@@ -28,6 +29,8 @@ from serving.contract.tensors import PAD_SCORE, Axes, Degraded, generation_fault
 from serving.live.reader import Reader
 from serving.loops.compiled import compiled
 from serving.stages.features.ids import ItemIndex, position_of
+from serving.stages.features.sequence import NETWORK as SEQUENCE_NETWORK
+from serving.stages.features.sequence import SequenceSource
 from serving.stages.features.user_state import SeenItems, seen_range
 from serving.stages.live.candidates import SearchedItems
 from serving.stages.live.content import Content
@@ -45,12 +48,18 @@ NO_BLAS = 2**31 - 1  # disables Faiss's BLAS path, so that results do not depend
 
 @dataclass(frozen=True)
 class RetrieveSettings:
-    """`settings` of stage.json. user_tables: one per column of user_categorical; index: its kind, or "exact" for none."""
+    """`settings` of stage.json. user_tables: one per column of user_categorical; index: its kind, or "exact" for none.
+
+    sequence_width: S, 0 without a sequence network; sequence_length, sequence_weight: SequenceSource
+    """
 
     user_tables: tuple[str, ...]
     filter_seen: bool
     index: str
     threads: int = 1
+    sequence_width: int = 0
+    sequence_length: int = 0
+    sequence_weight: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -145,7 +154,7 @@ class RetrieveOutputs:
 
 @dataclass(frozen=True)
 class Retrieve:
-    """The stage in one process: inputs, the user tower, outputs."""
+    """The stage in one process: inputs, the user tower, the sequence network if there is one, outputs."""
 
     info: StageInfo
     items: ItemIndex
@@ -153,6 +162,7 @@ class Retrieve:
     network: Any
     outputs: RetrieveOutputs
     content: Content | None = None
+    sequence: SequenceSource | None = None
 
     @classmethod
     def load(cls, folder: Path) -> Retrieve:
@@ -162,7 +172,8 @@ class Retrieve:
         items = ItemIndex.load(folder / "item_ids.npy")
         outputs = RetrieveOutputs.load(folder, info, settings, items)
         inputs = RetrieveInputs.load(folder, info, settings, items)
-        return cls(info, items, inputs, open_network(folder, NETWORK, settings.threads), outputs, Content.load(folder))
+        network, sequence = open_network(folder, NETWORK, settings.threads), load_sequence(folder, settings, outputs.search)
+        return cls(info, items, inputs, network, outputs, Content.load(folder), sequence)
 
     @property
     def search(self) -> Search:
@@ -187,11 +198,14 @@ class Retrieve:
         return self.outputs.find_candidates(inputs, history, self.user_vectors(inputs, history))
 
     def user_vectors(self, inputs: Arrays, history: np.ndarray) -> np.ndarray:
-        """Return user vectors, float32 [B, D]. history: int64 [B, H] positions."""
+        """Return user vectors, float32 [B, S + D]. history: int64 [B, H] positions."""
         feeds = self.inputs.feeds(inputs, history)
         if len(history) == 1:  # BLAS sums a single row in another order than several: see inner_product.py
             feeds = {name: np.concatenate([values, values]) for name, values in feeds.items()}
-        return self.network.run(["user_vectors"], feeds)[0][: len(history)]
+        vectors = self.network.run(["user_vectors"], feeds)[0][: len(history)]
+        if self.sequence is None:
+            return vectors
+        return np.concatenate([self.sequence.vectors(history, inputs["history_age_days"]), vectors], axis=1)
 
 
 @compiled
@@ -269,6 +283,15 @@ def load_tables(folder: Path, info: StageInfo, settings: RetrieveSettings, items
             f"and one of padding. {REMEDY}"
         )
     return tables
+
+
+def load_sequence(folder: Path, settings: RetrieveSettings, search: Search) -> SequenceSource | None:
+    """Load the sequence network, None where there is none. Its item vectors are the first columns of the searcher's."""
+    if not settings.sequence_width:
+        return None
+    network = open_network(folder, SEQUENCE_NETWORK, settings.threads)
+    vectors = search.item_vectors[:, : settings.sequence_width]
+    return SequenceSource(network, vectors, settings.sequence_weight, settings.sequence_length)
 
 
 def load_search(folder: Path, settings: RetrieveSettings) -> Search:

@@ -1,4 +1,5 @@
-"""The retriever: item-item neighbours in closed form, and two towers initialised as their low-rank half and then trained.
+"""The retriever: item-item neighbours in closed form, two towers initialised as their low-rank half and then trained, and a
+transformer over the history where it helps (training/models/sequence.py).
 
     data = retriever_data(features, train, rows)
     retriever = fit_retriever(data, RetrieverSettings(), seed)
@@ -11,7 +12,7 @@ nearly so, on shop, film and grocery logs; l2 from 100 to 1000 changes little th
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
@@ -23,6 +24,8 @@ from serving.stages.search.search import Blocked, Neighbours, Search, recency_we
 from training.dataset.matrix import matrix_of
 from training.features.build import Examples, Features, context_of
 from training.models.item_item import ItemItemSettings, fit_neighbours
+from training.models.sequence import SequenceModel
+from training.models.train_sequence import SequenceSettings, Windows, train_sequence, windows_of
 from training.models.train_two_tower import TowerSettings, train_towers
 from training.models.two_tower import ItemInputs, TwoTower
 
@@ -36,6 +39,7 @@ class RetrieverSettings:
     item_item: ItemItemSettings = field(default_factory=ItemItemSettings)
     towers: TowerSettings = field(default_factory=TowerSettings)
     blend: float = 100.0  # logits of the towers per unit of item-item score
+    sequence: SequenceSettings | None = None  # None: without the transformer
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class RetrieverData:
     positives: CSR float32 [n_users, n_items], 1.0 where a user took an item
     items: the encoded catalogue; user_rows: rows of the tables of user_categorical
     examples: users just before N positives; targets: their items, int64 [N] positions; takers: int64 [N] rows of positives
+    windows: the positives in order, for the sequence model
     """
 
     positives: sp.csr_matrix
@@ -53,6 +58,7 @@ class RetrieverData:
     examples: Examples
     targets: np.ndarray
     takers: np.ndarray
+    windows: Windows
 
     @property
     def n_items(self) -> int:
@@ -61,10 +67,18 @@ class RetrieverData:
 
 @dataclass(frozen=True)
 class Retriever:
+    """The parts of a retriever. One score is the sum of them all: vectors of the sequence model stand before the towers'.
+
+    neighbours: weights as fitted, before the blend; item_vectors: float32 [n_items, S + D], [n_items, D] without such a model
+    sequence_weight: logits of the towers per logit of the sequence model
+    """
+
     model: TwoTower
-    neighbours: Neighbours  # weights as fitted, before the blend
+    neighbours: Neighbours
     settings: RetrieverSettings
-    item_vectors: np.ndarray = field(repr=False)  # float32 [n_items, D]
+    item_vectors: np.ndarray = field(repr=False)
+    sequence: SequenceModel | None = None
+    sequence_weight: float = 1.0
 
     @property
     def search(self) -> Search:
@@ -76,8 +90,18 @@ class Retriever:
         return Neighbours(self.neighbours.positions, self.neighbours.weights * np.float32(self.settings.blend))
 
     def user_vectors(self, users: Examples) -> np.ndarray:
-        """Return user vectors, float32 [N, D]."""
-        return user_vectors(self.model, users)
+        """Return user vectors, float32 [N, S + D]."""
+        vectors = user_vectors(self.model, users)
+        if self.sequence is None:
+            return vectors
+        return np.concatenate([self.sequence.user_vectors(users) * np.float32(self.sequence_weight), vectors], axis=1)
+
+    def weigh_sequence(self, weight: float) -> Retriever:
+        """Return the retriever with another weight of its sequence model; without that model if 0."""
+        if self.sequence is None or weight:
+            return replace(self, sequence_weight=weight)
+        width = self.sequence.item_vectors.shape[1]
+        return replace(self, sequence=None, item_vectors=np.ascontiguousarray(self.item_vectors[:, width:]))
 
     def retrieve(self, users: Examples, seen: sp.csr_matrix, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Return positions by falling score, int64 [N, count], n_items padded, and scores float32 [N, count], -inf padded.
@@ -97,7 +121,11 @@ def fit_retriever(
     model = TwoTower(data.items, data.user_rows, data.examples.user_continuous.shape[1], settings.towers.width)
     model.begin_as(*low_rank(neighbours, settings.towers.width - 1, seed), log_popularity(data.positives))
     train_towers(model, data.examples, data.targets, data.takers, settings.towers, seed, say)
-    return Retriever(model, neighbours, settings, item_vectors(model))
+    fitted = Retriever(model, neighbours, settings, item_vectors(model))
+    if settings.sequence is None or not data.windows.learned.any():
+        return fitted
+    sequence = train_sequence(data.windows, data.n_items, settings.sequence, seed, say)
+    return replace(fitted, sequence=sequence, item_vectors=np.hstack([sequence.item_vectors, fitted.item_vectors]))
 
 
 def _exact(
@@ -159,6 +187,7 @@ def retriever_data(
     filter_seen: do not learn targets that the user already had, because they are not served again
     seed: samples the towers' events where there are too many
     """
+    windows = _windows(features, train, rows, filter_seen)
     if filter_seen:
         rows = rows[~train.iloc[rows].duplicated(["user_id", "item_id"]).to_numpy()]
     events = train.iloc[rows]
@@ -173,7 +202,15 @@ def retriever_data(
         examples=_at_the_clock(features, train, rows),
         targets=features.items.positions(train["item_id"].to_numpy()[rows]),
         takers=np.searchsorted(user_ids, train["user_id"].to_numpy()[rows]),
+        windows=windows,
     )
+
+
+def _windows(features: Features, train: pd.DataFrame, rows: np.ndarray, filter_seen: bool) -> Windows:
+    events = train.iloc[rows]
+    _, users = np.unique(events["user_id"].to_numpy(), return_inverse=True)
+    items, times_s = features.items.positions(events["item_id"].to_numpy()), events["timestamp"].to_numpy()
+    return windows_of(users, items, times_s, features.items.n_items, features.settings.history_length, not filter_seen)
 
 
 def _at_the_clock(features: Features, train: pd.DataFrame, rows: np.ndarray) -> Examples:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,14 @@ import faiss
 import numpy as np
 import torch
 
+from serving.stages.features.sequence import NETWORK as SEQUENCE_NETWORK
+from serving.stages.features.sequence import oldest_first
 from serving.stages.retrieve import HISTORY_TABLE, NETWORK, TABLES_FOLDER, RetrieveSettings
 from serving.stages.search.search import INDEX_FILE, recency_weights
 from training.features.build import Examples, Features
 from training.models.parity import Dynamic, Parity, export_network
 from training.models.retriever import Retriever
+from training.models.sequence import SequenceModel
 from training.retrieval.index import Choice, choose_index
 
 INPUTS = ("history_vectors", "history_weights", "user_embeddings", "user_continuous")
@@ -31,12 +34,12 @@ def save_retriever(
     candidates: int,
     filter_seen: bool = True,
     index_effort: int = 0,
-) -> tuple[dict[str, Any], Parity, Choice]:
+) -> tuple[dict[str, Any], list[Parity], Choice]:
     """Write the retrieve stage without `stage.json` and the manifest.
 
     available: bool [n_items]; sample: real users, on whom parity and the index's recall are measured; candidates: C;
     index_effort: as `choose_index` takes it
-    -> (settings for `stage.json`, parity report, the index chosen and what was tried)
+    -> (settings for `stage.json`, parity reports, the index chosen and what was tried)
     """
     folder.mkdir(parents=True, exist_ok=True)
     np.save(folder / "item_ids.npy", features.items.ids)
@@ -56,8 +59,21 @@ def save_retriever(
     settings = RetrieveSettings(tuple(name for name in tables if name != HISTORY_TABLE), filter_seen, choice.kind)
     inputs = _network_inputs(retriever, Examples(*(values[:PARITY_SAMPLES] for values in sample)))
     network = retriever.model.user_tower
-    parity = export_network(network, inputs, "user_vectors", folder / f"{NETWORK}.onnx", DYNAMIC)
-    return asdict(settings), parity, choice
+    parities = [export_network(network, inputs, "user_vectors", folder / f"{NETWORK}.onnx", DYNAMIC)]
+    if retriever.sequence is not None:
+        shape = retriever.sequence.encoder.shape
+        settings = replace(
+            settings, sequence_width=shape.width, sequence_length=shape.length, sequence_weight=retriever.sequence_weight
+        )
+        parities.append(_save_sequence(folder, retriever.sequence, sample))
+    return asdict(settings), parities, choice
+
+
+def _save_sequence(folder: Path, model: SequenceModel, sample: Examples) -> Parity:
+    users = Examples(*(values[:PARITY_SAMPLES] for values in sample))
+    feeds = oldest_first(model.item_vectors, users.history_positions, users.history_age_days, model.encoder.shape.length)
+    dynamic = {name: {0: "requests"} for name in (*feeds, "sequence_vector")}
+    return export_network(model.encoder, dict(feeds), "sequence_vector", folder / f"{SEQUENCE_NETWORK}.onnx", dynamic)
 
 
 def _tables(retriever: Retriever) -> dict[str, np.ndarray]:

@@ -25,6 +25,8 @@ from training.models.retriever import (
     low_rank,
     retriever_data,
 )
+from training.models.sequence import SequenceShape
+from training.models.train_sequence import SequenceSettings, train_sequence
 from training.models.train_two_tower import TowerSettings
 from training.retrieval.save import save_retriever
 
@@ -120,13 +122,27 @@ def test_low_rank_sides_multiply_to_the_neighbours():
     np.testing.assert_allclose(history @ item.T, module.LOGITS_PER_WEIGHT * dense.toarray()[:, :4], atol=1e-4)
 
 
-@pytest.mark.parametrize("exact_up_to", [20_000, 50], ids=["whole catalogue", "by index"])
-def test_the_published_stage_retrieves_the_same(fitted, tmp_path, monkeypatch, exact_up_to):
+@pytest.fixture(scope="module")
+def with_sequence(fitted) -> Fitted:
+    shape = SequenceShape(width=16, length=fitted.features.settings.history_length)
+    settings = SequenceSettings(shape, epochs=1, batch_events=512)
+    sequence = train_sequence(fitted.data.windows, fitted.data.n_items, settings, say=lambda _: None)
+    vectors = np.hstack([sequence.item_vectors, fitted.retriever.item_vectors])
+    retriever = replace(fitted.retriever, sequence=sequence, sequence_weight=0.5, item_vectors=vectors)
+    return replace(fitted, retriever=retriever)
+
+
+@pytest.mark.parametrize(
+    ("of", "exact_up_to"), [("fitted", 20_000), ("fitted", 50), ("with_sequence", 20_000), ("with_sequence", 50)]
+)
+def test_the_published_stage_retrieves_the_same(of, request, tmp_path, monkeypatch, exact_up_to):
     monkeypatch.setattr("training.retrieval.index.EXACT_UP_TO", exact_up_to)
+    fitted = request.getfixturevalue(of)
     users, examples = served(fitted)
     available = np.ones(fitted.features.items.n_items, bool)
-    settings, parity, choice = save_retriever(tmp_path, fitted.retriever, fitted.features, available, examples, COUNT)
-    assert parity.max_rel < 1e-5
+    settings, parities, choice = save_retriever(tmp_path, fitted.retriever, fitted.features, available, examples, COUNT)
+    assert len(parities) == (1 if of == "fitted" else 2)
+    assert max(parity.max_rel for parity in parities) < 1e-5
     assert (choice.kind == "exact") == (exact_up_to > 300)
     fu, gu = examples.user_categorical.shape[1], examples.user_continuous.shape[1]
     StageInfo("retrieve", 1, Axes(candidates=COUNT, user_categorical=fu, user_continuous=gu), (), settings).write(tmp_path)

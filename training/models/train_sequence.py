@@ -1,0 +1,190 @@
+"""Train the sequence model on windows of the log, each moment of a window against the next item.
+
+Windows of like length form a batch, so that little is computed for padding. The negatives are drawn by popularity and shared by
+a batch, with a correction (training/models/train_two_tower.py). Users kept aside tell when to stop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from training.models.schedule import rise_and_fall
+from training.models.sequence import SequenceModel, SequenceShape, sampled_loss
+from training.models.train_two_tower import Negatives
+
+DAY_S = 86_400.0
+
+
+@dataclass(frozen=True)
+class SequenceSettings:
+    shape: SequenceShape = field(default_factory=SequenceShape)
+    epochs: int = 30  # at most
+    most_events: int = 3_000_000  # that are learned over all epochs
+    batch_events: int = 4_096
+    negatives: int = 512  # shared by a batch
+    learning_rate: float = 2e-3
+    decay: float = 0.0
+    kept_aside: float = 0.05  # share of users kept aside
+    most_aside: int = 4_096  # windows
+    checks: int = 20  # evaluations on the users kept aside
+    patience: int = 4  # evaluations in vain before training ends
+
+
+class Windows(NamedTuple):
+    """W windows of L + 1 consecutive positives of a user, oldest first; shorter ones are padded at the end.
+
+    items: int32 [W, L + 1] positions, n_items padded; times_s: int64 [W, L + 1]; learned: bool [W, L], whether the item after
+    this one is a target; users: int64 [W]
+    """
+
+    items: np.ndarray
+    times_s: np.ndarray
+    learned: np.ndarray
+    users: np.ndarray
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Number of items before the last target, int64 [W]."""
+        width = self.learned.shape[1]
+        return width - np.argmax(self.learned[:, ::-1], axis=1)
+
+    def take(self, rows: np.ndarray) -> Windows:
+        return Windows(*(values[rows] for values in self))
+
+
+def windows_of(
+    users: np.ndarray, items: np.ndarray, times_s: np.ndarray, n_items: int, length: int, repeats: bool = False
+) -> Windows:
+    """Cut each user's events into windows from the newest event back.
+
+    users, items, times_s: int64 [N] of positive events, in the log's order; repeats: whether to learn items again that the user
+    already had
+    """
+    order = np.lexsort((times_s, users))
+    users, items, times_s = users[order], items[order], times_s[order]
+    learnable = np.ones(len(users), bool) if repeats else first_times(users, items)
+    starts = np.flatnonzero(np.append(True, users[1:] != users[:-1])[: len(users)])
+    ends = np.append(starts[1:], len(users))
+    n_windows = np.maximum(-(-(ends - starts - 1) // length), 0)  # windows overlap by one event, the first one's target
+    owner = np.repeat(np.arange(len(starts)), n_windows)
+    back = np.arange(len(owner)) - np.repeat(np.cumsum(n_windows) - n_windows, n_windows)
+    window_ends = ends[owner] - back * length
+    firsts = np.maximum(window_ends - length - 1, starts[owner])
+    rows = firsts[:, None] + np.arange(length + 1)
+    inside = rows < window_ends[:, None]
+    rows = np.minimum(rows, max(len(users) - 1, 0))
+    learned = (inside & learnable[rows])[:, 1:]
+    windows = Windows(
+        np.where(inside, items[rows], n_items).astype(np.int32), np.where(inside, times_s[rows], 0), learned, users[firsts]
+    )
+    return windows.take(learned.any(axis=1))
+
+
+def first_times(users: np.ndarray, items: np.ndarray) -> np.ndarray:
+    """Return bool [N]: whether the user did not have the item before. Events are in order of time within each user."""
+    keys = users * (items.max(initial=0) + 1) + items
+    first = np.zeros(len(keys), bool)
+    first[np.unique(keys, return_index=True)[1]] = True
+    return first
+
+
+def train_sequence(
+    windows: Windows, n_items: int, settings: SequenceSettings, seed: int = 0, say: Callable[[str], None] = print
+) -> SequenceModel:
+    """Train a model: one to three minutes of two cores, seconds on small logs."""
+    torch.manual_seed(seed)
+    rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
+    model = SequenceModel(n_items, settings.shape)
+    aside = np.isin(windows.users, kept_aside(windows.users, settings, rng))
+    learned, checked = windows.take(~aside), windows.take(aside)
+    n_events = int(learned.learned.sum())
+    if not n_events:
+        return model
+    targets = learned.items[:, 1:][learned.learned].astype(np.int64)
+    negatives = Negatives(targets, n_items, settings.negatives)
+    steps = max(1, min(n_events * settings.epochs, settings.most_events) // settings.batch_events)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=settings.decay, fused=True)
+    schedule = rise_and_fall(optimizer, settings.learning_rate, steps + 1)
+    best = _Best(model, checked, negatives, negatives.draw(generator), settings)
+    for step, batch in zip(range(1, steps + 1), forever(learned, settings, rng), strict=False):
+        model.train()
+        loss = loss_of(model, batch, negatives.draw(generator), negatives.log_expected)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        if step % max(1, steps // settings.checks) == 0 or step == steps:
+            best.look()
+            say(f"  sequence: step {step:,} of {steps:,}, loss {loss.item():.3f}, of users kept aside {best.latest:.3f}")
+            if best.in_vain >= settings.patience:
+                break
+    best.restore()
+    model.eval()
+    return model
+
+
+def loss_of(model: SequenceModel, batch: Windows, negatives: torch.Tensor, log_expected: torch.Tensor) -> torch.Tensor:
+    length = int(batch.lengths.max())
+    items, ages = torch.from_numpy(batch.items[:, :length].astype(np.int64)), torch.from_numpy(ages_in_days(batch, length))
+    learned = torch.from_numpy(batch.learned[:, :length])
+    targets = torch.from_numpy(batch.items[:, 1 : length + 1].astype(np.int64))[learned]
+    return sampled_loss(model.moments(items, ages)[learned], targets, model, negatives, log_expected)
+
+
+def ages_in_days(batch: Windows, length: int) -> np.ndarray:
+    """Return the days from each event to the last target of its window, float32 [W, length]: that is now."""
+    now = np.take_along_axis(batch.times_s, batch.lengths[:, None], axis=1)
+    return (np.maximum(now - batch.times_s[:, :length], 0) / DAY_S).astype(np.float32)
+
+
+def forever(windows: Windows, settings: SequenceSettings, rng: np.random.Generator) -> Iterator[Windows]:
+    """Yield batches of about `batch_events` events, epoch after epoch. Windows of a batch have like lengths."""
+    lengths = windows.lengths
+    while True:
+        order = np.argsort(lengths + rng.random(len(lengths)) * (0.2 * lengths + 1.0))
+        bounds, start = [], 0
+        while start < len(order):
+            end = start + max(1, settings.batch_events // int(lengths[order[start]]))
+            bounds.append(slice(start, end))
+            start = end
+        for number in rng.permutation(len(bounds)):
+            yield windows.take(order[bounds[number]])
+
+
+def kept_aside(users: np.ndarray, settings: SequenceSettings, rng: np.random.Generator) -> np.ndarray:
+    distinct = rng.permutation(np.unique(users))
+    return distinct[: int(len(distinct) * settings.kept_aside)]
+
+
+class _Best:
+    """The parameters with the least loss on users kept aside; without any, the latest ones."""
+
+    def __init__(self, model: SequenceModel, windows: Windows, negatives: Negatives, drawn: torch.Tensor, settings):
+        self.model, self.negatives, self.drawn = model, negatives, drawn
+        rows = np.argsort(windows.lengths)[-settings.most_aside :]
+        size = max(1, settings.batch_events // settings.shape.length)
+        self.batches = [windows.take(rows[start : start + size]) for start in range(0, len(rows), size)]
+        self.least, self.latest, self.in_vain = np.inf, np.nan, 0
+        self.kept: dict[str, torch.Tensor] | None = None
+
+    @torch.no_grad()
+    def look(self) -> None:
+        if not self.batches:
+            return
+        self.model.eval()
+        losses = [loss_of(self.model, batch, self.drawn, self.negatives.log_expected).item() for batch in self.batches]
+        self.latest = float(np.average(losses, weights=[batch.learned.sum() for batch in self.batches]))
+        if self.latest < self.least:
+            self.least, self.in_vain = self.latest, 0
+            self.kept = {name: value.clone() for name, value in self.model.state_dict().items()}
+        else:
+            self.in_vain += 1
+
+    def restore(self) -> None:
+        if self.kept is not None:
+            self.model.load_state_dict(self.kept)

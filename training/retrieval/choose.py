@@ -1,0 +1,137 @@
+"""Choose by validation whether the sequence model retrieves, and with what weight.
+
+    log ──split by time──▶ earlier ─▶ every source fitted on it
+                           later   ─▶ what each weight finds: the next item of a visit, and all items of the later part
+
+A source that finds nothing more is left out, so it costs a log without sessions nothing when it is served. The retriever of the
+earlier part is the one whose candidates teach the ranker, so that choosing costs no second training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+import scipy.sparse as sp
+
+from training.dataset import Dataset
+from training.evaluation.metrics import ndcg_at, recall_at
+from training.features.build import Examples, Features, context_of
+from training.models.ranking_data import split_again
+from training.retrieval.fit import FittedRetriever, RetrievalSettings, fit_training_retriever
+
+Say = Callable[[str], None]
+
+WEIGHTS = (0.0, 0.25, 0.5, 1.0, 2.0)
+MOST_QUESTIONS = 2_048  # of each kind
+LEAST_GAIN = 1.01  # what the sequence model must add to be worth its time
+
+
+@dataclass(frozen=True)
+class Questions:
+    """N validation users just before events of the later part. relevant: CSR [N, n_items], what they took then."""
+
+    users: Examples
+    user_ids: np.ndarray
+    relevant: sp.csr_matrix
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What each weight found, NDCG@10 + Recall@20, mean over the kinds of questions; chosen: the weight that serves."""
+
+    found: dict[float, float]
+    chosen: float
+
+    def report(self) -> dict[str, object]:
+        """Return the table for the manifest."""
+        return {"sequence_weight": self.chosen, "validation": {str(weight): value for weight, value in self.found.items()}}
+
+
+@dataclass(frozen=True)
+class PastRetrievers:
+    """Retrievers of parts of the log; the one that the choice was made with is not fitted again."""
+
+    dataset: Dataset
+    features: Features
+    settings: RetrievalSettings
+    say: Say
+    earlier: pd.DataFrame
+    retriever: FittedRetriever
+
+    def __call__(self, earlier: pd.DataFrame) -> FittedRetriever:
+        if len(earlier) == len(self.earlier) and (earlier["row"].to_numpy() == self.earlier["row"].to_numpy()).all():
+            return self.retriever
+        return fit_training_retriever(self.dataset, self.features, self.settings, self.say, earlier)
+
+
+def choose_sources(
+    dataset: Dataset, features: Features, settings: RetrievalSettings, say: Say
+) -> tuple[Choice, RetrievalSettings, PastRetrievers]:
+    """Return the choice, the settings of the served retriever, and the retrievers for training the ranker.
+
+    settings: with the sequence model to try
+    """
+    log = dataset.interactions
+    earlier, later = split_again(log)
+    tried = fit_training_retriever(dataset, features, settings, say, earlier)
+    choice = Choice({0.0: 0.0}, 0.0)
+    if tried.retriever.sequence is not None:
+        choice = choose_weight(tried, questions_of(features, log, later, np.random.default_rng(settings.seed)), say)
+    chosen = replace(settings, sequence=settings.sequence if choice.chosen else None, sequence_weight=choice.chosen)
+    weighed = replace(tried, retriever=tried.retriever.weigh_sequence(choice.chosen))
+    return choice, chosen, PastRetrievers(dataset, features, chosen, say, earlier, weighed)
+
+
+def choose_weight(fitted: FittedRetriever, kinds: list[Questions], say: Say) -> Choice:
+    """Return the weight that finds most; 0 unless another one finds more by LEAST_GAIN."""
+    found = {}
+    for weight in WEIGHTS:
+        retriever = replace(fitted, retriever=fitted.retriever.weigh_sequence(weight))
+        found[weight] = float(np.mean([quality_of(retriever, questions) for questions in kinds]))
+        say(f"  sequence model with weight {weight:g}: NDCG@10 + Recall@20 {found[weight]:.4f}")
+    best = max(found, key=lambda weight: found[weight])
+    return Choice(found, best if found[best] >= LEAST_GAIN * found[0.0] else 0.0)
+
+
+def quality_of(fitted: FittedRetriever, questions: Questions) -> float:
+    """Return the means of NDCG@10 and of Recall@20, added up."""
+    positions, _ = fitted(questions.users, questions.user_ids)
+    qualities = (ndcg_at(positions, questions.relevant, 10), recall_at(positions, questions.relevant, 20))
+    return float(sum(np.nanmean(quality) for quality in qualities))
+
+
+def questions_of(features: Features, log: pd.DataFrame, later: pd.DataFrame, rng: np.random.Generator) -> list[Questions]:
+    """Return two kinds of questions: the item of one event, and all items of a user's later part."""
+    new = later[later["positive"].to_numpy() & ~log.duplicated(["user_id", "item_id"]).to_numpy()[later["row"].to_numpy()]]
+    events, firsts = sample(new, rng), sample(new.drop_duplicates("user_id"), rng)
+    user_ids = firsts["user_id"].to_numpy()
+    place = pd.Index(user_ids).get_indexer(new["user_id"])
+    items = features.items.positions(new["item_id"].to_numpy())[place >= 0]
+    all_later = matrix(place[place >= 0], items, len(firsts), features.items.n_items)
+    one = matrix(
+        np.arange(len(events)), features.items.positions(events["item_id"].to_numpy()), len(events), all_later.shape[1]
+    )
+    return [
+        Questions(users_before(features, log, asked), asked["user_id"].to_numpy(), relevant)
+        for asked, relevant in ((events, one), (firsts, all_later))
+        if len(asked)
+    ]
+
+
+def users_before(features: Features, log: pd.DataFrame, events: pd.DataFrame) -> Examples:
+    """Encode the users of events as they were just before them."""
+    moments = features.log.before_rows(log, events["row"].to_numpy())
+    return features.encode_moments(moments, events["timestamp"].to_numpy(), context_of(events, features.context))
+
+
+def sample(events: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:
+    if len(events) <= MOST_QUESTIONS:
+        return events
+    return events.iloc[np.sort(rng.choice(len(events), MOST_QUESTIONS, replace=False))]
+
+
+def matrix(rows: np.ndarray, items: np.ndarray, n_rows: int, n_items: int) -> sp.csr_matrix:
+    return sp.csr_matrix((np.ones(len(rows), np.float32), (rows, items)), shape=(n_rows, n_items))
