@@ -22,7 +22,7 @@ from training.dataset.synthetic import generate, parse_spec
 from training.dataset.times import times
 
 PROJECT = Path(__file__).resolve().parents[2]
-BUNDLED = ("online-retail", "complete-journey", "movielens", "amazon-grocery")
+BUNDLED = ("online-retail", "complete-journey", "movielens", "amazon-grocery", "amazon-sports")
 DATA_VARIABLE = "RECOMMENDER_DATA"  # a folder with data files that are not bundled
 
 

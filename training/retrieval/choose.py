@@ -79,7 +79,7 @@ def choose_sources(
     tried = fit_training_retriever(dataset, features, settings, say, earlier)
     choice = Choice({0.0: 0.0}, 0.0)
     if tried.retriever.sequence is not None:
-        choice = choose_weight(tried, questions_of(features, log, later, np.random.default_rng(settings.seed)), say)
+        choice = choose_weight(tried, questions_of(features, log, later, settings), say)
     chosen = replace(settings, sequence=settings.sequence if choice.chosen else None, sequence_weight=choice.chosen)
     weighed = replace(tried, retriever=tried.retriever.weigh_sequence(choice.chosen))
     return choice, chosen, PastRetrievers(dataset, features, chosen, say, earlier, weighed)
@@ -103,9 +103,15 @@ def quality_of(fitted: FittedRetriever, questions: Questions) -> float:
     return float(sum(np.nanmean(quality) for quality in qualities))
 
 
-def questions_of(features: Features, log: pd.DataFrame, later: pd.DataFrame, rng: np.random.Generator) -> list[Questions]:
-    """Return two kinds of questions: the item of one event, and all items of a user's later part."""
-    new = later[later["positive"].to_numpy() & ~log.duplicated(["user_id", "item_id"]).to_numpy()[later["row"].to_numpy()]]
+def questions_of(features: Features, log: pd.DataFrame, later: pd.DataFrame, settings: RetrievalSettings) -> list[Questions]:
+    """Return two kinds of questions: the item of one event, and all items of a user's later part.
+
+    Where items that users already had are not served, they are not asked for either.
+    """
+    rng = np.random.default_rng(settings.seed)
+    new = later[later["positive"].to_numpy()]
+    if settings.filter_seen:
+        new = new[~log.duplicated(["user_id", "item_id"]).to_numpy()[new["row"].to_numpy()]]
     events, firsts = sample(new, rng), sample(new.drop_duplicates("user_id"), rng)
     user_ids = firsts["user_id"].to_numpy()
     place = pd.Index(user_ids).get_indexer(new["user_id"])
@@ -134,4 +140,5 @@ def sample(events: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:
 
 
 def matrix(rows: np.ndarray, items: np.ndarray, n_rows: int, n_items: int) -> sp.csr_matrix:
-    return sp.csr_matrix((np.ones(len(rows), np.float32), (rows, items)), shape=(n_rows, n_items))
+    """Return CSR [n_rows, n_items]; a repeated entry is stored once."""
+    return sp.csr_matrix((np.ones(len(rows), np.float32), (rows, items)), shape=(n_rows, n_items)).tocsr()

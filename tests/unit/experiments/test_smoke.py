@@ -20,6 +20,7 @@ from experiments import (
     cache_policy,
     compression,
     growth,
+    leave_one_out,
     merlin,
     merlin_graph,
     overhead,
@@ -49,6 +50,7 @@ from tests.unit.small_shops import export
 from training.dataset import load_dataset, split_by_time
 from training.evaluation.baselines import GRIDS, evaluate
 from training.evaluation.problem import TEST_SHARE, problem_of
+from training.models.sequence import SequenceModel, SequenceShape
 from training.models.train_ranker import Ranker, RankerSettings, rank_scores_of, train_ranker
 
 DATA = "synthetic:tiny"
@@ -146,6 +148,18 @@ def smoke_prequential(context: Context) -> list[Figure]:
     return prequential.figures_of(prequential.measure(context.dataset, repo, most=50))
 
 
+def smoke_leave_one_out(context: Context) -> list[Figure]:
+    dataset, parts = context.dataset, leave_one_out.Parts.of(context.dataset)
+    n_items, log = len(dataset.items), leave_one_out.coded(dataset, parts)
+    wanted = log[1][parts.test]
+    served = np.searchsorted(dataset.items["item_id"], leave_one_out.ask_served(context.repo, dataset, parts))
+    untaught = leave_one_out.ask_model(SequenceModel(n_items, SequenceShape(width=8)), log, parts.test, n_items)
+    assert not (untaught == log[1][parts.validation][:, None]).any()  # what the user had is not asked for
+    answers = {leave_one_out.SERVED: served, leave_one_out.SASREC: untaught}
+    qualities = {name: leave_one_out.Quality.of(positions, wanted, n_items) for name, positions in answers.items()}
+    return leave_one_out.figures_of("amazon-sports", [qualities], dict(leave_one_out.measure_baselines(dataset)))
+
+
 def smoke_quality(context: Context) -> list[Figure]:
     problem = problem_of(context.dataset)
     fit, _ = GRIDS["popularity"]
@@ -199,6 +213,7 @@ SMOKE: dict[str, Callable[[Context], list[Figure]]] = {
     "overhead": smoke_overhead,
     "precision": lambda context: precision.measure(context.dataset, context.repo, QUIET),
     "preprocess": lambda context: preprocess.measure(DATA, (1,)),
+    "leave_one_out": smoke_leave_one_out,
     "prequential": smoke_prequential,
     "quality": smoke_quality,
     "row_formats": lambda context: row_formats.measure_sizes() + row_formats.measure_quality(context.repo, DATA),

@@ -1,0 +1,256 @@
+"""Leave one out, as papers on sequential recommendation measure: what is served beside baselines, and beside published figures.
+
+    python -m experiments.leave_one_out --data amazon-sports --seeds 0,1,2
+
+    each user's events:  e1 e2 … │ validation │ test
+                         models learn from e1 e2 … alone; settings are chosen on the validation items
+
+At the end every user is asked for the test item, with everything before it as history. All items are ranked but those that the
+user had. Every event counts as a positive, whatever its rating. Answerers:
+
+    served       the whole pipeline, in process: an export of e1 e2 …, then the validation items are observed live
+    SASRec       a plain transformer with sampled softmax (training/models/sequence.py without knowledge of times): every
+                 shape of SHAPES is trained, the one that finds most validation items counts
+    popularity, item-kNN, EASE    settings chosen on the validation items; they learn from these items too
+
+Published figures that an answer may be compared with are in PUBLISHED. Some minutes per data set and seed.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import pandas as pd
+import scipy.sparse as sp
+import typer
+from rich.console import Console
+
+from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
+from experiments.prequential import EVENTS_PER_BATCH, blocks, event_inputs
+from export.build import build_repository
+from export.settings import PipelineSettings, Settings
+from perf.command import run
+from serving.contract.generations import pinned_generation
+from serving.contract.tensors import OBSERVE, PAD_ID
+from serving.live.reader import Reader
+from serving.live.store import live_folder
+from serving.pipeline import Pipeline
+from serving.stages.live.models import Observe
+from training.dataset import Dataset, load_dataset
+from training.dataset.matrix import matrix_of
+from training.evaluation.baselines import GRAM_LIMIT, GRIDS, Split, search
+from training.evaluation.metrics import coverage, ndcg_at, recall_at, top_k
+from training.features.build import Examples
+from training.models.sequence import SequenceModel, SequenceShape
+from training.models.train_sequence import DAY_S, SequenceSettings, train_sequence, windows_of
+
+WORK = Path(".run/leave-one-out")
+DATA = ("amazon-sports", "movielens")
+BASELINES = ("popularity", "item-kNN", "EASE")
+SERVED, SASREC = "served", "SASRec with sampled softmax"
+SHAPES = [
+    SequenceShape(width=width, dropout=dropout, length=50, knows_time=False)
+    for width, dropout in ((64, 0.2), (64, 0.5), (128, 0.5))
+]
+EPOCHS, BATCH_EVENTS = 40, 2_048
+LIST_LENGTH, USERS_PER_CALL = 20, 64
+PUBLISHED = {  # data set -> (model, Recall@10, NDCG@10), each of its own paper, by this protocol
+    "amazon-sports": (
+        ("SASRec (as in the S3-Rec paper)", 0.0350, 0.0192),
+        ("S3-Rec (Zhou et al. 2020)", 0.0385, 0.0204),
+        ("TIGER (Rajput et al. 2023)", 0.0400, 0.0225),
+        ("ActionPiece (Hou et al. 2025)", 0.0500, 0.0264),
+    )
+}
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The log in three: rows of `events`, sorted by user, then by time. All events of a user with less than 3 are learned."""
+
+    events: pd.DataFrame
+    learned: np.ndarray
+    validation: np.ndarray
+    test: np.ndarray
+
+    @classmethod
+    def of(cls, dataset: Dataset) -> Parts:
+        events = dataset.interactions.sort_values("user_id", kind="stable", ignore_index=True).assign(positive=True)
+        by_user = events.groupby("user_id")["user_id"]
+        left, lengths = by_user.cumcount(ascending=False).to_numpy(), by_user.transform("size").to_numpy()
+        last = [np.flatnonzero((left == place) & (lengths >= 3)) for place in (0, 1)]
+        return cls(events, np.flatnonzero((left > 1) | (lengths < 3)), last[1], last[0])
+
+
+@dataclass(frozen=True)
+class Quality:
+    recall_at_10: float
+    ndcg_at_10: float
+    coverage: float
+
+    @classmethod
+    def of(cls, positions: np.ndarray, wanted: np.ndarray, n_items: int) -> Quality:
+        """positions: int64 [U, 10 or more], n_items padded; wanted: int64 [U]"""
+        relevant = sp.csr_matrix((np.ones(len(wanted)), (np.arange(len(wanted)), wanted)), shape=(len(wanted), n_items))
+        positions = positions[:, :10]
+        recall, ndcg = recall_at(positions, relevant, 10).mean(), ndcg_at(positions, relevant, 10).mean()
+        return cls(float(recall), float(ndcg), coverage(positions, n_items))
+
+
+def measure(dataset: Dataset, repository: Path, seed: int, console: Console) -> dict[str, Quality]:
+    """Return the quality of what is served and of SASRec, which depend on the seed."""
+    parts, item_ids = Parts.of(dataset), dataset.items["item_id"].to_numpy()
+    wanted = np.searchsorted(item_ids, parts.events["item_id"].to_numpy()[parts.test])
+    settings = Settings(pipeline=PipelineSettings(seed=seed))
+    build_repository(part_of(dataset, parts, parts.learned), repository, settings, console)
+    served = np.searchsorted(item_ids, ask_served(repository, dataset, parts))
+    answers = {SERVED: served, SASREC: answer_by_sasrec(dataset, parts, seed, console)}
+    return {name: Quality.of(positions, wanted, len(item_ids)) for name, positions in answers.items()}
+
+
+def part_of(dataset: Dataset, parts: Parts, rows: np.ndarray) -> Dataset:
+    """Return the data set with some rows of `parts.events` only, sorted by time."""
+    events = parts.events.iloc[rows].sort_values("timestamp", kind="stable", ignore_index=True)
+    return replace(dataset, interactions=events)
+
+
+def ask_served(repository: Path, dataset: Dataset, parts: Parts) -> np.ndarray:
+    """Return int64 [U, 20] item ids for the users of the test rows, once the validation items are observed."""
+    folder = live_folder(repository)
+    shutil.rmtree(folder, ignore_errors=True)
+    observed = part_of(dataset, parts, parts.validation)
+    observe = Observe.load(repository / OBSERVE / str(pinned_generation(repository)))
+    users = parts.events["user_id"].to_numpy(np.int64)[parts.test]
+    with closing(observe), closing(Reader(folder)) as reader, closing(Pipeline.load(repository, live=reader)) as pipeline:
+        for rows in blocks(np.arange(len(observed.interactions)), EVENTS_PER_BATCH):
+            observe(event_inputs(observed, rows))
+        found = [pipeline({"user_id": block[:, None]})["item_ids"] for block in blocks(users, USERS_PER_CALL)]
+    answers = np.concatenate(found)[:, :LIST_LENGTH]
+    return np.where(answers == PAD_ID, np.iinfo(np.int64).max, answers)
+
+
+def answer_by_sasrec(dataset: Dataset, parts: Parts, seed: int, console: Console) -> np.ndarray:
+    """Return int64 [U, 20] positions from the shape that finds most validation items."""
+    log = users, items, times_s = coded(dataset, parts)
+    n_items, best, found = len(dataset.items), -1.0, np.empty((0, LIST_LENGTH), np.int64)
+    for shape in SHAPES:
+        own = parts.learned
+        windows = windows_of(users[own], items[own], times_s[own], n_items, shape.length)
+        settings = SequenceSettings(
+            shape, epochs=EPOCHS, most_events=EPOCHS * len(parts.learned), batch_events=BATCH_EVENTS, learning_rate=1e-3
+        )
+        model = train_sequence(windows, n_items, settings, seed, lambda _: None)
+        tried = ask_model(model, log, parts.validation, n_items)
+        quality = Quality.of(tried, items[parts.validation], n_items)
+        console.print(f"SASRec of width {shape.width}, dropout {shape.dropout}: validation NDCG@10 {quality.ndcg_at_10:.4f}")
+        if quality.ndcg_at_10 > best:
+            best, found = quality.ndcg_at_10, ask_model(model, log, parts.test, n_items)
+    return found
+
+
+def coded(dataset: Dataset, parts: Parts) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return users numbered from 0, item positions and times, int64 [N] of `parts.events`."""
+    _, users = np.unique(parts.events["user_id"].to_numpy(), return_inverse=True)
+    items = np.searchsorted(dataset.items["item_id"].to_numpy(), parts.events["item_id"].to_numpy())
+    return users, items, parts.events["timestamp"].to_numpy()
+
+
+def ask_model(
+    model: SequenceModel, log: tuple[np.ndarray, np.ndarray, np.ndarray], rows: np.ndarray, n_items: int
+) -> np.ndarray:
+    """Return int64 [U, 20] positions for events, rows of the log, from the user's events before each."""
+    users, items, times_s = log
+    answers = []
+    for block in blocks(rows, 512):
+        back = block[:, None] - 1 - np.arange(model.encoder.shape.length)
+        own = (back >= 0) & (users[np.maximum(back, 0)] == users[block][:, None])
+        history = np.where(own, items[np.maximum(back, 0)], n_items)
+        ages = np.where(own, (times_s[block][:, None] - times_s[np.maximum(back, 0)]) / DAY_S, 0.0).astype(np.float32)
+        nothing = np.zeros((len(block), 0))
+        scores = model.user_vectors(Examples(nothing, nothing, history, ages)) @ model.item_vectors.T
+        answers.append(top_k(scores, had_before(users, items, block, n_items), LIST_LENGTH))
+    return np.concatenate(answers)
+
+
+def had_before(users: np.ndarray, items: np.ndarray, rows: np.ndarray, n_items: int) -> sp.csr_matrix:
+    """Return CSR [U, n_items]: the items of each row's user in earlier rows."""
+    starts = np.searchsorted(users, users[rows])
+    lengths = rows - starts
+    taken = np.repeat(starts - (np.cumsum(lengths) - lengths), lengths) + np.arange(lengths.sum())
+    entries = (np.ones(len(taken), np.float32), (np.repeat(np.arange(len(rows)), lengths), items[taken]))
+    return sp.csr_matrix(entries, shape=(len(rows), n_items))
+
+
+def measure_baselines(dataset: Dataset) -> Iterator[tuple[str, Quality]]:
+    """Yield the baselines, which no seed changes. EASE is left out where its matrices are too large to invert."""
+    parts, item_ids = Parts.of(dataset), dataset.items["item_id"].to_numpy()
+    user_ids = np.unique(parts.events["user_id"].to_numpy()[parts.test])
+    learned, validation, test = (
+        matrix_of(parts.events.iloc[rows], user_ids, item_ids)
+        for rows in (
+            parts.learned[np.isin(parts.events["user_id"].to_numpy()[parts.learned], user_ids)],
+            parts.validation,
+            parts.test,
+        )
+    )
+    before = learned.maximum(validation)
+    tuned = Split(learned, learned, validation - validation.multiply(learned))
+    wanted = np.asarray(test.argmax(axis=1)).ravel()
+    for name in BASELINES:
+        if name == "EASE" and min(before.shape) > GRAM_LIMIT:
+            continue
+        fit, grid = GRIDS[name]
+        scores = fit(before, **(search(fit, grid, tuned) if grid else {}))
+        users = blocks(np.arange(len(user_ids)), 512)
+        positions = np.concatenate([top_k(scores(block), before[block], LIST_LENGTH) for block in users])
+        yield name, Quality.of(positions, wanted, len(item_ids))
+
+
+def figures_of(name: str, seeded: list[dict[str, Quality]], fixed: dict[str, Quality]) -> list[Figure]:
+    """seeded: qualities of SERVED and SASREC by seed"""
+    figures = []
+    for answerer in (SERVED, SASREC, *fixed):
+        rounds = [fixed[answerer]] if answerer in fixed else [qualities[answerer] for qualities in seeded]
+        figures.append(Figure(name=f"{answerer}: Recall@10", values=[quality.recall_at_10 for quality in rounds]))
+        figures.append(Figure(name=f"{answerer}: NDCG@10", values=[quality.ndcg_at_10 for quality in rounds]))
+        figures.append(Figure(name=f"{answerer}: coverage", values=[quality.coverage for quality in rounds]))
+    for measure_name, title in (("recall_at_10", "Recall@10"), ("ndcg_at_10", "NDCG@10")):
+        ratios = [getattr(q[SERVED], measure_name) / getattr(q[SASREC], measure_name) for q in seeded]
+        figures.append(Figure(name=f"served over SASRec: {title}", values=ratios, unit="x", at_least=1.1))
+    for model, recall, ndcg in PUBLISHED.get(name, ()):
+        figures.append(Figure(name=f"published, {model}: Recall@10", values=[recall]))
+        figures.append(Figure(name=f"published, {model}: NDCG@10", values=[ndcg]))
+    return figures
+
+
+@app.command()
+def main(
+    data: Annotated[str, typer.Option(help="comma list of data sets: folders with a dataset.toml, or bundled names")] = (
+        ",".join(DATA)
+    ),
+    seeds: Annotated[str, typer.Option(help="comma list")] = "0,1,2",
+    results: ResultsFolder = RESULTS,
+) -> None:
+    """Recall@10 and NDCG@10 of each user's last item: what is served, baselines, and published figures."""
+    console = Console(stderr=True)
+    for source in data.split(","):
+        machine, dataset = read_machine(), load_dataset(source)
+        name = dataset.description.name
+        fixed = dict(measure_baselines(dataset))
+        seeded = [measure(dataset, WORK / name, int(seed), console) for seed in seeds.split(",")]
+        conditions = f"last item of each user, all items ranked, seeds {seeds}, default settings, in process"
+        command = f"python -m experiments.leave_one_out --data {source} --seeds {seeds}"
+        figures = figures_of(name, seeded, fixed)
+        finish(f"leave-one-out-{name}", f"Leave one out on {name}", command, conditions, figures, results, machine)
+
+
+if __name__ == "__main__":
+    run(app, "python -m experiments.leave_one_out")

@@ -1,0 +1,86 @@
+"""Validation chooses the sources: the sequence model is served where it finds more, and left out where it does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.unit.small_shops import shop
+from training.dataset import load_dataset
+from training.features.build import build_features
+from training.features.schema import FeatureSettings
+from training.models.ranking_data import split_again
+from training.models.sequence import SequenceShape
+from training.models.train_sequence import SequenceSettings
+from training.retrieval.choose import choose_sources, questions_of
+from training.retrieval.fit import RetrievalSettings
+
+LENGTH = 8
+SEQUENCE = SequenceSettings(SequenceShape(width=16, length=LENGTH, dropout=0.0), batch_events=256, learning_rate=1e-2)
+SETTINGS = RetrievalSettings(candidates=20, sequence=SEQUENCE)
+
+
+def choose(dataset, settings=SETTINGS):
+    features = build_features(dataset, dataset.interactions, FeatureSettings(history_length=LENGTH))
+    return choose_sources(dataset, features, settings, lambda _: None)
+
+
+@pytest.fixture(scope="module")
+def cyclic():
+    """A log in which each user goes round the catalogue in one order: everything comes with everything, only order tells."""
+    dataset = load_dataset("synthetic:users=60,items=30,events=3000,seed=1")
+    events, rng = dataset.interactions, np.random.default_rng(0)
+    places = events.groupby("user_id").cumcount().to_numpy()
+    users = np.unique(events["user_id"], return_inverse=True)[1]
+    order = dataset.items["item_id"].to_numpy()[rng.permutation(30)]
+    items = order[(rng.integers(0, 30, users.max() + 1)[users] + places) % 30]
+    return replace(dataset, interactions=events.assign(item_id=items, positive=True))
+
+
+def test_a_log_in_which_order_counts_is_served_with_the_sequence_model(cyclic):
+    choice, settings, past = choose(cyclic, replace(SETTINGS, filter_seen=False))
+    assert choice.chosen > 0
+    assert choice.found[choice.chosen] == max(choice.found.values()) > 1.01 * choice.found[0.0]
+    assert settings.sequence_weight == choice.chosen
+    earlier, _ = split_again(cyclic.interactions)
+    assert past(earlier) is past.retriever
+    assert past.retriever.retriever.sequence_weight == choice.chosen
+
+
+def test_a_log_without_order_is_served_without_it(cyclic):
+    events, rng = cyclic.interactions, np.random.default_rng(0)
+    shuffled = rng.choice(cyclic.items["item_id"].to_numpy(), len(events))
+    choice, settings, past = choose(replace(cyclic, interactions=events.assign(item_id=shuffled)))
+    assert choice.chosen == 0.0
+    assert settings.sequence is None
+    retriever = past.retriever.retriever
+    assert retriever.sequence is None
+    assert retriever.item_vectors.shape[1] == retriever.settings.towers.width
+
+
+def test_a_log_in_which_nobody_returns_has_nothing_to_choose_by(tmp_path):
+    dataset = shop(tmp_path / "data", users=30, items=20, events=200)
+    dataset = replace(dataset, interactions=dataset.interactions.drop_duplicates("user_id", ignore_index=True))
+    choice, settings, _ = choose(dataset)
+    assert choice.chosen == 0.0
+    assert settings.sequence is None
+
+
+def test_questions_ask_for_items_that_the_user_never_had(cyclic):
+    log, rng = cyclic.interactions, np.random.default_rng(0)
+    log = log.assign(item_id=rng.choice(cyclic.items["item_id"].to_numpy(), len(log)))
+    features = build_features(cyclic, log, FeatureSettings(history_length=LENGTH))
+    _, later = split_again(log)
+    events, firsts = questions_of(features, log, later, SETTINGS)
+    assert (np.diff(events.relevant.indptr) == 1).all()
+    came = set(zip(later["user_id"], later["item_id"], strict=True))
+    ids = features.items.ids
+    for questions in (events, firsts):
+        for row, user in enumerate(questions.user_ids):
+            items = set(ids[questions.relevant[row].indices].tolist())
+            history = set(features.items.ids_at(questions.users.history_positions[row]).tolist())
+            assert items
+            assert not items & history
+            assert {(user, item) for item in items} <= came
