@@ -48,7 +48,7 @@ from training.evaluation.baselines import GRAM_LIMIT, GRIDS, Split, search
 from training.evaluation.metrics import coverage, ndcg_at, recall_at, top_k
 from training.features.build import Examples
 from training.models.sequence import SequenceModel, SequenceShape
-from training.models.train_sequence import DAY_S, SequenceSettings, train_sequence, windows_of
+from training.models.train_sequence import DAY_S, SequenceSettings, Taken, train_sequence, windows_of
 
 WORK = Path(".run/leave-one-out")
 DATA = ("amazon-sports", "movielens")
@@ -143,7 +143,7 @@ def answer_by_sasrec(dataset: Dataset, parts: Parts, seed: int, console: Console
     n_items, best, found = len(dataset.items), -1.0, np.empty((0, LIST_LENGTH), np.int64)
     for shape in SHAPES:
         own = parts.learned
-        windows = windows_of(users[own], items[own], times_s[own], n_items, shape.length)
+        windows = windows_of(Taken(users[own], items[own], times_s[own]), n_items, shape.length)
         settings = SequenceSettings(
             shape, epochs=EPOCHS, most_events=EPOCHS * len(parts.learned), batch_events=BATCH_EVENTS, learning_rate=1e-3
         )

@@ -58,6 +58,7 @@ LIBRARIES = ("numpy", "onnxruntime", "faiss-cpu", "nvtabular", "torch", "onnx", 
 
 EVENTS_PER_MINUTE = 300_000  # that the sequence model learns from on two cores
 SEQUENCE_SHARE = 0.1  # of the minutes, for each of its two trainings
+MOST_READ = 50  # latest events of a history that the sequence model reads
 
 
 def build_repository(
@@ -193,12 +194,12 @@ def retrieval_settings(pipeline: PipelineSettings, sequence: SequenceSettings | 
 
 
 def sequence_settings(settings: Settings) -> SequenceSettings | None:
-    """Return how to train the sequence model that is tried; None for none. Its windows are as long as served histories."""
+    """Return how to train the sequence model that is tried; None for none."""
     pipeline, training = settings.pipeline, settings.training
     if training.sequence == "never" or pipeline.history < 2:
         return None
     most_events = int(training.minutes * SEQUENCE_SHARE * EVENTS_PER_MINUTE)
-    return SequenceSettings(SequenceShape(length=pipeline.history), most_events=most_events)
+    return SequenceSettings(SequenceShape(length=min(pipeline.history, MOST_READ)), most_events=most_events)
 
 
 def ranking_settings(settings: Settings) -> RankingSettings:

@@ -25,7 +25,7 @@ from training.dataset.matrix import matrix_of
 from training.features.build import Examples, Features, context_of
 from training.models.item_item import ItemItemSettings, fit_neighbours
 from training.models.sequence import SequenceModel
-from training.models.train_sequence import SequenceSettings, Windows, train_sequence, windows_of
+from training.models.train_sequence import SequenceSettings, Taken, train_sequence, windows_of
 from training.models.train_two_tower import TowerSettings, train_towers
 from training.models.two_tower import ItemInputs, TwoTower
 
@@ -49,7 +49,7 @@ class RetrieverData:
     positives: CSR float32 [n_users, n_items], 1.0 where a user took an item
     items: the encoded catalogue; user_rows: rows of the tables of user_categorical
     examples: users just before N positives; targets: their items, int64 [N] positions; takers: int64 [N] rows of positives
-    windows: the positives in order, for the sequence model
+    taken: the positives, for the sequence model
     """
 
     positives: sp.csr_matrix
@@ -58,7 +58,7 @@ class RetrieverData:
     examples: Examples
     targets: np.ndarray
     takers: np.ndarray
-    windows: Windows
+    taken: Taken
 
     @property
     def n_items(self) -> int:
@@ -122,9 +122,12 @@ def fit_retriever(
     model.begin_as(*low_rank(neighbours, settings.towers.width - 1, seed), log_popularity(data.positives))
     train_towers(model, data.examples, data.targets, data.takers, settings.towers, seed, say)
     fitted = Retriever(model, neighbours, settings, item_vectors(model))
-    if settings.sequence is None or not data.windows.learned.any():
+    if settings.sequence is None:
         return fitted
-    sequence = train_sequence(data.windows, data.n_items, settings.sequence, seed, say)
+    windows = windows_of(data.taken, data.n_items, settings.sequence.shape.length)
+    if not len(windows.users):
+        return fitted
+    sequence = train_sequence(windows, data.n_items, settings.sequence, seed, say)
     return replace(fitted, sequence=sequence, item_vectors=np.hstack([sequence.item_vectors, fitted.item_vectors]))
 
 
@@ -187,7 +190,7 @@ def retriever_data(
     filter_seen: do not learn targets that the user already had, because they are not served again
     seed: samples the towers' events where there are too many
     """
-    windows = _windows(features, train, rows, filter_seen)
+    taken = _taken(features, train, rows, filter_seen)
     if filter_seen:
         rows = rows[~train.iloc[rows].duplicated(["user_id", "item_id"]).to_numpy()]
     events = train.iloc[rows]
@@ -202,15 +205,15 @@ def retriever_data(
         examples=_at_the_clock(features, train, rows),
         targets=features.items.positions(train["item_id"].to_numpy()[rows]),
         takers=np.searchsorted(user_ids, train["user_id"].to_numpy()[rows]),
-        windows=windows,
+        taken=taken,
     )
 
 
-def _windows(features: Features, train: pd.DataFrame, rows: np.ndarray, filter_seen: bool) -> Windows:
+def _taken(features: Features, train: pd.DataFrame, rows: np.ndarray, filter_seen: bool) -> Taken:
     events = train.iloc[rows]
     _, users = np.unique(events["user_id"].to_numpy(), return_inverse=True)
     items, times_s = features.items.positions(events["item_id"].to_numpy()), events["timestamp"].to_numpy()
-    return windows_of(users, items, times_s, features.items.n_items, features.settings.history_length, not filter_seen)
+    return Taken(users, items, times_s, not filter_seen)
 
 
 def _at_the_clock(features: Features, train: pd.DataFrame, rows: np.ndarray) -> Examples:

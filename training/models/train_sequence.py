@@ -35,6 +35,18 @@ class SequenceSettings:
     patience: int = 4  # evaluations in vain before training ends
 
 
+class Taken(NamedTuple):
+    """Positive events in the log's order: int64 [N] users, item positions and times.
+
+    repeats: whether to learn items again that the user already had
+    """
+
+    users: np.ndarray
+    items: np.ndarray
+    times_s: np.ndarray
+    repeats: bool = False
+
+
 class Windows(NamedTuple):
     """W windows of L + 1 consecutive positives of a user, oldest first; shorter ones are padded at the end.
 
@@ -57,14 +69,9 @@ class Windows(NamedTuple):
         return Windows(*(values[rows] for values in self))
 
 
-def windows_of(
-    users: np.ndarray, items: np.ndarray, times_s: np.ndarray, n_items: int, length: int, repeats: bool = False
-) -> Windows:
-    """Cut each user's events into windows from the newest event back.
-
-    users, items, times_s: int64 [N] of positive events, in the log's order; repeats: whether to learn items again that the user
-    already had
-    """
+def windows_of(taken: Taken, n_items: int, length: int) -> Windows:
+    """Cut each user's events into windows from the newest event back."""
+    users, items, times_s, repeats = taken
     order = np.lexsort((times_s, users))
     users, items, times_s = users[order], items[order], times_s[order]
     learnable = np.ones(len(users), bool) if repeats else first_times(users, items)

@@ -26,7 +26,7 @@ from training.models.retriever import (
     retriever_data,
 )
 from training.models.sequence import SequenceShape
-from training.models.train_sequence import SequenceSettings, train_sequence
+from training.models.train_sequence import SequenceSettings, train_sequence, windows_of
 from training.models.train_two_tower import TowerSettings
 from training.retrieval.save import save_retriever
 
@@ -124,9 +124,10 @@ def test_low_rank_sides_multiply_to_the_neighbours():
 
 @pytest.fixture(scope="module")
 def with_sequence(fitted) -> Fitted:
-    shape = SequenceShape(width=16, length=fitted.features.settings.history_length)
+    shape = SequenceShape(width=16, length=50)  # shorter than histories
     settings = SequenceSettings(shape, epochs=1, batch_events=512)
-    sequence = train_sequence(fitted.data.windows, fitted.data.n_items, settings, say=lambda _: None)
+    windows = windows_of(fitted.data.taken, fitted.data.n_items, shape.length)
+    sequence = train_sequence(windows, fitted.data.n_items, settings, say=lambda _: None)
     vectors = np.hstack([sequence.item_vectors, fitted.retriever.item_vectors])
     retriever = replace(fitted.retriever, sequence=sequence, sequence_weight=0.5, item_vectors=vectors)
     return replace(fitted, retriever=retriever)
