@@ -123,17 +123,17 @@ tune: setup ## search batching, instances, threads and the index's effort under 
 	@$(PY) -m perf.tune --repo $(REPO)
 
 # a worker per core, four at most, each computing on one thread; a file's tests stay together, as they share what it builds
-PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest -q --numprocesses logical --maxprocesses 4 --dist loadfile
+PYTEST = $(PY) -m pytest -q --numprocesses logical --maxprocesses 4 --dist loadfile
 
-# every lane runs even when an earlier one failed; the verdict, and the last line, are over all of them
-test: setup ## everything the tests need, then make lint and all four lanes: unit, contract, server, gpu
-	@rm -rf .run/lanes; status=0; \
+# every lane runs even when another one failed; the verdict, and the last line, are over all of them
+test: setup ## everything the tests need, then make lint and all lanes: unit, long, contract, server, gpu
+	@status=0; \
 	$(MAKE) --no-print-directory lint || status=1; \
-	for lane in unit contract server gpu; do $(PYTEST) --lane $$lane tests/$$lane || status=1; done; \
-	echo; $(PY) -m tests.lanes; exit $$status
+	$(PY) -m tests.lanes $(PYTEST) || status=1; \
+	exit $$status
 
-test-unit: setup ## the fast lane: no tritonserver
-	@$(PYTEST) --lane unit tests/unit
+test-unit: setup ## the fast lane: no tritonserver, nothing that takes minutes
+	@OMP_NUM_THREADS=1 $(PYTEST) --lane unit tests/unit
 
 docs: setup ## what is generated in docs/ (settings, results), and the summary in README.md
 	@$(PY) -m export settings-doc

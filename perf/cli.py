@@ -19,7 +19,6 @@ from perf.command import BROKEN, progress, run
 from perf.load import schedule
 from perf.load.open_loop import PARTS
 from perf.report import tables
-from perf.report.page import notes, write_report
 from perf.report.results import RESULTS, Run, find_latest_run, last_line, load_run, new_folder, summary
 from perf.target import serve
 from serving.contract.errors import ConfigError
@@ -169,6 +168,8 @@ def gate(
 
 def finish_run(run: Run, folder: Path, bounds: dict[str, slo.Bound], gate: bool = True) -> None:
     """Write the report, print tables and verdict, and the JSON line, always last."""
+    from perf.report.page import notes, write_report  # draws: what it imports takes seconds
+
     document = summary(run)
     verdicts = slo.judge(bounds, document)
     page = write_report(run, folder, verdicts)

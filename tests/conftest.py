@@ -1,6 +1,7 @@
-"""The four lanes: unit (no tritonserver, loopback only), contract (fake backend), server (real process), gpu.
+"""The lanes: unit (no tritonserver, loopback only), long (the same, but minutes: exports, trainings, experiments, machine code
+compiled anew), contract (fake backend), server (real process), gpu.
 
-`--lane NAME` (from `make test`) makes a run answer for its lane: its result is kept for the verdict over all four
+`--lane NAME` (from `make test`) makes a run answer for its lane: its result is kept for the verdict over all of them
 (tests/lanes.py), and it fails when no test ran. Only the gpu lane may skip everything, each test with its reason.
 """
 

@@ -1,17 +1,26 @@
-"""The verdict over all lanes: `python -m tests.lanes` prints a line per lane, then the total in pytest's own form.
+"""Run every lane, the computing ones beside the server's, and give the verdict over all: `python -m tests.lanes`.
 
-`make test` runs one pytest per lane, each with a total of its own: whoever reads only the last line must see all of them.
+The server lane mostly waits, the others compute: two streams of pytest runs, one after the other in each, of which the second
+leaves the processor to the first. A lane's output is printed when it ends. Each run has a total of its own, and whoever reads
+only the last line must see all of them: it is in pytest's own form.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import threading
+import time
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-LANES = ("unit", "contract", "server", "gpu")
-LANES_DIR = Path(__file__).parents[1] / ".run" / "lanes"
+LANES = ("unit", "long", "contract", "server", "gpu")
+STREAMS = {"server": 0, "unit long contract gpu": 10}  # lanes of a stream, and how far it stands back (nice)
+PROJECT = Path(__file__).parents[1]
+LANES_DIR = PROJECT / ".run" / "lanes"
 OUTCOMES = ("failed", "passed", "skipped", "xfailed", "xpassed", "error")  # in the order in which pytest names them
 
 
@@ -28,16 +37,18 @@ class LaneResult:
     def ran(self) -> int:
         return sum(count for outcome, count in self.counts.items() if outcome not in ("skipped", "error"))
 
+    @property
+    def failed(self) -> int:
+        return self.counts.get("failed", 0) + self.counts.get("error", 0)
+
     def __str__(self) -> str:
-        count = Counter(self.counts)
-        failed, skipped = count["failed"] + count["error"], count["skipped"]
-        return f"lane {self.lane:8s} ran {self.ran:4d}  failed {failed:3d}  skipped {skipped:3d}  {self.remark}".rstrip()
+        skipped = self.counts.get("skipped", 0)
+        counted = f"ran {self.ran:4d}  failed {self.failed:3d}  skipped {skipped:3d}  {self.seconds:4.0f} s"
+        return f"lane {self.lane:8s} {counted}  {self.remark}".rstrip()
 
     def failed_for(self, reason: str) -> LaneResult:
         """The same with `reason`, counted as an error where no test accounts for the failure: the total must show it."""
-        counts = Counter(self.counts)
-        if not counts["failed"] + counts["error"]:
-            counts["error"] = 1
+        counts = self.counts if self.failed else self.counts | {"error": 1}
         return replace(self, counts=dict(counts), remark=f"FAILED: {reason}")
 
     def write(self, folder: Path = LANES_DIR) -> None:
@@ -56,13 +67,41 @@ def _read(path: Path, lane: str) -> LaneResult:
     return LaneResult(**json.loads(path.read_text()))
 
 
-def total(results: list[LaneResult]) -> str:
+def total(results: list[LaneResult], seconds: float) -> str:
     """`1387 passed, 3 skipped in 290.12s`"""
     counts = sum((Counter(result.counts) for result in results), Counter())
     named = [f"{counts[o]} {'errors' if o == 'error' and counts[o] > 1 else o}" for o in OUTCOMES if counts[o]]
-    return f"{', '.join(named) or 'no tests ran'} in {sum(result.seconds for result in results):.2f}s"
+    return f"{', '.join(named) or 'no tests ran'} in {seconds:.2f}s"
+
+
+def run_lanes(pytest: list[str], lanes: list[str], niceness: int, printing: threading.Lock) -> None:
+    """Run one lane after the other, whatever became of those before it."""
+    for lane in lanes:
+        command = ["nice", f"-n{niceness}", *pytest, "--lane", lane, f"tests/{lane}"]
+        done = subprocess.run(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        with printing:
+            print(f"\n--- lane {lane}\n{done.stdout}", flush=True)
+
+
+def main(pytest: list[str]) -> int:
+    """pytest: the command without a lane -> the exit status of all lanes together."""
+    started_s, printing = time.monotonic(), threading.Lock()
+    for path in LANES_DIR.glob("*.json"):
+        path.unlink()
+    streams = [
+        threading.Thread(target=run_lanes, args=(pytest, lanes.split(), niceness, printing))
+        for lanes, niceness in STREAMS.items()
+    ]
+    print(f"lanes of tests: {', '.join(LANES)}; each is printed when it ends", flush=True)
+    for stream in streams:
+        stream.start()
+    for stream in streams:
+        stream.join()
+    results = read_results()
+    print(*results, total(results, time.monotonic() - started_s), sep="\n")
+    return int(any(result.failed for result in results))
 
 
 if __name__ == "__main__":
-    results = read_results()
-    print(*results, total(results), sep="\n")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of each worker
+    sys.exit(main(sys.argv[1:]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import resource
 import shutil
@@ -27,7 +26,7 @@ from serving.tables.updates.applier import Applier
 from serving.tables.updates.publisher import Publisher
 from tests.unit.tables.conftest import random_rows
 from tests.unit.tables.test_faults import until
-from tests.unit.tables.updating import Log, committed, updating
+from tests.unit.tables.updating import PROCESSES, Log, committed, updating
 
 ROWS, WIDTH = 5000, 16
 TABLE = TableConfig("items", ROWS, WIDTH, l2_rows=64, default=-1.0)  # nearly every key is asked of RocksDB
@@ -180,7 +179,7 @@ def test_opening_over_garbage_in_the_log_comes_back(config, tmp_path):
     """Over some such logs (one in forty) RocksDB's secondary does not."""
     as_killed(config)
     arguments = (config, str(tmp_path / "report"))
-    process = multiprocessing.get_context("spawn").Process(target=_open_over_garbage, args=arguments, daemon=True)
+    process = PROCESSES.Process(target=_open_over_garbage, args=arguments, daemon=True)
     process.start()
     process.join(60)
     process.kill()
@@ -315,8 +314,7 @@ def test_several_processes_meet_the_damage_at_once(config, tmp_path):
     load_l3(config)
     DAMAGE["manifest"](Path(config.rocksdb.path))
     reports = [tmp_path / f"report-{i}" for i in range(3)]
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=_open_and_check, args=(config, str(report))) for report in reports]
+    processes = [PROCESSES.Process(target=_open_and_check, args=(config, str(report))) for report in reports]
     for process in processes:
         process.start()
     for process in processes:
@@ -333,7 +331,7 @@ def _load_and_die(config: LevelsConfig) -> None:
 
 
 def test_a_first_load_that_was_killed_is_finished_by_the_next_one(config, instance):
-    process = multiprocessing.get_context("spawn").Process(target=_load_and_die, args=(config,))
+    process = PROCESSES.Process(target=_load_and_die, args=(config,))
     process.start()
     process.join(60)
     assert process.exitcode == -signal.SIGKILL
@@ -357,7 +355,7 @@ def _load_on_a_full_disk(config: LevelsConfig, report: str) -> None:
 
 
 def test_a_disk_without_room_for_the_first_load(config, tmp_path):
-    process = multiprocessing.get_context("spawn").Process(target=_load_on_a_full_disk, args=(config, str(tmp_path / "report")))
+    process = PROCESSES.Process(target=_load_on_a_full_disk, args=(config, str(tmp_path / "report")))
     process.start()
     process.join(60)
     said = (tmp_path / "report").read_text()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import shutil
 import signal
@@ -28,7 +27,7 @@ from serving.tables.store.batch import zero_offsets
 from serving.tables.store.memory import SharedFolder
 from serving.tables.updates.applier import Applier
 from tests.unit.tables.conftest import random_rows
-from tests.unit.tables.updating import Log
+from tests.unit.tables.updating import PROCESSES, Log
 
 ROWS, WIDTH = 5000, 16
 RESIDENT = 1000
@@ -164,7 +163,7 @@ def _fill_disk(config: LevelsConfig, path: str) -> None:
 
 def test_a_full_disk_delays_l3_but_not_what_is_served(open_tiers, settings, tmp_path):
     tiers = open_tiers(PARTIAL, **settings)
-    process = multiprocessing.get_context("spawn").Process(target=_fill_disk, args=(tiers.config, str(tmp_path / "report")))
+    process = PROCESSES.Process(target=_fill_disk, args=(tiers.config, str(tmp_path / "report")))
     process.start()
     process.join(60)
     assert (tmp_path / "report").read_text() == "1 False True"
@@ -297,30 +296,34 @@ def test_a_process_that_ends_takes_its_arena_along(settings, tmp_path):
     assert not list(tmp_path.glob(f"{memory.ARENA_PREFIX}*"))
 
 
-def _serve_for_ever(config: LevelsConfig) -> None:
+def _serve_for_ever(config: LevelsConfig, works) -> None:
     tiers, rng = LeveledTables(config), np.random.default_rng(os.getpid())
     while True:
         tiers.lookup("items", rng.integers(0, ROWS, 200))
+        works.set()
 
 
-def _update_for_ever(config: LevelsConfig) -> None:
+def _update_for_ever(config: LevelsConfig, works) -> None:
     applier, log, rng = Applier(config), Log(), np.random.default_rng(os.getpid())
     log.length = int(applier.shared["items"].ring.reached[log.partition])  # it goes on where the one before it was killed
     while True:
         keys = rng.integers(0, ROWS, 100)
         applier.apply("items", log.batch(keys, random_rows(ROWS, WIDTH)[keys]))
+        works.set()
 
 
 def test_instances_and_updater_killed_in_the_middle(open_tiers, settings):
     """SIGKILL while they promote, evict and update: the survivor's rows stay right and nothing blocks it."""
     tiers = open_tiers(PARTIAL, **settings)
-    context = multiprocessing.get_context("spawn")
     rows, rng = random_rows(ROWS, WIDTH), np.random.default_rng(0)
     for _ in range(2):
-        others = [context.Process(target=target, args=(tiers.config,)) for target in (_serve_for_ever, _update_for_ever)]
+        working = [PROCESSES.Event() for _ in range(2)]
+        targets = zip((_serve_for_ever, _update_for_ever), working, strict=True)
+        others = [PROCESSES.Process(target=target, args=(tiers.config, works)) for target, works in targets]
         for process in others:
             process.start()
-        deadline = time.monotonic() + 4
+        assert all(works.wait(30) for works in working)
+        deadline = time.monotonic() + 1
         while time.monotonic() < deadline:
             keys = rng.integers(0, ROWS, 200)
             np.testing.assert_array_equal(tiers.lookup("items", keys), rows[keys])

@@ -7,7 +7,6 @@ call.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import threading
@@ -23,6 +22,7 @@ from serving.tables.config import RocksConfig
 from serving.tables.levels.following import MOST_IN_A_ROW, Following
 from serving.tables.levels.rocks_store import RocksStore
 from serving.tables.store.batch import Batch, zero_offsets
+from tests.unit.tables.updating import PROCESSES
 
 KEYS = np.arange(4)
 
@@ -173,8 +173,8 @@ def write_until_killed(folder: str, versions) -> None:
 @pytest.fixture
 def killed_in_the_end(folder):
     """A secondary that has not seen what its writer wrote last, 3, before it was killed; in memory it has 2."""
-    ours, theirs = multiprocessing.get_context("spawn").Pipe()
-    writer = multiprocessing.get_context("spawn").Process(target=write_until_killed, args=(str(folder), theirs), daemon=True)
+    ours, theirs = PROCESSES.Pipe()
+    writer = PROCESSES.Process(target=write_until_killed, args=(str(folder), theirs), daemon=True)
     writer.start()
 
     def write(version: int) -> None:

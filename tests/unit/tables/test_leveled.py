@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -236,47 +234,6 @@ def test_load_reads_the_folder(tmp_path: Path, source):
     finally:
         tiers.close()
     assert not list(tmp_path.glob("embedding-tables-*"))  # the last user took the shared rows along
-
-
-def _looked_up_whole(config: LevelsConfig) -> LeveledTables:
-    tiers = LeveledTables(config)
-    (table,) = config.tables
-    for keys in np.arange(table.rows).reshape(-1, 1000):  # at once, the allocator would keep arrays of megabytes
-        tiers.lookup(table.name, keys)
-    tiers.settle()  # rows that were asked for while another instance filled the table wait for being kept
-    return tiers
-
-
-def _proportional_bytes(small: LevelsConfig, config: LevelsConfig, ready, done) -> None:
-    _looked_up_whole(small).close()  # the machine code, numba, the threads: any stage brings them
-    ready.wait(60)  # libraries weigh less for each process that joins
-    before = psutil.Process().memory_full_info().pss
-    tiers = _looked_up_whole(config)
-    ready.wait(60)
-    done.put(psutil.Process().memory_full_info().pss - before)
-    ready.wait(60)
-    tiers.close()
-
-
-def test_instances_share_one_copy(tmp_path, source):
-    """Proportional memory of four instances, rows and caches, against one."""
-    sizes = {"small": 20_000, "items": 1_000_000}
-    folder = source(**{name: random_rows(n, 16) for name, n in sizes.items()})
-    small, config = (
-        LevelsConfig("rank", (TableConfig(name, n, 16, l2_rows=n),), f"share-{name}", str(tmp_path), source=folder)
-        for name, n in sizes.items()
-    )
-    totals = {}
-    context = multiprocessing.get_context("spawn")
-    for instances in (1, 4):
-        ready, done = context.Barrier(instances), context.Queue()
-        processes = [context.Process(target=_proportional_bytes, args=(small, config, ready, done)) for _ in range(instances)]
-        for process in processes:
-            process.start()
-        totals[instances] = sum(done.get(timeout=60) for _ in processes)
-        for process in processes:
-            process.join(60)
-    assert totals[4] <= 1.2 * totals[1], totals
 
 
 @pytest.mark.parametrize("below", ["rocksdb", "source"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import shutil
 import signal
@@ -26,6 +25,7 @@ from tests.unit.tables.conftest import random_rows
 from tests.unit.tables.kafka_broker import MockBroker
 from tests.unit.tables.updating import (
     GROUP,
+    PROCESSES,
     ROWS,
     WIDTH,
     applied,
@@ -246,11 +246,11 @@ def _update_for_ever(config: LevelsConfig) -> None:
 def test_a_consumer_killed_again_and_again_loses_nothing(broker, config, instances):
     config = replace(config, updates=UpdateConfig(broker.address))
     tiers, publisher = instances(), Publisher(broker.address, "rank", {"items": WIDTH})
-    context, rng, latest = multiprocessing.get_context("spawn"), np.random.default_rng(0), np.zeros(ROWS, int)
+    rng, latest = np.random.default_rng(0), np.zeros(ROWS, int)
     keys = np.arange(ROWS)
     publisher.publish("items", keys, versions(keys, 0))
     for round_ in range(2):
-        process = context.Process(target=_update_for_ever, args=(config,))
+        process = PROCESSES.Process(target=_update_for_ever, args=(config,))
         process.start()
         before = applied(tiers)
         until(lambda before=before: applied(tiers) > before, 60)

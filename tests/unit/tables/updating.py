@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import multiprocessing
 import socket
 import threading
 import time
@@ -26,6 +27,10 @@ from serving.tables.updates.updater import Updater
 ROWS, WIDTH = 300, 4
 TABLE = TableConfig("items", ROWS, WIDTH, l1_rows=64, l2_rows=128)
 GROUP = consumer_group("persistent", False, socket.gethostname())
+
+# processes that have the imports of a reader and a writer already: a spawned one takes a second for them
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload([__name__, "serving.tables.updates.applier"])
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from serving.tables.levels.loading import load_l3
 MIB = 2**20
 SPEC = TableSpec("item", rows=600_000, width=16)
 SMALL_ROWS = 2_000
+INSTANCES = 4  # they share the rows that the plan counts once
 BATCH = 4096  # keys of a request
 WAIT_S = 100
 ATTEMPTS = 3  # on a loaded machine threads lie in wait for each other, and what they hold meanwhile is not the plan's
@@ -79,12 +80,11 @@ def shared():
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.mark.parametrize("instances", [1, 4])
-def test_processes_take_the_memory_that_was_planned(loaded, shared, monkeypatch, instances):
+def test_processes_take_the_memory_that_was_planned(loaded, shared, monkeypatch):
     """The C library gives each reading thread a heap of its own, and what RocksDB lets go in one serves no other: 8 to 43 MiB
     a process, by how it is asked. The plan says that it leaves them out; with one heap for all there are none."""
     monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
-    budgets = Budgets(l1_bytes=64 * MIB, l2_bytes=20 * MIB, l3_bytes=1024 * MIB, instances=instances, max_batch_size=BATCH)
+    budgets = Budgets(l1_bytes=64 * MIB, l2_bytes=20 * MIB, l3_bytes=1024 * MIB, instances=INSTANCES, max_batch_size=BATCH)
     plan = plan_levels((SPEC,), budgets)
     planned = plan.tables[0]
     assert 0 < planned.l2_rows < SPEC.rows
@@ -94,7 +94,7 @@ def test_processes_take_the_memory_that_was_planned(loaded, shared, monkeypatch,
     few = replace(table, rows=SMALL_ROWS, l1_rows=256, l2_rows=512)  # in the same kinds of cache: with an array of all slots
     small = replace(config, tables=(few,), arena="small", rocksdb=loaded[SMALL_ROWS])
     for _ in range(ATTEMPTS):
-        measured = measure(config, small, instances)
+        measured = measure(config, small)
         if all(grown["Pss_Anon"] == about(plan.process_bytes) for grown in measured):
             break
     assert sum(grown["Pss"] for grown in measured) == about(plan.machine_bytes)
@@ -106,11 +106,11 @@ def about(nbytes: int):
     return pytest.approx(nbytes, rel=0.15)
 
 
-def measure(config: LevelsConfig, small: LevelsConfig, instances: int) -> list[dict[str, int]]:
+def measure(config: LevelsConfig, small: LevelsConfig) -> list[dict[str, int]]:
     """What each of them takes."""
     context = multiprocessing.get_context("spawn")
-    together, report = context.Barrier(instances), context.Queue()
-    processes = [context.Process(target=serve, args=(config, small, together, report)) for _ in range(instances)]
+    together, report = context.Barrier(INSTANCES), context.Queue()
+    processes = [context.Process(target=serve, args=(config, small, together, report)) for _ in range(INSTANCES)]
     for process in processes:
         process.start()
     measured = [report.get(timeout=WAIT_S) for _ in processes]

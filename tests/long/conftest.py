@@ -1,0 +1,3 @@
+from tests.unit.perf.conftest import run
+
+__all__ = ["run"]
