@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -74,6 +75,21 @@ def small_merlin_repository(triton: str) -> Path:
         publish_merlin(source, folder / "repository", Settings(merlin={"triton": triton}))
 
     return shared_folder(f"small-merlin-{triton}", build) / "repository"
+
+
+def copy_to_change(repository: Path, target: Path) -> Path:
+    """Copy a repository; the copy's Python files are links, because there are hundreds: remove one before you write it anew."""
+
+    def link_code(source: str, copied: str) -> None:
+        if not source.endswith(".py"):
+            shutil.copy2(source, copied)
+            return
+        try:
+            os.link(source, copied)
+        except OSError:  # another file system
+            shutil.copy2(source, copied)
+
+    return Path(shutil.copytree(repository, target, copy_function=link_code))
 
 
 def shared_folder(name: str, build: Callable[[Path], object], cache_folder: Path = CACHE) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +22,7 @@ from serving.stages.features.ids import ItemIndex
 from serving.stages.features.user_state import UserStore
 from serving.stages.live.models import Observe, Upsert
 from serving.stages.live.users import LiveUsers
+from tests.repositories import copy_to_change
 from tests.unit.live.shops import repository_with_kinds
 from tests.unit.small_shops import shop
 from training.features.build import make_event_log
@@ -33,7 +33,7 @@ from training.features.store import write_store
 
 @pytest.fixture
 def repository(tmp_path) -> Path:
-    return Path(shutil.copytree(repository_with_kinds(), tmp_path / "repository"))
+    return copy_to_change(repository_with_kinds(), tmp_path / "repository")
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -30,9 +29,9 @@ def exported() -> dict[str, Path]:
 @pytest.fixture
 def repository(exported, tmp_path) -> Path:
     """A copy, behind hps, to break."""
-    return shutil.copytree(exported["24.03"], tmp_path / "repository")
+    return repositories.copy_to_change(exported["24.03"], tmp_path / "repository")
 
 
 @pytest.fixture
 def modern(exported, tmp_path) -> Path:
-    return shutil.copytree(exported["modern"], tmp_path / "repository")
+    return repositories.copy_to_change(exported["modern"], tmp_path / "repository")
