@@ -47,11 +47,28 @@ def run(folder: Path, cache: Path, program: str = PROGRAM, **env: str) -> tuple[
     return done.stdout.split(), done.stderr
 
 
-def test_a_copy_of_the_code_finds_what_another_compiled(copies):
-    cache = copies / "cache"
-    (value, first), _ = run(copies / "one", cache)
-    assert first == COMPILED
-    assert run(copies / "another", cache) == ([value, FOUND], "")
+@pytest.fixture(scope="module")
+def once(tmp_path_factory):
+    """A cache in which the loop was compiled once, and the value that it gives."""
+    cache = tmp_path_factory.mktemp("once") / "cache"
+    (value, first), said = run(SERVING.parent, cache)
+    assert (first, said) == (COMPILED, "")
+    return cache, value
+
+
+@pytest.fixture
+def cache(once, tmp_path):
+    """A copy of that cache, to change."""
+    return shutil.copytree(once[0], tmp_path / "cache")
+
+
+@pytest.fixture
+def value(once):
+    return once[1]
+
+
+def test_a_copy_of_the_code_finds_what_another_compiled(copies, cache, value):
+    assert run(copies / "one", cache) == ([value, FOUND], "")
     assert not list((copies / "one").rglob("*.nb*"))
 
 
@@ -60,9 +77,7 @@ def test_machine_code_does_what_the_function_does():
     np.testing.assert_array_equal(machine_code(_mix_all, numbers)(numbers), _mix_all(numbers))
 
 
-def test_another_module_or_docstring_compiles_nothing_anew(copies):
-    cache = copies / "cache"
-    run(copies / "one", cache)
+def test_another_module_or_docstring_compiles_nothing_anew(copies, cache):
     for name in ("contract/tensors.py", "tables/levels/redis_store.py", "stages/features/encode.py"):
         with (copies / "another" / "serving" / name).open("a") as file:
             file.write('"""A remark."""\n')
@@ -82,18 +97,14 @@ def test_a_constant_from_another_module_is_part_of_the_key(copies):
     assert run(copies / "another", cache)[0][1] == COMPILED
 
 
-def test_changed_loops_compile_anew(copies):
-    cache = copies / "cache"
-    run(copies / "one", cache)
+def test_changed_loops_compile_anew(copies, cache):
     with (copies / "another" / "serving" / "loops" / "hashing.py").open("a") as file:
         file.write("\n")
     assert run(copies / "another", cache)[0][1] == COMPILED
 
 
 @pytest.mark.parametrize("suffix", ["nbc", "nbi"])
-def test_damaged_files_are_compiled_again_once(copies, suffix):
-    cache = copies / "cache"
-    (value, _), _ = run(copies / "one", cache)
+def test_damaged_files_are_compiled_again_once(copies, cache, value, suffix):
     for path in cache.rglob(f"*.{suffix}"):
         path.write_bytes(path.read_bytes()[:20])
     again, said = run(copies / "one", cache)
@@ -102,9 +113,7 @@ def test_damaged_files_are_compiled_again_once(copies, suffix):
     assert run(copies / "one", cache) == ([value, FOUND], "")
 
 
-def test_files_that_cannot_be_read_are_not_called_damaged(copies):
-    cache = copies / "cache"
-    (value, _), _ = run(copies / "one", cache)
+def test_files_that_cannot_be_read_are_not_called_damaged(copies, cache, value):
     indices = list(cache.rglob("*.nbi"))
     for path in indices:
         path.unlink()
@@ -116,25 +125,22 @@ def test_files_that_cannot_be_read_are_not_called_damaged(copies):
     assert all(path.is_dir() for path in indices)
 
 
-def test_another_users_lock_is_in_nobodys_way(copies):
+def test_another_users_lock_is_in_nobodys_way(copies, value):
     cache = copies / "cache"
     (cache / f"{NAME}-{os.getuid()}.lock").mkdir(parents=True)  # what cannot be opened
-    (value, _), said = run(copies / "one", cache)
+    kept, said = run(copies / "one", cache)
+    assert kept == [value, COMPILED]
     assert "is not kept" in said
     assert run(copies / "one", cache, SOMEBODY_ELSE + PROGRAM) == ([value, COMPILED], "")
     assert run(copies / "one", cache, SOMEBODY_ELSE + PROGRAM) == ([value, FOUND], "")
 
 
-def test_where_nothing_can_be_written_it_works(copies):
+def test_where_nothing_can_be_written_it_works(copies, value):
     (copies / "file").touch()
-    (value, first), said = run(copies / "one", copies / "file")
-    assert (first, said) == (COMPILED, "")
-    assert value == run(copies / "one", copies / "cache")[0][0]
+    assert run(copies / "one", copies / "file") == ([value, COMPILED], "")
 
 
-def test_checked_code_is_kept_apart(copies):
-    cache = copies / "cache"
-    run(copies / "one", cache)
+def test_checked_code_is_kept_apart(copies, cache):
     assert run(copies / "one", cache, NUMBA_BOUNDSCHECK="1")[0][1] == COMPILED
 
 
@@ -162,9 +168,7 @@ def test_new_code_takes_the_place_of_what_was_not_used_for_longest(copies):
     assert all(folder.exists() for folder in strangers)
 
 
-def test_code_that_is_used_is_kept(copies):
-    cache = copies / "cache"
-    run(copies / "one", cache)
+def test_code_that_is_used_is_kept(copies, cache):
     (own,) = cache.glob(f"{NAME}_*")
     older_folders(cache, 12)
     os.utime(own, (0, 0))
@@ -177,8 +181,6 @@ def test_code_that_is_used_is_kept(copies):
 
 
 @pytest.mark.parametrize("losing", [LOSING, LOSING_ALL])
-def test_a_start_whose_folder_is_removed_meanwhile_compiles_and_keeps_it(copies, losing):
-    cache = copies / "cache"
-    (value, _), _ = run(copies / "one", cache)
+def test_a_start_whose_folder_is_removed_meanwhile_compiles_and_keeps_it(copies, cache, value, losing):
     assert run(copies / "one", cache, losing + PROGRAM) == ([value, COMPILED], "")
     assert run(copies / "one", cache) == ([value, FOUND], "")
