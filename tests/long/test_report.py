@@ -1,12 +1,15 @@
 """What people read of a run: its report with every picture, its notes and tables."""
 
+import json
 import re
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
+import typer
+from typer.testing import CliRunner
 
-from perf import slo
+from perf import cli, slo
 from perf.report import plots, tables
 from perf.report.page import notes, write_report
 from perf.report.results import summary
@@ -84,3 +87,21 @@ def test_priorities_that_nobody_tells_apart_are_no_result(run, levels, told):
     bulk = run.open[0].model_copy(update={"by_class": {"bulk": run.open[0].latency}})
     mixed = run.model_copy(update={"open": [bulk], "priority_levels": levels})
     assert any("has priorities" in note for note in notes(mixed)) is told
+
+
+def test_a_load_whose_answers_differ_is_broken_without_a_bound(run, tmp_path, capsys):
+    loads = [run.open[0].model_copy(update={"compared": 9, "differing_answers": "1 of 9 id lists differ"})]
+    with pytest.raises(typer.Exit):
+        cli.finish_run(run.model_copy(update={"open": loads}), tmp_path, {})
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["broken"] == ["answers_equal"]
+
+
+def test_the_report_is_drawn_again_and_ends_in_one_line_of_json(run, tmp_path):
+    folder = tmp_path / "results" / "20260101-000000"
+    run.save(folder)
+    for raw in tmp_path.glob("*.npz"):
+        raw.rename(folder / raw.name)
+    answer = CliRunner().invoke(cli.app, ["report", "--run", str(folder)])
+    assert answer.exit_code == 0, answer.exception
+    assert isinstance(json.loads(answer.stdout.splitlines()[-1]), dict)
+    assert (folder / "report.html").exists()

@@ -5,15 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from serving.contract.artifacts import stage_folder
 from serving.contract.errors import ArtifactError, DataError
 from serving.contract.tensors import FROM_STORE, PAD_ID
-from serving.live.aggregations import StateTable, entity_keys
-from serving.pipeline import Pipeline
-from serving.stages.features.ranking import aggregate_numbers
 from serving.stages.features.user_state import UserStore, override_history
-from tests.unit.small_shops import export, shop
-from training.features.aggregates import LogAggregates, ranker_aggregations
+from tests.unit.small_shops import shop
 from training.features.build import build_features
 
 DECLARED = """
@@ -101,23 +96,6 @@ def test_aggregates_of_a_history_that_the_request_brings_are_missing(features, s
 
 def test_columns_of_users_reach_the_models(features):
     assert {"aggregate_spent", "aggregate_since_1", "aggregate_since_2"} <= {c.name for c in features.user_plan.continuous}
-
-
-def test_the_rank_stage_serves_the_items_aggregates(dataset, features, tmp_path):
-    repository = export(tmp_path, dataset)
-    item_ids = features.items.ids
-    aggregates = LogAggregates.of(dataset, dataset.interactions, ranker_aggregations(dataset))
-    table = StateTable(aggregates.plans["item"])
-    table.update(aggregates.keys["item"], aggregates.events)
-    expected = aggregate_numbers(table.read(entity_keys("item", item_ids, item_ids, {}), 1_000 * features.as_of_s))
-    numbers = np.load(stage_folder(repository, "rank", 1) / "item_numbers.npy")
-    np.testing.assert_array_equal(numbers[: len(expected), -1:], expected)
-    assert not numbers[len(expected) :, -1:].any()  # rows kept free for new items, and the padding row
-    assert len(np.unique(expected)) > 1
-    assert not numbers[-1].any()
-    answers = Pipeline.load(repository).recommend([1, 2, 999])
-    assert (answers["item_ids"] != PAD_ID).any(axis=1).all()
-    assert not answers["degraded"].any()
 
 
 def test_a_damaged_store_is_refused(features, tmp_path):
