@@ -55,7 +55,7 @@ class LeveledTables:
         self.config = config
         self.degraded = False  # a level that the latest look-up needed is down
         self._tables = {table.name: LeveledTable(table) for table in config.tables}
-        self._lower = LowerLevels(config, self._tables)
+        self.lower = LowerLevels(config, self._tables)
         self._side_by_side: dict[tuple[str, ...], SideBySide] = {}
         self._misses = MissCounts()
         self._background = Background(self._work, self._upkeep, UPKEEP_EVERY_S)
@@ -209,7 +209,7 @@ class LeveledTables:
         return 1 - len(miss.keys) / len(np.unique(miss.asked)) < threshold
 
     def _fetch(self, wanted: dict[str, np.ndarray]) -> dict[str, Fetched]:
-        fetched, intact = self._lower.fetch(wanted)
+        fetched, intact = self.lower.fetch(wanted)
         if not intact:
             self.degraded = True
             self._misses.degraded_lookups += 1
@@ -238,7 +238,7 @@ class LeveledTables:
         for piece in pieces:
             late = {name: keys for name, keys in piece.items() if not isinstance(keys, Fetched)}
             ready = {name: part for name, part in piece.items() if isinstance(part, Fetched)}
-            for name, part in (self._lower.fetch(late)[0] if late else ready).items():
+            for name, part in (self.lower.fetch(late)[0] if late else ready).items():
                 rows.setdefault(name, []).append(part)
         for name, parts in rows.items():
             most = max(self._rows_per_insertion(name), *(len(part.keys) for part in parts))
@@ -257,7 +257,7 @@ class LeveledTables:
     def _keep(self, fetched: dict[str, Fetched]) -> None:
         """Insert rows of a lower level into the levels above it."""
         for name, rows in fetched.items():
-            self._misses.insertions_dropped += not self._lower.promote(name, rows)
+            self._misses.insertions_dropped += not self.lower.promote(name, rows)
             l1 = self._tables[name].l1
             if l1 is None:
                 continue
@@ -266,10 +266,10 @@ class LeveledTables:
                 l1.insert(rows.keys[found], rows.vectors[found], rows.position)
 
     def _upkeep(self) -> None:
-        self._lower.attach()
-        if self._lower.l3 is not None and self._lower.l3.store is not None and not self._all_in_l2:
-            self._lower.check()
-            self._lower.catch_up()  # holds the interpreter, so not for tables that never read L3
+        self.lower.attach()
+        if self.lower.l3 is not None and self.lower.l3.store is not None and not self._all_in_l2:
+            self.lower.check()
+            self.lower.catch_up()  # holds the interpreter, so not for tables that never read L3
 
     @property
     def _all_in_l2(self) -> bool:
@@ -281,9 +281,9 @@ class LeveledTables:
             return
         count = min(max(table.l2_rows, table.l1_rows), table.rows)
         for start in range(0, count, WARM_ROWS):
-            keys = self._lower.first_keys(table.name, start, start + WARM_ROWS)  # more than fit: sets fill unevenly
+            keys = self.lower.first_keys(table.name, start, start + WARM_ROWS)  # more than fit: sets fill unevenly
             if len(keys):
-                self._keep(self._lower.fetch_first(table.name, keys))
+                self._keep(self.lower.fetch_first(table.name, keys))
 
     def settle(self) -> None:
         """Wait until the background work submitted so far is done."""
@@ -292,7 +292,7 @@ class LeveledTables:
     # --- what happened ------------------------------------------------------------------------------------------------------
     def metrics(self) -> Metrics:
         """Return a snapshot; cheap enough for every few seconds."""
-        levels = self._lower.levels
+        levels = self.lower.levels
         at_once = dict.fromkeys(self._tables, 0)
         for names, reader in list(self._side_by_side.items()):  # metrics are published from another thread
             for name in names:
@@ -321,4 +321,4 @@ class LeveledTables:
         """Leave the arena; the last process to leave removes it."""
         self._background.close()
         self._side_by_side.clear()
-        self._lower.close()
+        self.lower.close()

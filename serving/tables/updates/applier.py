@@ -146,14 +146,14 @@ class Applier:
         self._folder = SharedFolder(shared_root(config), config.arena)
         self.path = self._folder.path
         self.shared = open_shared(self.path, config.tables)
-        self._rocksdb = self._redis = None
+        self.rocksdb = self.redis = None
         if config.rocksdb and not config.rocksdb.read_only:
             rocksdb = Level("rocksdb", lambda: open_l3(config, writable=True))
-            self._rocksdb = Backlog(rocksdb, self.shared, self._adopt_rocksdb)
+            self.rocksdb = Backlog(rocksdb, self.shared, self._adopt_rocksdb)
         if config.redis:
             redis = Level("redis", lambda: RedisStore(config.redis, config.model, self._widths))
-            self._redis = Backlog(redis, self.shared, self._adopt_redis, self._redis_lost)
-        self._stores = [store for store in (self._rocksdb, self._redis) if store is not None]
+            self.redis = Backlog(redis, self.shared, self._adopt_redis, self._redis_lost)
+        self._stores = [store for store in (self.rocksdb, self.redis) if store is not None]
 
     def _adopt_rocksdb(self, store: RocksStore) -> None:
         """Compare its offsets with those that it had, in this process and before."""
@@ -162,37 +162,37 @@ class Applier:
             ring, theirs = shared.ring, store.read_offsets(table)
             new = ring.begun == 0  # nothing was published since this memory was created: it was filled from RocksDB
             ring.begun[new], ring.reached[new], ring.stored_reached[new] = theirs[new], theirs[new], theirs[new]
-            if (theirs < np.maximum(self._rocksdb.reached[table], ring.stored_reached)).any():
+            if (theirs < np.maximum(self.rocksdb.reached[table], ring.stored_reached)).any():
                 ring.set(STORED, UNKNOWN)
-            if (theirs < self._rocksdb.reached[table]).any():
-                self._rocksdb.lose()
-            self._rocksdb.reached[table] = theirs
+            if (theirs < self.rocksdb.reached[table]).any():
+                self.rocksdb.lose()
+            self.rocksdb.reached[table] = theirs
 
     def _redis_lost(self, store: RedisStore) -> None:
         """Invalidate what readers have read and cached from a Redis that lost data."""
         # before anything is changed, because Redis may go away
         every = {table: store.read_offsets(table) for table in self.shared}
         for table, theirs in every.items():
-            ring, reached = self.shared[table].ring, self._redis.reached[table]
+            ring, reached = self.shared[table].ring, self.redis.reached[table]
             np.minimum(reached, theirs, out=reached)
             np.minimum(ring.stored_reached, theirs, out=ring.stored_reached)
             ring.set(STORED, UNKNOWN)
             ring.lap()
-        self._redis.lose()
+        self.redis.lose()
 
     def _adopt_redis(self, store: RedisStore) -> None:
-        for table, reached in self._redis.reached.items():
+        for table, reached in self.redis.reached.items():
             store.begin(table, reached)
 
     def look_at_redis(self) -> None:
         """Check whether Redis lost writes. Where it is empty, store the offsets; otherwise no instance could fill it before
         the next update."""
-        if self._redis is not None and not self._redis.lost_rows:
-            self._redis.open(self._compare_redis)
+        if self.redis is not None and not self.redis.lost_rows:
+            self.redis.open(self._compare_redis)
 
     def _compare_redis(self, store: RedisStore) -> None:
         for table, shared in self.shared.items():
-            had = np.maximum(self._redis.reached[table], shared.ring.stored_reached)  # of this process and its predecessors
+            had = np.maximum(self.redis.reached[table], shared.ring.stored_reached)  # of this process and its predecessors
             # messages without rows advance no offset
             if (store.read_offsets(table) < np.minimum(had, shared.ring.begun)).any():
                 self._redis_lost(store)
@@ -206,8 +206,8 @@ class Applier:
 
     def highest_offset(self, table: str, partition: int) -> int:
         """Return the highest offset that any level may have applied of this partition."""
-        if self._rocksdb is not None:  # new shared memory starts from RocksDB's offsets
-            self._rocksdb.open()
+        if self.rocksdb is not None:  # new shared memory starts from RocksDB's offsets
+            self.rocksdb.open()
         return int(self.shared[table].ring.begun[partition])
 
     def start(self, committed: dict[str, np.ndarray], lows: dict[str, np.ndarray]) -> Start:
@@ -217,7 +217,7 @@ class Applier:
         """
         start = {table: positions.copy() for table, positions in committed.items()}
         for store in self._stores:
-            exact = store.lost_rows or (store is self._rocksdb and store.open())
+            exact = store.lost_rows or (store is self.rocksdb and store.open())
             for table, reached in store.reached.items():
                 if not exact:
                     np.maximum(reached, committed[table], out=reached)
@@ -253,9 +253,9 @@ class Applier:
 
     def drain(self) -> None:
         """Write backlogs to stores that are back, and notice damage that an instance found in RocksDB."""
-        if self._rocksdb is not None:
-            self._rocksdb.level.use(lambda store: (store.check(), True))
-            self._rocksdb.open()
+        if self.rocksdb is not None:
+            self.rocksdb.level.use(lambda store: (store.check(), True))
+            self.rocksdb.open()
         for store in self._stores:
             if store.rows:
                 store.drain()
@@ -282,7 +282,7 @@ class Applier:
     @property
     def l3_open(self) -> bool:
         """Return whether RocksDB, if configured, is open and accepts rows."""
-        return self._rocksdb is None or (self._rocksdb.level.store is not None and not self.lost_rows)
+        return self.rocksdb is None or (self.rocksdb.level.store is not None and not self.lost_rows)
 
     @property
     def behind(self) -> int:
@@ -293,7 +293,7 @@ class Applier:
         """Return whether everything applied is on disk, so that its offsets may be committed."""
         if self.behind or self.lost_rows or not self._stores:  # without a store, rows are in shared memory only: always replay
             return False
-        return self._rocksdb is None or self._rocksdb.level.use(lambda store: (store.sync(), True))[1]
+        return self.rocksdb is None or self.rocksdb.level.use(lambda store: (store.sync(), True))[1]
 
     def close(self) -> None:
         for store in self._stores:

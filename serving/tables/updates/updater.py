@@ -44,13 +44,13 @@ class Updater:
 
     def __init__(self, config: LevelsConfig) -> None:
         self._config, self._updates = config, config.updates
-        self._applier = Applier(config)
+        self.applier = Applier(config)
         self._consumer: Consumer | None = None
         self._assigned: set[TopicPartition] = set()
         self._assigned_at_s = -TOPICS_EVERY_S
         self._collected_at_s = 0.0
         self._uncommitted = 0  # batches
-        self._tables = {topic(config.model, table): table for table in self._applier.shared}
+        self._tables = {topic(config.model, table): table for table in self.applier.shared}
         self._held: list[Message] = []  # the first part of messages that must be applied at once
         self._seen: dict[tuple[str, int], int] = {}  # the last offset of each partition since it was assigned
         self._lost_up_to: dict[tuple[str, int], int] = {}  # offsets that were counted as lost
@@ -59,7 +59,7 @@ class Updater:
         """Consume until `stop` is set. Broker outages are survived."""
         yield_to_requests()
         log.info("model %s follows %s", self._config.model, self._updates.brokers)
-        with open(self._applier.path / "updater.lock", "wb") as lock:
+        with open(self.applier.path / "updater.lock", "wb") as lock:
             while not stop.is_set():
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -98,7 +98,7 @@ class Updater:
         self._assigned_at_s = time.monotonic()
         try:
             there = self._partitions()
-            if there and (there != self._assigned or self._applier.lost_rows):
+            if there and (there != self._assigned or self.applier.lost_rows):
                 committed = self._consumer.committed(list(there), timeout=METADATA_TIMEOUT_S)
                 self._consumer.assign(self._starts(committed))
                 self._assigned, self._held, self._seen = there, [], {}
@@ -108,7 +108,7 @@ class Updater:
             return
         self._tell(BROKER_DOWN, 0)
         if self._assigned:
-            self._applier.look_at_redis()
+            self.applier.look_at_redis()
 
     def _partitions(self) -> set[TopicPartition]:
         topics = self._consumer.list_topics(timeout=METADATA_TIMEOUT_S).topics
@@ -134,7 +134,7 @@ class Updater:
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
             lows[self._tables[place.topic]][place.partition] = low_and_high[0]
             known[self._tables[place.topic]][place.partition] = self._read_so_far(place, high=low_and_high[1])
-        starts = self._applier.start(known, lows)
+        starts = self.applier.start(known, lows)
         for place in committed:
             table = self._tables[place.topic]
             place.offset = int(starts.offsets[table][place.partition])
@@ -144,9 +144,9 @@ class Updater:
     def _read_so_far(self, place: TopicPartition, high: int) -> int:
         """Return the committed offset of a partition whose next message will have the offset `high`."""
         table = self._tables[place.topic]
-        if max(place.offset, self._applier.highest_offset(table, place.partition)) > high:
+        if max(place.offset, self.applier.highest_offset(table, place.partition)) > high:
             log.warning("%s [%d] ends at %d: it was made again", place.topic, place.partition, high)
-            self._applier.forget_log(table, place.partition)
+            self.applier.forget_log(table, place.partition)
             return 0
         return max(place.offset, 0)
 
@@ -156,7 +156,7 @@ class Updater:
         first = max(wanted, self._lost_up_to.get(known, 0))
         if first < place.offset:
             log.warning("%s [%d]: messages %d to %d are gone", *known, first, place.offset)
-            self._applier.shared[self._tables[place.topic]].ring.add(LOST, place.offset - first)
+            self.applier.shared[self._tables[place.topic]].ring.add(LOST, place.offset - first)
             self._lost_up_to[known] = place.offset
 
     def _on_error(self, error: KafkaError) -> None:
@@ -165,28 +165,28 @@ class Updater:
             log.warning("update source: %s", error)
 
     def _tell(self, word: int, value: int) -> None:
-        for shared in self._applier.shared.values():
+        for shared in self.applier.shared.values():
             shared.ring.set(word, value)
 
     def _step(self) -> None:
         """Consume and apply one batch of messages."""
-        self._applier.drain()
+        self.applier.drain()
         self._tell(HEARTBEAT_MS, int(time.time() * 1e3))
-        self._tell(STORE_DOWN, int(self._applier.behind > 0 or not self._applier.l3_open))
+        self._tell(STORE_DOWN, int(self.applier.behind > 0 or not self.applier.l3_open))
         pause_s = TOPICS_EVERY_S if self._assigned else FIRST_TOPICS_EVERY_S
-        if self._applier.lost_rows or time.monotonic() - self._assigned_at_s >= pause_s:
+        if self.applier.lost_rows or time.monotonic() - self._assigned_at_s >= pause_s:
             self._assign()
-        if self._applier.behind > BACKLOG_ROWS:
+        if self.applier.behind > BACKLOG_ROWS:
             time.sleep(self._updates.poll_timeout_ms / 1e3)
             return
-        messages = self._whole(self._collect())
+        messages = self.take_whole(self._collect())
         if messages:
-            self._apply(messages)
+            self.apply(messages)
             self._uncommitted += 1
         if self._uncommitted and (not messages or self._uncommitted >= self._updates.max_commit_interval):
             self._commit()
 
-    def _whole(self, messages: list[Message]) -> list[Message]:
+    def take_whole(self, messages: list[Message]) -> list[Message]:
         """Return the messages to apply now. A batch that a dead updater was publishing is applied as a whole, so that no
         reader sees a key's first row after its last."""
         for message in messages:
@@ -203,7 +203,7 @@ class Updater:
 
     def _is_whole(self, name: str, partition: int, offset: int) -> bool:
         """Return whether messages up to `offset` cover everything that was begun, or nothing of it."""
-        ring = self._applier.shared[self._tables[name]].ring
+        ring = self.applier.shared[self._tables[name]].ring
         return not ring.reached[partition] <= offset < ring.begun[partition] - 1
 
     def _see(self, message: Message) -> None:
@@ -211,7 +211,7 @@ class Updater:
         place = message.topic(), message.partition()
         if message.offset() < self._seen.get(place, 0):
             log.warning("%s [%d] starts anew: it was made again", *place)
-            self._applier.forget_log(self._tables[place[0]], place[1])
+            self.applier.forget_log(self._tables[place[0]], place[1])
             self._held = [held for held in self._held if (held.topic(), held.partition()) != place]  # of the old topic
         self._seen[place] = message.offset()
 
@@ -224,36 +224,38 @@ class Updater:
         self._collected_at_s = time.monotonic()
         return first + self._consumer.consume(self._updates.max_batch_size - 1, 0.0)
 
-    def _apply(self, messages: list[Message]) -> None:
+    def apply(self, messages: list[Message]) -> None:
+        """Apply whole messages, table by table, and tell how old the oldest of each is."""
         of_table: dict[str, list[Message]] = {}
         for message in messages:
             of_table.setdefault(self._tables[message.topic()], []).append(message)
         for table, parts in of_table.items():
-            self._apply_table(table, parts)
+            self.apply_table(table, parts)
             sent_ms = min(message.timestamp()[1] for message in parts)
-            self._applier.shared[table].ring.set(LAG_US, max(int(time.time() * 1e6) - sent_ms * 1000, 0))
+            self.applier.shared[table].ring.set(LAG_US, max(int(time.time() * 1e6) - sent_ms * 1000, 0))
 
-    def _apply_table(self, table: str, messages: list[Message]) -> None:
+    def apply_table(self, table: str, messages: list[Message]) -> None:
+        """Apply the messages of one table as one batch; a message at fault is refused alone."""
         try:
-            width = self._applier.shared[table].codec.width
+            width = self.applier.shared[table].codec.width
             keys, vectors, counts = decode_messages([message.value() for message in messages], width)
             partitions = np.repeat([message.partition() for message in messages], counts)
             offsets = np.repeat([message.offset() for message in messages], counts)
-            self._applier.apply(table, Batch(keys, vectors, partitions, offsets))
+            self.applier.apply(table, Batch(keys, vectors, partitions, offsets))
         except DataError as error:
             if len(messages) == 1:
                 self._reject(table, error)
                 return
             for message in messages:  # refuse only the message at fault
-                self._apply_table(table, [message])
+                self.apply_table(table, [message])
 
     def _reject(self, table: str, error: DataError) -> None:
-        self._applier.shared[table].ring.add(REJECTED, 1)
+        self.applier.shared[table].ring.add(REJECTED, 1)
         log.warning("update of %s rejected: %s", table, error)
 
     def _commit(self, wait: bool = False) -> None:
         """Commit the offsets of what is on disk; asynchronously unless `wait`."""
-        if self._uncommitted and not self._held and self._applier.durable():
+        if self._uncommitted and not self._held and self.applier.durable():
             try:
                 # Offsets applied by now; more may be consumed before the request is sent.
                 applied = [partition for partition in self._consumer.position(list(self._assigned)) if partition.offset >= 0]
@@ -269,4 +271,4 @@ class Updater:
             self._uncommitted += 1
 
     def close(self) -> None:
-        self._applier.close()
+        self.applier.close()

@@ -113,7 +113,7 @@ def test_a_row_read_before_its_update_is_not_cached_after_it(config, instances):
     """The race of every cache: an old row is on its way up while the new one passes it."""
     tiers = instances(replace(config, tables=(replace(TABLE, l2_rows=128),)))
     keys = np.array([200, 201])
-    old, _ = tiers._lower.fetch({"items": keys})  # read from L3 …
+    old, _ = tiers.lower.fetch({"items": keys})  # read from L3 …
     applier, log = Applier(config), Log()
     applier.apply("items", log.batch(keys[:1], versions(keys[:1], 5)))  # … updated …
     tiers._keep(old)  # … and only now brought to L2 and L1
@@ -207,7 +207,7 @@ def test_what_an_updater_showed_before_it_died_stays(config, instances, monkeypa
     tiers, applier, log, keys = instances(), Applier(config), Log(), np.arange(0, ROWS, 2)
     applier.apply("items", log.batch(keys, versions(keys, 1)))
     shared, batch = applier.shared["items"], log.batch(keys, versions(keys, 2))
-    monkeypatch.setattr({"_count": shared, "write": applier._rocksdb}.get(last_step, shared.slots), last_step, died)
+    monkeypatch.setattr({"_count": shared, "write": applier.rocksdb}.get(last_step, shared.slots), last_step, died)
     with pytest.raises(InterruptedError):
         applier.apply("items", batch)
     expected = versions(keys, 1 if last_step == "_begin" else 2)
@@ -258,7 +258,7 @@ def test_a_database_that_lost_rows_takes_nothing_before_they_come_again(config, 
     batches = [log.batch(keys, versions(keys, version)) for version in range(3)]
     for batch in batches[:2]:
         applier.apply("items", batch)
-    applier._rocksdb.level.close()
+    applier.rocksdb.level.close()
     shutil.rmtree(config.rocksdb.path)
     applier.apply("items", batches[2])
     assert applier.behind == ROWS
@@ -278,11 +278,11 @@ def test_an_instance_knows_that_a_database_lacks_what_was_stored(config, instanc
     for batch in batches:
         applier.apply("items", batch)
     applier.close()
-    tiers._lower.l3.close()
+    tiers.lower.l3.close()
     shutil.rmtree(config.rocksdb.path)
     key = 250
     evict(tiers, key)
-    until(lambda: len(tiers.lookup("items", np.array([key]))) and tiers._lower.l3.store is not None)
+    until(lambda: len(tiers.lookup("items", np.array([key]))) and tiers.lower.l3.store is not None)
     for _ in range(2):
         tiers.lookup("items", np.array([key]))
         assert tiers.degraded
@@ -300,8 +300,8 @@ def test_an_instance_knows_that_a_database_lacks_what_was_stored(config, instanc
 def damaged(config: LevelsConfig, tiers: LeveledTables) -> None:
     """The instance puts its database aside, and fills another one."""
     (Path(config.rocksdb.path) / DAMAGED_MARK).touch()
-    tiers._lower.l3.close()
-    until(lambda: len(tiers.lookup("items", np.array([250]))) and tiers._lower.l3.store is not None)
+    tiers.lower.l3.close()
+    until(lambda: len(tiers.lookup("items", np.array([250]))) and tiers.lower.l3.store is not None)
     assert tiers._tables["items"].shared.ring.stored == UNKNOWN
 
 
@@ -320,8 +320,8 @@ def test_an_updater_without_its_database_vouches_for_no_other(config, instances)
     tiers, applier, log, key = instances(), Applier(config), Log(), 250
     applier.apply("items", log.batch(np.array([key]), versions([key], 1)))
     evict(tiers, key)
-    applier._rocksdb.level.close()
-    applier._rocksdb.level._open_store = full
+    applier.rocksdb.level.close()
+    applier.rocksdb.level._open_store = full
     damaged(config, tiers)
     applier.drain()
     assert gives_doubtful_rows(tiers, key)

@@ -215,7 +215,7 @@ def test_damage_while_all_are_at_work(followed, instance, name):
     """An instance meets it first: it says so in the folder, and the updater looks there."""
     tiers = instance(replace(followed, arena="other"))
     with updating(followed) as updater:
-        until(lambda: updater._applier.l3_open)
+        until(lambda: updater.applier.l3_open)
         recovers(tiers, newest())
         publisher = Publisher(followed.updates.brokers, "rank", {"items": WIDTH})
         publisher.publish("items", UPDATED[:50], newest()[UPDATED[:50]])  # lies in RocksDB's log
@@ -256,10 +256,10 @@ def test_an_instance_opens_what_took_the_place_of_its_database(config, instance)
     """Also where nobody updates rows, and what it had open can be read as before."""
     tiers = instance(config)
     recovers(tiers, random_rows(ROWS, WIDTH))
-    opened = tiers._lower.l3.store
+    opened = tiers.lower.l3.store
     (Path(config.rocksdb.path) / DAMAGED_MARK).touch()
     open_l3(config, writable=True).close()
-    until(lambda: tiers.lookup("items", KEYS) is not None and tiers._lower.l3.store not in (None, opened))
+    until(lambda: tiers.lookup("items", KEYS) is not None and tiers.lower.l3.store not in (None, opened))
     recovers(tiers, random_rows(ROWS, WIDTH))
 
 

@@ -83,7 +83,7 @@ def test_a_database_that_cannot_be_opened(open_tiers, settings, tmp_path):
     again = open_tiers(PARTIAL, **settings, arena="cold", warm=False)
     shutil.move(settings["rocksdb"].path, tmp_path / "away")
     (tmp_path / "db").write_text("not a database")
-    tiers._lower.l3.close()
+    tiers.lower.l3.close()
     resident = own_or_default(tiers)
     assert tiers.degraded
     assert resident.sum() == tiers.metrics().tables["items"].l2_rows
@@ -117,7 +117,7 @@ def test_a_look_at_the_database_ends_no_pause(open_tiers, settings):
     """That it opens says nothing of its rows: where these cannot be read it would be opened again five times a second."""
     tiers = open_tiers(PARTIAL, **settings)
     assert own_or_default(tiers).all()
-    breaker = tiers._lower.l3.breaker
+    breaker = tiers.lower.l3.breaker
     breaker.record_failure(DependencyError("rows cannot be read"))
     until(lambda: breaker.closed)
     time.sleep(4 * UPKEEP_EVERY_S)
@@ -168,7 +168,7 @@ def test_a_full_disk_delays_l3_but_not_what_is_served(open_tiers, settings, tmp_
     process.join(60)
     assert (tmp_path / "report").read_text() == "1 False True"
     assert (tiers.lookup("items", np.array([1, 2])) == [[1], [2]]).all()
-    tiers._lower.catch_up()
+    tiers.lower.catch_up()
     store = RocksStore(settings["rocksdb"], "rank", {"items": WIDTH})
     assert (store.read({"items": np.array([1, 2])})[0]["items"][0] == [[1], [2]]).all()
     store.close()

@@ -67,14 +67,15 @@ def test_a_complete_table_refuses_keys_outside(row_format):
             np.testing.assert_array_equal(bits(vectors), bits(codec.decode(stored[keys])))
 
 
-def cached(codec: RowCodec, capacity: int, direct_rows: int, keys: np.ndarray) -> CachedTable:
+def cached(codec: RowCodec, capacity: int, direct_rows: int, keys: np.ndarray) -> tuple[CachedTable, dict[str, np.ndarray]]:
+    """Return a table that was asked to hold `keys`, and the arrays of its memory by name."""
     sections = CachedTable.sections(capacity, codec, direct_rows)
     block = PrivateBlock(sections.nbytes)
     CachedTable.initialise(block.view, sections)
     table = CachedTable(block, sections, codec, block.view)
     with table.writing():
         table.insert(keys, some_rows(codec, len(keys), np.random.default_rng(1)))
-    return table
+    return table, {name: sections.array(block.view, name) for name in sections.specs}
 
 
 keys_asked = st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 130), max_size=60)
@@ -86,26 +87,24 @@ keys_asked = st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 130), m
 @settings(max_examples=40, deadline=None)
 def test_a_cached_table_reads_what_numpy_reads(row_format, direct_rows, held, asked):
     codec = RowCodec(row_format, 11)
-    table, keys = cached(codec, 64, direct_rows, np.array(held, np.int64)), np.array(asked, np.int64)
-    if direct_rows:
-        expected = hits_oracle.find_indexed(table._slot_of_key, keys)
-    else:
-        expected = hits_oracle.find_hashed(table._owner, keys)
-    np.testing.assert_array_equal(np.isin(keys, table._owner[table._owner != hits.NO_KEY]), expected >= 0)
-    decoded = hits_oracle.decode_rows(codec, table._rows, expected, np.zeros((len(keys), 11), np.float32))
+    (table, memory), keys = cached(codec, 64, direct_rows, np.array(held, np.int64)), np.array(asked, np.int64)
+    owner, uses = memory["owner"], memory["uses"]
+    expected = hits_oracle.find_indexed(memory["slot_of_key"], keys) if direct_rows else hits_oracle.find_hashed(owner, keys)
+    np.testing.assert_array_equal(np.isin(keys, owner[owner != hits.NO_KEY]), expected >= 0)
+    decoded = hits_oracle.decode_rows(codec, memory["rows"], expected, np.zeros((len(keys), 11), np.float32))
     for _ in range(2):  # the first reads count as uses
-        uses = hits_oracle.count_uses(table._uses, expected)
+        counted = hits_oracle.count_uses(uses, expected)
         vectors, missing = table.read(keys, np.zeros((len(keys), 11), np.float32))
         np.testing.assert_array_equal(np.zeros(len(keys), bool) if missing is None else missing, expected < 0)
         np.testing.assert_array_equal(bits(vectors), bits(decoded))
-    np.testing.assert_array_equal(table._uses, uses)
+    np.testing.assert_array_equal(uses, counted)
 
 
 @pytest.mark.parametrize("direct_rows", [0, 5000])
 def test_a_read_of_many_keys_is_that_of_its_parts(direct_rows):
     """More than are asked of memory at once, in one part of them all there, in another some missing."""
     codec, rng = RowCodec("fp32", 16), np.random.default_rng(7)
-    table = cached(codec, 4096, direct_rows, np.arange(2000))
+    table, _ = cached(codec, 4096, direct_rows, np.arange(2000))
     inserted = np.arange(2000)
     _, gone = table.read(inserted)  # thrown out by those of their set that came later
     held = inserted if gone is None else inserted[~gone]
@@ -157,15 +156,15 @@ def test_a_complete_table_with_a_hole_is_not_read_blindly():
 
 @pytest.mark.parametrize("direct_rows", [0, 120])
 def test_reads_count_as_uses_after_a_miss_and_now_and_then(direct_rows):
-    table = cached(RowCodec("fp32", 16), 64, direct_rows, np.arange(8))
-    held = table._owner[table._owner != hits.NO_KEY]
-    asked, slot = held[:1].copy(), int(np.flatnonzero(table._owner == held[0])[0])
+    table, memory = cached(RowCodec("fp32", 16), 64, direct_rows, np.arange(8))
+    held = memory["owner"][memory["owner"] != hits.NO_KEY]
+    asked, slot = held[:1].copy(), int(np.flatnonzero(memory["owner"] == held[0])[0])
 
     def counted(reads: int) -> int:
-        before = int(table._uses[slot])
+        before = int(memory["uses"][slot])
         for _ in range(reads):
             table.read(asked)
-        return int(table._uses[slot]) - before
+        return int(memory["uses"][slot]) - before
 
     assert counted(hits.COUNTED_AFTER_MISS) == hits.COUNTED_AFTER_MISS  # of a table's first reads
     assert counted(3 * hits.COUNTED_EVERY) == 3
@@ -193,7 +192,7 @@ def test_a_read_while_somebody_writes_gives_the_same_values(row_format, kind):
         with table.writing():
             table.insert(keys, some_rows(codec, 40, np.random.default_rng(2)))
     else:
-        table = cached(codec, 64, 50 if kind == "direct" else 0, keys)
+        table, _ = cached(codec, 64, 50 if kind == "direct" else 0, keys)
     asked = np.array([3, 3, 39, 45, 0, -7, 99])
     vectors, missing = table.read(asked)
     with table.writing():

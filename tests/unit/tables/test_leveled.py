@@ -108,7 +108,7 @@ def test_one_wave_serves_all_tables(source, open_tiers, tmp_path):
     configs = (TableConfig("items", ROWS, WIDTH, l1_rows=16), TableConfig("users", 50, 3, l1_rows=16))
     tiers = open_tiers(configs, source=source(**tables), rocksdb=RocksConfig(str(tmp_path / "db")), warm=False)
     waves = []
-    level = tiers._lower.l3
+    level = tiers.lower.l3
     level.use = lambda action, use=level.use: waves.append(1) or use(action)
     wanted = {"items": np.array([1, 2, 1, 399]), "users": np.array([0, 49, 50])}
     answers = tiers.lookup_many(wanted)
@@ -272,8 +272,8 @@ def test_only_tables_that_ask_l3_keep_it_current(source, open_tiers, tmp_path, m
     table = TableConfig("items", 1000, 4, l2_rows=l2_rows)
     rocksdb = RocksConfig(str(tmp_path / "rocksdb"))
     tiers = open_tiers(table, source=source(items=random_rows(1000, 4)), rocksdb=rocksdb)
-    assert tiers._lower.l3.store is not None
+    assert tiers.lower.l3.store is not None
     caught_up = []
-    monkeypatch.setattr(tiers._lower, "catch_up", lambda: caught_up.append(True))
+    monkeypatch.setattr(tiers.lower, "catch_up", lambda: caught_up.append(True))
     tiers._upkeep()
     assert bool(caught_up) == catches_up

@@ -27,6 +27,11 @@ N_KEYS = 64
 
 def table_of(kind: str, capacity: int = 2048, path: Path | None = None, n_keys: int = N_KEYS):
     """A table for the keys 0 … n_keys - 1; roomy enough not to evict unless `capacity` says otherwise."""
+    return table_and_memory(kind, capacity, path, n_keys)[0]
+
+
+def table_and_memory(kind: str, capacity: int = 2048, path: Path | None = None, n_keys: int = N_KEYS):
+    """Return such a table, and the arrays of its memory by name."""
     if kind == "complete":
         sections = CompleteTable.sections(n_keys, CODEC)
         make = CompleteTable
@@ -45,7 +50,7 @@ def table_of(kind: str, capacity: int = 2048, path: Path | None = None, n_keys: 
     else:
         block = PrivateBlock(sections.nbytes)
         initialise(block.view)
-    return make(block, sections, CODEC, block.view)
+    return make(block, sections, CODEC, block.view), {name: sections.array(block.view, name) for name in sections.specs}
 
 
 def rows_of(keys: np.ndarray, version: int = 0) -> np.ndarray:
@@ -134,14 +139,14 @@ def test_frequent_rows_stay_when_others_pass_through():
 
 
 def test_one_insertion_in_so_many_halves_the_counts_of_its_set():
-    table = table_of("hashed", capacity=WAYS)
+    table, memory = table_and_memory("hashed", capacity=WAYS)
     put(table, range(WAYS))
-    halved = []
+    uses, halved = memory["uses"], []
     for key in range(WAYS, WAYS + 2 * slots.HALVE_EVERY):
-        table._uses[:] = 200
+        uses[:] = 200
         put(table, [key])
-        assert sorted(set(table._uses.tolist()))[0] == 0  # the new row's
-        halved.append(table._uses.max() == 100)
+        assert sorted(set(uses.tolist()))[0] == 0  # the new row's
+        halved.append(uses.max() == 100)
     assert np.diff(np.flatnonzero(halved)).tolist() == [slots.HALVE_EVERY]
 
 
@@ -185,9 +190,8 @@ def test_a_row_that_is_being_written_is_waited_for(kind, monkeypatch):
     monkeypatch.setattr(slots, "time", SimpleNamespace(sleep=lambda _: (paused.set(), done.wait(10))))
 
     def write() -> None:
-        begin = table._begin
-        table._begin = lambda slots: (begin(slots), begun.set(), paused.wait(10))[0]
-        put(table, keys[:5], version=1)
+        with table.writing():
+            table.overwrite(keys[:5], rows_of(keys[:5], version=1), between=lambda: (begun.set(), paused.wait(10)))
         done.set()
 
     writer = threading.Thread(target=write)

@@ -78,7 +78,7 @@ def test_a_message_at_fault_is_refused_alone(config, instances):
     updater = Updater(replace(config, updates=UpdateConfig()))
     good = [encode_message(np.array([7, 8]), versions([7, 8], version)) for version in (1, 2)]
     bodies = [good[0], b"not a message", good[1], encode_message(np.array([9]), np.ones((1, WIDTH + 1)))]
-    updater._apply_table("items", [SentMessage(body, offset) for offset, body in enumerate(bodies)])
+    updater.apply_table("items", [SentMessage(body, offset) for offset, body in enumerate(bodies)])
     np.testing.assert_array_equal(tiers.lookup("items", np.array([7, 8])), versions([7, 8], 2))
     assert tiers.metrics().tables["items"].updater.messages_rejected == 2
     updater.close()
@@ -88,14 +88,14 @@ def test_what_a_killed_updater_was_publishing_is_applied_at_once(config, instanc
     """It had begun with messages 0 to 2. In pieces, a key's first row among them would follow its last."""
     instances()
     updater = Updater(replace(config, updates=UpdateConfig()))
-    updater._applier.shared["items"].ring.begun[0] = 3
+    updater.applier.shared["items"].ring.begun[0] = 3
     sent = [SentMessage(encode_message(np.array([7]), versions([7], offset)), offset) for offset in range(5)]
     other = SentMessage(sent[0].body, 0, group=1)
-    assert updater._whole([other, *sent[:2]]) == [other]
-    assert updater._whole([]) == []
-    assert updater._whole([SentMessage(b"", 0, failure="broker: gone"), *sent[2:4]]) == sent[:4]
+    assert updater.take_whole([other, *sent[:2]]) == [other]
+    assert updater.take_whole([]) == []
+    assert updater.take_whole([SentMessage(b"", 0, failure="broker: gone"), *sent[2:4]]) == sent[:4]
     assert "broker: gone" in caplog.text
-    assert updater._whole(sent[4:]) == sent[4:]
+    assert updater.take_whole(sent[4:]) == sent[4:]
     updater.close()
 
 
@@ -104,12 +104,12 @@ def test_a_topic_that_is_made_again_is_read_from_its_new_beginning(config, insta
     for offsets in ((0, 1, 2), (0, 1)):
         for offset in offsets:
             sent = SentMessage(encode_message(np.array([7]), versions([7], 10 * len(offsets) + offset)), offset)
-            updater._apply(updater._whole([sent]))
+            updater.apply(updater.take_whole([sent]))
     np.testing.assert_array_equal(tiers.lookup("items", np.array([7])), versions([7], 21))
     ends_and_begins = [SentMessage(encode_message(np.array([7]), versions([7], 30 + at)), at) for at in (8, 9, 0, 1)]
-    updater._apply(updater._whole(ends_and_begins))  # in one batch
+    updater.apply(updater.take_whole(ends_and_begins))  # in one batch
     np.testing.assert_array_equal(tiers.lookup("items", np.array([7])), versions([7], 31))
-    assert updater._applier.shared["items"].ring.reached[0] == 2
+    assert updater.applier.shared["items"].ring.reached[0] == 2
     updater.close()
 
 
@@ -192,13 +192,13 @@ def test_a_database_filled_again_beneath_a_long_backlog_is_followed_again(broker
         publisher.publish("items", keys, versions(keys, 1))
         publisher.flush()
         until(lambda: committed(config) == [1, 1, 1, 1])
-        level = updater._applier._rocksdb.level
+        level = updater.applier.rocksdb.level
         level._open_store, opening = full, level._open_store
         level.close()
         shutil.rmtree(config.rocksdb.path)
         publisher.publish("items", keys, versions(keys, 2))
         publisher.flush()
-        until(lambda: updater._applier.behind > 10)
+        until(lambda: updater.applier.behind > 10)
         level._open_store = opening
         until(lambda: (tiers.lookup("items", keys) == versions(keys, 2)).all() and not tiers.degraded)
         until(lambda: committed(config) == [2, 2, 2, 2])

@@ -162,10 +162,10 @@ def test_a_redis_that_goes_away_while_it_says_what_it_lost_is_asked_again(config
     applier.look_at_redis()
     assert list(asked) == []
     assert not applier.lost_rows
-    assert [int(positions[0]) for positions in applier._redis.reached.values()] == [2, 2]
+    assert [int(positions[0]) for positions in applier.redis.reached.values()] == [2, 2]
     monkeypatch.undo()
     until(lambda: applier.look_at_redis() or applier.lost_rows)
-    assert [int(positions[0]) for positions in applier._redis.reached.values()] == [1, 1]
+    assert [int(positions[0]) for positions in applier.redis.reached.values()] == [1, 1]
     applier.close()
 
 
@@ -180,5 +180,5 @@ def test_a_log_that_starts_anew_is_read_anew(config, machine):
     assert not start.offsets["items"].any()
     applier.apply("items", Log().batch(keys, version(7)))
     np.testing.assert_array_equal(redis_rows(config), version(7))
-    rows, _ = applier._rocksdb.level.store.read({"items": keys})[0]["items"]
+    rows, _ = applier.rocksdb.level.store.read({"items": keys})[0]["items"]
     np.testing.assert_array_equal(rows, version(7))
