@@ -132,6 +132,8 @@ class LiveChoices(_Section):
     idle_days: Annotated[float, Field(ge=0)] = 365.0  # a user without an event for so long is forgotten; 0: never
     most_users: Annotated[int, Field(ge=0)] = 10_000_000  # beyond it the longest idle users are forgotten; 0: no bound
     store_bytes: Bytes = 64 << 30  # of address space; the file grows as it is used
+    brokers: str = ""  # "host:port,…": Kafka brokers, from which events come too
+    topic: str = "events"  # their topic
     continue_log: bool = True  # an export learns from the events of the live store too
     new_items: Annotated[int, Field(ge=0)] = 256  # rows kept free for items that come between two exports
     new_item_share: Annotated[float, Field(ge=0, le=1)] = 0.1  # of lists that show a new item, whatever its scores

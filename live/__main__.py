@@ -1,8 +1,11 @@
-"""python -m live inspect | replay | compact | maintain | export | erase: look after the live store of a repository."""
+"""python -m live inspect | replay | compact | maintain | consume | export | erase: look after a live store."""
 
 from __future__ import annotations
 
+import logging
+import signal
 import sys
+import threading
 import time
 from contextlib import closing
 from dataclasses import fields
@@ -18,18 +21,21 @@ from rich.table import Table
 
 from live.archive import compact as compact_log
 from live.archive import drop_segments, read_log, segments, to_table
+from live.consumer import EventConsumer
 from live.erase import erase_user
 from live.maintenance import DAY_MS, Retention, lock
 from live.maintenance import maintain as maintain_store
+from live.messages import MessageDecoder
 from live.replay import replay as replay_log
 from serving.contract.artifacts import read_stage, stage_folder, stage_settings
 from serving.contract.errors import ConfigError, RecommenderError
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import OBSERVE, PAD_ID
+from serving.live.admission import ChangeAdmission
 from serving.live.reader import Reader
 from serving.live.store import live_folder, open_store
 from serving.live.writer import Writer
-from serving.stages.live.models import LiveSettings
+from serving.stages.live.models import LiveSettings, Observe
 
 app = typer.Typer(help="Look after the events of a shop.", no_args_is_help=True, add_completion=False)
 out = Console(soft_wrap=True, highlight=False)
@@ -121,6 +127,23 @@ def maintain(
 
 
 @app.command()
+def consume(
+    generation: Annotated[int, typer.Argument(help="whose settings apply")],
+    repo: Repo = DEFAULT,
+    tag: Annotated[str, typer.Option(help="of the server it belongs to, by which that finds it")] = "",
+) -> None:
+    """Read events from Kafka into the store until SIGTERM; [live] of the export names brokers and topic."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    with closing(Observe.load(stage_folder(repo, OBSERVE, generation))) as observe:
+        settings = observe.settings
+        if not settings.brokers:
+            raise ConfigError("The export names no Kafka brokers. Set [live] brokers, and export again.")
+        changes = ChangeAdmission(settings.columns)
+        decoder = MessageDecoder(observe.admission, changes, observe.info.spec.inputs, observe.writer.codes)
+        EventConsumer(observe.writer, decoder, settings.brokers, settings.topic).run(stop_on_signals())
+
+
+@app.command()
 def export(
     target: Annotated[Path, typer.Argument(help="Parquet file to write")],
     repo: Repo = DEFAULT,
@@ -160,6 +183,14 @@ def folder_of(repo: Path) -> Path:
     if not Reader(folder).exists():
         raise ConfigError(f"There is no live store in {folder}. It is made when a server with this repository starts.")
     return folder
+
+
+def stop_on_signals() -> threading.Event:
+    """Return an event that SIGTERM and SIGINT set."""
+    stop = threading.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda *_: stop.set())
+    return stop
 
 
 def published_settings(repo: Path) -> LiveSettings:

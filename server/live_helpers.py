@@ -1,6 +1,7 @@
 """Run the helpers of a server's live store (`python -m live …`), each under a supervisor that restarts it.
 
     maintain   every ten minutes: archive the log's older part, forget idle users
+    consume    events of a Kafka topic, where [live] brokers names one
 
 They carry the server's tag and end with it. Each of several servers on one store has its helpers; locks in the store's folder
 let only one of each kind work.
@@ -42,11 +43,14 @@ def wanted_commands(state: ServerState) -> dict[str, list[str]]:
     try:
         generation = pinned_generation(state.repo)
         folder = stage_folder(state.repo, OBSERVE, generation)
-        stage_settings(folder, read_stage(folder), LiveSettings)
+        settings = stage_settings(folder, read_stage(folder), LiveSettings)
     except ArtifactError:
         return {}
     common = ["--repo", str(state.repo), "--tag", state.tag]
-    return {"maintain": ["maintain", *common]}
+    commands = {"maintain": ["maintain", *common]}
+    if settings.brokers:
+        commands["consume"] = ["consume", str(generation), *common]
+    return commands
 
 
 def helpers(tag: str) -> list[psutil.Process]:

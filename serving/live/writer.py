@@ -11,7 +11,7 @@ import hashlib
 import json
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -129,13 +129,13 @@ class Writer:
             rows = unchanged(txn, self.store, self.layout, user_ids, received_ms)
             if rows.any():
                 self.append_within(txn, evictions(user_ids[rows], self.now_ms()))
-                self.count(txn, evicted_users=int(rows.sum()))
+                self.count(txn, {"evicted_users": int(rows.sum())})
         return int(rows.sum())
 
-    def count(self, txn: lmdb.Transaction, **added: float) -> None:
-        """Add to the store's counters (Store.read_counters), within a transaction."""
+    def count(self, txn: lmdb.Transaction, added: Mapping[str, float], **stated: float) -> None:
+        """Add to the store's counters (Store.read_counters) and state values, within a transaction."""
         counters = json.loads(bytes(txn.get(COUNTERS, db=self.store.meta) or b"{}"))
-        counters |= {name: counters.get(name, 0) + value for name, value in added.items()}
+        counters |= {name: counters.get(name, 0) + value for name, value in added.items()} | stated
         txn.put(COUNTERS, json.dumps(counters).encode(), db=self.store.meta)
 
     def append_within(self, txn: lmdb.Transaction, batch: EventBatch) -> np.ndarray:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -25,7 +25,15 @@ from serving.live.writer import Writer, WriterSettings, wall_clock_ms
 from serving.stages.features.user_state import UserStore
 
 Arrays = dict[str, np.ndarray]
-COUNTED = {"evicted_users": "Idle users that were forgotten, ever"}  # by the store's helpers (live/)
+COUNTED = {  # by the store's helpers (live/)
+    "evicted_users": "Idle users that were forgotten, ever",
+    "kafka_messages": "Messages that were read, ever",
+    "kafka_refused": "Messages that are no events, ever",
+    "kafka_lost": "Messages that the brokers removed unread, ever",
+    "kafka_lag": "Messages that are waiting in the topic",
+    "kafka_broker_down": "1 while no broker answers",
+}
+SILENT = "How long ago the consumer last stated its lag: it is down where this grows"
 
 
 @dataclass(frozen=True)
@@ -47,6 +55,8 @@ class LiveSettings:
     archive_bytes: int = 0
     idle_days: float = 0.0
     most_users: int = 0
+    brokers: str = ""
+    topic: str = ""
 
     @property
     def event_kinds(self) -> EventKinds:
@@ -63,7 +73,7 @@ class LiveModel:
     now_ms: Callable[[], int] = wall_clock_ms
 
     @classmethod
-    def load(cls, folder: Path) -> LiveModel:
+    def load(cls, folder: Path) -> Self:
         """Load the model from its version folder. Raises ArtifactError, ConfigError or DependencyError."""
         info = read_stage(folder)
         settings = stage_settings(folder, info, LiveSettings)
@@ -122,6 +132,9 @@ class Observe(LiveModel):
         counters = store.read_counters()
         for name, description in COUNTED.items():
             yield Measurement(f"recommender_live_{name}", description, GAUGE, {}, float(counters.get(name, 0)))
+        if seen_ms := counters.get("kafka_seen_ms"):
+            silent_s = max(self.now_ms() - seen_ms, 0) / 1000
+            yield Measurement("recommender_live_kafka_silent_seconds", SILENT, GAUGE, {}, silent_s)
 
 
 class Upsert(LiveModel):

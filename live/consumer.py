@@ -1,0 +1,174 @@
+"""Consume events from a Kafka topic into the live store of a machine.
+
+    messages ─▶ decode ─▶ one transaction: events, state, next offsets ─▶ durable
+                  └─▶ refused: counted and logged in the same transaction
+
+Reading is at least once: after a crash, messages come again from the stored offsets on. The effect is exactly once, because
+offsets and events change in the same transaction, and a message below the stored offset is dropped. Every machine reads all
+partitions into its own store, so nothing is committed to Kafka and no group is balanced.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+import lmdb
+import numpy as np
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from live.messages import MessageDecoder, Refusal
+from serving.live.offsets import read_offsets, write_offsets
+from serving.live.writer import Writer
+
+MESSAGES_PER_BATCH = 2_000
+POLL_S = 0.1
+FETCH_WAIT_MS = 20  # how long a broker holds a fetch without messages
+STATUS_EVERY_S, FIRST_EVERY_S = 5.0, 0.5  # interval of looking for partitions and of stating the lag; before there are any
+METADATA_TIMEOUT_S = 1.0
+RECONNECT_MS = 1_000
+REASONS_LOGGED = 10  # of the refused messages of a batch
+LOCK = "consumer.lock"
+
+log = logging.getLogger(__name__)
+
+
+class EventConsumer:
+    """Reads all partitions of one topic. `run` waits until no other consumer of this store runs."""
+
+    def __init__(self, writer: Writer, decoder: MessageDecoder, brokers: str, topic: str) -> None:
+        self._writer, self._decoder, self._topic = writer, decoder, topic
+        self._assigned: set[int] = set()  # partitions
+        self._stated_s = float("-inf")
+        self._brokers = brokers
+        self._seen: dict[int, int] = {}  # the last offset of each partition that came
+
+    def run(self, stop: threading.Event) -> None:
+        """Consume until `stop` is set. Broker outages are survived; a disk that takes no events raises DependencyError."""
+        log.info("consumes topic %s of %s", self._topic, self._brokers)
+        with open(self._writer.store.folder / LOCK, "wb") as file:
+            while not stop.is_set():
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    stop.wait(0.5)
+            consumer = self._connect()
+            try:
+                while not stop.is_set():
+                    self._step(consumer)
+            finally:
+                consumer.close()
+
+    def _connect(self) -> Consumer:
+        return Consumer(
+            {
+                "bootstrap.servers": self._brokers,
+                "group.id": f"recommender-live-{socket.gethostname()}",  # librdkafka asks for one; it has no member
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",  # where the wanted message is gone
+                "fetch.wait.max.ms": FETCH_WAIT_MS,
+                "reconnect.backoff.max.ms": RECONNECT_MS,
+                "error_cb": self._on_error,
+                "log_level": 0,
+            }
+        )
+
+    def _on_error(self, error: KafkaError) -> None:
+        if error.code() == KafkaError._ALL_BROKERS_DOWN:
+            log.warning("kafka: %s", error)
+
+    def _step(self, consumer: Consumer) -> None:
+        if time.monotonic() - self._stated_s > (STATUS_EVERY_S if self._assigned else FIRST_EVERY_S):
+            self._look(consumer)
+        messages = consumer.consume(MESSAGES_PER_BATCH, POLL_S)
+        sound = [message for message in messages if message.error() is None]
+        for message in messages:
+            if message.error() is not None:
+                log.warning("kafka: %s", message.error())
+        if sound:
+            self.take_in(sound)
+
+    def _look(self, consumer: Consumer) -> None:
+        """Assign partitions that are new, and state the lag."""
+        self._stated_s = time.monotonic()
+        try:
+            topic = consumer.list_topics(timeout=METADATA_TIMEOUT_S).topics.get(self._topic)
+            bounds = {number: self._bounds(consumer, number) for number in (topic.partitions if topic else ())}
+        except KafkaException as error:
+            log.warning("kafka: %s", error)
+            with self._writer.transaction() as txn:
+                self._writer.count(txn, {}, kafka_broker_down=1, kafka_seen_ms=self._writer.now_ms())
+            return
+        with self._writer.transaction() as txn:
+            offsets = self._starts(txn, bounds)
+            lag = sum(high - offsets[number] for number, (_, high) in bounds.items())
+            self._writer.count(txn, {}, kafka_broker_down=0, kafka_lag=lag, kafka_seen_ms=self._writer.now_ms())
+        if set(bounds) != self._assigned:
+            consumer.assign([TopicPartition(self._topic, number, offsets[number]) for number in bounds])
+            self._assigned = set(bounds)
+
+    def _bounds(self, consumer: Consumer, partition: int) -> tuple[int, int]:
+        """Return the first offset that the broker has, and the one after the last. Raises KafkaException."""
+        bounds = consumer.get_watermark_offsets(TopicPartition(self._topic, partition), METADATA_TIMEOUT_S)
+        if bounds is None:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        return bounds
+
+    def _starts(self, txn: lmdb.Transaction, bounds: Mapping[int, tuple[int, int]]) -> dict[int, int]:
+        """Return the next offset of each partition; messages that the broker removed unread are counted as lost."""
+        offsets, lost = read_offsets(txn, self._writer.store, self._topic), 0
+        for number, (low, high) in bounds.items():
+            if offsets.get(number, 0) > high:
+                log.warning("%s [%d] ends at %d, before what was read: it was made again", self._topic, number, high)
+                offsets[number] = low
+            elif number in offsets and offsets[number] < low:
+                lost += low - offsets[number]
+                log.warning("%s [%d]: messages %d to %d are gone", self._topic, number, offsets[number], low)
+            offsets[number] = max(offsets.get(number, 0), low)
+        write_offsets(txn, self._writer.store, self._topic, offsets)
+        if lost:
+            self._writer.count(txn, {"kafka_lost": lost})
+        return offsets
+
+    def take_in(self, messages: Sequence[Message]) -> None:
+        """Make the events of messages durable, each message once."""
+        writer = self._writer
+        partitions = np.array([message.partition() for message in messages])
+        offsets = np.array([message.offset() for message in messages])
+        values, times_ms = [message.value() for message in messages], [message.timestamp()[1] for message in messages]
+        batch, rows, refusals = self._decoder.decode(values, times_ms, writer.now_ms())
+        with writer.transaction() as txn:
+            known = read_offsets(txn, writer.store, self._topic) | dict.fromkeys(self._made_again(partitions, offsets), 0)
+            is_new = offsets >= np.array([known.get(number, 0) for number in partitions.tolist()])
+            fresh = np.flatnonzero(is_new[rows])
+            if len(fresh):
+                writer.append_within(txn, batch.take(fresh))
+            refused = [refusal for refusal in refusals if is_new[refusal.row]]
+            ends = {int(number): int(offsets[partitions == number].max()) + 1 for number in np.unique(partitions)}
+            merged = {number: max(end, known.get(number, 0)) for number, end in ends.items()}
+            write_offsets(txn, writer.store, self._topic, known | merged)
+            writer.count(txn, {"kafka_messages": int(is_new.sum()), "kafka_refused": len(refused)})
+        self._log_refusals(messages, refused)
+
+    def _made_again(self, partitions: np.ndarray, offsets: np.ndarray) -> list[int]:
+        """Return the partitions whose offsets have fallen, which they do only when the topic was deleted and made again."""
+        fallen = []
+        for number in np.unique(partitions).tolist():
+            own = offsets[partitions == number]
+            if own[0] <= self._seen.get(number, -1):
+                log.warning("%s [%d] starts anew at %d: it was made again", self._topic, number, own[0])
+                fallen.append(number)
+            self._seen[number] = int(own[-1])
+        return fallen
+
+    def _log_refusals(self, messages: Sequence[Message], refused: Sequence[Refusal]) -> None:
+        for refusal in refused[:REASONS_LOGGED]:
+            message = messages[refusal.row]
+            log.warning("%s [%d] offset %d refused: %s", self._topic, message.partition(), message.offset(), refusal.reason)
+        if len(refused) > REASONS_LOGGED:
+            log.warning("%d more were refused", len(refused) - REASONS_LOGGED)

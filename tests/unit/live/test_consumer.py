@@ -1,0 +1,223 @@
+"""Events from Kafka: each message once, whatever is killed; what is no event is counted; a lost broker delays, no more."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import random
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from live.archive import read_log
+from live.consumer import EventConsumer
+from live.messages import MessageDecoder
+from serving.contract.tensors import OBSERVE, ContextColumn, live_specs
+from serving.live.admission import ChangeAdmission, EventAdmission
+from serving.live.events import EventBatch
+from serving.live.layout import Layout
+from serving.live.reader import Reader
+from serving.live.store import open_store
+from serving.live.writer import Writer
+from tests.unit.live.batches import KINDS, START_MS, purchase
+from tests.unit.tables.kafka_broker import MockBroker
+
+TOPIC = "events"
+CONTEXT = (ContextColumn("device", "string"), ContextColumn("floor", "integer"), ContextColumn("price", "continuous"))
+FORKING = multiprocessing.get_context("fork")
+PARTITIONS = 4  # of the mock's topics
+
+
+class Message:
+    """A message as a consumer gives it."""
+
+    def __init__(self, value: bytes | None, offset: int, partition: int = 0) -> None:
+        self._value, self._offset, self._partition = value, offset, partition
+
+    def value(self) -> bytes | None:
+        return self._value
+
+    def offset(self) -> int:
+        return self._offset
+
+    def partition(self) -> int:
+        return self._partition
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, START_MS
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "shop.live"
+
+
+@pytest.fixture
+def broker():
+    broker = MockBroker()
+    yield broker
+    broker.stop()
+
+
+def consumer_of(writer: Writer, brokers: str = "") -> EventConsumer:
+    context = tuple(column.tensor() for column in CONTEXT)
+    changes = ChangeAdmission({"item": {"price": "number"}, "user": {}})
+    decoder = MessageDecoder(EventAdmission(KINDS, CONTEXT), changes, live_specs(context)[OBSERVE].inputs, writer.codes)
+    return EventConsumer(writer, decoder, brokers, TOPIC)
+
+
+@pytest.fixture
+def consumer(folder):
+    with closing(Writer(folder, Layout(), KINDS.names)) as writer:
+        yield consumer_of(writer)
+
+
+def whole_log(folder: Path) -> EventBatch:
+    return EventBatch.join([batch for _, batch in read_log(folder)])
+
+
+def counters(folder: Path) -> dict[str, float]:
+    with closing(open_store(folder)) as store:
+        return store.read_counters()
+
+
+def test_messages_become_events_and_changes_in_their_order(consumer, folder):
+    fields = {"event": "view", "timestamp_ms": START_MS + 5, "value": 2.5, "event_id": "o-1", "request_id": "r"}
+    fields |= {"device": "phone", "floor": 3, "price": None}
+    consumer.take_in(
+        [
+            Message(json.dumps({"user_id": 1, "item_id": 2}).encode(), 0),
+            Message(json.dumps({"kind": "item", "id": 7, "columns": {"price": 9.5}}).encode(), 1),
+            Message(json.dumps({"user_id": -3, "item_id": 4} | fields).encode(), 2),
+        ]
+    )
+    batch = whole_log(folder)
+    assert batch.headers["type"].tolist() == [0, 1, 0]
+    assert batch.headers["user_id"].tolist() == [1, 0, -3]
+    assert batch.headers["item_id"].tolist() == [2, 7, 4]
+    assert batch.headers["time_ms"][[0, 2]].tolist() == [START_MS, START_MS + 5]
+    assert [KINDS.names[code] for code in batch.headers["kind"][[0, 2]]] == ["purchase", "view"]
+    assert (batch.event_ids[2], batch.request_ids[2]) == (b"o-1", b"r")
+    assert [json.loads(text or b"{}") for text in batch.columns] == [{}, {"price": 9.5}, {"device": "phone", "floor": 3}]
+
+
+REFUSED = {
+    b"": "is no JSON;",
+    b"\xff{": "is no JSON;",
+    b"[" * 100_000: "is no JSON;",
+    b"[1]": "is no JSON object",
+    b'{"user_id": 1}': "item_id is missing",
+    b'{"user_id": "a", "item_id": 2}': "user_id is 'a'; expected a number",
+    b'{"user_id": true, "item_id": 2}': "user_id is True; expected a number",
+    b'{"user_id": 1.5, "item_id": 2}': "user_id is 1.5; expected a whole number",
+    b'{"user_id": 9223372036854775808, "item_id": 2}': "expected a whole number of 64 bits",
+    b'{"user_id": 1, "item_id": -2}': "item_id is negative",
+    b'{"user_id": 1, "item_id": 2, "event": "sneeze"}': "event is b'sneeze'",
+    b'{"user_id": 1, "item_id": 2, "event": 3}': "event is 3; expected a text",
+    b'{"user_id": 1, "item_id": 2, "value": 1e39}': "expected a finite number",
+    b'{"user_id": 1, "item_id": 2, "value": Infinity}': "expected a finite number",
+    b'{"user_id": 1, "item_id": 2, "timestamp_ms": 99999999999999}': "ahead of this server's clock",
+    b'{"user_id": 1, "item_id": 2, "colour": "red"}': "there is no field 'colour'",
+    b'{"kind": "item", "id": 3}': "columns is not an object",
+    b'{"kind": "shop", "id": 3, "columns": {"price": 1}}': "kind is b'shop'",
+    b'{"kind": "item", "id": 3, "columns": {"size": 1}}': "there is no item column 'size'",
+}
+
+
+def test_what_is_no_event_is_counted_and_logged_and_the_rest_goes_on(consumer, folder, caplog):
+    sound = b'{"user_id": 1, "item_id": 2}'
+    for offset, (value, reason) in enumerate(REFUSED.items()):
+        caplog.clear()
+        consumer.take_in([Message(value, 2 * offset), Message(sound, 2 * offset + 1)])
+        assert reason in caplog.text
+        assert f"offset {2 * offset} refused" in caplog.text
+    consumer.take_in([Message(None, 2 * len(REFUSED))])  # a tombstone
+    assert len(whole_log(folder)) == len(REFUSED)
+    assert counters(folder) == {"kafka_messages": 2 * len(REFUSED) + 1, "kafka_refused": len(REFUSED) + 1}
+
+
+def test_a_message_that_comes_again_changes_nothing_until_the_topic_is_made_again(folder):
+    first = [Message(json.dumps({"user_id": 1, "item_id": number}).encode(), number) for number in range(5)]
+    again = [*first[3:], Message(b'{"user_id": 1, "item_id": 5}', 5), Message(b"no event", 2, partition=1)]
+    with closing(Writer(folder, Layout(), KINDS.names)) as writer:
+        consumer_of(writer).take_in(first)
+        consumer_of(writer).take_in(again)  # another process, which started too early
+        consumer = consumer_of(writer)
+        consumer.take_in(again)
+        assert whole_log(folder).headers["item_id"].tolist() == [0, 1, 2, 3, 4, 5]
+        assert writer.store.read_counters() == {"kafka_messages": 7, "kafka_refused": 1}
+        consumer.take_in([Message(b'{"user_id": 1, "item_id": 100}', 0)])
+        assert whole_log(folder).headers["item_id"].tolist() == [0, 1, 2, 3, 4, 5, 100]
+
+
+@contextmanager
+def consuming(folder: Path, brokers: str) -> Iterator[None]:
+    stop = threading.Event()
+    with closing(Writer(folder, Layout(), KINDS.names)) as writer, ThreadPoolExecutor(1) as thread:
+        running = thread.submit(consumer_of(writer, brokers).run, stop)
+        try:
+            yield
+        finally:
+            stop.set()
+            running.result()  # whatever it raised
+
+
+def until(condition, timeout_s: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.02)
+
+
+def send(broker: MockBroker, numbers: range) -> None:
+    for number in numbers:
+        value = json.dumps({"user_id": number % 50, "item_id": number}).encode()
+        broker.send(TOPIC, value, partition=number % PARTITIONS)
+
+
+def last_sequence(folder: Path) -> int:
+    with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
+        return snapshot.progress().last_sequence
+
+
+def consume_until_killed(folder: Path, brokers: str) -> None:
+    with closing(Writer(folder, Layout(), KINDS.names)) as writer:
+        consumer_of(writer, brokers).run(threading.Event())
+
+
+def test_a_consumer_killed_at_random_moments_loses_and_repeats_nothing(folder, broker):
+    rng = random.Random(0)
+    Writer(folder, Layout(), KINDS.names).close()  # compiles the loops before processes are forked
+    n_sent, each, kills = 0, 60, 5
+    for _ in range(kills):
+        process = FORKING.Process(target=consume_until_killed, args=(folder, broker.address))
+        process.start()
+        before = last_sequence(folder)
+        send(broker, range(n_sent, n_sent + each))
+        n_sent += each
+        until(lambda before=before: last_sequence(folder) > before)
+        time.sleep(rng.random() * 0.05)
+        process.kill()
+        process.join()
+    with consuming(folder, broker.address):
+        until(lambda: last_sequence(folder) >= n_sent)
+        items = whole_log(folder).headers["item_id"]
+        assert sorted(items.tolist()) == list(range(n_sent))
+        for partition in range(PARTITIONS):
+            own = items[items % PARTITIONS == partition]
+            assert (np.diff(own) > 0).all()
+        until(lambda: counters(folder).get("kafka_lag") == 0)
+        assert counters(folder)["kafka_messages"] == n_sent
+
+
+def test_without_a_broker_other_events_go_on_and_it_is_said(folder, monkeypatch):
+    monkeypatch.setattr("live.consumer.FIRST_EVERY_S", 0.05)
+    with consuming(folder, "127.0.0.1:1"), closing(Writer(folder, Layout(), KINDS.names)) as writer:
+        until(lambda: counters(folder).get("kafka_broker_down") == 1)
+        assert writer.append(purchase(1, 2)).tolist() == [1]

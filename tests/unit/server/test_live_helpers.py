@@ -1,0 +1,80 @@
+"""The helpers of a live store: those that the settings ask for, with the server's tag, until it ends."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from server import live_helpers
+from server.ports import Ports
+from server.state import ServerState
+from serving.contract.artifacts import read_stage, stage_folder
+from serving.contract.tensors import OBSERVE
+from serving.live.reader import Reader
+from serving.live.store import live_folder
+from serving.stages.live.models import Observe
+from tests.unit.live.shops import repository_with_kinds
+from tests.unit.tables.kafka_broker import MockBroker
+
+TOPIC = "shop-events"
+
+
+@pytest.fixture
+def state(tmp_path) -> Iterator[ServerState]:
+    repo = Path(shutil.copytree(repository_with_kinds(), tmp_path / "repo"))
+    Observe.load(stage_folder(repo, OBSERVE, 1)).close()  # makes the store, as the server does
+    state = ServerState(1, f"triton_test_{tmp_path.name}_", repo, tmp_path / "log", Ports(1, 2, 3))
+    yield state
+    live_helpers.stop(state.tag)
+    assert live_helpers.helpers(state.tag) == []
+
+
+def until(condition: Callable[[], bool], log: Path) -> None:
+    deadline = time.monotonic() + 60.0
+    while not condition():
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.05)
+
+
+def set_live(repo: Path, **settings: object) -> None:
+    """Change what the export said of `observe`."""
+    path = stage_folder(repo, OBSERVE, 1) / "stage.json"
+    facts = json.loads(path.read_text())
+    path.write_text(json.dumps(facts | {"settings": facts["settings"] | settings}))
+
+
+def test_maintenance_and_a_consumer_run_while_the_settings_ask_for_them(state, tmp_path):
+    broker = MockBroker()
+    set_live(state.repo, brokers=broker.address, topic=TOPIC)
+    live_helpers.follow(state, tmp_path)
+    broker.send(TOPIC, b'{"user_id": 3, "item_id": 5}')
+    log = tmp_path / "logs" / "live-consume-1.log"
+    with closing(Reader(live_folder(state.repo), read_stage(stage_folder(state.repo, OBSERVE, 1)).shop)) as reader:
+
+        def n_events() -> int:
+            with reader.snapshot() as snapshot:
+                return snapshot.progress().last_sequence
+
+        until(lambda: n_events() == 1, log)
+    rounds = tmp_path / "logs" / "live-maintain-1.log"
+    until(lambda: "0 idle users forgotten" in rounds.read_text(), rounds)
+    consumer = [process for process in live_helpers.helpers(state.tag) if "consume" in process.cmdline()]
+    assert len(consumer) == 2  # with its supervisor
+    live_helpers.follow(state, tmp_path)
+    assert [process for process in live_helpers.helpers(state.tag) if "consume" in process.cmdline()] == consumer
+    set_live(state.repo, brokers="")
+    live_helpers.follow(state, tmp_path)
+    assert not [process for process in live_helpers.helpers(state.tag) if "consume" in process.cmdline()]
+    broker.stop()
+
+
+def test_a_repository_without_live_models_has_no_helpers(state, tmp_path):
+    shutil.rmtree(state.repo / OBSERVE)
+    live_helpers.follow(state, tmp_path)
+    assert live_helpers.helpers(state.tag) == []
