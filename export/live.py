@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 
 import numpy as np
 
@@ -27,8 +27,7 @@ def write_live_models(staging: Staging, like: StageInfo, description: Descriptio
         **choices.model_dump(include={field.name for field in fields(LiveSettings)}),
     )
     for name in LIVE_MODELS:
-        info = StageInfo(name, like.generation, like.axes, like.context, asdict(settings), choices.folder, description.name)
-        info.write(staging.folder(name))
+        replace(like, stage=name, settings=asdict(settings)).write(staging.folder(name))
 
 
 def event_kinds(description: Description) -> EventKinds:

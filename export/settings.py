@@ -134,6 +134,8 @@ class LiveChoices(_Section):
     store_bytes: Bytes = 64 << 30  # of address space; the file grows as it is used
     brokers: str = ""  # "host:port,…": Kafka brokers, from which events come too
     topic: str = "events"  # their topic
+    redis: str = ""  # "host:port,…": nodes of a Redis cluster in which many machines share the users' state, in Feast's layout
+    feast_project: str = "recommender"  # name of the project in Feast's keys
     continue_log: bool = True  # an export learns from the events of the live store too
     new_items: Annotated[int, Field(ge=0)] = 256  # rows kept free for items that come between two exports
     new_item_share: Annotated[float, Field(ge=0, le=1)] = 0.1  # of lists that show a new item, whatever its scores

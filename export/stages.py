@@ -57,7 +57,8 @@ def write_stages(
     reranks = rerank.settings | {"newcomer_share": live.new_item_share, "newcomer_place": live.new_item_place}
     settings = {"preprocess": {}, "retrieve": retrieve, "rank": ranks, "rerank": reranks}
     for name, own in settings.items():
-        info = StageInfo(name, staging.generation, axes, features.context, own, live.folder, dataset.description.name)
+        place = (live.folder, dataset.description.name, live.redis, live.feast_project)
+        info = StageInfo(name, staging.generation, axes, features.context, own, *place)
         info.write(staging.folder(name))
     write_live_models(staging, info, dataset.description, live)
     folders = {name: staging.folder(name) for name in STAGES}

@@ -1,4 +1,4 @@
-"""python -m live inspect | replay | compact | maintain | consume | export | erase: look after a live store."""
+"""python -m live inspect | replay | compact | maintain | consume | share | export | erase: look after a live store."""
 
 from __future__ import annotations
 
@@ -27,12 +27,14 @@ from live.maintenance import DAY_MS, Retention, lock
 from live.maintenance import maintain as maintain_store
 from live.messages import MessageDecoder
 from live.replay import replay as replay_log
+from live.sharing import Sharer
 from serving.contract.artifacts import read_stage, stage_folder, stage_settings
 from serving.contract.errors import ConfigError, RecommenderError
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import OBSERVE, PAD_ID
 from serving.live.admission import ChangeAdmission
 from serving.live.reader import Reader
+from serving.live.redis_state import RedisState
 from serving.live.store import live_folder, open_store
 from serving.live.writer import Writer
 from serving.stages.live.models import LiveSettings, Observe
@@ -141,6 +143,22 @@ def consume(
         changes = ChangeAdmission(settings.columns)
         decoder = MessageDecoder(observe.admission, changes, observe.info.spec.inputs, observe.writer.codes)
         EventConsumer(observe.writer, decoder, settings.brokers, settings.topic).run(stop_on_signals())
+
+
+@app.command()
+def share(
+    generation: Annotated[int, typer.Argument(help="whose settings apply")],
+    repo: Repo = DEFAULT,
+    tag: Annotated[str, typer.Option(help="of the server it belongs to, by which that finds it")] = "",
+) -> None:
+    """Share the state of users and items in Redis until SIGTERM; [live] redis of the export names its nodes."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    with closing(Observe.load(stage_folder(repo, OBSERVE, generation))) as observe:
+        info = observe.info
+        if not info.live_redis:
+            raise ConfigError("The export names no Redis. Set [live] redis, and export again.")
+        with closing(RedisState(info.live_redis, info.live_project)) as state:
+            Sharer(observe.writer, state, observe.settings.idle_days).run(stop_on_signals())
 
 
 @app.command()

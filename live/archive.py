@@ -25,7 +25,14 @@ from serving.live.writer import Writer
 EVENTS_PER_SEGMENT = 1_000_000
 EVENTS_PER_READ = 65_536
 TYPES = ("observed", "item changed", "user changed", "user evicted")  # by code
-FLAGS = {"positive": Flags.POSITIVE, "seen": Flags.SEEN, "late": Flags.LATE, "counted": Flags.COUNTED, "erased": Flags.ERASED}
+FLAGS = {
+    "positive": Flags.POSITIVE,
+    "seen": Flags.SEEN,
+    "late": Flags.LATE,
+    "counted": Flags.COUNTED,
+    "erased": Flags.ERASED,
+    "kafka": Flags.KAFKA,
+}
 NUMBERS = ("user_id", "item_id", "time_ms", "received_ms", "value", "weight", "label")
 BYTES = {"event_ids": "event_id", "request_ids": "request_id", "columns": "columns"}  # of EventBatch -> of a segment
 
@@ -52,27 +59,32 @@ def segments(folder: Path) -> list[Segment]:
     return sorted(found, key=lambda segment: segment.first)
 
 
-def read_log(folder: Path, after: int = 0) -> Iterator[tuple[np.ndarray, EventBatch]]:
-    """Yield (sequences int64 [N], events) of the whole log after a sequence, archive and store, in order, each event once."""
+def read_log(folder: Path, after: int = 0, most: int = EVENTS_PER_READ) -> Iterator[tuple[np.ndarray, EventBatch]]:
+    """Yield (sequences int64 [N], events) of the whole log after a sequence, archive and store, in order, each event once.
+
+    most: events at a time
+    """
     with closing(Reader(folder)) as reader:
         with reader.snapshot() as snapshot:
             names = snapshot.event_names()
         for segment in segments(folder):
             if segment.last > after:
-                yield from read_segment(segment, names, after)
+                yield from read_segment(segment, names, after, most)
                 after = segment.last
         while True:
             with reader.snapshot() as snapshot:
-                rows = [(sequence, bytes(packed)) for sequence, packed in islice(snapshot.events(after), EVENTS_PER_READ)]
+                rows = [(sequence, bytes(packed)) for sequence, packed in islice(snapshot.events(after), most)]
             if not rows:
                 return
             yield np.array([sequence for sequence, _ in rows]), unpack(packed for _, packed in rows)
             after = rows[-1][0]
 
 
-def read_segment(segment: Segment, names: Sequence[str], after: int = 0) -> Iterator[tuple[np.ndarray, EventBatch]]:
+def read_segment(
+    segment: Segment, names: Sequence[str], after: int = 0, most: int = EVENTS_PER_READ
+) -> Iterator[tuple[np.ndarray, EventBatch]]:
     """Yield (sequences int64 [N], events) of a segment after a sequence. names: of events, by code"""
-    for part in pq.ParquetFile(segment.path).iter_batches(EVENTS_PER_READ):
+    for part in pq.ParquetFile(segment.path).iter_batches(most):
         sequences, batch = from_table(pa.Table.from_batches([part]), names)
         rows = np.flatnonzero(sequences > after)
         if len(rows):

@@ -11,6 +11,7 @@ partitions into its own store, so nothing is committed to Kafka and no group is 
 from __future__ import annotations
 
 import fcntl
+import json
 import logging
 import socket
 import threading
@@ -22,7 +23,8 @@ import numpy as np
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from live.messages import MessageDecoder, Refusal
-from serving.live.offsets import read_offsets, write_offsets
+from serving.live.events import OBSERVED, EventBatch, Flags
+from serving.live.offsets import KAFKA, read_offsets, write_offsets
 from serving.live.writer import Writer
 
 MESSAGES_PER_BATCH = 2_000
@@ -142,6 +144,7 @@ class EventConsumer:
         offsets = np.array([message.offset() for message in messages])
         values, times_ms = [message.value() for message in messages], [message.timestamp()[1] for message in messages]
         batch, rows, refusals = self._decoder.decode(values, times_ms, writer.now_ms())
+        batch = self._with_places(batch, partitions[rows], offsets[rows])
         with writer.transaction() as txn:
             known = read_offsets(txn, writer.store, self._topic) | dict.fromkeys(self._made_again(partitions, offsets), 0)
             is_new = offsets >= np.array([known.get(number, 0) for number in partitions.tolist()])
@@ -154,6 +157,16 @@ class EventConsumer:
             write_offsets(txn, writer.store, self._topic, known | merged)
             writer.count(txn, {"kafka_messages": int(is_new.sum()), "kafka_refused": len(refused)})
         self._log_refusals(messages, refused)
+
+    def _with_places(self, batch: EventBatch, partitions: np.ndarray, offsets: np.ndarray) -> EventBatch:
+        """Return events that say by which message they came, int64 [N] each: machines that share state apply each once."""
+        observed = batch.headers["type"] == OBSERVED
+        batch.headers["flags"][observed] |= np.uint16(Flags.KAFKA)
+        columns = list(batch.columns)
+        for row in np.flatnonzero(observed).tolist():
+            place = [self._topic, int(partitions[row]), int(offsets[row])]
+            columns[row] = json.dumps(json.loads(columns[row] or b"{}") | {KAFKA: place}).encode()
+        return EventBatch(batch.headers, batch.event_ids, batch.request_ids, columns)
 
     def _made_again(self, partitions: np.ndarray, offsets: np.ndarray) -> list[int]:
         """Return the partitions whose offsets have fallen, which they do only when the topic was deleted and made again."""

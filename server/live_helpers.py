@@ -2,6 +2,7 @@
 
     maintain   every ten minutes: archive the log's older part, forget idle users
     consume    events of a Kafka topic, where [live] brokers names one
+    share      the state of users and items in Redis, where [live] redis names nodes
 
 They carry the server's tag and end with it. Each of several servers on one store has its helpers; locks in the store's folder
 let only one of each kind work.
@@ -43,13 +44,16 @@ def wanted_commands(state: ServerState) -> dict[str, list[str]]:
     try:
         generation = pinned_generation(state.repo)
         folder = stage_folder(state.repo, OBSERVE, generation)
-        settings = stage_settings(folder, read_stage(folder), LiveSettings)
+        info = read_stage(folder)
+        settings = stage_settings(folder, info, LiveSettings)
     except ArtifactError:
         return {}
     common = ["--repo", str(state.repo), "--tag", state.tag]
     commands = {"maintain": ["maintain", *common]}
     if settings.brokers:
         commands["consume"] = ["consume", str(generation), *common]
+    if info.live_redis:
+        commands["share"] = ["share", str(generation), *common]
     return commands
 
 

@@ -53,6 +53,8 @@ class StageInfo:
     settings: dict[str, Any] = field(default_factory=dict)
     live_folder: str = ""  # of the live store; "": beside the repository
     shop: str = ""  # name of the data set, whose live store it must be; "": any
+    live_redis: str = ""  # "host:port,…": the Redis cluster in which machines share the users' live state
+    live_project: str = ""  # name of the project in Feast's keys
 
     @property
     def spec(self) -> ModelSpec:

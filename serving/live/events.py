@@ -42,6 +42,7 @@ class Flags(IntFlag):
     SEEN = 2  # the item is not recommended to this user again
     LATE = 4  # older than the watermark was
     ERASED = 16  # the user was erased: the event counts for its item only, and says nothing else
+    KAFKA = 32  # came by Kafka, which every machine reads
     COUNTED = 8  # of the kind that the interaction log holds, from which generations learn
 
 

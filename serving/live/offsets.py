@@ -10,6 +10,7 @@ import lmdb
 from serving.live.store import Store
 
 PREFIX = b"offsets/"
+KAFKA = "_kafka"  # in an event's columns: topic, partition, offset of the message it came by
 
 
 def read_offsets(txn: lmdb.Transaction, store: Store, topic: str) -> dict[int, int]:

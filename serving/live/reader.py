@@ -23,6 +23,7 @@ from serving.live.store import (
     DATA_FILE,
     DEFAULT_BYTES,
     KINDS,
+    MACHINE,
     PAUSES,
     PROGRESS,
     Progress,
@@ -49,10 +50,14 @@ class Snapshot:
     """One consistent view of a store."""
 
     def __init__(self, store: Store, layout: Layout, txn: lmdb.Transaction) -> None:
-        self._store, self._layout, self._txn = store, layout, txn
+        self._store, self.layout, self._txn = store, layout, txn
 
     def progress(self) -> Progress:
         return Progress.unpack(self._txn.get(PROGRESS, db=self._store.meta))
+
+    def machine(self) -> str:
+        """Return the name of this store among those that share Redis, "" before it shares anything."""
+        return bytes(self._txn.get(MACHINE, db=self._store.meta) or b"").decode()
 
     def event_names(self) -> list[str]:
         """Return the names of events, by the code that the log holds."""
@@ -64,11 +69,11 @@ class Snapshot:
 
     def users(self, user_ids: np.ndarray) -> tuple[list[int], np.ndarray]:
         """int64 [B] -> rows [M] that have a record, and these records [M]."""
-        return read_records(self._txn, self._store.users, ids_as_keys(user_ids), self._layout.user)
+        return read_records(self._txn, self._store.users, ids_as_keys(user_ids), self.layout.user)
 
     def items(self, item_ids: np.ndarray) -> tuple[list[int], np.ndarray]:
         """int64 [B] -> rows [M] that have a record, and these records [M]."""
-        return read_records(self._txn, self._store.items, ids_as_keys(item_ids), self._layout.item)
+        return read_records(self._txn, self._store.items, ids_as_keys(item_ids), self.layout.item)
 
     def seen(self, user_ids: np.ndarray) -> np.ndarray:
         """int64 [B] distinct ids -> PAIR [P]: what is not recommended to them again, the pairs of a user together."""
@@ -86,7 +91,7 @@ class Snapshot:
 
     def seeds(self, user_ids: np.ndarray) -> tuple[list[int], np.ndarray]:
         """Return the rows [M] of users that a generation knew before their first live event, and how their records began."""
-        return read_records(self._txn, self._store.seeds, ids_as_keys(user_ids), self._layout.user)
+        return read_records(self._txn, self._store.seeds, ids_as_keys(user_ids), self.layout.user)
 
     def all_users(self) -> np.ndarray:
         """Return int64 [N] ids of all users with live events."""
@@ -94,7 +99,7 @@ class Snapshot:
 
     def arrivals_ms(self, after: bytes, most: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the next users after a key, int64 [N], and when their latest events arrived, int64 [N]; N = 0 at the end."""
-        cursor, offset = self._txn.cursor(self._store.users), self._layout.user.fields["received_ms"][1]
+        cursor, offset = self._txn.cursor(self._store.users), self.layout.user.fields["received_ms"][1]
         rows = list(islice(cursor.iternext(), most)) if cursor.set_range(after + b"\0") else []
         times_ms = np.frombuffer(b"".join(record[offset : offset + 8] for _, record in rows), "<i8")
         return np.frombuffer(b"".join(key for key, _ in rows), "<i8"), times_ms
@@ -110,7 +115,7 @@ class Snapshot:
         """Return (int64 [N] ids, records [N]) of all items with live events."""
         rows = list(self._txn.cursor(self._store.items))
         ids = np.frombuffer(b"".join(key for key, _ in rows), "<i8")
-        return ids, np.frombuffer(b"".join(value for _, value in rows), self._layout.item)
+        return ids, np.frombuffer(b"".join(value for _, value in rows), self.layout.item)
 
 
 class Reader:
@@ -118,9 +123,14 @@ class Reader:
 
     def __init__(self, folder: Path, shop: str = "", store_bytes: int = DEFAULT_BYTES) -> None:
         """shop: name of the data set whose events the store must hold, "" for any"""
-        self.folder, self._shop, self._store_bytes = folder, shop, store_bytes
+        self.folder, self.shop, self._store_bytes = folder, shop, store_bytes
         self._store: Store | None = None
         self._layout: Layout | None = None
+
+    @property
+    def users(self) -> Reader:
+        """What users are read from."""
+        return self
 
     def exists(self) -> bool:
         """Has a writer made the store?"""
@@ -159,10 +169,10 @@ class Reader:
             store = open_store(self.folder, self._store_bytes)
             try:
                 self._layout = store.read_layout()
-                if self._shop and store.read_shop() not in ("", self._shop):
+                if self.shop and store.read_shop() not in ("", self.shop):
                     raise DependencyError(
                         f"The live store in {self.folder} holds the events of {store.read_shop()!r}; expected those of "
-                        f"{self._shop!r}. The model `observe` sets it aside when it is loaded."
+                        f"{self.shop!r}. The model `observe` sets it aside when it is loaded."
                     )
             except BaseException:
                 store.close()

@@ -31,7 +31,7 @@ from serving.live.layout import Layout
 DATA_FILE = "data.mdb"
 DATABASES = ("events", "users", "items", "seen", "keys", "columns", "changes", "meta", "seeds")
 LAYOUT, KINDS, PROGRESS, PAUSES, SHOP = b"layout", b"kinds", b"progress", b"pauses", b"shop"
-COUNTERS = b"counters"
+COUNTERS, MACHINE = b"counters", b"machine"
 ARCHIVE = "archive"  # folder of the log's older part (live/archive.py)
 DEFAULT_BYTES = 64 << 30  # of address space; the file grows as it is used
 MAX_READERS = 512  # threads of all processes that read at the same time

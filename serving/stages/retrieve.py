@@ -109,7 +109,7 @@ class RetrieveOutputs:
 
     def with_live(self, reader: Reader, live_items: LiveItems[SearchedItems] | None = None) -> RetrieveOutputs:
         """Return a copy that also filters what users have seen since the export, and that knows new and changed items."""
-        return replace(self, live=LiveSeen.load(reader), live_items=live_items)
+        return replace(self, live=LiveSeen.load(reader.users), live_items=live_items)
 
     def find_candidates(self, inputs: Arrays, history: np.ndarray, vectors: np.ndarray) -> Arrays:
         """Return the outputs of `retrieve`. history: int64 [B, H] positions; vectors: float32 [B, D] of users."""

@@ -27,8 +27,8 @@ from serving.contract.artifacts import StageInfo, read_stage, verify_manifest
 from serving.contract.errors import ArtifactError, RecommenderError
 from serving.contract.measurements import COUNTER, Measurement
 from serving.contract.tensors import ENSEMBLE, STAGES, ModelSpec, RecordSpec, pack_records, unpack_records
+from serving.live.opening import open_reader
 from serving.live.reader import Reader
-from serving.live.store import live_folder
 
 Arrays = dict[str, np.ndarray]
 
@@ -71,7 +71,7 @@ class StageModel:
         try:
             verify_manifest(folder)
             info = read_stage(folder)
-            self.live = Reader(live_folder(folder.parents[1], info.live_folder), info.shop)
+            self.live = open_reader(folder.parents[1], info)
             self.chain = self._chain(folder, info)
             self.spec = info.spec if len(self.chain) > 1 else self.chain[0].spec
             check_config(self.spec, json.loads(args["model_config"]))

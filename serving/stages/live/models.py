@@ -32,6 +32,8 @@ COUNTED = {  # by the store's helpers (live/)
     "kafka_lost": "Messages that the brokers removed unread, ever",
     "kafka_lag": "Messages that are waiting in the topic",
     "kafka_broker_down": "1 while no broker answers",
+    "redis_lag": "Events of this machine that Redis does not have yet",
+    "redis_down": "1 while Redis does not answer the process that shares",
 }
 SILENT = "How long ago the consumer last stated its lag: it is down where this grows"
 

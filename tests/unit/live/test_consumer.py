@@ -104,7 +104,11 @@ def test_messages_become_events_and_changes_in_their_order(consumer, folder):
     assert batch.headers["time_ms"][[0, 2]].tolist() == [START_MS, START_MS + 5]
     assert [KINDS.names[code] for code in batch.headers["kind"][[0, 2]]] == ["purchase", "view"]
     assert (batch.event_ids[2], batch.request_ids[2]) == (b"o-1", b"r")
-    assert [json.loads(text or b"{}") for text in batch.columns] == [{}, {"price": 9.5}, {"device": "phone", "floor": 3}]
+    assert [json.loads(text or b"{}") for text in batch.columns] == [
+        {"_kafka": [TOPIC, 0, 0]},
+        {"price": 9.5},
+        {"device": "phone", "floor": 3, "_kafka": [TOPIC, 0, 2]},
+    ]
 
 
 REFUSED = {

@@ -1,0 +1,121 @@
+"""Records of users and items as two Feast feature views, so that a shop's own Feast reads and writes them.
+
+    recommender_users   entity user_id (INT64)      history, session, totals and seen items of a user
+    recommender_items   entity item_id (INT64)      counts and decayed popularity of an item
+
+Lists hold no padding, and events of a session are named, because codes of events differ between machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from serving.contract.tensors import PAD_ID
+from serving.live.feast_layout import FeatureValue, decode_value, encode_value, feature_field, time_field
+from serving.live.layout import Layout
+
+UNKNOWN_KIND = 255  # of an event whose name this machine has not seen
+OF_HISTORY = {"history_ids": "int64_list", "history_s": "int64_list"}
+OF_SESSION = {"session_ids": "int64_list", "session_ms": "int64_list", "session_values": "float_list"}
+TOTALS = {
+    "event_count": "int64",
+    "sum_weight": "double",
+    "sum_label": "double",
+    "first_ms": "int64",
+    "last_ms": "int64",
+    "received_ms": "int64",
+}
+USER_FEATURES = OF_HISTORY | OF_SESSION | {"session_events": "string_list"} | TOTALS | {"seen_ids": "int64_list"}
+ITEM_FEATURES = dict.fromkeys(("event_count", "positive_count", "first_ms", "last_ms"), "int64") | {"decayed": "double_list"}
+AGGREGATES = {"aggregates": "bytes"}  # where the layout has any
+
+
+@dataclass(frozen=True)
+class View:
+    """A feature view of one entity with an int64 id. features: name -> type (feast_layout.py)"""
+
+    name: str
+    join_key: str
+    features: Mapping[str, str]
+
+    @cached_property
+    def fields(self) -> list[bytes]:
+        """The fields of the hash, in the order of `features`."""
+        return [feature_field(self.name, feature) for feature in self.features]
+
+    @cached_property
+    def time_field(self) -> bytes:
+        return time_field(self.name)
+
+    def encode(self, values: Mapping[str, FeatureValue]) -> list[tuple[bytes, bytes]]:
+        """Return (field, value) of every feature."""
+        encoded = (encode_value(kind, values[feature]) for feature, kind in self.features.items())
+        return list(zip(self.fields, encoded, strict=True))
+
+    def decode(self, stored: Sequence[bytes | None]) -> dict[str, FeatureValue]:
+        """Return the features that are there, from the values of `fields`."""
+        pairs = zip(self.features.items(), stored, strict=True)
+        values = {feature: decode_value(kind, value) for (feature, kind), value in pairs}
+        return {feature: value for feature, value in values.items() if value is not None}
+
+
+def users_view(layout: Layout) -> View:
+    """Return the view of users whose records have this layout."""
+    more = AGGREGATES if layout.user_aggregates.itemsize else {}
+    return View("recommender_users", "user_id", USER_FEATURES | more)
+
+
+def items_view(layout: Layout) -> View:
+    """Return the view of items whose records have this layout."""
+    more = AGGREGATES if layout.item_aggregates.itemsize else {}
+    return View("recommender_items", "item_id", ITEM_FEATURES | more)
+
+
+def user_features(record: np.ndarray, seen_ids: Sequence[int], names: Sequence[str]) -> dict[str, FeatureValue]:
+    """Return a user's record as features. names: of events, by code"""
+    n_history = int(np.count_nonzero(record["history_ids"] != PAD_ID))
+    n_session = int(np.count_nonzero(record["session_ids"] != PAD_ID))
+    values: dict[str, FeatureValue] = {name: record[name][:n_history].tolist() for name in OF_HISTORY}
+    values |= {name: record[name][:n_session].tolist() for name in OF_SESSION}
+    kinds = record["session_kinds"][:n_session].tolist()
+    values["session_events"] = [names[kind] if kind < len(names) else "" for kind in kinds]
+    values |= {name: record[name].item() for name in TOTALS}
+    return values | {"seen_ids": list(seen_ids), "aggregates": record["aggregates"].tobytes()}
+
+
+def fill_user(record: np.ndarray, values: Mapping[str, FeatureValue], names: Sequence[str]) -> None:
+    """Write features into a record without events; those that are missing leave it as it is."""
+    for name in (*OF_HISTORY, *OF_SESSION):
+        given = values.get(name, ())[: len(record[name])]
+        record[name][: len(given)] = given
+    for name in TOTALS:
+        record[name] = values.get(name, record[name])
+    codes = {name: code for code, name in enumerate(names)}
+    given = values.get("session_events", ())[: len(record["session_kinds"])]
+    record["session_kinds"][: len(given)] = [codes.get(name, UNKNOWN_KIND) for name in given]
+    fill_aggregates(record, values)
+
+
+def item_features(record: np.ndarray) -> dict[str, FeatureValue]:
+    """Return an item's record as features."""
+    values = {name: record[name].item() for name in ITEM_FEATURES if name != "decayed"}
+    return values | {"decayed": record["decayed"].tolist(), "aggregates": record["aggregates"].tobytes()}
+
+
+def fill_item(record: np.ndarray, values: Mapping[str, FeatureValue]) -> None:
+    """Write features into a record without events; those that are missing leave it as it is."""
+    for name in ITEM_FEATURES:
+        if name in values:
+            record[name] = values[name]
+    fill_aggregates(record, values)
+
+
+def fill_aggregates(record: np.ndarray, values: Mapping[str, FeatureValue]) -> None:
+    """Write the state of aggregations, unless it has another size than this layout's."""
+    stored = values.get("aggregates", b"")
+    if stored and len(stored) == record["aggregates"].nbytes:
+        record["aggregates"] = np.frombuffer(stored, record["aggregates"].dtype)[0]

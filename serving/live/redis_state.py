@@ -1,0 +1,185 @@
+"""The state of users and items in a Redis cluster that many machines share, in Feast's layout (feast_views.py).
+
+    hash of a user or item   the features, and beside them, which Feast ignores:
+        _version             counts our changes; a change is made only to the version that was read
+        _log:<source>        place in a log up to which this hash has its events: a machine's, or a partition of a Kafka topic
+    hash of the project      machine -> where it stands (Position)
+
+An event that is applied again changes nothing, because each hash knows its place in each log.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from redis.backoff import NoBackoff
+from redis.cluster import ClusterNode, RedisCluster
+from redis.exceptions import RedisClusterException, RedisError
+from redis.retry import Retry
+
+from serving.contract.errors import DependencyError
+from serving.live.feast_layout import entity_key
+from serving.live.feast_views import View
+
+PASSWORD = "LIVE_REDIS_PASSWORD"  # environment variable, as is LIVE_REDIS_USER
+TIMEOUT_S = 0.05  # for a node that does not answer
+PAUSE_S = 1.0  # in which nobody asks again after a failure
+VERSION = b"_version"
+# KEYS: a hash. ARGV: its version and its event time as they were read, seconds until it expires or 0; then fields and values.
+# Returns whether it was changed.
+CHANGE = """
+if (redis.call('HGET', KEYS[1], '_version') or '') ~= ARGV[1] then return 0 end
+if (redis.call('HGET', KEYS[1], ARGV[2]) or '') ~= ARGV[3] then return 0 end
+for i = 5, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
+redis.call('HINCRBY', KEYS[1], '_version', 1)
+if tonumber(ARGV[4]) > 0 then redis.call('EXPIRE', KEYS[1], ARGV[4]) end
+return 1"""
+
+Command = tuple[bytes | str | int, ...]
+
+
+class Position(NamedTuple):
+    """Where a machine's log stands, and how much of it the shared state holds. Times are unix milliseconds."""
+
+    shared_sequence: int
+    latest_ms: int
+    watermark_ms: int
+    first_ms: int
+
+    def pack(self) -> bytes:
+        return " ".join(map(str, self)).encode()
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> Position:
+        return cls(*map(int, packed.split()))
+
+
+class Entity(NamedTuple):
+    """A user or an item as it was read. places: of the logs asked for, 0 where the hash has none of a log's events"""
+
+    values: dict
+    version: bytes
+    time: bytes
+    places: list[int]
+
+
+@dataclass
+class RedisState:
+    """A client of the cluster. Connects when first used; every failure is a DependencyError, also for a pause after one."""
+
+    addresses: str  # "host:port,…"
+    project: str
+    _cluster: RedisCluster | None = field(default=None, init=False, repr=False)
+    _closed_until_s: float = field(default=0.0, init=False, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+
+    @property
+    def positions_key(self) -> bytes:
+        return f"recommender_live:{self.project}".encode()
+
+    def positions(self) -> dict[str, Position]:
+        """Return where each machine stands."""
+        (stored,) = self.run([("HGETALL", self.positions_key)])
+        return {machine.decode(): Position.unpack(packed) for machine, packed in stored.items()}
+
+    def write_position(self, machine: str, position: Position) -> None:
+        self.run([("HSET", self.positions_key, machine, position.pack())])
+
+    def read(self, view: View, ids: np.ndarray, sources: Sequence[str] = ()) -> list[Entity]:
+        """Return the entities with these ids, int64 [N]. sources: logs whose places are wanted"""
+        fields = [*view.fields, view.time_field, VERSION, *(place_field(source) for source in sources)]
+        rows = self.run([("HMGET", self._key(view, entity_id), *fields) for entity_id in ids.tolist()])
+        count = len(view.fields)
+        try:
+            return [
+                Entity(
+                    view.decode(row[:count]),
+                    row[count + 1] or b"",
+                    row[count] or b"",
+                    [int(place or 0) for place in row[count + 2 :]],
+                )
+                for row in rows
+            ]
+        except (DecodeError, ValueError) as error:
+            raise DependencyError(f"Redis at {self.addresses} holds features that are none of Feast's: {error}.") from error
+
+    def read_feature(self, view: View, feature: str, ids: np.ndarray) -> list:
+        """Return one feature of entities with these ids, int64 [N], None where it is missing."""
+        one = View(view.name, view.join_key, {feature: view.features[feature]})
+        return [entity.values.get(feature) for entity in self.read(one, ids)]
+
+    def change(
+        self, view: View, ids: np.ndarray, read: Sequence[Entity], fields: Iterable[Sequence[tuple[bytes, bytes]]], ttl_s: int
+    ) -> np.ndarray:
+        """Write fields of entities that nobody has changed since they were read. Return which were written, bool [N]."""
+        commands: list[Command] = []
+        for entity_id, entity, pairs in zip(ids.tolist(), read, fields, strict=True):
+            flat = [part for pair in pairs for part in pair]
+            guard = (entity.version, view.time_field, entity.time, ttl_s)
+            commands.append(("EVAL", CHANGE, 1, self._key(view, entity_id), *guard, *flat))
+        return np.array(self.run(commands), bool)
+
+    def delete(self, view: View, entity_id: int) -> int:
+        """Remove an entity with all its features, whoever wrote them. Return how many fields it had."""
+        key = self._key(view, entity_id)
+        count, _ = self.run([("HLEN", key), ("DEL", key)])
+        return int(count)
+
+    def count_fields(self, view: View, entity_id: int) -> int:
+        """Return how many fields the hash of an entity has."""
+        return int(self.run([("HLEN", self._key(view, entity_id))])[0])
+
+    def _key(self, view: View, entity_id: int) -> bytes:
+        return entity_key(self.project, view.join_key, entity_id)
+
+    def run(self, commands: Sequence[Command]) -> list:
+        """Return the replies of commands, sent as one pipeline. Raises DependencyError."""
+        if not commands:
+            return []
+        if time.monotonic() < self._closed_until_s:
+            raise DependencyError(f"Redis at {self.addresses} did not answer a moment ago; it is asked again soon.")
+        try:
+            pipeline = self._connected().pipeline(transaction=False)
+            for command in commands:
+                pipeline.execute_command(*command)
+            return pipeline.execute()
+        except (RedisError, RedisClusterException, OSError) as error:
+            self._cluster, self._closed_until_s = None, time.monotonic() + PAUSE_S
+            raise DependencyError(
+                f"Redis at {self.addresses} did not answer ({error!r}). Expected a cluster that replies within "
+                f"{1000 * TIMEOUT_S:.0f} ms. Check that it runs with cluster-enabled yes; answers come without "
+                "live state meanwhile."
+            ) from error
+
+    def _connected(self) -> RedisCluster:
+        with self._lock:
+            if self._cluster is None:
+                places = [address.strip().rsplit(":", 1) for address in self.addresses.split(",")]
+                self._cluster = RedisCluster(
+                    startup_nodes=[ClusterNode(host, int(port)) for host, port in places],
+                    username=os.environ.get("LIVE_REDIS_USER"),
+                    password=os.environ.get(PASSWORD),
+                    socket_timeout=TIMEOUT_S,
+                    socket_connect_timeout=TIMEOUT_S,
+                    retry=Retry(NoBackoff(), 0),
+                )
+            return self._cluster
+
+    def close(self) -> None:
+        """Release the connections."""
+        with self._lock:
+            if self._cluster is not None:
+                self._cluster.close()
+                self._cluster = None
+
+
+def place_field(source: str) -> bytes:
+    """Return the field with the place in a log up to which a hash has its events."""
+    return f"_log:{source}".encode()

@@ -1,0 +1,263 @@
+"""Users whose state is in Redis: every machine's events count once, answers read them, and go on without Redis."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from live.consumer import EventConsumer
+from live.maintenance import DAY_MS
+from live.sharing import Sharer
+from serving.contract.errors import DependencyError
+from serving.contract.tensors import OBSERVE, Degraded
+from serving.live.events import EventBatch
+from serving.live.feast_views import items_view, users_view
+from serving.live.layout import Layout
+from serving.live.reader import Reader
+from serving.live.redis_reader import RedisReader
+from serving.live.redis_state import RedisState
+from serving.live.store import live_folder
+from serving.live.writer import Writer
+from serving.pipeline import Pipeline
+from serving.stages.live.models import Observe
+from tests.unit.live.batches import KINDS, START_MS, events, purchase
+from tests.unit.live.shops import repository_with_kinds
+from tests.unit.live.test_consumer import Message, consumer_of, until
+from tests.unit.live.test_live_answers import answer, event_inputs
+from tests.unit.live.twin import StateTwin
+from tests.unit.tables.redis_server import RedisCluster, RedisServer
+
+IDLE_DAYS = 30.0
+PROJECT = "shop"
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def state(redis) -> Iterator[RedisState]:
+    redis.client.flushall()
+    state = RedisState(redis.address, PROJECT)
+    yield state
+    state.close()
+
+
+@dataclass
+class Machine:
+    """One of several machines: its store, and what shares it."""
+
+    writer: Writer
+    sharer: Sharer
+    reader: RedisReader
+
+    def share_all(self) -> None:
+        last = self.writer.store.read_progress().last_sequence
+        after = self.sharer.shared_sequence()
+        while after < last:
+            after = self.sharer.share(after)
+
+
+@contextmanager
+def machine(folder: Path, addresses: str) -> Iterator[Machine]:
+    with (
+        closing(Writer(folder, Layout(), KINDS.names)) as writer,
+        closing(RedisState(addresses, PROJECT)) as state,
+        closing(RedisReader(folder, "", RedisState(addresses, PROJECT))) as reader,
+    ):
+        yield Machine(writer, Sharer(writer, state, IDLE_DAYS), reader)
+
+
+def differing(reader: RedisReader, batch: EventBatch) -> list[str]:
+    """Return where the shared state is not what the twin says of these events."""
+    twin, layout = StateTwin(), Layout()
+    twin.apply(batch)
+    users = np.array(sorted(twin.users))
+    with reader.users.snapshot() as snapshot:
+        rows, records = snapshot.users(users)
+        pairs = snapshot.seen(users)
+    faults = [] if rows == list(range(len(users))) else ["users are missing"]
+    for user, record in zip(users.tolist(), records, strict=True):
+        expected = twin.user_record(user, layout)
+        for name in layout.user.names:
+            if name not in ("received_ms", "aggregates") and not np.allclose(record[name], expected[name], equal_nan=True):
+                faults.append(f"user {user} {name}: {record[name]}, expected {expected[name]}")
+        if set(pairs["item_id"][pairs["user_id"] == user].tolist()) != twin.users[user].seen:
+            faults.append(f"user {user}: seen items differ")
+    return faults
+
+
+def item_counts(state: RedisState, n_items: int) -> list[int]:
+    entities = state.read(items_view(Layout()), np.arange(n_items))
+    return [entity.values.get("event_count", 0) for entity in entities]
+
+
+def at_distinct_moments(batch: EventBatch, start: int) -> EventBatch:
+    """Two machines do not agree on the order of events of the same moment."""
+    batch.headers["time_ms"] = START_MS + 1_000 * (start + np.random.default_rng(start).permutation(len(batch)))
+    return batch
+
+
+def test_machines_that_share_apply_every_event_once(tmp_path, state, redis):
+    rng = np.random.default_rng(0)
+    batches = [at_distinct_moments(events(rng, 300), 1_000 * number) for number in range(4)]
+    everything = EventBatch.join(batches)
+    with machine(tmp_path / "a", redis.address) as one, machine(tmp_path / "b", redis.address) as other:
+        for turn in range(2):
+            for number, host in enumerate((one, other)):
+                host.writer.append(batches[2 * turn + number])
+            with ThreadPoolExecutor(2) as pool:  # at the same moment
+                list(pool.map(Machine.share_all, (one, other)))
+        for host in (one, other):
+            assert differing(host.reader, everything) == []
+        counts = np.bincount(everything.headers["item_id"], minlength=30).tolist()
+        assert item_counts(state, 30) == counts
+        one.sharer.share(0)  # a process that died before it noted its place
+        assert differing(other.reader, everything) == []
+        assert item_counts(state, 30) == counts
+        progress = [host.writer.store.read_progress() for host in (one, other)]
+        with one.reader.users.snapshot() as snapshot:
+            assert snapshot.progress().watermark_ms == max(own.watermark_ms for own in progress)
+            assert snapshot.progress().last_sequence == progress[0].last_sequence
+        (key, *_) = redis.client.keys(b"*user_id*")
+        assert 0 < redis.client.ttl(key) <= IDLE_DAYS * 86_400
+        redis.client.flushall()
+        for host in (one, other):
+            host.share_all()
+        assert differing(one.reader, everything) == []
+
+
+def test_an_event_from_kafka_that_all_machines_read_counts_once(tmp_path, state, redis):
+    messages = [Message(b'{"user_id": 1, "item_id": %d}' % number, number) for number in range(5)]
+    with machine(tmp_path / "a", redis.address) as one, machine(tmp_path / "b", redis.address) as other:
+        for host in (one, other):
+            consumer: EventConsumer = consumer_of(host.writer)
+            consumer.take_in(messages)
+            host.writer.append(purchase(1, 50))
+            host.share_all()
+        (entity,) = state.read(users_view(Layout()), np.array([1]))
+        assert entity.values["event_count"] == 7
+        assert entity.values["seen_ids"] == [0, 1, 2, 3, 4, 50]
+
+
+def test_what_feast_writes_meanwhile_is_not_overwritten(tmp_path, state, redis, monkeypatch):
+    view = users_view(Layout())
+    with machine(tmp_path / "a", redis.address) as host:
+        host.writer.append(purchase(1, 7))
+        change = RedisState.change
+
+        def change_after_feast(self, *args):
+            monkeypatch.setattr(RedisState, "change", change)
+            key = self._key(view, 1)
+            redis.client.hset(key, mapping=dict(view.encode(FROM_FEAST)) | {view.time_field: b"\x08\x01"})
+            return self.change(*args)
+
+        monkeypatch.setattr(RedisState, "change", change_after_feast)
+        host.share_all()
+        (entity,) = state.read(view, np.array([1]))
+        assert entity.values["event_count"] == 11
+        assert entity.values["history_ids"] == [7, 3]
+
+
+FROM_FEAST = {
+    "history_ids": [3],
+    "history_s": [100],
+    "session_ids": [],
+    "session_ms": [],
+    "session_values": [],
+    "session_events": [],
+    "event_count": 10,
+    "sum_weight": 10.0,
+    "sum_label": 0.0,
+    "first_ms": 1_000,
+    "last_ms": 100_000,
+    "received_ms": 100_000,
+    "seen_ids": [3],
+}
+
+
+def test_a_cluster_of_several_nodes_holds_the_state(tmp_path):
+    cluster = RedisCluster(tmp_path / "redis")
+    batch = at_distinct_moments(events(np.random.default_rng(1), 100), 0)
+    with machine(tmp_path / "a", cluster.address) as host:
+        host.writer.append(batch)
+        host.share_all()
+        assert differing(host.reader, batch) == []
+    assert all(node.client.dbsize() for node in cluster.nodes)
+    cluster.stop()
+
+
+@pytest.fixture
+def repository(tmp_path) -> Path:
+    return Path(shutil.copytree(repository_with_kinds(), tmp_path / "repository"))
+
+
+def test_answers_of_one_machine_know_the_events_of_another_and_go_on_without_redis(repository, tmp_path, redis, state):
+    own = live_folder(repository)
+    with (
+        closing(Observe.load(repository / OBSERVE / "1")) as observe,
+        machine(tmp_path / "other", redis.address) as other,
+        closing(RedisReader(own, "", RedisState(redis.address, PROJECT))) as reader,
+        closing(Reader(own)) as local,
+    ):
+        pipeline = Pipeline.load(repository, live=reader)
+        before = answer(pipeline, [7])
+        assert before["degraded"].tolist() == [[0]]
+        bought = int(before["item_ids"][0, 0])
+        other.writer.append(purchase(7, bought, observe.now_ms() - DAY_MS))
+        other.share_all()
+        after = answer(pipeline, [7])
+        assert bought not in after["item_ids"][0]
+        sharer = Sharer(observe.writer, state, IDLE_DAYS)
+        sequence = int(observe(event_inputs(user_id=[8], item_id=[bought]))["sequence"][0, 0])
+        late = answer(pipeline, [8], after=[sequence])
+        assert late["degraded"].tolist() == [[int(Degraded.LIVE)]]
+        sharer.share(0)
+        in_time = answer(pipeline, [8], after=[sequence])
+        assert in_time["degraded"].tolist() == [[0]]
+        assert bought not in in_time["item_ids"][0]
+        local_answer = answer(Pipeline.load(repository, live=local), [8])
+        assert local_answer["item_ids"].tolist() == in_time["item_ids"].tolist()
+    away = RedisState("127.0.0.1:1", PROJECT)
+    with closing(Observe.load(repository / OBSERVE / "1")), closing(RedisReader(own, "", away)) as reader:
+        degraded = answer(Pipeline.load(repository, live=reader), [7, 8])
+        assert degraded["degraded"].tolist() == [[int(Degraded.LIVE)]] * 2
+        assert (degraded["item_ids"][:, 0] >= 0).all()
+
+
+def test_sharing_survives_an_outage_and_says_that_there_is_one(tmp_path, redis, state, monkeypatch):
+    monkeypatch.setattr("live.sharing.PAUSE_S", 0.05)
+    monkeypatch.setattr("serving.live.redis_state.PAUSE_S", 0.05)
+    redis.freeze()
+    with machine(tmp_path / "a", redis.address) as host:
+        host.writer.append(purchase(1, 7))
+        stop = threading.Event()
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(host.sharer.run, stop)
+            until(lambda: host.writer.store.read_counters().get("redis_down") == 1)
+            with pytest.raises(DependencyError, match="did not answer"):
+                host.sharer.shared_sequence()
+            redis.thaw()
+            until(lambda: host.writer.store.read_counters().get("redis_down") == 0)
+            host.writer.append(purchase(1, 8))
+
+            def is_shared() -> bool:
+                with host.reader.users.snapshot() as snapshot:
+                    return snapshot.progress().last_sequence == 2
+
+            until(is_shared)
+            stop.set()
+            running.result()
+    (entity,) = state.read(users_view(Layout()), np.array([1]))
+    assert entity.values["seen_ids"] == [7, 8]
