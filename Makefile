@@ -43,7 +43,7 @@ HOST_OPTION = $(if $(filter command,$(origin HOST)),--host $(HOST))
 EXPORTED = .run/exported/$(call as_name,$(REPO)-$(PROFILE)-$(LAYOUT)-$(DATA)$(if $(TRITON),-$(TRITON))$(if $(CONFIG),-$(CONFIG)))
 SOURCES = requirements/export.txt $(CONFIG) $(shell find export repository training serving hps_config $(wildcard $(DATA) data/$(DATA)) -type f -not -path '*/__pycache__/*' 2>/dev/null)
 
-.PHONY: help setup run test test-unit stop export serve check perf baseline bounds bounds-tables tune eval docs lint
+.PHONY: help setup run test test-unit stop export serve check perf baseline bounds bounds-tables tune eval check-feast docs lint
 
 help: ## list the commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -134,6 +134,9 @@ test: setup ## everything the tests need, then make lint and all lanes: unit, lo
 
 test-unit: setup ## the fast lane: no tritonserver, nothing that takes minutes
 	@OMP_NUM_THREADS=1 $(PYTEST) --lane unit tests/unit
+
+check-feast: setup ## check the layout of live state in Redis against the real Feast, in an environment of its own
+	@$(PY) -m experiments.feast_layout
 
 docs: setup ## what is generated in docs/ (settings, results), and the summary in README.md
 	@$(PY) -m export settings-doc

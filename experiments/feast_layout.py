@@ -1,0 +1,183 @@
+"""Check our layout of users and items in Redis against the real Feast: it reads what we write, and we read what it writes.
+
+    python -m experiments.feast_layout          # or: make check-feast
+
+Makes an environment of its own in .run/feast (Feast's pins conflict with ours), and a Redis cluster of one node on loopback.
+With --vectors it writes Feast's own bytes to the file that the unit test compares with.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import redis
+import typer
+
+from repository.code import PROJECT
+from serving.live.feast_views import View, item_features, items_view, user_features, users_view
+from serving.live.layout import Layout
+from serving.live.redis_state import Entity, RedisState
+
+FEAST = "feast[redis]==0.67.*"
+ENVIRONMENT = PROJECT / ".run" / "feast"
+VECTORS = PROJECT / "tests" / "unit" / "live" / "feast_vectors.json"
+NAMES = ["view", "purchase"]  # of events
+PROJECT_NAME = "shop"
+N_ENTITIES = 50
+SAMPLES: dict[str, Any] = {
+    "int64": -5,
+    "double": 0.1,
+    "bytes": "",
+    "int64_list": [1, -1, 1 << 62],
+    "double_list": [0.5, -2.0],
+    "float_list": [0.25, float("nan")],
+    "string_list": ["view", "été"],
+}
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+def make_environment() -> Path:
+    """Return the interpreter of an environment with Feast; it is made on the first call."""
+    python = ENVIRONMENT / "bin" / "python"
+    uv = str(Path(sys.executable).with_name("uv"))
+    if not python.exists():
+        subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, str(ENVIRONMENT)], check=True)
+    subprocess.run([uv, "pip", "install", "--quiet", "--python", str(python), FEAST], check=True)
+    return python
+
+
+@contextmanager
+def redis_cluster(folder: Path) -> Iterator[str]:
+    """Run one Redis node that is a whole cluster; yield its address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1] % 40_000 + 10_000  # the bus takes the port 10,000 above
+    command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
+    process = subprocess.Popen([*command, "--cluster-enabled", "yes"], stdout=subprocess.DEVNULL)
+    try:
+        client, deadline_s = redis.Redis(port=port), time.monotonic() + 20.0
+        while not ready(client):
+            if time.monotonic() > deadline_s:
+                raise typer.BadParameter(f"redis-server did not start on port {port}")
+            time.sleep(0.05)
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def ready(client: redis.Redis) -> bool:
+    """Return whether the node answers as a cluster; give it all slots when it has none."""
+    try:
+        if b"cluster_slots_assigned:0" in client.execute_command("CLUSTER", "INFO"):
+            client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16_383)
+        return b"cluster_state:ok" in client.execute_command("CLUSTER", "INFO")
+    except redis.ConnectionError:
+        return False
+
+
+def random_features(layout: Layout, rng: np.random.Generator) -> tuple[list[dict], list[dict]]:
+    """Return features of random users and of random items."""
+    users, items = layout.empty_users(N_ENTITIES), layout.empty_items(N_ENTITIES)
+    for number, record in enumerate(users):
+        n_history, n_session = number % (layout.history + 1), number % (layout.session + 1)
+        record["history_ids"][:n_history] = rng.integers(0, 1 << 53, n_history)
+        record["history_s"][:n_history] = rng.integers(0, 1 << 32, n_history)
+        record["session_ids"][:n_session] = rng.integers(0, 1 << 53, n_session)
+        record["session_ms"][:n_session] = rng.integers(0, 1 << 42, n_session)
+        record["session_values"][:n_session] = rng.normal(size=n_session)
+        record["session_kinds"][:n_session] = rng.integers(0, len(NAMES), n_session)
+        record["event_count"], record["sum_weight"] = number, rng.normal()
+    items["event_count"], items["decayed"] = np.arange(N_ENTITIES), rng.random((N_ENTITIES, 3))
+    seen = [rng.integers(0, 1 << 53, number).tolist() for number in range(N_ENTITIES)]
+    of_users = [user_features(record, own, NAMES) for record, own in zip(users, seen, strict=True)]
+    return of_users, [item_features(record) for record in items]
+
+
+def write(state: RedisState, view: View, ids: np.ndarray, rows: list[dict]) -> None:
+    nothing = [Entity({}, b"", b"", [])] * len(ids)
+    assert state.change(view, ids, nothing, [view.encode(row) for row in rows], ttl_s=0).all()
+
+
+def differences(view: View, expected: list[dict], found: list[dict]) -> list[str]:
+    """Return where two lists of features differ."""
+    return [
+        f"{view.name} {row} {name}: {there.get(name)!r}, expected {here[name]!r}"
+        for row, (here, there) in enumerate(zip(expected, found, strict=True))
+        for name in view.features
+        if not equal(here[name], there.get(name))
+    ]
+
+
+def equal(expected: Any, found: Any) -> bool:
+    if isinstance(expected, list) and not expected:
+        return not found  # Feast gives None for an empty list
+    if isinstance(expected, list) and isinstance(expected[0], float):
+        return np.array_equal(np.float32(expected), np.float32(found or []), equal_nan=True)
+    return expected == found
+
+
+def check(folder: Path, address: str, python: Path) -> tuple[list[str], dict]:
+    """Let both sides write and read -> (what differs, Feast's own bytes)."""
+    layout, rng = Layout(), np.random.default_rng(0)
+    views = (users_view(layout), items_view(layout))
+    own_ids, feast_ids = np.arange(N_ENTITIES) - 25, np.arange(N_ENTITIES) + 1_000
+    ours, theirs = (random_features(layout, rng) for _ in range(2))
+    to_write = {
+        view.name: [
+            {view.join_key: int(key)} | {name: row[name] for name in view.features}
+            for key, row in zip(feast_ids, rows, strict=True)
+        ]
+        for view, rows in zip(views, theirs, strict=True)
+    }
+    with closing(RedisState(address, PROJECT_NAME)) as state:
+        for view, rows in zip(views, ours, strict=True):
+            write(state, view, own_ids, rows)
+        asked = {
+            "views": {view.name: {"join_key": view.join_key, "features": dict(view.features)} for view in views},
+            "ids": {view.name: own_ids.tolist() for view in views},
+            "to_write": to_write,
+            "samples": {kind: sample for kind, sample in SAMPLES.items() if kind != "bytes"},
+        }
+        (folder / "asked.json").write_text(json.dumps(asked))
+        subprocess.run(
+            [str(python), str(Path(__file__).with_name("feast_side.py")), address, PROJECT_NAME, str(folder)], check=True
+        )
+        answered = json.loads((folder / "answered.json").read_text())
+        faults = []
+        for view, own, other in zip(views, ours, theirs, strict=True):
+            faults += [f"Feast reads {fault}" for fault in differences(view, own, answered["read"][view.name])]
+            read = [entity.values for entity in state.read(view, feast_ids)]
+            faults += [f"we read {fault}" for fault in differences(view, other, read)]
+    return faults, answered["vectors"]
+
+
+@app.command()
+def main(vectors: Annotated[bool, typer.Option("--vectors", help="write Feast's bytes for the unit test")] = False) -> None:
+    """Check the layout against Feast. Exit code 1 when anything differs."""
+    python = make_environment()
+    with tempfile.TemporaryDirectory() as name, redis_cluster(Path(name)) as address:
+        faults, theirs = check(Path(name), address, python)
+    for fault in faults[:20]:
+        typer.echo(fault)
+    typer.echo(f"{2 * N_ENTITIES} entities written by us and read by Feast, as many the other way: {len(faults)} differences")
+    if vectors:
+        VECTORS.write_text(json.dumps(theirs, indent=1) + "\n")
+        typer.echo(f"wrote {VECTORS}")
+    if faults:
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    app()
