@@ -102,7 +102,7 @@ def compact(
 ) -> None:
     """Move old events from the store into the archive; the server may go on. Then remove what is kept no longer."""
     folder, now_ms = folder_of(repo), time.time_ns() // 1_000_000
-    with closing(open_writer(folder)) as writer:
+    with lock(folder, wait=True), closing(open_writer(folder)) as writer:
         moved, written = compact_log(writer, now_ms - round(keep_days * DAY_MS))
     too_old_ms = None if archive_days is None else now_ms - round(archive_days * DAY_MS)
     dropped = drop_segments(folder, too_old_ms, archive_bytes)
@@ -184,9 +184,9 @@ def export(
 
 @app.command()
 def erase(user: Annotated[int, typer.Argument(help="the wire's int64 id of the user")], repo: Repo = DEFAULT) -> None:
-    """Erase a user from the store and the archive, search for what is left, and keep the proof."""
+    """Erase a user from the store, the archive and Redis, search for what is left, and keep the proof."""
     with closing(open_writer(folder_of(repo))) as writer:
-        erasure = erase_user(writer, user)
+        erasure = erase_user(writer, user, shared_state(repo))
     out.print(f"removed: {erasure.removed}")
     out.print(f"left: {erasure.left}")
 
@@ -215,6 +215,15 @@ def published_settings(repo: Path) -> LiveSettings:
     """Return the settings of a repository's `observe`. Raises ArtifactError when it has none."""
     folder = stage_folder(repo, OBSERVE, pinned_generation(repo))
     return stage_settings(folder, read_stage(folder), LiveSettings)
+
+
+def shared_state(repo: Path) -> RedisState | None:
+    """Return the Redis cluster in which a repository's users are shared, None where they are not."""
+    try:
+        info = read_stage(stage_folder(repo, OBSERVE, pinned_generation(repo)))
+    except RecommenderError:  # a store outlives its repository
+        return None
+    return RedisState(info.live_redis, info.live_project) if info.live_redis else None
 
 
 def open_writer(folder: Path) -> Writer:

@@ -1,4 +1,4 @@
-"""Erase a user: what they did, in the store and in the archive, and a proof that a search finds nothing of them any more.
+"""Erase a user: what they did, in store, archive and Redis, and a proof that a search finds nothing of them any more.
 
 An event stays in the log as one of nobody, so that the counts of its item can be replayed: its item, its time, no user and no
 text. What a generation learned stays until the next export. LMDB uses freed pages again before the file grows; until then they
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,13 +19,17 @@ import numpy as np
 import pyarrow as pa
 
 from live.archive import Segment, read_log, read_segment, segments, to_table, write_table
+from live.maintenance import lock
 from serving.contract.errors import RecommenderError
 from serving.live.events import ITEM_CHANGED, TEXTS, USER_CHANGED, EventBatch, Flags, pack, unpack
+from serving.live.feast_views import users_view
 from serving.live.reader import Reader
-from serving.live.store import ids_as_keys
+from serving.live.redis_state import RedisState
+from serving.live.store import Store, ids_as_keys
 from serving.live.writer import CHANGE, Writer, digest_of, wall_clock_ms
 
 PROOFS = "erasures.jsonl"
+SHARED_WITHIN_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -38,8 +43,16 @@ class Erasure:
     segments: dict[str, str]
 
 
-def erase_user(writer: Writer, user_id: int) -> Erasure:
-    """Erase a user, search for what is left, and append the proof to erasures.jsonl. Raises RecommenderError for a remnant."""
+def erase_user(writer: Writer, user_id: int, shared: RedisState | None = None) -> Erasure:
+    """Erase a user, search for what is left, and append the proof to erasures.jsonl. Raises RecommenderError for a remnant.
+
+    shared: the Redis cluster in which machines share their users, if they do
+    """
+    with lock(writer.store.folder, wait=True):  # events on their way into the archive would escape
+        return _erase_user(writer, user_id, shared)
+
+
+def _erase_user(writer: Writer, user_id: int, shared: RedisState | None) -> Erasure:
     folder = writer.store.folder
     removed = erase_from_store(writer, user_id)
     rewritten = {}
@@ -47,8 +60,10 @@ def erase_user(writer: Writer, user_id: int) -> Erasure:
         if count := erase_from_segment(folder, segment, user_id):
             removed["archived events"] = removed.get("archived events", 0) + count
             rewritten[segment.path.name] = hashlib.sha256(segment.path.read_bytes()).hexdigest()
+    if shared:
+        removed["fields in Redis"] = erase_from_redis(writer, shared, user_id)
     digest = hashlib.sha256(str(user_id).encode()).hexdigest()
-    erasure = Erasure(digest, wall_clock_ms(), removed, search_user(folder, user_id), rewritten)
+    erasure = Erasure(digest, wall_clock_ms(), removed, search_user(folder, user_id, shared), rewritten)
     with open(os.open(folder / PROOFS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as file:
         file.write(json.dumps(asdict(erasure)) + "\n")
     if any(erasure.left.values()):
@@ -90,6 +105,31 @@ def erase_from_store(writer: Writer, user_id: int) -> dict[str, int]:
     return removed
 
 
+def erase_from_redis(writer: Writer, shared: RedisState, user_id: int) -> int:
+    """Remove a user's hash, once Redis has the log in which the user is nobody. Return how many fields it had.
+
+    What this machine has not shared yet would bring the user back.
+    """
+    deadline_s = time.monotonic() + SHARED_WITHIN_S
+    last = writer.store.read_progress().last_sequence
+    while (reached := shared_sequence(writer.store, shared)) < last:
+        if time.monotonic() > deadline_s:
+            raise RecommenderError(
+                f"Redis has this machine's events up to {reached} of {last}: one of user {user_id} may be on its way. "
+                "Store and archive know the user no more. Start the server, whose helper shares the rest, and erase again."
+            )
+        time.sleep(0.05)
+    return shared.delete(users_view(writer.layout), user_id)
+
+
+def shared_sequence(store: Store, shared: RedisState) -> int:
+    """Return the sequence up to which Redis has a machine's log; the last one where the machine shares nothing."""
+    with closing(Reader(store.folder)) as reader, reader.snapshot() as snapshot:
+        machine, last = snapshot.machine(), snapshot.progress().last_sequence
+    position = shared.positions().get(machine)
+    return position.shared_sequence if position else 0 if machine else last
+
+
 def of_nobody(batch: EventBatch, rows: np.ndarray) -> EventBatch:
     """Return the events without what they say of their user, where `rows`, bool [N], says so."""
     headers = batch.headers.copy()
@@ -113,8 +153,8 @@ def erase_from_segment(folder: Path, segment: Segment, user_id: int) -> int:
     return count
 
 
-def search_user(folder: Path, user_id: int) -> dict[str, int]:
-    """Return how much of a user is in the store and in the archive, by place."""
+def search_user(folder: Path, user_id: int, shared: RedisState | None = None) -> dict[str, int]:
+    """Return how much of a user is in the store, in the archive and in Redis, by place."""
     user_ids = np.array([user_id])
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
         left = {
@@ -123,6 +163,9 @@ def search_user(folder: Path, user_id: int) -> dict[str, int]:
             "seen items": len(snapshot.seen(user_ids)),
             "changes": sum(change.type == USER_CHANGED and change.id == user_id for change in snapshot.changes(after=0)),
         }
+        layout = snapshot.layout
+    if shared:
+        left["fields in Redis"] = shared.count_fields(users_view(layout), user_id)
     left["events"] = sum(int(belongs(batch, user_id).sum()) for _, batch in read_log(folder))
     return left
 

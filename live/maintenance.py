@@ -86,11 +86,11 @@ def all_arrivals(reader: Reader) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 
 @contextmanager
-def lock(folder: Path) -> Iterator[bool]:
-    """Yield whether no other process maintains the store; none can while the block runs."""
+def lock(folder: Path, wait: bool = False) -> Iterator[bool]:
+    """Yield whether no other process maintains the store; none can while the block runs. wait: until that is so"""
     with open(folder / LOCK, "wb") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             yield False
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import numpy as np
@@ -129,6 +130,16 @@ def test_the_state_is_that_of_the_log_with_evictions_in_it(folder, clock):
 def test_only_one_process_maintains_a_store(writer, folder):
     with lock(folder) as first, lock(folder) as second:
         assert (first, second) == (True, False)
+
+
+def test_a_user_is_not_erased_while_events_are_on_their_way_into_the_archive(writer, folder, clock):
+    buy_daily(writer, clock, 1)
+    with ThreadPoolExecutor(1) as pool, lock(folder):
+        erasing = pool.submit(erase_user, writer, 1)
+        with pytest.raises(TimeoutError):
+            erasing.result(timeout=0.3)
+        assert counts_of(folder, 1) == {1: KNOWN_COUNT + 1}
+    assert erasing.result().removed["record"] == 1
 
 
 def test_evictions_are_no_events_that_were_accepted(writer, folder, clock):

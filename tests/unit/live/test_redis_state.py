@@ -13,10 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from live.archive import compact
 from live.consumer import EventConsumer
+from live.erase import erase_user
 from live.maintenance import DAY_MS
 from live.sharing import Sharer
-from serving.contract.errors import DependencyError
+from serving.contract.errors import DependencyError, RecommenderError
 from serving.contract.tensors import OBSERVE, Degraded
 from serving.live.events import EventBatch
 from serving.live.feast_views import items_view, users_view
@@ -234,6 +236,30 @@ def test_answers_of_one_machine_know_the_events_of_another_and_go_on_without_red
         degraded = answer(Pipeline.load(repository, live=reader), [7, 8])
         assert degraded["degraded"].tolist() == [[int(Degraded.LIVE)]] * 2
         assert (degraded["item_ids"][:, 0] >= 0).all()
+
+
+def test_an_erased_user_is_gone_from_redis_too_and_does_not_come_back(tmp_path, state, redis, monkeypatch):
+    monkeypatch.setattr("live.erase.SHARED_WITHIN_S", 0.1)
+    with machine(tmp_path / "a", redis.address) as host:
+        for item in range(5):
+            host.writer.append(purchase(1, item))
+            host.writer.append(purchase(2, item))
+        compact(host.writer, older_than_ms=host.writer.now_ms() + 1)
+        host.writer.append(purchase(1, 9))
+        with pytest.raises(RecommenderError, match="up to 0 of 11"):
+            erase_user(host.writer, 1, state)
+        host.share_all()
+        host.writer.append(purchase(1, 10))
+        host.share_all()
+        assert len(redis.client.keys(b"*user_id*")) == 2
+        erasure = erase_user(host.writer, 1, state)
+        assert erasure.removed["fields in Redis"] > 10
+        assert not any(erasure.left.values())
+        assert "fields in Redis" in erasure.left
+        assert len(redis.client.keys(b"*user_id*")) == 1
+        redis.client.flushall()
+        host.share_all()
+        assert [entity.values.get("event_count") for entity in state.read(users_view(Layout()), np.array([1, 2]))] == [None, 5]
 
 
 def test_sharing_survives_an_outage_and_says_that_there_is_one(tmp_path, redis, state, monkeypatch):
