@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from serving.live.writer import Writer, WriterSettings, wall_clock_ms
 from serving.stages.features.user_state import UserStore
 
 Arrays = dict[str, np.ndarray]
+Model = TypeVar("Model", bound="LiveModel")
 COUNTED = {  # by the store's helpers (live/)
     "evicted_users": "Idle users that were forgotten, ever",
     "kafka_messages": "Messages that were read, ever",
@@ -75,7 +76,7 @@ class LiveModel:
     now_ms: Callable[[], int] = wall_clock_ms
 
     @classmethod
-    def load(cls, folder: Path) -> Self:
+    def load(cls: type[Model], folder: Path) -> Model:
         """Load the model from its version folder. Raises ArtifactError, ConfigError or DependencyError."""
         info = read_stage(folder)
         settings = stage_settings(folder, info, LiveSettings)

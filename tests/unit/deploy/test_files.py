@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from export.settings import read_settings
+from serving.stages.live.models import COUNTED
 from tests.contract import fake_backend
 
 PROJECT = Path(__file__).parents[3]
@@ -58,7 +59,7 @@ def published_metrics() -> set[str]:
     source = (PROJECT / "serving" / "tables" / "measurements.py").read_text()
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
     own |= {f"recommender_table_{n.args[0].value}" for n in calls if getattr(n.func, "id", "") in ("_counter", "_gauge")}
-    return recorded | own | GPU_METRICS
+    return recorded | own | {f"recommender_live_{name}" for name in (*COUNTED, "kafka_silent_seconds")} | GPU_METRICS
 
 
 def test_the_recorded_metrics_are_those_of_the_code():
