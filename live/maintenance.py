@@ -20,6 +20,7 @@ from serving.live.writer import Writer
 DAY_MS = 86_400_000
 LOCK = "maintenance.lock"
 USERS_PER_READ = 20_000  # a long read would keep old pages from being used again
+CHANGES_LEFT = 10_000  # superseded ones that nobody clears away
 USERS_PER_WRITE = 1_000  # a long transaction would make events wait
 
 
@@ -39,6 +40,7 @@ class Round:
     """What a round did."""
 
     archived: int  # events
+    superseded: int  # changes by `upsert` that a later one of the same item or user replaces
     written: list[Segment]
     dropped: list[Segment]
     evicted: int  # users
@@ -55,7 +57,8 @@ def maintain(writer: Writer, retention: Retention, now_ms: int) -> Round:
     too_old_ms = now_ms - round(retention.archive_days * DAY_MS) if retention.archive_days else None
     dropped = drop_segments(folder, too_old_ms, retention.archive_bytes or None)
     idle_ms = now_ms - round(retention.idle_days * DAY_MS) if retention.idle_days else None
-    return Round(archived, written, dropped, evict_idle(writer, idle_ms, retention.most_users))
+    evicted = evict_idle(writer, idle_ms, retention.most_users)
+    return Round(archived, drop_superseded(writer), written, dropped, evicted)
 
 
 def evict_idle(writer: Writer, idle_since_ms: int | None, most_users: int) -> int:
@@ -71,6 +74,29 @@ def evict_idle(writer: Writer, idle_since_ms: int | None, most_users: int) -> in
     starts = range(0, len(idle), USERS_PER_WRITE)
     chunks = (idle[start : start + USERS_PER_WRITE] for start in starts)
     return sum(writer.evict(user_ids[rows], arrivals_ms[rows]) for rows in chunks)
+
+
+def drop_superseded(writer: Writer) -> int:
+    """Forget when items and users were changed before their latest change, where that is most of it. Return how many rows.
+
+    Readers follow changes by their sequence, and read all columns that were ever set: the latest one is enough.
+    """
+    store, dropped = writer.store, 0
+    with writer.transaction() as txn:
+        n_changed = txn.stat(store.columns)["entries"]
+        if txn.stat(store.changes)["entries"] <= 2 * n_changed + CHANGES_LEFT:
+            return 0
+        seen: set[bytes] = set()
+        cursor = txn.cursor(store.changes)
+        found = cursor.last()
+        while found:
+            changed = bytes(cursor.value())
+            if changed in seen:
+                dropped += 1
+                cursor.delete()  # it then stands on the next one, which was looked at
+            seen.add(changed)
+            found = cursor.prev() if cursor.key() else cursor.last()
+    return dropped
 
 
 def all_arrivals(reader: Reader) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -70,12 +70,14 @@ def replay(folder: Path, repair: bool = False) -> Replayed:
 def count_differences(one: Store, other: Store, name: str) -> int:
     """Return how many (key, value) pairs of a database only one of two stores has."""
     with one.env.begin(db=getattr(one, name)) as txn, other.env.begin(db=getattr(other, name)) as other_txn:
-        pairs, others = pairs_of(txn), pairs_of(other_txn)
+        pairs, others = pairs_of(txn, name), pairs_of(other_txn, name)
     return len(pairs ^ others)
 
 
-def pairs_of(txn: lmdb.Transaction) -> set[tuple[bytes, bytes]]:
-    return {(bytes(key), bytes(value)) for key, value in txn.cursor()}
+def pairs_of(txn: lmdb.Transaction, name: str) -> set[tuple[bytes, bytes]]:
+    """Return all (key, value) of a database; of `changes` the latest of each item and user, which is all that counts."""
+    pairs = [(bytes(key), bytes(value)) for key, value in txn.cursor()]
+    return set({value: (key, value) for key, value in pairs}.values()) if name == "changes" else set(pairs)
 
 
 def put_in_place(source: Store, target: Store, names: list[str]) -> None:

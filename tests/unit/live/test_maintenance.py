@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
@@ -13,7 +14,7 @@ from live.archive import read_log, segments
 from live.erase import erase_user
 from live.maintenance import Retention, lock, maintain
 from live.replay import replay
-from serving.live.events import EventBatch
+from serving.live.events import HEADER, ITEM_CHANGED, EventBatch
 from serving.live.layout import Layout
 from serving.live.reader import Reader
 from serving.live.writer import Writer
@@ -140,6 +141,23 @@ def test_a_user_is_not_erased_while_events_are_on_their_way_into_the_archive(wri
             erasing.result(timeout=0.3)
         assert counts_of(folder, 1) == {1: KNOWN_COUNT + 1}
     assert erasing.result().removed["record"] == 1
+
+
+def test_only_the_latest_change_of_an_item_is_kept_in_mind(writer, folder, monkeypatch):
+    monkeypatch.setattr("live.maintenance.CHANGES_LEFT", 0)
+    headers = np.zeros(40, HEADER)
+    headers["type"], headers["item_id"] = ITEM_CHANGED, np.arange(40) % 3
+    columns = [json.dumps({"price": price, f"extra {price}": 1}).encode() for price in range(40)]
+    writer.append(EventBatch(headers, [b""] * 40, [b""] * 40, columns))
+    with closing(Reader(folder)) as reader:
+        with reader.snapshot() as snapshot:
+            before = snapshot.changes(after=0)
+        assert maintain(writer, KEEP_ALL, START_MS).superseded == 37
+        assert maintain(writer, KEEP_ALL, START_MS).superseded == 0
+        with reader.snapshot() as snapshot:
+            assert sorted(snapshot.changes(after=0)) == sorted(before, key=lambda change: change.id)
+            assert [change.id for change in snapshot.changes(after=38)] == [2, 0]
+    assert replay(folder).is_equal
 
 
 def test_evictions_are_no_events_that_were_accepted(writer, folder, clock):
