@@ -1,90 +1,28 @@
-"""What all experiments share: figures with their bounds, rounds in turns, and how an experiment ends.
-
-Every experiment ends alike: a table of its figures beside their bounds, the same figures in results/<name>.json, from which
-docs/results.md is generated, and the same document as one line of JSON, the last one on stdout. The exit code is 1 when a bound
-is missed or answers differ.
-"""
+"""What all experiments share: figures with their bounds (perf/figures.py), rounds in turns, draws of keys, and bootstraps."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Annotated, Any
 
 import numpy as np
-import typer
 from pydantic import BaseModel
-from rich.console import Console
 
-from perf.command import BROKEN
-from perf.report.results import circumstances, last_line
-from perf.report.tables import Row, Table
+from perf.figures import RESULTS, Figure, Record, Result, ResultsFolder, finish, read_machine
 
-RESULTS = Path(__file__).with_name("results")
-ResultsFolder = Annotated[Path, typer.Option("--results", help="folder of the result files")]
-
-
-class Figure(BaseModel, frozen=True):
-    """One figure, a value per round; its median counts. at_most and at_least: its bounds, where there are any."""
-
-    name: str
-    values: list[float]
-    unit: str = ""
-    at_most: float | None = None
-    at_least: float | None = None
-
-    @property
-    def median(self) -> float:
-        return float(np.median(self.values))
-
-    @property
-    def met(self) -> bool | None:
-        """None without a bound."""
-        if self.at_most is None and self.at_least is None:
-            return None
-        below = self.at_most is None or self.median <= self.at_most
-        return below and (self.at_least is None or self.median >= self.at_least)
-
-    def to_record(self) -> Record:
-        low_high = {"low": _rounded(min(self.values)), "high": _rounded(max(self.values))} if len(self.values) > 1 else {}
-        bounds = {"at_most": self.at_most, "at_least": self.at_least}
-        return Record(figure=self.name, value=_rounded(self.median), unit=self.unit, **low_high, **bounds)
-
-
-class Record(BaseModel, frozen=True):
-    """One figure as a result file keeps it: the median of the rounds, the lowest and the highest."""
-
-    figure: str
-    value: float
-    low: float | None = None
-    high: float | None = None
-    unit: str = ""
-    at_most: float | None = None
-    at_least: float | None = None
-
-    @property
-    def bound(self) -> str:
-        bounds = [f"at least {self.at_least:g}"] if self.at_least is not None else []
-        return ", ".join(bounds + ([f"at most {self.at_most:g}"] if self.at_most is not None else []))
-
-    @property
-    def met(self) -> bool | None:
-        return Figure(name=self.figure, values=[self.value], at_most=self.at_most, at_least=self.at_least).met
-
-
-class Result(BaseModel, frozen=True):
-    """A result file. conditions: data, sizes and machine, as far as a reader needs them to repeat the command."""
-
-    name: str
-    title: str
-    command: str
-    conditions: str
-    figures: list[Record]
-
-    def write(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{self.name}.json").write_text(self.model_dump_json(indent=1, exclude_defaults=True) + "\n")
+__all__ = [
+    "RESULTS",
+    "Drop",
+    "Figure",
+    "Record",
+    "Result",
+    "ResultsFolder",
+    "bootstrap_drop",
+    "draw_zipf_keys",
+    "finish",
+    "in_turns",
+    "read_machine",
+    "rows_one_by_one",
+]
 
 
 def in_turns(
@@ -102,52 +40,6 @@ def in_turns(
             for key, value in tasks[name]().items():
                 values.setdefault(key, []).append(value)
     return values
-
-
-def read_machine() -> dict[str, Any]:
-    """Return the code's commit, the cores and the load; call it before the measurement adds its own load."""
-    return circumstances()
-
-
-def finish(
-    name: str,
-    title: str,
-    command: str,
-    conditions: str,
-    figures: list[Figure],
-    results: Path,
-    machine: dict[str, Any],
-    differing_answers: str = "",
-) -> None:
-    """Print the figures, write the result file and the last line. Raises typer.Exit where a bound is missed.
-
-    Figures of other answers than those expected are not written: they do not count.
-    """
-    where = f"{conditions}; {machine['cores']} cores, load average {machine['load_before']} at the start"
-    result = Result(name=name, title=title, command=command, conditions=where, figures=[f.to_record() for f in figures])
-    print_table(figure_table(title, figures))
-    missed = [figure.name for figure in figures if figure.met is False]
-    if differing_answers:
-        print(f"Answers differ, so these figures do not count and are not written: {differing_answers}")
-    else:
-        result.write(results)
-    print(last_line(result.model_dump(exclude_defaults=True) | machine | {"missed": missed, "differing": differing_answers}))
-    if missed or differing_answers:
-        raise typer.Exit(BROKEN)
-
-
-def figure_table(title: str, figures: list[Figure]) -> Table:
-    rows = []
-    for figure in figures:
-        record = figure.to_record()
-        spread = "" if record.low is None else f"{record.low:,.4g} … {record.high:,.4g}"
-        verdict = {None: "", True: "met", False: "MISSED"}[figure.met]
-        rows.append(Row((figure.name, f"{figure.median:,.4g} {figure.unit}", spread, record.bound, verdict), figure.met))
-    return Table(title, ("figure", "median", "of the rounds", "bound", ""), tuple(rows))
-
-
-def print_table(table: Table) -> None:
-    Console(width=None if sys.stdout.isatty() else 150).print(table.to_rich())
 
 
 def draw_zipf_keys(n_keys: int, exponent: float, shape: int | tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
@@ -190,8 +82,3 @@ def bootstrap_drop(values: np.ndarray, reference: np.ndarray, draws: int = 2_000
         means.append((reference[theirs].mean(axis=0) - values[ours].mean(axis=0))[users].mean())
     low, high = np.quantile(means, (0.025, 0.975)).tolist()
     return Drop(mean=float(reference.mean() - values.mean()), low=low, high=high)
-
-
-def _rounded(value: float) -> float:
-    """Four significant digits: more would claim what no machine repeats."""
-    return float(f"{value:.4g}")

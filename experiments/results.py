@@ -26,6 +26,7 @@ SECTIONS = {  # title -> how the names of its results begin
     "Speed": ("overhead-", "merlin", "growth", "preprocess"),
     "Smaller networks and rows": ("compression-", "precision-", "row-"),
     "Embedding tables": ("tables-", "cache-policy", "soak"),
+    "Live events": ("live-",),
     "Caches of answers": ("cache",),
 }
 OVER_BEST = "served (end to end) over the best baseline: NDCG@10"

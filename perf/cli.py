@@ -16,6 +16,7 @@ from perf import slo
 from perf import sweep as sweep_mode
 from perf.bench import new_bench, watched
 from perf.command import BROKEN, progress, run
+from perf.live.cli import app as live_app
 from perf.load import schedule
 from perf.load.open_loop import PARTS
 from perf.report import tables
@@ -27,6 +28,8 @@ from serving.contract.tensors import ENSEMBLE, STAGES
 app = typer.Typer(
     help="How fast a repository is served, and where the time goes.", add_completion=False, pretty_exceptions_enable=False
 )
+
+app.add_typer(live_app, name="live")
 
 Url = Annotated[str, typer.Option(help="gRPC host:port; without a server there, one is started for the measurement")]
 Repo = Annotated[Path, typer.Option(help="the model repository it serves")]

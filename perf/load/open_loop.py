@@ -21,7 +21,7 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -93,6 +93,14 @@ def run_load(url: str, bodies: list[bytes], due_s: np.ndarray, progress: Callabl
     """
     require_loopback(url)
     outcome = Outcome.nothing_yet((np.asarray(due_s) * 1e9).astype(np.int64))
+    with undisturbed(), contextlib.closing(UnaryCalls(url, INFER, DEADLINE_S)) as calls:
+        send_all(calls, bodies, outcome, progress)
+    return outcome
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Let what is due leave in time: no garbage collection, quick switches between threads, and a high priority."""
     gc.collect()
     gc.disable()  # a collection would delay every request due meanwhile
     switch_s, niceness = sys.getswitchinterval(), os.getpriority(os.PRIO_PROCESS, 0)
@@ -100,14 +108,12 @@ def run_load(url: str, bodies: list[bytes], due_s: np.ndarray, progress: Callabl
     with contextlib.suppress(PermissionError):  # so that a due request leaves before the server takes the core
         os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
     try:
-        with contextlib.closing(UnaryCalls(url, INFER, DEADLINE_S)) as calls:
-            send_all(calls, bodies, outcome, progress)
+        yield
     finally:
         with contextlib.suppress(PermissionError):
             os.setpriority(os.PRIO_PROCESS, 0, niceness)
         sys.setswitchinterval(switch_s)
         gc.enable()
-    return outcome
 
 
 def send_all(calls: UnaryCalls, bodies: list[bytes], outcome: Outcome, progress: Callable[[int], object]) -> None:

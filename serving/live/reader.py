@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -47,10 +46,18 @@ class Change(NamedTuple):
 
 
 class Snapshot:
-    """One consistent view of a store."""
+    """One consistent view of a store, until its `with` block ends. Raises DependencyError when the store cannot be read."""
 
     def __init__(self, store: Store, layout: Layout, txn: lmdb.Transaction) -> None:
         self._store, self.layout, self._txn = store, layout, txn
+
+    def __enter__(self) -> Snapshot:
+        return self
+
+    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
+        self._txn.abort()
+        if isinstance(error, lmdb.Error):
+            raise DependencyError(f"The live store in {self._store.folder} cannot be read: {error}.") from error
 
     def progress(self) -> Progress:
         return Progress.unpack(self._txn.get(PROGRESS, db=self._store.meta))
@@ -136,8 +143,7 @@ class Reader:
         """Has a writer made the store?"""
         return self._store is not None or (self.folder / DATA_FILE).exists()
 
-    @contextmanager
-    def snapshot(self) -> Iterator[Snapshot]:
+    def snapshot(self) -> Snapshot:
         """Open one consistent view. Raises DependencyError when the store cannot be read."""
         store, layout = self._opened()
         try:
@@ -147,12 +153,7 @@ class Reader:
             txn = store.env.begin(buffers=True)
         except lmdb.Error as error:
             raise DependencyError(f"The live store in {self.folder} cannot be read: {error}.") from error
-        try:
-            yield Snapshot(store, layout, txn)
-        except lmdb.Error as error:
-            raise DependencyError(f"The live store in {self.folder} cannot be read: {error}.") from error
-        finally:
-            txn.abort()
+        return Snapshot(store, layout, txn)
 
     def wait_for(self, sequence: int, timeout_s: float) -> int:
         """Return the last sequence that can be read, once it is at least `sequence` or the time is over."""

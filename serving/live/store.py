@@ -24,10 +24,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import lmdb
+import numpy as np
 
 from serving.contract.errors import ConfigError, DependencyError
 from serving.live.layout import Layout
 
+ID = np.dtype("<i8")  # of users and items, as keys hold them
 DATA_FILE = "data.mdb"
 DATABASES = ("events", "users", "items", "seen", "keys", "columns", "changes", "meta", "seeds")
 LAYOUT, KINDS, PROGRESS, PAUSES, SHOP = b"layout", b"kinds", b"progress", b"pauses", b"shop"
@@ -216,7 +218,7 @@ def refuse_foreign(folder: Path) -> None:
 
 def ids_as_keys(ids) -> list[bytes]:
     """Return the keys of int64 ids, [N]."""
-    packed = ids.astype("<i8", copy=False).tobytes()
+    packed = ids.astype(ID, copy=False).tobytes()
     return [packed[start : start + 8] for start in range(0, len(packed), 8)]
 
 

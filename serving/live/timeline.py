@@ -31,4 +31,6 @@ class Timeline(NamedTuple):
 
     def seen_s(self, time_s: int) -> int:
         """Return a moment in the time that features are seen in, which stands still during a pause."""
+        if not len(self.ends_s):
+            return time_s
         return time_s - int(np.clip(time_s - (self.ends_s - self.lengths_s), 0, self.lengths_s).sum())

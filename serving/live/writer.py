@@ -293,10 +293,14 @@ class Writer:
         return done
 
     def _load_loops(self) -> None:
-        """Run the compiled loops once, so that no event waits for them to be loaded or compiled."""
-        nobody, nothing, event = self.layout.empty_users(1), self.layout.empty_items(1), np.zeros(1, HEADER)
-        apply_to_users(nobody, np.zeros(1, np.int64), event)
-        apply_to_items(nothing, np.zeros(1, np.int64), event)
+        """Run the compiled loops as events will, so that none waits for them to be loaded or compiled.
+
+        The fields of one record are contiguous, those of several are not: two types for the compiler.
+        """
+        for count in (1, 2):
+            rows, events = np.zeros(count, np.int64), np.zeros(count, HEADER)
+            apply_to_users(self.layout.empty_users(count), rows, events)
+            apply_to_items(self.layout.empty_items(count), rows, events)
 
     def _note_pause(self, txn: lmdb.Transaction, latest_ms: int, times_ms: np.ndarray) -> int:
         """Keep in mind that nothing happened for long before these events. Return how many pauses that makes, 0 or 1."""

@@ -55,8 +55,9 @@ class PreprocessInputs:
 
     def with_live(self, reader: Reader) -> PreprocessInputs:
         """Return a copy that adds what users did since the export."""
-        live = LiveUsers(reader.users, self.items, self.item_category)
-        live.load_loops(self.embedded.empty(np.zeros(1, np.int64)))
+        live = LiveUsers(reader.users, self.items, self.item_category).with_machine_code(
+            self.embedded.empty(np.zeros(2, np.int64))
+        )
         if self.content is None:
             return replace(self, live=live)
         arrays = ItemCategories(self.content, self.item_category)

@@ -6,7 +6,8 @@ live events keep the generation's. The clock is the watermark of event time, or 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,9 +15,10 @@ import numpy as np
 from serving.contract.errors import DependencyError
 from serving.contract.tensors import NO_SEQUENCE, PAD_ID, Degraded
 from serving.live.layout import Layout
-from serving.live.reader import PAIR, Reader
+from serving.live.reader import PAIR, Reader, Snapshot
+from serving.live.store import Progress
 from serving.live.timeline import Timeline
-from serving.loops.compiled import compiled
+from serving.loops.compiled import compiled, machine_code
 from serving.stages.features.ids import ItemIndex, position_of
 from serving.stages.features.user_state import UserState
 
@@ -40,6 +42,8 @@ class LiveUsers:
     items: ItemIndex
     item_category: np.ndarray  # int32 [n_items + 1]
     wait_s: float = WAIT_S
+    timelines: dict[tuple[int, int, int], Timeline] = field(default_factory=dict)
+    write: Callable = field(default_factory=lambda: write_records)
 
     def update(self, state: UserState, after: np.ndarray, clock_s: int) -> tuple[int, np.ndarray]:
         """Overwrite a generation's state, whose arrays must be writable, with live records.
@@ -47,36 +51,57 @@ class LiveUsers:
         after: int64 [B] sequences that the answers must reflect, NO_SEQUENCE = none; clock_s: the generation's
         Returns (clock in unix seconds, degraded bits int64 [B]).
         """
-        degraded, named = np.zeros(len(after), np.int64), after != NO_SEQUENCE
+        degraded, latest = np.zeros(len(after), np.int64), max(after.tolist())
         if not self.reader.exists():
-            degraded[named] = Degraded.LIVE
+            degraded[after != NO_SEQUENCE] = Degraded.LIVE
             return clock_s, degraded
         try:
-            if np.count_nonzero(named):
-                self.reader.wait_for(int(after.max()), self.wait_s)
+            if latest != NO_SEQUENCE:
+                self.reader.wait_for(latest, self.wait_s)
             with self.reader.snapshot() as snapshot:
                 progress = snapshot.progress()
                 rows, records = snapshot.users(state.user_ids)
-                pauses_ms = snapshot.pauses_ms() if progress.n_pauses else []
+                timeline = self._timeline(snapshot, progress, clock_s)
         except DependencyError:
             degraded[:] = Degraded.LIVE
             return clock_s, degraded
-        degraded[after > progress.last_sequence] = Degraded.LIVE
-        timeline = Timeline.of(pauses_ms, progress.first_ms, 1000 * clock_s)
+        if latest > progress.last_sequence:
+            degraded[after > progress.last_sequence] = Degraded.LIVE
         self._write(state, rows, records, timeline)
         return max(clock_s, timeline.seen_s(progress.watermark_ms // 1000)), degraded
 
-    def load_loops(self, nobody: UserState) -> None:
-        """Run the compiled loop once, so that no request waits for it to be compiled. nobody: the state of one unknown user"""
+    def _timeline(self, snapshot: Snapshot, progress: Progress, clock_s: int) -> Timeline:
+        """Return the timeline of a store. The last one is kept: pauses are rare, and only ever added."""
+        key = (progress.n_pauses, progress.first_ms, clock_s)
+        if key not in self.timelines:
+            self.timelines.clear()
+            pauses_ms = snapshot.pauses_ms() if progress.n_pauses else []
+            self.timelines[key] = Timeline.of(pauses_ms, progress.first_ms, 1000 * clock_s)
+        return self.timelines[key]
+
+    def with_machine_code(self, nobody: UserState) -> LiveUsers:
+        """Return a copy whose compiled loop is loaded, so that no request waits for it. nobody: two unknown users
+
+        The fields of several records are strided. Their machine code reads those of one record too, which numba would take for
+        another type and compile again.
+        """
         layout = Layout()
-        self._write(nobody, [0], np.frombuffer(layout.empty_users(1).tobytes(), layout.user), Timeline.of([], 0, 0))
+        records = np.frombuffer(layout.empty_users(2).tobytes(), layout.user)
+        return replace(
+            self, write=machine_code(write_records, *self._arguments(nobody, [0, 1], records, Timeline.of([], 0, 0)))
+        )
 
     def _write(self, state: UserState, rows: list[int], records: np.ndarray, timeline: Timeline) -> None:
         """Write records [M] into the rows [M] of a state."""
         if rows:
-            fields = (records[name] for name in RECORD_FIELDS)
-            catalogue = (self.items.ids, self.items.table, self.items.newcomers, self.item_category)
-            write_records(np.array(rows), *fields, *timeline, *catalogue, *(getattr(state, name) for name in STATE_FIELDS))
+            self.write(*self._arguments(state, rows, records, timeline))
+
+    def _arguments(self, state: UserState, rows: list[int], records: np.ndarray, timeline: Timeline) -> list[np.ndarray]:
+        """Return the arguments of `write_records`."""
+        fields = [records[name] for name in RECORD_FIELDS]
+        items = self.items
+        catalogue = (items.ids, items.table, items.newcomers, self.item_category)
+        return [np.array(rows), *fields, *timeline, *catalogue, *[getattr(state, name) for name in STATE_FIELDS]]
 
 
 class SeenSince(NamedTuple):
@@ -99,8 +124,8 @@ class LiveSeen:
     @classmethod
     def load(cls, reader: Reader) -> LiveSeen:
         """Run the compiled loop once, so that no request waits for it to be compiled."""
-        pairs, nobody = np.frombuffer(b"", PAIR), np.zeros(1, np.int64)
-        gather_pairs(nobody, pairs["user_id"], pairs["item_id"], nobody)
+        nobody = np.zeros(1, np.int64)
+        gather_pairs(nobody, as_columns(np.frombuffer(b"", PAIR)), nobody)
         return cls(reader)
 
     def read(self, user_ids: np.ndarray) -> tuple[SeenSince, bool]:
@@ -114,16 +139,21 @@ class LiveSeen:
         except DependencyError:
             return SeenSince.nothing(len(user_ids)), False
         places = np.searchsorted(distinct, user_ids)
-        return SeenSince(*gather_pairs(distinct, pairs["user_id"], pairs["item_id"], places)), True
+        return SeenSince(*gather_pairs(distinct, as_columns(pairs), places)), True
+
+
+def as_columns(pairs: np.ndarray) -> np.ndarray:
+    """PAIR [P] -> int64 [P, 2]: user, item. Its type does not depend on P, so that no second purchase waits for a compiler."""
+    return pairs.view(np.int64).reshape(-1, 2)
 
 
 @compiled
-def gather_pairs(distinct, pair_users, pair_items, places):
+def gather_pairs(distinct, pairs, places):
     """Return the items of each row, and where they start. pairs: sorted by `distinct` users; places: int64 [B] of rows."""
     bounds = np.zeros(len(distinct) + 1, np.int64)
     at = 0
     for place in range(len(distinct)):
-        while at < len(pair_users) and pair_users[at] == distinct[place]:
+        while at < len(pairs) and pairs[at, 0] == distinct[place]:
             at += 1
         bounds[place + 1] = at
     starts = np.zeros(len(places) + 1, np.int64)
@@ -131,7 +161,7 @@ def gather_pairs(distinct, pair_users, pair_items, places):
         starts[row + 1] = starts[row] + bounds[places[row] + 1] - bounds[places[row]]
     items = np.empty(starts[-1], np.int64)
     for row in range(len(places)):
-        items[starts[row] : starts[row + 1]] = pair_items[bounds[places[row]] : bounds[places[row] + 1]]
+        items[starts[row] : starts[row + 1]] = pairs[bounds[places[row]] : bounds[places[row] + 1], 1]
     return items, starts
 
 

@@ -1,0 +1,49 @@
+"""Every answer that names an event by `after` reflects it, and the log holds every event that was acknowledged."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import numpy as np
+
+from perf.figures import Figure
+from perf.live.exchange import connected
+from perf.live.shop import Shop
+from perf.live.visible import Probes, first_lists
+from perf.observe import Latency
+from serving.live.reader import Reader
+
+AT_ONCE = 16
+
+
+def measure(shop: Shop, count: int, rng: np.random.Generator) -> list[Figure]:
+    """Let users buy the first item they were shown, `count` times, and look at the answer after each purchase."""
+    with closing(Reader(shop.live_folder)) as reader:
+        first = last_sequence(reader)
+        with connected(shop.site.grpc_url) as exchange:
+            users = shop.draw_users(min(count, len(shop.user_ids)), rng)
+            probes = Probes(shop, exchange, first_lists(shop, exchange, users))
+            known = list(probes.next_item)
+            exchange.run_closed_loop(purchases(probes, known, count), min(AT_ONCE, len(known)))
+        logged = last_sequence(reader) - first
+    latency = Latency.of(np.array(probes.changed_ns))
+    return [
+        Figure(name="answers that name an event", values=[float(len(probes.changed_ns))], at_least=count),
+        Figure(name="of these without their event", values=[float(probes.stale)], at_most=0),
+        Figure(name="acknowledged events that the log lacks", values=[float(count - logged)], at_most=0, at_least=0),
+        Figure(name="event to changed answer, 16 at once: p50", values=[latency.p50_ms if latency else 0.0], unit="ms"),
+    ]
+
+
+def purchases(probes: Probes, user_ids: list[int], count: int) -> Iterator[Callable[[Callable[[], None]], None]]:
+    """Yield purchases of the users in turn: a user's next one begins after AT_ONCE others, when the last was answered."""
+    for number in range(count):
+        user_id = user_ids[number % len(user_ids)]
+        yield lambda over, user_id=user_id: probes.buy(user_id, time.perf_counter_ns(), over)
+
+
+def last_sequence(reader: Reader) -> int:
+    with reader.snapshot() as snapshot:
+        return snapshot.progress().last_sequence

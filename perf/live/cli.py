@@ -1,0 +1,156 @@
+"""The commands of `python -m perf live`."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from perf.bench import SEED
+from perf.command import BROKEN, console
+from perf.figures import RESULTS, Figure, ResultsFolder, finish, read_machine
+from perf.live import after, items, memory, reads, throughput, visible
+from perf.live.shop import opened_shop
+from server.environment import MEASURED_DIR
+
+app = typer.Typer(help="The live loop: how fast, how current, how large. Without a command: all of it, in some minutes.")
+
+Repo = Annotated[Path, typer.Option(help="the model repository; what is served is a copy of it with a live store of its own")]
+DEFAULT = Path("model_repository")
+EVENT_RATE, LOAD_S, ROUNDS = 1_000.0, 20.0, 3
+CHAINS, CALLS, NEW_ITEMS, ANSWERS = 5_000, 100_000, 100, 3_000
+EVENTS, REQUESTS = 200_000, 500
+
+
+@app.callback(invoke_without_command=True)
+def main_live(context: typer.Context, repo: Repo = DEFAULT, results: ResultsFolder = RESULTS) -> None:
+    """Without a command: everything. Exit code 1 when a bound is missed."""
+    if context.invoked_subcommand:
+        return
+    missed = 0
+    for part in (visible_command, after_command, throughput_command, reads_command, items_command, memory_command):
+        try:
+            context.invoke(part, results=results, **({} if part is reads_command else {"repo": repo}))
+        except typer.Exit as ended:
+            missed += ended.exit_code
+    if missed:
+        raise typer.Exit(BROKEN)
+
+
+@app.command("visible")
+def visible_command(
+    repo: Repo = DEFAULT,
+    event_rate: Annotated[float, typer.Option(help="events/s", min=1)] = EVENT_RATE,
+    duration_s: Annotated[float, typer.Option(help="seconds of each load", min=1)] = LOAD_S,
+    rounds: Annotated[int, typer.Option(help="loads with and without events", min=1)] = ROUNDS,
+    results: ResultsFolder = RESULTS,
+) -> None:
+    """Events beside `recommend` at half of its peak: event to changed answer, and what events cost `recommend`."""
+
+    def measure(step: Callable[[str], None]) -> list[Figure]:
+        with tempfile.TemporaryDirectory() as folder, opened_shop(repo) as shop:
+            return visible.measure(shop, Path(folder), event_rate, duration_s, rounds, new_rng(), step)
+
+    conditions = f"{event_rate:g} events/s beside recommend at half of its peak, {rounds} rounds of {duration_s:g} s"
+    run_part("visible", "An event shows in the next answer", conditions, results, measure, repo)
+
+
+@app.command("after")
+def after_command(
+    repo: Repo = DEFAULT,
+    count: Annotated[int, typer.Option("--after", help="answers, each after an event of its own", min=1)] = CHAINS,
+    results: ResultsFolder = RESULTS,
+) -> None:
+    """Every answer that names an event by `after` reflects it."""
+
+    def measure(step: Callable[[str], None]) -> list[Figure]:
+        step(f"{count:,} purchases")
+        with opened_shop(repo) as shop:
+            return after.measure(shop, count, new_rng())
+
+    run_part("after", "Answers that name an event", f"{count:,} purchases", results, measure, repo)
+
+
+@app.command("throughput")
+def throughput_command(
+    repo: Repo = DEFAULT,
+    seconds: Annotated[float, typer.Option(help="of each load", min=0.1)] = 10.0,
+    rounds: Annotated[int, typer.Option(min=1)] = ROUNDS,
+    results: ResultsFolder = RESULTS,
+) -> None:
+    """Durable events/s of 32 clients that send 16 events a request, and one client beside the disk's own fsync."""
+
+    def measure(step: Callable[[str], None]) -> list[Figure]:
+        with opened_shop(repo) as shop:
+            return throughput.measure(shop, seconds, rounds, new_rng(), step)
+
+    run_part("throughput", "Durable events", f"{rounds} rounds of {seconds:g} s", results, measure, repo)
+
+
+@app.command("reads")
+def reads_command(
+    calls: Annotated[int, typer.Option(help="reads of each store", min=10)] = CALLS,
+    users: Annotated[str, typer.Option(help="comma list of users in the store")] = ",".join(map(str, reads.SIZES)),
+    results: ResultsFolder = RESULTS,
+) -> None:
+    """The store read of `preprocess`, in process over stores of random records."""
+
+    def measure(step: Callable[[str], None]) -> list[Figure]:
+        MEASURED_DIR.mkdir(parents=True, exist_ok=True)
+        return reads.measure(calls, tuple(int(size) for size in users.split(",")), MEASURED_DIR, new_rng(), step)
+
+    run_part("reads", "Store reads of preprocess", f"{calls:,} reads of one user each, in process", results, measure)
+
+
+@app.command("items")
+def items_command(
+    repo: Repo = DEFAULT,
+    new_items: Annotated[int, typer.Option(help="new items", min=1)] = NEW_ITEMS,
+    answers: Annotated[int, typer.Option(help="answers after an item became unavailable", min=1)] = ANSWERS,
+    results: ResultsFolder = RESULTS,
+) -> None:
+    """New items are served within a second of their upsert, unavailable ones are in no later answer."""
+
+    def measure(step: Callable[[str], None]) -> list[Figure]:
+        with opened_shop(repo) as shop:
+            return items.measure(shop, new_items, answers, new_rng(), step)
+
+    run_part("items", "New and unavailable items", f"{new_items} new items, {answers:,} answers", results, measure, repo)
+
+
+@app.command("memory")
+def memory_command(
+    repo: Repo = DEFAULT,
+    events: Annotated[int, typer.Option(help="events of the live store", min=1)] = EVENTS,
+    requests: Annotated[int, typer.Option(help="requests before memory is read", min=1)] = REQUESTS,
+    results: ResultsFolder = RESULTS,
+) -> None:
+    """The server's memory (PSS of all its processes) with live state against without."""
+
+    def measure(step: Callable[[str], None]) -> list[Figure]:
+        return memory.measure(repo, events, requests, new_rng(), step)
+
+    run_part("memory", "Memory of live state", f"{events:,} events, {requests} requests, PSS", results, measure, repo)
+
+
+def run_part(
+    name: str,
+    title: str,
+    conditions: str,
+    results: Path,
+    measure: Callable[[Callable[[str], None]], list[Figure]],
+    repo: Path | None = None,
+) -> None:
+    """Measure one part and write `live-<name>`. Raises typer.Exit where a bound is missed."""
+    machine = read_machine()
+    figures = measure(lambda text: console.print(text, markup=False, highlight=False))
+    served = f"; a copy of {repo.resolve().name}" if repo else ""
+    finish(f"live-{name}", title, f"python -m perf live {name}", conditions + served, figures, results, machine)
+
+
+def new_rng() -> np.random.Generator:
+    return np.random.default_rng(SEED)

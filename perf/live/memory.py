@@ -1,0 +1,54 @@
+"""The server's memory with live state against without it."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+
+from perf.figures import Figure
+from perf.live.after import last_sequence
+from perf.live.exchange import connected
+from perf.live.shop import Shop, opened_shop, sequences_of
+from perf.load.workload import draw, serialise
+from perf.observe import read_memory, total_mib
+from serving.contract.tensors import ENSEMBLE
+from serving.live.reader import Reader
+
+MORE_MB = 150.0  # bound
+MB_PER_MIB = 2**20 / 1e6
+EVENTS_PER_REQUEST = 256
+
+
+def measure(repo: Path, events: int, requests: int, rng: np.random.Generator, progress) -> list[Figure]:
+    """Ask a server without live models, then one whose store holds `events`, the same requests; compare their memory."""
+    megabytes = {}
+    for live in (False, True):
+        progress(f"a server {'with' if live else 'without'} live state")
+        with opened_shop(repo, live) as shop:
+            if live:
+                observe_many(shop, events, rng)
+            ask_many(shop, requests, np.random.default_rng(0))
+            megabytes[live] = MB_PER_MIB * total_mib(read_memory(shop.site.tag or ""))
+    return [
+        Figure(
+            name="memory with live state over without", values=[megabytes[True] - megabytes[False]], unit="MB", at_most=MORE_MB
+        ),
+        Figure(name="memory without live state", values=[megabytes[False]], unit="MB"),
+    ]
+
+
+def observe_many(shop: Shop, count: int, rng: np.random.Generator) -> None:
+    """Post events of random users and items."""
+    with connected(shop.site.grpc_url) as exchange, closing(Reader(shop.live_folder)) as reader:
+        before = last_sequence(reader)
+        while last_sequence(reader) - before < count:
+            users, items = (rng.choice(ids, EVENTS_PER_REQUEST).tolist() for ids in (shop.user_ids, shop.item_ids))
+            sequences_of(exchange.ask(shop.observe(users, items)))
+
+
+def ask_many(shop: Shop, count: int, rng: np.random.Generator) -> None:
+    with connected(shop.site.grpc_url) as exchange:
+        for body in serialise(shop.specs[ENSEMBLE], draw(shop.requests, count, rng)):
+            exchange.ask(body)

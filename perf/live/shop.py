@@ -1,0 +1,133 @@
+"""A shop to measure: a server on a copy of a repository with a live store of its own, its users, and its requests as bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from tritonclient.grpc import service_pb2 as pb
+
+from perf.answers import tensors_of
+from perf.load.workload import Arrays, read_requests, read_specs, serialise
+from perf.target import Site, own_server, site_of
+from server.environment import MEASURED_DIR
+from serving.contract.artifacts import read_stage, stage_folder
+from serving.contract.errors import ConfigError, ServerError
+from serving.contract.generations import pinned_generation
+from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, OBSERVE, PAD_ID, STAGES, UPSERT, Degraded, ModelSpec, live_specs
+from serving.live.store import live_folder
+from serving.stages.features.ids import ItemIndex
+from serving.stages.features.user_state import UserStore
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer of `recommend`. item_ids: int64 [n], without padding"""
+
+    item_ids: list[int]
+    degraded: int
+
+    @property
+    def is_current(self) -> bool:
+        """Does it know all live events that it had to?"""
+        return not self.degraded & Degraded.LIVE
+
+
+@dataclass(frozen=True)
+class Shop:
+    """One server and what can be asked of it. user_ids, item_ids: those the generation knows; requests: recorded ones"""
+
+    site: Site
+    specs: dict[str, ModelSpec]
+    user_ids: np.ndarray
+    item_ids: np.ndarray
+    requests: Arrays
+
+    @classmethod
+    def of(cls, site: Site) -> Shop:
+        first = stage_folder(site.repo, STAGES[0], site.generation)
+        return cls(
+            site,
+            read_specs(site.repo, site.generation) | live_specs(),
+            np.array(UserStore(first / "store").user_ids),
+            np.array(ItemIndex.load(first / "item_ids.npy").ids),
+            read_requests(site.repo, site.generation),
+        )
+
+    @property
+    def live_folder(self) -> Path:
+        return live_folder(self.site.repo)
+
+    def draw_users(self, count: int, rng: np.random.Generator) -> np.ndarray:
+        """Return int64 [count] known users, each as rarely as possible."""
+        rounds = -(-count // len(self.user_ids))
+        return np.concatenate([rng.permutation(self.user_ids) for _ in range(rounds)])[:count]
+
+    def recommend(self, user_id: int, after: int | None = None) -> bytes:
+        """Return a request of `recommend` with the fills of all that is not said."""
+        given: dict[str, object] = {"user_id": user_id} | ({} if after is None else {"after": after})
+        spec = self.specs[ENSEMBLE]
+        rows = {t.name: np.full((1, *t.dims), given.get(t.name, t.fill), t.numpy_dtype) for t in spec.inputs}
+        return serialise(spec, rows)[0]
+
+    def observe(self, user_ids: Sequence[int], item_ids: Sequence[int], event_ids: Sequence[str] = ()) -> bytes:
+        """Return a request of `observe` with an event of each user and item."""
+        columns = {"user_id": np.asarray(user_ids, np.int64), "item_id": np.asarray(item_ids, np.int64)}
+        return encode(OBSERVE, columns | ({"event_id": [text.encode() for text in event_ids]} if event_ids else {}))
+
+    def upsert(self, item_id: int, **columns: object) -> bytes:
+        """Return a request of `upsert` that changes columns of an item."""
+        change = {"kind": [b"item"], "id": np.array([item_id], np.int64), "columns": [json.dumps(columns).encode()]}
+        return encode(UPSERT, change)
+
+    def answer_of(self, message: bytes) -> Answer:
+        """Read an answer of `recommend`."""
+        tensors = tensors_of(self.specs[ENSEMBLE], [message])
+        ids = tensors["item_ids"][0]
+        return Answer(ids[ids != PAD_ID].tolist(), int(tensors["degraded"][0, 0]))
+
+
+def encode(model: str, columns: dict[str, np.ndarray | list[bytes]]) -> bytes:
+    """Return a ModelInferRequest of columns [N], each a tensor [N, 1] of int64 or of texts."""
+    request = pb.ModelInferRequest(model_name=model)
+    for name, values in columns.items():
+        is_text = isinstance(values, list)
+        request.inputs.add(name=name, datatype="BYTES" if is_text else "INT64", shape=[len(values), 1])
+        raw = b"".join(len(v).to_bytes(4, "little") + v for v in values) if isinstance(values, list) else values.tobytes()
+        request.raw_input_contents.append(raw)
+    return request.SerializeToString()
+
+
+def sequences_of(message: bytes) -> np.ndarray:
+    """Read an answer of `observe` or `upsert`: int64 [N]."""
+    return np.frombuffer(pb.ModelInferResponse.FromString(message).raw_output_contents[0], np.int64)
+
+
+@contextlib.contextmanager
+def opened_shop(repo: Path, live: bool = True) -> Iterator[Shop]:
+    """Serve a copy of a repository, whose live store is its own. live: with `observe` and `upsert`, and a store
+
+    Raises ConfigError for a repository that states where its live store is: the copy would write there.
+    """
+    stated = read_stage(stage_folder(repo, OBSERVE, pinned_generation(repo))).live_folder
+    if stated:
+        raise ConfigError(
+            f"{repo} keeps its live store in {stated}; what is made up for a measurement would be written there. "
+            "Export without [live] folder, and measure that."
+        )
+    MEASURED_DIR.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="live-", dir=MEASURED_DIR) as scratch:
+        copy = Path(shutil.copytree(repo, Path(scratch) / repo.resolve().name))
+        if not live:
+            for name in LIVE_MODELS:
+                shutil.rmtree(copy / name)
+        with own_server(copy) as server:
+            if server.state is None:
+                raise ServerError(f"The server on {copy} ended. Its log is {server.log_path}.")
+            yield Shop.of(site_of(server.state))

@@ -1,0 +1,178 @@
+"""How soon an event shows in an answer, and what events cost `recommend`.
+
+    event due ─▶ observe ─▶ acknowledged ─▶ recommend(after=…) ─▶ an answer without the bought item      event to changed answer
+    recommend due ─▶ answer                                                                              latency of recommend
+
+Both loads are open: events and requests leave when they are due. A probe is an event whose answer is asked for: the user buys
+the first item of the last list, so that the next one cannot be right by chance. Rounds without events alternate with those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from perf.bench import PEAK_CLIENTS, new_bench
+from perf.figures import Figure
+from perf.live.exchange import Due, Exchange, connected, message_of
+from perf.live.shop import Shop, sequences_of
+from perf.load import schedule
+from perf.load.open_loop import undisturbed
+from perf.load.unary import Answer
+from perf.load.workload import draw, serialise
+from perf.observe import Latency
+from serving.contract.tensors import ENSEMBLE
+
+EVENT_TO_ANSWER_MS = 100.0  # bounds
+SLOWER_AT_MOST = 1.5
+LOAD_SHARE = 0.5  # of the peak of `recommend`
+PROBE_SHARE = 0.2  # of the requests: probes ask them
+PEAK_WINDOW_S = 1.0
+
+
+@dataclass
+class Probes:
+    """Users that buy what they were shown first. next_item: by user"""
+
+    shop: Shop
+    exchange: Exchange
+    next_item: dict[int, int]
+    durable_ns: list[int] = field(default_factory=list)
+    changed_ns: list[int] = field(default_factory=list)
+    stale: int = 0  # answers that do not know their event
+
+    def buy(self, user_id: int, due_ns: int, over: Callable[[], None] = lambda: None) -> None:
+        """Send the event of a user, and ask what is recommended after it."""
+        item_id = self.next_item[user_id]
+
+        def acknowledged(answer: Answer) -> None:
+            self.durable_ns.append(answer.at_ns - due_ns)
+            sequence = int(sequences_of(message_of(answer))[0])
+            self.exchange.send(self.shop.recommend(user_id, after=sequence), changed)
+
+        def changed(answer: Answer) -> None:
+            self.changed_ns.append(answer.at_ns - due_ns)
+            shown = self.shop.answer_of(message_of(answer))
+            self.stale += not shown.is_current or item_id in shown.item_ids
+            if shown.item_ids:
+                self.next_item[user_id] = shown.item_ids[0]
+            over()
+
+        self.exchange.send(self.shop.observe([user_id], [item_id]), acknowledged)
+
+
+def first_lists(shop: Shop, exchange: Exchange, user_ids: np.ndarray) -> dict[int, int]:
+    """Return the first recommended item by user, of those who are recommended any."""
+    answers = {user: shop.answer_of(exchange.ask(shop.recommend(user))) for user in np.unique(user_ids).tolist()}
+    return {user: answer.item_ids[0] for user, answer in answers.items() if answer.item_ids}
+
+
+def measure_peak(shop: Shop, folder, progress: Callable[[str], None]) -> float:
+    """Return the most answers/s of `recommend` that any number of clients gets."""
+    bench, rates = new_bench(shop.site, "live", folder), []
+    for clients in PEAK_CLIENTS:
+        progress(f"peak of recommend, {clients} clients")
+        rates.append(bench.closed(ENSEMBLE, "grpc", "concurrency", clients, PEAK_WINDOW_S).achieved_rate)
+    return max(rates)
+
+
+@dataclass
+class Round:
+    """Latencies of one open-loop load, int64 ns: of plain requests, of probes; and how many events were sent."""
+
+    recommend_ns: list[int] = field(default_factory=list)
+    probes: Probes | None = None
+    events: int = 0
+    refused: int = 0
+
+
+def run_round(
+    shop: Shop, exchange: Exchange, rate: float, event_rate: float, probes: Probes | None, duration_s: float, rng
+) -> Round:
+    """Send `rate` requests/s for a while; with probes also `event_rate` events/s, those of the probes among them."""
+    run = Round(probes=probes)
+    probe_rate = PROBE_SHARE * rate if probes else 0.0
+
+    def send_request(body: bytes) -> Callable[[int], None]:
+        def answered(answer: Answer, due_ns: int) -> None:
+            message_of(answer)
+            run.recommend_ns.append(answer.at_ns - due_ns)
+
+        return lambda due_ns: exchange.send(body, lambda answer: answered(answer, due_ns))
+
+    def note_event(answer: Answer) -> None:
+        run.refused += bool(answer.error)
+
+    def send_event(body: bytes) -> Callable[[int], None]:
+        return lambda _: exchange.send(body, note_event)
+
+    def send_probe(user_id: int) -> Callable[[int], None]:
+        return lambda due_ns: probes.buy(user_id, due_ns)
+
+    due_s = schedule.poisson(rate - probe_rate, duration_s, rng)
+    bodies = serialise(shop.specs[ENSEMBLE], draw(shop.requests, len(due_s), rng))
+    actions = list(zip(due_s, map(send_request, bodies), strict=True))
+    if probes:
+        event_s, probe_s = (schedule.poisson(r, duration_s, rng) for r in (max(event_rate - probe_rate, 1.0), probe_rate))
+        others = np.setdiff1d(shop.user_ids, list(probes.next_item))  # nobody else buys for a user that is probed
+        users = rng.choice(others if len(others) else shop.user_ids, len(event_s))
+        items = rng.choice(shop.item_ids, len(event_s))
+        events = (shop.observe([user], [item]) for user, item in zip(users.tolist(), items.tolist(), strict=True))
+        actions += zip(event_s, map(send_event, events), strict=True)
+        probed = np.resize(rng.permutation(list(probes.next_item)), len(probe_s)).tolist()
+        actions += zip(probe_s, map(send_probe, probed), strict=True)
+        run.events = len(event_s) + len(probe_s)
+    actions.sort(key=lambda action: action[0])
+    with undisturbed():
+        exchange.run_open_loop([Due(int(at_s * 1e9), act) for at_s, act in actions])
+    return run
+
+
+def measure(
+    shop: Shop, folder, event_rate: float, duration_s: float, rounds: int, rng: np.random.Generator, progress
+) -> list[Figure]:
+    """Return the figures of `rounds` loads without events and as many with them."""
+    rate = LOAD_SHARE * measure_peak(shop, folder, progress)
+    n_probes = max(int(PROBE_SHARE * rate * duration_s), 1)
+    quiet, busy = [], []
+    with connected(shop.site.grpc_url) as exchange:
+        users = shop.draw_users(min(n_probes, len(shop.user_ids) // 2), rng)
+        progress("first lists of the users that buy")
+        lists = first_lists(shop, exchange, users)
+        for number in range(rounds):
+            progress(f"round {number + 1}: {rate:,.0f} requests/s")
+            quiet.append(run_round(shop, exchange, rate, 0.0, None, duration_s, rng))
+            progress(f"round {number + 1}: the same beside {event_rate:,.0f} events/s")
+            busy.append(run_round(shop, exchange, rate, event_rate, Probes(shop, exchange, lists), duration_s, rng))
+    return figures_of(rate, quiet, busy, duration_s)
+
+
+def figures_of(rate: float, quiet: list[Round], busy: list[Round], duration_s: float) -> list[Figure]:
+    of_recommend = [[Latency.of(np.array(run.recommend_ns)) for run in runs] for runs in (quiet, busy)]
+    p99 = [[latency.p99_ms for latency in latencies if latency] for latencies in of_recommend]
+    probes = [run.probes for run in busy if run.probes]
+    durable, changed = (
+        [latency for probe in probes if (latency := Latency.of(np.array(getattr(probe, name))))]
+        for name in ("durable_ns", "changed_ns")
+    )
+    return [
+        Figure(name="event to changed answer: p50", values=[x.p50_ms for x in changed], unit="ms"),
+        Figure(name="event to changed answer: p99", values=[x.p99_ms for x in changed], unit="ms", at_most=EVENT_TO_ANSWER_MS),
+        Figure(name="event to acknowledgement: p50", values=[x.p50_ms for x in durable], unit="ms"),
+        Figure(name="event to acknowledgement: p99", values=[x.p99_ms for x in durable], unit="ms"),
+        Figure(
+            name="p99 of recommend with events over without",
+            values=[with_events / without for without, with_events in zip(*p99, strict=True)],
+            unit="x",
+            at_most=SLOWER_AT_MOST,
+        ),
+        Figure(name="p99 of recommend without events", values=p99[0], unit="ms"),
+        Figure(name="p99 of recommend with events", values=p99[1], unit="ms"),
+        Figure(name="recommend: half of its peak", values=[rate], unit="/s"),
+        Figure(name="events", values=[run.events / duration_s for run in busy], unit="/s"),
+        Figure(name="events refused", values=[float(sum(run.refused for run in busy))], at_most=0),
+        Figure(name="answers to probes", values=[float(sum(len(probe.changed_ns) for probe in probes))], at_least=1),
+        Figure(name="of these without their event", values=[float(sum(probe.stale for probe in probes))], at_most=0),
+    ]
