@@ -43,7 +43,7 @@ HOST_OPTION = $(if $(filter command,$(origin HOST)),--host $(HOST))
 EXPORTED = .run/exported/$(call as_name,$(REPO)-$(PROFILE)-$(LAYOUT)-$(DATA)$(if $(TRITON),-$(TRITON))$(if $(CONFIG),-$(CONFIG)))
 SOURCES = requirements/export.txt $(CONFIG) $(shell find export repository training serving hps_config $(wildcard $(DATA) data/$(DATA)) -type f -not -path '*/__pycache__/*' 2>/dev/null)
 
-.PHONY: help setup run test test-unit stop export serve check perf baseline bounds bounds-tables tune eval check-feast docs lint
+.PHONY: help setup run test test-unit stop export serve check perf baseline bounds bounds-tables tune eval check-feast check-deploy docs lint
 
 help: ## list the commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -125,6 +125,9 @@ tune: setup ## search batching, instances, threads and the index's effort under 
 # a worker per core, four at most, each computing on one thread; a file's tests stay together, as they share what it builds
 PYTEST = $(PY) -m pytest -q --numprocesses logical --maxprocesses 4 --dist loadfile
 
+# of check-deploy: schemas and kubectl, 170 MB, which nothing else needs
+DEPLOY_TOOLS = .run/deploy-tools
+
 # every lane runs even when another one failed; the verdict, and the last line, are over all of them
 test: setup ## everything the tests need, then make lint and all lanes: unit, long, contract, server, gpu
 	@status=0; \
@@ -137,6 +140,11 @@ test-unit: setup ## the fast lane: no tritonserver, nothing that takes minutes
 
 check-feast: setup ## check the layout of live state in Redis against the real Feast, in an environment of its own
 	@$(PY) -m experiments.feast_layout
+
+check-deploy: setup ## render and validate deploy/ offline: Kubernetes, Istio, KEDA, KServe, alerts and their tests, systemd
+	@[ -x $(DEPLOY_TOOLS)/bin/python ] || .venv/bin/uv venv -q --python $(PY) $(DEPLOY_TOOLS)
+	@VIRTUAL_ENV=$(DEPLOY_TOOLS) .venv/bin/uv pip install -q --no-deps --require-hashes -r requirements/deploy.txt
+	@$(DEPLOY_TOOLS)/bin/python deploy/check.py
 
 docs: setup ## what is generated in docs/ (settings, results), and the summary in README.md
 	@$(PY) -m export settings-doc

@@ -9,6 +9,7 @@ cd "$(dirname "$0")"
 
 UV_VERSION=0.13.8
 REQUIREMENTS=requirements/dev.txt
+HASHES=requirements/hashes.txt  # of the files that the packages come in; a file with another hash is refused
 LOG=.run/setup.log
 OPTIONAL="libb64-0d|libssl3|redis-server"
 
@@ -163,7 +164,7 @@ for folder in $find_links; do
 done
 # The file names every package, against what some of them declare (requirements/overrides.txt): nothing is left to resolve.
 say "installing the packages of $REQUIREMENTS into .venv (a few minutes the first time)"
-.venv/bin/uv pip install --no-deps "${torch_from[@]}" -r "$REQUIREMENTS" >>"$LOG" 2>&1 || network_failed "could not install $REQUIREMENTS"
+.venv/bin/uv pip install --no-deps "${torch_from[@]}" -r "$REQUIREMENTS" -c "$HASHES" >>"$LOG" 2>&1 || network_failed "could not install $REQUIREMENTS"
 
 [ -n "$packages" ] || fingerprint >"$stamp"  # what is still missing is looked for again next time
 say "ready: .venv ($(.venv/bin/python -V))"

@@ -16,16 +16,18 @@ def measurements(metrics: Metrics) -> Iterator[Measurement]:
         yield from _of_updates(name, table)
     misses = metrics.misses
     yield _gauge("hit_rate_overall", "Rows of all tables answered by any level with the key's own row, share", metrics.hit_rate)
-    yield _counter("misses", "Requests with rows that the first level lacked", sum(misses.buckets))
-    yield _counter("miss_seconds", "Time such requests waited for the levels below", misses.total_us / 1e6)
+    yield _counter("misses_total", "Requests with rows that the first level lacked", sum(misses.buckets))
+    yield _counter("miss_seconds_total", "Time such requests waited for the levels below", misses.total_us / 1e6)
     for share in (0.5, 0.99):
         yield _gauge(
-            "miss_latency_us", "The same, quantiles, µs (upper bounds)", misses.quantile_us(share), quantile=str(share)
+            "miss_latency_seconds", "The same, quantiles (upper bounds)", misses.quantile_us(share) / 1e6, quantile=str(share)
         )
-    yield _counter("degraded_lookups", "Lookups that needed a level which was down", misses.degraded_lookups)
-    yield _counter("insertions_dropped", "Insertions that found no room in the queue or in Redis", misses.insertions_dropped)
+    yield _counter("degraded_lookups_total", "Lookups that needed a level which was down", misses.degraded_lookups)
+    yield _counter(
+        "insertions_dropped_total", "Insertions that found no room in the queue or in Redis", misses.insertions_dropped
+    )
     for level, failures in metrics.failures.items():
-        yield _counter("level_failures", "Calls to a level that failed", failures, level=level)
+        yield _counter("level_failures_total", "Calls to a level that failed", failures, level=level)
         yield _gauge("level_down", "1 while a level is left alone after a failure", level in metrics.down, level=level)
 
 
@@ -34,7 +36,7 @@ def _of_lookups(name: str, table: TableMetrics) -> Iterator[Measurement]:
     rows = {"l1": counts.l1_hits, "l2": counts.l2_hits, "l3": counts.l3_hits}
     others = {"perhaps_old": counts.perhaps_old, "default_late": counts.late, "default_unknown": counts.unknown}
     for answer, count in {**rows, **others}.items():
-        yield _counter("rows", "Rows asked for, by what answered", count, table=name, answer=answer)
+        yield _counter("rows_total", "Rows asked for, by what answered", count, table=name, answer=answer)
     rates = {"l1": counts.l1_hit_rate, "l2": counts.l2_hit_rate, "l3": counts.l3_hit_rate, "all": counts.hit_rate}
     for level, rate in rates.items():
         yield _gauge("hit_rate", "Share of the rows that reached a level and were there", rate, table=name, level=level)
@@ -57,7 +59,12 @@ def _of_updates(name: str, table: TableMetrics) -> Iterator[Measurement]:
         "updates_lost", "Update messages that brokers removed before they were read", updater.messages_lost, table=name
     )
     yield _gauge("update_lag_seconds", "From the producer's time stamp to visible", updater.lag_ms / 1e3, table=name)
-    yield _gauge("updater_seen", "The updater's last sign of life, unix seconds", updater.heartbeat_unix_ms / 1e3, table=name)
+    yield _gauge(
+        "updater_seen_timestamp_seconds",
+        "The updater's last sign of life, unix seconds",
+        updater.heartbeat_unix_ms / 1e3,
+        table=name,
+    )
     yield _gauge("broker_down", "1 while the updater reaches no broker", updater.broker_down, table=name)
     yield _gauge("store_down", "1 while updates wait for a database that is down", updater.store_down, table=name)
 

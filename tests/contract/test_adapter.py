@@ -120,8 +120,8 @@ def test_one_stage_call_answers_the_whole_batch(model):
     assert [users_of(response) for response in responses] == [[1], [2, 3], [4]]
     assert len(model.first.stage.seen) == 1
     model.reporter.report()
-    assert pb.MetricFamily.metrics["recommender_stage_calls/preprocess"].value == 1
-    assert pb.MetricFamily.metrics["recommender_stage_rows/preprocess"].value == 4
+    assert pb.MetricFamily.metrics["recommender_stage_calls_total/preprocess"].value == 1
+    assert pb.MetricFamily.metrics["recommender_stage_rows_total/preprocess"].value == 4
 
 
 def test_absent_optional_tensors_take_their_fill(model):
@@ -142,7 +142,7 @@ def test_a_malformed_request_fails_alone(model):
     assert bad.error().message() == "user_id is -5"
     assert len(model.first.stage.seen) == 1
     model.reporter.report()
-    assert pb.MetricFamily.metrics["recommender_rejected/preprocess"].value == 1
+    assert pb.MetricFamily.metrics["recommender_rejected_total/preprocess"].value == 1
 
 
 def test_when_all_requests_are_malformed_the_stage_is_not_called(model):
@@ -254,8 +254,8 @@ def test_all_stages_in_one_model_answer_with_the_ensembles_tensors(fused):
     assert bad.error().message() == "user_id is -5"
     fused.reporter.report()
     values = {name: metric.value for name, metric in pb.MetricFamily.metrics.items()}
-    assert [values[f"recommender_stage_rows/{name}"] for name in STAGES] == [1, 1, 1, 1]
-    assert all(values[f"recommender_stage_seconds/{name}"] > 0 for name in STAGES)
+    assert [values[f"recommender_stage_rows_total/{name}"] for name in STAGES] == [1, 1, 1, 1]
+    assert all(values[f"recommender_stage_seconds_total/{name}"] > 0 for name in STAGES)
     specs = stage_specs(AXES, CONTEXT)
     for name, link in zip(STAGES, fused.chain, strict=True):
         assert link.stage.seen[0].keys() == {t.name for t in specs[name].input_fields}
@@ -274,7 +274,7 @@ def test_what_a_stage_gives_in_another_form_reaches_nobody_and_does_not_count(fu
     for response in fused.execute([request(1), request(2)]):
         assert re.match(rf"The stage {stage} gave {name} as .*the contract says", response.error().message())
     fused.reporter.report()
-    counted = [pb.MetricFamily.metrics[f"recommender_stage_rows/{each}"].value > 0 for each in STAGES]
+    counted = [pb.MetricFamily.metrics[f"recommender_stage_rows_total/{each}"].value > 0 for each in STAGES]
     assert counted == [True] * STAGES.index(stage) + [False] * (len(STAGES) - STAGES.index(stage))
 
 

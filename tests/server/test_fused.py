@@ -84,7 +84,8 @@ def test_every_stage_counts_its_calls_and_time(served, caller):
     text = urllib.request.urlopen(served.metrics_url, timeout=5).read().decode()
     for name in STAGES:
         for counter in ("calls", "rows", "seconds"):
-            (line,) = [line for line in text.splitlines() if line.startswith(f'recommender_stage_{counter}{{stage="{name}"}}')]
+            start = f'recommender_stage_{counter}_total{{stage="{name}"}}'
+            (line,) = [line for line in text.splitlines() if line.startswith(start)]
             assert float(line.split()[-1]) > 0
 
 

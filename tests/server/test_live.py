@@ -129,7 +129,7 @@ def test_the_servers_metrics_say_where_the_log_stands(live_server, reader):
     deadline_s = time.monotonic() + 10.0
     while True:
         text = urllib.request.urlopen(live_server.metrics_url, timeout=5).read().decode()
-        found = re.search(r"^recommender_live_events{[^}]*} (\S+)$", text, re.MULTILINE)
+        found = re.search(r"^recommender_live_events_total{[^}]*} (\S+)$", text, re.MULTILINE)
         if found and float(found[1]) == events:
             break
         assert time.monotonic() < deadline_s, text

@@ -62,7 +62,7 @@ class Watched:
 
 def from_redis(server: TritonServer) -> float:
     """Rows of items that Redis gave so far."""
-    return table_metrics(server).get(("rows", "l2", "item_0"), 0.0)
+    return table_metrics(server).get(("rows_total", "l2", "item_0"), 0.0)
 
 
 def test_answers_are_the_same_while_nodes_die_and_come_back(over_redis, launch, client, cluster):

@@ -49,7 +49,7 @@ class StageCounts:
 
     def read(self) -> dict[str, dict[str, float]]:
         text = urllib.request.urlopen(self.url, timeout=5).read().decode()
-        found = re.findall(r'^recommender_stage_(calls|rows){stage="(\w+)"} (\S+)$', text, re.MULTILINE)
+        found = re.findall(r'^recommender_stage_(calls|rows)_total{stage="(\w+)"} (\S+)$', text, re.MULTILINE)
         counts: dict[str, dict[str, float]] = {"calls": {}, "rows": {}}
         for what, stage, value in found:
             if stage in STAGES:

@@ -64,7 +64,7 @@ def settled(server: TritonServer) -> dict[tuple[str, ...], float]:
 
 def test_the_metrics_port_tells_of_every_table(server, client, repository, info):
     names = [table.name for table in settings_of(repository, info.generation).tables]
-    answered = {name: ("rows", "l2", name) for name in names}
+    answered = {name: ("rows_total", "l2", name) for name in names}
     before = settled(server)
     infer(client, user_id=USERS)
     until(lambda: table_metrics(server).get(answered["user_0"], 0) - before.get(answered["user_0"], 0) == len(USERS))

@@ -169,11 +169,11 @@ class Metrics:
     def measurements(self) -> Iterator[Measurement]:
         labels = {"stage": self.stage}
         for name, description, value in (
-            ("stage_calls", "Calls of the stage: one per batch", self.calls),
-            ("stage_rows", "Rows (users) that the stage answered", self.rows),
-            ("stage_seconds", "Time within the stage", self.seconds),
-            ("degraded", "Rows that this stage answered by its fallback", self.degraded),
-            ("rejected", "Requests refused as malformed", self.rejected),
+            ("stage_calls_total", "Calls of the stage: one per batch", self.calls),
+            ("stage_rows_total", "Rows (users) that the stage answered", self.rows),
+            ("stage_seconds_total", "Time within the stage", self.seconds),
+            ("degraded_total", "Rows that this stage answered by its fallback", self.degraded),
+            ("rejected_total", "Requests refused as malformed", self.rejected),
         ):
             yield Measurement(f"recommender_{name}", description, COUNTER, labels, value)
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from serving.contract.artifacts import StageInfo, read_stage, stage_folder, stage_settings
-from serving.contract.measurements import GAUGE, Measurement
+from serving.contract.measurements import COUNTER, GAUGE, Measurement
 from serving.contract.tensors import OBSERVE, STAGES, UPSERT
 from serving.live.admission import ChangeAdmission, EventAdmission
 from serving.live.events import EventBatch, EventKind, EventKinds
@@ -31,6 +31,8 @@ COUNTED = {  # by the store's helpers (live/)
     "kafka_messages": "Messages that were read, ever",
     "kafka_refused": "Messages that are no events, ever",
     "kafka_lost": "Messages that the brokers removed unread, ever",
+}
+STATED = {  # by the same, as they are now
     "kafka_lag": "Messages that are waiting in the topic",
     "kafka_broker_down": "1 while no broker answers",
     "redis_lag": "Events of this machine that Redis does not have yet",
@@ -124,16 +126,19 @@ class Observe(LiveModel):
         lag_s = max(self.now_ms() - progress.watermark_ms, 0) / 1000
         store = self.writer.store
         for name, description, value in (
-            ("events", "Events of the log, ever", progress.last_sequence),
-            ("late_events", "Events older than the watermark, ever", progress.late),
-            ("repeated_events", "Events whose id had come before, ever", progress.repeated),
+            ("events_total", "Events of the log, ever", progress.last_sequence),
+            ("late_events_total", "Events older than the watermark, ever", progress.late),
+            ("repeated_events_total", "Events whose id had come before, ever", progress.repeated),
             ("watermark_lag_seconds", "How far the watermark is behind the wall clock", lag_s),
             ("store_bytes", "Size of the live store's file", store.size_bytes()),
             ("archive_bytes", "Size of the log's older part", store.archive_bytes()),
         ):
-            yield Measurement(f"recommender_live_{name}", description, GAUGE, {}, float(value))
+            kind = COUNTER if name.endswith("_total") else GAUGE
+            yield Measurement(f"recommender_live_{name}", description, kind, {}, float(value))
         counters = store.read_counters()
         for name, description in COUNTED.items():
+            yield Measurement(f"recommender_live_{name}_total", description, COUNTER, {}, float(counters.get(name, 0)))
+        for name, description in STATED.items():
             yield Measurement(f"recommender_live_{name}", description, GAUGE, {}, float(counters.get(name, 0)))
         if seen_ms := counters.get("kafka_seen_ms"):
             silent_s = max(self.now_ms() - seen_ms, 0) / 1000

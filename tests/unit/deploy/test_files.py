@@ -4,7 +4,6 @@ Docker does not run here: whether the images start is not shown by these tests.
 """
 
 import ast
-import json
 import re
 import runpy
 import shlex
@@ -17,19 +16,19 @@ import pytest
 import yaml
 
 from export.settings import read_settings
-from serving.stages.live.models import COUNTED
+from gateway.metrics import Metrics as GatewayMetrics
+from serving.stages.live.models import COUNTED, STATED
+from serving.tables.measurements import measurements
+from serving.tables.metrics import Metrics as TablesMetrics
+from serving.tables.metrics import MissCounts, TableCounts, TableMetrics
+from serving.tables.updates.ring import UpdaterState
 from tests.contract import fake_backend
+from tests.monitoring import GPU_METRICS, PANELS, QUERIES, RULES, metric_names, named_metrics
 
 PROJECT = Path(__file__).parents[3]
 DEPLOY = PROJECT / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 SERVICES = COMPOSE["services"]
-ALERTS = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())
-RULES = [rule for group in ALERTS["groups"] for rule in group["rules"]]
-PANELS = json.loads((DEPLOY / "grafana" / "dashboards" / "recommender.json").read_text())["panels"]
-QUERIES = [rule["expr"] for rule in RULES] + [target["expr"] for panel in PANELS for target in panel.get("targets", ())]
-# Only on a machine with a GPU: the names of Triton's docs/user_guide/metrics.md
-GPU_METRICS = {"nv_gpu_utilization", "nv_gpu_memory_used_bytes", "nv_gpu_memory_total_bytes"}
 
 
 def default_of(text: str) -> str:
@@ -53,27 +52,28 @@ def triton_adapter():
 
 def published_metrics() -> set[str]:
     """-> names that the server publishes: recorded ones, those of the code, those of machines with a GPU."""
-    recorded = set(re.findall(r"^# TYPE (\S+)", (Path(__file__).parent / "metrics.txt").read_text(), re.MULTILINE))
-    recorded |= {f"{name}_{part}" for name in recorded for part in ("sum", "count") if name.endswith("_summary_us")}
+    recorded = metric_names((Path(__file__).parent / "metrics.txt").read_text())
     own = {measured.name for measured in triton_adapter().Metrics("rank").measurements()}
     source = (PROJECT / "serving" / "tables" / "measurements.py").read_text()
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
     own |= {f"recommender_table_{n.args[0].value}" for n in calls if getattr(n.func, "id", "") in ("_counter", "_gauge")}
-    return recorded | own | {f"recommender_live_{name}" for name in (*COUNTED, "kafka_silent_seconds")} | GPU_METRICS
+    gateway = metric_names(GatewayMetrics().page().decode())
+    live = {f"recommender_live_{name}_total" for name in COUNTED}
+    live |= {f"recommender_live_{name}" for name in (*STATED, "kafka_silent_seconds")}
+    return recorded | own | GPU_METRICS | gateway | live
 
 
 def test_the_recorded_metrics_are_those_of_the_code():
     published = published_metrics()
-    assert {"recommender_degraded", "recommender_stage_seconds", "recommender_table_level_down"} <= published
+    assert {"recommender_degraded_total", "recommender_stage_seconds_total", "recommender_table_level_down"} <= published
     assert {"nv_inference_request_summary_us", "nv_inference_request_failure"} <= published
 
 
 def test_every_metric_that_is_drawn_or_alerted_on_is_published():
     recorded = {rule["record"] for rule in RULES if "record" in rule}
-    named = {name for query in QUERIES for name in re.findall(r"\b(?:nv|recommender)_\w+", query)}
-    assert named
-    assert named - published_metrics() == set()
-    used = {name for query in QUERIES for name in re.findall(r"\brecommend:[\w:]+", query)}
+    assert {"gateway_fallbacks_total", "recommender_degraded_total"} <= named_metrics()
+    assert named_metrics() - published_metrics() == set()
+    used = {name for query in QUERIES for name in re.findall(r"\b(?:recommend|gateway):[\w:]+", query)}
     assert used == recorded
 
 
@@ -82,7 +82,20 @@ def test_quantiles_and_labels_that_are_asked_for_were_published():
     for quantile in {q for query in QUERIES for q in re.findall(r'_summary_us\{[^}]*quantile="([\d.]+)"', query)}:
         assert f'nv_inference_request_summary_us{{model="recommend",version="1",quantile="{quantile}"}}' in text
     assert 'nv_inference_request_failure{model="recommend",reason="CANCELED"' in text
-    assert 'recommender_degraded{stage="rank"}' in text
+    assert 'recommender_degraded_total{stage="rank"}' in text
+
+
+def test_our_own_metrics_are_named_as_prometheus_asks():
+    """Counters end with _total, and only they; units are seconds and bytes."""
+    page = (Path(__file__).parent / "metrics.txt").read_text() + GatewayMetrics().page().decode()
+    kinds = re.findall(r"^# TYPE ((?:recommender|gateway)_\S+) (\w+)", page, re.MULTILINE)
+    kinds += [(measured.name, measured.kind) for measured in triton_adapter().Metrics("rank").measurements()]
+    table = TableMetrics(TableCounts(), 0, 0, 0, 0, UpdaterState(0, 0, 0, 0.0, 0, False, False))
+    tables = TablesMetrics({"items": table}, MissCounts(), {"redis": 0}, {})
+    kinds += [(measured.name, measured.kind) for measured in measurements(tables)]
+    assert len(kinds) > 15
+    assert [name for name, kind in kinds if name.endswith("_total") != (kind == "counter")] == []
+    assert [name for name, _ in kinds if re.search(r"_(us|ms|µs|millis|kb|mb|mib|percent)\b", name)] == []
 
 
 def test_latency_alerts_are_the_slo():

@@ -23,12 +23,12 @@ def test_every_value_has_a_name_of_its_own_and_counters_only_grow(source, open_t
         kinds = {(one.name, *one.labels.items()): one.kind for one in taken}
         assert all(now[key] >= before.get(key, 0.0) for key in now if kinds[key] == COUNTER)
         before = now
-    answered = [value for key, value in before.items() if key[0] == "recommender_table_rows"]
+    answered = [value for key, value in before.items() if key[0] == "recommender_table_rows_total"]
     assert sum(answered) == 152
-    assert before["recommender_table_rows", ("table", "items"), ("answer", "default_unknown")] == 1
+    assert before["recommender_table_rows_total", ("table", "items"), ("answer", "default_unknown")] == 1
     assert before["recommender_table_default_rate", ("table", "items")] == 1 / 152
     assert before[("recommender_table_hit_rate_overall",)] == 151 / 152
     assert before["recommender_table_resident_rows", ("table", "items"), ("level", "l2")] == 32
     assert before["recommender_table_level_down", ("level", "source")] == 0
-    assert before[("recommender_table_misses",)] == 3
-    assert before[("recommender_table_miss_seconds",)] > 0
+    assert before[("recommender_table_misses_total",)] == 3
+    assert before[("recommender_table_miss_seconds_total",)] > 0

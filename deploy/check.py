@@ -1,0 +1,163 @@
+"""`make check-deploy`: render and validate everything in deploy/, offline. Exit code 1 with a line for each fault.
+
+    kustomize ─▶ Kubernetes' own kinds: kubernetes-validate (JSON schemas)     ┐
+                 Istio, KEDA, Prometheus Operator: cloudcoil's models           ├─▶ references between them (references.py)
+                 KServe: the fields that are its own, and the pod as a Pod      ┘
+    promtool, amtool ─▶ rules, their tests, configurations
+    systemd-analyze ─▶ units
+
+Runs in an environment of its own (requirements/deploy.txt). A program that is missing is a fault.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import kubernetes_validate
+import yaml
+from cloudcoil.models.istio.networking import v1 as istio_networking
+from cloudcoil.models.istio.security import v1 as istio_security
+from cloudcoil.models.keda import v1alpha1 as keda
+from cloudcoil.models.prometheus_operator import v1 as prometheus_operator
+from pydantic import ValidationError
+from references import reference_faults
+
+HERE = Path(__file__).parent
+OVERLAYS = HERE / "kubernetes" / "overlays"
+KUBERNETES = "1.32"
+MODELS: dict[str, Any] = {
+    "networking.istio.io/v1": istio_networking,
+    "security.istio.io/v1": istio_security,
+    "keda.sh/v1alpha1": keda,
+    "monitoring.coreos.com/v1": prometheus_operator,
+}
+KSERVE = "serving.kserve.io/v1beta1"
+KSERVE_FIELDS = {
+    "minReplicas",
+    "maxReplicas",
+    "scaleTarget",
+    "scaleMetric",
+    "canaryTrafficPercent",
+    "timeout",
+    "logger",
+    "batcher",
+}
+PROGRAMS = {"promtool": "prometheus", "amtool": "prometheus-alertmanager", "systemd-analyze": "systemd"}  # and Debian's package
+
+
+def main() -> int:
+    faults = list(all_faults())
+    for fault in faults:
+        print(f"fault: {fault}")
+    print(f"check-deploy: {len(faults)} faults" if faults else "check-deploy: all is valid")
+    return bool(faults)
+
+
+def all_faults() -> Iterator[str]:
+    for overlay in sorted(OVERLAYS.iterdir()):
+        yield from (f"{overlay.name}: {fault}" for fault in overlay_faults(overlay))
+    yield from monitoring_faults()
+    yield from unit_faults()
+
+
+def overlay_faults(overlay: Path) -> Iterator[str]:
+    kubectl = Path(sys.executable).with_name("kubectl")
+    rendered = subprocess.run([kubectl, "kustomize", overlay], capture_output=True, text=True)
+    if rendered.returncode:
+        yield f"kustomize: {rendered.stderr.strip()}"
+        return
+    documents = [document for document in yaml.safe_load_all(rendered.stdout) if document]
+    for document in documents:
+        name = f"{document['kind']} {document['metadata']['name']}"
+        yield from (f"{name}: {fault}" for fault in document_faults(document))
+    yield from reference_faults([kserve_as_pods(each) if each["apiVersion"] == KSERVE else each for each in documents])
+    print(f"{overlay.name}: {len(documents)} documents")
+
+
+def document_faults(document: dict[str, Any]) -> Iterator[str]:
+    """Yield what the schema of its kind says of a document."""
+    version = document["apiVersion"]
+    if version in MODELS:
+        yield from model_faults(document, getattr(MODELS[version], document["kind"]))
+    elif version == KSERVE:
+        predictor = document["spec"]["predictor"]
+        if not 0 <= predictor.get("canaryTrafficPercent", 0) <= 100:
+            yield "canaryTrafficPercent is no percentage"
+        yield from document_faults(kserve_as_pods(document))
+    else:
+        try:
+            kubernetes_validate.validate(document, KUBERNETES, strict=True)
+        except kubernetes_validate.ValidationError as error:
+            yield f"{'.'.join(map(str, error.path))}: {error.message}"
+        except (kubernetes_validate.SchemaNotFoundError, kubernetes_validate.InvalidSchemaError) as error:
+            yield f"no schema of Kubernetes {KUBERNETES}: {error}"
+
+
+def model_faults(document: dict[str, Any], model: type) -> Iterator[str]:
+    try:
+        read = model.model_validate(document).model_dump(by_alias=True, exclude_none=True, mode="json")
+    except ValidationError as error:
+        for fault in error.errors():
+            yield f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
+        return
+    yield from (f"{path} is no field of it" for path in lost_fields(document, read))  # the models pass unknown fields over
+
+
+def lost_fields(given: Any, read: Any, path: str = "") -> Iterator[str]:
+    """Yield the paths of what was given and is not in what was read."""
+    if isinstance(given, dict) and isinstance(read, dict):
+        for key, value in given.items():
+            if key not in read and value is not None:
+                yield f"{path}{key}"
+            else:
+                yield from lost_fields(value, read.get(key), f"{path}{key}.")
+    elif isinstance(given, list) and isinstance(read, list):
+        for place, (one, other) in enumerate(zip(given, read, strict=True)):
+            yield from lost_fields(one, other, f"{path}{place}.")
+
+
+def kserve_as_pods(document: dict[str, Any]) -> dict[str, Any]:
+    """Return an InferenceService as the Pod that its predictor describes, without the fields that are KServe's own."""
+    spec = {name: value for name, value in document["spec"]["predictor"].items() if name not in KSERVE_FIELDS}
+    labels = {"serving.kserve.io/inferenceservice": document["metadata"]["name"]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {**document["metadata"], "labels": labels}, "spec": spec}
+
+
+def monitoring_faults() -> Iterator[str]:
+    folder = HERE / "prometheus"
+    yield from run_faults("promtool", "check", "rules", "alerts.yml", cwd=folder)
+    yield from run_faults("promtool", "check", "config", "--syntax-only", "prometheus.yml", cwd=folder)
+    yield from run_faults("promtool", "test", "rules", "alerts.test.yml", cwd=folder)
+    yield from run_faults("amtool", "check-config", "alertmanager.yml", cwd=HERE / "alertmanager")
+
+
+def unit_faults() -> Iterator[str]:
+    """Yield what systemd says of the units, with this checkout in the place where they expect it."""
+    with TemporaryDirectory() as folder:
+        units = []
+        for unit in sorted((HERE / "systemd").glob("*.service")):
+            units.append(Path(folder, unit.name))
+            units[-1].write_text(unit.read_text().replace("/opt/recommender", str(HERE.parent)))
+        yield from run_faults("systemd-analyze", "verify", "--man=no", *map(str, units), cwd=HERE, silent=True)
+
+
+def run_faults(program: str, *arguments: str, cwd: Path, silent: bool = False) -> Iterator[str]:
+    """Run a program that checks. silent: whatever it says is a fault, its exit code 0 or not."""
+    if not shutil.which(program):
+        yield f"{program} is not installed, so {' '.join(arguments)} was not checked. apt-get install {PROGRAMS[program]}"
+        return
+    run = subprocess.run([program, *arguments], cwd=cwd, capture_output=True, text=True)
+    if run.returncode or (silent and run.stderr):
+        yield f"{program} {' '.join(arguments)}: {(run.stdout + run.stderr).strip()}"
+    else:
+        print(f"{program} {' '.join(arguments)}: passed")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
