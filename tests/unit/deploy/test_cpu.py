@@ -1,0 +1,72 @@
+"""The CPU image and its Compose file against the checkout, and the hashes that it installs by. Docker does not run here."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+PROJECT = Path(__file__).parents[3]
+DEPLOY = PROJECT / "deploy"
+DOCKERFILE = (DEPLOY / "cpu.Dockerfile").read_text()
+COMPOSE = yaml.safe_load((DEPLOY / "compose.cpu.yaml").read_text())
+SERVICES = COMPOSE["services"]
+HASHES = (PROJECT / "requirements" / "hashes.txt").read_text()
+
+
+def pins(text: str) -> set[str]:
+    return set(re.findall(r"^([a-z0-9][\w.-]*==[\w.+!]+)", text, re.MULTILINE))
+
+
+def test_every_pin_has_hashes_but_torch():
+    hashed = {block.split()[0] for block in re.split(r"\n(?=\S)", HASHES) if "--hash=sha256:" in block}
+    wanted = pins((PROJECT / "requirements" / "dev.txt").read_text())
+    assert len(wanted) > 100
+    assert {name for name in wanted - hashed if not name.startswith("torch==")} == set(), "run requirements/pin.sh"
+    assert hashed - wanted == set(), "run requirements/pin.sh"
+    (version,) = re.findall(r"^UV_VERSION=(\S+)", (PROJECT / "setup.sh").read_text(), re.MULTILINE)
+    assert pins((PROJECT / "requirements" / "uv.txt").read_text()) == {f"uv=={version}"}
+
+
+def test_the_image_copies_what_exists_and_runs_as_an_ordinary_user():
+    copied = [line.split() for line in re.findall(r"^COPY (?!--from)(.+)$", DOCKERFILE, re.MULTILINE)]
+    sources = [source for *sources, _ in copied for source in sources]
+    assert {"serving", "server", "gateway", "deploy/serve.sh", "requirements/hashes.txt"} <= set(sources)
+    assert [source for source in sources if not (PROJECT / source).exists()] == []
+    assert re.findall(r"^USER (\S+)$", DOCKERFILE, re.MULTILINE)[-1] == "10001"
+    assert DOCKERFILE.count("--require-hashes") == 2
+
+
+@pytest.mark.parametrize("name", ["triton", "gateway"])
+def test_our_services_are_locked(name):
+    service = SERVICES[name]
+    assert service["read_only"]
+    assert service["cap_drop"] == ["ALL"]
+    assert "no-new-privileges:true" in service["security_opt"]
+    assert service["volumes"][0].endswith(":/srv/models:ro")
+    assert (PROJECT / service["build"]["dockerfile"]).is_file()
+    assert service["command"][0] in ("server", "gateway")
+
+
+def test_only_this_machine_reaches_a_port_unless_it_is_told_otherwise():
+    ports = [port for service in SERVICES.values() for port in service.get("ports", ())]
+    assert ports
+    assert all(port.startswith(("127.0.0.1:", "${HOST_ADDRESS:-127.0.0.1}:")) for port in ports)
+    assert "ports" not in SERVICES["triton"]  # strangers meet the gateway alone
+
+
+def test_services_refer_to_what_exists():
+    for service in SERVICES.values():
+        assert set(service.get("depends_on", ())) <= SERVICES.keys()
+        assert set(service["networks"]) <= COMPOSE["networks"].keys()
+        assert set(service.get("secrets", ())) <= COMPOSE["secrets"].keys()
+        for volume in service["volumes"]:
+            source = volume.split(":")[0]
+            assert source.startswith("$") or (DEPLOY / source).exists() or source in COMPOSE["volumes"], volume
+    assert "/deploy/secrets/" in (PROJECT / ".gitignore").read_text().splitlines()
+
+
+def test_serve_sh_knows_its_commands():
+    run = subprocess.run([DEPLOY / "serve.sh", "dance"], capture_output=True, text=True)
+    assert (run.returncode, "dance is no command" in run.stderr) == (2, True)

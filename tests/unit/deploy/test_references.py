@@ -1,0 +1,99 @@
+"""The check of references between Kubernetes documents: each fault is found, and what is sound is passed."""
+
+import copy
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+
+
+@pytest.fixture(scope="module")
+def reference_faults():
+    """`make check-deploy` runs these files in an environment of its own; they are no package."""
+    spec = importlib.util.spec_from_file_location("references", DEPLOY / "references.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return lambda documents: list(module.reference_faults(documents))
+
+
+LOCKED = {"readOnlyRootFilesystem": True, "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+CONTAINER = {
+    "name": "gateway",
+    "ports": [{"name": "http", "containerPort": 8080}],
+    "readinessProbe": {"httpGet": {"path": "/readyz", "port": "http"}},
+    "resources": {"limits": {"memory": "1Gi"}},
+    "securityContext": LOCKED,
+    "volumeMounts": [{"name": "tokens", "mountPath": "/tokens"}, {"name": "live", "mountPath": "/srv"}],
+}
+POD = {
+    "automountServiceAccountToken": False,
+    "securityContext": {"runAsNonRoot": True, "runAsUser": 10001},
+    "containers": [CONTAINER],
+    "volumes": [{"name": "tokens", "secret": {"secretName": "recommender-tokens"}}],
+}
+
+
+def named(kind, spec):
+    return {"kind": kind, "metadata": {"name": "shop"}, "spec": spec}
+
+
+@pytest.fixture
+def documents():
+    labels = {"app": "shop", "track": "stable"}
+    ingress = {"ports": [{"port": "http"}]}
+    claims = [{"metadata": {"name": "live"}}]
+    subsets = [{"name": "stable", "labels": {"track": "stable"}}]
+    route = {"name": "all", "route": [{"destination": {"host": "shop", "subset": "stable"}, "weight": 100}]}
+    return copy.deepcopy(
+        [
+            named("StatefulSet", {"template": {"metadata": {"labels": labels}, "spec": POD}, "volumeClaimTemplates": claims}),
+            named("Service", {"selector": {"app": "shop"}, "ports": [{"port": 80, "targetPort": "http"}]}),
+            named(
+                "NetworkPolicy", {"podSelector": {"matchLabels": {"app": "shop"}}, "ingress": [{"ports": [{"port": "http"}]}]}
+            ),
+            named("PodDisruptionBudget", {"selector": {"matchLabels": {"app": "shop"}}}),
+            named("HorizontalPodAutoscaler", {"scaleTargetRef": {"kind": "StatefulSet", "name": "shop"}}),
+            named("DestinationRule", {"host": "shop", "subsets": subsets}),
+            named("VirtualService", {"http": [route]}),
+        ]
+    )
+
+
+def test_what_is_sound_passes(reference_faults, documents):
+    assert reference_faults(documents) == []
+
+
+def pod(documents):
+    return documents[0]["spec"]["template"]["spec"]
+
+
+BROKEN = {
+    "no pod is": lambda d: d[1]["spec"].update(selector={"app": "shops"}),
+    "PodDisruptionBudget shop: selects": lambda d: d[3]["spec"].update(selector={"matchLabels": {"app": "other"}}),
+    "names port grpc": lambda d: d[1]["spec"]["ports"].append({"port": 1, "targetPort": "grpc"}),
+    "names port metrics": lambda d: d[2]["spec"]["ingress"][0]["ports"].append({"port": "metrics"}),
+    "scales Deployment shop": lambda d: d[4]["spec"].update(scaleTargetRef={"kind": "Deployment", "name": "shop"}),
+    "goes to": lambda d: d[6]["spec"]["http"][0]["route"][0]["destination"].update(subset="canary"),
+    "no pod is of the subset canary": lambda d: d[5]["spec"]["subsets"].append(
+        {"name": "canary", "labels": {"track": "canary"}}
+    ),
+    "add up to 95": lambda d: d[6]["spec"]["http"][0]["route"][0].update(weight=95),
+    "may run as root": lambda d: pod(d)["securityContext"].pop("runAsUser"),
+    "token of the cluster": lambda d: pod(d).pop("automountServiceAccountToken"),
+    "root is writable": lambda d: pod(d)["containers"][0]["securityContext"].update(readOnlyRootFilesystem=False),
+    "gain privileges": lambda d: pod(d)["containers"][0]["securityContext"].pop("capabilities"),
+    "memory has no limit": lambda d: pod(d)["containers"][0].update(resources={}),
+    "no container has a readinessProbe": lambda d: pod(d)["containers"][0].pop("readinessProbe"),
+    "readinessProbe asks port 81": lambda d: pod(d)["containers"][0]["readinessProbe"]["httpGet"].update(port=81),
+    "mounts cache": lambda d: pod(d)["containers"][0]["volumeMounts"].append({"name": "cache", "mountPath": "/c"}),
+    "at one path": lambda d: pod(d)["containers"][0]["volumeMounts"].append({"name": "live", "mountPath": "/srv"}),
+    "Secret keys, which is neither": lambda d: pod(d)["volumes"][0]["secret"].update(secretName="keys"),
+}
+
+
+@pytest.mark.parametrize("message", BROKEN)
+def test_each_fault_is_named(reference_faults, documents, message):
+    BROKEN[message](documents)
+    assert [fault for fault in reference_faults(documents) if message in fault]
