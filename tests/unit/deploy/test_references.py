@@ -42,7 +42,6 @@ def named(kind, spec):
 @pytest.fixture
 def documents():
     labels = {"app": "shop", "track": "stable"}
-    ingress = {"ports": [{"port": "http"}]}
     claims = [{"metadata": {"name": "live"}}]
     subsets = [{"name": "stable", "labels": {"track": "stable"}}]
     route = {"name": "all", "route": [{"destination": {"host": "shop", "subset": "stable"}, "weight": 100}]}
