@@ -146,9 +146,10 @@ check-deploy: setup ## render and validate deploy/ offline: Kubernetes, Istio, K
 	@VIRTUAL_ENV=$(DEPLOY_TOOLS) .venv/bin/uv pip install -q --no-deps --require-hashes -r requirements/deploy.txt
 	@$(DEPLOY_TOOLS)/bin/python deploy/check.py
 
-docs: setup ## what is generated in docs/ (settings, results), and the summary in README.md
+docs: setup ## what is generated in docs/ (settings, results, sizing), and the summary in README.md
 	@$(PY) -m export settings-doc
 	@$(PY) -m experiments.results
+	@$(PY) -m experiments.sizing page
 
 # every check runs even when an earlier one failed
 lint: setup ## style and format (ruff), types (mypy), shell scripts (shellcheck)

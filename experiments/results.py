@@ -23,7 +23,7 @@ README = PROJECT / "README.md"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 SECTIONS = {  # title -> how the names of its results begin
     "Quality": ("quality-", "prequential-"),
-    "Speed": ("overhead-", "merlin", "growth", "preprocess"),
+    "Speed": ("overhead-", "merlin", "growth", "preprocess", "sizing-"),
     "Smaller networks and rows": ("compression-", "precision-", "row-"),
     "Embedding tables": ("tables-", "cache-policy", "soak"),
     "Live events": ("live-",),

@@ -2,6 +2,7 @@
 
 import pytest
 
+from experiments import sizing
 from experiments.harness import Figure, Result
 from experiments.results import PAGE, README, SUMMARY, insert_summary, read_results, write_page, write_summary
 from serving.contract.errors import ConfigError
@@ -51,3 +52,18 @@ def test_a_result_without_a_section_is_refused():
     result = Result(name="new", title="New", command="python -m experiments.new", conditions="none", figures=[])
     with pytest.raises(ConfigError, match="No section"):
         write_page({"new": result})
+
+
+def test_the_sizing_page_is_current():
+    assert sizing.PAGE.read_text() == sizing.write_page(read_results()), "run `make docs`"
+
+
+def test_nodes_memory_and_cost_follow_from_what_was_measured():
+    measured = sizing.Measured(500.0, 20.0, 1e9, 1_000.0, 2_000.0, growth=0.5)
+    node = sizing.Node(cores=10, memory_gb=64, dollars_per_h=3.6)
+    size = sizing.compute_size(measured, node, 10_000, users=1_000_000, items=100_000)
+    assert (size.nodes, size.memory_gb) == (3, 5.0 + 1.0 + 0.2)  # 5,000/s a node, and one to spare
+    assert abs(size.dollars_per_million - 3 * 3.6 / 3_600 / 10_000 * 1e6) < 1e-9
+    four_times_the_items = sizing.compute_size(measured, node, 10_000, 1_000_000, 400_000)
+    assert four_times_the_items.nodes == 5  # each is half as fast
+    assert sizing.compute_size(measured, node, 1, 10, 10).nodes == 2
