@@ -48,10 +48,14 @@ def build(
     settings, dataset = with_triton(read_settings(config), triton), load_dataset(data)
     from export.build import build_repository  # imported late, because training imports take seconds
     from export.continued import continue_log
+    from repository.publish import make_read_only
+    from serving.contract.generations import pinned_generation
 
     if settings.live.continue_log:
         dataset = continue_log(dataset, live_folder(repo, settings.live.folder))
     build_repository(dataset, repo, settings, console, layout, profile, verbose)
+    if profile == "cpu":  # in the containers, start scripts write engines into it
+        make_read_only(repo, pinned_generation(repo))
 
 
 @app.command()

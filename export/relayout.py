@@ -64,6 +64,6 @@ def copy_artifacts(source: Path, target: Path) -> None:
         if path.name in REWRITTEN:
             continue
         if path.is_dir():
-            shutil.copytree(path, target / path.name)
+            shutil.copytree(path, target / path.name, copy_function=shutil.copyfile)  # not the mode: it may be read-only
         else:
-            shutil.copy2(path, target)
+            shutil.copyfile(path, target / path.name)

@@ -15,7 +15,7 @@ from gateway.protocol import http_server
 from gateway.settings import GatewaySettings, read_settings
 from gateway.tokens import new_token, read_tokens
 from serving.contract.errors import RecommenderError
-from triton_recommender import AsyncRecommender, Timeouts
+from triton_recommender import AsyncRecommender, Timeouts, Tls
 from triton_recommender import RecommenderError as ClientError
 
 app = typer.Typer(help="REST in front of a tritonserver, in the shop's own ids.", no_args_is_help=True, add_completion=False)
@@ -41,7 +41,8 @@ async def run(repo: Path, server: str, port: int, settings: GatewaySettings) -> 
     tokens = read_tokens(settings.tokens) if settings.tokens else {}
     recommender = AsyncRecommender(
         [server, *settings.servers],
-        timeouts=Timeouts(RECORD_S, connect=CONNECT_S),
+        timeouts=Timeouts(RECORD_S, connect=CONNECT_S, tell_server=not settings.servers),
+        tls=_tls(settings),
         hedge_after_s=settings.hedge_after_ms and settings.hedge_after_ms / 1_000,
     )
     http = http_server(create_app(repo, recommender, settings, tokens), settings, port)
@@ -49,8 +50,15 @@ async def run(repo: Path, server: str, port: int, settings: GatewaySettings) -> 
     while not http.started and not serving.done():
         await asyncio.sleep(0.01)
     if http.started:
-        print(f"listens at http://{settings.host}:{port}", flush=True)
+        print(f"listens at {'https' if settings.certificate else 'http'}://{settings.host}:{port}", flush=True)
     await serving
+
+
+def _tls(settings: GatewaySettings) -> Tls | None:
+    """Return how the gateway speaks to the servers; None for plain gRPC."""
+    if settings.server_authorities is None and settings.server_certificate is None:
+        return None
+    return Tls(settings.server_authorities, settings.server_key, settings.server_certificate)
 
 
 @app.command()

@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Header, Query, Request
 from fastapi.exceptions import RequestValidationError
@@ -19,6 +19,7 @@ from gateway import schema
 from gateway.events import MOST_EVENTS, Recording
 from gateway.explain import Explainer
 from gateway.guard import Guard
+from gateway.limiter import Limiter
 from gateway.metrics import Metrics
 from gateway.readiness import Readiness
 from gateway.recommendations import DEGRADED_NAMES, Answering, Question
@@ -43,7 +44,8 @@ def create_app(
     """Return the gateway of a repository. tokens: digest -> name; None asks for none. Raises ArtifactError, CatalogueError."""
     metrics = Metrics()
     shop = Shop(repo, recommender, metrics)
-    answering = Answering(shop, recommender, metrics, settings.most_in_flight)
+    limiter = Limiter(settings.most_in_flight, settings.latency_factor, settings.latency_floor_ms / 1_000)
+    answering = Answering(shop, recommender, metrics, limiter)
     recording, readiness = Recording(shop, recommender, metrics), Readiness(recommender)
     explainer = Explainer(shop)
 
@@ -68,17 +70,28 @@ def create_app(
         exclude: Ids = None,
         after: Annotated[int | None, Query(ge=0)] = None,
         deadline_ms: Annotated[float | None, Header(alias="x-deadline-ms", gt=0)] = None,
+        priority: Annotated[Literal["high", "normal", "low"], Header(alias="x-priority")] = "normal",
+        fallback: Annotated[Literal["popular", "none"], Query()] = "popular",
     ) -> Response:
         """Recommend items to a user, or to whoever looked at the items of `session`. Context columns: `context.NAME=value`.
 
-        Always answers: when no server does in time, with popular items, and `gateway_fallback` in `degraded`.
+        Always answers: when no server does in time, with popular items, and `gateway_fallback` in `degraded`. With
+        `fallback=none` the error is told instead. When the servers have too much to do, those of lower priority give way.
         """
         if user is None and session is None:
             raise InvalidRequest("Neither user nor session is given; expected one of them at least.")
         asked_ms = settings.deadline_ms if deadline_ms is None else min(deadline_ms, settings.most_deadline_ms)
         context = context_of(request)
         question = Question(
-            user, None if session is None else split_ids(session), split_ids(exclude), context, after, k, asked_ms / 1_000
+            user,
+            None if session is None else split_ids(session),
+            split_ids(exclude),
+            context,
+            after,
+            k,
+            asked_ms / 1_000,
+            priority,
+            fallback == "popular",
         )
         return JSONResponse(await answering.answer(question))
 

@@ -19,6 +19,8 @@ class Metrics:
         self.fallbacks = Counter("gateway_fallbacks", "Answers with popular items", ["reason"], registry=registry)
         self.events = Counter("gateway_events", "Events by outcome", ["outcome"], registry=registry)
         self.in_flight = Gauge("gateway_recommendations_in_flight", "Questions that wait for a server", registry=registry)
+        self.limit = Gauge("gateway_recommendations_limit", "Questions that may wait at once, as adapted", registry=registry)
+        self.shed = Counter("gateway_shed", "Questions not asked, for want of room", ["priority"], registry=registry)
         self.generation = Gauge("gateway_generation", "Generation whose titles and fallback are in use", registry=registry)
 
     def count_request(self, route: str, status: int, seconds: float) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
+from typing import Any
 
 import h11
 import uvicorn
@@ -46,6 +48,16 @@ def protocol_type(header_bytes: int, header_timeout_s: float) -> type[H11Protoco
     return TimedProtocol
 
 
+def tls_options(settings: GatewaySettings) -> dict[str, Any]:
+    """Return uvicorn's options for TLS; none without a certificate."""
+    if settings.certificate is None:
+        return {}
+    options: dict[str, Any] = {"ssl_certfile": str(settings.certificate), "ssl_keyfile": str(settings.key)}
+    if settings.client_authorities is not None:
+        options |= {"ssl_ca_certs": str(settings.client_authorities), "ssl_cert_reqs": ssl.CERT_REQUIRED}
+    return options
+
+
 def http_server(app, settings: GatewaySettings, port: int) -> uvicorn.Server:
     return uvicorn.Server(
         uvicorn.Config(
@@ -62,5 +74,6 @@ def http_server(app, settings: GatewaySettings, port: int) -> uvicorn.Server:
             server_header=False,
             access_log=False,
             log_level="warning",
+            **tls_options(settings),
         )
     )

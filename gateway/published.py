@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +22,7 @@ from serving.live.events import ITEM_CHANGED
 from serving.live.reader import Reader
 from triton_recommender import Catalogue
 
-POPULAR_FILE = "popular.json"
+POPULAR_FILE, POPULAR_BY_CONTEXT_FILE = "popular.json", "popular_by_context.json"
 TOGETHER, ALIKE = "bought_together", "similar_vectors"
 
 
@@ -35,11 +36,15 @@ class SimilarItem(NamedTuple):
 
 @dataclass(frozen=True)
 class Published:
-    """One generation. popular: item ids, best first; user_ids: int64 [U] ascending."""
+    """One generation.
+
+    popular: item ids, best first; popular_by_context: column -> value -> item ids; user_ids: int64 [U] ascending
+    """
 
     info: StageInfo
     catalogue: Catalogue
     popular: tuple[int, ...]
+    popular_by_context: Mapping[str, Mapping[str, Sequence[int]]]
     user_ids: np.ndarray
     item_ids: np.ndarray
     retrieve_folder: Path
@@ -52,6 +57,8 @@ class Published:
         path = repo / ENSEMBLE / str(generation) / POPULAR_FILE
         try:
             popular = tuple(map(int, json.loads(path.read_text())))
+            by_context_path = path.with_name(POPULAR_BY_CONTEXT_FILE)
+            by_context = json.loads(by_context_path.read_text()) if by_context_path.exists() else {}  # not in older exports
         except (OSError, ValueError, TypeError) as error:
             raise ArtifactError(
                 f"{path} cannot be read: {error}. A gateway answers with these items when no server does. "
@@ -60,11 +67,16 @@ class Published:
         catalogue = Catalogue.load(repo, generation)
         user_ids, item_ids = open_array(preprocess / "store", "user_ids"), open_array(retrieve, "item_ids")
         item_ids = item_ids[item_ids != PAD_ID]  # without the rows kept free for new items
-        return cls(read_stage(preprocess), catalogue, popular, user_ids, item_ids, retrieve)
+        return cls(read_stage(preprocess), catalogue, popular, by_context, user_ids, item_ids, retrieve)
 
     @property
     def generation(self) -> int:
         return self.info.generation
+
+    def popular_in(self, context: Mapping[str, str]) -> list[int]:
+        """Return the popular items of the first context value that has any, then those over all."""
+        lists = (self.popular_by_context.get(column, {}).get(value) for column, value in context.items())
+        return list(dict.fromkeys((*next(filter(None, lists), ()), *self.popular)))
 
     def knows_user(self, user_id: int) -> bool:
         place = int(np.searchsorted(self.user_ids, user_id))

@@ -8,9 +8,18 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.limiter import Limiter
 from gateway.metrics import Metrics
 from gateway.shop import Shop
-from triton_recommender import AsyncRecommender, Degraded, InvalidRequest, Query, Recommendations, RecommenderError
+from triton_recommender import (
+    AsyncRecommender,
+    Degraded,
+    InvalidRequest,
+    Overloaded,
+    Query,
+    Recommendations,
+    RecommenderError,
+)
 
 log = logging.getLogger("gateway")
 
@@ -37,17 +46,21 @@ class Question:
     after: int | None = None
     k: int | None = None
     deadline_s: float = 0.25
+    priority: str = "normal"  # high, normal or low: who gives way when the servers have too much to do
+    fallback: bool = True  # False: an error instead of popular items
 
 
 class Answering:
-    """Asks the servers, at most `most_in_flight` questions at a time; the rest, and what fails, gets popular items."""
+    """Asks the servers, as many questions at a time as `limiter` admits; the rest, and what fails, gets popular items."""
 
-    def __init__(self, shop: Shop, recommender: AsyncRecommender, metrics: Metrics, most_in_flight: int) -> None:
-        self._shop, self._recommender, self._metrics, self._most_in_flight = shop, recommender, metrics, most_in_flight
-        self._in_flight = 0
+    def __init__(self, shop: Shop, recommender: AsyncRecommender, metrics: Metrics, limiter: Limiter) -> None:
+        self._shop, self._recommender, self._metrics, self._limiter = shop, recommender, metrics, limiter
 
     async def answer(self, question: Question) -> dict[str, Any]:
-        """Return the answer as JSON has it. Raises InvalidRequest for what no server could answer, and nothing else."""
+        """Return the answer as JSON has it.
+
+        Raises InvalidRequest for what no server could answer, and other errors only where no fallback is wanted.
+        """
         shop, request_id = self._shop, uuid.uuid4().hex
         user_id = None if question.user is None else shop.user_id(question.user)
         exclude = [shop.item_id(item) for item in question.exclude]
@@ -60,8 +73,11 @@ class Answering:
             raise
         except Exception as error:  # whatever it is: a shop gets items to show
             reason = error.status if isinstance(error, RecommenderError) else type(error).__name__
+            if not question.fallback:
+                raise
             self._metrics.fallbacks.labels(reason).inc()
-            log.warning("request %s is answered with popular items: %s", request_id, error, exc_info=not _expected(error))
+            level = logging.DEBUG if isinstance(error, Overloaded) else logging.WARNING  # a line each would add to the load
+            log.log(level, "request %s is answered with popular items: %s", request_id, error, exc_info=not _expected(error))
             return self._fallback(question, set(exclude) | set(session or ()), user_id, request_id)
         await shop.move_to(answer.generation)
         items = [shop.described(item_id) | {"score": score} for item_id, score in answer]
@@ -69,10 +85,11 @@ class Answering:
         return self._told(request_id, user_id, answer.generation, degraded, items)
 
     async def _ask(self, query: Query, question: Question, request_id: str) -> Recommendations:
-        if self._in_flight >= self._most_in_flight:
-            raise RecommenderError(f"{self._in_flight} recommendations wait already.")
-        self._in_flight += 1
-        self._metrics.in_flight.set(self._in_flight)
+        limiter = self._limiter
+        if not limiter.admits(question.priority):
+            self._metrics.shed.labels(question.priority).inc()
+            raise Overloaded(f"{limiter.in_flight} recommendations wait already, as many as are answered in time. Try again.")
+        began_s = limiter.begin()
         try:
             async with asyncio.timeout(question.deadline_s + GRACE_S):
                 [answer] = await self._recommender.recommend_many(
@@ -80,11 +97,12 @@ class Answering:
                 )
                 return answer
         finally:
-            self._in_flight -= 1
-            self._metrics.in_flight.set(self._in_flight)
+            limiter.end(began_s)
+            self._metrics.in_flight.set(limiter.in_flight)
+            self._metrics.limit.set(limiter.limit)
 
     def _fallback(self, question: Question, exclude: set[int], user_id: int | None, request_id: str) -> dict[str, Any]:
-        popular = self._shop.popular(exclude, question.k or DEFAULT_K)
+        popular = self._shop.popular(exclude, question.context, question.k or DEFAULT_K)
         items = [self._shop.described(item_id) | {"score": None} for item_id in popular]
         return self._told(request_id, user_id, self._shop.published.generation, [FALLBACK], items)
 

@@ -11,6 +11,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from serving.contract.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
+FILES = {  # settings that name files, relative to the file of the settings
+    "tokens",
+    "certificate",
+    "key",
+    "client_authorities",
+    "server_authorities",
+    "server_certificate",
+    "server_key",
+}
 
 
 class GatewaySettings(BaseModel):
@@ -19,18 +28,35 @@ class GatewaySettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     host: str = LOOPBACK
+    certificate: Path | None = None  # PEM, with `key`: TLS
+    key: Path | None = None
+    client_authorities: Path | None = None  # PEM: callers must show a certificate that one of these signed
     tokens: Path | None = None  # a file of `python -m gateway token`; None: no token is asked for
     servers: tuple[str, ...] = ()  # further host:port of gRPC, asked when the first fails
+    server_authorities: Path | None = None  # PEM: who signed the servers' certificates; TLS to the servers
+    server_certificate: Path | None = None  # PEM, with `server_key`: who the gateway is, for servers that ask for it
+    server_key: Path | None = None
     hedge_after_ms: float | None = Field(default=None, gt=0)
     deadline_ms: float = Field(default=250.0, gt=0, le=60_000)
     most_deadline_ms: float = Field(default=5_000.0, gt=0, le=60_000)
     most_in_flight: int = Field(default=256, gt=0)  # recommendations; beyond, the fallback answers
+    latency_factor: float = Field(default=3.0, gt=1)  # of the latency without a queue, at which fewer are admitted
+    latency_floor_ms: float = Field(default=20.0, gt=0)  # below, latency is never a reason to admit fewer
     body_bytes: int = Field(default=1 << 20, gt=0)
     body_timeout_s: float = Field(default=10.0, gt=0)
     header_bytes: int = Field(default=16 << 10, ge=1 << 10)
     header_timeout_s: float = Field(default=10.0, gt=0)
     requests_per_s: float = Field(default=1_000.0, gt=0)  # of one client, on average
     burst: int = Field(default=2_000, gt=0)  # of one client, at once
+
+    @model_validator(mode="after")
+    def _refuse_half_a_certificate(self) -> GatewaySettings:
+        for certificate, key in (("certificate", "key"), ("server_certificate", "server_key")):
+            if (getattr(self, certificate) is None) != (getattr(self, key) is None):
+                raise ValueError(f"one of {certificate} and {key} is set; expected both, or neither")
+        if self.client_authorities is not None and self.certificate is None:
+            raise ValueError("client_authorities is set without certificate and key; callers can show theirs over TLS only")
+        return self
 
     @model_validator(mode="after")
     def _refuse_strangers(self) -> GatewaySettings:
@@ -48,8 +74,10 @@ def read_settings(path: Path | None) -> GatewaySettings:
         return GatewaySettings()
     try:
         values = tomllib.loads(path.read_text())
-        if "tokens" in values:
-            values["tokens"] = path.parent / values["tokens"]
+        for name in FILES & values.keys():
+            values[name] = path.parent / values[name]
+            if not values[name].is_file():
+                raise ConfigError(f"{path}: {name} is {values[name]}, which is no file. Correct the path.")
         return GatewaySettings.model_validate(values)
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}. Expected TOML; docs/gateway.md lists the keys.") from error

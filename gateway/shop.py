@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,10 +79,10 @@ class Shop:
         title = self.live_items.titles.get(item_id) or catalogue.title(item_id)
         return {"id": catalogue.item_name(item_id) or item_id, "title": title}
 
-    def popular(self, exclude: set[int], count: int) -> list[int]:
-        """Return the popular items that may be shown, best first."""
+    def popular(self, exclude: set[int], context: Mapping[str, str], count: int) -> list[int]:
+        """Return the popular items that may be shown in a context, best first."""
         hidden = exclude | self.live_items.unavailable
-        return [item_id for item_id in self.published.popular if item_id not in hidden][:count]
+        return [item_id for item_id in self.published.popular_in(context) if item_id not in hidden][:count]
 
     def close(self) -> None:
         self.reader.close()

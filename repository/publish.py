@@ -330,6 +330,14 @@ def replace_warmup(path: Path, content: bytes) -> None:
         beside.unlink(missing_ok=True)
 
 
+def make_read_only(repository: Path, generation: int) -> None:
+    """Take the right to write away from the files of a generation, which servers have mapped: nothing changes by accident."""
+    for folder in repository.glob(f"*/{generation}"):
+        for path in folder.rglob("*"):
+            if path.is_file():
+                path.chmod(path.stat().st_mode & ~0o222)
+
+
 def prune(repository: Path, kept: set[int]) -> None:
     """Remove older generations that nobody uses, and the remains of failed publications."""
     for name in (*STAGES, *LIVE_MODELS, ENSEMBLE):

@@ -10,7 +10,7 @@ import typer
 
 from repository.generations import published_generations
 from repository.models import content_of
-from server import gateway, launcher
+from server import gateway, launcher, watch
 from server.condition import examine
 from server.environment import MEASURED_DIR, RUN_DIR
 from server.generations import served_generation
@@ -56,6 +56,12 @@ def start(
     gateway_optional: Annotated[
         bool, typer.Option("--gateway-optional", help="only note it when the gateway cannot start, and serve without")
     ] = False,
+    unsupervised: Annotated[
+        bool, typer.Option("--unsupervised", help="nothing restarts it: something else, such as a container's policy, does")
+    ] = False,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="stay, as its supervisor, until SIGTERM; then stop it (for systemd)")
+    ] = False,
     timeout_s: Timeout = READY_TIMEOUT_S,
 ) -> None:
     """Start in the background; returns when every model is ready. A server that already serves this repository is kept.
@@ -67,18 +73,23 @@ def start(
         flags = {"fixed": fixed or None, "no_http": no_http or None}
         state = _start(repo, ports, {"threads": threads, "cache_mib": cache_mib, "host": host} | flags, timeout_s)
         if gateway_port:
-            _start_gateway(state, gateway_port, gateway_config, gateway_optional)
+            state = _start_gateway(state, gateway_port, gateway_config, gateway_optional)
+        if not unsupervised and not foreground:
+            watch.start_beside(state, RUN_DIR)
+    if foreground:
+        watch.become(state, RUN_DIR)
 
 
-def _start_gateway(state: ServerState, port: int, config: Path | None, optional: bool) -> None:
+def _start_gateway(state: ServerState, port: int, config: Path | None, optional: bool) -> ServerState:
     try:
         state = gateway.follow(state, port, str(config.resolve()) if config else "", RUN_DIR)
     except ServerError as error:
         if not optional:
             raise
         typer.echo(f"note: {error}", err=True)
-        return
+        return state
     typer.echo(f"gateway: {_gateway_url(state)}")
+    return state
 
 
 def _gateway_url(state: ServerState) -> str:
@@ -93,23 +104,19 @@ def _start(repo: Path, ports: Ports, asked: Settings, timeout_s: float) -> Serve
         typer.echo(f"starting again: {_lost(lost)}: {_line(running)}")
         stop_server(running, RUN_DIR)
         settings = running.settings | {name: value for name, value in asked.items() if value is not None}
+    elif running and running.fault:
+        typer.echo(f"starting again: {running.fault}: {_line(running)}")
+        stop_server(running, RUN_DIR)
     elif running:
         _refuse_other_settings(running, asked)
         settings |= running.settings  # a server that cannot follow is restarted with its settings
         if _follows(running):
             typer.echo(f"already running: {_line(running)}")
             return running
-    server = TritonServer(
-        repo,
-        ports,
-        threads=settings["threads"],
-        model_control="none" if settings["fixed"] else "explicit",
-        cache_bytes=settings["cache_mib"] << 20,
-        host=settings["host"],
-        http=not settings["no_http"],
-        ready_timeout_s=timeout_s,
-        run_dir=RUN_DIR,
-    ).start()
+    for state in known_servers(RUN_DIR):
+        if state.ports.grpc == ports.grpc and not is_running(state.pid, state.tag):
+            stop_server(state, RUN_DIR)  # its supervisor would start it as well
+    server = TritonServer.with_settings(repo, ports, settings, ready_timeout_s=timeout_s, run_dir=RUN_DIR).start()
     assert server.state is not None  # it was started
     typer.echo(f"ready: {_line(server.state)}")
     return server.state
@@ -173,6 +180,8 @@ def diagnose(grpc_port: GrpcPort = 8001) -> None:
     typer.echo(f"server at {url}: {ended}{condition}" + (f". {_start_again(state)}" if state else ""))
     if log:
         typer.echo(f"log {log_path}: {explain(log)}")
+    for line in watch.last_words(RUN_DIR, grpc_port):
+        typer.echo(f"supervisor: {line}")
     raise typer.Exit(1)
 
 
@@ -231,6 +240,7 @@ def _line(state: ServerState) -> str:
     host = state.settings.get("host", LOOPBACK)
     opened = f", open to whoever reaches {host}" if host != LOOPBACK else ""
     beside = f", gateway {_gateway_url(state)}" if gateway.gateways(state.tag) else ""
+    beside += ", supervised" if launcher.supervisors(state.tag) else ""
     return f"{state.repo} at gRPC {state.grpc_url}, {http}, metrics {ports.metrics}{beside}{opened} (process {state.pid})"
 
 

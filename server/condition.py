@@ -33,6 +33,8 @@ class Condition:
 
 def examine(grpc_url: str, state: ServerState | None) -> Condition:
     """Examine a server. state: of a server that was started here, None for another one."""
+    if state is not None and state.fault:
+        return Condition(f"{state.fault}, so its supervisor took it out of service")
     if state is not None and not is_running(state.pid, state.tag):
         return Condition(explain_end(state.log.read_text(errors="replace")) if state.log.exists() else "its process is gone")
     try:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from server import processes, supervisor
+from server import log, processes, supervisor
 from server.environment import PROJECT
 from server.ports import is_free
 from server.state import ServerState
@@ -69,6 +69,7 @@ def _start(state: ServerState, port: int, config: str, run_dir: Path) -> tuple[s
     log_path.parent.mkdir(parents=True, exist_ok=True)
     options = ["--repo", str(state.repo), "--server", state.grpc_url, "--port", str(port), "--tag", state.tag]
     options += ["--config", config] if config else []
+    log.rotate(log_path)
     with log_path.open("wb") as log_file:
         process = subprocess.Popen(
             [sys.executable, "-m", supervisor.__name__, str(PROJECT), sys.executable, "-m", MODULE, "serve", *options],

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import tritonclient.grpc as grpcclient
@@ -33,7 +34,8 @@ from repository.generations import pipeline_models, require_published, write_pin
 from repository.lock import publication_lock
 from repository.models import read_repository
 from server.health import held_versions, local_client, model_states
-from serving.contract.errors import ServerError
+from serving.contract.errors import ArtifactError, ServerError
+from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE
 
 LOAD_TIMEOUT_S = 300.0
@@ -111,6 +113,33 @@ def served_generation(grpc_url: str) -> int:
     if len(ready) != 1:
         raise ServerError(f"The server at {grpc_url} has {len(ready)} ready versions of {ENSEMBLE}; expected one. Restart it.")
     return ready[0]
+
+
+def generation_on_disk(repo: Path) -> int:
+    """Return the pinned generation; 0 in a repository that is not one of ours."""
+    try:
+        return pinned_generation(repo)
+    except ArtifactError:
+        return 0
+
+
+@contextlib.contextmanager
+def pinned_to(repo: Path, generation: int) -> Iterator[None]:
+    """Pin a repository to a generation while a server starts, and then to the former one again.
+
+    A server that is started again serves what it served before, whatever was published since.
+    """
+    if generation in (0, generation_on_disk(repo)):
+        yield
+        return
+    with publication_lock(repo):
+        before = generation_on_disk(repo)
+        require_published(repo, generation)
+        write_pins(repo, generation)
+        try:
+            yield
+        finally:
+            write_pins(repo, before)
 
 
 def _wait_drained(grpc_url: str, generation: int) -> None:

@@ -13,9 +13,12 @@ from __future__ import annotations
 import secrets
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
+
+import psutil
 
 from repository.models import Model, check_backends, content_of, read_repository, refuse_unservable_path
 from server import gateway, generations, health, keys, live_helpers, log, processes, updaters
@@ -32,6 +35,7 @@ STOP_TIMEOUT_S = 30.0
 IN_FLIGHT_TIMEOUT_S = 10  # how long a stopping server waits for requests it has accepted
 LAST_WORDS_S = 3.0  # a model's process may end a moment before the server logs why
 POLL_S = 0.1
+WATCH_MODULE = "server.watch"
 
 ModelControl = Literal["explicit", "none"]
 
@@ -42,6 +46,7 @@ class TritonServer:
     model_control: "explicit" loads every model at the start and lets `activate` move to another generation; "none" does not.
     host: the address to listen at, by default loopback; "0.0.0.0" opens it to the network.
     http: whether to answer over HTTP beside gRPC.
+    tag: of a server that ended and is started again, so that its gateway and supervisor go on belonging to it.
     """
 
     def __init__(
@@ -56,6 +61,7 @@ class TritonServer:
         http: bool = True,
         ready_timeout_s: float = READY_TIMEOUT_S,
         run_dir: Path = RUN_DIR,
+        tag: str = "",
     ) -> None:
         self.repo = Path(repo).resolve()
         self.ports = ports or free_ports()
@@ -68,7 +74,22 @@ class TritonServer:
         self.run_dir = Path(run_dir).resolve()
         self.log_path = self.run_dir / "logs" / f"tritonserver-{self.ports.grpc}.log"
         self.state: ServerState | None = None
-        self._owner = ""
+        self.process: subprocess.Popen | None = None
+        self._owner, self._former_tag = "", tag
+
+    @classmethod
+    def with_settings(cls, repo: Path, ports: Ports, settings: Mapping[str, Any], **options: Any) -> Self:
+        """Return a server with the settings of a ServerState."""
+        return cls(
+            repo,
+            ports,
+            threads=settings["threads"],
+            model_control="none" if settings["fixed"] else "explicit",
+            cache_bytes=settings["cache_mib"] << 20,
+            host=settings["host"],
+            http=not settings["no_http"],
+            **options,
+        )
 
     @property
     def grpc_url(self) -> str:
@@ -90,15 +111,16 @@ class TritonServer:
         clear_stale(self.run_dir)
         check_free(self.ports)
         check_memory(models)
-        process, tag = self._launch(models)
+        self.process, tag = self._launch(models)
         settings: dict[str, int | bool | str] = {"threads": self.threads, "cache_mib": self.cache_bytes >> 20}
         settings["fixed"] = self.model_control == "none"
         settings |= {"host": self.host, "no_http": not self.http}
         facts: dict[str, Any] = {"settings": settings, "content": content_of(self.repo), "owner": self._owner}
-        self.state = ServerState(process.pid, tag, self.repo, self.log_path, self.ports, **facts)
+        facts["generation"] = generations.generation_on_disk(self.repo)
+        self.state = ServerState(self.process.pid, tag, self.repo, self.log_path, self.ports, **facts)
         try:
             self.state.save(self.run_dir)
-            self._wait_ready(process)
+            self._wait_ready(self.process)
         except BaseException:  # also on an interrupt
             self.stop(timeout_s=0)  # it has no requests to wait for
             raise
@@ -108,9 +130,11 @@ class TritonServer:
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Stop the server and all its processes. Does nothing when it was never started."""
-        if self.state is not None:
+        if self.state is not None and self._former_tag:
+            end_server(self.state, timeout_s)
+        elif self.state is not None:
             stop_server(self.state, self.run_dir, timeout_s)
-            self.state = None
+        self.state = None
 
     def __enter__(self) -> Self:
         self._owner = processes.identity()
@@ -125,7 +149,7 @@ class TritonServer:
 
     def _launch(self, models: list[Model]) -> tuple[subprocess.Popen, str]:
         wheel = find_wheel()
-        tag = f"triton_{self.ports.grpc}_{secrets.token_hex(6)}_"
+        tag = self._former_tag or f"triton_{self.ports.grpc}_{secrets.token_hex(6)}_"
         command = [
             str(wheel.server),
             f"--model-repository={self.repo}",
@@ -197,12 +221,23 @@ class TritonServer:
 
 def stop_server(state: ServerState, run_dir: Path, timeout_s: float = STOP_TIMEOUT_S) -> None:
     """Stop a server found by its state file, with its stubs and shared memory; also clean up after a killed one."""
+    updaters.stop(supervisors(state.tag))  # first: it would start the server again
     gateway.stop(state.tag)
     updaters.stop(updaters.updaters(state.tag))
     live_helpers.stop(state.tag)
     processes.stop_processes(state.pid, state.tag, timeout_s)
     keys.forget_key(state.grpc_url, state.tag)
     state.forget(run_dir)
+
+
+def end_server(state: ServerState, timeout_s: float = 0.0) -> None:
+    """End tritonserver and its stubs, and leave its gateway, supervisor and updaters to the next start."""
+    processes.stop_processes(state.pid, state.tag, timeout_s, processes.server_members)
+
+
+def supervisors(tag: str) -> list[psutil.Process]:
+    """Return the supervisor of a server (server/watch.py), if it has one."""
+    return [process for process in processes.members(tag) if processes.runs_module(process, WATCH_MODULE)]
 
 
 def running_servers(run_dir: Path) -> list[ServerState]:
@@ -224,14 +259,14 @@ def held_generations(repo: Path, run_dir: Path) -> set[int] | None:
 def clear_stale(run_dir: Path) -> list[ServerState]:
     """Clean up after servers that were killed, and stop those whose owner is gone. Return the latter.
 
-    Stubs, shared memory and state files of both are removed.
+    A server with a supervisor is left to it. Stubs, shared memory and state files of both are removed.
     """
     states = known_servers(run_dir)
     orphans = [state for state in states if state.owner and not processes.lives(state.owner)]
     for state in states:
         if state in orphans:
             stop_server(state, run_dir, timeout_s=0)  # it may be suspended, and nobody waits for its answers
-        elif not processes.is_running(state.pid, state.tag):
+        elif not processes.is_running(state.pid, state.tag) and not supervisors(state.tag):
             stop_server(state, run_dir)
     return orphans
 
@@ -239,7 +274,7 @@ def clear_stale(run_dir: Path) -> list[ServerState]:
 def activate(state: ServerState, generation: int, run_dir: Path) -> int:
     """Move a running server and its updater to another generation. Return the previous one. Raises ServerError."""
     before = generations.activate(state.grpc_url, state.repo, generation)
-    replace(state, content=content_of(state.repo)).save(run_dir)
+    replace(state, content=content_of(state.repo), generation=generation, fault="").save(run_dir)
     live_helpers.follow(state, run_dir)
     updaters.follow(state, run_dir)
     return before

@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,7 +18,8 @@ import psutil
 
 SHM_DIR = Path("/dev/shm")
 STUB_NAME = "triton_python_b"  # triton_python_backend_stub, truncated by the kernel; the server also runs a short-lived shell
-PROCESS_NAMES = ("triton", "python")  # server and stubs; updaters of embedding tables
+SERVER_NAMES = "triton"  # tritonserver and its stubs
+PROCESS_NAMES = (SERVER_NAMES, "python")  # the others: gateway, supervisor, updaters of embedding tables
 POLL_S = 0.05
 SETTLE_S = 1.0  # time for a server to reap the stubs of an unloaded generation
 
@@ -64,14 +66,30 @@ def lives(name: str) -> bool:
     return identity(int(name.split()[0])) == name
 
 
-def stop_processes(pid: int, tag: str, timeout_s: float) -> None:
-    """Stop the server `pid` and its stubs: terminate, wait `timeout_s`, then kill. Remove their shared memory."""
+def server_members(tag: str) -> list[psutil.Process]:
+    """Return the live processes of tritonserver alone: itself and its stubs."""
+    return [process for process in members(tag) if process_name(process).startswith(SERVER_NAMES)]
+
+
+def process_name(process: psutil.Process) -> str:
+    """Return the name of a process; "" when it is gone."""
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return ""
+
+
+def stop_processes(pid: int, tag: str, timeout_s: float, find: Callable[[str], list[psutil.Process]] = members) -> None:
+    """Stop the server `pid` and its stubs: terminate, wait `timeout_s`, then kill. Remove their shared memory.
+
+    find: returns the processes of a tag that must be gone in the end
+    """
     if is_running(pid, tag):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
         _wait_gone(pid, tag, timeout_s)
     # Stubs outlive a killed server by some seconds and ignore signals, because they only listen to their server.
-    while left := members(tag):
+    while left := find(tag):
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()

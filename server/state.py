@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from server.ports import LOOPBACK, Ports, reachable_at
 from serving.contract.errors import ConfigError
@@ -16,6 +17,8 @@ class ServerState:
 
     settings: its options, by the names of `python -m server start`
     content: SHA-256 of the manifest of the served generation, "" without one
+    generation: the one that it serves, 0 when unknown
+    fault: why its supervisor took it out of service, "" while it serves
     owner: the process that stops it at its end (processes.py::identity), "" for a server that outlives its starter
     """
 
@@ -27,6 +30,8 @@ class ServerState:
     settings: dict[str, int | bool | str] = field(default_factory=dict)
     content: str = ""
     owner: str = ""
+    generation: int = 0
+    fault: str = ""
 
     @property
     def grpc_url(self) -> str:
@@ -62,7 +67,8 @@ def read_state(path: Path) -> ServerState | None:
     try:
         fields = json.loads(path.read_text())
         ports, settings = Ports(**fields["ports"]), dict(fields.get("settings", {}))
-        more = {name: str(fields.get(name, "")) for name in ("content", "owner")}
+        more: dict[str, Any] = {name: str(fields.get(name, "")) for name in ("content", "owner", "fault")}
+        more["generation"] = int(fields.get("generation", 0))
         repo, log = Path(fields["repo"]), Path(fields["log"])
         state = ServerState(int(fields["pid"]), str(fields["tag"]), repo, log, ports, settings, **more)
     except (OSError, ValueError, KeyError, TypeError, ConfigError):

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from repository.tables import has_update_source, tables_settings
-from server import processes, supervisor
+from server import log, processes, supervisor
 from server.environment import PROJECT
 from server.state import ServerState
 from serving.contract.errors import ArtifactError, ServerError
@@ -80,6 +80,7 @@ def _start(state: ServerState, run_dir: Path, generation: int, settings: Path) -
     log_path = run_dir / "logs" / f"updater-{state.ports.grpc}-{generation}.log"
     log_path.parent.mkdir(parents=True, exist_ok=True)
     updater = [sys.executable, "-m", MODULE, str(settings), "--tag", state.tag]
+    log.rotate(log_path)
     with log_path.open("wb") as log_file:
         process = subprocess.Popen(
             [sys.executable, "-m", supervisor.__name__, str(_code_beside(settings)), *updater],

@@ -63,6 +63,11 @@ def small_repository() -> Path:
     return shared_folder("small", build) / "repository"
 
 
+def copy_small_repository(folder: Path) -> Path:
+    """Return a copy of `small_repository` in `folder`, which its user may change."""
+    return shutil.copytree(small_repository(), folder)
+
+
 def small_merlin_repository(triton: str) -> Path:
     """Return the models of `small_repository`, published for NVIDIA's containers of one Triton."""
 

@@ -127,7 +127,10 @@ class SharedClient:
         log.warning("the event is durable, but cached answers of its user stay until they expire: %s", error)
 
     def _call(self, inputs: dict[str, np.ndarray], **settings) -> Call:
-        return Call(inputs, queue_timeout_us=self.timeouts.queue_us, priority=self.priority, **settings)
+        timeouts = self.timeouts
+        return Call(
+            inputs, queue_timeout_us=timeouts.queue_us, priority=self.priority, tell_server=timeouts.tell_server, **settings
+        )
 
 
 def health_of(url: str, outputs: Mapping[str, np.ndarray]) -> Health:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from triton_recommender.errors import InvalidRequest
-from triton_recommender.tensors import RECOMMEND, Degraded
+from triton_recommender.tensors import BUDGET, DEADLINE, RECOMMEND, Degraded
 
 ContextValue = int | float | str | bytes | None
 
@@ -24,12 +25,15 @@ class Timeouts:
     attempt: one attempt at one endpoint; when it ends, the next endpoint is tried in the time that is left
     queue:   the server drops a request that waited longer in its queue, where the repository was exported with queue
              limits ([serving] queue_timeout_us; off by default)
+    tell_server: send the deadline along: an overloaded server then refuses at once what it could not answer in time. The
+             clocks of both machines must agree within some milliseconds.
     """
 
     request: float | None = 2.0
     connect: float = 5.0
     attempt: float | None = None
     queue: float | None = None
+    tell_server: bool = False
 
     def __post_init__(self) -> None:
         for name in ("request", "connect", "attempt", "queue"):
@@ -192,6 +196,14 @@ class Call:
     model: str = RECOMMEND
     headers: Mapping[str, str] = field(default_factory=dict)
     safe_to_repeat: bool = True  # a second arrival changes nothing
+    tell_server: bool = False  # send the deadline along
+
+    @property
+    def parameters(self) -> dict[str, int] | None:
+        """The request parameters that tell a server when the answer is no longer wanted."""
+        if not self.tell_server or self.timeout_s is None:
+            return None
+        return {DEADLINE: int(1_000 * (time.time() + self.timeout_s)), BUDGET: int(1_000 * self.timeout_s)}
 
 
 @dataclass(frozen=True)

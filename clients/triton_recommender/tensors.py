@@ -11,6 +11,7 @@ RECOMMEND, OBSERVE, UPSERT = "recommend", "observe", "upsert"
 PAD_ID = -1  # fills unused places of `history`, `exclude` and `item_ids`; as `after`: wait for nothing
 FROM_STORE = -2  # in every place of `history`: use the server's own history of the user
 MISSING_INT = int(np.iinfo(np.int64).min)  # an integer that was not given
+DEADLINE, BUDGET = "deadline_unix_ms", "budget_ms"  # request parameters: when the answer is no longer wanted, time allowed
 ANONYMOUS = MISSING_INT  # as `user_id`: nobody's id, served as a cold-start user
 
 

@@ -113,6 +113,7 @@ class RerankOutputs:
     def serve(self, inputs: Arrays, best: BestCandidates, correction: np.ndarray) -> Arrays:
         """Return the outputs of `rerank`. correction: float32 [B, M], added to the rank scores, meaningless where not valid."""
         scores, broken = _add_correction(best.rank_scores, best.valid, correction, np.float32(self.settings.trust))
+        broken |= replace_non_finite(scores, best)
         user_ids = inputs["user_id"][:, 0]
         columns = self.rules.apply(best.positions, scores, user_ids, self.items_returned)
         if self.items.has_newcomers and self.settings.newcomer_share:
@@ -177,6 +178,21 @@ class Rerank:
         best = self.lists.pick(inputs)
         (correction,) = self.network.run(["correction"], self.inputs.feeds(best))
         return self.outputs.serve(inputs, best, correction)
+
+
+def replace_non_finite(scores: np.ndarray, best: BestCandidates) -> np.ndarray:
+    """Give rows with a non-finite score the retrieval scores, or the order of the list. Return bool [B]: those rows.
+
+    The stages before never send such scores. They come from forged records, or from rows that changed after they were read.
+    scores: float32 [B, M], -inf where not valid
+    """
+    broken = (best.valid & ~np.isfinite(scores)).any(axis=1)
+    for row in np.flatnonzero(broken):
+        valid, retrieval_scores = best.valid[row], best.retrieval_scores[row]
+        is_finite = np.isfinite(retrieval_scores[valid]).all()
+        fallback = retrieval_scores if is_finite else -np.arange(len(valid), dtype=np.float32)
+        scores[row] = np.where(valid, fallback, np.float32(-np.inf))
+    return broken
 
 
 @compiled

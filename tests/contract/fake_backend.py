@@ -36,11 +36,15 @@ class Tensor:
 
 
 class InferenceRequest:
-    def __init__(self, **tensors: np.ndarray) -> None:
+    def __init__(self, parameters: str = "{}", **tensors: np.ndarray) -> None:
+        self._parameters = parameters
         self._inputs = [Tensor(name, array) for name, array in tensors.items()]
 
     def inputs(self) -> list[Tensor]:
         return self._inputs
+
+    def parameters(self) -> str:
+        return self._parameters
 
 
 class InferenceResponse:

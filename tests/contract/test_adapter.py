@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -324,3 +325,28 @@ def test_a_failure_in_any_stage_stays_with_its_request(fused):
     good, bad = fused.execute([request(1), request(666)])
     assert not good.has_error()
     assert bad.error().message().startswith("Internal error in recommend (ZeroDivisionError)")
+
+
+def with_deadline(user_id: int, left_ms: float, budget_ms: float) -> pb.InferenceRequest:
+    parameters = {"deadline_unix_ms": int(1_000 * time.time() + left_ms), "budget_ms": int(budget_ms)}
+    return pb.InferenceRequest(parameters=json.dumps(parameters), user_id=np.array([[user_id]]))
+
+
+def test_what_cannot_be_in_time_is_refused_before_it_costs_anything(model):
+    """The first of four stages wants three eighths of the time for the others."""
+    late, gone, in_time = with_deadline(1, 3_000, 10_000), with_deadline(2, -1, 100), with_deadline(3, 9_000, 10_000)
+    responses = model.execute([late, gone])
+    assert [response.error().code() for response in responses] == [pb.TritonError.UNAVAILABLE] * 2
+    assert "cannot be answered in time" in responses[0].error().message()
+    assert model.first.kernel.seen == []
+    responses = model.execute([request(5), late, in_time])
+    assert [response.has_error() for response in responses] == [False, True, False]
+    assert [users_of(responses[place]) for place in (0, 2)] == [[5], [3]]
+    model.reporter.report()
+    assert pb.MetricFamily.metrics["recommender_late/preprocess"].value == 3
+
+
+@pytest.mark.parametrize("parameters", ['{"deadline_unix_ms": "soon"}', '{"deadline_unix_ms": null}', "deadline_unix_ms"])
+def test_a_deadline_that_is_no_number_is_none(model, parameters):
+    [response] = model.execute([pb.InferenceRequest(parameters=parameters, user_id=np.array([[1]]))])
+    assert users_of(response) == [1]

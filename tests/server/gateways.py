@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from server import gateway
 from server.launcher import TritonServer, stop_server
 from server.ports import is_free
 from server.processes import members
-from tests.repositories import small_repository
+from tests.repositories import copy_small_repository
 
 USER = 7
 
@@ -41,7 +40,7 @@ class Served:
 @contextmanager
 def served_gateway(folder: Path) -> Iterator[Served]:
     """Run a server of the small shop, with a live store of its own, and a gateway, all in `folder`."""
-    repo = shutil.copytree(small_repository(), folder / "repository")
+    repo = copy_small_repository(folder / "repository")
     config = folder / "gateway.toml"
     config.write_text("deadline_ms = 5_000\nheader_timeout_s = 1.0\nbody_timeout_s = 1.0\nbody_bytes = 100_000\n")
     server = TritonServer(repo, run_dir=folder / "run").start()

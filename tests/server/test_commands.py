@@ -15,12 +15,14 @@ from typer.testing import CliRunner
 
 from repository.generations import pin
 from server import __main__ as commands
+from server import watch
 from server.condition import QUESTION_TIMEOUT_S
-from server.health import is_ready, local_client
+from server.health import is_ready, local_client, wait_ready
 from server.launcher import running_servers, stop_server
 from server.ports import free_ports
 from server.processes import count_dead_stubs, is_running, members
 from serving.contract.errors import ServerError
+from serving.contract.generations import pinned_generation
 from tests.server import toys
 from triton_recommender.errors import STUB_DIED, from_status
 
@@ -30,8 +32,11 @@ def call(run_dir, monkeypatch):
     """call("stop", …) -> what the command printed; servers it leaves running are stopped after the test."""
     monkeypatch.setattr(commands, "RUN_DIR", run_dir)
 
-    def run(*arguments: object, exit_code: int = 0) -> str:
-        result = CliRunner().invoke(commands.app, [str(argument) for argument in arguments], catch_exceptions=False)
+    def run(*arguments: object, exit_code: int = 0, supervised: bool = False) -> str:
+        words = [str(argument) for argument in arguments]
+        if words[0] == "start" and not supervised:
+            words.append("--unsupervised")  # these tests look at what died
+        result = CliRunner().invoke(commands.app, words, catch_exceptions=False)
         assert result.exit_code == exit_code, result.output
         return result.output
 
@@ -219,6 +224,31 @@ def test_a_server_opened_to_the_network_says_so_and_stays_as_it_was_started(repo
     assert "already running" in call(*start_arguments(repo, ports))
     with pytest.raises(ServerError, match=r"already runs with host 0\.0\.0\.0.*host 127\.0\.0\.1 was asked for"):
         call(*start_arguments(repo, ports), "--host", "127.0.0.1")
+
+
+def test_start_brings_a_supervisor_which_restarts_the_server_and_stop_ends_both(repo, call, run_dir):
+    ports = free_ports()
+    call(*start_arguments(repo, ports), supervised=True)
+    assert "supervised" in call("status")
+    before = running_servers(run_dir)[0]
+    toys.publish(repo, 2)
+    pin(repo, 2)  # published, and never activated
+    os.kill(before.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while not (running := running_servers(run_dir)) or running[0].pid == before.pid:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert "restarting with generation 1" in "".join(watch.last_words(run_dir, ports.grpc))
+    wait_ready(before.grpc_url, 60)
+    with grpcclient.InferenceServerClient(before.grpc_url) as client:
+        assert toys.ask(client, 1) == toys.expected(1, generation=1)
+    while "answers again" not in "".join(watch.last_words(run_dir, ports.grpc)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert pinned_generation(repo) == 2  # the next `make serve` moves to it
+    call("stop")
+    assert members(before.tag) == []
+    assert "no server is running" in call("status", exit_code=1)
 
 
 def test_activate_without_a_server(call):

@@ -133,3 +133,20 @@ def test_features_of_a_row_do_not_depend_on_its_batch(rerank):
         part = slice(row, row + 1)
         alone = list_features(best.rank_scores[part], best.retrieval_scores[part], best.valid[part])
         np.testing.assert_array_equal(alone[0], together[row])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_no_answer_holds_a_score_that_is_no_number(rerank, value):
+    """Forged records and changed rows may carry one: the retrieval's order answers, marked, and other rows are as before."""
+    inputs = lists(rerank, seed=0)
+    before = rerank(inputs)
+    forged = inputs | {"rank_scores": inputs["rank_scores"].copy(), "retrieval_scores": inputs["retrieval_scores"].copy()}
+    forged["rank_scores"][1, :M] = value
+    forged["rank_scores"][2, 0] = forged["retrieval_scores"][2, 0] = np.inf  # nothing to fall back to but the order itself
+    outputs = rerank(forged)
+    assert np.isfinite(outputs["scores"]).all()
+    assert outputs["degraded"][1] == inputs["lineage"][1, 1] | Degraded.RERANK
+    assert (np.diff(outputs["scores"][1]) <= 0).all()
+    assert set(outputs["scores"][1]) <= set(inputs["retrieval_scores"][1])
+    for name, values in outputs.items():
+        np.testing.assert_array_equal(np.delete(values, [1, 2], axis=0), np.delete(before[name], [1, 2], axis=0))

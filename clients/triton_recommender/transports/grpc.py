@@ -135,6 +135,7 @@ def infer_arguments(call: Call, headers: Mapping[str, str]) -> dict:
         "timeout": call.queue_timeout_us,
         "priority": call.priority,
         "request_id": call.request_id,
+        "parameters": call.parameters,
         "headers": {**headers, **lower_names(call.headers)},
     }
 

@@ -29,6 +29,11 @@ from serving.contract.measurements import COUNTER, Measurement
 from serving.contract.tensors import ENSEMBLE, STAGES, ModelSpec, RecordSpec, pack_records, unpack_records
 from serving.live.opening import open_reader
 from serving.live.reader import Reader
+<<<<<<< HEAD
+=======
+from serving.live.store import live_folder
+from serving.stages.adapter.deadlines import DeadlineCheck
+>>>>>>> 6397bc7 (A supervisor restarts what died; damaged artifacts are not served; deadlines reach the stages; the gateway admits what is answered in time)
 
 Arrays = dict[str, np.ndarray]
 
@@ -78,7 +83,12 @@ class StageModel:
         except RecommenderError as error:
             raise pb_utils.TritonModelException(f"{args['model_name']}: {error}") from error
         self.first = self.chain[0]
+<<<<<<< HEAD
         instance_labels = {"instance": args["model_instance_name"], "version": args["model_version"]}
+=======
+        self.deadlines = DeadlineCheck(self.chain[-1].spec.name) if self.chain[-1].spec.name in STAGES else None
+        of_kernels = {"instance": args["model_instance_name"], "version": args["model_version"]}
+>>>>>>> 6397bc7 (A supervisor restarts what died; damaged artifacts are not served; deadlines reach the stages; the gateway admits what is answered in time)
         sources: list[Source] = [(link.metrics.measurements, {}) for link in self.chain]
         sources += [(link.stage.measurements, instance_labels) for link in self.chain if hasattr(link.stage, "measurements")]
         self.reporter = Reporter(sources)
@@ -98,18 +108,27 @@ class StageModel:
         return [Link(each.spec, stage, Metrics(each.stage)) for each, stage in zip(infos, stages, strict=True)]
 
     def execute(self, requests: list[Any]) -> list[Any]:
+        late = self.deadlines.late(requests) if self.deadlines else {}
+        if len(late) == len(requests):
+            return [self._refuse(late[i]) for i in range(len(requests))]
         tensors, rows = join(self.spec, requests)
         inputs = unpack_records(self.spec.inputs, tensors)
         errors: dict[int, pb_utils.TritonError] = {}
         if faults := self.first.stage.faults(inputs):  # only the first stage sees untrusted input
             errors = {request: invalid_argument(message) for request, message in by_request(faults, rows).items()}
             self.first.metrics.rejected += len(errors)
+        errors |= {place: unavailable(message) for place, message in late.items()}
+        self.first.metrics.late += len(late)
         healthy = [i for i in range(len(requests)) if i not in errors]
         outputs = self._answer(inputs, rows, healthy, errors) if healthy else {}
         return [
             pb_utils.InferenceResponse(error=errors[i]) if i in errors else self._respond(outputs[i])
             for i in range(len(requests))
         ]
+
+    def _refuse(self, message: str) -> Any:
+        self.first.metrics.late += 1
+        return pb_utils.InferenceResponse(error=unavailable(message))
 
     def _respond(self, outputs: Arrays) -> Any:
         return respond(self.spec, outputs)
@@ -129,12 +148,15 @@ class StageModel:
     def _call(self, inputs: Arrays) -> Arrays:
         """Return the output tensors of a batch."""
         tensors, batch = dict(inputs), len(next(iter(inputs.values())))
+        call_started_s = time.perf_counter()
         for link in self.chain:
             started_s = time.perf_counter()
             outputs = link.stage({tensor.name: tensors[tensor.name] for tensor in link.spec.input_fields})
             tensors.update(outputs)
             check_outputs(link.spec, tensors, batch)
             link.metrics.count(degraded_of(outputs), time.perf_counter() - started_s)
+        if self.deadlines:
+            self.deadlines.count(time.perf_counter() - call_started_s)
         return pack_records(self.spec.outputs, tensors, validated=True)
 
 
@@ -157,6 +179,7 @@ class Metrics:
     rows: int = 0
     degraded: int = 0
     rejected: int = 0
+    late: int = 0
     seconds: float = 0.0
 
     def count(self, degraded: np.ndarray, seconds: float) -> None:
@@ -169,11 +192,20 @@ class Metrics:
     def measurements(self) -> Iterator[Measurement]:
         labels = {"stage": self.stage}
         for name, description, value in (
+<<<<<<< HEAD
             ("stage_calls_total", "Calls of the stage: one per batch", self.calls),
             ("stage_rows_total", "Rows (users) that the stage answered", self.rows),
             ("stage_seconds_total", "Time within the stage", self.seconds),
             ("degraded_total", "Rows that this stage answered by its fallback", self.degraded),
             ("rejected_total", "Requests refused as malformed", self.rejected),
+=======
+            ("kernel_calls", "Kernel calls: one per batch", self.calls),
+            ("kernel_rows", "Rows (users) that kernel calls answered", self.rows),
+            ("kernel_seconds", "Time within kernel calls", self.seconds),
+            ("degraded", "Rows that this stage answered by its fallback", self.degraded),
+            ("rejected", "Requests refused as malformed", self.rejected),
+            ("late", "Requests refused because their deadline could not be met", self.late),
+>>>>>>> 6397bc7 (A supervisor restarts what died; damaged artifacts are not served; deadlines reach the stages; the gateway admits what is answered in time)
         ):
             yield Measurement(f"recommender_{name}", description, COUNTER, labels, value)
 
@@ -312,6 +344,10 @@ def check_outputs(spec: ModelSpec, outputs: Arrays, batch: int) -> None:
 
 def invalid_argument(message: str) -> Any:
     return pb_utils.TritonError(message, pb_utils.TritonError.INVALID_ARG)
+
+
+def unavailable(message: str) -> Any:
+    return pb_utils.TritonError(message, pb_utils.TritonError.UNAVAILABLE)
 
 
 def error_for_caller(stage: str, error: Exception) -> Any:

@@ -177,3 +177,59 @@ def test_an_unknown_path_is_told_as_json(gateway):
     response = gateway().ask("GET", "/v1/nothing")
     assert response.status_code == 404
     assert response.json()["error"]["code"] == "NOT_FOUND"
+
+
+def test_who_wants_no_popular_items_gets_the_error(gateway):
+    def overloaded(query):
+        raise Overloaded("The server turned the request away.")
+
+    response = gateway(overloaded).ask("GET", "/v1/recommendations", params={"user": "7", "fallback": "none"})
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "RESOURCE_EXHAUSTED"
+    assert int(response.headers["retry-after"]) >= 1
+
+
+def test_when_too_many_wait_a_checkout_is_still_asked_for(gateway):
+    """The fake answers nobody until all have asked: at most 4 questions may wait, of which a mailing gets the fewest."""
+    door = gateway(most_in_flight=4)
+    waiting = asyncio.Event()
+    infer = door.shop.server.infer
+
+    async def wait_and_infer(call):
+        await waiting.wait()
+        return await infer(call)
+
+    door.shop.server.infer = wait_and_infer
+
+    async def ask_all() -> list:
+        paths = "/v1/recommendations?user=7"
+        asked = [
+            asyncio.create_task(door.ask_async("GET", paths, headers={"x-priority": priority, "x-deadline-ms": "5000"}))
+            for priority in ["low"] * 6 + ["normal"] * 6 + ["high"] * 6
+        ]
+        await asyncio.sleep(0.5)
+        waiting.set()
+        return [(await response).json()["degraded"] for response in asked]
+
+    answers = asyncio.run(ask_all())
+    served = [sum(degraded == [] for degraded in answers[first : first + 6]) for first in (0, 6, 12)]
+    assert served == [2, 2, 0] or served[2] >= 1, served
+
+
+def test_popular_items_are_those_of_the_context_where_it_has_some(gateway, repo):
+    def down(query):
+        raise Unavailable("gone")
+
+    door = gateway(down)
+    first = [item["id"] for item in door.recommend(user="7")["items"]]
+    path = repo / "recommend" / "1" / "popular_by_context.json"
+    before = path.read_text()
+    path.write_text(json.dumps({"device": {"phone": [first[5], first[2]]}}))
+    try:
+        door = gateway(down)
+        assert [item["id"] for item in door.recommend(user="7", **{"context.device": "phone"})["items"]][:3] == [
+            first[5], first[2], first[0],
+        ]  # fmt: skip
+        assert [item["id"] for item in door.recommend(user="7", **{"context.device": "tv"})["items"]] == first
+    finally:
+        path.write_text(before)

@@ -1,0 +1,72 @@
+"""How many recommendations may wait for the servers at once: as many as they answer in good time.
+
+    latency of the last window ─▶ above the target: the limit falls by a tenth
+                              └─▶ below it, and the limit was in use: it rises by one
+
+That is AIMD, the way TCP finds a bandwidth that nobody told it. The target is a multiple of the latency without a queue, which
+is the smallest median of the last windows. Beyond the limit a request is shed at once: waiting in a queue that is too long
+helps nobody. Classes of priority may use different shares of the limit, so that a mailing gives way to a checkout.
+
+Written here because the well-known limiters are for threads or for other languages.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+SHARES = {"high": 1.0, "normal": 0.8, "low": 0.4}  # of the limit; "high" may go beyond it by RESERVED
+RESERVED = 8
+LEAST, FIRST = 4, 16
+WINDOW_ANSWERS, WINDOW_S = 20, 0.1
+BASELINE_WINDOWS = 300
+BACK_OFF = 0.9
+
+
+class Limiter:
+    """Admits requests. most: the limit never rises above it; factor: of the latency without a queue, which is aimed at."""
+
+    def __init__(self, most: int, factor: float, least_target_s: float, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._most, self._factor, self._least_target_s, self._clock_s = most, factor, least_target_s, clock_s
+        self.limit = float(min(FIRST, most))
+        self.in_flight = 0
+        self._latencies_s: list[float] = []
+        self._window_began_s = clock_s()
+        self._busiest = 0
+        self._medians_s: deque[float] = deque(maxlen=BASELINE_WINDOWS)
+
+    @property
+    def target_s(self) -> float:
+        """The latency that is aimed at."""
+        return max(self._factor * min(self._medians_s, default=0.0), self._least_target_s)
+
+    def admits(self, priority: str) -> bool:
+        """Return whether a request of this class may be sent now."""
+        room = min(SHARES[priority] * self.limit + RESERVED * (priority == "high"), self._most)
+        return self.in_flight < room
+
+    def begin(self) -> float:
+        """Count a request that is sent. Return its start, for `end`."""
+        self.in_flight += 1
+        self._busiest = max(self._busiest, self.in_flight)
+        return self._clock_s()
+
+    def end(self, began_s: float) -> None:
+        """Count the end of a request: an answer, or a failure, whose latency counts as well."""
+        now_s = self._clock_s()
+        self.in_flight -= 1
+        self._latencies_s.append(now_s - began_s)
+        if len(self._latencies_s) >= WINDOW_ANSWERS and now_s - self._window_began_s >= WINDOW_S:
+            self._adapt(now_s)
+
+    def _adapt(self, now_s: float) -> None:
+        latencies_s = sorted(self._latencies_s)
+        median_s = latencies_s[len(latencies_s) // 2]
+        self._medians_s.append(median_s)
+        if median_s > self.target_s:
+            self.limit = max(self.limit * BACK_OFF, LEAST)
+        elif self._busiest >= self.limit * SHARES["normal"] - 1:
+            self.limit = min(self.limit + 1, self._most)
+        self._latencies_s.clear()
+        self._window_began_s, self._busiest = now_s, self.in_flight

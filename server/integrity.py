@@ -1,0 +1,111 @@
+"""Compare the files of a served generation with their manifests, again and again, at little cost.
+
+    every look   size and times of all files (a stat each); a file that differs is read at once
+                 and one block of the next file is read, so that damage which leaves no trace is found within minutes
+
+The stages verify every file when they load. Afterwards they hold mapped pages, which a write into the file changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from serving.contract.artifacts import HASH_BLOCK_BYTES, MANIFEST_FILE, read_json, sha256_of
+from serving.contract.errors import ArtifactError
+
+Stamp = tuple[int, int, int, int]  # inode, bytes, times of the last change of content and of status
+
+
+class PublishedFile(NamedTuple):
+    path: Path
+    sha256: str
+
+
+class ArtifactCheck:
+    """Looks at one generation of a repository. One whose models have no manifest has no files to look at."""
+
+    def __init__(self, repo: Path, generation: int) -> None:
+        self._unreadable = ""
+        try:
+            self._files = [file for folder in sorted(repo.glob(f"*/{generation}")) for file in _files_of(folder)]
+        except ArtifactError as error:
+            self._files, self._unreadable = [], str(error)
+        self._stamps = {file.path: _stamp_of(file.path) for file in self._files}
+        self._reading = self._read_in_turn()
+
+    def look(self) -> str:
+        """Return which file is not as it was published, and how; "" when none was found."""
+        if self._unreadable:
+            return self._unreadable
+        for file in self._files:
+            stamp = _stamp_of(file.path)
+            if stamp == self._stamps[file.path]:
+                continue
+            if fault := _fault_of(file):
+                return fault
+            self._stamps[file.path] = stamp  # touched, and still the same bytes
+        return next(self._reading)
+
+    def read_all(self) -> str:
+        """Read every file. Return the first fault; "" without one."""
+        return self._unreadable or next(filter(None, map(_fault_of, self._files)), "")
+
+    def changed_since(self) -> bool:
+        """Return whether any file was written or replaced since this object was made."""
+        return any(_stamp_of(path) != stamp for path, stamp in self._stamps.items())
+
+    def _read_in_turn(self) -> Iterator[str]:
+        """Read one block at every step -> a fault, or "". Never ends."""
+        while True:
+            yield ""
+            for file in self._files:
+                digest = hashlib.sha256()
+                try:
+                    with file.path.open("rb") as content:
+                        while block := content.read(HASH_BLOCK_BYTES):
+                            digest.update(block)
+                            yield ""
+                except OSError as error:
+                    yield f"{file.path} cannot be read: {error.strerror}"
+                    continue
+                if digest.hexdigest() != file.sha256:
+                    yield _differs(file.path)
+
+
+def is_intact(repo: Path, generation: int) -> bool:
+    """Return whether every file of a generation is as it was published."""
+    return not ArtifactCheck(repo, generation).read_all()
+
+
+def _files_of(folder: Path) -> list[PublishedFile]:
+    """Return the files of a version folder. Raises ArtifactError when its manifest cannot be read."""
+    manifest = folder / MANIFEST_FILE
+    if not manifest.is_file():
+        return []
+    stated = read_json(folder, MANIFEST_FILE).get("files", {})
+    files = [PublishedFile(folder / name, fact["sha256"]) for name, fact in stated.items()]
+    return [PublishedFile(manifest, sha256_of(manifest)), *files]
+
+
+def _stamp_of(path: Path) -> Stamp | None:
+    """Return what tells one state of a file from another; None when it is gone."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _fault_of(file: PublishedFile) -> str:
+    try:
+        return "" if sha256_of(file.path) == file.sha256 else _differs(file.path)
+    except OSError as error:
+        return f"{file.path} cannot be read: {error.strerror}"
+
+
+def _differs(path: Path) -> str:
+    return f"{path} is not the file that was published: its SHA-256 differs from the manifest"

@@ -1,0 +1,293 @@
+"""`python -m server.watch`: supervise one server that was started here, until it is stopped.
+
+    twice a second:  tritonserver or a stub gone, or paused for a second      ─▶ restart, with the generation that was active
+                     a real question unanswered for ten seconds, no progress  ─▶ restart
+                     an artifact changed on disk   ─▶ restart with another intact generation, or take `recommend` out of service
+                     its gateway gone or paused    ─▶ restart the gateway
+
+The gateway answers with popular items meanwhile. A server that dies again and again is restarted after a pause that doubles
+from 0.2 s to 30 s. Every line of the log says what was found and done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from types import FrameType
+
+import psutil
+
+from repository.generations import pin, published_generations
+from server import gateway, launcher, log, processes
+from server.condition import ask
+from server.environment import PROJECT
+from server.generations import pinned_to
+from server.health import local_client
+from server.integrity import ArtifactCheck, is_intact
+from server.launcher import TritonServer, end_server, stop_server
+from server.lock import starting
+from server.state import ServerState, read_state, state_path
+from server.supervisor import FIRST_PAUSE_S, LONGEST_PAUSE_S, STEADY_S
+from serving.contract.errors import RecommenderError, ServerError
+from serving.contract.tensors import ENSEMBLE
+
+TICK_S = 0.5
+PAUSED_S = 1.0  # a stub that is paused for longer and goes on under load makes tritonserver 2.51 abort
+ASK_EVERY_S, ASK_TIMEOUT_S = 2.0, 1.0
+HANGS_S = 10.0  # without an answer to our questions or to anybody else's
+SCAN_EVERY_S = 5.0  # for gateways, and for stubs of another generation
+RESTART_TIMEOUT_S = 300.0
+
+
+class Observer:
+    """Finds out what is wrong with one server process."""
+
+    def __init__(self, state: ServerState) -> None:
+        now_s = time.monotonic()
+        self._state = state
+        self._members: list[psutil.Process] = []
+        self._scanned_s = self._asked_s = float("-inf")
+        self._paused_since_s: float | None = None
+        self._progress_s, self._answers = now_s, 0
+
+    def find_fault(self) -> str:
+        """Return why the server must be started again; "" when it need not."""
+        state, now_s = self._state, time.monotonic()
+        if not processes.is_running(state.pid, state.tag):
+            return log.how_it_ended(state.log.read_text(errors="replace")) if state.log.exists() else "its process is gone"
+        if now_s - self._scanned_s > SCAN_EVERY_S:
+            self._members, self._scanned_s = processes.server_members(state.tag), now_s
+        statuses = [_status_of(process) for process in self._members]
+        if psutil.STATUS_ZOMBIE in statuses and (lost := processes.lost_stubs(state.pid)):
+            return f"{lost} of its Python model process(es) died"
+        if psutil.STATUS_STOPPED not in statuses:
+            self._paused_since_s = None
+        elif self._paused_since_s is None:
+            self._paused_since_s = now_s
+        elif now_s - self._paused_since_s >= PAUSED_S:
+            return "one of its processes was paused (SIGSTOP)"
+        return self._find_hang(now_s)
+
+    def _find_hang(self, now_s: float) -> str:
+        """Return a fault when nobody's questions are answered. An overloaded server answers some, and is left alone."""
+        if now_s - self._asked_s < ASK_EVERY_S:
+            return ""
+        self._asked_s = now_s
+        try:
+            ask(self._state.grpc_url, ASK_TIMEOUT_S)
+            answered = True
+        except ServerError as error:
+            answered = "Deadline" not in str(error)  # refused at once: not a hang
+        answers = _count_answers(self._state.grpc_url)
+        if answered or answers > self._answers:
+            self._progress_s = now_s
+        self._answers = answers
+        if now_s - self._progress_s > HANGS_S:
+            return f"{ENSEMBLE} has answered nobody for {HANGS_S:g} s"
+        return ""
+
+
+class Watch:
+    """Supervises the server at one gRPC port."""
+
+    def __init__(self, run_dir: Path, grpc_port: int) -> None:
+        self._run_dir, self._port = run_dir, grpc_port
+        self._pause_s, self._restarted_s = FIRST_PAUSE_S, float("-inf")
+        self._observer: Observer | None = None
+        self._check: ArtifactCheck | None = None
+        self._observed: ServerState | None = None
+        self._process: subprocess.Popen | None = None
+        self._gateway_seen_s = float("-inf")
+
+    def run(self) -> None:
+        """Return when the server was stopped."""
+        while (path := state_path(self._run_dir, self._port)).exists():
+            if state := read_state(path):
+                try:
+                    self._look(state)
+                except Exception:  # whatever it is: a server without a supervisor stays down when it dies
+                    say(traceback.format_exc())
+            time.sleep(TICK_S)
+
+    def _look(self, state: ServerState) -> None:
+        if self._observed is None or (state.pid, state.generation) != (self._observed.pid, self._observed.generation):
+            self._observer, self._check = Observer(state), ArtifactCheck(state.repo, state.generation)
+        self._observed = state
+        assert self._observer is not None
+        assert self._check is not None
+        if state.fault:
+            self._return_to_service(state)
+            return
+        if fault := self._observer.find_fault():
+            self._restart(state, self._ending(fault))
+        elif fault := self._check.look():
+            self._leave_generation(state, fault)
+        self._keep_gateway(state)
+
+    def _ending(self, fault: str) -> str:
+        """Return what ended a server: the signal is known for certain where it is our child."""
+        code = self._process.poll() if self._process is not None else None
+        return f"it was ended by {signal.Signals(-code).name}" if code is not None and code < 0 else fault
+
+    def _restart(self, state: ServerState, reason: str, generation: int | None = None) -> None:
+        """Start the server again with what it served, or with `generation`."""
+        generation = generation or state.generation
+        say(f"{reason}; restarting with generation {generation}")
+        if time.monotonic() - self._restarted_s > STEADY_S:
+            self._pause_s = FIRST_PAUSE_S
+        else:
+            time.sleep(self._pause_s)
+            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        begun_s = self._restarted_s = time.monotonic()
+        with starting(self._run_dir, self._port):
+            if (now := read_state(state_path(self._run_dir, self._port))) is None or now.tag != state.tag:
+                return  # stopped, or started again by somebody else
+            end_server(state)
+            options = {"run_dir": self._run_dir, "tag": state.tag, "ready_timeout_s": RESTART_TIMEOUT_S}
+            server = TritonServer.with_settings(state.repo, state.ports, state.settings, **options)
+            try:
+                with pinned_to(state.repo, generation):
+                    server.start()
+            except (RecommenderError, OSError) as error:
+                say(f"restart failed: {error}")
+                state.save(self._run_dir)
+                return
+        assert server.state is not None
+        self._process = server.process
+        replace(server.state, settings=state.settings, owner=state.owner).save(self._run_dir)
+        say(f"answers again after {time.monotonic() - begun_s:.1f} s")
+
+    def _leave_generation(self, state: ServerState, fault: str) -> None:
+        """Restart with the newest other generation whose files are all intact; without one, answer nothing."""
+        say(fault)
+        others = [generation for generation in published_generations(state.repo) if generation != state.generation]
+        for generation in sorted(others, reverse=True):
+            if is_intact(state.repo, generation):
+                pin(state.repo, generation)
+                self._restart(state, fault, generation)
+                return
+        say(f"no other generation is intact: {ENSEMBLE} is taken out of service until the files are as published")
+        if state.settings.get("fixed"):
+            end_server(state)
+        else:
+            with local_client(state.grpc_url) as client:
+                client.unload_model(ENSEMBLE)
+        replace(state, fault=fault).save(self._run_dir)
+        self._check = ArtifactCheck(state.repo, state.generation)
+
+    def _return_to_service(self, state: ServerState) -> None:
+        """Restart a server that was taken out of service once its files are as published."""
+        assert self._check is not None
+        if self._check.changed_since():
+            self._check = ArtifactCheck(state.repo, state.generation)
+            if is_intact(state.repo, state.generation):
+                self._restart(replace(state, fault=""), "its files are as published again")
+
+    def _keep_gateway(self, state: ServerState) -> None:
+        port = state.settings.get("gateway_port")
+        if not port or time.monotonic() - self._gateway_seen_s < SCAN_EVERY_S:
+            return
+        self._gateway_seen_s = time.monotonic()
+        running = gateway.gateways(state.tag)
+        for process in running:
+            if _status_of(process) == psutil.STATUS_STOPPED:
+                say("its gateway was paused (SIGSTOP): ended, to be started again")
+                process.kill()
+        if not running:
+            say("its gateway is gone: starting it again")
+            with contextlib.suppress(ServerError):  # the next look tries again; the gateway's log has the reason
+                gateway.follow(state, int(port), str(state.settings.get("gateway_config", "")), self._run_dir)
+
+
+def start_beside(state: ServerState, run_dir: Path) -> None:
+    """Start the supervisor of a running server, unless it has one."""
+    if launcher.supervisors(state.tag):
+        return
+    path = log_path(run_dir, state.ports.grpc)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    log.rotate(path)
+    with path.open("wb") as log_file:
+        subprocess.Popen(
+            command(state, run_dir),
+            cwd=PROJECT,
+            stdin=subprocess.DEVNULL,
+            stdout=log_file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def become(state: ServerState, run_dir: Path) -> None:
+    """Turn this process into the supervisor of a running server, which then ends with it."""
+    os.chdir(PROJECT)
+    os.execv(sys.executable, [*command(state, run_dir), "--owner"])
+
+
+def command(state: ServerState, run_dir: Path) -> list[str]:
+    options = ["--grpc-port", str(state.ports.grpc), "--run-dir", str(run_dir.resolve()), "--tag", state.tag]
+    return [sys.executable, "-m", launcher.WATCH_MODULE, *options]
+
+
+def log_path(run_dir: Path, grpc_port: int) -> Path:
+    return run_dir / "logs" / f"supervisor-{grpc_port}.log"
+
+
+def last_words(run_dir: Path, grpc_port: int, count: int = 5) -> list[str]:
+    """Return the last lines of a supervisor's log."""
+    path = log_path(run_dir, grpc_port)
+    return path.read_text(errors="replace").splitlines()[-count:] if path.exists() else []
+
+
+def say(line: str) -> None:
+    print(f"{datetime.now():%Y-%m-%d %H:%M:%S} {line}", flush=True)
+
+
+def _status_of(process: psutil.Process) -> str:
+    try:
+        return process.status()
+    except psutil.NoSuchProcess:
+        return "gone"
+
+
+def _count_answers(grpc_url: str) -> int:
+    """Return how many requests of `recommend` the server has answered; 0 when it does not say."""
+    try:
+        with local_client(grpc_url) as client:
+            statistics = client.get_inference_statistics(ENSEMBLE)
+    except Exception:  # whatever the reason: it shows no progress
+        return 0
+    return sum(model.inference_stats.success.count for model in statistics.model_stats)
+
+
+def _end(signum: int, _: FrameType | None) -> None:
+    sys.exit(128 + signum)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m server.watch")
+    parser.add_argument("--grpc-port", type=int, required=True)
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--tag", required=True, help="of the server, whose supervisor is found by it")
+    parser.add_argument("--owner", action="store_true", help="stop the server when this process ends")
+    options = parser.parse_args()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, _end)
+    try:
+        Watch(options.run_dir, options.grpc_port).run()
+    finally:
+        state = read_state(state_path(options.run_dir, options.grpc_port))
+        if options.owner and state is not None and state.tag == options.tag:
+            stop_server(state, options.run_dir)
+
+
+if __name__ == "__main__":
+    main()

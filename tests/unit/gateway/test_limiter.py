@@ -1,0 +1,71 @@
+"""The limiter finds what a server can do, gives way by priority, and recovers."""
+
+from __future__ import annotations
+
+from gateway.limiter import LEAST, RESERVED, Limiter
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def run_load(limiter: Limiter, clock: Clock, per_s: float, capacity: int, service_s: float, seconds: float) -> list[float]:
+    """Offer requests to a server that does `capacity` at a time, in the order of arrival. Return the latencies."""
+    due_s, until_s, latencies_s = clock.now_s, clock.now_s + seconds, []
+    free_s = [clock.now_s] * capacity  # when each of its places is free
+    running: list[tuple[float, float]] = []  # end, start
+    while due_s < until_s:
+        while running and min(running)[0] <= due_s:
+            end_s, began_s = min(running)
+            running.remove((end_s, began_s))
+            clock.now_s = end_s
+            limiter.end(began_s)
+            latencies_s.append(end_s - began_s)
+        clock.now_s = due_s
+        if limiter.admits("normal"):
+            place = free_s.index(min(free_s))
+            free_s[place] = max(free_s[place], due_s) + service_s
+            running.append((free_s[place], limiter.begin()))
+        due_s += 1 / per_s
+    for end_s, began_s in sorted(running):
+        clock.now_s = end_s
+        limiter.end(began_s)
+    return latencies_s
+
+
+def test_under_five_times_the_capacity_most_of_it_is_used_and_nobody_waits_long():
+    clock = Clock()
+    limiter = Limiter(1_000, factor=3.0, least_target_s=0.02, clock_s=clock)
+    run_load(limiter, clock, per_s=50, capacity=4, service_s=0.01, seconds=5)
+    latencies_s = sorted(run_load(limiter, clock, per_s=2_000, capacity=4, service_s=0.01, seconds=20))
+    assert len(latencies_s) >= 0.8 * 20 * 400
+    assert latencies_s[int(0.99 * len(latencies_s))] <= 0.06
+    assert limiter.in_flight == 0
+    calm_s = run_load(limiter, clock, per_s=50, capacity=4, service_s=0.01, seconds=2)
+    assert len(calm_s) >= 95  # nothing is shed when the load is over
+
+
+def test_who_is_less_important_gives_way_first():
+    limiter = Limiter(1_000, factor=3.0, least_target_s=0.02)
+    admitted = {"low": 0, "normal": 0, "high": 0}
+    for priority in admitted:
+        while limiter.admits(priority):
+            limiter.begin()
+            admitted[priority] += 1
+    assert admitted["low"] < admitted["low"] + admitted["normal"] < limiter.limit < limiter.in_flight
+    assert admitted["high"] >= RESERVED
+
+
+def test_the_limit_never_falls_to_nothing_and_never_exceeds_the_most():
+    clock = Clock()
+    limiter = Limiter(20, factor=2.0, least_target_s=0.001, clock_s=clock)
+    for latency_s in [0.001] * 2_000 + [5.0] * 20_000:
+        began_s = limiter.begin()
+        clock.now_s += latency_s
+        limiter.end(began_s)
+        assert LEAST <= limiter.limit <= 20
+    assert limiter.limit == LEAST

@@ -1,0 +1,61 @@
+"""Files that are not as published are found: at once where their size or times changed, otherwise by reading in turn."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from server.integrity import ArtifactCheck, is_intact
+from serving.contract.artifacts import write_manifest
+
+
+@pytest.fixture
+def repo(tmp_path):
+    for model in ("rank", "recommend"):
+        folder = tmp_path / model / "3"
+        folder.mkdir(parents=True)
+        (folder / "array.npy").write_bytes(os.urandom(3_000_000))
+        (folder / "stage.json").write_text("{}")
+        write_manifest(folder)
+    return tmp_path
+
+
+def looks(check: ArtifactCheck, count: int) -> list[str]:
+    return [fault for _ in range(count) if (fault := check.look())]
+
+
+def test_an_untouched_generation_has_no_fault(repo):
+    check = ArtifactCheck(repo, 3)
+    assert looks(check, 50) == []
+    os.utime(repo / "rank" / "3" / "array.npy")
+    assert looks(check, 50) == []
+    assert is_intact(repo, 3)
+
+
+@pytest.mark.parametrize("damage", ["change", "truncate", "remove", "manifest"])
+def test_damage_is_found_at_the_next_look(repo, damage):
+    check, path = ArtifactCheck(repo, 3), repo / "rank" / "3" / "array.npy"
+    if damage == "change":
+        with path.open("r+b") as file:
+            file.write(b"x")
+    elif damage == "truncate":
+        os.truncate(path, 10)
+    elif damage == "remove":
+        path.unlink()
+    else:
+        path = repo / "rank" / "3" / "manifest.json"
+        path.write_text("{")
+    assert str(path) in check.look()
+    assert check.changed_since()
+    assert not is_intact(repo, 3)
+
+
+def test_damage_that_leaves_no_trace_is_found_by_reading(repo):
+    path = repo / "recommend" / "3" / "array.npy"
+    content = path.read_bytes()
+    path.write_bytes(b"x" + content[1:])
+    check = ArtifactCheck(repo, 3)  # as if the times had been set back
+    found = looks(check, 20)
+    assert found
+    assert str(path) in found[0]
