@@ -1,0 +1,62 @@
+"""Windows of the reference's own distribution raise no alarm; shifted ones do."""
+
+import numpy as np
+import pytest
+
+from trials.drift import (
+    LEAST_ROWS,
+    Reference,
+    describe_categories,
+    describe_numbers,
+    kl,
+    measure_drift,
+    psi,
+    psi_bound,
+    simulate_psi_bound,
+)
+
+FEATURES = 20
+REFERENCE = np.random.default_rng(0).lognormal(size=10_000)
+
+
+def test_no_false_alarm_on_stationary_windows():
+    reference = describe_numbers("price", REFERENCE)
+    for seed in range(50):
+        window = np.random.default_rng(100 + seed).lognormal(size=2_000)
+        assert not measure_drift(reference, window, FEATURES).alarms
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("shift", [lambda v: v * 1.3, lambda v: v + 0.2, lambda v: np.where(v > 2, 2, v), lambda v: v**1.4])
+def test_shifts_are_found_within_2000_rows(shift, seed):
+    reference = describe_numbers("price", REFERENCE)
+    window = shift(np.random.default_rng(seed).lognormal(size=2_000))
+    assert measure_drift(reference, window, FEATURES).alarms
+
+
+def test_missing_values_and_new_categories_are_drift():
+    numbers = describe_numbers("age", np.where(np.arange(10_000) % 20 == 0, np.nan, REFERENCE))
+    assert measure_drift(numbers, np.where(np.arange(2_000) % 5 == 0, np.nan, REFERENCE[:2_000])).alarms
+    generator = np.random.default_rng(1)
+    categories = describe_categories("brand", generator.choice(["a", "b", "c"], 10_000))
+    assert not measure_drift(categories, generator.choice(["a", "b", "c"], 2_000)).alarms
+    assert measure_drift(categories, generator.choice(["a", "b", "c", "new"], 2_000, p=[0.3, 0.3, 0.3, 0.1])).alarms
+
+
+def test_few_rows_never_alarm():
+    reference = describe_numbers("price", REFERENCE)
+    assert not measure_drift(reference, REFERENCE[: LEAST_ROWS - 1] + 100).alarms
+    assert measure_drift(reference, REFERENCE[:LEAST_ROWS] + 100).alarms
+
+
+def test_psi_and_kl_by_hand():
+    expected, found = np.array([0.5, 0.5]), np.array([0.25, 0.75])
+    assert psi(expected, found) == pytest.approx(0.25 * np.log(3))
+    assert kl(expected, found) == pytest.approx(0.25 * np.log(0.5) + 0.75 * np.log(1.5))
+    assert psi(expected, expected) == kl(expected, expected) == 0
+
+
+@pytest.mark.parametrize("rows", [500, 5_000])
+def test_the_bound_is_that_of_a_simulation(rows):
+    reference = Reference("x", 10_000, tuple(np.full(10, 0.1)), tuple(range(9)))
+    assert psi_bound(10_000, rows, 10) == pytest.approx(simulate_psi_bound(reference, rows), rel=0.1)

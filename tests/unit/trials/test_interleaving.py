@@ -1,0 +1,45 @@
+"""Team draft: both teams get their best items, and clicks are credited fairly."""
+
+import numpy as np
+
+from serving.contract.tensors import PAD_ID
+from trials.interleaving import CHALLENGER, CHAMPION, NOBODY, credit_clicks, draft_teams
+
+
+def test_items_are_the_best_of_both_without_repeats():
+    generator = np.random.default_rng(0)
+    for number in range(200):
+        champion, challenger = generator.permutation(30)[:10], generator.permutation(30)[:10]
+        items, teams = draft_teams(champion, challenger, f"request {number}")
+        assert len(set(items.tolist())) == len(items) == 10
+        assert abs(int((teams == CHAMPION).sum()) - int((teams == CHALLENGER).sum())) <= 1
+        for team, ranked in ((CHAMPION, champion), (CHALLENGER, challenger)):
+            for place in np.flatnonzero(teams == team):  # nothing better of the team's own list was left
+                better = ranked[: ranked.tolist().index(items[place])]
+                assert set(better.tolist()) <= set(items[:place].tolist())
+
+
+def test_the_same_request_is_drafted_alike_and_coins_are_fair():
+    champion, challenger = np.arange(10), np.arange(10, 20)
+    assert draft_teams(champion, challenger, "a")[0].tolist() == draft_teams(champion, challenger, "a")[0].tolist()
+    firsts = [draft_teams(champion, challenger, str(number))[1][0] for number in range(1_000)]
+    assert 450 <= sum(first == CHAMPION for first in firsts) <= 550
+
+
+def test_short_and_equal_lists():
+    items, teams = draft_teams(np.array([1, 2, PAD_ID]), np.array([1, 2, PAD_ID]), "x")
+    assert items.tolist() == [1, 2, PAD_ID]
+    assert teams[2] == NOBODY
+    items, teams = draft_teams(np.array([1, PAD_ID, PAD_ID]), np.array([4, 5, 6]), "x")
+    assert set(items.tolist()) <= {1, 4, 5, 6}
+    assert PAD_ID not in items
+
+
+def test_random_clicks_credit_both_teams_alike():
+    generator = np.random.default_rng(1)
+    credits = [
+        credit_clicks(draft_teams(np.arange(10), np.arange(5, 15), str(number))[1], generator.random(10) < 0.3)
+        for number in range(2_000)
+    ]
+    assert abs(np.mean(credits)) < 0.06
+    assert set(credits) == {-1, 0, 1}

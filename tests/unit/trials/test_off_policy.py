@@ -1,0 +1,91 @@
+"""Off-policy estimates against worlds whose true value is known."""
+
+import numpy as np
+import pytest
+
+from trials.off_policy import (
+    TrialError,
+    effective_samples,
+    estimate_dr,
+    estimate_ips,
+    estimate_slate,
+    estimate_snips,
+    importance_weights,
+)
+
+ACTIONS = 5
+RATES = np.array([0.05, 0.1, 0.2, 0.3, 0.6])  # expected reward of each action
+LOGGED = np.full(ACTIONS, 1 / ACTIONS)
+TARGET = np.array([0.05, 0.05, 0.1, 0.3, 0.5])
+TRUE_VALUE = float(TARGET @ RATES)
+
+
+def log_of(count, seed):
+    generator = np.random.default_rng(seed)
+    actions = generator.choice(ACTIONS, count, p=LOGGED)
+    rewards = (generator.random(count) < RATES[actions]).astype(np.float64)
+    return actions, rewards, importance_weights(TARGET[actions], LOGGED[actions])
+
+
+def estimates_of(seed):
+    actions, rewards, weights = log_of(2_000, seed)
+    rough = RATES + 0.1  # a reward model that is wrong everywhere
+    return {
+        "ips": estimate_ips(rewards, weights),
+        "snips": estimate_snips(rewards, weights),
+        "dr": estimate_dr(rewards, weights, rough[actions], np.full(len(actions), TARGET @ rough)),
+    }
+
+
+def test_intervals_hold_the_true_value_about_as_often_as_they_state():
+    held = {name: [] for name in ("ips", "snips", "dr")}
+    for seed in range(20):
+        for name, estimate in estimates_of(seed).items():
+            held[name].append(estimate.low <= TRUE_VALUE <= estimate.high)
+    assert {name: sum(values) >= 17 for name, values in held.items()} == dict.fromkeys(held, True)
+
+
+def test_a_good_reward_model_narrows_the_interval():
+    actions, rewards, weights = log_of(4_000, seed=3)
+    ips = estimate_ips(rewards, weights)
+    robust = estimate_dr(rewards, weights, RATES[actions], np.full(len(actions), TRUE_VALUE))
+    assert robust.high - robust.low < 0.9 * (ips.high - ips.low)
+
+
+def test_equal_policies_get_the_plain_mean():
+    rewards = np.random.default_rng(0).random(500)
+    for estimate in (estimate_ips(rewards, np.ones(500)), estimate_snips(rewards, np.ones(500))):
+        assert estimate.value == pytest.approx(rewards.mean())
+        assert estimate.effective_samples == 500
+
+
+@pytest.mark.parametrize("kind", ["standard", "independent", "cascade"])
+def test_slates(kind):
+    """Positions that do not influence each other: every kind is unbiased."""
+    generator = np.random.default_rng(1)
+    actions = generator.choice(ACTIONS, (20_000, 2), p=LOGGED)
+    rewards = (generator.random(actions.shape) < RATES[actions]).astype(np.float64)
+    estimate = estimate_slate(rewards, importance_weights(TARGET[actions], LOGGED[actions]), kind)
+    assert estimate.low <= 2 * TRUE_VALUE <= estimate.high
+
+
+def test_a_log_that_says_too_little_is_refused():
+    weights = np.zeros(10_000)
+    weights[:20] = 100.0
+    assert effective_samples(weights) == pytest.approx(20)
+    with pytest.raises(TrialError, match=r"worth 20 decisions .* expected 100 or more"):
+        estimate_ips(np.ones(10_000), weights)
+
+
+@pytest.mark.parametrize(
+    ("targets", "propensities", "message"),
+    [
+        ([0.5], [0.0], "never shows"),
+        ([0.5], [np.nan], "never shows"),
+        ([1.5], [0.5], "outside of 0 to 1"),
+        ([0.5, 0.5], [0.5], "one of each"),
+    ],
+)
+def test_values_that_are_no_probabilities_are_refused(targets, propensities, message):
+    with pytest.raises(TrialError, match=message):
+        importance_weights(np.array(targets), np.array(propensities))

@@ -1,0 +1,67 @@
+"""Looks at any moment keep the stated error rate; true differences are found."""
+
+import numpy as np
+import pytest
+
+from trials.sequential import Arm, bound_mean, compare_arms, has_wrong_split, sample_ratio_p_value
+
+LOOKS = range(200, 10_001, 200)
+
+
+def ever(verdict, champion_rate, challenger_rate, seed, share=0.5):
+    """Return whether a test that is looked at every 200 requests ever says `verdict`."""
+    generator = np.random.default_rng(seed)
+    in_challenger = generator.random(LOOKS[-1]) < share
+    rewards = (generator.random(LOOKS[-1]) < np.where(in_challenger, challenger_rate, champion_rate)).astype(float)
+    for look in LOOKS:
+        arms = [Arm.of(rewards[:look][in_challenger[:look] == arm]) for arm in (False, True)]
+        if compare_arms(*arms).verdict in verdict:
+            return True
+    return False
+
+
+def test_looking_often_raises_no_more_false_alarms_than_stated():
+    alarms = sum(ever(("better", "worse"), 0.1, 0.1, seed) for seed in range(200))
+    assert alarms <= 10
+
+
+def test_a_difference_is_found():
+    assert all(ever(("better",), 0.10, 0.14, seed) for seed in range(10))
+    assert all(ever(("worse",), 0.14, 0.10, seed, share=0.2) for seed in range(10))
+
+
+def test_few_requests_decide_nothing():
+    comparison = compare_arms(Arm.of(np.zeros(99)), Arm.of(np.ones(99)))
+    assert comparison.verdict == "undecided"
+    assert not comparison.is_worse_than(0.0)
+
+
+def test_a_loss_within_the_margin_is_borne():
+    champion, challenger = Arm(100_000, 10_000, 10_000), Arm(100_000, 9_000, 9_000)
+    comparison = compare_arms(champion, challenger)
+    assert comparison.is_worse_than(0.005)
+    assert not comparison.is_worse_than(0.015)
+
+
+def test_a_wrong_split_is_found_and_a_right_one_borne():
+    assert has_wrong_split((5_000, 5_600), (0.5, 0.5))
+    generator = np.random.default_rng(0)
+    for _ in range(100):
+        challengers = np.cumsum(generator.random(20_000) < 0.1)
+        p_values = [sample_ratio_p_value((n - challengers[n - 1], challengers[n - 1]), (0.9, 0.1)) for n in range(500, 20_000, 500)]
+        assert min(p_values) >= 0.001
+
+
+def test_the_interval_of_a_mean_narrows_and_holds_it():
+    generator = np.random.default_rng(2)
+    scores = generator.choice([-1.0, 0.0, 1.0], 5_000, p=[0.1, 0.7, 0.2])
+    low, high = bound_mean(Arm.of(scores))
+    assert 0 < low < 0.1 < high
+    assert bound_mean(Arm.of(scores[:50])) == (-np.inf, np.inf)
+    assert high - low < np.subtract(*bound_mean(Arm.of(scores[:500]))[::-1])
+
+
+def test_sums_give_mean_and_variance():
+    rewards = np.array([0.0, 2.0, 4.0])
+    assert Arm.of(rewards).mean == pytest.approx(2.0)
+    assert Arm.of(rewards).variance == pytest.approx(rewards.var())

@@ -1,0 +1,135 @@
+"""Estimate what a policy would have earned from a log of another policy's decisions.
+
+A decision is one shown item. `weights` are the ratio of two probabilities of it: under the policy to judge (target) and under
+the one that was logged (propensity). Estimators:
+
+    IPS     mean(weight * reward)                              unbiased; noisy where weights are large
+    SNIPS   sum(weight * reward) / sum(weight)                 less noisy, slightly biased
+    DR      mean(model of target + weight * (reward - model))  as unbiased as IPS, less noisy where the reward model is good
+
+and for slates (several shown items that are one decision): the same weighting with the product of the weights of the whole
+slate (standard), with each position's own weight (independent: positions do not influence each other), or with the product down
+to that position (cascade: a user reads from the top).
+
+Sources: Rubin 1981 (Bayesian bootstrap); Swaminathan and Joachims 2015 (SNIPS); Dudik, Langford and Li 2011 (DR); McInerney et al. 2020 (cascade).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from serving.contract.errors import RecommenderError
+
+RESAMPLES = 1_000
+RESAMPLE_BLOCK = 50  # resamples at a time: bounds memory at block * decisions
+LEAST_EFFECTIVE_SAMPLES = 100.0
+
+SlateKind = Literal["standard", "independent", "cascade"]
+
+
+class TrialError(RecommenderError):
+    """A log that cannot answer the question."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A policy's value with its interval. effective_samples: decisions of an on-policy log that would say as much."""
+
+    value: float
+    low: float
+    high: float
+    effective_samples: float
+    decisions: int
+
+
+def importance_weights(targets: np.ndarray, propensities: np.ndarray) -> np.ndarray:
+    """Return target / propensity, float64, in the shape of both. Raises TrialError for values that are no probabilities."""
+    targets, propensities = np.asarray(targets, np.float64), np.asarray(propensities, np.float64)
+    if targets.shape != propensities.shape:
+        raise TrialError(
+            f"There are {targets.shape} target probabilities and {propensities.shape} propensities; expected one of each."
+        )
+    if not (np.isfinite(targets).all() and (targets >= 0).all() and (targets <= 1).all()):
+        raise TrialError("A target probability is outside of 0 to 1.")
+    if not (np.isfinite(propensities).all() and (propensities > 0).all() and (propensities <= 1).all()):
+        raise TrialError(
+            "A propensity is not above 0 and at most 1: what the logged policy never shows, its log cannot judge. "
+            "Log the propensity of every shown item, and explore."
+        )
+    return targets / propensities
+
+
+def effective_samples(weights: np.ndarray) -> float:
+    """Return (sum w)^2 / sum w^2 (Kish), 0 without weights."""
+    squares = float(np.square(weights).sum())
+    return float(weights.sum()) ** 2 / squares if squares else 0.0
+
+
+def estimate_ips(rewards: np.ndarray, weights: np.ndarray, **options: float) -> Estimate:
+    """Return the inverse-propensity estimate. rewards, weights: float64 [decisions]; options as in `_estimate`."""
+    return _estimate(weights * rewards, np.ones(len(rewards)), weights, **options)
+
+
+def estimate_snips(rewards: np.ndarray, weights: np.ndarray, **options: float) -> Estimate:
+    """Return the self-normalised estimate. rewards, weights: float64 [decisions]; options as in `_estimate`."""
+    return _estimate(weights * rewards, weights, weights, **options)
+
+
+def estimate_dr(
+    rewards: np.ndarray, weights: np.ndarray, expected_logged: np.ndarray, expected_target: np.ndarray, **options: float
+) -> Estimate:
+    """Return the doubly robust estimate.
+
+    expected_logged: float64 [decisions], a model's expected reward of the shown item; expected_target: the same model's
+    expected reward under the target policy. The model must not have learned from these decisions.
+    """
+    return _estimate(expected_target + weights * (rewards - expected_logged), np.ones(len(rewards)), weights, **options)
+
+
+def estimate_slate(rewards: np.ndarray, weights: np.ndarray, kind: SlateKind, **options: float) -> Estimate:
+    """Return the value of a whole slate: the expected sum of its positions' rewards.
+
+    rewards, weights: float64 [slates, positions]. kind: see the module; the less it assumes, the noisier it is.
+    """
+    if kind == "standard":
+        position_weights = np.repeat(weights.prod(axis=1, keepdims=True), weights.shape[1], axis=1)
+    elif kind == "cascade":
+        position_weights = weights.cumprod(axis=1)
+    else:
+        position_weights = weights
+    least = position_weights[:, int(np.argmin([effective_samples(column) for column in position_weights.T]))]
+    return _estimate((position_weights * rewards).sum(axis=1), np.ones(len(rewards)), least, **options)
+
+
+def _estimate(
+    numerators: np.ndarray,
+    denominators: np.ndarray,
+    weights: np.ndarray,
+    *,
+    alpha: float = 0.05,
+    seed: int = 0,
+    least_effective_samples: float = LEAST_EFFECTIVE_SAMPLES,
+) -> Estimate:
+    """Return sum(numerators) / sum(denominators) with the percentile interval of a Bayesian bootstrap over decisions.
+
+    alpha: 1 - coverage of the interval. Raises TrialError when the log says too little: too few effective samples, or a
+    weight that is no number.
+    """
+    samples = effective_samples(weights)
+    if not samples >= least_effective_samples:
+        raise TrialError(
+            f"The log is worth {samples:.0f} decisions of the policy to judge; expected {least_effective_samples:.0f} or more. "
+            "The two policies differ too much: log more decisions, explore more, or judge a policy nearer to the logged one."
+        )
+    count, generator = len(numerators), np.random.default_rng(seed)
+    pairs = np.stack([numerators, denominators], axis=1)
+    resampled = []
+    for _ in range(RESAMPLES // RESAMPLE_BLOCK):
+        resampled.append(generator.standard_exponential((RESAMPLE_BLOCK, count)) @ pairs)
+    sums = np.concatenate(resampled)
+    low, high = np.quantile(sums[:, 0] / sums[:, 1], [alpha / 2, 1 - alpha / 2])
+    value = numerators.sum() / denominators.sum()
+    return Estimate(float(value), float(low), float(high), samples, count)

@@ -1,0 +1,111 @@
+"""A/B tests that may be looked at whenever one likes: intervals that hold at every moment at once.
+
+A fixed-horizon test that is watched and stopped at the first significant look raises far more false alarms than it states. The
+intervals here are confidence sequences: with probability 1 - alpha the true value is inside of *all* of them, so stopping at
+any moment, for any reason, keeps the stated error rate.
+
+Sources: Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas 2021 (asymptotic confidence sequences); Lindon and Malek 2020
+(sample-ratio check by a Dirichlet-multinomial mixture).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from scipy.special import betaln
+
+ALPHA = 0.05
+LEAST_OBSERVATIONS = 100  # of each arm: below, the normal approximation does not hold
+TIGHTEST_AT = 10_000  # observations of both arms at which the interval is tightest
+SRM_ALPHA = 0.001  # a wrong split invalidates everything: its alarm should be sure
+
+Verdict = Literal["better", "worse", "undecided"]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """Sums over one arm's requests: enough for mean and variance of a reward per request."""
+
+    count: int
+    total: float
+    squares: float
+
+    @classmethod
+    def of(cls, rewards: np.ndarray) -> Arm:
+        rewards = np.asarray(rewards, np.float64)
+        return cls(len(rewards), float(rewards.sum()), float(np.square(rewards).sum()))
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.count
+
+    @property
+    def variance(self) -> float:
+        return max(self.squares / self.count - self.mean**2, 0.0)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The difference challenger - champion of a mean, with an interval that holds at every look."""
+
+    difference: float
+    low: float
+    high: float
+    requests: int
+
+    @property
+    def verdict(self) -> Verdict:
+        return "better" if self.low > 0 else "worse" if self.high < 0 else "undecided"
+
+    def is_worse_than(self, margin: float) -> bool:
+        """Return whether the challenger loses more than `margin` (above 0) beyond doubt: what rolls it back."""
+        return self.high < -margin
+
+
+def boundary(count: float, alpha: float = ALPHA, tightest_at: float = TIGHTEST_AT) -> float:
+    """Return how many standard errors the interval spans to each side after `count` observations."""
+    log_term = -2 * np.log(alpha)
+    rho_squared = (log_term + np.log(log_term + 1)) / tightest_at
+    scaled = count * rho_squared + 1
+    return float(np.sqrt(2 * scaled / (count * rho_squared) * np.log(np.sqrt(scaled) / alpha)))
+
+
+def compare_arms(champion: Arm, challenger: Arm, alpha: float = ALPHA) -> Comparison:
+    """Return the difference of two arms' means. Infinitely wide until each arm has LEAST_OBSERVATIONS requests."""
+    requests = champion.count + challenger.count
+    if min(champion.count, challenger.count) < LEAST_OBSERVATIONS:
+        return Comparison(float("nan"), -np.inf, np.inf, requests)
+    difference = challenger.mean - champion.mean
+    error = np.sqrt(champion.variance / champion.count + challenger.variance / challenger.count)
+    if error == 0:  # no reward differs from another: nothing was seen yet
+        return Comparison(difference, -np.inf, np.inf, requests)
+    half = boundary(requests, alpha) * error
+    return Comparison(difference, difference - half, difference + half, requests)
+
+
+def bound_mean(rewards: Arm, alpha: float = ALPHA) -> tuple[float, float]:
+    """Return an interval of one arm's mean that holds at every look: for interleaving, whose arms share requests."""
+    if rewards.count < LEAST_OBSERVATIONS or rewards.variance == 0:
+        return -np.inf, np.inf
+    half = boundary(rewards.count, alpha) * np.sqrt(rewards.variance / rewards.count)
+    return rewards.mean - half, rewards.mean + half
+
+
+def sample_ratio_p_value(counts: tuple[int, int], shares: tuple[float, float]) -> float:
+    """Return a p-value that holds at this look for "requests arrive in these shares": a small one means a wrong split.
+
+    The Bayes factor of a Beta mixture around the shares against the shares is a martingale, so 1 / factor is a p-value at any
+    look; a caller that looks again and again keeps the smallest.
+    """
+    strength = 100.0  # pseudo-requests of the prior: how near to the shares a wrong split is expected
+    prior = np.array(shares) / np.sum(shares) * strength
+    observed = np.asarray(counts, np.float64)
+    log_factor = betaln(*(prior + observed)) - betaln(*prior) - float(observed @ np.log(prior / strength))
+    return float(min(1.0, np.exp(-log_factor)))
+
+
+def has_wrong_split(counts: tuple[int, int], shares: tuple[float, float], alpha: float = SRM_ALPHA) -> bool:
+    """Return whether the arms' requests contradict the shares that they should have."""
+    return sample_ratio_p_value(counts, shares) < alpha
