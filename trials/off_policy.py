@@ -11,7 +11,8 @@ and for slates (several shown items that are one decision): the same weighting w
 slate (standard), with each position's own weight (independent: positions do not influence each other), or with the product down
 to that position (cascade: a user reads from the top).
 
-Sources: Rubin 1981 (Bayesian bootstrap); Swaminathan and Joachims 2015 (SNIPS); Dudik, Langford and Li 2011 (DR); McInerney et al. 2020 (cascade).
+Sources: Rubin 1981 (Bayesian bootstrap); Swaminathan and Joachims 2015 (SNIPS); Dudik, Langford and Li 2011 (DR);
+McInerney et al. 2020 (cascade).
 """
 
 from __future__ import annotations

@@ -1,0 +1,150 @@
+"""Off-policy estimates on a real log with known propensities, against the true on-policy value and against the package `obp`.
+
+    python -m experiments.off_policy
+
+The Open Bandit data set has logs of two policies that a fashion shop ran side by side: uniform random, and Bernoulli Thompson
+sampling. From each log alone we estimate the click rate of the other policy, and compare it with the rate that it really
+had. Both are samples (46 and 69 clicks), so what must hold 0 is the interval of their difference. Each of ten seeds takes a
+random half of both logs; at least nine must hold it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import pandas as pd
+import typer
+
+from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
+from experiments.other_environment import run_elsewhere
+from perf.command import run
+from trials.off_policy import Estimate, estimate_dr, estimate_ips, estimate_snips, importance_weights
+
+DATA = Path(__file__).parents[2] / "shared/data/open-bandit-men"
+OBP_PACKAGES = ("obp==0.4.1", "torch==2.13.0")
+SEEDS = 10
+LEAST_HOLDING = 9
+MOST_DIFFERENCE = 1e-6
+PRIOR_SHOWN = 1_000.0  # decisions by which an item's click rate is drawn to that of all
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+def read_log(path: Path) -> pd.DataFrame:
+    return pd.read_csv(path, usecols=["item_id", "position", "click", "propensity_score"])
+
+
+def policy_of(frame: pd.DataFrame, items: int, positions: int) -> np.ndarray:
+    """Return the probability of each item at each position, float64 [positions, items]: mean of the logged propensities.
+
+    Thompson sampling's propensities move little within the log's week. Items that it never showed get none.
+    """
+    means = frame.groupby(["position", "item_id"])["propensity_score"].mean()
+    table = np.zeros((positions, items))
+    for (position, item), value in means.items():
+        table[position - 1, item] = value
+    return table / table.sum(axis=1, keepdims=True)
+
+
+def expected_rewards(frame: pd.DataFrame, rows: np.ndarray, items: int) -> np.ndarray:
+    """Return the click rate of each item for each row, float64 [rows, items], learned from the other half of the log.
+
+    Cross-fitting: a reward model that had seen a decision would make the doubly robust estimate too sure.
+    """
+    halves = np.arange(len(rows)) % 2
+    rates = np.empty((2, items))
+    for half in range(2):
+        other = frame.iloc[rows[halves != half]]
+        clicks = np.bincount(other["item_id"], other["click"], minlength=items)
+        shown = np.bincount(other["item_id"], minlength=items)
+        rates[half] = (clicks + PRIOR_SHOWN * other["click"].mean()) / (shown + PRIOR_SHOWN)
+    return rates[halves]
+
+
+def estimate_all(
+    frame: pd.DataFrame, rows: np.ndarray, policy: np.ndarray
+) -> tuple[dict[str, Estimate], dict[str, np.ndarray]]:
+    """Return the estimates from the chosen rows, and the arrays that they were computed from."""
+    log = frame.iloc[rows]
+    items = log["item_id"].to_numpy()
+    target = policy[log["position"].to_numpy() - 1]
+    rewards, propensities = log["click"].to_numpy(np.float64), log["propensity_score"].to_numpy(np.float64)
+    chosen = np.arange(len(rows)), items
+    weights, expected = importance_weights(target[chosen], propensities), expected_rewards(frame, rows, policy.shape[1])
+    estimates = {
+        "IPS": estimate_ips(rewards, weights),
+        "SNIPS": estimate_snips(rewards, weights),
+        "DR": estimate_dr(rewards, weights, expected[chosen], (target * expected).sum(axis=1)),
+    }
+    arrays = {"rewards": rewards, "actions": items, "propensities": propensities}
+    return estimates, arrays | {"target_distribution": target, "expected_rewards": expected}
+
+
+def holds_truth(estimate: Estimate, on_policy: Estimate) -> bool:
+    """Return whether the interval of estimate - on_policy, of two independent samples, holds 0."""
+    if estimate.value < on_policy.value:
+        sides = estimate.high - estimate.value, on_policy.value - on_policy.low
+    else:
+        sides = estimate.value - estimate.low, on_policy.high - on_policy.value
+    return abs(estimate.value - on_policy.value) <= float(np.hypot(*sides))
+
+
+def count_holding(log: pd.DataFrame, policy: np.ndarray, on_policy: pd.DataFrame) -> dict[str, int]:
+    """Return for each estimator how many of SEEDS halves of the logs agree with the on-policy click rate."""
+    holding: dict[str, int] = {}
+    for seed in range(SEEDS):
+        generator = np.random.default_rng(seed)
+        rows, others = (generator.permutation(len(frame))[: len(frame) // 2] for frame in (log, on_policy))
+        clicks = on_policy["click"].to_numpy(np.float64)[others]
+        truth = estimate_ips(clicks, np.ones(len(clicks)))
+        for name, estimate in estimate_all(log, rows, policy)[0].items():
+            holding[name] = holding.get(name, 0) + holds_truth(estimate, truth)
+    return holding
+
+
+def measure(data: Path, compare_with_obp: bool) -> list[Figure]:
+    logs = {name: read_log(data / name / "men.csv.gz") for name in ("random", "bts")}
+    items, positions = (1 + int(logs["random"]["item_id"].max()), int(logs["random"]["position"].max()))
+    figures, worst = [], 0.0
+    for logged, judged in (("random", "bts"), ("bts", "random")):
+        log, on_policy = logs[logged], logs[judged]
+        policy = policy_of(on_policy, items, positions)
+        estimates, arrays = estimate_all(log, np.arange(len(log)), policy)
+        holding = count_holding(log, policy, on_policy)
+        figures.append(
+            Figure(name=f"{judged}: click rate as it was", values=[100 * float(on_policy["click"].mean())], unit="%")
+        )
+        figures.append(
+            Figure(name=f"{judged}: effective decisions in the other log", values=[estimates["IPS"].effective_samples])
+        )
+        for name, estimate in estimates.items():
+            ends = {"estimate": estimate.value, "interval, low": estimate.low, "interval, high": estimate.high}
+            figures += [Figure(name=f"{judged}: {name}, {end}", values=[100 * value], unit="%") for end, value in ends.items()]
+            held = f"{judged}: {name}, seeds of {SEEDS} that hold the truth"
+            figures.append(Figure(name=held, values=[holding[name]], at_least=LEAST_HOLDING))
+        if compare_with_obp:
+            theirs = run_elsewhere("obp", OBP_PACKAGES, Path(__file__).with_name("off_policy_obp.py"), arrays)
+            worst = max(worst, *(abs(theirs[name] - estimate.value) for name, estimate in estimates.items()))
+    if compare_with_obp:
+        figures.append(Figure(name="largest difference from obp", values=[worst], at_most=MOST_DIFFERENCE))
+    return figures
+
+
+@app.command()
+def main(
+    data: Annotated[Path, typer.Option(help="folder of the Open Bandit data set")] = DATA,
+    compare_with_obp: Annotated[
+        bool, typer.Option("--obp/--no-obp", help="compare with the package obp, installed apart")
+    ] = True,
+    results: ResultsFolder = RESULTS,
+) -> None:
+    """Judge a policy from another one's log. Exit code 1 when an interval misses the truth too often, or obp differs."""
+    machine, figures = read_machine(), measure(data, compare_with_obp)
+    conditions = "Open Bandit data set, campaign men, 10,000 decisions of each policy"
+    finish("off-policy", "Off-policy estimates", "python -m experiments.off_policy", conditions, figures, results, machine)
+
+
+if __name__ == "__main__":
+    run(app, "python -m experiments.off_policy")
