@@ -20,6 +20,7 @@ from export.nvidia.hugectr.ranker import import_ranker
 from export.profiles import DEFAULT, Rehearsed, load_profile
 from export.progress import Progress
 from export.recording import requests_like
+from export.references import write_feature_references
 from export.rehearsal import rehearse
 from export.settings import TAUGHT_WIDTH, PipelineSettings, Settings
 from export.stages import write_rules, write_stages
@@ -165,6 +166,7 @@ def rehearse_and_seal(
     fixed = settings.compute.index_effort > 0
     widened = widen_search(staging.folder("preprocess"), staging.folder("retrieve"), requests, fixed)
     reports["index"]["requests"] = [asdict(trial) for trial in widened]
+    write_feature_references(staging.folder("preprocess"), requests)
     staging.seal_stages(specs)
     recorded, reports["rehearsal"] = rehearse(staging, dataset, requests)
     staging.seal(

@@ -8,6 +8,7 @@ user is one, with `degraded` set. A live store overrides the generation's users 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,8 +16,10 @@ import numpy as np
 
 from serving.contract.artifacts import REMEDY, StageInfo, open_checked_array, read_stage
 from serving.contract.errors import ArtifactError, DependencyError
+from serving.contract.measurements import Measurement
 from serving.contract.tensors import ContextColumn, Degraded, new_lineage
 from serving.live.reader import Reader
+from serving.stages.features.drift import DriftWindow
 from serving.stages.features.encode import Plan
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.user_state import FeatureStore, UserState, UserStore, derive, history_age_days, override_history
@@ -116,6 +119,7 @@ class Preprocess:
     info: StageInfo
     inputs: PreprocessInputs
     plan: Plan
+    drift: DriftWindow | None = None
 
     @classmethod
     def load(cls, folder: Path) -> Preprocess:
@@ -129,7 +133,7 @@ class Preprocess:
         found = (len(plan.categorical), len(plan.continuous), inputs.embedded.history_length)
         if stated != found:
             raise ArtifactError(f"{folder}: stage.json states Fu, Gu, H = {stated}, plan and store have {found}. {REMEDY}")
-        return cls(info, inputs, plan)
+        return cls(info, inputs, plan, DriftWindow.load(folder, len(plan.categorical)))
 
     def with_live(self, reader: Reader) -> Preprocess:
         """Return the stage with a live store attached."""
@@ -143,9 +147,16 @@ class Preprocess:
         """Serve one batch of `preprocess` (serving/contract/tensors.py)."""
         state, clock_s, degraded = self.inputs.read_state(inputs)
         encoded = self.plan(self.inputs.raw_columns(state, inputs, clock_s))
+        if self.drift:
+            self.drift.add(encoded.categorical, encoded.continuous)
         return {
             "user_categorical": encoded.categorical,
             "user_continuous": encoded.continuous,
             **history_tensors(state, clock_s),
             "lineage": new_lineage(len(state.user_ids), self.info.generation, degraded),
         }
+
+    def measurements(self) -> Iterator[Measurement]:
+        """Yield how far the features of the latest requests are from the export's."""
+        if self.drift:
+            yield from self.drift.measurements()

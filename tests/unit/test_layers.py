@@ -34,12 +34,13 @@ MAY_IMPORT = {  # package: the other packages of this project that it may import
     "hps_config": SERVING | {"repository"},
     "repository": SERVING,
     "live": SERVING,
+    "trials": SERVING,
     "training": SERVING | {"hps_config"},
     "server": SERVING | {"repository"},
     "gateway": SERVING | {"clients"},
-    "export": SERVING | {"hps_config", "repository", "training", "server", "live"},
+    "export": SERVING | {"hps_config", "repository", "training", "server", "live", "trials"},
     "perf": SERVING | {"hps_config", "repository", "training", "server", "export", "clients"},
-    "experiments": SERVING | {"hps_config", "repository", "training", "server", "export", "clients", "perf"},
+    "experiments": SERVING | {"hps_config", "repository", "training", "server", "export", "clients", "perf", "trials"},
 }
 PACKAGES = {name.split(".")[0] for name in MAY_IMPORT} | {"clients", "gateway", "tests"}
 

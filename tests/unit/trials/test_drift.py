@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
+from serving.contract.distributions import Reference, kl, psi
+from serving.stages.features.drift import WINDOW_ROWS, DriftWindow
 from trials.drift import (
     LEAST_ROWS,
-    Reference,
+    bound_psi,
     describe_categories,
     describe_numbers,
-    kl,
     measure_drift,
-    psi,
     psi_bound,
     simulate_psi_bound,
 )
@@ -52,7 +52,7 @@ def test_few_rows_never_alarm():
 def test_psi_and_kl_by_hand():
     expected, found = np.array([0.5, 0.5]), np.array([0.25, 0.75])
     assert psi(expected, found) == pytest.approx(0.25 * np.log(3))
-    assert kl(expected, found) == pytest.approx(0.25 * np.log(0.5) + 0.75 * np.log(1.5))
+    assert kl(expected, found) == pytest.approx(0.5 * np.log(2) + 0.5 * np.log(2 / 3))
     assert psi(expected, expected) == kl(expected, expected) == 0
 
 
@@ -60,3 +60,19 @@ def test_psi_and_kl_by_hand():
 def test_the_bound_is_that_of_a_simulation(rows):
     reference = Reference("x", 10_000, tuple(np.full(10, 0.1)), tuple(range(9)))
     assert psi_bound(10_000, rows, 10) == pytest.approx(simulate_psi_bound(reference, rows), rel=0.1)
+
+
+def test_a_full_window_is_reported_and_alarms_only_for_what_moved():
+    generator = np.random.default_rng(3)
+    brands, prices = generator.integers(3, 9, 5_000), generator.normal(size=5_000).astype(np.float32)
+    references = bound_psi([describe_categories("brand", brands), describe_numbers("price", prices)], WINDOW_ROWS)
+    window = DriftWindow(references, categorical=1)
+    assert [measured.value for measured in window.measurements()] == [0]
+    for _ in range(WINDOW_ROWS // 4 + 1):  # what no longer fits is left out
+        window.add(generator.integers(3, 9, (4, 1)), generator.normal(0.3, size=(4, 1)).astype(np.float32))
+    values = {(m.name, m.labels.get("feature")): m.value for m in window.measurements()}
+    assert values["recommender_drift_windows", None] == 1
+    alarms = {
+        name: values["recommender_drift_psi", name] > values["recommender_drift_psi_bound", name] for name in ("brand", "price")
+    }
+    assert alarms == {"brand": False, "price": True}

@@ -48,7 +48,9 @@ def test_a_wrong_split_is_found_and_a_right_one_borne():
     generator = np.random.default_rng(0)
     for _ in range(100):
         challengers = np.cumsum(generator.random(20_000) < 0.1)
-        p_values = [sample_ratio_p_value((n - challengers[n - 1], challengers[n - 1]), (0.9, 0.1)) for n in range(500, 20_000, 500)]
+        p_values = [
+            sample_ratio_p_value((n - challengers[n - 1], challengers[n - 1]), (0.9, 0.1)) for n in range(500, 20_000, 500)
+        ]
         assert min(p_values) >= 0.001
 
 

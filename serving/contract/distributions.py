@@ -1,0 +1,85 @@
+"""Compare the distribution of a feature with the one that the export saw: bins, shares, PSI and KL."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from serving.contract.artifacts import read_json
+
+REFERENCES_FILE = "references.json"
+SMALLEST_SHARE = 1e-4  # in place of an empty bin's 0, whose logarithm is infinite
+OTHER = "other"  # of categories: all that are not listed
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Bins of one feature and the shares that the export saw.
+
+    edges: float64 [bins - 1], the inner edges of a numeric feature, or empty; categories: of a categorical one, the most
+    frequent first, OTHER last; shares: float64 [bins], numeric ones with a last bin for values that are missing (NaN);
+    psi_bound: PSI that chance explains in a window of the size that is watched.
+    """
+
+    name: str
+    rows: int
+    shares: tuple[float, ...]
+    edges: tuple[float, ...] = ()
+    categories: tuple[str | int, ...] = ()
+    psi_bound: float = float("inf")
+
+    def count_shares(self, values: np.ndarray) -> np.ndarray:
+        """Return the share of values in each bin, float64 [bins]. values: [rows], numbers or categories."""
+        if self.categories:
+            listed = {kind: place for place, kind in enumerate(self.categories[:-1])}
+            kinds, counts = np.unique(np.asarray(values), return_counts=True)
+            sums = np.zeros(len(self.categories))
+            for kind, count in zip(kinds.tolist(), counts, strict=True):
+                sums[listed.get(kind, len(sums) - 1)] += count
+        else:
+            numbers = np.asarray(values, np.float64)
+            missing = np.isnan(numbers)
+            bins = np.searchsorted(np.asarray(self.edges), numbers[~missing], side="right")
+            sums = np.append(np.bincount(bins, minlength=len(self.edges) + 1), missing.sum()).astype(np.float64)
+        return sums / max(len(values), 1)
+
+    def measure_psi(self, values: np.ndarray) -> float:
+        """Return the population stability index of a window's values, [rows], against the export's."""
+        return psi(np.asarray(self.shares), self.count_shares(values))
+
+
+def psi(expected: np.ndarray, found: np.ndarray) -> float:
+    """Return the population stability index of two rows of shares: sum (found - expected) * ln(found / expected)."""
+    expected, found = fill_empty(expected), fill_empty(found)
+    return float(((found - expected) * np.log(found / expected)).sum())
+
+
+def kl(expected: np.ndarray, found: np.ndarray) -> float:
+    """Return the Kullback-Leibler divergence D(expected || found) of two rows of shares, in nats."""
+    expected, found = fill_empty(expected), fill_empty(found)
+    expected, found = expected / expected.sum(), found / found.sum()
+    return float((expected * np.log(expected / found)).sum())
+
+
+def fill_empty(shares: np.ndarray) -> np.ndarray:
+    """Return the shares with SMALLEST_SHARE in empty bins."""
+    shares = np.asarray(shares, np.float64)
+    return np.where(shares == 0, SMALLEST_SHARE, shares)
+
+
+def write_references(folder: Path, references: list[Reference]) -> None:
+    """Write REFERENCES_FILE."""
+    (folder / REFERENCES_FILE).write_text(json.dumps({"features": [asdict(reference) for reference in references]}) + "\n")
+
+
+def read_references(folder: Path) -> list[Reference]:
+    """Return the references in a folder, none where it has no such file. Raises ArtifactError."""
+    if not (folder / REFERENCES_FILE).is_file():
+        return []
+    return [
+        Reference(**{name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()})
+        for entry in read_json(folder, REFERENCES_FILE)["features"]
+    ]
