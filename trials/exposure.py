@@ -1,0 +1,159 @@
+"""The exposure log: what was shown to whom, by which generation. Parquet files in `<repository>.live/exposures`.
+
+An answer is kept when a hash of its request id falls into the logged share, so that all parts of a request agree. Rows are gathered
+in memory and written every FLUSH_ROWS rows or FLUSH_S seconds: a gateway that is killed loses the last of them, and no event, which
+has a log of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+log = logging.getLogger("exposures")
+
+FOLDER = "exposures"
+FLUSH_ROWS, FLUSH_S = 10_000, 10.0
+MOST_WAITING = 100_000  # rows in memory while nothing can be written; more are dropped and counted
+DAY_S = 86_400
+SCHEMA = pa.schema(
+    [
+        ("request_id", pa.string()),
+        ("time_ms", pa.int64()),
+        ("user_id", pa.int64()),
+        ("generation", pa.int64()),
+        ("degraded", pa.list_(pa.string())),
+        ("experiment", pa.string()),
+        ("arm", pa.string()),
+        ("item_ids", pa.list_(pa.int64())),
+        ("scores", pa.list_(pa.float32())),
+        ("teams", pa.list_(pa.int8())),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """One answer. user_id: the wire's id, None for a session; experiment, arm: "" outside of experiments.
+
+    item_ids, scores: in the served order; teams: of interleaving (trials/interleaving.py), empty elsewhere.
+    """
+
+    request_id: str
+    time_ms: int
+    user_id: int | None
+    generation: int
+    item_ids: list[int]
+    scores: list[float | None]
+    degraded: list[str]
+    experiment: str = ""
+    arm: str = ""
+    teams: list[int] | None = None
+
+
+def hash_share(text: str) -> float:
+    """Return a number in [0, 1) that depends on the text alone."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") / 2**64
+
+
+class ExposureLog:
+    """Appends answers. share: of answers that are kept; keep_days, keep_bytes: older and further files are removed.
+
+    Safe to call from one event loop: `add` only appends, a thread writes.
+    """
+
+    def __init__(
+        self, folder: Path, share: float, keep_days: float, keep_bytes: int, now: Callable[[], float] = time.time
+    ) -> None:
+        self.folder, self._share, self._now = folder / FOLDER, share, now
+        self._keep_s, self._keep_bytes = keep_days * DAY_S, keep_bytes
+        self._rows: list[Exposure] = []
+        self.dropped = 0
+        self._files = 0
+        self._lock, self._wake, self._closed = threading.Lock(), threading.Event(), False
+        self._thread = threading.Thread(target=self._run, name="exposures", daemon=True)
+        self._thread.start()
+
+    def add(self, exposure: Exposure) -> None:
+        """Keep an answer if its request belongs to the logged share."""
+        if hash_share(exposure.request_id) >= self._share:
+            return
+        if len(self._rows) >= MOST_WAITING:
+            self.dropped += 1
+            return
+        self._rows.append(exposure)
+        if len(self._rows) >= FLUSH_ROWS:
+            self._wake.set()
+
+    def flush(self) -> None:
+        """Write what was added, and apply the retention. Raises OSError; what could not be written stays in memory."""
+        with self._lock:
+            rows, self._rows = self._rows, []
+            if rows:
+                try:
+                    self._write(rows)
+                except OSError:
+                    self._rows = rows + self._rows
+                    raise
+            remove_old(self.folder, self._now() - self._keep_s, self._keep_bytes)
+
+    def close(self) -> None:
+        """Write the rest and stop."""
+        self._closed = True
+        self._wake.set()
+        self._thread.join()
+        self.flush()
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._wake.wait(FLUSH_S)
+            self._wake.clear()
+            try:
+                self.flush()
+            except OSError as error:
+                log.warning("%d exposures wait, as they cannot be written: %s", len(self._rows), error)
+
+    def _write(self, rows: list[Exposure]) -> None:
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self.folder / f"exposures-{int(self._now() * 1_000):013d}-{os.getpid()}-{self._files}.parquet"
+        beside = path.with_name(f".{path.name}")
+        try:
+            with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                pq.write_table(pa.Table.from_pylist([asdict(row) for row in rows], SCHEMA), file, compression="zstd")
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
+        self._files += 1
+
+
+def exposure_files(folder: Path) -> list[Path]:
+    """Return the files of a log, oldest first. folder: that of the live store's exposures."""
+    return sorted(folder.glob("exposures-*.parquet"))
+
+
+def remove_old(folder: Path, oldest_s: float, most_bytes: int) -> list[Path]:
+    """Remove files written before `oldest_s` (unix seconds), then the oldest beyond `most_bytes`. Return them."""
+    sizes = {path: path.stat().st_size for path in exposure_files(folder)}
+    removed, total = [], sum(sizes.values())
+    for path, size in sizes.items():
+        if int(path.name.split("-")[1]) >= oldest_s * 1_000 and total <= most_bytes:
+            break
+        path.unlink()
+        removed.append(path)
+        total -= size
+    return removed
+
+
+def read_exposures(folder: Path) -> pa.Table:
+    """Return the whole log of a live store's folder as one table, oldest first."""
+    files = exposure_files(folder / FOLDER)
+    return pa.concat_tables([pq.read_table(path, schema=SCHEMA) for path in files]) if files else SCHEMA.empty_table()

@@ -1,0 +1,130 @@
+"""Join what was shown with what users did: clicks, conversions and revenue of requests, by generation, arm and position.
+
+An event belongs to an answer when it carries the answer's request id and names a shown item. Events may arrive late: a report
+over the same days changes until `attribution_s` after the last answer, and later events are not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from serving.live.events import OBSERVED, EventBatch, Flags
+from trials.sequential import Arm
+
+ATTRIBUTION_S = 7 * 86_400.0
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """One row per logged answer. clicks, conversions: bool [answers, K]; revenue: float64 [answers, K].
+
+    A click is any event on a shown item, a conversion a positive one; revenue is the sum of the conversions' values.
+    """
+
+    generations: np.ndarray  # int64 [answers]
+    arms: np.ndarray  # str [answers]
+    experiments: np.ndarray  # str [answers]
+    degraded: np.ndarray  # bool [answers]
+    shown: np.ndarray  # bool [answers, K]
+    teams: np.ndarray  # int8 [answers, K], -1 without
+    item_ids: np.ndarray  # int64 [answers, K], -1 without
+    clicks: np.ndarray
+    conversions: np.ndarray
+    revenue: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.generations)
+
+    def take(self, rows: np.ndarray) -> Feedback:
+        """Return the chosen answers."""
+        return Feedback(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
+
+    def rewards(self, metric: str) -> np.ndarray:
+        """Return a reward per answer, float64: "ctr" (any click), "conversion" (any), "revenue", "degraded" or "coverage"."""
+        if metric == "revenue":
+            return self.revenue.sum(axis=1)
+        if metric == "degraded":
+            return self.degraded.astype(np.float64)
+        return (self.clicks if metric == "ctr" else self.conversions).any(axis=1).astype(np.float64)
+
+    def arm_sums(self, metric: str, arm: str) -> Arm:
+        """Return the sums of one arm, for trials/sequential.py."""
+        return Arm.of(self.rewards(metric)[self.arms == arm])
+
+
+def join_feedback(
+    exposures: pa.Table, log: Iterable[tuple[np.ndarray, EventBatch]], attribution_s: float = ATTRIBUTION_S
+) -> Feedback:
+    """Join exposures (trials/exposure.py) with a log of events (`live.archive.read_log`)."""
+    request_ids = {request_id.encode(): row for row, request_id in enumerate(exposures["request_id"].to_pylist())}
+    lists = exposures["item_ids"].to_pylist()
+    times_ms = exposures["time_ms"].to_numpy()
+    count, width = len(lists), max(map(len, lists), default=0)
+    places = [{item: place for place, item in enumerate(items)} for items in lists]
+    clicks, conversions = np.zeros((count, width), bool), np.zeros((count, width), bool)
+    revenue = np.zeros((count, width))
+    for _, batch in log:
+        for event, request_id in enumerate(batch.request_ids):
+            row = request_ids.get(request_id) if request_id else None
+            header = batch.headers[event]
+            if row is None or header["type"] != OBSERVED:
+                continue
+            place = places[row].get(int(header["item_id"]))
+            if place is None or header["received_ms"] > times_ms[row] + 1_000 * attribution_s:
+                continue
+            clicks[row, place] = True
+            if header["flags"] & Flags.POSITIVE:
+                conversions[row, place] = True
+                revenue[row, place] += 0.0 if np.isnan(header["value"]) else float(header["value"])
+    return Feedback(
+        exposures["generation"].to_numpy(),
+        np.array(exposures["arm"].to_pylist(), object),
+        np.array(exposures["experiment"].to_pylist(), object),
+        np.array([bool(bits) for bits in exposures["degraded"].to_pylist()]),
+        _pad(lists, width, -1, np.int64) != -1,
+        _pad([teams or [] for teams in exposures["teams"].to_pylist()], width, -1, np.int8),
+        _pad(lists, width, -1, np.int64),
+        clicks,
+        conversions,
+        revenue,
+    )
+
+
+def _pad(rows: list[list[int]], width: int, fill: int, dtype: type) -> np.ndarray:
+    padded = np.full((len(rows), width), fill, dtype)
+    for row, values in enumerate(rows):
+        padded[row, : len(values)] = values
+    return padded
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Shares and means over answers; revenue per answer in the values' unit; coverage: distinct items shown."""
+
+    answers: int
+    click_rate: float
+    conversion_rate: float
+    revenue: float
+    degraded: float
+    coverage: int
+    click_rate_by_position: list[float]
+
+
+def summarise(feedback: Feedback) -> Summary:
+    """Return what users did with the answers. Raises ZeroDivisionError for none."""
+    if not len(feedback):
+        raise ZeroDivisionError("There are no answers to summarise.")
+    shown = np.maximum(feedback.shown.sum(axis=0), 1)
+    return Summary(
+        len(feedback),
+        float(feedback.rewards("ctr").mean()),
+        float(feedback.rewards("conversion").mean()),
+        float(feedback.rewards("revenue").mean()),
+        float(feedback.degraded.mean()),
+        len(np.unique(feedback.item_ids[feedback.shown])),
+        (feedback.clicks.sum(axis=0) / shown).tolist(),
+    )
