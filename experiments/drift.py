@@ -19,7 +19,7 @@ import typer
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
 from experiments.other_environment import run_elsewhere
 from perf.command import run
-from repository.recorded import read_recorded
+from repository.recorded import RECORDED_FILE, read_recorded
 from serving.contract.artifacts import stage_folder
 from serving.contract.distributions import OTHER, Reference, kl, psi, read_references
 from serving.contract.generations import pinned_generation
@@ -59,7 +59,7 @@ def read_features(repo: Path) -> Features:
     """Encode the recorded requests of the served generation."""
     generation = pinned_generation(repo)
     folder = stage_folder(repo, "preprocess", generation)
-    stage, recorded = Preprocess.load(folder), read_recorded(stage_folder(repo, ENSEMBLE, generation))
+    stage, recorded = Preprocess.load(folder), read_recorded(stage_folder(repo, ENSEMBLE, generation) / RECORDED_FILE)
     outputs = stage({tensor.name: recorded.inputs[tensor.name] for tensor in stage.info.spec.inputs})
     names = [column.name for column in (*stage.plan.categorical, *stage.plan.continuous)]
     values = [*outputs["user_categorical"].T, *outputs["user_continuous"].astype(np.float64).T]

@@ -25,7 +25,9 @@ from gateway.readiness import Readiness
 from gateway.recommendations import DEGRADED_NAMES, Answering, Question
 from gateway.settings import GatewaySettings
 from gateway.shop import Shop
+from live.exposures import ExposureLog
 from serving.contract.errors import RecommenderError as ServingError
+from serving.live.store import live_folder
 from triton_recommender import AsyncRecommender, InvalidRequest, RecommenderError
 
 HERE = Path(__file__).parent
@@ -45,7 +47,8 @@ def create_app(
     metrics = Metrics()
     shop = Shop(repo, recommender, metrics)
     limiter = Limiter(settings.most_in_flight, settings.latency_factor, settings.latency_floor_ms / 1_000)
-    answering = Answering(shop, recommender, metrics, limiter)
+    exposures = open_exposures(shop, settings)
+    answering = Answering(shop, recommender, metrics, limiter, exposures)
     recording, readiness = Recording(shop, recommender, metrics), Readiness(recommender)
     explainer = Explainer(shop)
 
@@ -54,6 +57,8 @@ def create_app(
         await readiness.servers()  # connects, so that the first caller need not wait for it
         yield
         explainer.close()
+        if exposures:
+            await asyncio.to_thread(exposures.close)
         shop.close()
         await recommender.close()
 
@@ -180,6 +185,14 @@ def create_app(
         return FileResponse(HERE / "console.css", media_type="text/css")
 
     return app
+
+
+def open_exposures(shop: Shop, settings: GatewaySettings) -> ExposureLog | None:
+    """Return the log of answers beside the live store; None where no answer is to be kept."""
+    if not settings.exposure_share:
+        return None
+    folder = live_folder(shop.repo, shop.published.info.live_folder)
+    return ExposureLog(folder, settings.exposure_share, settings.exposure_days, settings.exposure_bytes)
 
 
 def context_of(request: Request) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import uuid
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from gateway.limiter import Limiter
 from gateway.metrics import Metrics
 from gateway.shop import Shop
+from live.exposures import Exposure, ExposureLog
 from triton_recommender import (
     AsyncRecommender,
     Degraded,
@@ -53,8 +55,16 @@ class Question:
 class Answering:
     """Asks the servers, as many questions at a time as `limiter` admits; the rest, and what fails, gets popular items."""
 
-    def __init__(self, shop: Shop, recommender: AsyncRecommender, metrics: Metrics, limiter: Limiter) -> None:
+    def __init__(
+        self,
+        shop: Shop,
+        recommender: AsyncRecommender,
+        metrics: Metrics,
+        limiter: Limiter,
+        exposures: ExposureLog | None = None,
+    ) -> None:
         self._shop, self._recommender, self._metrics, self._limiter = shop, recommender, metrics, limiter
+        self._exposures = exposures
 
     async def answer(self, question: Question) -> dict[str, Any]:
         """Return the answer as JSON has it.
@@ -82,6 +92,7 @@ class Answering:
         await shop.move_to(answer.generation)
         items = [shop.described(item_id) | {"score": score} for item_id, score in answer]
         degraded = [name for bit, name in DEGRADED_NAMES.items() if bit in answer.degraded]
+        self._log(request_id, user_id, answer.generation, degraded, list(answer))
         return self._told(request_id, user_id, answer.generation, degraded, items)
 
     async def _ask(self, query: Query, question: Question, request_id: str) -> Recommendations:
@@ -104,7 +115,16 @@ class Answering:
     def _fallback(self, question: Question, exclude: set[int], user_id: int | None, request_id: str) -> dict[str, Any]:
         popular = self._shop.popular(exclude, question.context, question.k or DEFAULT_K)
         items = [self._shop.described(item_id) | {"score": None} for item_id in popular]
+        self._log(request_id, user_id, self._shop.published.generation, [FALLBACK], [(item_id, None) for item_id in popular])
         return self._told(request_id, user_id, self._shop.published.generation, [FALLBACK], items)
+
+    def _log(
+        self, request_id: str, user_id: int | None, generation: int, degraded: list[str], scored: list[tuple[int, float | None]]
+    ) -> None:
+        if self._exposures:
+            item_ids, scores = [item_id for item_id, _ in scored], [score for _, score in scored]
+            time_ms = time.time_ns() // 1_000_000
+            self._exposures.add(Exposure(request_id, time_ms, user_id, generation, item_ids, scores, degraded))
 
     def _told(self, request_id: str, user_id: int | None, generation: int, degraded: list[str], items: list) -> dict[str, Any]:
         known = None if user_id is None else self._shop.knows_user(user_id)

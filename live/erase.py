@@ -1,4 +1,4 @@
-"""Erase a user: what they did, in store, archive and Redis, and a proof that a search finds nothing of them any more.
+"""Erase a user: what they did and were shown, in store, archive, exposure log and Redis, and prove that nothing is left.
 
 An event stays in the log as one of nobody, so that the counts of its item can be replayed: its item, its time, no user and no
 text. What a generation learned stays until the next export. LMDB uses freed pages again before the file grows; until then they
@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from live.archive import Segment, read_log, read_segment, segments, to_table, write_table
+from live.exposures import count_exposures, erase_exposures
 from live.maintenance import lock
 from serving.contract.errors import RecommenderError
 from serving.live.events import ITEM_CHANGED, TEXTS, USER_CHANGED, EventBatch, Flags, pack, unpack
@@ -60,6 +61,7 @@ def _erase_user(writer: Writer, user_id: int, shared: RedisState | None) -> Eras
         if count := erase_from_segment(folder, segment, user_id):
             removed["archived events"] = removed.get("archived events", 0) + count
             rewritten[segment.path.name] = hashlib.sha256(segment.path.read_bytes()).hexdigest()
+    removed["answers"] = erase_exposures(folder, user_id)
     if shared:
         removed["fields in Redis"] = erase_from_redis(writer, shared, user_id)
     digest = hashlib.sha256(str(user_id).encode()).hexdigest()
@@ -164,6 +166,7 @@ def search_user(folder: Path, user_id: int, shared: RedisState | None = None) ->
             "changes": sum(change.type == USER_CHANGED and change.id == user_id for change in snapshot.changes(after=0)),
         }
         layout = snapshot.layout
+    left["answers"] = count_exposures(folder, user_id)
     if shared:
         left["fields in Redis"] = shared.count_fields(users_view(layout), user_id)
     left["events"] = sum(int(belongs(batch, user_id).sum()) for _, batch in read_log(folder))

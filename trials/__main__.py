@@ -14,12 +14,12 @@ from rich.console import Console
 from rich.table import Table
 
 from live.archive import read_log
+from live.exposures import read_exposures
 from serving.contract.artifacts import read_stage, stage_folder
 from serving.contract.errors import RecommenderError
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import STAGES
 from serving.live.store import live_folder
-from trials.exposure import read_exposures
 from trials.feedback import Feedback, join_feedback, summarise
 from trials.off_policy import TrialError
 from trials.sequential import compare_arms, has_wrong_split
@@ -64,7 +64,9 @@ def compare(
     feedback = feedback.take(feedback.experiments == experiment)
     counts = tuple(int((feedback.arms == arm).sum()) for arm in (CHAMPION_ARM, CHALLENGER_ARM))
     if not min(counts):
-        raise TrialError(f"Experiment {experiment!r} has {counts[0]} and {counts[1]} answers of its two arms; expected some of both.")
+        raise TrialError(
+            f"Experiment {experiment!r} has {counts[0]} and {counts[1]} answers of its two arms; expected some of both."
+        )
     comparisons = {
         metric: compare_arms(feedback.arm_sums(metric, CHAMPION_ARM), feedback.arm_sums(metric, CHALLENGER_ARM))
         for metric in METRICS
@@ -76,10 +78,12 @@ def compare(
         return
     table = Table("metric", "challenger - champion", "interval", "verdict")
     for metric, comparison in comparisons.items():
-        table.add_row(metric, f"{comparison.difference:+.4g}", f"{comparison.low:+.4g} … {comparison.high:+.4g}", comparison.verdict)
+        table.add_row(
+            metric, f"{comparison.difference:+.4g}", f"{comparison.low:+.4g} … {comparison.high:+.4g}", comparison.verdict
+        )
     Console().print(table)
     if wrong_split:
-        typer.echo(f"The arms have {counts[0]:,} and {counts[1]:,} answers, which a share of {share:g} does not explain: trust nothing.")
+        typer.echo(f"The arms have {counts[0]:,} and {counts[1]:,} answers, which a share of {share:g} does not explain.")
 
 
 def read_feedback(repo: Path) -> Feedback:

@@ -59,7 +59,7 @@ class Feedback:
 def join_feedback(
     exposures: pa.Table, log: Iterable[tuple[np.ndarray, EventBatch]], attribution_s: float = ATTRIBUTION_S
 ) -> Feedback:
-    """Join exposures (trials/exposure.py) with a log of events (`live.archive.read_log`)."""
+    """Join exposures (live/exposures.py) with a log of events (`live.archive.read_log`)."""
     request_ids = {request_id.encode(): row for row, request_id in enumerate(exposures["request_id"].to_pylist())}
     lists = exposures["item_ids"].to_pylist()
     times_ms = exposures["time_ms"].to_numpy()

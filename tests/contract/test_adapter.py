@@ -343,7 +343,7 @@ def test_what_cannot_be_in_time_is_refused_before_it_costs_anything(model):
     assert [response.has_error() for response in responses] == [False, True, False]
     assert [users_of(responses[place]) for place in (0, 2)] == [[5], [3]]
     model.reporter.report()
-    assert pb.MetricFamily.metrics["recommender_late/preprocess"].value == 3
+    assert pb.MetricFamily.metrics["recommender_late_total/preprocess"].value == 3
 
 
 @pytest.mark.parametrize("parameters", ['{"deadline_unix_ms": "soon"}', '{"deadline_unix_ms": null}', "deadline_unix_ms"])

@@ -29,11 +29,7 @@ from serving.contract.measurements import COUNTER, Measurement
 from serving.contract.tensors import ENSEMBLE, STAGES, ModelSpec, RecordSpec, pack_records, unpack_records
 from serving.live.opening import open_reader
 from serving.live.reader import Reader
-<<<<<<< HEAD
-=======
-from serving.live.store import live_folder
 from serving.stages.adapter.deadlines import DeadlineCheck
->>>>>>> 6397bc7 (A supervisor restarts what died; damaged artifacts are not served; deadlines reach the stages; the gateway admits what is answered in time)
 
 Arrays = dict[str, np.ndarray]
 
@@ -83,12 +79,8 @@ class StageModel:
         except RecommenderError as error:
             raise pb_utils.TritonModelException(f"{args['model_name']}: {error}") from error
         self.first = self.chain[0]
-<<<<<<< HEAD
-        instance_labels = {"instance": args["model_instance_name"], "version": args["model_version"]}
-=======
         self.deadlines = DeadlineCheck(self.chain[-1].spec.name) if self.chain[-1].spec.name in STAGES else None
-        of_kernels = {"instance": args["model_instance_name"], "version": args["model_version"]}
->>>>>>> 6397bc7 (A supervisor restarts what died; damaged artifacts are not served; deadlines reach the stages; the gateway admits what is answered in time)
+        instance_labels = {"instance": args["model_instance_name"], "version": args["model_version"]}
         sources: list[Source] = [(link.metrics.measurements, {}) for link in self.chain]
         sources += [(link.stage.measurements, instance_labels) for link in self.chain if hasattr(link.stage, "measurements")]
         self.reporter = Reporter(sources)
@@ -192,20 +184,12 @@ class Metrics:
     def measurements(self) -> Iterator[Measurement]:
         labels = {"stage": self.stage}
         for name, description, value in (
-<<<<<<< HEAD
             ("stage_calls_total", "Calls of the stage: one per batch", self.calls),
             ("stage_rows_total", "Rows (users) that the stage answered", self.rows),
             ("stage_seconds_total", "Time within the stage", self.seconds),
             ("degraded_total", "Rows that this stage answered by its fallback", self.degraded),
             ("rejected_total", "Requests refused as malformed", self.rejected),
-=======
-            ("kernel_calls", "Kernel calls: one per batch", self.calls),
-            ("kernel_rows", "Rows (users) that kernel calls answered", self.rows),
-            ("kernel_seconds", "Time within kernel calls", self.seconds),
-            ("degraded", "Rows that this stage answered by its fallback", self.degraded),
-            ("rejected", "Requests refused as malformed", self.rejected),
-            ("late", "Requests refused because their deadline could not be met", self.late),
->>>>>>> 6397bc7 (A supervisor restarts what died; damaged artifacts are not served; deadlines reach the stages; the gateway admits what is answered in time)
+            ("late_total", "Requests refused because their deadline could not be met", self.late),
         ):
             yield Measurement(f"recommender_{name}", description, COUNTER, labels, value)
 

@@ -9,6 +9,8 @@ import pytest
 from fastapi.openapi.utils import get_openapi
 
 from gateway import schema
+from live.exposures import read_exposures
+from serving.live.store import live_folder
 from triton_recommender import Degraded, Overloaded, Recommendations, StageDied, Unavailable
 from triton_recommender.testing import Query
 
@@ -233,3 +235,14 @@ def test_popular_items_are_those_of_the_context_where_it_has_some(gateway, repo)
         assert [item["id"] for item in door.recommend(user="7", **{"context.device": "tv"})["items"]] == first
     finally:
         path.write_text(before)
+def test_answers_are_logged_beside_the_live_store(gateway):
+    door = gateway(exposure_share=1.0)
+
+    async def ask_and_stop() -> dict:
+        async with door.app.router.lifespan_context(door.app):
+            return (await door.ask_async("GET", "/v1/recommendations", params={"user": "1", "k": 2})).json()
+
+    answer = asyncio.run(ask_and_stop())
+    logged = read_exposures(live_folder(door.repo)).to_pylist()
+    [row] = [row for row in logged if row["request_id"] == answer["request_id"]]
+    assert (row["item_ids"], row["generation"], row["user_id"]) == ([3, 1], answer["generation"], 1)

@@ -1,8 +1,8 @@
 """The exposure log: what was shown to whom, by which generation. Parquet files in `<repository>.live/exposures`.
 
-An answer is kept when a hash of its request id falls into the logged share, so that all parts of a request agree. Rows are gathered
-in memory and written every FLUSH_ROWS rows or FLUSH_S seconds: a gateway that is killed loses the last of them, and no event, which
-has a log of its own.
+An answer is kept when a hash of its request id falls into the logged share, so that all parts of a request agree. Rows are
+gathered in memory and written every FLUSH_ROWS rows or FLUSH_S seconds: a gateway that is killed loses the last of them, but no
+event, which has a log of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+
+from live.archive import write_table
 
 log = logging.getLogger("exposures")
 
@@ -125,13 +128,7 @@ class ExposureLog:
     def _write(self, rows: list[Exposure]) -> None:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self.folder / f"exposures-{int(self._now() * 1_000):013d}-{os.getpid()}-{self._files}.parquet"
-        beside = path.with_name(f".{path.name}")
-        try:
-            with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                pq.write_table(pa.Table.from_pylist([asdict(row) for row in rows], SCHEMA), file, compression="zstd")
-            beside.replace(path)
-        finally:
-            beside.unlink(missing_ok=True)
+        write_table(path, pa.Table.from_pylist([asdict(row) for row in rows], SCHEMA))
         self._files += 1
 
 
@@ -157,3 +154,21 @@ def read_exposures(folder: Path) -> pa.Table:
     """Return the whole log of a live store's folder as one table, oldest first."""
     files = exposure_files(folder / FOLDER)
     return pa.concat_tables([pq.read_table(path, schema=SCHEMA) for path in files]) if files else SCHEMA.empty_table()
+
+
+def erase_exposures(folder: Path, user_id: int) -> int:
+    """Make a user's logged answers nobody's: their user id becomes null. Return how many these were."""
+    count = 0
+    for path in exposure_files(folder / FOLDER):
+        table = pq.read_table(path, schema=SCHEMA)
+        own = pc.fill_null(pc.equal(table["user_id"], user_id), False)
+        if found := pc.sum(own).as_py():
+            user_ids = pc.if_else(own, pa.scalar(None, pa.int64()), table["user_id"])
+            write_table(path, table.set_column(SCHEMA.get_field_index("user_id"), "user_id", user_ids))
+            count += found
+    return count
+
+
+def count_exposures(folder: Path, user_id: int) -> int:
+    """Return how many logged answers name a user."""
+    return pc.sum(pc.fill_null(pc.equal(read_exposures(folder)["user_id"], user_id), False)).as_py() or 0

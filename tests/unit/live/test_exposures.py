@@ -1,0 +1,86 @@
+"""The exposure log: sampling, retention, failure to write, and erasure."""
+
+from dataclasses import replace
+
+import pyarrow.compute as pc
+
+from live.exposures import Exposure, ExposureLog, count_exposures, erase_exposures, exposure_files, read_exposures
+
+ANSWER = Exposure("r0", 1_000, 7, 3, [10, 11], [0.5, None], ["ranker"])
+
+
+def answers(count):
+    return [replace(ANSWER, request_id=f"r{number}", user_id=number % 5) for number in range(count)]
+
+
+def write(folder, rows, share=1.0, now=1_000.0, keep_days=1.0, keep_bytes=1 << 30):
+    log = ExposureLog(folder, share, keep_days, keep_bytes, lambda: now)
+    for row in rows:
+        log.add(row)
+    log.close()
+    return log
+
+
+def test_answers_come_back_as_they_were_written(tmp_path):
+    write(tmp_path, [ANSWER])
+    [row] = read_exposures(tmp_path).to_pylist()
+    assert row == {
+        "request_id": "r0",
+        "time_ms": 1_000,
+        "user_id": 7,
+        "generation": 3,
+        "degraded": ["ranker"],
+        "experiment": "",
+        "arm": "",
+        "item_ids": [10, 11],
+        "scores": [0.5, None],
+        "teams": None,
+    }
+
+
+def test_a_share_of_the_requests_is_kept_whole(tmp_path):
+    rows = answers(2_000)
+    write(tmp_path / "a", rows, share=0.25)
+    kept = read_exposures(tmp_path / "a")["request_id"].to_pylist()
+    assert 400 < len(kept) < 600
+    write(tmp_path / "b", rows[::-1], share=0.25)
+    assert set(read_exposures(tmp_path / "b")["request_id"].to_pylist()) == set(kept)
+
+
+def test_old_files_and_files_beyond_the_size_go(tmp_path):
+    write(tmp_path, answers(10), now=0.0)
+    write(tmp_path, answers(20), now=50_000.0)
+    write(tmp_path, answers(30), now=100_000.0)
+    assert len(read_exposures(tmp_path)) == 50  # the first is older than a day
+    write(tmp_path, [], now=100_000.0, keep_bytes=exposure_files(tmp_path / "exposures")[-1].stat().st_size)
+    assert len(read_exposures(tmp_path)) == 30
+
+
+def test_what_cannot_be_written_waits(tmp_path):
+    (tmp_path / "exposures").write_text("a file where the folder should be")
+    log = ExposureLog(tmp_path, 1.0, 1.0, 1 << 30, lambda: 1_000.0)
+    log.add(ANSWER)
+    try:
+        log.flush()
+        failed = False
+    except OSError:
+        failed = True
+    assert failed
+    (tmp_path / "exposures").unlink()
+    log.close()
+    assert len(read_exposures(tmp_path)) == 1
+
+
+def test_an_erased_users_answers_become_nobodys(tmp_path):
+    write(tmp_path, answers(10))
+    assert count_exposures(tmp_path, 3) == 2
+    assert erase_exposures(tmp_path, 3) == 2
+    assert count_exposures(tmp_path, 3) == 0
+    table = read_exposures(tmp_path)
+    assert len(table) == 10
+    assert pc.sum(pc.is_null(table["user_id"])).as_py() == 2
+
+
+def test_without_a_log_nothing_is_found(tmp_path):
+    assert len(read_exposures(tmp_path)) == 0
+    assert count_exposures(tmp_path, 3) == erase_exposures(tmp_path, 3) == 0
