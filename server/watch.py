@@ -63,11 +63,11 @@ class Observer:
         """Return why the server must be started again; "" when it need not."""
         state, now_s = self._state, time.monotonic()
         if not processes.is_running(state.pid, state.tag):
-            return log.how_it_ended(state.log.read_text(errors="replace")) if state.log.exists() else "its process is gone"
+            return log.explain_end(state.log.read_text(errors="replace")) if state.log.exists() else "its process is gone"
         if now_s - self._scanned_s > SCAN_EVERY_S:
             self._members, self._scanned_s = processes.server_members(state.tag), now_s
         statuses = [_status_of(process) for process in self._members]
-        if psutil.STATUS_ZOMBIE in statuses and (lost := processes.lost_stubs(state.pid)):
+        if psutil.STATUS_ZOMBIE in statuses and (lost := processes.count_lost_stubs(state.pid)):
             return f"{lost} of its Python model process(es) died"
         if psutil.STATUS_STOPPED not in statuses:
             self._paused_since_s = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -79,7 +80,7 @@ def read_references(folder: Path) -> list[Reference]:
     """Return the references in a folder, none where it has no such file. Raises ArtifactError."""
     if not (folder / REFERENCES_FILE).is_file():
         return []
-    return [
-        Reference(**{name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()})
-        for entry in read_json(folder, REFERENCES_FILE)["features"]
-    ]
+    entries: list[dict[str, Any]] = read_json(folder, REFERENCES_FILE)["features"]
+    for entry in entries:
+        entry.update({name: tuple(value) for name, value in entry.items() if isinstance(value, list)})
+    return [Reference(**entry) for entry in entries]

@@ -7,6 +7,7 @@ from typing import Final, Literal
 
 COUNTER: Final = "counter"
 GAUGE: Final = "gauge"
+Kind = Literal["counter", "gauge"]
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,6 @@ class Measurement:
 
     name: str
     description: str
-    kind: Literal["counter", "gauge"]
+    kind: Kind
     labels: dict[str, str]
     value: float

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from serving.contract.artifacts import StageInfo, read_stage, stage_folder, stage_settings
-from serving.contract.measurements import COUNTER, GAUGE, Measurement
+from serving.contract.measurements import COUNTER, GAUGE, Kind, Measurement
 from serving.contract.tensors import OBSERVE, STAGES, UPSERT
 from serving.live.admission import ChangeAdmission, EventAdmission
 from serving.live.events import EventBatch, EventKind, EventKinds
@@ -133,7 +133,7 @@ class Observe(LiveModel):
             ("store_bytes", "Size of the live store's file", store.size_bytes()),
             ("archive_bytes", "Size of the log's older part", store.archive_bytes()),
         ):
-            kind = COUNTER if name.endswith("_total") else GAUGE
+            kind: Kind = COUNTER if name.endswith("_total") else GAUGE
             yield Measurement(f"recommender_live_{name}", description, kind, {}, float(value))
         counters = store.read_counters()
         for name, description in COUNTED.items():

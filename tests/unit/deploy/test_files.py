@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from serving.tables.updates.ring import UpdaterState
 
 from export.settings import read_settings
 from gateway.metrics import Metrics as GatewayMetrics
@@ -21,7 +22,6 @@ from serving.stages.live.models import COUNTED, STATED
 from serving.tables.measurements import measurements
 from serving.tables.metrics import Metrics as TablesMetrics
 from serving.tables.metrics import MissCounts, TableCounts, TableMetrics
-from serving.tables.updates.ring import UpdaterState
 from tests.contract import fake_backend
 from tests.monitoring import GPU_METRICS, PANELS, QUERIES, RULES, metric_names, named_metrics
 

@@ -235,6 +235,8 @@ def test_popular_items_are_those_of_the_context_where_it_has_some(gateway, repo)
         assert [item["id"] for item in door.recommend(user="7", **{"context.device": "tv"})["items"]] == first
     finally:
         path.write_text(before)
+
+
 def test_answers_are_logged_beside_the_live_store(gateway):
     door = gateway(exposure_share=1.0)
 
