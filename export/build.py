@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -172,12 +173,20 @@ def rehearse_and_seal(
     staging.seal(
         {
             "dataset": dataset.description.model_dump(mode="json"),
+            "log": describe_log(dataset),
             "settings": settings.model_dump(mode="json"),
             "versions": {name: metadata.version(name) for name in LIBRARIES},
             "reports": reports,
         }
     )
     return recorded
+
+
+def describe_log(dataset: Dataset) -> dict[str, Any]:
+    """Return how many events a log has, and the days of its first and last one, UTC."""
+    times_s = dataset.interactions["timestamp"].to_numpy()
+    days = (datetime.fromtimestamp(int(time_s), UTC).date().isoformat() for time_s in (times_s.min(), times_s.max()))
+    return {"events": len(times_s), **dict(zip(("first", "last"), days, strict=True))}
 
 
 def axes_of(features: Features, pipeline: PipelineSettings) -> Axes:

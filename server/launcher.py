@@ -21,6 +21,7 @@ from typing import Any, Literal, Self
 import psutil
 
 from repository.models import Model, check_backends, content_of, read_repository, refuse_unservable_path
+from repository.registry import record_act
 from server import gateway, generations, health, keys, live_helpers, log, processes, updaters
 from server.environment import RUN_DIR, backend_directory, find_wheel, server_env
 from server.health import held_versions
@@ -274,6 +275,8 @@ def clear_stale(run_dir: Path) -> list[ServerState]:
 def activate(state: ServerState, generation: int, run_dir: Path) -> int:
     """Move a running server and its updater to another generation. Return the previous one. Raises ServerError."""
     before = generations.activate(state.grpc_url, state.repo, generation)
+    if before != generation:
+        record_act(state.repo, "activated", generation, reason=f"in place of {before}")
     replace(state, content=content_of(state.repo), generation=generation, fault="").save(run_dir)
     live_helpers.follow(state, run_dir)
     updaters.follow(state, run_dir)

@@ -51,7 +51,7 @@ class DriftWindow:
             self._windows += 1
             self._rows = 0
         yield Measurement(
-            "recommender_drift_windows", "Windows of requests compared with the export's", COUNTER, {}, self._windows
+            "recommender_drift_windows_total", "Windows of requests compared with the export's", COUNTER, {}, self._windows
         )
         for reference, value in zip(self._references, self._psi, strict=False):
             labels = {"feature": reference.name}

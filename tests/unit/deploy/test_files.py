@@ -12,16 +12,18 @@ import sys
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
-from serving.tables.updates.ring import UpdaterState
 
 from export.settings import read_settings
 from gateway.metrics import Metrics as GatewayMetrics
+from serving.contract.distributions import Reference
+from serving.stages.features.drift import WINDOW_ROWS, DriftWindow
 from serving.stages.live.models import COUNTED, STATED
 from serving.tables.measurements import measurements
 from serving.tables.metrics import Metrics as TablesMetrics
-from serving.tables.metrics import MissCounts, TableCounts, TableMetrics
+from serving.tables.metrics import MissCounts, TableCounts, TableMetrics, UpdaterState
 from tests.contract import fake_backend
 from tests.monitoring import GPU_METRICS, PANELS, QUERIES, RULES, metric_names, named_metrics
 
@@ -60,7 +62,10 @@ def published_metrics() -> set[str]:
     gateway = metric_names(GatewayMetrics().page().decode())
     live = {f"recommender_live_{name}_total" for name in COUNTED}
     live |= {f"recommender_live_{name}" for name in (*STATED, "kafka_silent_seconds")}
-    return recorded | own | GPU_METRICS | gateway | live
+    window = DriftWindow([Reference("price", 100, (0.5, 0.5, 0.0), (0.0,))], categorical=0)
+    window.add(np.empty((WINDOW_ROWS, 0), np.int64), np.zeros((WINDOW_ROWS, 1), np.float32))
+    drift = {measured.name for measured in window.measurements()}
+    return recorded | own | GPU_METRICS | gateway | live | drift
 
 
 def test_the_recorded_metrics_are_those_of_the_code():

@@ -92,7 +92,7 @@ def test_every_answer_forbids_scripts_from_elsewhere(gateway):
     ("text", "said"),
     [
         ("host = '0.0.0.0'", "strangers reach, and no tokens are asked for"),
-        ("colour = 1", "colour: Extra inputs are not permitted. The keys are host, tokens,"),
+        ("colour = 1", "colour: Extra inputs are not permitted. The keys are host, "),
         ("body_bytes = 0", "body_bytes: Input should be greater than 0"),
         ("host", "cannot be read"),
     ],
@@ -105,4 +105,5 @@ def test_settings_that_cannot_be_are_refused(tmp_path, text, said):
 
 def test_tokens_are_looked_for_beside_the_settings(tmp_path):
     (tmp_path / "gateway.toml").write_text("host = '0.0.0.0'\ntokens = 'tokens.txt'")
+    (tmp_path / "tokens.txt").touch()
     assert read_settings(tmp_path / "gateway.toml") == GatewaySettings(host="0.0.0.0", tokens=tmp_path / "tokens.txt")

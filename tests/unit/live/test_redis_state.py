@@ -16,7 +16,6 @@ import pytest
 from live.archive import compact
 from live.consumer import EventConsumer
 from live.erase import erase_user
-from live.maintenance import DAY_MS
 from live.sharing import Sharer
 from serving.contract.errors import DependencyError, RecommenderError
 from serving.contract.tensors import OBSERVE, Degraded
@@ -217,7 +216,7 @@ def test_answers_of_one_machine_know_the_events_of_another_and_go_on_without_red
         before = answer(pipeline, [7])
         assert before["degraded"].tolist() == [[0]]
         bought = int(before["item_ids"][0, 0])
-        other.writer.append(purchase(7, bought, observe.now_ms() - DAY_MS))
+        other.writer.append(purchase(7, bought, observe.now_ms()))
         other.share_all()
         after = answer(pipeline, [7])
         assert bought not in after["item_ids"][0]

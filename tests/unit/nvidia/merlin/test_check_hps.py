@@ -156,7 +156,7 @@ class TestPsJson:
         (repository / "ps.json").write_text(json.dumps(load_json(repository / "ps.json") | {"volatile_db": redis}))
         (finding,) = check_repository(repository)
         assert (finding.level, finding.where) == ("warning", "ps.json")
-        assert "is a:7000,b:7000; HPS asks the first only" in finding.fact
+        assert "is a:7000,b:7000; HPS asks only the first node" in finding.fact
 
     def test_models_that_hps_would_load_as_well(self, repository):
         document = load_json(repository / "ps.json")

@@ -1,0 +1,106 @@
+"""python -m repository list | show | diff | tag | untag | record: which generations there are, and what was done with them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from repository.registry import diff_generations, list_generations, read_acts, read_manifest, record_act
+from serving.contract.errors import RecommenderError
+
+app = typer.Typer(help="The generations of a model repository.", no_args_is_help=True, add_completion=False)
+
+Repo = Annotated[Path, typer.Option(help="model repository")]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON, for machines")]
+Generation = Annotated[int, typer.Argument(help="number of the generation")]
+Reason = Annotated[str, typer.Option(help="why, for the record")]
+DEFAULT = Path("model_repository")
+
+
+@app.command("list")
+def list_command(repo: Repo = DEFAULT, as_json: AsJson = False) -> None:
+    """List the generations: which one answers, its data, its quality on validation requests, its tags."""
+    entries = list_generations(repo)
+    if as_json:
+        typer.echo(json.dumps([asdict(entry) for entry in entries]))
+        return
+    table = Table("generation", "published", "data", "events", "until", "NDCG@10", "Recall@20", "tags")
+    for entry in entries:
+        number = f"{entry.generation}{' (answers)' if entry.served else ''}"
+        quality = (f"{entry.quality[name]:.4f}" if name in entry.quality else "" for name in ("ndcg_at_10", "recall_at_20"))
+        events, until = entry.log.get("events"), entry.log.get("last", "")
+        count = "" if events is None else f"{events:,}"
+        table.add_row(number, moment(entry.published_s), entry.dataset, count, until, *quality, ", ".join(entry.tags))
+    Console().print(table)
+
+
+@app.command()
+def show(generation: Generation, repo: Repo = DEFAULT) -> None:
+    """Print a generation's manifest without its files, as JSON."""
+    manifest = read_manifest(repo, generation)
+    typer.echo(json.dumps({key: value for key, value in manifest.items() if key != "files"}, indent=2))
+
+
+@app.command()
+def diff(
+    one: Generation,
+    other: Annotated[int, typer.Argument(help="number of the other generation")],
+    repo: Repo = DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """List what differs between two generations: settings, data, versions and reports."""
+    differences = diff_generations(repo, one, other)
+    if as_json:
+        typer.echo(json.dumps(differences))
+        return
+    table = Table("key", f"generation {one}", f"generation {other}")
+    for key, (first, second) in differences.items():
+        table.add_row(key, str(first), str(second))
+    Console().print(table)
+
+
+@app.command()
+def tag(generation: Generation, name: str, repo: Repo = DEFAULT, reason: Reason = "") -> None:
+    """Give a generation a tag, such as `champion`. A tag that another generation has moves here."""
+    read_manifest(repo, generation)
+    record_act(repo, "tagged", generation, name, reason)
+
+
+@app.command()
+def untag(generation: Generation, name: str, repo: Repo = DEFAULT, reason: Reason = "") -> None:
+    """Take a tag away."""
+    record_act(repo, "untagged", generation, name, reason)
+
+
+@app.command()
+def record(repo: Repo = DEFAULT) -> None:
+    """Print what was done with the generations, oldest first."""
+    for act in read_acts(repo):
+        what = f" {act.tag!r}" if act.tag else ""
+        typer.echo(
+            f"{moment(act.time_s)}  {act.author}  {act.action}{what}: generation {act.generation}  {act.reason}".rstrip()
+        )
+
+
+def moment(time_s: int) -> str:
+    return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def main() -> None:
+    try:
+        app()
+    except RecommenderError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

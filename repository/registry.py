@@ -1,0 +1,123 @@
+"""What generations a repository holds, how two of them differ, and an append-only record of what was done with them.
+
+`<REPO>/registry.jsonl` has one line per act: when, who, what and why. Lines are only ever added; tritonserver ignores the file.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from repository.generations import published_generations
+from serving.contract.artifacts import MANIFEST_FILE, read_json, stage_folder
+from serving.contract.errors import ConfigError
+from serving.contract.generations import pinned_generation
+from serving.contract.tensors import ENSEMBLE
+
+RECORD_FILE = "registry.jsonl"
+NOT_COMPARED = ("files", "stages", "generation", "schema")  # of a manifest: they differ between any two generations
+
+
+@dataclass(frozen=True)
+class Act:
+    """One line of the record. action: "tagged", "untagged", "activated" or "rolled back"; tag: "" unless one was set."""
+
+    time_s: int
+    author: str
+    action: str
+    generation: int
+    tag: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A generation of a repository, for a list."""
+
+    generation: int
+    served: bool
+    published_s: int
+    dataset: str
+    log: dict[str, Any]
+    quality: dict[str, float]
+    tags: tuple[str, ...]
+
+
+def record_act(repo: Path, action: str, generation: int, tag: str = "", reason: str = "") -> Act:
+    """Append what was done, durable on return. The author is the user of this process."""
+    act = Act(int(time.time()), getpass.getuser(), action, generation, tag, reason)
+    with open(os.open(repo / RECORD_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), "a") as file:
+        file.write(json.dumps(asdict(act)) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    return act
+
+
+def read_acts(repo: Path) -> list[Act]:
+    """Return the record, oldest first. Raises ConfigError for a line that is none."""
+    path = repo / RECORD_FILE
+    if not path.is_file():
+        return []
+    acts = []
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        try:
+            acts.append(Act(**json.loads(line)))
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"{path}, line {number} is no record: {error}. Move the file away to start a new one.") from error
+    return acts
+
+
+def tags_of(acts: list[Act], generation: int) -> tuple[str, ...]:
+    """Return the tags that a generation has now. A tag belongs to one generation: setting it elsewhere moves it."""
+    holders: dict[str, int] = {}
+    for act in acts:
+        if act.action == "tagged":
+            holders[act.tag] = act.generation
+        elif act.action == "untagged":
+            holders.pop(act.tag, None)
+    return tuple(sorted(tag for tag, holder in holders.items() if holder == generation))
+
+
+def list_generations(repo: Path) -> list[Entry]:
+    """Return the published generations, oldest first. Raises ConfigError, ArtifactError."""
+    served, acts = pinned_generation(repo), read_acts(repo)
+    return [describe_generation(repo, generation, served, acts) for generation in published_generations(repo)]
+
+
+def describe_generation(repo: Path, generation: int, served: int, acts: list[Act]) -> Entry:
+    manifest = read_manifest(repo, generation)
+    published_s = int((stage_folder(repo, ENSEMBLE, generation) / MANIFEST_FILE).stat().st_mtime)
+    quality = manifest.get("reports", {}).get("validation", {}).get("ranker", {})
+    name = manifest.get("dataset", {}).get("name", "")
+    tags = tags_of(acts, generation)
+    return Entry(generation, generation == served, published_s, name, manifest.get("log", {}), quality, tags)
+
+
+def read_manifest(repo: Path, generation: int) -> dict[str, Any]:
+    """Return the manifest of a published generation. Raises ConfigError where it is not published, ArtifactError."""
+    published = published_generations(repo)
+    if generation not in published:
+        raise ConfigError(f"Generation {generation} is not in {repo}, which holds {list(published)}.")
+    return read_json(stage_folder(repo, ENSEMBLE, generation), MANIFEST_FILE)
+
+
+def diff_generations(repo: Path, one: int, other: int) -> dict[str, tuple[Any, Any]]:
+    """Return what differs between two manifests: key with dots -> (value of one, value of the other), None where absent."""
+    flat = [dict(_flatten(read_manifest(repo, generation))) for generation in (one, other)]
+    keys = sorted(flat[0].keys() | flat[1].keys())
+    return {key: (flat[0].get(key), flat[1].get(key)) for key in keys if flat[0].get(key) != flat[1].get(key)}
+
+
+def _flatten(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            if path or key not in NOT_COMPARED:
+                yield from _flatten(inner, f"{path}.{key}" if path else key)
+    else:
+        yield path, value

@@ -1,0 +1,74 @@
+"""The generations of a repository, what differs between them, and the record of what was done."""
+
+import json
+import shutil
+
+import pytest
+from typer.testing import CliRunner
+
+from repository.__main__ import app
+from repository.registry import RECORD_FILE, diff_generations, list_generations, read_acts, record_act
+from serving.contract.artifacts import MANIFEST_FILE
+from serving.contract.errors import ConfigError
+from serving.contract.tensors import ENSEMBLE, LIVE_MODELS, STAGES
+from tests.repositories import copy_small_repository
+
+
+@pytest.fixture
+def repo(tmp_path):
+    """Two generations, of which the second says that it was made with another seed."""
+    repo = copy_small_repository(tmp_path)
+    for model in (*STAGES, *LIVE_MODELS, ENSEMBLE):
+        shutil.copytree(repo / model / "1", repo / model / "2")
+    path = repo / ENSEMBLE / "2" / MANIFEST_FILE
+    manifest = json.loads(path.read_text())
+    manifest["settings"]["pipeline"]["seed"] = 7
+    path.chmod(0o644)
+    path.write_text(json.dumps(manifest))
+    return repo
+
+
+def run(repo, *words):
+    return CliRunner().invoke(app, [*words, "--repo", str(repo)], catch_exceptions=False)
+
+
+def test_generations_are_listed_with_what_answers_and_their_log(repo):
+    first, second = list_generations(repo)
+    assert (first.generation, first.served, second.generation, second.served) == (1, True, 2, False)
+    assert first.log["events"] > 0
+    assert first.log["first"] <= first.log["last"]
+    listed = json.loads(run(repo, "list", "--json").stdout)
+    assert [entry["generation"] for entry in listed] == [1, 2]
+
+
+def test_only_what_differs_is_shown(repo):
+    assert diff_generations(repo, 1, 2) == {"settings.pipeline.seed": (0, 7)}
+    assert diff_generations(repo, 1, 1) == {}
+    assert "settings.pipeline.seed" in run(repo, "diff", "1", "2").stdout
+    with pytest.raises(ConfigError, match=r"Generation 3 is not in .*\[1, 2\]"):
+        diff_generations(repo, 1, 3)
+
+
+def test_tags_move_and_the_record_keeps_every_act(repo):
+    for words in (("tag", "1", "champion"), ("tag", "2", "champion", "--reason", "sold more"), ("tag", "1", "safe")):
+        assert run(repo, *words).exit_code == 0
+    assert [entry.tags for entry in list_generations(repo)] == [("safe",), ("champion",)]
+    run(repo, "untag", "1", "safe")
+    assert [entry.tags for entry in list_generations(repo)] == [(), ("champion",)]
+    acts = read_acts(repo)
+    assert [(act.action, act.generation, act.tag, act.reason) for act in acts] == [
+        ("tagged", 1, "champion", ""),
+        ("tagged", 2, "champion", "sold more"),
+        ("tagged", 1, "safe", ""),
+        ("untagged", 1, "safe", ""),
+    ]
+    assert all(act.author for act in acts)
+    assert "sold more" in run(repo, "record").stdout
+
+
+def test_a_broken_record_is_named_by_its_line(repo):
+    record_act(repo, "activated", 2)
+    with (repo / RECORD_FILE).open("a") as file:
+        file.write("{broken\n")
+    with pytest.raises(ConfigError, match="line 2 is no record"):
+        read_acts(repo)
