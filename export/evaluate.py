@@ -1,9 +1,8 @@
 """`make eval`: measure quality stage by stage and through a real server, beside four baselines.
 
 The test set is the last 20 % of each user's events in time. The pipeline is exported from the rest, into a repository of its
-own, and
-served by a real tritonserver. Items that users already had are neither served nor counted. AUC is over the whole catalogue: a
-stage's list first, then the order of the stage before it.
+own, and served by a real tritonserver. Items that users already had are neither served nor counted. AUC is over the whole
+catalogue: a stage's list first, then the order of the stage before it.
 """
 
 from __future__ import annotations

@@ -8,9 +8,8 @@
         staging.publish(specs, serving, warmup)
 
 Until `recommend/config.pbtxt` is replaced (one rename), the repository serves the previous generation; a restart at any moment
-finds
-a valid repository. A crash leaves unreferenced version folders; the next publication takes a higher number and removes them.
-`python -m server activate` moves a running server to the new generation.
+finds a valid repository. A crash leaves unreferenced version folders; the next publication takes a higher number and removes
+them. `python -m server activate` moves a running server to the new generation.
 """
 
 from __future__ import annotations

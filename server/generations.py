@@ -6,11 +6,9 @@ Generation g is version g of every model. Two settings in the configs on disk se
     <step>/config.pbtxt         version_policy specific [g]
 
 A move from `old` to `new` has three steps. The steps of the ensemble load [old, new]; the ensemble is pinned to `new`
-(tritonserver
-swaps it atomically: a request runs through one ensemble or the other); when the old ensemble has answered its requests, the
-steps
-unload `old`. At every moment the configs on disk can be served after a restart. Where `recommend` is one model without steps,
-only the swap remains.
+(tritonserver swaps it atomically: a request runs through one ensemble or the other); when the old ensemble has answered its
+requests, the steps unload `old`. At every moment the configs on disk can be served after a restart. Where `recommend` is one
+model without steps, only the swap remains.
 
 Moves and publications take the lock of repository/lock.py, so that none sees half-written configs.
 

@@ -59,8 +59,7 @@ def available_bytes(cgroup: Path = CGROUP) -> int:
             continue
         fields = dict(line.split() for line in stat.splitlines())
         # Inactive file pages (an export has just written its arrays) are reclaimed before the limit applies; `docker stats`
-        # excludes
-        # them too.
+        # excludes them too.
         held = max(int(used) - int(fields.get(cache_field, 0)), 0)
         return machine if limit == "max" else min(machine, max(int(limit) - held, 0))
     return machine

@@ -1,9 +1,8 @@
 """Run the updaters of a server's tables, one for each served generation with an update source.
 
 A generation's tables name their update source (tables/levels.json). The updater runs the generation's published code, as its
-models
-do, because both share the layout of rows in memory. A supervisor restarts a crashed updater. Both carry the server's tag and
-end with the server.
+models do, because both share the layout of rows in memory. A supervisor restarts a crashed updater. Both carry the server's
+tag and end with the server.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Generate learnable data sets of any size from a seed, without files or network.
 
 The model: a user has a latent taste; items belong to departments (clusters of the same latent space) and have Zipf popularity.
-For
-each event four items are drawn by popularity from departments that the user likes; the user takes the one that best fits taste,
-season (every item has a time of the year) and, where the data set has one, context. Some events are followed by the item's
-companion, so that the order of a history carries information. Feature columns are noisy views of the latent factors.
+For each event four items are drawn by popularity from departments that the user likes; the user takes the one that best fits
+taste, season (every item has a time of the year) and, where the data set has one, context. Some events are followed by the
+item's companion, so that the order of a history carries information. Feature columns are noisy views of the latent factors.
 
     load_dataset("synthetic:small")      load_dataset("synthetic:users=10000,items=5000,events=200000,seed=7,context=1")
 """

@@ -3,9 +3,8 @@
     events sorted by (user, time)  ─▶  a moment is a position in that order: the user's events before it are the past
 
 A moment is either before a time (`before`: events of the same second, one basket, do not see each other) or before a row of
-the log
-(`before_rows`: earlier rows of the same basket are visible). Sums over the past are differences of running sums, and histories
-are windows, so nothing loops over events.
+the log (`before_rows`: earlier rows of the same basket are visible). Sums over the past are differences of running sums, and
+histories are windows, so nothing loops over events.
 """
 
 from __future__ import annotations

@@ -5,10 +5,9 @@ between (a log that was flushed, files that were compacted). Rows are then some 
 file has disappeared during it, and reads that overlap it are repeated too.
 
 A secondary keeps the rows of a log in memory, in front of all files, forever. If the writer flushes that log to a file before
-the
-secondary has read its last rows, older rows in memory hide newer ones in the file. The log may remain for other tables or for a
-moment, so its absence is no criterion. But the writer begins a new log first: a secondary that sees a new file, and whose
-newest log has changed since the last time, opens the database again.
+the secondary has read its last rows, older rows in memory hide newer ones in the file. The log may remain for other tables or
+for a moment, so its absence is no criterion. But the writer begins a new log first: a secondary that sees a new file, and
+whose newest log has changed since the last time, opens the database again.
 """
 
 from __future__ import annotations

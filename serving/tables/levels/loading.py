@@ -1,14 +1,12 @@
 """Fill L3 once, by the first process that opens it; replace damaged databases, and remove those of deleted generations.
 
 A machine has one database per generation of tables. Small files beside the rows record which tables are loaded, whether they
-were
-updated and where they came from (a generation's folder). Three locks: of the process that loads, of the one that writes, and
-one that every user shares.
+were updated and where they came from (a generation's folder). Three locks: of the process that loads, of the one that writes,
+and one that every user shares.
 
 A damaged database is moved to `<its name>.corrupt-<unix seconds>` and filled again by the first process that opens it while
-nobody
-writes it, provided that we created it and the exported tables hold every table. Its marks move with it, so the updater reads
-its topics from the beginning. A full or read-only disk is not damage, and nothing is moved.
+nobody writes it, provided that we created it and the exported tables hold every table. Its marks move with it, so the updater
+reads its topics from the beginning. A full or read-only disk is not damage, and nothing is moved.
 """
 
 from __future__ import annotations

@@ -20,19 +20,16 @@ BEGUN = b"begun"  # a field of the log's hash, beside the partitions
 FAR = np.iinfo(np.int64).max
 
 # Scripts make rows and offsets change atomically. KEYS: the two hashes of a partition. Machines share Redis, and each writes
-# the
-# whole log: an update that is older than the stored offset changes nothing.
+# the whole log: an update that is older than the stored offset changes nothing.
 #
 # BEGIN. ARGV: partitions of the log, each with this writer's offset. They count only where Redis has no offsets at all:
-# afterwards
-# a partition without an offset counts as unread.
+# afterwards a partition without an offset counts as unread.
 BEGIN = """
 if redis.call('HSETNX', KEYS[2], 'begun', 0) == 0 then return end
 for i = 1, #ARGV, 2 do redis.call('HSETNX', KEYS[2], ARGV[i], ARGV[i + 1]) end"""
 # UPDATE. ARGV: for each partition of the log its number, this writer's offset before and after these rows, the number of rows,
-# and
-# the rows. Returns how many partitions lack earlier rows, as after a failover or with an older snapshot; nothing of those is
-# written.
+# and the rows. Returns how many partitions lack earlier rows, as after a failover or with an older snapshot; nothing of those
+# is written.
 UPDATE = """
 local lacking, at, begun = 0, 1, redis.call('HEXISTS', KEYS[2], 'begun') == 1
 while at <= #ARGV do
@@ -52,10 +49,8 @@ SET = """
 local log, reached = tonumber(redis.call('HGET', KEYS[2], ARGV[1]) or 0), tonumber(ARGV[2])
 if reached == 0 or reached > log then redis.call('HSET', KEYS[2], ARGV[1], ARGV[2]) end"""
 # FILL. ARGV: the number of partitions that this machine's L3 has read, each with its offset; then the rows. A machine that is
-# behind
-# another writes nothing, because its rows may be stale. Where Redis has no offsets, an updater must first BEGIN, unless there
-# never
-# was an update.
+# behind another writes nothing, because its rows may be stale. Where Redis has no offsets, an updater must first BEGIN, unless
+# there never was an update.
 FILL = """
 local own, first, log = {}, 2 + 2 * tonumber(ARGV[1]), redis.call('HGETALL', KEYS[2])
 for i = 2, first - 1, 2 do own[ARGV[i]] = tonumber(ARGV[i + 1]) end

@@ -139,8 +139,7 @@ class SharedTable:
             return
         with self.slots.writing():  # atomically: whoever inserts an old row must see the new row or its ring entry
             # The ring shows rows before L2 does, while L2's old rows are hidden: an updater that dies in between leaves empty
-            # slots
-            # in L2, and the new rows are in the ring. Readers wait for these slots.
+            # slots in L2, and the new rows are in the ring. Readers wait for these slots.
             tell: Callable[[], None] = partial(self.ring.publish, rows.keys, stored)
             if len(rows) <= self.ring.most_staged:
                 self.ring.stage(rows.keys, stored)
