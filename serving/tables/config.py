@@ -10,9 +10,12 @@ import json
 import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from serving.contract.errors import ConfigError
 from serving.tables.formats.names import check_name
+
+T = TypeVar("T")
 
 EXACT = 1.1  # a hit-rate threshold above 1 waits for every miss
 
@@ -120,6 +123,31 @@ class LevelsConfig:
                 f"model {self.model}: updates of {', '.join(lacking)} would be lost on leaving L2. Expected RocksDB below, "
                 "to be written. Add `rocksdb` without read_only, or raise l2_rows to the tables' rows."
             )
+
+    @property
+    def database(self) -> RocksConfig:
+        """Settings of RocksDB. Raises ConfigError without them."""
+        return self._require("rocksdb", self.rocksdb)
+
+    @property
+    def cluster(self) -> RedisConfig:
+        """Settings of Redis. Raises ConfigError without them."""
+        return self._require("redis", self.redis)
+
+    @property
+    def update_source(self) -> UpdateConfig:
+        """Settings of the update source. Raises ConfigError without them."""
+        return self._require("updates", self.updates)
+
+    @property
+    def source_folder(self) -> Path:
+        """Folder of the exported tables. Raises ConfigError without one."""
+        return Path(self._require("source", self.source))
+
+    def _require(self, name: str, setting: T | None) -> T:
+        if setting is None:
+            raise ConfigError(f"model {self.model} has no `{name}`. Expected it for what was called. Add `{name}`.")
+        return setting
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), indent=2) + "\n")

@@ -40,7 +40,7 @@ def load_l3(config: LevelsConfig) -> None:
 
     Raises DependencyError when RocksDB cannot be opened or written, ArtifactError when the exported tables are broken.
     """
-    path = Path(config.rocksdb.path)
+    path = Path(config.database.path)
     mark = path / f"{config.model}-{LOADED_MARK}"
     if config.source is None or (wanted := names_in(Path(config.source), config.tables)) <= _names_in(mark):
         return
@@ -79,13 +79,13 @@ def open_l3(config: LevelsConfig, writable: bool = False) -> RocksStore:
         return _open(config, writable)
     except OSError as error:
         raise DependencyError(
-            f"RocksDB at {config.rocksdb.path} cannot be used: {error}. Expected a folder that can be read and, to load it or "
+            f"RocksDB at {config.database.path} cannot be used: {error}. Expected a folder that can be read and, to load it or "
             "to update its rows, written, by one process at a time. Check the disk, its free room and the permissions."
         ) from error
 
 
 def _open(config: LevelsConfig, writable: bool) -> RocksStore:
-    path, held = Path(config.rocksdb.path), ExitStack()
+    path, held = Path(config.database.path), ExitStack()
     try:
         users = enter(config)
         if users is not None:
@@ -106,7 +106,7 @@ def _open(config: LevelsConfig, writable: bool) -> RocksStore:
 def _store(config: LevelsConfig, writable: bool, held: ExitStack | None = None) -> RocksStore:
     complete = {table.name: table.rows for table in config.tables if table.dense} if _refillable(config) else None
     widths = {table.name: table.width for table in config.tables}
-    return RocksStore(config.rocksdb, config.model, widths, writable, held, complete)
+    return RocksStore(config.database, config.model, widths, writable, held, complete)
 
 
 def enter(config: LevelsConfig) -> IO[bytes] | None:
@@ -114,7 +114,7 @@ def enter(config: LevelsConfig) -> IO[bytes] | None:
 
     None on a read-only disk, where nobody removes anything.
     """
-    path = Path(config.rocksdb.path)
+    path = Path(config.database.path)
     try:
         users = _lock(path, USERS_FILE, fcntl.LOCK_SH)
     except OSError:
@@ -154,7 +154,7 @@ def _hold_lock(path: Path, name: str) -> Iterator[None]:
 # --- damage -----------------------------------------------------------------------------------------------------------------
 def _refillable(config: LevelsConfig) -> bool:
     """Return whether the exported tables can refill the database, and no other model has rows in it."""
-    path, own = Path(config.rocksdb.path), f"{config.model}-{LOADED_MARK}"
+    path, own = Path(config.database.path), f"{config.model}-{LOADED_MARK}"
     if config.source is None or not (path / f"{config.model}-{CREATED_MARK}").exists():
         return False
     others = {mark.name for mark in path.glob(f"*-{LOADED_MARK}")} - {own}
@@ -163,14 +163,14 @@ def _refillable(config: LevelsConfig) -> bool:
 
 
 def _marked_damaged(config: LevelsConfig) -> bool:
-    return (Path(config.rocksdb.path) / DAMAGED_MARK).exists()
+    return (Path(config.database.path) / DAMAGED_MARK).exists()
 
 
 def _put_aside(config: LevelsConfig) -> bool:
     """Move a damaged database aside. Return False when a live process writes it, or no tables can refill it."""
-    path = Path(config.rocksdb.path)
+    path = Path(config.database.path)
     try:
-        Source(Path(config.source), config.tables).close()
+        Source(config.source_folder, config.tables).close()
     except (ArtifactError, FileNotFoundError):
         return False
     with _hold_lock(path, f"{config.model}-loading.lock"), open(path / WRITER_FILE, "ab") as writer:
@@ -205,17 +205,17 @@ def remove_forsaken(root: Path) -> None:
 
 def mark_updated(config: LevelsConfig) -> None:
     """Record that RocksDB may now differ from `config.source`."""
-    (Path(config.rocksdb.path) / f"{config.model}-{UPDATED_MARK}").touch()
+    (Path(config.database.path) / f"{config.model}-{UPDATED_MARK}").touch()
 
 
 def never_updated(config: LevelsConfig) -> bool:
     """Return whether RocksDB does not exist yet or has had no updates."""
-    return not (Path(config.rocksdb.path) / f"{config.model}-{UPDATED_MARK}").exists()
+    return not (Path(config.database.path) / f"{config.model}-{UPDATED_MARK}").exists()
 
 
 def as_exported(config: LevelsConfig) -> bool:
     """Return whether RocksDB equals `config.source`, from which large parts of a table are read faster."""
-    loaded = _names_in(Path(config.rocksdb.path) / f"{config.model}-{LOADED_MARK}")
+    loaded = _names_in(Path(config.database.path) / f"{config.model}-{LOADED_MARK}")
     return config.source is not None and names_in(Path(config.source), config.tables) <= loaded and never_updated(config)
 
 

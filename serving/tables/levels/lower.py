@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from serving.contract.errors import DependencyError
 from serving.tables.config import LevelsConfig
 from serving.tables.levels.level import Level, Store
 from serving.tables.store.memory import SharedFolder
-from serving.tables.store.ring import STORED, UNKNOWN
+from serving.tables.store.ring import STORED, UNKNOWN, UpdateRing
 from serving.tables.store.row_formats import RowCodec
 from serving.tables.store.table import LeveledTable, open_shared, shared_root
 
@@ -103,7 +102,7 @@ class LowerLevels:
     def _open_redis(self) -> Store:
         from serving.tables.levels.redis_store import RedisStore
 
-        return RedisStore(self.config.redis, self.config.model, self._widths)
+        return RedisStore(self.config.cluster, self.config.model, self._widths)
 
     def _open_rocksdb(self) -> Store:
         from serving.tables.levels.loading import open_l3
@@ -123,11 +122,13 @@ class LowerLevels:
     def _open_source(self) -> Store:
         from serving.tables.levels.source import Source
 
-        return Source(Path(self.config.source), self.config.tables)
+        return Source(self.config.source_folder, self.config.tables)
 
     def check(self) -> bool:
         """Return whether L3 is open and unchanged since it was opened; otherwise it is reopened."""
-        if self.l3.breaker.last_error is not None:  # only a read can tell: a successful check says nothing about rows
+        if (
+            self.l3 is None or self.l3.breaker.last_error is not None
+        ):  # only a read can tell: a successful check says nothing about rows
             return False
         return self.l3.use(lambda store: (store.check(), True))[1]
 
@@ -158,7 +159,8 @@ class LowerLevels:
 
         fetched = {name: self._nothing_yet(name, keys)}  # before the mark is read, so that later updates are noticed
         opened = self.config.rocksdb is not None and self.check()  # opening fills an empty database
-        if not opened or not as_exported(self.config) or not self.check():  # again: the marks may belong to a new database
+        # the second check: the marks may belong to a new database
+        if self.source is None or not opened or not as_exported(self.config) or not self.check():
             return self.fetch({name: keys})[0]
         self._from_memory(fetched)
         self._from_store(self.source, fetched, IN_L3)
@@ -174,17 +176,17 @@ class LowerLevels:
         """Read from shared memory: L2, and updates that a store lacks."""
         for name, rows in fetched.items():
             table = self.tables[name]
-            if table.l1 is not None and table.shared.slots is not None:  # without L1, L2 is the first level
-                vectors, missing = table.read_l2(rows.keys)
+            slots = None if table.shared is None else table.shared.slots
+            if table.l1 is not None and slots is not None:  # without L1, L2 is the first level
+                vectors, missing = slots.read(np.ascontiguousarray(rows.keys, np.int64))
                 found = slice(None) if missing is None else ~missing
                 rows.vectors[found], rows.level[found] = vectors[found], IN_L2
                 rows.lacking = rows.lacking[:0] if missing is None else np.flatnonzero(missing)
             if table.shared is not None and table.shared.ring.stored != table.shared.ring.head:
-                self._from_ring(table, rows)
+                self._from_ring(table.shared.ring, table.codec, rows)
         return self.shared.store is not None
 
-    def _from_ring(self, table: LeveledTable, rows: Fetched) -> None:
-        ring = table.shared.ring
+    def _from_ring(self, ring: UpdateRing, codec: RowCodec, rows: Fetched) -> None:
         recent = ring.read_since(ring.stored)
         if recent is None:
             rows.trusted = False
@@ -194,7 +196,7 @@ class LowerLevels:
         at = np.minimum(np.searchsorted(keys, asked), max(len(keys) - 1, 0))
         there = keys[at] == asked if len(keys) else np.zeros(len(asked), bool)
         found, rows.lacking = rows.lacking[there], rows.lacking[~there]
-        rows.vectors[found], rows.level[found] = table.codec.decode(stored[at[there]]), IN_L2
+        rows.vectors[found], rows.level[found] = codec.decode(stored[at[there]]), IN_L2
 
     def _from_l3(self, fetched: dict[str, Fetched]) -> bool:
         if self.l3 is None:
@@ -239,7 +241,7 @@ class LowerLevels:
         stored = self._stored()
         if self.shared.store is not None and stored == self._caught_up:
             return True
-        _, caught_up = self.l3.use(lambda store: (store.catch_up(), True))
+        _, caught_up = (None, True) if self.l3 is None else self.l3.use(lambda store: (store.catch_up(), True))
         if caught_up:
             self._caught_up = stored
         return caught_up
@@ -255,8 +257,8 @@ class LowerLevels:
         shared = self.tables[name].shared
         if not len(at):
             return True
-        if self.redis is None:
-            if shared is not None and shared.slots is not None:
+        if self.redis is None or self.l3 is None:
+            if shared is not None:
                 shared.promote(rows.keys[at], rows.exact[at], rows.position)
             return True
         reached, known = self.l3.use(lambda store: (store.read_offsets(name), True))  # before the ring is read

@@ -112,7 +112,8 @@ class SharedTable:
         base = block.view[ring.nbytes :]
         self.slots: CompleteTable | CachedTable | None = None
         if config.complete:
-            self.slots = CompleteTable(block, slots, self.codec, base, side_by_side.rows_of(config.name))
+            rows = None if side_by_side is None else side_by_side.rows_of(config.name)
+            self.slots = CompleteTable(block, slots, self.codec, base, rows)
         elif has_l2:
             self.slots = CachedTable(block, slots, self.codec, base)
 
@@ -123,9 +124,11 @@ class SharedTable:
 
     def promote(self, keys: np.ndarray, vectors: np.ndarray, position: int) -> None:
         """Insert rows, float32 [N, D], read below L2, unless they were updated after ring position `position`."""
-        with self.slots.writing():
+        if (slots := self.slots) is None:
+            return
+        with slots.writing():
             fresh = ~self.ring.changed(keys, position)
-            self.slots.insert(keys[fresh], self.codec.encode(vectors[fresh]))
+            slots.insert(keys[fresh], self.codec.encode(vectors[fresh]))
 
     def update(self, batch: Batch) -> None:
         """Write the rows of the log that are new to L2 and the ring, which every L1 follows."""
@@ -239,10 +242,6 @@ class LeveledTable:
         l1_hits, l2_hits = (self.found, 0) if self.config.l1_rows else (0, self.found)
         l2_hits += self.counts.l2_hits + at_once
         return replace(self.counts, rows=self.found + self.lacked + at_once, l1_hits=l1_hits, l2_hits=l2_hits)
-
-    def read_l2(self, keys: np.ndarray, out: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray | None]:
-        """Read L2 in shared memory."""
-        return self.shared.slots.read(np.ascontiguousarray(keys, np.int64), out)
 
     @property
     def ring_head(self) -> int:

@@ -29,14 +29,18 @@ DRAINED_ROWS = 8_192  # of a backlog, at a time
 class Backlog:
     """One store's writes: written through while it is up; while it is down, the last row of each key waits.
 
-    adopt: called with each store that `level` opens, before its use; lost: called with a store that has lost data, to correct
-    `reached` and `lose` the backlog
+    adopt: called with this backlog and each store that `level` opens, before its use; lost: called with both when the store
+    has lost data, to correct `reached` and `lose` the backlog
     reached: by table, the offsets up to which the store has everything, int64 [PARTITIONS]
     lost_rows: the store has lost data and accepts nothing before `restart`
     """
 
     def __init__(
-        self, level: Level, tables: Iterable[str], adopt: Callable[[Any], None], lost: Callable[[Any], None] = lambda _: None
+        self,
+        level: Level,
+        tables: Iterable[str],
+        adopt: Callable[[Backlog, Any], None],
+        lost: Callable[[Backlog, Any], None] = lambda *_: None,
     ) -> None:
         self.level, self._adopt, self._lost = level, adopt, lost
         self._adopted: RocksStore | RedisStore | None = None
@@ -78,7 +82,7 @@ class Backlog:
             store.set_log(table, partition, reached)
             del self._to_set[table, partition]
         if store is not self._adopted:
-            self._adopt(store)
+            self._adopt(self, store)
             self._adopted = store
 
     def write(self, table: str, batch: Batch) -> None:
@@ -114,7 +118,7 @@ class Backlog:
             return None, False
         lacking = store.update(table, batch, self.reached[table])
         if lacking:
-            self._lost(store)
+            self._lost(self, store)
         return None, not lacking
 
     def has(self, table: str, reached: np.ndarray) -> bool:
@@ -146,58 +150,59 @@ class Applier:
         self._folder = SharedFolder(shared_root(config), config.arena)
         self.path = self._folder.path
         self.shared = open_shared(self.path, config.tables)
-        self.rocksdb = self.redis = None
+        self.rocksdb: Backlog | None = None
+        self.redis: Backlog | None = None
         if config.rocksdb and not config.rocksdb.read_only:
             rocksdb = Level("rocksdb", lambda: open_l3(config, writable=True))
             self.rocksdb = Backlog(rocksdb, self.shared, self._adopt_rocksdb)
         if config.redis:
-            redis = Level("redis", lambda: RedisStore(config.redis, config.model, self._widths))
+            redis = Level("redis", lambda: RedisStore(config.cluster, config.model, self._widths))
             self.redis = Backlog(redis, self.shared, self._adopt_redis, self._redis_lost)
         self._stores = [store for store in (self.rocksdb, self.redis) if store is not None]
 
-    def _adopt_rocksdb(self, store: RocksStore) -> None:
-        """Compare its offsets with those that it had, in this process and before."""
+    def _adopt_rocksdb(self, backlog: Backlog, store: RocksStore) -> None:
+        """Compare the store's offsets with those that it had, in this process and before."""
         mark_updated(self._config)
         for table, shared in self.shared.items():
             ring, theirs = shared.ring, store.read_offsets(table)
             new = ring.begun == 0  # nothing was published since this memory was created: it was filled from RocksDB
             ring.begun[new], ring.reached[new], ring.stored_reached[new] = theirs[new], theirs[new], theirs[new]
-            if (theirs < np.maximum(self.rocksdb.reached[table], ring.stored_reached)).any():
+            if (theirs < np.maximum(backlog.reached[table], ring.stored_reached)).any():
                 ring.set(STORED, UNKNOWN)
-            if (theirs < self.rocksdb.reached[table]).any():
-                self.rocksdb.lose()
-            self.rocksdb.reached[table] = theirs
+            if (theirs < backlog.reached[table]).any():
+                backlog.lose()
+            backlog.reached[table] = theirs
 
-    def _redis_lost(self, store: RedisStore) -> None:
+    def _redis_lost(self, backlog: Backlog, store: RedisStore) -> None:
         """Invalidate what readers have read and cached from a Redis that lost data."""
         # before anything is changed, because Redis may go away
         every = {table: store.read_offsets(table) for table in self.shared}
         for table, theirs in every.items():
-            ring, reached = self.shared[table].ring, self.redis.reached[table]
+            ring, reached = self.shared[table].ring, backlog.reached[table]
             np.minimum(reached, theirs, out=reached)
             np.minimum(ring.stored_reached, theirs, out=ring.stored_reached)
             ring.set(STORED, UNKNOWN)
             ring.lap()
-        self.redis.lose()
+        backlog.lose()
 
-    def _adopt_redis(self, store: RedisStore) -> None:
-        for table, reached in self.redis.reached.items():
+    def _adopt_redis(self, backlog: Backlog, store: RedisStore) -> None:
+        for table, reached in backlog.reached.items():
             store.begin(table, reached)
 
     def look_at_redis(self) -> None:
         """Check whether Redis lost writes. Where it is empty, store the offsets; otherwise no instance could fill it before
         the next update."""
-        if self.redis is not None and not self.redis.lost_rows:
-            self.redis.open(self._compare_redis)
+        if (backlog := self.redis) is not None and not backlog.lost_rows:
+            backlog.open(lambda store: self._compare_redis(backlog, store))
 
-    def _compare_redis(self, store: RedisStore) -> None:
+    def _compare_redis(self, backlog: Backlog, store: RedisStore) -> None:
         for table, shared in self.shared.items():
-            had = np.maximum(self.redis.reached[table], shared.ring.stored_reached)  # of this process and its predecessors
+            had = np.maximum(backlog.reached[table], shared.ring.stored_reached)  # of this process and its predecessors
             # messages without rows advance no offset
             if (store.read_offsets(table) < np.minimum(had, shared.ring.begun)).any():
-                self._redis_lost(store)
+                self._redis_lost(backlog, store)
                 return
-        self._adopt_redis(store)
+        self._adopt_redis(backlog, store)
 
     @property
     def lost_rows(self) -> bool:

@@ -13,6 +13,7 @@ import os
 import socket
 import threading
 import time
+from typing import cast
 
 import numpy as np
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -39,13 +40,22 @@ def yield_to_requests() -> None:
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
+def place_of(message: Message) -> tuple[str, int]:
+    """Return the topic and the partition, which every consumed message has."""
+    return cast(str, message.topic()), cast(int, message.partition())
+
+
+def offset_of(message: Message) -> int:
+    return cast(int, message.offset())
+
+
 class Updater:
     """Consumes update messages of one model and applies them. `run` waits until no other updater runs on the machine."""
 
     def __init__(self, config: LevelsConfig) -> None:
-        self._config, self._updates = config, config.updates
+        self._config, self._updates = config, config.update_source
         self.applier = Applier(config)
-        self._consumer: Consumer | None = None
+        self._consumer: Consumer  # of `run`
         self._assigned: set[TopicPartition] = set()
         self._assigned_at_s = -TOPICS_EVERY_S
         self._collected_at_s = 0.0
@@ -195,10 +205,10 @@ class Updater:
             else:
                 self._see(message)
                 self._held.append(message)
-        last = {(message.topic(), message.partition()): message.offset() for message in self._held}
+        last = {place_of(message): offset_of(message) for message in self._held}
         whole = {place: self._is_whole(*place, offset) for place, offset in last.items()}
-        ready = [message for message in self._held if whole[message.topic(), message.partition()]]
-        self._held = [message for message in self._held if not whole[message.topic(), message.partition()]]
+        ready = [message for message in self._held if whole[place_of(message)]]
+        self._held = [message for message in self._held if not whole[place_of(message)]]
         return ready
 
     def _is_whole(self, name: str, partition: int, offset: int) -> bool:
@@ -208,12 +218,12 @@ class Updater:
 
     def _see(self, message: Message) -> None:
         """Track offsets, which fall only when the topic was created again."""
-        place = message.topic(), message.partition()
-        if message.offset() < self._seen.get(place, 0):
+        place, offset = place_of(message), offset_of(message)
+        if offset < self._seen.get(place, 0):
             log.warning("%s [%d] starts anew: it was made again", *place)
             self.applier.forget_log(self._tables[place[0]], place[1])
-            self._held = [held for held in self._held if (held.topic(), held.partition()) != place]  # of the old topic
-        self._seen[place] = message.offset()
+            self._held = [held for held in self._held if place_of(held) != place]  # of the old topic
+        self._seen[place] = offset
 
     def _collect(self) -> list[Message]:
         """Return the messages since the last batch, collected until COLLECT_S after it; none after a poll timeout."""
@@ -228,7 +238,7 @@ class Updater:
         """Apply whole messages, table by table, and tell how old the oldest of each is."""
         of_table: dict[str, list[Message]] = {}
         for message in messages:
-            of_table.setdefault(self._tables[message.topic()], []).append(message)
+            of_table.setdefault(self._tables[place_of(message)[0]], []).append(message)
         for table, parts in of_table.items():
             self.apply_table(table, parts)
             sent_ms = min(message.timestamp()[1] for message in parts)
