@@ -82,7 +82,7 @@ def with_rows(table: pd.DataFrame, key: str, ids: Iterable[int]) -> pd.DataFrame
     is_new = np.isin(merged[key], new)
     for name in [name for name, dtype in table.dtypes.items() if dtype.kind == "O"]:
         is_list = len(table) > 0 and isinstance(table[name].iloc[0], list)
-        missing = [[] if is_list else None] * len(merged)
+        missing: list[Any] = [[] if is_list else None] * len(merged)
         merged[name] = pd.Series(
             [other if absent else value for value, other, absent in zip(merged[name], missing, is_new, strict=True)],
             dtype=object,

@@ -202,7 +202,8 @@ class Settings(_Section):
         common = {key: value for key, value in self.serving.items() if key not in names}
         base = serving_from(Serving(), common, "serving")
         defaults = dict.fromkeys(names, base) | dict.fromkeys(LIVE_MODELS, Serving(max_batch_size=EVENTS_AT_ONCE))
-        defaults[ENSEMBLE] = replace(base, **{key: value for key, value in FUSED.items() if key not in common})
+        fused: dict[str, Any] = {key: value for key, value in FUSED.items() if key not in common}
+        defaults[ENSEMBLE] = replace(base, **fused)
         return {
             name: serving_from(default, self.serving.get(name, {}), f"serving.{name}") for name, default in defaults.items()
         }
@@ -220,7 +221,7 @@ def serving_from(base: Serving, changes: dict[str, Any], section: str) -> Servin
             good = type(value) is type(allowed[key]) and value >= 0
         if not good:
             raise ConfigError(f"[{section}] {key} is {value!r}. Expected something like {allowed[key]!r}.")
-    typed = {key: tuple(value) if isinstance(value, list) else value for key, value in changes.items()}
+    typed: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in changes.items()}
     changed = replace(base, **typed)
     if min(changed.instances, changed.max_batch_size) < 1:
         raise ConfigError(f"[{section}] instances and max_batch_size must be at least 1, got {changed}.")

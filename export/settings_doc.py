@@ -37,8 +37,8 @@ def write_settings_doc(path: Path = DOCUMENT) -> None:
 
 def settings_doc() -> str:
     """Return the whole document."""
-    sections = {name: CLASSES.get(name, field.annotation) for name, field in Settings.model_fields.items()}
-    return "\n".join([HEAD, *(section_doc(name, cls) for name, cls in sections.items())])
+    sections = {name: CLASSES.get(name) or field.annotation for name, field in Settings.model_fields.items()}
+    return "\n".join([HEAD, *(section_doc(name, cls) for name, cls in sections.items() if isinstance(cls, type))])
 
 
 def section_doc(name: str, cls: type) -> str:
@@ -59,8 +59,8 @@ def comments_of(cls: type) -> dict[str, str]:
     source = textwrap.dedent(inspect.getsource(cls))
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     by_line = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
-    fields = [node for node in ast.parse(source).body[0].body if isinstance(node, ast.AnnAssign)]
-    lines = {node.target.id: range(node.lineno, node.end_lineno + 1) for node in fields}
+    fields = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.AnnAssign)]
+    lines = {ast.unparse(node.target): range(node.lineno, (node.end_lineno or node.lineno) + 1) for node in fields}
     return {name: by_line[line] for name, own in lines.items() for line in own if line in by_line}
 
 

@@ -54,7 +54,9 @@ def shapes_of(features: Features, width: int, cold: ColdRows | None = None) -> d
             rows[f"item_{slot}"] = n_rows
         else:
             pooled[f"item_{slot}"] = (len(own), width)  # lists become one row per item
-    first_cold = {name: n_rows if cold is None else cold.first(n_rows) for name, n_rows in rows.items()}
+    if cold is None:
+        return {name: (n_rows, width) for name, n_rows in rows.items()} | pooled
+    first_cold = {name: cold.first(n_rows) for name, n_rows in rows.items()}
     hot = {name: (first, width) for name, first in first_cold.items()}
     rest = {cold_table(name): (rows[name] - first, cold.width) for name, first in first_cold.items() if first < rows[name]}
     return hot | pooled | rest
@@ -111,7 +113,7 @@ def write_tables(folder: Path, settings: TableSettings, instances: int, samples:
     Raises ConfigError when the tables do not fit the budgets, DataError when a row format cannot hold a value.
     """
     arrays = {path.stem: open_array(folder, path.stem) for path in sorted(folder.glob("*.npy"))}
-    shapes = {name: array.shape for name, array in arrays.items()}
+    shapes = {name: (len(array), array.shape[1]) for name, array in arrays.items()}
     digest = digest_of(folder, arrays)
     description, plan = plan_tables(settings, shapes, instances, samples, f"{MODEL}-{digest}")
     write_ps_json(folder / PS_FILE, description, plan)
@@ -139,8 +141,8 @@ def check_tables(folder: Path) -> list[Finding]:
     if replace(written, tables=plain, source=".", rocksdb=None) != replace(said, rocksdb=None):
         fact = f"says something else than {PS_FILE}"
         found.append(Finding("error", CONFIG_FILE, fact, "Expected the same tables and levels."))
-    if written.updates and Path(tempfile.gettempdir()) in Path(written.rocksdb.path).parents:
-        fact = f"keeps updates in {written.rocksdb.path}, which may not outlive a reboot"
+    if written.updates and Path(tempfile.gettempdir()) in Path(written.database.path).parents:
+        fact = f"keeps updates in {written.database.path}, which may not outlive a reboot"
         found.append(Finding("warning", CONFIG_FILE, fact, "Set [tables] state."))
     return found
 

@@ -105,8 +105,8 @@ def ensemble_faults(config: pb.ModelConfig, configs: dict[str, pb.ModelConfig], 
         )
         for tensor, source in step.input_map.items():
             if not can_connect(known.get(source), inputs.get(tensor)):
-                both = " meets ".join(in_words(side) for side in (known.get(source), inputs.get(tensor)))
-                yield f"Edge {source} -> {model.name}.{tensor}: {both}"
+                ends = " meets ".join(in_words(side) for side in (known.get(source), inputs.get(tensor)))
+                yield f"Edge {source} -> {model.name}.{tensor}: {ends}"
         known |= {target: outputs.get(tensor) for tensor, target in step.output_map.items()}
 
 

@@ -35,7 +35,7 @@ def table_name(tables: dict[str, np.ndarray]) -> str:
     digest = hashlib.sha256()
     for name, table in tables.items():
         digest.update(f"{name} {table.shape} ".encode())
-        digest.update(np.ascontiguousarray(table, "<f4"))
+        digest.update(np.ascontiguousarray(table, "<f4").data)
     return f"rank-{digest.hexdigest()[:12]}"
 
 

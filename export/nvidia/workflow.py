@@ -75,9 +75,9 @@ def with_batch_axis(config: pb.ModelConfig, generation: int, serving: Serving) -
 
 def columns_of(config: pb.ModelConfig, plan: Plan) -> WorkflowColumns:
     """Return the workflow's inputs and outputs. plan: the compiled one, which has the order and the rows of the contract."""
-    types = ({tensor.name: DTYPE[tensor.data_type] for tensor in side} for side in (config.input, config.output))
+    raw, encoded = ({tensor.name: DTYPE[tensor.data_type] for tensor in side} for side in (config.input, config.output))
     first_rows = {column.name: 0 if column.kind in VOCABULARIES else FIRST_ROW for column in plan.categorical}
-    return WorkflowColumns(*types, first_rows, tuple(column.name for column in plan.continuous))
+    return WorkflowColumns(raw, encoded, first_rows, tuple(column.name for column in plan.continuous))
 
 
 def workflow_run(version: Path) -> Callable[[Arrays], Arrays]:

@@ -30,6 +30,7 @@ from repository.models import write_config
 from repository.publish import forbid_caches, write_warmup
 from repository.recorded import RECORDED_FILE, read_recorded
 from serving.contract.artifacts import MANIFEST_FILE, open_array, read_json, sha256_of, write_manifest
+from serving.contract.errors import ConfigError
 from serving.contract.tensors import ANY_GENERATION, ENSEMBLE, ModelSpec, ensemble_spec, new_lineage
 from serving.stages.features.encode import Plan
 from serving.stages.parts.gpu_index import SCRATCH_BYTES
@@ -125,6 +126,8 @@ class Writer:
         from export.nvidia.workflow import columns_of, write_workflow_model  # imported late: NVTabular takes seconds
 
         version = self.version(PREPROCESS_WORKFLOW)
+        if self.source.workflow is None:
+            raise ConfigError("NVTabular's workflow was not kept. Expected its folder. Export from the data set.")
         config = write_workflow_model(self.source.workflow, version, self.serving["preprocess"])
         self.columns = columns_of(config, Plan.load(self.source.folders["preprocess"] / "plan"))
         self.specs |= preprocess_specs(self.source.info["preprocess"], self.columns)

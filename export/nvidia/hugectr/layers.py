@@ -23,7 +23,7 @@ class Layer:
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self.weight.shape
+        return len(self.weight), self.weight.shape[1]
 
 
 @dataclass(frozen=True)

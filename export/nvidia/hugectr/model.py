@@ -80,7 +80,7 @@ def _check_tables(
                 f"table {slot} is {list(table.shape)}. Expected [rows, {width}], the width of the bottom MLP. "
                 "HugeCTR's Interaction takes rows of one width: train all tables with it."
             )
-        if slot not in keys_per_slot or np.shape(use_counts.get(slot)) != (len(table),):
+        if slot not in keys_per_slot or len(use_counts.get(slot, ())) != len(table):
             raise ExportError(
                 f"slot {slot} lacks its keys per sample or its {len(table)} use counts. Expected both for every table. "
                 "Pass keys_per_slot and use_counts of the same slots."

@@ -39,8 +39,8 @@ def beyond(got: Arrays, expected: Arrays, tolerance: float) -> np.ndarray:
     """Return bool [R]: a score differs by more than `tolerance`, or an item's exact score by twice that from its place's."""
     return np.array(
         [
-            _beyond(*(answers[name][row] for answers in (got, expected) for name in ("item_ids", "scores")), tolerance)
-            for row in range(len(got["item_ids"]))
+            _beyond(*row, tolerance)
+            for row in zip(got["item_ids"], got["scores"], expected["item_ids"], expected["scores"], strict=True)
         ],
         bool,
     )

@@ -50,7 +50,9 @@ def lower_networks(folders: Mapping[str, Path], precision: str, report: Callable
     source = {stage: onnx.load(str(folders[stage] / f"{NETWORKS[stage]}.onnx")) for stage in LOWERED_STAGES}
     if precision == "fp32":
         return {stage: Lowered(model, precision) for stage, model in source.items()}
-    trial, found, sessions = Trial(folders), {}, {}
+    trial = Trial(folders)
+    found: dict[str, Lowered] = {}
+    sessions: dict[str, Any] = {}
     for stage, model in source.items():
         found[stage] = lower_network(tidy(model), stage, precision, trial, sessions)
         sessions[stage] = faithful_session(found[stage].model)

@@ -176,7 +176,7 @@ def graph_faults(config: pb.ModelConfig, profiles: list[dict]) -> Iterator[str]:
 
 def within(dims: list[int], span: list[list[int]] | None) -> bool:
     return (
-        bool(span)
+        span is not None
         and len(dims) == len(span[0])
         and all(low <= size <= high for size, low, high in zip(dims, span[0], span[2], strict=True))
     )

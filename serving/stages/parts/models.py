@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -237,7 +238,7 @@ class RerankRules(StagePart):
         return self.outputs.serve(inputs, self.lists.pick(inputs), inputs["correction"])
 
 
-PART_TYPES = {
+PART_TYPES: dict[str, Any] = {
     PREPROCESS_FEATURES: PreprocessFeatures,
     PREPROCESS_TENSORS: PreprocessTensors,
     RETRIEVE_FEATURES: RetrieveFeatures,
