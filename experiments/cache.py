@@ -277,7 +277,7 @@ def main(
     rounds: Annotated[int, typer.Option(min=1)] = 5,
     results: ResultsFolder = RESULTS,
 ) -> None:
-    """Hit rates by ttl, what warming brings, and the time that caches save. Exit code 1 when an answer differs."""
+    """Measure hit rates by ttl, the effect of warming, and the time that caches save. Exit code 1 when an answer differs."""
     machine, say = read_machine(), Console(stderr=True).print
     read_repository(repo)
     stretch = read_stretch(data, lines)

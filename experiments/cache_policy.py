@@ -97,7 +97,7 @@ def main(
     logs: Annotated[str, typer.Option(help="comma list of bundled data sets; empty for none")] = "online-retail",
     results: ResultsFolder = RESULTS,
 ) -> None:
-    """Hit rates of the tables' cache policy, of LRU and of the best fixed set of rows."""
+    """Measure hit rates of the tables' cache policy, of LRU and of the best fixed set of rows."""
     machine = read_machine()
     figures = measure(rows, keys, [name for name in logs.split(",") if name], np.random.default_rng(0))
     title, command = "Hit rates of the tables' cache policy", f"python -m experiments.cache_policy --logs {logs}"

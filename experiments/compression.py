@@ -265,7 +265,10 @@ def main(
     data: Annotated[str, typer.Option(help="folder with a dataset.toml, or a bundled name")] = "online-retail",
     results: ResultsFolder = RESULTS,
 ) -> None:
-    """Quality and latency of smaller ranking networks; trains them all, for minutes. Exit code 1 when a bound is missed."""
+    """Measure quality and latency of smaller ranking networks; trains them all, for minutes.
+
+    Exit code 1 when a bound is missed.
+    """
     machine, dataset = read_machine(), load_dataset(data)
     figures = measure(dataset, Progress(Console(width=130, soft_wrap=True)).note)
     name = f"compression-{dataset.description.name}"

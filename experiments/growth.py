@@ -50,7 +50,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @dataclass(frozen=True)
 class Axis:
-    """What one call took, by size: milliseconds of the thread's processor time and of the clock, medians."""
+    """Time of one call, by size: milliseconds of the thread's processor time and of the clock, medians."""
 
     name: str
     processor_ms: dict[int, float]
@@ -149,12 +149,12 @@ def call_catalogue(n_items: int, n_requests: int, rng: np.random.Generator) -> C
 
 
 def projection() -> np.ndarray:
-    """float64 [N_FACTORS, WIDTH - 1]: the same for every catalogue."""
+    """Return float64 [N_FACTORS, WIDTH - 1], the same for every catalogue."""
     return np.random.default_rng(0).normal(size=(N_FACTORS, WIDTH - 1)) / np.sqrt(WIDTH)
 
 
 def random_shop(n_items: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """-> (factors [n_items, N_FACTORS], item vectors float32 [n_items, WIDTH], the last column popularity): departments."""
+    """Draw a shop of departments: factors [n_items, N_FACTORS], and item vectors float32 [n_items, WIDTH], popularity last."""
     centres = rng.normal(size=(N_DEPARTMENTS, N_FACTORS)) * 2
     factors = centres[np.sort(rng.integers(0, N_DEPARTMENTS, n_items))] + rng.normal(size=(n_items, N_FACTORS))
     popularity = -0.3 * np.log1p(rng.permutation(n_items))
@@ -162,7 +162,7 @@ def random_shop(n_items: int, rng: np.random.Generator) -> tuple[np.ndarray, np.
 
 
 def random_statistics(n_items: int, rng: np.random.Generator) -> ItemStatistics:
-    """Neighbours from nearby: items of a department stand together."""
+    """Draw statistics whose neighbours come from the same department."""
     offsets = rng.integers(-500, 500, (n_items + 1, N_NEIGHBOURS), dtype=np.int32)
     neighbours = (np.arange(n_items + 1, dtype=np.int32)[:, None] + offsets) % n_items
     weights = rng.random((n_items + 1, N_NEIGHBOURS, len(VIEWS)), np.float32).astype(np.float16)
@@ -199,7 +199,7 @@ def main(
     repo: Annotated[Path, typer.Option(help="the model repository")] = Path("model_repository"),
     results: ResultsFolder = RESULTS,
 ) -> None:
-    """Slopes of a request in process over C and over the catalogue. Exit code 1 when a bound is missed."""
+    """Measure how a request's time in process grows with C and with the catalogue. Exit code 1 when a bound is missed."""
     rng, machine = np.random.default_rng(SEED), read_machine()
     with progress(2 + len(CATALOGUES)) as step:
         step("C of the published pipeline")

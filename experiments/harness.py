@@ -1,4 +1,4 @@
-"""What all experiments share: figures with their bounds (perf/figures.py), rounds in turns, draws of keys, and bootstraps."""
+"""Shared by all experiments: figures with their bounds (perf/figures.py), rounds in turns, draws of keys, and bootstraps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def in_turns(
 ) -> dict[str, list[float]]:
     """Run every task once per round and return what they measured, by name: a value per round.
 
-    The first task moves on by one each round, because a machine's speed drifts. step: told what begins.
+    The first task moves on by one each round, because a machine's speed drifts. step: called with each task's name.
     """
     names, values = list(tasks), {}
     for number in range(rounds):
@@ -55,7 +55,7 @@ def rows_one_by_one(tensors: dict[str, np.ndarray]) -> Iterator[dict[str, np.nda
 
 
 class Drop(BaseModel, frozen=True):
-    """How much lower one mean over users is than another; 95 % of the bootstrap's draws lie in `low` … `high`."""
+    """The drop from one mean over users to another; 95 % of the bootstrap's draws are in `low` … `high`."""
 
     mean: float
     low: float
@@ -63,7 +63,7 @@ class Drop(BaseModel, frozen=True):
 
     @property
     def values(self) -> list[float]:
-        """Low, mean and high: their median is the mean unless the distribution is skewed beyond its own interval."""
+        """Low, mean and high; the mean is the middle one unless the draws are very skewed."""
         return [self.low, self.mean, self.high]
 
 

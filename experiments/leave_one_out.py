@@ -239,7 +239,7 @@ def main(
     seeds: Annotated[str, typer.Option(help="comma list")] = "0,1,2",
     results: ResultsFolder = RESULTS,
 ) -> None:
-    """Recall@10 and NDCG@10 of each user's last item: what is served, baselines, and published figures."""
+    """Measure Recall@10 and NDCG@10 of each user's last item: the served lists, baselines, and published figures."""
     console = Console(stderr=True)
     for source in data.split(","):
         machine, dataset = read_machine(), load_dataset(source)

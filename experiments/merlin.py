@@ -111,7 +111,7 @@ def main(
     window_s: Annotated[float, typer.Option(help="seconds of a window; perf_analyzer takes three per level")] = 1.5,
     results: ResultsFolder = RESULTS,
 ) -> None:
-    """merlin-systems 23.8 and ours on the same server, users and client. Exit code 1: a bound is missed or answers differ."""
+    """Compare with merlin-systems 23.8: same server, users and client. Exit code 1 when a bound is missed or answers differ."""
     machine, dataset = read_machine(), load_dataset(data)
     if not repo.exists():
         build_repository(dataset, repo, Settings(pipeline=PipelineSettings(candidates=CANDIDATES)), console)

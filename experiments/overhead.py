@@ -75,7 +75,7 @@ def main(
     window_s: Annotated[float, typer.Option(help="seconds of a window; perf_analyzer takes three per level")] = 1.0,
     results: ResultsFolder = RESULTS,
 ) -> None:
-    """What serving costs beyond the stages. Exit code 1 when a bound is missed or answers differ."""
+    """Measure what serving costs beyond the stages. Exit code 1 when a bound is missed or answers differ."""
     require_comparable(repo)
     machine = read_machine()
     with tempfile.TemporaryDirectory(prefix="overhead-") as scratch, progress(1 + 10 + 7 * rounds) as step:

@@ -163,7 +163,7 @@ def main(
     repo: Annotated[Path | None, typer.Option(help="repository exported from the training part of --data")] = None,
     results: ResultsFolder = RESULTS,
 ) -> None:
-    """AUC, NDCG@10, sizes and latencies of fp32, fp16 and int8. Exit code 1 when a bound is missed."""
+    """Measure AUC, NDCG@10, sizes and latencies of fp32, fp16 and int8. Exit code 1 when a bound is missed."""
     machine, console, dataset = read_machine(), Console(stderr=True), load_dataset(data)
     repository = repo or export_training_part(dataset, WORK / dataset.description.name, console)
     figures, name = measure(dataset, repository, console), dataset.description.name

@@ -103,7 +103,7 @@ def main(
     ] = "synthetic:users=2000,items=500,events=40000,context=1",
     results: ResultsFolder = RESULTS,
 ) -> None:
-    """The compiled plan, and the whole stage, against the NVTabular workflow. Exit code 1 when the plan is too slow."""
+    """Compare the compiled plan, and the whole stage, with the NVTabular workflow. Exit code 1 when the plan is too slow."""
     machine, figures = read_machine(), measure(data, BATCHES)
     command = f"python -m experiments.preprocess --data {data}"
     finish("preprocess", "The compiled plan against NVTabular", command, f"{data}, one thread", figures, results, machine)

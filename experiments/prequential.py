@@ -183,7 +183,7 @@ def main(
     most: Annotated[int, typer.Option(help="questions at most, evenly spaced over the replayed part")] = 5_000,
     results: ResultsFolder = RESULTS,
 ) -> None:
-    """Frozen and live quality on the last 20 % of a log, beside a session-based baseline. Some minutes per data set."""
+    """Measure frozen and live quality on the last 20 % of a log, beside a session-based baseline. Some minutes per data set."""
     for source in data.split(","):
         machine, dataset = read_machine(), load_dataset(source)
         name, command = dataset.description.name, f"python -m experiments.prequential --data {source}"

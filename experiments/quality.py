@@ -48,7 +48,7 @@ def main(
     ),
     results: ResultsFolder = RESULTS,
 ) -> None:
-    """Recall@20 and NDCG@10 of what is served, beside four baselines. Some minutes per data set."""
+    """Measure Recall@20 and NDCG@10 of the served lists, beside four baselines. Some minutes per data set."""
     for source in data.split(","):
         machine, dataset = read_machine(), load_dataset(source)
         name = dataset.description.name

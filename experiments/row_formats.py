@@ -97,7 +97,7 @@ def measure_quality(repository: Path, data: str) -> list[Figure]:
 
 
 def figures_of_quality(row_format: str, quality: Quality, exact: Quality) -> list[Figure]:
-    """The larger of the two drops counts: after the ranker, and of the whole pipeline."""
+    """Return the figures. The larger of the two drops counts: after the ranker, and of the whole pipeline."""
     pairs = ((quality.auc_rank, exact.auc_rank), (quality.auc_pipeline, exact.auc_pipeline))
     drop = max((bootstrap_drop(own[None], reference[None]) for own, reference in pairs), key=lambda drop: drop.mean)
     return [
@@ -134,7 +134,7 @@ def main(
     data: Annotated[str, typer.Option(help="folder with a dataset.toml, or bundled name")] = "online-retail",
     results: ResultsFolder = RESULTS,
 ) -> None:
-    """Sizes and AUC of fp32, fp16, int8 and int4 rows. Exit code 1 when a bound is missed."""
+    """Measure sizes and AUC of fp32, fp16, int8 and int4 rows. Exit code 1 when a bound is missed."""
     machine, figures = read_machine(), measure_sizes() + measure_quality(repo, data)
     command = f"python -m experiments.row_formats --repo .run/eval/{data} --data {data}"
     finish("row-formats", "Row formats of the ranker's tables", command, f"{data}, test users", figures, results, machine)

@@ -91,7 +91,7 @@ def main(
     ),
     results: ResultsFolder = RESULTS,
 ) -> None:
-    """Bytes, AUC and NDCG@10 of rows of one width, of narrow cold rows, and of narrow rows throughout."""
+    """Measure bytes, AUC and NDCG@10 of rows of one width, of narrow cold rows, and of narrow rows throughout."""
     machine, say = read_machine(), Progress(Console(width=130, soft_wrap=True)).note
     figures = measure(make_workload(load_dataset(data), say), min_examples, seeds, say)
     command, conditions = f"python -m experiments.row_widths --data {data}", f"{data}, test users, {seeds} seeds"

@@ -1,4 +1,4 @@
-"""Check looked-up rows: what each may be, and which are wrong (`soak.py` lists the kinds)."""
+"""Check looked-up rows against the versions that they may have (`soak.py` lists the faults)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Applied:
         self.versions = np.zeros(n_rows, np.int32)
 
     def follow(self) -> None:
-        """Read what the ring says since the last time; forget all versions when it has already overwritten some."""
+        """Read the updates in the ring since the last call. Forget all versions when some of them were overwritten."""
         recent = self._ring.read_since(self._position)
         if recent is None:
             self._position = self._ring.head
@@ -42,7 +42,7 @@ class Applied:
 
 
 class Checker:
-    """Compare what one process was given with what it may be given. Versions are int32 [rows], by key.
+    """Compares the rows that one process read with the versions that they may have, int32 [rows] by key.
 
     published: the last ones acknowledged; due: those that must be visible. Others write both while this reads.
     """
@@ -56,7 +56,7 @@ class Checker:
         self._applied.follow()
         due, applied = self._due[keys], self._applied.versions[keys]
         rows = lookup(keys)
-        newest = self._published[keys] + 1  # one more is on its way before it counts as acknowledged
+        newest = self._published[keys] + 1  # the next version may be visible before it is acknowledged
         given, version = self._given[keys], rows[:, 1]
         foreign, torn = rows[:, 0] != keys, (rows[:, 1:] != rows[:, 1:2]).any(axis=1)
         known = ~foreign & ~torn & (version <= newest)

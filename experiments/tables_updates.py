@@ -57,7 +57,7 @@ IDLE_S = 4 * NEVER_S  # the last look for a row is over by then
 
 @dataclass
 class Watched:
-    """What the watching process needs. keys: int64 [WATCHED] rows of `table`, each of one candidate alone."""
+    """Input of the watching process. keys: int64 [WATCHED] rows of `table`, each of one candidate alone."""
 
     url: str
     brokers: str

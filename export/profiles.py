@@ -45,7 +45,7 @@ class Rehearsed:
 
 
 class Profile(Protocol):
-    """How a generation is laid out, published and checked."""
+    """Layout, publication and checks of a generation."""
 
     layouts: Sequence[str]  # those that it can be published in
     serves_sequences: bool  # whether retrieval may have a sequence network

@@ -134,5 +134,5 @@ def print_table(table: Table) -> None:
 
 
 def _rounded(value: float) -> float:
-    """Four significant digits: more would claim what no machine repeats."""
+    """Return a value with four significant digits, because more are not reproducible."""
     return float(f"{value:.4g}")

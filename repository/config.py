@@ -42,7 +42,7 @@ def layout_of(config: pb.ModelConfig) -> str:
 
 @dataclass(frozen=True)
 class Serving:
-    """How Triton runs one model. Times in microseconds, 0 = off.
+    """Serving settings of one Triton model. Times in microseconds, 0 = off.
 
     A stage has no preferred batch sizes by default, because stages are most efficient on everything that has queued. The fused
     layout prefers 16, so that each of its two processes leaves the other part of the queue.

@@ -105,7 +105,7 @@ class TritonServer:
         return f"http://{reachable_at(self.host)}:{self.ports.metrics}/metrics"
 
     def start(self) -> Self:
-        """Start it. Raises ServerError, also when only the updater of its tables fails; the server then answers."""
+        """Start the server. Raises ServerError, also when only its tables' updater fails; the server then keeps answering."""
         refuse_unservable_path(self.run_dir)
         models = read_repository(self.repo)
         check_backends(models)

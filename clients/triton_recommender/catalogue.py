@@ -28,7 +28,7 @@ FETCH_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class Catalogue:
-    """What a shop's ids are called. Every part is optional: what is not published is not known.
+    """Names and titles of a shop's users and items. Every part is optional; an unpublished one is empty.
 
     generation:              of the repository it was published with
     titles:                  item id -> title
@@ -152,7 +152,7 @@ class Catalogue:
         return found
 
     def _is_known(self, field_name: str, value, found, names: Mapping[str, int]) -> bool:
-        """A number counts as well: in a shop whose ids are text, 22423 is not the item "22423"."""
+        """Return whether a value names a known user or item. A number is never a name: 22423 is not the item "22423"."""
         if isinstance(value, str):
             return value in names or found == _whole_number(value)
         if field_name == "user_id":

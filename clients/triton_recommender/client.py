@@ -1,4 +1,4 @@
-"""What the blocking and the asyncio client share: settings, and the way from queries to calls and from outputs to answers."""
+"""Shared by the blocking and the asyncio client: settings, queries to calls, outputs to answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a repository's folder publishes for people and for clients; plain files, read without the rest of the project.
+"""Read what a repository's folder publishes for people and clients: plain files, without the rest of the project.
 
 <repo>/recommend/config.pbtxt                   pins the generation that the server answers with
 <repo>/recommend/<generation>/item_ids.npy      int64 [n_items], ascending

@@ -1,4 +1,4 @@
-"""What goes into a call and what comes out: plain values, shared by the blocking and the asyncio client."""
+"""Inputs and outputs of a call: plain values, shared by the blocking and the asyncio client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ContextValue = int | float | str | bytes | None
 
 @dataclass(frozen=True)
 class Timeouts:
-    """How long things may take, in seconds. None means no limit, and is meant for people at a prompt.
+    """Time limits in seconds. None means no limit, for interactive use.
 
     request: one answer, all attempts and pauses included
     connect: the very first exchange, in which the client connects and learns the model's tensors
@@ -208,7 +208,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Health:
-    """What one endpoint said to one real question.
+    """One endpoint's reply to one real question.
 
     ready:      it answered it;  reason: why not, else ""
     generation: the one that answered, None when none did;  degraded: as in Recommendations

@@ -49,7 +49,7 @@ def fake_models(
 
 
 class FakeServer:
-    """What a server does, in a function. `calls`, `queries`, `events` and `upserts` hold what arrived, oldest first.
+    """A server as a function. `calls`, `queries`, `events` and `upserts` hold what arrived, oldest first.
 
     history, exclusions, items_returned: H, E and K
     served_generation: that answers; a handler that returns whole Recommendations names its own
@@ -139,7 +139,7 @@ class FakeTransport(FakeServer):
         return self.served_generation
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 class AsyncFakeTransport(FakeServer):
@@ -160,11 +160,11 @@ class AsyncFakeTransport(FakeServer):
         return self.served_generation
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 class _Arrived:
-    """What arrived at the fake, oldest first."""
+    """Calls, queries, events and upserts that arrived at the fake, oldest first."""
 
     server: FakeServer
 

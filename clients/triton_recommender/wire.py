@@ -23,7 +23,7 @@ _OWN_INPUTS = ("user_id", "history", "exclude", "after")
 
 @dataclass(frozen=True)
 class Signature:
-    """What the served `recommend` takes and gives."""
+    """Sizes and context columns of the served `recommend`."""
 
     history: int  # H
     exclusions: int  # E
@@ -53,7 +53,7 @@ class Signature:
 
 
 def encode(queries: Sequence[Query], signature: Signature) -> dict[str, np.ndarray]:
-    """Return every input tensor [B, …] for queries with integer ids, filled where a query says nothing.
+    """Return every input tensor [B, …] for queries with integer ids, with fill values where a query has none.
 
     All tensors are always sent: tritonserver batches only requests that send the same ones.
     A history keeps its newest H items. Exclusions beyond E do not fit the tensor: `decode` drops those items instead.

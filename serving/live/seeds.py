@@ -1,4 +1,4 @@
-"""First records: a user's record begins as what the published generation knows of that user."""
+"""First records of users: they begin with what the published generation knows of a user."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class GenerationSeeds:
     users: KnownUsers
 
     def first_records(self, user_ids: np.ndarray, layout: Layout) -> np.ndarray:
-        """int64 [N] -> records [N]. Users the generation does not know get empty ones."""
+        """Return records [N] of int64 [N] users, empty ones for users unknown to the generation."""
         state, records = self.users.lookup(user_ids), layout.empty_users(len(user_ids))
         width = min(layout.history, state.history_ids.shape[1])
         records["history_ids"][:, :width] = state.history_ids[:, :width]

@@ -16,7 +16,7 @@ from serving.tables.updates.updater import Updater
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m serving.tables", description=__doc__)
     parser.add_argument("config", type=Path, help="levels.json of a rank model's version folder")
-    parser.add_argument("--tag", help="of the server it belongs to, by which that finds it again")
+    parser.add_argument("--tag", help="tag of its server, by which the server finds it")
     config = read_config(parser.parse_args().config)
     if config.updates is None:
         raise ConfigError(f"model {config.model} names no update source. Expected `updates` with brokers. Export it with one.")

@@ -32,7 +32,8 @@ class Report:
 
 @dataclass(frozen=True)
 class Dataset:
-    """
+    """Three tidy frames and their description.
+
     interactions  sorted by timestamp: user_id i8, item_id i8, timestamp i8 (unix s), positive bool, weight f4 (1 without
                   a weight column), label f4 (NaN without a label column), then the context columns under their own names:
                   "integer" ones Int64 (nullable), "string" ones object (None = missing), continuous f4 (NaN = missing)

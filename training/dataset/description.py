@@ -172,7 +172,7 @@ class Description(_Section):
 
     @property
     def row_event(self) -> str:
-        """Which of `event_names` the rows of the log are: the first positive one."""
+        """The event that the log's rows stand for: the first positive one of `event_names`."""
         return next((name for name, event in self.events.items() if event.positive), self.event_names[0])
 
     @property
@@ -189,7 +189,7 @@ class Description(_Section):
     @model_validator(mode="after")
     def _some_event_is_positive(self) -> Description:
         if self.events and not any(event.positive for event in self.events.values()):
-            raise ValueError("events has no positive one; set positive = true for what recommendations should lead to")
+            raise ValueError("events has no positive one; set positive = true for the goal of recommendations")
         return self
 
     @field_validator("name")

@@ -88,9 +88,9 @@ class EventLog:
         return self.before(user_ids, np.full(len(user_ids), self.as_of_s + 1))
 
     def state(self, moments: Moments, clocks_s: np.ndarray | None = None) -> UserState:
-        """Return the users' state at each moment; [N, H] arrays, so hand in slices of some ten thousand.
+        """Return the users' state at each moment. Pass slices of some ten thousand moments: the arrays are [N, H].
 
-        clocks_s: int64 [N] what aggregates are read at; without it there are none
+        clocks_s: int64 [N] time at which aggregates are read; without it there are none
         """
         starts, ends = self.positive_ranges(moments)
         totals, profile = self.totals(moments), self.profiles.of(moments.users)

@@ -71,7 +71,7 @@ class Requests:
 
     @property
     def valid(self) -> np.ndarray:
-        """Which candidates are not padding, bool [N, C]."""
+        """Candidates that are not padding, bool [N, C]."""
         return self.candidates < self.items.n_items
 
     def __len__(self) -> int:
@@ -159,8 +159,8 @@ def visit_requests(
 ) -> Requests:
     """Return requests just before events of `later`, labelled with the item of that event alone: what comes next.
 
-    Live, users are served in the middle of a visit, seconds after their last event, which requests before a visit do not teach.
-    Only items that the user never had before are asked for, at most `max_requests`, sampled. Arguments as in `requests_of`.
+    Live requests come in the middle of a visit, seconds after the user's last event; requests before a visit do not cover them.
+    Labels are items that are new to the user, at most `max_requests`, sampled. Arguments as in `requests_of`.
     """
     rows = later["row"].to_numpy()[later["positive"].to_numpy()]
     rows = rows[~train.duplicated(["user_id", "item_id"]).to_numpy()[rows]]

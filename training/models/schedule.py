@@ -8,7 +8,9 @@ RISING = 0.1  # share of the steps
 
 
 def rise_and_fall(optimizer: torch.optim.Optimizer, learning_rate: float, steps: int) -> torch.optim.lr_scheduler.OneCycleLR:
-    """Return a schedule that may be stepped `steps` times. One step more where the rise would be a single step long: torch
-    divides by its length less one."""
+    """Return a schedule for `steps` steps.
+
+    It is one step longer where the rise would take a single step, because torch divides by the rise's length minus one.
+    """
     total = steps + 1 if steps * RISING == 1 else steps
     return torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=total, pct_start=RISING)

@@ -1,4 +1,4 @@
-"""What every cache of answers is: a settled question in, a whole answer out.
+"""The interface of a cache of answers: from a settled question to a whole answer.
 
     read(keys, generation) ─▶ tokens, values         token: the user's present; changes when the user is forgotten
     write(generation, [(key, token, value)])         with the token that was read before the question was asked
@@ -60,7 +60,7 @@ class Counts:
 
     @property
     def hit_rate(self) -> float:
-        """Of all users asked for; 0 before the first."""
+        """Share of hits among all users asked for; 0 before the first."""
         asked = self.hits + self.misses + self.joined + self.bypassed
         return self.hits / asked if asked else 0.0
 
@@ -103,7 +103,7 @@ class Cache(ABC):
         """See forget."""
 
     def collect(self) -> Iterator:
-        """For Prometheus: `prometheus_client.REGISTRY.register(cache)` publishes the counts."""
+        """Yield the counts for Prometheus: `prometheus_client.REGISTRY.register(cache)` publishes them."""
         from prometheus_client.core import CounterMetricFamily  # only those who publish need it
 
         for name, value in self.counts.as_dict().items():

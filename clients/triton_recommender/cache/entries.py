@@ -39,19 +39,19 @@ def keys_of(inputs: Mapping[str, np.ndarray], model: ModelDescription | None) ->
 
 
 def _bytes(row: np.ndarray) -> bytes:
-    """Lengths before texts: two texts are not one longer one."""
+    """Return texts with their lengths first, so that two texts never equal one longer one."""
     if row.dtype != np.object_:
         return row.tobytes()
     return b"".join(len(text).to_bytes(4, "little") + text for text in row.ravel())
 
 
 def pack_row(row: Row) -> bytes:
-    """A whole answer: int64 [K] item ids, then float32 [K] scores."""
+    """Return the bytes of a whole answer: int64 [K] item ids, then float32 [K] scores."""
     return row["item_ids"].astype("<i8").tobytes() + row["scores"].astype("<f4").tobytes()
 
 
 def unpack_row(value: bytes, generation: int) -> Row | None:
-    """None for bytes that are no answer."""
+    """Return the answer of some bytes, None where they are no answer."""
     size, rest = divmod(len(value), ITEM_BYTES)
     if rest or not size:
         return None

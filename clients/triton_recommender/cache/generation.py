@@ -1,4 +1,4 @@
-"""Which generation answers now. Known from every answer and, when that is too long ago, asked of the server."""
+"""The generation that answers now: learned from every answer, and from the server when the last answer is too old."""
 
 from __future__ import annotations
 

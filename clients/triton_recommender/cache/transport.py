@@ -142,7 +142,7 @@ class _Caching:
 
 
 def _left(call: Call, started_s: float) -> float | None:
-    """Seconds."""
+    """Return the seconds that are left of the timeout."""
     return None if call.timeout_s is None else max(call.timeout_s - (time.monotonic() - started_s), 0.0)
 
 
