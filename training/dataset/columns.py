@@ -56,7 +56,7 @@ class Column:
 
     def texts(self) -> np.ndarray:
         """Return object [n_rows] of str, None where missing."""
-        return np.append(self.values, None)[self.codes]
+        return np.append(self.values, np.array([None], object))[self.codes]
 
     def lists(self, separator: str) -> np.ndarray:
         """Return object [n_rows] of lists of str, empty where missing.

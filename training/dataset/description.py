@@ -200,7 +200,13 @@ class Description(_Section):
         return name
 
 
-SECTIONS = {"interactions": Interactions, "items": Items, "users": Users, "context": Context, "events": Event}
+SECTIONS: dict[str, type[BaseModel]] = {
+    "interactions": Interactions,
+    "items": Items,
+    "users": Users,
+    "context": Context,
+    "events": Event,
+}
 
 
 def read_description(folder: Path) -> Description:

@@ -47,8 +47,8 @@ def identify(columns: list[Column], allow_negative: bool) -> tuple[list[np.ndarr
     None.
     """
     texts = [list(column.values) for column in columns]
-    whole = [whole_numbers(column_texts) for column_texts in texts]
-    if all(numbers is not None for numbers in whole):
+    whole = [numbers for column_texts in texts if (numbers := whole_numbers(column_texts)) is not None]
+    if len(whole) == len(columns):
         for column, numbers in zip(columns, whole, strict=True):
             if not allow_negative and (numbers < 0).any():
                 raise column.fault_at_value(

@@ -84,7 +84,7 @@ def _load(folder: Path, description: Description) -> Dataset:
 
 
 def _refuse_nothing_to_serve(items: pd.DataFrame, folder: Path, item_file: Items | None) -> None:
-    if not items["available"].any():
+    if item_file is not None and not items["available"].any():
         raise DataError(
             f"{folder / item_file.path}, column {item_file.available!r}: none of the {len(items):,} items is available. "
             "Expected 1 (or true) where an item may be recommended. Is the column the other way round?"

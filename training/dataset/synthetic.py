@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -154,7 +155,7 @@ def _visits(spec: SyntheticSpec, rng: np.random.Generator) -> tuple[np.ndarray, 
     return user, time[order]  # user is sorted already
 
 
-def _context(n_events: int, rng: np.random.Generator) -> dict[str, object]:
+def _context(n_events: int, rng: np.random.Generator) -> dict[str, Any]:
     return {
         "store": pd.array(rng.integers(1, N_STORES + 1, n_events), dtype="Int64"),
         "device": DEVICES[rng.choice(len(DEVICES), n_events, p=[0.4, 0.4, 0.1, 0.1])],
@@ -163,7 +164,7 @@ def _context(n_events: int, rng: np.random.Generator) -> dict[str, object]:
 
 
 def _choose(
-    latent: _Latent, user: np.ndarray, time: np.ndarray, context: dict[str, object], rng: np.random.Generator
+    latent: _Latent, user: np.ndarray, time: np.ndarray, context: dict[str, Any], rng: np.random.Generator
 ) -> np.ndarray:
     """Return the latent item of each event, i8 [E]."""
     n_departments = len(latent.centre)
