@@ -8,13 +8,11 @@ row_format_per_table       ─▶ rows of L2                 update_source  ─�
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from hps_config.memory import l1_rows
 from hps_config.ps_config import ModelParams, PsConfig, UpdateSource, VolatileDb
-from serving.contract.errors import ArtifactError, ConfigError
+from serving.contract.errors import ConfigError
 from serving.tables.config import LevelsConfig, RedisConfig, RocksConfig, TableConfig, UpdateConfig
-from serving.tables.formats.rows import KEY_BYTES
 
 
 def levels_config(
@@ -22,7 +20,7 @@ def levels_config(
 ) -> LevelsConfig:
     """Convert one model of a ps.json to the settings of our levels.
 
-    table_rows: table -> rows (`sparse_rows` counts those of sparse folders). dense: their keys are 0 … rows - 1. source: folder
+    table_rows: table -> rows. dense: their keys are 0 … rows - 1. source: folder
     of <table>.npy, or of HPS's <table>.model, that fills an empty L3. Raises ConfigError for unknown models, tables without a
     row count, and a Redis over TLS.
     """
@@ -45,17 +43,6 @@ def levels_config(
         updates=_updates(config.update_source, config) if config.update_source.type != "null" else None,
         source=source,
     )
-
-
-def sparse_rows(params: ModelParams) -> dict[str, int]:
-    """Return table -> rows in its sparse folder. Raises ArtifactError when a folder has no keys."""
-    rows = {}
-    for table, folder in zip(params.embedding_table_names, params.sparse_files, strict=True):
-        keys = Path(folder, "key")
-        if not keys.is_file():
-            raise ArtifactError(f"{keys} is missing. Expected the keys of table {table}. Export the repository again.")
-        rows[table] = keys.stat().st_size // KEY_BYTES
-    return rows
 
 
 def _table(config: PsConfig, params: ModelParams, i: int, table_rows: Mapping[str, int], dense: bool) -> TableConfig:

@@ -6,7 +6,7 @@ rows of the slots [slots, D] ─────────────────
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,21 +60,11 @@ def layers_from_arrays(arrays: Mapping[str, np.ndarray]) -> DlrmLayers:
     return DlrmLayers(stack("bottom"), stack("top"))
 
 
-def layers_from_torch(
-    bottom: Iterable[tuple[np.ndarray, np.ndarray]], top: Iterable[tuple[np.ndarray, np.ndarray]]
-) -> DlrmLayers:
-    """Return the layers of (weight [out, in], bias [out]) each, as torch keeps a Linear."""
-    return DlrmLayers(
-        tuple(_layer(f"bottom{i}", weight.T, bias) for i, (weight, bias) in enumerate(bottom)),
-        tuple(_layer(f"top{i}", weight.T, bias) for i, (weight, bias) in enumerate(top)),
-    )
-
-
 def _layer(name: str, weight: np.ndarray, bias: np.ndarray) -> Layer:
     if weight.ndim != 2 or bias.shape != (weight.shape[1],):
         raise ExportError(
             f"layer {name} has weight {list(weight.shape)} and bias {list(bias.shape)}. Expected [in, out] and [out]. "
-            "Transpose torch's weight, or use layers_from_torch."
+            "Transpose torch's weight."
         )
     return Layer(np.ascontiguousarray(weight, np.float32), np.ascontiguousarray(bias, np.float32))
 

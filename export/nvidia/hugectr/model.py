@@ -1,4 +1,4 @@
-"""A whole DLRM as HugeCTR's files in one folder, written and read back.
+"""A whole DLRM, written as HugeCTR's files into one folder.
 
 <name>.json                     network
 <name>_dense_0.model            weights of both MLPs
@@ -8,25 +8,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from export.nvidia.hugectr.dense_file import read_dense_file, write_dense_file
+from export.nvidia.hugectr.dense_file import write_dense_file
 from export.nvidia.hugectr.layers import DlrmLayers
-from export.nvidia.hugectr.network import Network, network_of, read_network, write_network
+from export.nvidia.hugectr.network import network_of, write_network
 from serving.contract.errors import ExportError
-from serving.tables.formats.sparse_folder import SparseTable, read_sparse_folder, write_sparse_folder
-
-
-@dataclass(frozen=True)
-class HugectrModel:
-    """A model read back from its folder."""
-
-    network: Network
-    layers: DlrmLayers
-    rows: SparseTable
+from serving.tables.formats.sparse_folder import write_sparse_folder
 
 
 def slot_offsets(tables: Mapping[str, np.ndarray]) -> dict[str, int]:
@@ -62,13 +52,6 @@ def write_model(
         np.concatenate([use_counts[slot] for slot in tables]),
     )
     return offsets
-
-
-def read_model(folder: Path, name: str) -> HugectrModel:
-    """Read a model that `write_model` wrote. Raises ArtifactError when its files do not belong together."""
-    network = read_network(folder / f"{name}.json")
-    layers = read_dense_file(folder / f"{name}_dense_0.model", network.bottom, network.top)
-    return HugectrModel(network, layers, read_sparse_folder(folder / f"{name}0_sparse_0.model", network.width))
 
 
 def _check_tables(

@@ -1,4 +1,4 @@
-"""HugeCTR's network JSON of a DLRM, written and read back.
+"""HugeCTR's network JSON of a DLRM.
 
     Data ─▶ one embedding layer over all slots ─┐
       └▶ InnerProduct, ReLU … (bottom) ─────────┴▶ Interaction ─▶ InnerProduct, ReLU … (top) ─▶ BinaryCrossEntropyLoss
@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from export.nvidia.hugectr.layers import DlrmLayers, check_layers, interaction_width
-from serving.contract.errors import ArtifactError
+from export.nvidia.hugectr.layers import DlrmLayers, check_layers
 
 LABEL, DENSE, KEYS, ROWS, LOGIT = "label", "dense", "keys", "sparse_embedding", "logit"
 EMBEDDING = "DistributedSlotSparseEmbeddingHash"
@@ -102,41 +101,3 @@ def _mlp(name: str, enters: str, shapes: tuple[tuple[int, int], ...], relu_last:
             enters = f"{name}_relu{i}"
             layers.append({"type": "ReLU", "bottom": top, "top": enters})
     return layers, enters
-
-
-def read_network(path: Path) -> Network:
-    """Read a network JSON written here. Raises ArtifactError when it is missing, not JSON, or another network."""
-    try:
-        layers = json.loads(path.read_text())["layers"]
-        network = _network(layers)
-    except OSError as error:
-        raise ArtifactError(f"{path} cannot be read ({error.strerror}). Expected a network JSON. Export it again.") from error
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise ArtifactError(
-            f"{path} is no DLRM ({error!r}). Expected the layers written by the export. Export it again."
-        ) from error
-    if network_document(network)["layers"] != layers:
-        raise ArtifactError(
-            f"{path} has other layers than bottom MLP, Interaction, top MLP and BinaryCrossEntropyLoss over one embedding. "
-            "Expected a DLRM in the export's own layout. Export it again."
-        )
-    return network
-
-
-def _network(layers: list[dict[str, Any]]) -> Network:
-    data, embedding = layers[0], layers[1]
-    interaction = [layer["type"] for layer in layers].index("Interaction")
-    width = embedding["sparse_embedding_hparam"]["embedding_vec_size"]
-    nnz_per_slot = tuple(data["sparse"][0]["nnz_per_slot"])
-    return Network(
-        _shapes(layers[:interaction], data["dense"]["dense_dim"]),
-        _shapes(layers[interaction:], interaction_width(width, len(nnz_per_slot))),
-        width,
-        nnz_per_slot,
-        embedding["sparse_embedding_hparam"]["max_vocabulary_size_global"],
-    )
-
-
-def _shapes(layers: list[dict[str, Any]], enters: int) -> tuple[tuple[int, int], ...]:
-    outputs = [layer["fc_param"]["num_output"] for layer in layers if layer["type"] == "InnerProduct"]
-    return tuple(zip([enters, *outputs[:-1]], outputs, strict=True))

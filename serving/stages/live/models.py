@@ -15,7 +15,7 @@ import numpy as np
 
 from serving.contract.artifacts import StageInfo, read_stage, stage_folder, stage_settings
 from serving.contract.measurements import COUNTER, GAUGE, Kind, Measurement
-from serving.contract.tensors import OBSERVE, STAGES, UPSERT
+from serving.contract.tensors import STAGES
 from serving.live.admission import ChangeAdmission, EventAdmission
 from serving.live.events import EventBatch, EventKind, EventKinds
 from serving.live.layout import Layout
@@ -159,6 +159,3 @@ class Upsert(LiveModel):
     def __call__(self, inputs: Arrays) -> Arrays:
         """Serve one batch of `upsert` (serving/contract/tensors.py)."""
         return self.append(self.admission.events(inputs, self.now_ms()))
-
-
-MODEL_TYPES = {OBSERVE: Observe, UPSERT: Upsert}

@@ -54,11 +54,6 @@ def _header(width: int) -> bytes:
     return MAGIC + struct.pack("<I", 4 * width)
 
 
-def beacon(width: int) -> bytes:
-    """Return a message without rows, which tests a connection."""
-    return _header(width)
-
-
 def rows_per_message(width: int, max_bytes: int = MAX_MESSAGE_BYTES) -> int:
     """Return the number of rows that fit a message of at most `max_bytes`. Raises ConfigError when none does."""
     rows = (max_bytes - HEADER_BYTES) // _row_dtype(width).itemsize

@@ -1,7 +1,7 @@
 """Row formats of L1 and L2: fp32, fp16, int8 and int4, encoded on the way in and decoded on the way out.
 
 An int8 or int4 row is its codes, then a float16 scale and a float16 offset of its own: value = code · scale + offset.
-The offset is rounded down and the scale up, so that the codes cover the row's whole range and errors stay within `error_bound`.
+The offset is rounded down and the scale up, so that the codes cover the row's whole range and errors stay within half a step.
 Re-encoding a decoded row is lossless only for fp32 and fp16; so a row is encoded once, from the fp32 row of L3 or of an update.
 """
 
@@ -67,19 +67,6 @@ class RowCodec:
     def roundtrip(self, vectors: np.ndarray) -> np.ndarray:
         """Return these fp32 rows as a look-up returns them, whichever level holds them."""
         return vectors if self.row_format == "fp32" else self.decode(self.encode(vectors))
-
-    def error_bound(self, vectors: np.ndarray) -> np.ndarray:
-        """Return the largest decoding error of each row, float64 [N, 1], for float32 [N, width]."""
-        low = vectors.min(axis=1, keepdims=True).astype(np.float64)
-        high = vectors.max(axis=1, keepdims=True).astype(np.float64)
-        largest = np.maximum(np.abs(low), np.abs(high))
-        if self.row_format == "fp32":
-            return np.zeros_like(low)
-        if self.row_format == "fp16":
-            return largest * 2.0**-11 + 2.0**-25
-        ulp = 2.0**-10  # of a float16, relative; its smallest step is 2^-24
-        step = ((high - low) + np.abs(low) * ulp + 2.0**-24) / LEVELS[self.row_format] * (1 + ulp) + 2.0**-24
-        return step / 2 + largest * 2.0**-22  # half a step, plus the float32 rounding of decoding
 
     def _check_range(self, vectors: np.ndarray) -> None:
         bad = ~(np.abs(vectors) <= FP16_MAX / 2)  # also true for NaN; half, so that a row's range fits float16 too

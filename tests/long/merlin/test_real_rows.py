@@ -7,7 +7,8 @@ import torch
 
 from export.nvidia.hugectr.forward import logits, slot_rows
 from export.nvidia.hugectr.layers import layers_from_arrays
-from export.nvidia.hugectr.model import read_model, slot_offsets, write_model
+from export.nvidia.hugectr.model import slot_offsets, write_model
+from tests.unit.hps.hugectr_files import read_model
 from tests.unit.hps.test_hugectr import WIDTH, forward_from_files
 from training.dataset import load_dataset
 from training.models.dlrm import DLRM, Shape
@@ -80,8 +81,8 @@ def test_ten_thousand_rows_from_the_files(written):
     folder, keys, numbers, expected = written
     assert len(keys) == ROWS
     assert expected.std() > 0.05  # answers differ from row to row
-    model = read_model(folder, "dlrm")
-    got = logits(model.layers, numbers, slot_rows(np.asarray(model.rows.keys), np.asarray(model.rows.vectors), keys))
+    layers, table = read_model(folder, "dlrm")
+    got = logits(layers, numbers, slot_rows(np.asarray(table.keys), np.asarray(table.vectors), keys))
     np.testing.assert_allclose(1 / (1 + np.exp(-got)), expected, atol=1e-5)
 
 

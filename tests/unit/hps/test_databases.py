@@ -55,14 +55,6 @@ def test_stored_bytes_of_another_size():
 
 def test_redis_names():
     assert redis_layout.value_hash("rank", "item", 3) == "hps_et{hps_et.rank.item/p3}v"
-    assert redis_layout.metadata_hash("rank", "item", 3) == "hps_et{hps_et.rank.item/p3}t"
-
-
-def test_redis_times():
-    assert redis_layout.encode_time(1_700_000_000) == struct.pack("<q", 1_700_000_000)
-    assert redis_layout.decode_time(struct.pack("<q", 1_700_000_000)) == 1_700_000_000
-    with pytest.raises(DataError, match="Another overflow_policy wrote it"):
-        redis_layout.decode_time(b"17")
 
 
 def test_rocksdb_holds_what_an_independent_reader_expects(tmp_path):

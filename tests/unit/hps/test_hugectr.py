@@ -1,6 +1,5 @@
 """HugeCTR's files of a DLRM: written, read back, and recomputed from the bytes alone."""
 
-import copy
 import json
 import re
 import struct
@@ -10,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from export.nvidia.hugectr.layers import DlrmLayers, check_layers, interaction_width, layers_from_arrays, layers_from_torch
-from export.nvidia.hugectr.model import read_model, slot_offsets, write_model
-from export.nvidia.hugectr.network import Network, network_document, read_network
+from export.nvidia.hugectr.dense_file import read_dense_file
+from export.nvidia.hugectr.layers import DlrmLayers, check_layers, interaction_width, layers_from_arrays
+from export.nvidia.hugectr.model import slot_offsets, write_model
 from serving.contract.errors import ArtifactError, ExportError
 from tests.unit.hps.oracle import read_sparse
 
@@ -155,20 +154,6 @@ def test_the_projects_own_ranker_is_written_and_recomputed(tmp_path):
     np.testing.assert_allclose(got, 1 / (1 + np.exp(-logits.ravel())), atol=1e-6)
 
 
-def test_read_back(written):
-    model = read_model(written, "dlrm")
-    assert model.network == Network(
-        bottom=((13, 8), (8, 4)), top=((11, 6), (6, 5), (5, 1)), width=4, nnz_per_slot=(1, 1, 3), vocabulary=20
-    )
-    arrays = weights(np.random.default_rng(1))
-    for name, stack in (("bottom", model.layers.bottom), ("top", model.layers.top)):
-        for i, layer in enumerate(stack):
-            np.testing.assert_array_equal(layer.weight, arrays[f"{name}{i}.weight"])
-            np.testing.assert_array_equal(layer.bias, arrays[f"{name}{i}.bias"])
-    stacked = np.concatenate(list(tables(np.random.default_rng(0)).values()))
-    np.testing.assert_array_equal(model.rows.vectors, stacked[model.rows.keys])
-
-
 def test_dense_file_byte_for_byte(written):
     arrays = weights(np.random.default_rng(1))
     expected = b"".join(struct.pack(f"<{array.size}f", *array.ravel().tolist()) for array in arrays.values())
@@ -198,18 +183,9 @@ def test_network_json(written):
         produced.add(layer["top"])
 
 
-def test_torch_weights_are_transposed():
-    rng = np.random.default_rng(4)
-    bottom, top = (rng.normal(size=(4, 13)), rng.normal(size=4)), (rng.normal(size=(1, 11)), rng.normal(size=1))
-    layers = layers_from_torch([bottom], [top])
-    check_layers(layers, 3)
-    np.testing.assert_array_equal(layers.bottom[0].weight, bottom[0].T.astype(np.float32))
-    assert layers.bottom[0].weight.flags.c_contiguous
-
-
 def test_weights_the_wrong_way_round():
     arrays = {name: array.T for name, array in weights(np.random.default_rng(1)).items()}
-    with pytest.raises(ExportError, match=r"layer bottom0 has weight \[8, 13\] and bias \[8\].*layers_from_torch"):
+    with pytest.raises(ExportError, match=r"layer bottom0 has weight \[8, 13\] and bias \[8\].*Transpose torch's weight"):
         layers_from_arrays(arrays)
 
 
@@ -243,26 +219,7 @@ def test_broken_dense_files(written):
     path = written / "dlrm_dense_0.model"
     path.write_bytes(path.read_bytes()[:-4])
     with pytest.raises(ArtifactError, match=re.escape(f"{path} has 1040 bytes. Expected 1044")):
-        read_model(written, "dlrm")
+        read_dense_file(path, ((13, 8), (8, 4)), ((11, 6), (6, 5), (5, 1)))
     path.unlink()
     with pytest.raises(ArtifactError, match=r"is missing\. Expected the dense weights"):
-        read_model(written, "dlrm")
-
-
-def test_broken_network_files(tmp_path):
-    path = tmp_path / "net.json"
-    with pytest.raises(ArtifactError, match="cannot be read"):
-        read_network(path)
-    network = Network(((13, 4),), ((11, 1),), 4, (1, 1, 1), 20)
-    good = network_document(network)
-    path.write_text(json.dumps(good))
-    assert read_network(path) == network
-    for text in ("{", "{}", '{"layers": []}', '{"layers": 3}'):
-        path.write_text(text)
-        with pytest.raises(ArtifactError, match="is no DLRM"):
-            read_network(path)
-    other = copy.deepcopy(good)
-    other["layers"][3]["type"] = "Sigmoid"
-    path.write_text(json.dumps(other))
-    with pytest.raises(ArtifactError, match="has other layers than"):
-        read_network(path)
+        read_dense_file(path, ((13, 8), (8, 4)), ((11, 6), (6, 5), (5, 1)))

@@ -10,12 +10,12 @@ import psutil
 import pytest
 
 from hps_config.hit_rate import WARM_UP_SHARE, predict_hit_rates
-from hps_config.levels import levels_config, sparse_rows
+from hps_config.levels import levels_config
 from hps_config.memory import l1_rows
 from hps_config.planning import Budgets, plan_levels
 from hps_config.reader import read_ps_json
 from hps_config.tables import TableSpec
-from serving.contract.errors import ArtifactError, ConfigError
+from serving.contract.errors import ConfigError
 from serving.tables.config import RedisConfig, RocksConfig, TableConfig, UpdateConfig
 from serving.tables.formats.sparse_folder import write_sparse_folder
 from serving.tables.leveled import LeveledTables
@@ -84,18 +84,6 @@ def test_tables_without_a_row_count(tmp_path):
     path.write_text(json.dumps(document(**NAMED)))
     with pytest.raises(ConfigError, match="tables t1 of dlrm_hps have no row count"):
         levels_config(read_ps_json(path), "dlrm_hps", "shop", {"t0": 1})
-
-
-def test_rows_of_sparse_folders(tmp_path):
-    for name in ROWS:
-        write_sparse_folder(tmp_path / name, np.arange(ROWS[name]), np.zeros((ROWS[name], 2)))
-    path = tmp_path / "ps.json"
-    path.write_text(json.dumps(document(**{**NAMED, "sparse_files": [str(tmp_path / name) for name in ROWS]})))
-    params = read_ps_json(path).model("dlrm_hps")
-    assert sparse_rows(params) == ROWS
-    (tmp_path / "t1" / "key").unlink()
-    with pytest.raises(ArtifactError, match="Expected the keys of table t1"):
-        sparse_rows(params)
 
 
 def test_sparse_folders_of_a_ps_json_are_served(tmp_path):

@@ -7,7 +7,6 @@ import pytest
 from tritonclient.grpc import model_config_pb2 as pb
 
 from export.nvidia.hugectr.forward import logits, slot_rows
-from export.nvidia.hugectr.model import read_model
 from export.nvidia.hugectr_backend import (
     NAME,
     REQUIRED,
@@ -27,6 +26,7 @@ from repository.recorded import RECORDED_FILE, read_recorded
 from serving.contract.artifacts import open_network
 from serving.contract.errors import ExportError
 from serving.stages.parts.models import RankFeatures
+from tests.unit.hps.hugectr_files import read_model
 from tests.unit.nvidia.merlin.conftest import source_of
 
 
@@ -59,10 +59,10 @@ def backend(folder, entry, config, tensors) -> np.ndarray:
     assert starts[-1] == tensors["CATCOLUMN"].shape[1]
     assert (np.diff(starts) == 1).all()  # one key per slot
     assert samples <= entry["max_batch_size"]
-    model = read_model(folder, NAME)
+    layers, table = read_model(folder, NAME)
     keys = tensors["CATCOLUMN"][0].reshape(samples, slots)
-    rows = slot_rows(np.asarray(model.rows.keys), np.asarray(model.rows.vectors), keys)
-    return 1 / (1 + np.exp(-logits(model.layers, tensors["DES"].reshape(samples, dense), rows)))
+    rows = slot_rows(np.asarray(table.keys), np.asarray(table.vectors), keys)
+    return 1 / (1 + np.exp(-logits(layers, tensors["DES"].reshape(samples, dense), rows)))
 
 
 def test_the_files_answer_like_the_served_network(written, cpu, exported, entry, config):
