@@ -92,14 +92,20 @@ def arguments(tmp_path):
     }
 
 
-@pytest.fixture
-def model(arguments, monkeypatch):
-    from serving.stages.adapter import triton
+def quiet_model(*stages: type):
+    """Return a model of the stages that leaves reports to the test."""
+    from serving.stages.adapter.triton import triton_model
 
-    monkeypatch.setattr(triton, "REPORT_EVERY_S", 3_600)  # tests report themselves
+    kind = triton_model(*stages)
+    kind.report_every_s = 3_600
+    return kind()
+
+
+@pytest.fixture
+def model(arguments):
     pb.MetricFamily.metrics.clear()
     pb.Logger.lines.clear()
-    model = triton.triton_model(Echo)()
+    model = quiet_model(Echo)
     model.initialize(arguments)
     yield model
     model.finalize()
@@ -221,10 +227,7 @@ class Next:
 
 
 @pytest.fixture
-def fused(tmp_path, monkeypatch):
-    from serving.stages.adapter import triton
-
-    monkeypatch.setattr(triton, "REPORT_EVERY_S", 3_600)
+def fused(tmp_path):
     pb.MetricFamily.metrics.clear()
     folder = tmp_path / ENSEMBLE / "7"
     for name in STAGES:
@@ -233,7 +236,7 @@ def fused(tmp_path, monkeypatch):
     info = replace(INFO, stage=ENSEMBLE)
     info.write(folder)
     write_manifest(folder)
-    model = triton.triton_model(Echo, Next, Next, Next)()
+    model = quiet_model(Echo, Next, Next, Next)
     model.initialize(
         {
             "model_name": ENSEMBLE,
@@ -298,16 +301,13 @@ def records(spec, *user_ids: int, generation: int = 7) -> pb.InferenceRequest:
     return pb.InferenceRequest(**pack_records(spec.inputs, fields))
 
 
-def test_a_stage_between_two_records_takes_fields_and_gives_a_record(tmp_path, monkeypatch):
+def test_a_stage_between_two_records_takes_fields_and_gives_a_record(tmp_path):
     """Three requests, one of them of two rows and one of another generation."""
-    from serving.stages.adapter import triton
-
-    monkeypatch.setattr(triton, "REPORT_EVERY_S", 3_600)
     folder, info = tmp_path / "rank" / "7", replace(INFO, stage="rank")
     folder.mkdir(parents=True)
     info.write(folder)
     write_manifest(folder)
-    model = triton.triton_model(Half)()
+    model = quiet_model(Half)
     names = {"model_name": "rank", "model_instance_name": "rank_0_0", "model_version": "7"}
     model.initialize({**names, "model_repository": str(folder.parent), "model_config": pbtxt_as_json(info)})
     good, bad, mates = model.execute([records(info.spec, 4), records(info.spec, 5, generation=6), records(info.spec, 6, 8)])

@@ -34,8 +34,9 @@ def loaded(arguments):  # noqa: F811 - the fixture of that name
     pb.MetricFamily.metrics.clear()
     pb.Logger.lines.clear()
 
-    def load(stage):
+    def load(stage, report_every_s=1.0):
         model = triton_model(stage)()
+        model.report_every_s = report_every_s
         model.initialize(arguments)
         return model
 
@@ -62,12 +63,15 @@ def test_stages_that_hold_nothing_are_let_go_as_well(loaded):
     assert not any(thread.name == "reporter" for thread in threading.enumerate())
 
 
-def test_measurements_that_fail_are_logged_and_leave_answers_alone(loaded, monkeypatch):
-    from serving.stages.adapter import triton
+class Broken(Measured):
+    """Its measurements fail."""
 
-    monkeypatch.setattr(triton, "REPORT_EVERY_S", 0.01)
-    monkeypatch.setattr(Measured, "measurements", lambda self: 1 / 0)
-    model = loaded(Measured)
+    def measurements(self):
+        return 1 / 0
+
+
+def test_measurements_that_fail_are_logged_and_leave_answers_alone(loaded):
+    model = loaded(Broken, report_every_s=0.01)
     deadline = time.monotonic() + 10
     while len(pb.Logger.lines) < 2 and time.monotonic() < deadline:
         time.sleep(0.01)

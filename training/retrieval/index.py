@@ -18,13 +18,21 @@ import numpy as np
 from serving.contract.errors import ExportError
 from serving.stages.search.search import index_queries
 
-EXACT_UP_TO = 20_000  # items: 64 floats each are read in a tenth of a millisecond
-COMPRESS_FROM = 2_000_000  # items
 WANTED_RECALL = 0.98
 QUERIES = 512
 EFFORTS = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # lists searched per query
 LISTS_PER_ROOT = 4  # lists, times the root of the number of items
 SAMPLES_PER_LIST = 64  # training vectors per list centre
+
+
+class Sizes(NamedTuple):
+    """Numbers of items at which the way to search them changes."""
+
+    exact_up_to: int = 20_000  # 64 floats each are read in a tenth of a millisecond
+    compress_from: int = 2_000_000
+
+
+SIZES = Sizes()
 
 
 @dataclass(frozen=True)
@@ -52,17 +60,24 @@ class Choice(NamedTuple):
         return {"kind": self.kind, "wanted_recall": WANTED_RECALL, "trials": [asdict(trial) for trial in self.trials]}
 
 
-def choose_index(item_vectors: np.ndarray, positions: np.ndarray, query_vectors: np.ndarray, k: int, effort: int = 0) -> Choice:
+def choose_index(
+    item_vectors: np.ndarray,
+    positions: np.ndarray,
+    query_vectors: np.ndarray,
+    k: int,
+    effort: int = 0,
+    sizes: Sizes = SIZES,
+) -> Choice:
     """Choose an index. item_vectors: float32 [n_items, D]; positions: int64 [n] servable items; query_vectors: float32 [Q, D].
 
     k: results to compare; effort: lists searched per query, 0 = try several. Raises ExportError when the required recall is not
     reached.
     """
-    if len(positions) <= EXACT_UP_TO:
+    if len(positions) <= sizes.exact_up_to:
         return Choice("exact", None, (Trial("exact", 0, 1.0, 1.0, float(len(positions))),))
     queries = query_vectors[:QUERIES]
     exact, vectors = exact_scores(item_vectors[positions], queries, k), index_vectors(item_vectors[positions])
-    kind = "lists" if len(positions) < COMPRESS_FROM else "compressed lists"
+    kind = "lists" if len(positions) < sizes.compress_from else "compressed lists"
     index = _fill(_empty(kind, len(positions), vectors.shape[1]), vectors, positions)
     trials: list[Trial] = []
     for at in (effort,) if effort else EFFORTS:

@@ -18,7 +18,7 @@ from training.features.build import Examples, Features
 from training.models.parity import Dynamic, Parity, export_network
 from training.models.retriever import Retriever
 from training.models.sequence import SequenceModel
-from training.retrieval.index import Choice, choose_index
+from training.retrieval.index import SIZES, Choice, Sizes, choose_index
 
 INPUTS = ("history_vectors", "history_weights", "user_embeddings", "user_continuous")
 DYNAMIC: Dynamic = {name: {0: "requests"} for name in (*INPUTS, "user_vectors")}
@@ -34,11 +34,12 @@ def save_retriever(
     candidates: int,
     filter_seen: bool = True,
     index_effort: int = 0,
+    sizes: Sizes = SIZES,
 ) -> tuple[dict[str, Any], list[Parity], Choice]:
     """Write the retrieve stage without `stage.json` and the manifest.
 
     available: bool [n_items]; sample: real users, on whom parity and the index's recall are measured; candidates: C;
-    index_effort: as `choose_index` takes it
+    index_effort, sizes: as `choose_index` takes them
     -> (settings for `stage.json`, parity reports, the index chosen and what was tried)
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -53,7 +54,7 @@ def save_retriever(
         np.save(folder / TABLES_FOLDER / f"{name}.npy", table)
 
     positions, queries = np.flatnonzero(available), retriever.user_vectors(sample)
-    choice = choose_index(retriever.item_vectors, positions, queries, candidates, index_effort)
+    choice = choose_index(retriever.item_vectors, positions, queries, candidates, index_effort, sizes)
     if choice.index is not None:
         faiss.write_index(choice.index, str(folder / INDEX_FILE))
     settings = RetrieveSettings(tuple(name for name in tables if name != HISTORY_TABLE), filter_seen, choice.kind)

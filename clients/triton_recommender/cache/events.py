@@ -43,16 +43,17 @@ class Names:
     source: of a Catalogue, for a shop whose user ids are text; read again, at most every LOOK_S, when a name is not known
     """
 
-    def __init__(self, source: str | Path | None = None) -> None:
+    def __init__(self, source: str | Path | None = None, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._source, self._catalogue, self._read_s = source, Catalogue(), float("-inf")
+        self._clock_s = clock_s
 
     def id_of(self, value: object) -> int | None:
         """Return None for what cannot be anybody's id."""
         text = str(value).strip().removesuffix(".0")
         if not text:
             return None
-        if text not in self._catalogue.user_names and self._source and time.monotonic() - self._read_s > LOOK_S:
-            self._catalogue, self._read_s = self._load(), time.monotonic()
+        if text not in self._catalogue.user_names and self._source and self._clock_s() - self._read_s > LOOK_S:
+            self._catalogue, self._read_s = self._load(), self._clock_s()
         user_id = self._catalogue.user_id(text)
         return user_id if isinstance(user_id, int) and user_id != ANONYMOUS else None
 

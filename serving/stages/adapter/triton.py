@@ -33,7 +33,6 @@ from serving.stages.adapter.deadlines import DeadlineCheck
 
 Arrays = dict[str, np.ndarray]
 
-REPORT_EVERY_S = 1.0
 
 # Names instead of values: the backend fills its module only after this file was imported.
 ERROR_CODES = {
@@ -66,6 +65,7 @@ class StageModel:
     """A Triton model of one stage, or of all stages in a chain."""
 
     stage_types: tuple[Any, ...]
+    report_every_s = 1.0  # measurements
 
     def initialize(self, args: dict[str, str]) -> None:
         folder = Path(args["model_repository"]) / args["model_version"]
@@ -83,7 +83,7 @@ class StageModel:
         instance_labels = {"instance": args["model_instance_name"], "version": args["model_version"]}
         sources: list[Source] = [(link.metrics.measurements, {}) for link in self.chain]
         sources += [(link.stage.measurements, instance_labels) for link in self.chain if hasattr(link.stage, "measurements")]
-        self.reporter = Reporter(sources)
+        self.reporter = Reporter(sources, self.report_every_s)
 
     def finalize(self) -> None:
         """Release what the stages share with other processes, when the server unloads this version."""
@@ -200,8 +200,8 @@ Source = tuple[Callable[[], Iterable[Measurement]], dict[str, str]]  # measureme
 class Reporter:
     """Publishes measurements from a thread: every changed value is a message to the server, as expensive as a hop."""
 
-    def __init__(self, sources: list[Source]) -> None:
-        self._sources = sources
+    def __init__(self, sources: list[Source], every_s: float) -> None:
+        self._sources, self._every_s = sources, every_s
         self._families: dict[str, Any] = {}
         self._metrics: dict[tuple[str, ...], Any] = {}
         self._values: dict[tuple[str, ...], float] = {}
@@ -210,7 +210,7 @@ class Reporter:
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._stop.wait(REPORT_EVERY_S):
+        while not self._stop.wait(self._every_s):
             try:
                 self.report()
             except Exception:

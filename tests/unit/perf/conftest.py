@@ -8,7 +8,7 @@ import pytest
 from perf.observe import Latency, ProcessMemory, StageTimes
 from perf.report.results import Closed, Machine, Open, Run, Yardstick
 from serving.contract.tensors import STAGES, Axes
-from training.retrieval.index import Choice, choose_index
+from training.retrieval.index import Choice, Sizes, choose_index
 
 AXES = Axes(candidates=20, history=3, exclusions=2, items_returned=2, user_categorical=2, user_continuous=1)
 N_ITEMS, WIDTH = 3_000, 8
@@ -121,6 +121,4 @@ def vectors() -> np.ndarray:
 
 @pytest.fixture(scope="session")
 def choice(vectors) -> Choice:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("training.retrieval.index.EXACT_UP_TO", 100)
-        return choose_index(vectors, np.arange(N_ITEMS), vectors[:64], AXES.candidates)
+    return choose_index(vectors, np.arange(N_ITEMS), vectors[:64], AXES.candidates, sizes=Sizes(exact_up_to=100))

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from perf import answers
 from perf.answers import differing_at_once, differing_messages, tensors_of
 from repository.recorded import Recorded
 from serving.contract.tensors import ModelSpec, TensorSpec
@@ -18,10 +17,14 @@ RECOMMEND = ModelSpec(
 )
 
 
+def random_answers(n_rows: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {"item_ids": rng.integers(0, 2**60, (n_rows, 3)), "scores": rng.random((n_rows, 3), np.float32)}
+
+
 @pytest.fixture
 def expected() -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(0)
-    return {"item_ids": rng.integers(0, 2**60, (50, 3)), "scores": rng.random((50, 3), np.float32)}
+    return random_answers(50)
 
 
 def messages_of(answers: dict[str, np.ndarray], names=("item_ids", "scores")) -> list[bytes]:
@@ -78,20 +81,21 @@ def test_one_other_score_is_found(expected):
     ("fault", "said"),
     [
         (None, ""),
-        ("other", "20 requests at once: 1 of 50 id lists differ, first request 30"),
-        ("refuse", "20 requests at once: 1 were not answered, {'UNAVAILABLE: no': 1}"),
+        ("other", "64 requests at once: 1 of 100 id lists differ, first request 70"),
+        ("refuse", "36 requests at once: 1 were not answered, {'UNAVAILABLE: no': 1}"),
     ],
 )
-def test_requests_at_once_are_each_compared_with_their_own_answer(expected, fault, said, monkeypatch):
-    monkeypatch.setattr(answers, "AT_ONCE", 20)
+def test_requests_at_once_are_each_compared_with_their_own_answer(fault, said):
+    """More than are sent at once: the fault is in the second part."""
+    expected = random_answers(100)
     messages = messages_of(expected)
 
     def answer(body, context):
         row = int.from_bytes(pb.ModelInferRequest.FromString(body).raw_input_contents[0], "little")
-        if row == 30 and fault == "refuse":
+        if row == 70 and fault == "refuse":
             context.abort(grpc.StatusCode.UNAVAILABLE, "no")
-        return messages[31 if row == 30 and fault == "other" else row]
+        return messages[71 if row == 70 and fault == "other" else row]
 
-    recorded = Recorded({"user_id": np.arange(50)[:, None]}, expected)
+    recorded = Recorded({"user_id": np.arange(100)[:, None]}, expected)
     with serving(answer) as url:
         assert differing_at_once(url, RECOMMEND, recorded) == said

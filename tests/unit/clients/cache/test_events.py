@@ -72,9 +72,8 @@ def test_users_of_messages_are_forgotten(cache, broker, running):
     until(lambda: {17850, 12583, 14911} <= set(cache.users))
 
 
-def test_a_topic_that_appears_later_is_read_and_a_store_that_is_down_is_tried_again(cache, broker, running, monkeypatch):
-    monkeypatch.setattr("triton_recommender.cache.events.RETRY_S", 0.05)
-    cache.down = 3
+def test_a_topic_that_appears_later_is_read_and_a_store_that_is_down_is_tried_again(cache, broker, running):
+    cache.down = 1
     running(follow_topic, cache, broker.address, "later", "user_id", Names())
     time.sleep(0.5)
     while not cache.users:
@@ -133,14 +132,15 @@ def test_users_of_a_log_that_grows_are_forgotten(cache, tmp_path, running):
     until(lambda: followed == Followed(events=5, users=4, unusable=1))
 
 
-def test_names_of_users_are_known_from_the_repository_also_later(repo, monkeypatch):
-    names = Names(repo)
+def test_names_of_users_are_known_from_the_repository_also_later(repo):
+    now_s = [0.0]
+    names = Names(repo, lambda: now_s[0])
     assert [names.id_of(value) for value in ("ann", "7", 7, "")] == [7, 7, 7, None]
     assert names.id_of("bob") == stable_id("bob")  # new: the id that the next export gives it
     assert [names.knows(text) for text in ("ann", "7", "bob", "12")] == [True, True, False, False]
     (repo / "recommend" / "10" / "user_names.json").write_text('{"ann": 7, "bob": 8}')
     assert names.id_of("bob") == stable_id("bob")  # read a moment ago
-    monkeypatch.setattr("triton_recommender.cache.events.LOOK_S", 0.0)
+    now_s[0] += 6.0
     assert names.id_of("bob") == 8
 
 

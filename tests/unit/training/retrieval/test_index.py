@@ -7,9 +7,10 @@ import pytest
 from serving.contract.errors import ExportError
 from serving.stages.search.search import index_queries
 from training.retrieval import index as module
-from training.retrieval.index import WANTED_RECALL, choose_index, exact_scores, index_vectors, recalls_of
+from training.retrieval.index import WANTED_RECALL, Sizes, choose_index, exact_scores, index_vectors, recalls_of
 
 N_ITEMS, WIDTH, K = 4_000, 16, 20
+SMALL = Sizes(exact_up_to=100)
 
 
 def clustered(n: int, seed: int) -> np.ndarray:
@@ -26,12 +27,10 @@ def test_small_catalogues_are_scored_whole():
 
 
 @pytest.mark.parametrize("compress_from", [10**9, 1_000], ids=["lists", "compressed"])
-def test_the_chosen_index_finds_what_exact_search_finds(monkeypatch, tmp_path, compress_from):
-    monkeypatch.setattr(module, "EXACT_UP_TO", 100)
-    monkeypatch.setattr(module, "COMPRESS_FROM", compress_from)
+def test_the_chosen_index_finds_what_exact_search_finds(tmp_path, compress_from):
     vectors, queries = clustered(N_ITEMS, 0), clustered(200, 1)
     positions = np.arange(0, N_ITEMS, 2)  # every other item is unavailable
-    choice = choose_index(vectors, positions, queries, K)
+    choice = choose_index(vectors, positions, queries, K, sizes=Sizes(100, compress_from))
     faiss.write_index(choice.index, str(tmp_path / "index"))
     read = faiss.read_index(str(tmp_path / "index"))  # the effort must survive the file
     _, found = read.search(index_queries(queries), K)
@@ -87,16 +86,8 @@ def test_exact_scores_are_the_largest_products():
     np.testing.assert_allclose(exact_scores(vectors, queries, K), expected, rtol=1e-5)
 
 
-def test_no_index_is_good_enough(monkeypatch):
-    monkeypatch.setattr(module, "EXACT_UP_TO", 100)
-    monkeypatch.setattr(module, "WANTED_RECALL", 1.1)
-    with pytest.raises(ExportError, match=r"recall 1\.1 of exact search over 4,000 items; at effort 512 it is 1\.000"):
-        choose_index(clustered(N_ITEMS, 0), np.arange(N_ITEMS), clustered(50, 1), K)
-
-
-def test_an_effort_that_was_given_is_the_only_one_tried(monkeypatch):
-    monkeypatch.setattr(module, "EXACT_UP_TO", 100)
-    choice = choose_index(clustered(N_ITEMS, 0), np.arange(N_ITEMS), clustered(50, 1), K, effort=200)
+def test_an_effort_that_was_given_is_the_only_one_tried():
+    choice = choose_index(clustered(N_ITEMS, 0), np.arange(N_ITEMS), clustered(50, 1), K, 200, SMALL)
     assert {trial.effort for trial in choice.trials} == {200}
-    with pytest.raises(ExportError, match="No index reaches recall"):
-        choose_index(clustered(N_ITEMS, 0), np.arange(N_ITEMS), clustered(50, 1), K, effort=1)
+    with pytest.raises(ExportError, match=r"recall 0\.98 of exact search over 4,000 items; at effort 1 it is 0\."):
+        choose_index(clustered(N_ITEMS, 0), np.arange(N_ITEMS), clustered(50, 1), K, 1, SMALL)
