@@ -47,9 +47,8 @@ def recorded(fused_repository):
     return read_recorded(fused_repository / ENSEMBLE / "1" / RECORDED_FILE)
 
 
-@pytest.mark.parametrize("concurrency", [1, 16])
-def test_a_thousand_served_answers_equal_the_in_process_ones_of_the_other_layout(caller, repository, recorded, concurrency):
-    answers = ask_each(caller, recorded.inputs, concurrency)
+def test_a_thousand_served_answers_equal_the_in_process_ones_of_the_other_layout(caller, repository, recorded):
+    answers = ask_each(caller, recorded.inputs, concurrency=16)
     assert len(answers["item_ids"]) == 1_000
     expected = Pipeline.load(repository)(recorded.inputs)
     assert compare_answers(answers, expected) == ""
