@@ -43,7 +43,7 @@ HOST_OPTION = $(if $(filter command,$(origin HOST)),--host $(HOST))
 EXPORTED = .run/exported/$(call as_name,$(REPO)-$(PROFILE)-$(LAYOUT)-$(DATA)$(if $(TRITON),-$(TRITON))$(if $(CONFIG),-$(CONFIG)))
 SOURCES = requirements/export.txt $(CONFIG) $(shell find export repository training serving hps_config $(wildcard $(DATA) data/$(DATA)) -type f -not -path '*/__pycache__/*' 2>/dev/null)
 
-.PHONY: help setup run test test-unit stop export serve check perf baseline bounds bounds-tables tune eval check-feast check-deploy docs lint
+.PHONY: help setup run test test-unit stop export serve check perf baseline bounds bounds-tables live tune eval check-feast check-deploy docs lint
 
 help: ## list the commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -118,6 +118,17 @@ $(WIDE).exported: experiments/wide.toml $(SOURCES)
 
 bounds-tables: setup $(WIDE).exported ## every speed of the embedding tables that has a bound, over a repository of its own: DATA=… ROWS=…
 	@$(PY) -m experiments.tables hits misses growth updates large --rows $(ROWS) $(if $(ZIPF),--zipf $(ZIPF)) --repo $(WIDE)
+
+# how long make live may take, beside the export; and the repository of the log without its last weeks
+MINUTES ?= 3
+LIVE = .run/live/$(call as_name,$(DATA))
+
+$(LIVE).exported: $(SOURCES)
+	@$(PY) -m experiments.replay export --data $(DATA) --repo $(LIVE)
+	@touch $@
+
+live: setup $(LIVE).exported ## the last weeks of the log replayed as live events: frozen and live quality side by side: DATA=… MINUTES=…
+	@$(PY) -m experiments.replay run --data $(DATA) --repo $(LIVE) --minutes $(MINUTES)
 
 tune: setup ## search batching, instances, threads and the index's effort under the SLO; writes tuned.toml for CONFIG=…: REPO=…
 	@$(PY) -m perf.tune --repo $(REPO)

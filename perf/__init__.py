@@ -2,6 +2,7 @@
 
     python -m perf             sweep, open-loop load, in-process baseline, report and SLO verdict, in a few minutes
     python -m perf COMMAND     sweep, load, report, gate or ab; docs/perf.md describes each
+    python -m perf live        the live loop: events, changed items, and answers that know them
     python -m perf.tune        search serving settings under the SLO
 
 Two kinds of load answer two questions:
@@ -21,6 +22,7 @@ stdout is one JSON document, which the SLO gate reads.
     observe.py              latencies, the server's counters, cache hit rates, memory
     in_process.py           the in-process baseline
     answers.py, recall.py   conditions of a valid figure: equal answers, and enough recall of the index
+    live/                   measurements of the live loop; figures.py, how a measurement with bounds ends
     report/, slo.py         run.json, tables, pictures and page; the SLO gate
     ab.py, ratio.py         two repositories or commits in turns; the ratio of two measurements
     cli.py, command.py      the commands; progress, and how each command ends

@@ -110,8 +110,8 @@ def sequences_of(message: bytes) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def opened_shop(repo: Path, live: bool = True) -> Iterator[Shop]:
-    """Serve a copy of a repository, whose live store is its own. live: with `observe` and `upsert`, and a store
+def copied(repo: Path, live: bool = True) -> Iterator[Path]:
+    """Yield a copy of a repository, whose live store is its own. live: with `observe` and `upsert`, and so a store
 
     Raises ConfigError for a repository that states where its live store is: the copy would write there.
     """
@@ -127,7 +127,20 @@ def opened_shop(repo: Path, live: bool = True) -> Iterator[Shop]:
         if not live:
             for name in LIVE_MODELS:
                 shutil.rmtree(copy / name)
-        with own_server(copy) as server:
-            if server.state is None:
-                raise ServerError(f"The server on {copy} ended. Its log is {server.log_path}.")
-            yield Shop.of(site_of(server.state))
+        yield copy
+
+
+@contextlib.contextmanager
+def served(copy: Path) -> Iterator[Shop]:
+    """Serve a copy of a repository for a while."""
+    with own_server(copy) as server:
+        if server.state is None:
+            raise ServerError(f"The server on {copy} ended. Its log is {server.log_path}.")
+        yield Shop.of(site_of(server.state))
+
+
+@contextlib.contextmanager
+def opened_shop(repo: Path, live: bool = True) -> Iterator[Shop]:
+    """Serve a copy of a repository, as `copied` makes it."""
+    with copied(repo, live) as copy, served(copy) as shop:
+        yield shop

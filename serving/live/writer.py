@@ -14,8 +14,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 from typing import Protocol
 
 import lmdb
@@ -40,7 +42,6 @@ from serving.live.store import (
     sequence_key,
 )
 from serving.live.timeline import PAUSE_MS
-from serving.live.transitions import apply_to_items, apply_to_users
 
 KEY_BYTES = 16  # of the digest that stands for an event id
 KEY_VALUE = struct.Struct("<Qq")  # sequence, arrival in unix milliseconds
@@ -89,11 +90,13 @@ class Writer:
         settings: WriterSettings | None = None,
         now_ms: Callable[[], int] = wall_clock_ms,
         shop: str = "",
+        observes: bool = True,
     ) -> None:
         """Open the store, or create it. Raises ConfigError when it was made with another layout.
 
         kinds: names of events by code; names the store does not know yet take the next codes
         shop: name of the data set whose events these are, kept with them
+        observes: load the compiled loops that events of users need now, and not with the first of them
         """
         self.settings, self.now_ms = settings or WriterSettings(), now_ms
         self.layout, self.seeds, self.aggregator = layout, seeds, aggregator
@@ -105,7 +108,8 @@ class Writer:
                 self.codes = self._agree_about_kinds(txn, list(kinds))
                 if shop:
                     txn.put(SHOP, shop.encode(), db=self.store.meta)
-            self._load_loops()
+            if observes:
+                self._load_loops()
         except BaseException:
             self.store.close()
             raise
@@ -201,7 +205,7 @@ class Writer:
             unknown = np.delete(np.arange(len(users)), known_rows)
             users[unknown] = self._seeded(txn, self.seeds, user_ids[unknown])
         users[known_rows] = known
-        apply_to_users(users, rows, events)
+        self._transitions.apply_to_users(users, rows, events)
         if self.aggregator:
             self.aggregator.update(users["aggregates"], rows, events)
         write_records(txn, self.store.users, keys, users)
@@ -215,7 +219,7 @@ class Writer:
         keys, items = ids_as_keys(item_ids), self.layout.empty_items(len(item_ids))
         known_rows, known = read_records(txn, self.store.items, keys, self.layout.item)
         items[known_rows] = known
-        apply_to_items(items, rows, events)
+        self._transitions.apply_to_items(items, rows, events)
         write_records(txn, self.store.items, keys, items)
 
     def _seeded(self, txn: lmdb.Transaction, seeds: Seeds, user_ids: np.ndarray) -> np.ndarray:
@@ -299,8 +303,15 @@ class Writer:
         """
         for count in (1, 2):
             rows, events = np.zeros(count, np.int64), np.zeros(count, HEADER)
-            apply_to_users(self.layout.empty_users(count), rows, events)
-            apply_to_items(self.layout.empty_items(count), rows, events)
+            self._transitions.apply_to_users(self.layout.empty_users(count), rows, events)
+            self._transitions.apply_to_items(self.layout.empty_items(count), rows, events)
+
+    @cached_property
+    def _transitions(self) -> ModuleType:
+        """The loops, imported when they are needed: the compiler takes 50 MB, which a writer of changed items does without."""
+        from serving.live import transitions
+
+        return transitions
 
     def _note_pause(self, txn: lmdb.Transaction, latest_ms: int, times_ms: np.ndarray) -> int:
         """Keep in mind that nothing happened for long before these events. Return how many pauses that makes, 0 or 1."""

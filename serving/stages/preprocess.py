@@ -26,6 +26,7 @@ from serving.stages.features.user_state import FeatureStore, UserState, UserStor
 from serving.stages.live.categories import ItemCategories
 from serving.stages.live.content import Content
 from serving.stages.live.items import LiveItems
+from serving.stages.live.measurements import VISIBLE
 from serving.stages.live.users import LiveUsers
 
 MAX_STRING_BYTES = 1024
@@ -157,6 +158,8 @@ class Preprocess:
         }
 
     def measurements(self) -> Iterator[Measurement]:
-        """Yield how far the features of the latest requests are from the export's."""
+        """Yield how far the features of the latest requests are from the export's, and how soon events show in answers."""
         if self.drift:
             yield from self.drift.measurements()
+        if self.inputs.live:
+            yield from self.inputs.live.visible.measurements(VISIBLE)

@@ -21,6 +21,7 @@ from experiments import (
     compression,
     growth,
     leave_one_out,
+    live_kills,
     merlin,
     merlin_graph,
     overhead,
@@ -204,11 +205,23 @@ def smoke_tables_updates(context: Context) -> list[Figure]:
     return tables_updates.figures_of(outcomes, [20.0, 30.0], [count])
 
 
+def smoke_live_kills(context: Context) -> list[Figure]:
+    """A few kills of processes; a server is killed in tests/server."""
+    folder = context.folder / "killed.live"
+    acknowledged = live_kills.kill_processes(folder, 2, 2, context.rng)
+    found = live_kills.check_store(folder, acknowledged)
+    assert not +found.wrong
+    lost = live_kills.check_store(folder, {**acknowledged, 1: b"another event"}).wrong
+    assert +lost == {"lost": 1}
+    return live_kills.figures_of(found, len(acknowledged), {"writer": 2, "machine": 2, "server": 0})
+
+
 SMOKE: dict[str, Callable[[Context], list[Figure]]] = {
     "cache": smoke_cache,
     "cache_policy": lambda context: cache_policy.measure(1_000, 4_000, [DATA], context.rng),
     "compression": smoke_compression,
     "growth": smoke_growth,
+    "live_kills": smoke_live_kills,
     "merlin": smoke_merlin,
     "overhead": smoke_overhead,
     "precision": lambda context: precision.measure(context.dataset, context.repo, QUIET),

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import shutil
 import time
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,15 +15,31 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
+from experiments.prequential import answer_frozen, choose_questions
+from experiments.replay import Replay, held_back_row
+from perf.figures import Figure
+from perf.live import after as perf_after
+from perf.live import items as perf_items
+from perf.live import throughput as perf_throughput
+from perf.live.exchange import connected
+from perf.live.shop import Shop
+from perf.live.visible import Probes, first_lists, run_round
+from perf.observe import read_samples
+from perf.target import site_of
 from server import live_helpers
 from server.launcher import TritonServer
 from server.processes import members
+from serving.contract.errors import ConfigError
 from serving.contract.tensors import ENSEMBLE, OBSERVE, PAD_ID, UPSERT
 from serving.live.events import unpack
 from serving.live.reader import Reader
 from serving.live.store import live_folder
 from serving.pipeline import Pipeline
+from serving.stages.live.measurements import PREFIX, SILENT
+from tests.monitoring import named_metrics
+from tests.repositories import SERVED_DATA
 from tests.server.requests import infer_tensors
+from training.dataset import load_dataset
 
 USER = 7
 NEW_ITEM = 1_000_000
@@ -123,17 +137,41 @@ def test_a_sold_out_item_is_in_no_answer_and_a_new_one_in_some(live_client):
         assert time.monotonic() < started_s + 10.0
 
 
-def test_the_servers_metrics_say_where_the_log_stands(live_server, reader):
-    with reader.snapshot() as snapshot:
-        events = snapshot.progress().last_sequence
+def served_metrics(server: TritonServer, is_current: Callable[[dict[str, float]], bool]) -> dict[str, float]:
+    """Return the metrics page, once it is current, by name; of several labels the largest value."""
     deadline_s = time.monotonic() + 10.0
     while True:
-        text = urllib.request.urlopen(live_server.metrics_url, timeout=5).read().decode()
-        found = re.search(r"^recommender_live_events_total{[^}]*} (\S+)$", text, re.MULTILINE)
-        if found and float(found[1]) == events:
-            break
-        assert time.monotonic() < deadline_s, text
+        metrics: dict[str, float] = {}
+        for (name, _), value in read_samples(server.metrics_url).items():
+            metrics[name] = max(value, metrics.get(name, value))
+        if is_current(metrics):
+            return metrics
+        assert time.monotonic() < deadline_s, metrics
         time.sleep(0.2)
+
+
+def test_the_servers_metrics_say_where_the_log_stands(live_server, live_client, reader):
+    with pytest.raises(InferenceServerException):
+        observe(live_client, USER, -1)
+    sequence = observe(live_client, USER, 9)
+    observe(live_client, USER, 8, timestamp_ms=[[1_000_000_000_000]])
+    recommend(live_client, USER, after=[[sequence]])
+    with reader.snapshot() as snapshot:
+        progress = snapshot.progress()
+    metrics = served_metrics(live_server, lambda page: page.get("recommender_live_events_total") == progress.accepted)
+    assert metrics["recommender_live_late_events_total"] == progress.late >= 1
+    assert metrics["recommender_live_refused_events_total"] >= 1
+    assert 0 < metrics["recommender_live_store_bytes"] < metrics["recommender_live_store_limit_bytes"]
+    assert 0 <= metrics["recommender_live_watermark_lag_seconds"] < 60
+    for name in ("acknowledgement", "visible"):
+        assert 0 < metrics[f"recommender_live_{name}_seconds"] < 10
+
+
+def test_every_live_metric_that_is_drawn_or_alerted_on_is_served(live_server):
+    named = {name for name in named_metrics() if name.startswith(PREFIX)}
+    assert len(named) >= 15
+    without_kafka = named - {f"{PREFIX}_{SILENT}"}
+    served_metrics(live_server, lambda page: without_kafka <= page.keys())
 
 
 def test_the_servers_maintenance_runs_and_ends_with_it(live_server):
@@ -143,6 +181,51 @@ def test_the_servers_maintenance_runs_and_ends_with_it(live_server):
         assert time.monotonic() < deadline_s, log.read_text()
         time.sleep(0.1)
     assert len(live_helpers.helpers(live_server.state.tag)) == 1  # the supervisor, until the next round
+
+
+@pytest.fixture
+def shop(live_server: TritonServer) -> Shop:
+    return Shop.of(site_of(live_server.state))
+
+
+def values_of(figures: list[Figure]) -> dict[str, float]:
+    return {figure.name: figure.median for figure in figures}
+
+
+def test_perf_live_counts_answers_events_and_items_of_a_server(shop):
+    rng = np.random.default_rng(0)
+    asked = values_of(perf_after.measure(shop, 20, rng))
+    assert asked["answers that name an event"] == 20
+    assert asked["of these without their event"] == asked["acknowledged events that the log lacks"] == 0
+    written = values_of(perf_throughput.measure(shop, 0.3, 1, rng, lambda _: None))
+    assert written["durable events, 32 clients"] > 0
+    assert written["acknowledged events that the log lacks"] == 0
+    shown = values_of(perf_items.measure(shop, 2, 20, rng, lambda _: None))
+    assert shown["answers that had an item which is now unavailable"] >= 20
+    assert shown["of these that still have it"] == 0
+
+
+def test_perf_live_sends_events_beside_requests(shop):
+    rng = np.random.default_rng(0)
+    with connected(shop.site.grpc_url) as exchange:
+        probes = Probes(shop, exchange, first_lists(shop, exchange, shop.draw_users(10, rng)))
+        run = run_round(shop, exchange, 20.0, 40.0, probes, 1.0, rng)
+    assert run.events > len(probes.changed_ns) == len(probes.durable_ns) > 0
+    assert (run.refused, probes.stale) == (0, 0)
+    assert len(run.recommend_ns) > 0
+
+
+def test_a_replay_knows_the_events_before_each_question(shop, live_repository):
+    dataset = load_dataset(SERVED_DATA)
+    end = len(dataset.interactions)
+    rows = choose_questions(dataset.interactions, end - 200, end, most=5)
+    replay = Replay(dataset, rows, answer_frozen(live_repository, dataset, rows))
+    for _ in replay.steps(shop, end - 200, seconds=60.0):
+        assert replay.line()
+    assert (replay.events, len(replay.asked), replay.late) == (200, len(rows), 0)
+    assert set(replay.document()) == {"replay", "events", "questions", "frozen", "live"}
+    with pytest.raises(ConfigError, match="has seen the whole log"):
+        held_back_row(dataset, live_repository)
 
 
 def test_what_was_acknowledged_survives_a_kill_of_the_whole_server(live_repository, tmp_path, reader):

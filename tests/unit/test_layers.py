@@ -40,7 +40,7 @@ MAY_IMPORT = {  # package: the other packages of this project that it may import
     "gateway": SERVING | {"clients", "live"},
     "export": SERVING | {"hps_config", "repository", "training", "server", "live", "trials"},
     "perf": SERVING | {"hps_config", "repository", "training", "server", "export", "clients"},
-    "experiments": SERVING | {"hps_config", "repository", "training", "server", "export", "clients", "perf", "trials"},
+    "experiments": SERVING | {"hps_config", "repository", "training", "server", "export", "clients", "live", "perf", "trials"},
 }
 PACKAGES = {name.split(".")[0] for name in MAY_IMPORT} | {"clients", "gateway", "tests"}
 

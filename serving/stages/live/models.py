@@ -6,39 +6,27 @@ collects what arrives while the last batch becomes durable: group commit.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
 from serving.contract.artifacts import StageInfo, read_stage, stage_folder, stage_settings
-from serving.contract.measurements import COUNTER, GAUGE, Kind, Measurement
+from serving.contract.measurements import Measurement
 from serving.contract.tensors import STAGES
 from serving.live.admission import ChangeAdmission, EventAdmission
 from serving.live.events import EventBatch, EventKind, EventKinds
 from serving.live.layout import Layout
 from serving.live.seeds import GenerationSeeds
-from serving.live.store import DEFAULT_BYTES, Progress, live_folder, set_aside
+from serving.live.store import DEFAULT_BYTES, live_folder, set_aside
 from serving.live.writer import Writer, WriterSettings, wall_clock_ms
-from serving.stages.features.user_state import UserStore
+from serving.stages.live.measurements import RecentTimes, measure_model, measure_store
 
 Arrays = dict[str, np.ndarray]
 Model = TypeVar("Model", bound="LiveModel")
-COUNTED = {  # by the store's helpers (live/)
-    "evicted_users": "Idle users that were forgotten, ever",
-    "kafka_messages": "Messages that were read, ever",
-    "kafka_refused": "Messages that are no events, ever",
-    "kafka_lost": "Messages that the brokers removed unread, ever",
-}
-STATED = {  # by the same, as they are now
-    "kafka_lag": "Messages that are waiting in the topic",
-    "kafka_broker_down": "1 while no broker answers",
-    "redis_lag": "Events of this machine that Redis does not have yet",
-    "redis_down": "1 while Redis does not answer the process that shares",
-}
-SILENT = "How long ago the consumer last stated its lag: it is down where this grows"
 
 
 @dataclass(frozen=True)
@@ -76,6 +64,8 @@ class LiveModel:
     writer: Writer
     settings: LiveSettings
     now_ms: Callable[[], int] = wall_clock_ms
+    times: RecentTimes = field(default_factory=RecentTimes)
+    refused: int = 0
 
     @classmethod
     def load(cls: type[Model], folder: Path) -> Model:
@@ -83,23 +73,41 @@ class LiveModel:
         info = read_stage(folder)
         settings = stage_settings(folder, info, LiveSettings)
         repository = folder.parents[1]
-        users = UserStore(stage_folder(repository, STAGES[0], info.generation) / "store")
+        seeds = cls.open_seeds(repository, info.generation)
         place = live_folder(repository, info.live_folder)
         if info.shop:
             set_aside(place, info.shop)
         writer = Writer(
             place,
-            Layout(history=users.history_length),
+            Layout(history=info.axes.history),
             settings.event_kinds.names,
-            GenerationSeeds(users),
+            seeds,
             settings=WriterSettings(settings.lateness_s, settings.key_days, settings.store_bytes),
             shop=info.shop,
+            observes=seeds is not None,
         )
         return cls(info, writer, settings)
 
+    @classmethod
+    def open_seeds(cls, repository: Path, generation: int) -> GenerationSeeds | None:
+        """Return what a generation knows of users, where the model's events are of users."""
+        return None
+
     def append(self, batch: EventBatch) -> Arrays:
         """Make events durable and return their `sequence`, int64 [N, 1]."""
-        return {"sequence": self.writer.append(batch).reshape(-1, 1)}
+        started_s = time.perf_counter()
+        sequences = self.writer.append(batch)
+        self.times.add(time.perf_counter() - started_s)
+        return {"sequence": sequences.reshape(-1, 1)}
+
+    def count_refused(self, faults: dict[int, str]) -> dict[int, str]:
+        """Return the faults, which are counted."""
+        self.refused += len(faults)
+        return faults
+
+    def measurements(self) -> Iterator[Measurement]:
+        """Yield what this model did."""
+        yield from measure_model(self.info.stage, self.times, self.refused)
 
     def close(self) -> None:
         self.writer.close()
@@ -108,41 +116,28 @@ class LiveModel:
 class Observe(LiveModel):
     """`observe`: an interaction happened."""
 
+    @classmethod
+    def open_seeds(cls, repository: Path, generation: int) -> GenerationSeeds:
+        from serving.stages.features.user_state import UserStore  # with the compiler, whose 50 MB `upsert` does without
+
+        return GenerationSeeds(UserStore(stage_folder(repository, STAGES[0], generation) / "store"))
+
     @property
     def admission(self) -> EventAdmission:
         return EventAdmission(self.settings.event_kinds, self.info.context, self.settings.ahead_s)
 
     def faults(self, inputs: Arrays) -> dict[int, str]:
         """Return a message for each malformed event, by row."""
-        return self.admission.faults(inputs, self.now_ms())
+        return self.count_refused(self.admission.faults(inputs, self.now_ms()))
 
     def __call__(self, inputs: Arrays) -> Arrays:
         """Serve one batch of `observe` (serving/contract/tensors.py)."""
         return self.append(self.admission.events(inputs, self.writer.codes, self.now_ms()))
 
     def measurements(self) -> Iterator[Measurement]:
-        """Yield the store's size and positions."""
-        progress: Progress = self.writer.store.read_progress()
-        lag_s = max(self.now_ms() - progress.watermark_ms, 0) / 1000
-        store = self.writer.store
-        for name, description, value in (
-            ("events_total", "Events of the log, ever", progress.last_sequence),
-            ("late_events_total", "Events older than the watermark, ever", progress.late),
-            ("repeated_events_total", "Events whose id had come before, ever", progress.repeated),
-            ("watermark_lag_seconds", "How far the watermark is behind the wall clock", lag_s),
-            ("store_bytes", "Size of the live store's file", store.size_bytes()),
-            ("archive_bytes", "Size of the log's older part", store.archive_bytes()),
-        ):
-            kind: Kind = COUNTER if name.endswith("_total") else GAUGE
-            yield Measurement(f"recommender_live_{name}", description, kind, {}, float(value))
-        counters = store.read_counters()
-        for name, description in COUNTED.items():
-            yield Measurement(f"recommender_live_{name}_total", description, COUNTER, {}, float(counters.get(name, 0)))
-        for name, description in STATED.items():
-            yield Measurement(f"recommender_live_{name}", description, GAUGE, {}, float(counters.get(name, 0)))
-        if seen_ms := counters.get("kafka_seen_ms"):
-            silent_s = max(self.now_ms() - seen_ms, 0) / 1000
-            yield Measurement("recommender_live_kafka_silent_seconds", SILENT, GAUGE, {}, silent_s)
+        """Yield what this model did, the store's size and its positions."""
+        yield from super().measurements()
+        yield from measure_store(self.writer.store, self.now_ms(), self.settings.store_bytes)
 
 
 class Upsert(LiveModel):
@@ -154,7 +149,7 @@ class Upsert(LiveModel):
 
     def faults(self, inputs: Arrays) -> dict[int, str]:
         """Return a message for each malformed change, by row."""
-        return self.admission.faults(inputs)
+        return self.count_refused(self.admission.faults(inputs))
 
     def __call__(self, inputs: Arrays) -> Arrays:
         """Serve one batch of `upsert` (serving/contract/tensors.py)."""

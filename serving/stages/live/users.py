@@ -6,6 +6,7 @@ live events keep the generation's. The clock is the watermark of event time, or 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -21,6 +22,7 @@ from serving.live.timeline import Timeline
 from serving.loops.compiled import compiled, machine_code
 from serving.stages.features.ids import ItemIndex, position_of
 from serving.stages.features.user_state import UserState
+from serving.stages.live.measurements import RecentTimes
 
 WAIT_S = 0.1  # for the event that `after` names: it was acknowledged, so only another store lacks it
 
@@ -44,6 +46,7 @@ class LiveUsers:
     wait_s: float = WAIT_S
     timelines: dict[tuple[int, int, int], Timeline] = field(default_factory=dict)
     write: Callable = field(default_factory=lambda: write_records)
+    visible: RecentTimes = field(default_factory=RecentTimes)
 
     def update(self, state: UserState, after: np.ndarray, clock_s: int) -> tuple[int, np.ndarray]:
         """Overwrite a generation's state, whose arrays must be writable, with live records.
@@ -65,6 +68,8 @@ class LiveUsers:
         except DependencyError:
             degraded[:] = Degraded.LIVE
             return clock_s, degraded
+        if latest != NO_SEQUENCE and rows:
+            self.visible.add(time.time() - int(records["received_ms"].max()) / 1000)
         if latest > progress.last_sequence:
             degraded[after > progress.last_sequence] = Degraded.LIVE
         self._write(state, rows, records, timeline)

@@ -20,7 +20,7 @@ from export.settings import read_settings
 from gateway.metrics import Metrics as GatewayMetrics
 from serving.contract.distributions import Reference
 from serving.stages.features.drift import WINDOW_ROWS, DriftWindow
-from serving.stages.live.models import COUNTED, STATED
+from serving.stages.live import measurements as live
 from serving.tables.measurements import measurements
 from serving.tables.metrics import Metrics as TablesMetrics
 from serving.tables.metrics import MissCounts, TableCounts, TableMetrics, UpdaterState
@@ -60,12 +60,11 @@ def published_metrics() -> set[str]:
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
     own |= {f"recommender_table_{n.args[0].value}" for n in calls if getattr(n.func, "id", "") in ("_counter", "_gauge")}
     gateway = metric_names(GatewayMetrics().page().decode())
-    live = {f"recommender_live_{name}_total" for name in COUNTED}
-    live |= {f"recommender_live_{name}" for name in (*STATED, "kafka_silent_seconds")}
+    names = (*live.STORE, *(f"{name}_total" for name in live.COUNTED), *live.STATED, *live.TIMES, live.REFUSED, live.SILENT)
     window = DriftWindow([Reference("price", 100, (0.5, 0.5, 0.0), (0.0,))], categorical=0)
     window.add(np.empty((WINDOW_ROWS, 0), np.int64), np.zeros((WINDOW_ROWS, 1), np.float32))
     drift = {measured.name for measured in window.measurements()}
-    return recorded | own | GPU_METRICS | gateway | live | drift
+    return recorded | own | GPU_METRICS | gateway | drift | {f"{live.PREFIX}_{name}" for name in names}
 
 
 def test_the_recorded_metrics_are_those_of_the_code():
@@ -103,9 +102,12 @@ def test_our_own_metrics_are_named_as_prometheus_asks():
     assert [name for name, _ in kinds if re.search(r"_(us|ms|µs|millis|kb|mb|mib|percent)\b", name)] == []
 
 
+SLO_ALERT = r'_summary_us\{model="recommend",quantile="([\d.]+)"\}\) > (\d+)'
+
+
 def test_latency_alerts_are_the_slo():
     bounds = tomllib.loads((PROJECT / "perf" / "slo.toml").read_text())
-    stated = {quantile: float(limit) for q in QUERIES for quantile, limit in re.findall(r'quantile="([\d.]+)"\}\) > (\d+)', q)}
+    stated = {quantile: float(limit) for q in QUERIES for quantile, limit in re.findall(SLO_ALERT, q)}
     assert stated == {"0.99": 1e3 * bounds["p99_ms"]["at_most"], "0.5": 1e3 * bounds["p50_ms"]["at_most"]}
 
 

@@ -1,0 +1,272 @@
+"""Kill the live store's writers by SIGKILL at random moments: nothing acknowledged is lost, applied twice or torn.
+
+    python -m experiments.live_kills [--writer-kills 100] [--machine-kills 90] [--server-kills 10]
+
+    writer    one of two processes that write the store at the same time
+    machine   all processes at the same instant: both writers, and a reader in the middle of its transaction
+    server    a real tritonserver with all its processes, while clients post events
+
+After the kills an independent reader, which opens the store's file by itself, checks the log: every acknowledged event is there
+under its sequence, no event id twice, no sequence missing. It counts the events of each user and item and compares them with
+their records; and the whole state is computed from the log again and compared byte for byte (live/replay.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import tempfile
+import threading
+import time
+from collections import Counter
+from contextlib import closing
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Annotated
+
+import lmdb
+import numpy as np
+import psutil
+import typer
+
+from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
+from live.replay import replay
+from perf.command import run
+from perf.live.exchange import connected
+from perf.live.shop import Shop, copied, sequences_of, served
+from server.processes import members
+from serving.contract.errors import ServerError
+from serving.live.events import HEADER, OBSERVED, EventBatch, EventKind, EventKinds, Flags, unpack
+from serving.live.layout import Layout
+from serving.live.reader import Reader
+from serving.live.store import DATABASES, live_folder
+from serving.live.writer import Writer
+
+KINDS = EventKinds((EventKind("view", 0.1), EventKind("purchase", 1.0, positive=True)))
+WRITERS = 2
+USERS, ITEMS = 40, 60
+LONGEST_S = 0.05  # until a kill
+START_MS = 1_700_000_000_000
+FORKING = multiprocessing.get_context("fork")
+CLIENTS, SERVED_S = 4, 1.0
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+Acknowledged = dict[int, bytes]  # sequence -> event id
+
+
+@dataclass
+class Findings:
+    """What is wrong with a store, by kind."""
+
+    events: int = 0
+    wrong: Counter[str] = field(default_factory=Counter)
+
+    def __add__(self, other: Findings) -> Findings:
+        return Findings(self.events + other.events, self.wrong + other.wrong)
+
+
+KINDS_OF_FAULT = ("lost", "applied twice", "sequences missing", "counts of records", "records that a replay has otherwise")
+
+
+def draw_events(rng: np.random.Generator, count: int) -> EventBatch:
+    """Return random events of few users and items, each with an id of its own."""
+    headers = np.zeros(count, HEADER)
+    headers["user_id"], headers["item_id"] = rng.integers(0, USERS, count), rng.integers(0, ITEMS, count)
+    headers["time_ms"] = START_MS + rng.integers(0, 10_000_000, count)
+    headers["kind"], headers["value"] = rng.integers(0, len(KINDS.kinds), count), np.nan
+    KINDS.decide(headers)
+    return EventBatch(headers, [rng.bytes(8) for _ in range(count)], [b""] * count, [b""] * count)
+
+
+def append_for_ever(folder: Path, seed: int, acknowledged: Connection) -> None:
+    writer, rng = Writer(folder, Layout(), KINDS.names), np.random.default_rng(seed)
+    while True:
+        batch = draw_events(rng, int(rng.integers(1, 40)))
+        sequences = writer.append(batch)
+        acknowledged.send(list(zip(sequences.tolist(), batch.event_ids, strict=True)))
+
+
+def read_for_ever(folder: Path, seed: int, _: Connection) -> None:
+    reader, rng = Reader(folder), np.random.default_rng(seed)
+    while True:
+        with reader.snapshot() as snapshot:
+            snapshot.users(rng.integers(0, USERS, 8))
+            snapshot.seen(np.unique(rng.integers(0, USERS, 8)))
+
+
+class Processes:
+    """Processes on one store. acknowledged: what the writers were told is durable"""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.acknowledged, self.seed = folder, dict[int, bytes](), 0
+        self._running: list[tuple[multiprocessing.process.BaseProcess, Connection]] = []
+
+    def start(self, work, count: int = 1) -> None:
+        for _ in range(count):
+            self.seed += 1
+            receiving, sending = FORKING.Pipe(duplex=False)
+            process = FORKING.Process(target=work, args=(self.folder, self.seed, sending))
+            process.start()
+            sending.close()
+            self._running.append((process, receiving))
+
+    def listen(self, seconds: float) -> None:
+        """Note what is acknowledged for a while."""
+        end_s = time.monotonic() + seconds
+        while time.monotonic() < end_s:
+            for _, pipe in self._running:
+                with contextlib.suppress(EOFError, OSError):
+                    if pipe.poll(0.001):
+                        self.acknowledged |= dict(pipe.recv())
+
+    def kill(self, count: int) -> None:
+        """Kill the first processes at the same instant, and read what they had been told until then."""
+        killed, self._running = self._running[:count], self._running[count:]
+        for process, _ in killed:
+            process.kill()
+        for process, pipe in killed:
+            process.join()
+            with contextlib.suppress(EOFError, OSError):  # the end, or what it was sending is not whole
+                while True:
+                    self.acknowledged |= dict(pipe.recv())
+
+
+def kill_processes(folder: Path, writer_kills: int, machine_kills: int, rng: np.random.Generator) -> Acknowledged:
+    """Kill writers one at a time, then all processes at once, again and again. Return what was acknowledged."""
+    with closing(Writer(folder, Layout(), KINDS.names)) as writer:  # loads the loops that forked processes share
+        writer.append(draw_events(rng, 10))
+    processes = Processes(folder)
+    processes.start(append_for_ever, WRITERS)
+    for _ in range(writer_kills):
+        processes.listen(rng.random() * LONGEST_S)
+        processes.kill(1)
+        processes.start(append_for_ever)
+    processes.kill(WRITERS)
+    for _ in range(machine_kills):
+        processes.start(append_for_ever, WRITERS)
+        processes.start(read_for_ever)
+        processes.listen(LONGEST_S / 2 + rng.random() * LONGEST_S)
+        processes.kill(WRITERS + 1)
+    return processes.acknowledged
+
+
+def kill_server(repo: Path, kills: int, rng: np.random.Generator) -> tuple[Findings, int]:
+    """Kill all processes of a real server while clients post, and start it again on the same store.
+
+    Return what is wrong with the store in the end, and how many events were acknowledged.
+    """
+    acknowledged: Acknowledged = {}
+    if not kills:
+        return Findings(), 0
+    with copied(repo) as copy:
+        for number in range(kills):
+            with served(copy) as shop:
+                acknowledged |= post_until_killed(shop, number, float(rng.random()) * SERVED_S)
+        return check_store(live_folder(copy), acknowledged), len(acknowledged)
+
+
+def post_until_killed(shop: Shop, number: int, seconds: float) -> Acknowledged:
+    """Let clients post events until the server dies."""
+    acknowledged: Acknowledged = {}
+
+    def post(client: int) -> None:
+        rng, count = np.random.default_rng((number, client)), 0
+        with contextlib.suppress(ServerError), connected(shop.site.grpc_url) as exchange:
+            while True:
+                ids = [f"{number}-{client}-{count}-{place}" for place in range(4)]
+                users, items = (rng.choice(known, 4).tolist() for known in (shop.user_ids, shop.item_ids))
+                sequences = sequences_of(exchange.ask(shop.observe(users, items, ids)))
+                acknowledged.update(zip(sequences.tolist(), (text.encode() for text in ids), strict=True))
+                count += 1
+
+    threads = [threading.Thread(target=post, args=(client,)) for client in range(CLIENTS)]
+    for thread in threads:
+        thread.start()
+    time.sleep(seconds)
+    for process in members(shop.site.tag or ""):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    for thread in threads:
+        thread.join()
+    return acknowledged
+
+
+def check_store(folder: Path, acknowledged: Acknowledged) -> Findings:
+    """Read a store's file by itself, without the code that wrote it, and compute its state again."""
+    with lmdb.open(str(folder), readonly=True, lock=False, max_dbs=len(DATABASES)) as environment:
+        log = {int.from_bytes(key, "big"): value for key, value in read_database(environment, "events").items()}
+        users, seeds, items = (as_ids(read_database(environment, name)) for name in ("users", "seeds", "items"))
+        layout = Layout.from_json(read_database(environment, "meta")[b"layout"])
+    batch = unpack(log.values())
+    ids, headers = dict(zip(log, batch.event_ids, strict=True)), batch.headers
+    observed = headers["type"] == OBSERVED
+    counted = observed & ((headers["flags"] & Flags.COUNTED) != 0)
+    of_users = event_counts(users, layout.user) - event_counts(seeds, layout.user)
+    wrong = Counter(
+        {
+            "lost": sum(ids.get(sequence) != event_id for sequence, event_id in acknowledged.items()),
+            "applied twice": len(batch) - len(set(batch.event_ids)),
+            "sequences missing": max(log) - len(log),
+            "counts of records": differing(of_users, Counter(headers["user_id"][counted].tolist()))
+            + differing(event_counts(items, layout.item), Counter(headers["item_id"][observed].tolist())),
+            "records that a replay has otherwise": sum(replay(folder).differing.values()),
+        }
+    )
+    return Findings(len(log), wrong)
+
+
+def read_database(environment: lmdb.Environment, name: str) -> dict[bytes, bytes]:
+    database = environment.open_db(name.encode(), create=False)
+    with environment.begin() as txn:
+        return {bytes(key): bytes(value) for key, value in txn.cursor(database)}
+
+
+def as_ids(records: dict[bytes, bytes]) -> dict[int, bytes]:
+    return {int.from_bytes(key, "little", signed=True): value for key, value in records.items()}
+
+
+def event_counts(records: dict[int, bytes], dtype: np.dtype) -> Counter[int]:
+    """Return the `event_count` of records, by id."""
+    return Counter({key: int(np.frombuffer(record, dtype)["event_count"][0]) for key, record in records.items()})
+
+
+def differing(one: Counter[int], other: Counter[int]) -> int:
+    """Return how many ids have different counts."""
+    return sum(one[key] != other[key] for key in one.keys() | other.keys())
+
+
+def figures_of(found: Findings, acknowledged: int, kills: dict[str, int]) -> list[Figure]:
+    return [
+        *(Figure(name=f"SIGKILLs, {name}", values=[float(count)]) for name, count in kills.items()),
+        Figure(name="SIGKILLs", values=[float(sum(kills.values()))], at_least=1),
+        Figure(name="events of the logs", values=[float(found.events)], at_least=1),
+        Figure(name="acknowledged events that were checked", values=[float(acknowledged)], at_least=1),
+        *(Figure(name=kind, values=[float(found.wrong[kind])], at_most=0) for kind in KINDS_OF_FAULT),
+    ]
+
+
+@app.command()
+def main(
+    repo: Annotated[Path, typer.Option(help="repository of the server that is killed")] = Path("model_repository"),
+    writer_kills: Annotated[int, typer.Option(min=0)] = 100,
+    machine_kills: Annotated[int, typer.Option(min=0)] = 90,
+    server_kills: Annotated[int, typer.Option(min=0)] = 10,
+    results: ResultsFolder = RESULTS,
+) -> None:
+    """Kill writers, everything, and a real server. Exit code 1 when an event was lost, applied twice or torn."""
+    machine, rng = read_machine(), np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "shop.live"
+        acknowledged = kill_processes(folder, writer_kills, machine_kills, rng)
+        found = check_store(folder, acknowledged)
+    of_server, posted = kill_server(repo, server_kills, rng)
+    kills = {"writer": writer_kills, "machine": machine_kills, "server": server_kills}
+    figures = figures_of(found + of_server, len(acknowledged) + posted, kills)
+    command = f"python -m experiments.live_kills {' '.join(f'--{name}-kills {count}' for name, count in kills.items())}"
+    title, conditions = "SIGKILLs while events are written", f"{WRITERS} writers and a reader; {CLIENTS} clients of the server"
+    finish("live-kills", title, command, conditions, figures, results, machine)
+
+
+if __name__ == "__main__":
+    run(app, "python -m experiments.live_kills")

@@ -1,0 +1,88 @@
+"""What the live loop reports on the server's metrics page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from serving.contract.measurements import COUNTER, GAUGE, Measurement
+from serving.live.store import Store
+
+PREFIX = "recommender_live"
+SHARES = (0.5, 0.99)
+ACKNOWLEDGEMENT, VISIBLE, REFUSED = "acknowledgement_seconds", "visible_seconds", "refused_events_total"
+STORE = {  # name -> what it is
+    "events_total": "Events of the log, ever",
+    "late_events_total": "Events older than the watermark, ever",
+    "repeated_events_total": "Events whose id had come before, ever",
+    "watermark_lag_seconds": "How far the watermark is behind the wall clock",
+    "store_bytes": "Size of the live store's file",
+    "store_limit_bytes": "Size at which the live store is full",
+    "archive_bytes": "Size of the log's older part",
+}
+COUNTED = {  # by the store's helpers (live/)
+    "evicted_users": "Idle users that were forgotten, ever",
+    "kafka_messages": "Messages that were read, ever",
+    "kafka_refused": "Messages that are no events, ever",
+    "kafka_lost": "Messages that the brokers removed unread, ever",
+}
+STATED = {  # by the same, as they are now
+    "kafka_lag": "Messages that are waiting in the topic",
+    "kafka_broker_down": "1 while no broker answers",
+    "redis_lag": "Events of this machine that Redis does not have yet",
+    "redis_down": "1 while Redis does not answer the process that shares",
+}
+SILENT = "kafka_silent_seconds"
+TIMES = {
+    ACKNOWLEDGEMENT: "From a batch's arrival at the model until it is durable, quantiles of the latest ones",
+    VISIBLE: "Age of an event as the answer that names it by `after` is prepared, quantiles of the latest ones",
+}
+
+
+class RecentTimes:
+    """The latest times of one kind, in seconds."""
+
+    def __init__(self, size: int = 1_024) -> None:
+        self._seconds, self._count = np.zeros(size), 0
+
+    def add(self, seconds: float) -> None:
+        self._seconds[self._count % len(self._seconds)] = seconds
+        self._count += 1
+
+    def measurements(self, name: str, **labels: str) -> Iterator[Measurement]:
+        """Yield a quantile each, once there are times."""
+        known = self._seconds[: self._count]
+        for share in SHARES if len(known) else ():
+            value = float(np.quantile(known, share))
+            yield Measurement(f"{PREFIX}_{name}", TIMES[name], GAUGE, labels | {"quantile": f"{share:g}"}, value)
+
+
+def measure_model(model: str, times: RecentTimes, refused: int) -> Iterator[Measurement]:
+    """Yield what one of the models that write did. refused: malformed events so far"""
+    yield Measurement(f"{PREFIX}_{REFUSED}", "Events refused as malformed", COUNTER, {"model": model}, float(refused))
+    yield from times.measurements(ACKNOWLEDGEMENT, model=model)
+
+
+def measure_store(store: Store, now_ms: int, limit_bytes: int) -> Iterator[Measurement]:
+    """Yield where the log stands, and how large it is."""
+    progress, counters = store.read_progress(), store.read_counters()
+    values: dict[str, float] = {
+        "events_total": progress.accepted,
+        "late_events_total": progress.late,
+        "repeated_events_total": progress.repeated,
+        "watermark_lag_seconds": max(now_ms - progress.watermark_ms, 0) / 1000 if progress.watermark_ms else 0.0,
+        "store_bytes": store.size_bytes(),
+        "store_limit_bytes": limit_bytes,
+        "archive_bytes": store.archive_bytes(),
+    }
+    for name, value in values.items():
+        is_counter = name.endswith("_total")
+        yield Measurement(f"{PREFIX}_{name}", STORE[name], COUNTER if is_counter else GAUGE, {}, float(value))
+    for name, description in COUNTED.items():
+        yield Measurement(f"{PREFIX}_{name}_total", description, COUNTER, {}, float(counters.get(name, 0)))
+    for name, description in STATED.items():
+        yield Measurement(f"{PREFIX}_{name}", description, GAUGE, {}, float(counters.get(name, 0)))
+    if seen_ms := counters.get("kafka_seen_ms"):
+        description = "How long ago the consumer last stated its lag: it is down where this grows"
+        yield Measurement(f"{PREFIX}_{SILENT}", description, GAUGE, {}, max(now_ms - seen_ms, 0) / 1000)

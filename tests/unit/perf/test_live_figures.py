@@ -1,0 +1,33 @@
+"""`perf live` without a server: reads of a small store, and what is made of latencies."""
+
+import numpy as np
+import pytest
+
+from perf.live import reads, visible
+from perf.live.visible import Probes, Round
+
+
+def test_reads_of_two_stores_are_measured_and_compared(tmp_path):
+    figures = {f.name: f for f in reads.measure(100, (200, 400), tmp_path, np.random.default_rng(0), lambda _: None)}
+    ratio = figures["p50 of 400 users over 200"]
+    assert ratio.median == pytest.approx(
+        figures["400 users: p50 of a read"].median / figures["200 users: p50 of a read"].median
+    )
+    assert ratio.at_most == 1.5
+    assert figures["200 users: last tenth of 100 over the first"].median > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_round_with_events_is_judged_against_the_one_without():
+    quiet = [Round(recommend_ns=[1_000_000] * 100), Round(recommend_ns=[2_000_000] * 100)]
+    busy = []
+    for milliseconds, stale in ((3, 0), (4, 1)):
+        probes = Probes(None, None, {}, durable_ns=[1_000_000], changed_ns=[milliseconds * 30_000_000], stale=stale)
+        busy.append(Round(recommend_ns=[milliseconds * 1_000_000] * 100, probes=probes, events=50))
+    figures = {figure.name: figure for figure in visible.figures_of(100.0, quiet, busy, duration_s=1.0)}
+    assert figures["p99 of recommend with events over without"].values == [3.0, 2.0]
+    assert figures["p99 of recommend with events over without"].met is False
+    assert figures["event to changed answer: p99"].values == [90.0, 120.0]
+    assert figures["of these without their event"].met is False
+    assert figures["answers to probes"].median == 2
+    assert figures["events"].median == 50
