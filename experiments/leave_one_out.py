@@ -34,7 +34,7 @@ from rich.console import Console
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
 from experiments.prequential import EVENTS_PER_BATCH, blocks, event_inputs
 from export.build import build_repository
-from export.settings import PipelineSettings, Settings
+from export.settings import PipelineSettings, Settings, TrainingSettings
 from perf.command import run
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import OBSERVE, PAD_ID
@@ -59,6 +59,7 @@ SHAPES = [
     for width, dropout in ((64, 0.2), (64, 0.5), (128, 0.5))
 ]
 EPOCHS, BATCH_EVENTS = 40, 2_048
+MINUTES = 30.0  # of training, so that the sequence model is tried
 LIST_LENGTH, USERS_PER_CALL = 20, 64
 PUBLISHED = {  # data set -> (model, Recall@10, NDCG@10), each of its own paper, by this protocol
     "amazon-sports": (
@@ -109,7 +110,7 @@ def measure(dataset: Dataset, repository: Path, seed: int, console: Console) -> 
     """Return the quality of what is served and of SASRec, which depend on the seed."""
     parts, item_ids = Parts.of(dataset), dataset.items["item_id"].to_numpy()
     wanted = np.searchsorted(item_ids, parts.events["item_id"].to_numpy()[parts.test])
-    settings = Settings(pipeline=PipelineSettings(seed=seed))
+    settings = Settings(pipeline=PipelineSettings(seed=seed), training=TrainingSettings(minutes=MINUTES))
     build_repository(part_of(dataset, parts, parts.learned), repository, settings, console)
     served = np.searchsorted(item_ids, ask_served(repository, dataset, parts))
     answers = {SERVED: served, SASREC: answer_by_sasrec(dataset, parts, seed, console)}
@@ -246,7 +247,7 @@ def main(
         name = dataset.description.name
         fixed = dict(measure_baselines(dataset))
         seeded = [measure(dataset, WORK / name, int(seed), console) for seed in seeds.split(",")]
-        conditions = f"last item of each user, all items ranked, seeds {seeds}, default settings, in process"
+        conditions = f"last item of each user, all items ranked, seeds {seeds}, [training] minutes = {MINUTES:g}, in process"
         command = f"python -m experiments.leave_one_out --data {source} --seeds {seeds}"
         figures = figures_of(name, seeded, fixed)
         finish(f"leave-one-out-{name}", f"Leave one out on {name}", command, conditions, figures, results, machine)

@@ -58,9 +58,9 @@ from training.retrieval.fit import RetrievalSettings, fit_served_retriever
 
 LIBRARIES = ("numpy", "onnxruntime", "faiss-cpu", "nvtabular", "torch", "onnx", "nvidia-pytriton")
 
-EVENTS_PER_MINUTE = 300_000  # that the sequence model learns from on two cores
-SEQUENCE_SHARE = 0.1  # of the minutes, for each of its two trainings
-MOST_READ = 50  # latest events of a history that the sequence model reads
+EVENTS_PER_MINUTE, SEQUENCE_SHARE = 500_000, 0.2  # what the sequence model learns from on two cores; its share of the minutes
+FEWEST_EVENTS, FEWEST_EPOCHS = 20_000, 3  # fewer teach it nothing
+MOST_READ = 50  # latest events of a history that it reads
 
 
 def build_repository(
@@ -91,7 +91,9 @@ def build_repository(
             refuse_tables_that_do_not_fit(features, axes, settings)
 
             with progress.phase("sources") as phase:
-                tried = retrieval_settings(pipeline, sequence_settings(settings) if plugin.serves_sequences else None)
+                n_positives = int(dataset.interactions["positive"].sum())
+                sequence = sequence_settings(settings, n_positives) if plugin.serves_sequences else None
+                tried = retrieval_settings(pipeline, sequence)
                 choice, retrieval, past = choose_sources(dataset, features, tried, progress.detail)
                 phase.result = describe_sources(choice)
             with progress.phase("retriever") as phase:
@@ -204,12 +206,12 @@ def retrieval_settings(pipeline: PipelineSettings, sequence: SequenceSettings | 
     return RetrievalSettings(pipeline.candidates, pipeline.filter_seen, pipeline.seed, sequence)
 
 
-def sequence_settings(settings: Settings) -> SequenceSettings | None:
-    """Return how to train the sequence model that is tried; None for none."""
+def sequence_settings(settings: Settings, n_positives: int) -> SequenceSettings | None:
+    """Return how to train the sequence model that is tried; None where the log is too small for it, or the time too short."""
     pipeline, training = settings.pipeline, settings.training
-    if training.sequence == "never" or pipeline.history < 2:
-        return None
     most_events = int(training.minutes * SEQUENCE_SHARE * EVENTS_PER_MINUTE)
+    if training.sequence == "never" or pipeline.history < 2 or not FEWEST_EVENTS <= n_positives <= most_events / FEWEST_EPOCHS:
+        return None
     return SequenceSettings(SequenceShape(length=min(pipeline.history, MOST_READ)), most_events=most_events)
 
 
