@@ -2,7 +2,7 @@
 
 import pytest
 
-from export.build import ranking_settings
+from export.build import ranking_settings, sequence_settings
 from export.settings import Settings, read_settings
 from export.settings_doc import DOCUMENT, settings_doc
 from serving.contract.errors import ConfigError
@@ -91,6 +91,26 @@ def test_a_file_that_is_no_text_is_named(tmp_path):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere.toml cannot be read"):
         read_settings(tmp_path / "nowhere.toml")
+
+
+@pytest.mark.parametrize(
+    ("changes", "n_positives", "tried"),
+    [
+        ({}, 10_000, False),
+        ({}, 100_000, True),
+        ({}, 400_000, False),
+        ({"training": {"minutes": 15.0}}, 400_000, True),
+        ({"training": {"sequence": "never"}}, 100_000, False),
+        ({"pipeline": {"history": 1}}, 100_000, False),
+    ],
+)
+def test_a_sequence_model_is_tried_where_log_and_time_suffice(changes, n_positives, tried):
+    assert (sequence_settings(Settings.model_validate(changes), n_positives) is not None) == tried
+
+
+def test_a_sequence_model_reads_no_more_than_histories_hold():
+    lengths = [sequence_settings(Settings(pipeline={"history": n}), 100_000).shape.length for n in (8, 500)]
+    assert lengths == [8, 50]
 
 
 def test_settings_survive_the_manifest():
