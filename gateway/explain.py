@@ -23,7 +23,7 @@ from triton_recommender import InvalidRequest
 
 Arrays = dict[str, np.ndarray]
 
-TWO_TOWER, TOGETHER = "two_tower", "bought_together"
+SEQUENCE, TWO_TOWER, TOGETHER = "sequence", "two_tower", "bought_together"  # terms of the retrieval score
 MOST_SPEAKERS = 5
 
 
@@ -169,9 +169,10 @@ def who_speaks_for(pipeline: Pipeline, trace: Arrays, position: int) -> tuple[li
         if share > 0:
             shares[int(trace["history_ids"][0, place_in_history])] = float(share)
     speakers = sorted(shares.items(), key=lambda pair: -pair[1])[:MOST_SPEAKERS]
-    vector = retrieve.user_vectors(trace, history)[0]
-    sources = [TWO_TOWER] if float(vector @ retrieve.search.item_vectors[position]) > 0 else []
-    return sources + [TOGETHER] * bool(speakers), speakers
+    terms = retrieve.user_vectors(trace, history)[0] * retrieve.search.item_vectors[position]
+    width = retrieve.sequence.item_vectors.shape[1] if retrieve.sequence else 0  # its vectors come first
+    spoken = {SEQUENCE: float(terms[:width].sum()) > 0, TWO_TOWER: float(terms[width:].sum()) > 0, TOGETHER: bool(speakers)}
+    return [source for source, speaks in spoken.items() if speaks], speakers
 
 
 def reason_of(pipeline: Pipeline, trace: Arrays, item_id: int, position: int, places: list[Place], rules: list) -> str:
