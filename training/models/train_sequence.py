@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from training.models.best import Best
 from training.models.schedule import rise_and_fall
 from training.models.sequence import SequenceModel, SequenceShape, sampled_loss
 from training.models.train_two_tower import Negatives
@@ -117,7 +118,7 @@ def train_sequence(
     steps = max(1, min(n_events * settings.epochs, settings.most_events) // settings.batch_events)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=settings.decay, fused=True)
     schedule = rise_and_fall(optimizer, settings.learning_rate, steps + 1)
-    best = _Best(model, checked, negatives, negatives.draw(generator), settings)
+    best = Best(model, loss_aside(model, checked, negatives, negatives.draw(generator), settings))
     for step, batch in zip(range(1, steps + 1), forever(learned, settings, rng), strict=False):
         model.train()
         loss = loss_of(model, batch, negatives.draw(generator), negatives.log_expected)
@@ -168,30 +169,17 @@ def kept_aside(users: np.ndarray, settings: SequenceSettings, rng: np.random.Gen
     return distinct[: int(len(distinct) * settings.kept_aside)]
 
 
-class _Best:
-    """The parameters with the least loss on users kept aside; without any, the latest ones."""
+def loss_aside(
+    model: SequenceModel, windows: Windows, negatives: Negatives, drawn: torch.Tensor, settings: SequenceSettings
+) -> Callable[[], float] | None:
+    """Return the function that computes the mean loss of windows against the same negatives each time; None for no windows."""
+    rows = np.argsort(windows.lengths)[-settings.most_aside :]
+    size = max(1, settings.batch_events // settings.shape.length)
+    batches = [windows.take(rows[start : start + size]) for start in range(0, len(rows), size)]
 
-    def __init__(self, model: SequenceModel, windows: Windows, negatives: Negatives, drawn: torch.Tensor, settings):
-        self.model, self.negatives, self.drawn = model, negatives, drawn
-        rows = np.argsort(windows.lengths)[-settings.most_aside :]
-        size = max(1, settings.batch_events // settings.shape.length)
-        self.batches = [windows.take(rows[start : start + size]) for start in range(0, len(rows), size)]
-        self.least, self.latest, self.in_vain = np.inf, np.nan, 0
-        self.kept: dict[str, torch.Tensor] | None = None
+    def loss() -> float:
+        model.eval()
+        losses = [loss_of(model, batch, drawn, negatives.log_expected).item() for batch in batches]
+        return float(np.average(losses, weights=[batch.learned.sum() for batch in batches]))
 
-    @torch.no_grad()
-    def look(self) -> None:
-        if not self.batches:
-            return
-        self.model.eval()
-        losses = [loss_of(self.model, batch, self.drawn, self.negatives.log_expected).item() for batch in self.batches]
-        self.latest = float(np.average(losses, weights=[batch.learned.sum() for batch in self.batches]))
-        if self.latest < self.least:
-            self.least, self.in_vain = self.latest, 0
-            self.kept = {name: value.clone() for name, value in self.model.state_dict().items()}
-        else:
-            self.in_vain += 1
-
-    def restore(self) -> None:
-        if self.kept is not None:
-            self.model.load_state_dict(self.kept)
+    return loss if batches else None

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from serving.stages.search.search import recency_weights
 from training.features.build import Examples
+from training.models.best import Best
 from training.models.schedule import rise_and_fall
 from training.models.two_tower import TwoTower, forget_users
 
@@ -73,7 +74,9 @@ def train_towers(
     generator, rng = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
     learned, aside = keep_aside(users, settings, rng)
     negatives = Negatives(targets[learned], model.n_items, settings.negatives)
-    best = _Best(model, batches_aside(examples, targets, aside, settings), negatives, negatives.draw(generator))
+    held_out = batches_aside(examples, targets, aside, settings)
+    best = Best(model, loss_aside(model, held_out, negatives, negatives.draw(generator)))
+    best.look()
     steps = max(1, min(len(learned) * settings.epochs, settings.most_examples) // settings.batch)
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate, fused=True)  # large tables: 5 times faster
     schedule = rise_and_fall(optimizer, settings.learning_rate, steps)
@@ -136,31 +139,14 @@ def batches_aside(examples: Examples, targets: np.ndarray, rows: np.ndarray, set
     return [Batch(forget_users(b.user_categorical, 1.0, nobody), b.user_continuous, b.history, b.targets) for b in batches]
 
 
-class _Best:
-    """The parameters with the least loss on held-out users; without any, the latest ones."""
+def loss_aside(model: TwoTower, batches: list[Batch], negatives: Negatives, drawn: Tensor) -> Callable[[], float] | None:
+    """Return the function that computes the mean loss of batches against the same negatives each time; None for no batches."""
 
-    def __init__(self, model: TwoTower, batches: list[Batch], negatives: Negatives, drawn: Tensor):
-        self.model, self.batches, self.negatives, self.drawn = model, batches, negatives, drawn
-        self.least, self.latest, self.in_vain = np.inf, np.nan, 0
-        self.parameters: list[Tensor] = []
-        self.look()
+    def loss() -> float:
+        losses = [sampled_loss(model, batch, drawn, negatives.log_expected).item() for batch in batches]
+        return float(np.average(losses, weights=[len(batch.targets) for batch in batches]))
 
-    @torch.no_grad()
-    def look(self) -> None:
-        if not self.batches:
-            return
-        losses = [sampled_loss(self.model, batch, self.drawn, self.negatives.log_expected).item() for batch in self.batches]
-        self.latest = float(np.average(losses, weights=[len(batch.targets) for batch in self.batches]))
-        if self.latest < self.least:
-            self.least, self.in_vain = self.latest, 0
-            self.parameters = [parameter.detach().clone() for parameter in self.model.parameters()]
-        else:
-            self.in_vain += 1
-
-    @torch.no_grad()
-    def restore(self) -> None:
-        for parameter, value in zip(self.model.parameters(), self.parameters, strict=bool(self.parameters)):
-            parameter.copy_(value)
+    return loss if batches else None
 
 
 def _rows(n_examples: int, batch: int, steps: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
