@@ -14,7 +14,9 @@ from gateway.app import create_app
 from gateway.protocol import http_server
 from gateway.settings import GatewaySettings, read_settings
 from gateway.tokens import new_token, read_tokens
+from gateway.tracing import start_tracing
 from serving.contract.errors import RecommenderError
+from serving.contract.logs import configure_logging
 from triton_recommender import AsyncRecommender, Timeouts, Tls
 from triton_recommender import RecommenderError as ClientError
 
@@ -33,7 +35,7 @@ def serve(
     tag: Annotated[str, typer.Option(hidden=True, help="names the server that this gateway ends with")] = "",
 ) -> None:
     """Answer until told to stop (SIGTERM, SIGINT)."""
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    configure_logging(logging.WARNING)
     asyncio.run(run(repo.resolve(), server, port, read_settings(config)))
 
 
@@ -45,7 +47,7 @@ async def run(repo: Path, server: str, port: int, settings: GatewaySettings) -> 
         tls=_tls(settings),
         hedge_after_s=settings.hedge_after_ms and settings.hedge_after_ms / 1_000,
     )
-    http = http_server(create_app(repo, recommender, settings, tokens), settings, port)
+    http = http_server(create_app(repo, recommender, settings, tokens, traced=start_tracing()), settings, port)
     serving = asyncio.create_task(http.serve())
     while not http.started and not serving.done():
         await asyncio.sleep(0.01)

@@ -18,13 +18,14 @@ from starlette.exceptions import HTTPException
 from gateway import schema
 from gateway.events import MOST_EVENTS, Recording
 from gateway.explain import Explainer
-from gateway.guard import Guard
+from gateway.guard import REQUEST_ID, Guard
 from gateway.limiter import Limiter
 from gateway.metrics import Metrics
 from gateway.readiness import Readiness
 from gateway.recommendations import DEGRADED_NAMES, Answering, Question
 from gateway.settings import GatewaySettings
 from gateway.shop import Shop
+from gateway.tracing import Tracing
 from live.exposures import ExposureLog
 from serving.contract.errors import RecommenderError as ServingError
 from serving.live.store import live_folder
@@ -41,7 +42,11 @@ Count = Annotated[int, Query(ge=1, le=MOST_SIMILAR)]
 
 
 def create_app(
-    repo: Path, recommender: AsyncRecommender, settings: GatewaySettings, tokens: Mapping[str, str] | None = None
+    repo: Path,
+    recommender: AsyncRecommender,
+    settings: GatewaySettings,
+    tokens: Mapping[str, str] | None = None,
+    traced: bool = False,
 ) -> FastAPI:
     """Return the gateway of a repository. tokens: digest -> name; None asks for none. Raises ArtifactError, CatalogueError."""
     metrics = Metrics()
@@ -63,6 +68,8 @@ def create_app(
         await recommender.close()
 
     app = FastAPI(title="Recommender gateway", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
+    if traced:
+        app.add_middleware(Tracing)
     app.add_middleware(Guard, settings=settings, tokens=tokens or {}, metrics=metrics)
     _handle_errors(app)
 
@@ -98,7 +105,8 @@ def create_app(
             priority,
             fallback == "popular",
         )
-        return JSONResponse(await answering.answer(question))
+        answer = await answering.answer(question)
+        return JSONResponse(answer, headers={REQUEST_ID: answer["request_id"]})
 
     @app.post("/v1/events", response_model=schema.Recorded, openapi_extra=schema.EVENTS_BODY)
     async def record(request: Request) -> Response:

@@ -9,6 +9,7 @@ or come in chunks are refused. Headers that never end are cut off by gateway/pro
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping
 
@@ -21,6 +22,9 @@ from gateway.settings import GatewaySettings
 from gateway.tokens import digest
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/", "/console.js", "/console.css"})  # nothing of the shop's is in them
+REQUEST_ID = "x-request-id"  # header of an answer
+REQUEST_LEVEL = logging.WARNING  # whoever sets log_requests wants them, among what is logged anyway
+log = logging.getLogger("gateway")
 MOST_CLIENTS = 10_000  # whose rates are remembered
 SECURITY_HEADERS = {
     b"x-content-type-options": b"nosniff",
@@ -69,13 +73,14 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started_s, status = time.perf_counter(), 500
+        started_s, status, request_id = time.perf_counter(), 500, ""
 
         async def guarded_send(message: Message) -> None:
-            nonlocal status
+            nonlocal status, request_id
             if message["type"] == "http.response.start":
                 status = message["status"]
-                present = {name for name, _ in message["headers"]}
+                present = dict(message["headers"])
+                request_id = present.get(REQUEST_ID.encode(), b"").decode()
                 message["headers"] += [pair for pair in SECURITY_HEADERS.items() if pair[0] not in present]
             await send(message)
 
@@ -88,7 +93,11 @@ class Guard:
             await response(scope, receive, guarded_send)
         finally:
             route = getattr(scope.get("route"), "path", "none")
-            self._metrics.count_request(route, status, time.perf_counter() - started_s)
+            seconds = time.perf_counter() - started_s
+            self._metrics.count_request(route, status, seconds)
+            if self._settings.log_requests:
+                fields = {"method": scope["method"], "route": route, "status": status, "seconds": round(seconds, 6)}
+                log.log(REQUEST_LEVEL, "request", extra={"fields": fields | ({"request_id": request_id} if request_id else {})})
 
     async def _admit(self, scope: Scope, receive: Receive) -> bytes:
         """Return the request's body. Raises Refused."""

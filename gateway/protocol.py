@@ -73,6 +73,7 @@ def http_server(app, settings: GatewaySettings, port: int) -> uvicorn.Server:
             proxy_headers=False,  # anybody could claim another address by a header
             server_header=False,
             access_log=False,
+            log_config=None,  # through the root logger, as our own records
             log_level="warning",
             **tls_options(settings),
         )

@@ -9,6 +9,8 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
+from opentelemetry import trace
+
 from gateway.limiter import Limiter
 from gateway.metrics import Metrics
 from gateway.shop import Shop
@@ -86,8 +88,10 @@ class Answering:
             if not question.fallback:
                 raise
             self._metrics.fallbacks.labels(reason).inc()
+            trace.get_current_span().add_event("popular items", {"reason": reason})
             level = logging.DEBUG if isinstance(error, Overloaded) else logging.WARNING  # a line each would add to the load
-            log.log(level, "request %s is answered with popular items: %s", request_id, error, exc_info=not _expected(error))
+            fields = {"request_id": request_id, "reason": reason}
+            log.log(level, "answered with popular items: %s", error, exc_info=not _expected(error), extra={"fields": fields})
             return self._fallback(question, set(exclude) | set(session or ()), user_id, request_id)
         await shop.move_to(answer.generation)
         items = [shop.described(item_id) | {"score": score} for item_id, score in answer]

@@ -10,6 +10,7 @@ server. If its owner is killed, the next start in the same folder stops it.
 
 from __future__ import annotations
 
+import os
 import secrets
 import subprocess
 import time
@@ -29,6 +30,7 @@ from server.memory import check_memory
 from server.ports import LOOPBACK, Ports, check_free, free_ports, listens, reachable_at
 from server.private_arguments import start_privately
 from server.state import ServerState, known_servers
+from server.tracing import trace_options
 from serving.contract.errors import ServerError
 
 READY_TIMEOUT_S = 300.0
@@ -164,6 +166,7 @@ class TritonServer:
             "--metrics-config=summary_latencies=true",  # quantiles of latency, for alerts and dashboards
             f"--exit-timeout-secs={IN_FLIGHT_TIMEOUT_S}",
             f"--model-control-mode={self.model_control}",
+            *trace_options(os.environ),
             "--disable-auto-complete-config",  # our configs are complete; auto-completion costs one more process per model
         ]
         if self.model_control == "explicit":

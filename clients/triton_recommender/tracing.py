@@ -17,7 +17,7 @@ except ImportError:
 @contextmanager
 def client_span(name: str, attributes: Mapping[str, str | int]) -> Iterator[dict[str, str]]:
     """Yield the headers that carry the trace context to the server, such as `traceparent`; the span ends with the block."""
-    if trace is None:
+    if trace is None or isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):  # not set up: costs nothing
         yield {}
         return
     tracer = trace.get_tracer("triton_recommender")

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 from serving.contract.errors import ConfigError
+from serving.contract.logs import configure_logging
 from serving.tables.config import read_config
 from serving.tables.updates.updater import Updater
 
@@ -20,7 +21,7 @@ def main() -> None:
     config = read_config(parser.parse_args().config)
     if config.updates is None:
         raise ConfigError(f"model {config.model} names no update source. Expected `updates` with brokers. Export it with one.")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    configure_logging(logging.INFO)
     stop = threading.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: stop.set())

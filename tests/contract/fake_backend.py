@@ -46,6 +46,9 @@ class InferenceRequest:
     def parameters(self) -> str:
         return self._parameters
 
+    def request_id(self) -> str:
+        return "fake-request"
+
 
 class InferenceResponse:
     def __init__(self, output_tensors: list[Tensor] | None = None, error: TritonError | None = None) -> None:

@@ -162,7 +162,10 @@ def test_an_unexpected_failure_stays_with_its_request_and_keeps_its_traceback_in
     good, bad = model.execute([request(1), request(666)])
     assert users_of(good) == [1]
     assert bad.error().message() == "Internal error in preprocess (ZeroDivisionError); the server's log has the details."
-    assert any("secret/path" in line for line in pb.Logger.lines)
+    (line,) = pb.Logger.lines
+    logged = json.loads(line)
+    assert (logged["stage"], logged["request_id"]) == ("preprocess", "fake-request")
+    assert "secret/path" in logged["exception"]
 
 
 def test_a_dependency_error_reaches_the_caller_as_unavailable(model):

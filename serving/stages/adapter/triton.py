@@ -25,6 +25,7 @@ import triton_python_backend_utils as pb_utils
 
 from serving.contract.artifacts import StageInfo, read_stage, verify_manifest
 from serving.contract.errors import ArtifactError, RecommenderError
+from serving.contract.logs import json_line
 from serving.contract.measurements import COUNTER, Measurement
 from serving.contract.tensors import ENSEMBLE, STAGES, ModelSpec, RecordSpec, pack_records, unpack_records
 from serving.live.opening import open_reader
@@ -112,7 +113,7 @@ class StageModel:
         errors |= {place: unavailable(message) for place, message in late.items()}
         self.first.metrics.late += len(late)
         healthy = [i for i in range(len(requests)) if i not in errors]
-        outputs = self._answer(inputs, rows, healthy, errors) if healthy else {}
+        outputs = self._answer(requests, inputs, rows, healthy, errors) if healthy else {}
         return [
             pb_utils.InferenceResponse(error=errors[i]) if i in errors else self._respond(outputs[i])
             for i in range(len(requests))
@@ -125,15 +126,17 @@ class StageModel:
     def _respond(self, outputs: Arrays) -> Any:
         return respond(self.spec, outputs)
 
-    def _answer(self, inputs: Arrays, rows: list[int], healthy: list[int], errors: dict[int, Any]) -> dict[int, Arrays]:
+    def _answer(
+        self, requests: list[Any], inputs: Arrays, rows: list[int], healthy: list[int], errors: dict[int, Any]
+    ) -> dict[int, Arrays]:
         """Return outputs by request: one call for all, or, if that fails, one each, so that only the bad request fails."""
         try:
             outputs = self._call(take(inputs, rows, healthy))
         except Exception as error:
             if len(healthy) > 1:
-                alone = (self._answer(inputs, rows, [i], errors) for i in healthy)
+                alone = (self._answer(requests, inputs, rows, [i], errors) for i in healthy)
                 return {i: outputs for answer in alone for i, outputs in answer.items()}
-            errors[healthy[0]] = error_for_caller(self.spec.name, error)
+            errors[healthy[0]] = error_for_caller(self.spec.name, error, requests[healthy[0]].request_id())
             return {}
         return dict(zip(healthy, split(outputs, [rows[i] for i in healthy]), strict=True))
 
@@ -334,9 +337,10 @@ def unavailable(message: str) -> Any:
     return pb_utils.TritonError(message, pb_utils.TritonError.UNAVAILABLE)
 
 
-def error_for_caller(stage: str, error: Exception) -> Any:
+def error_for_caller(stage: str, error: Exception, request_id: str) -> Any:
     """Return the error for the caller: our own errors in full, others without traceback, which goes to the log."""
     if isinstance(error, RecommenderError):
         return pb_utils.TritonError(str(error), getattr(pb_utils.TritonError, ERROR_CODES[error.status]))
-    pb_utils.Logger.log_error(f"{stage}: {traceback.format_exc()}")
+    fields = {"stage": stage, "request_id": request_id, "exception": traceback.format_exc()}
+    pb_utils.Logger.log_error(json_line("ERROR", "adapter", f"{type(error).__name__} in {stage}", time.time(), **fields))
     return pb_utils.TritonError(f"Internal error in {stage} ({type(error).__name__}); the server's log has the details.")

@@ -1,0 +1,36 @@
+"""Structured logs: one JSON object a line, for machines that gather them.
+
+    {"time": "2026-03-01T12:00:00.123Z", "level": "WARNING", "logger": "gateway", "message": "…", "request_id": "…"}
+
+Fields beside the first four come from `extra={"fields": {…}}`. Put ids of requests into them, never ids of users, titles,
+tokens or query strings: logs are kept longer, and read by more people, than the shop's data.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from typing import Any
+
+
+class JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        fields = dict(getattr(record, "fields", {}))
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json_line(record.levelname, record.name, record.getMessage(), record.created, **fields)
+
+
+def json_line(level: str, logger: str, message: str, unix_s: float, **fields: Any) -> str:
+    """Return one line of a log."""
+    moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(unix_s)) + f".{int(unix_s % 1 * 1_000):03d}Z"
+    return json.dumps({"time": moment, "level": level, "logger": logger, "message": message, **fields}, default=str)
+
+
+def configure_logging(level: int) -> None:
+    """Send the records of all loggers, of libraries too, to the standard output as JSON."""
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(JsonFormatter())
+    logging.basicConfig(level=level, handlers=[handler], force=True)

@@ -1,0 +1,62 @@
+"""What a gateway logs: JSON with the request's id, and nothing of the shop's."""
+
+import json
+import logging
+
+import pytest
+
+from serving.contract.logs import JsonFormatter, json_line
+from triton_recommender import Unavailable
+
+
+@pytest.fixture
+def lines(caplog):
+    """lines() -> what the gateway has logged so far, as machines read it."""
+    return lambda: [json.loads(JsonFormatter().format(record)) for record in caplog.records if record.name == "gateway"]
+
+
+def test_a_line_is_one_object_with_utc_time():
+    line = json_line("WARNING", "gateway", 'two\nlines, "quoted"', 1_700_000_000.25, request_id="r-1")
+    assert "\n" not in line
+    time = "2023-11-14T22:13:20.250Z"
+    message = 'two\nlines, "quoted"'
+    expected = {"time": time, "level": "WARNING", "logger": "gateway", "message": message, "request_id": "r-1"}
+    assert json.loads(line) == expected
+
+
+def test_an_exception_is_in_its_line(caplog):
+    try:
+        raise ZeroDivisionError("of nothing")
+    except ZeroDivisionError:
+        logging.getLogger("gateway").exception("failed")
+    text = JsonFormatter().format(caplog.records[-1])
+    assert "\n" not in text
+    assert "ZeroDivisionError: of nothing" in json.loads(text)["exception"]
+
+
+def fails(query):
+    raise Unavailable("gone")
+
+
+def test_a_fallback_is_logged_with_the_id_that_the_caller_got_and_without_the_user(gateway, lines):
+    answer = gateway(fails).recommend(user="4711")
+    (line,) = lines()
+    assert (line["level"], line["request_id"], line["reason"]) == ("WARNING", answer["request_id"], "UNAVAILABLE")
+    assert "4711" not in json.dumps(line)
+
+
+def test_requests_are_logged_only_where_the_settings_say_so(gateway, lines):
+    gateway().recommend(user="4711")
+    assert lines() == []
+    response = gateway(log_requests=True).ask("GET", "/v1/recommendations", params={"user": "4711", "exclude": "1"})
+    (line,) = lines()
+    assert line["request_id"] == response.headers["x-request-id"] == response.json()["request_id"]
+    assert (line["method"], line["route"], line["status"]) == ("GET", "/v1/recommendations", 200)
+    assert line["seconds"] >= 0
+    assert "4711" not in json.dumps(line)
+
+
+def test_a_refused_request_is_logged_too(gateway, lines):
+    gateway(log_requests=True, tokens={"0" * 64: "shop"}).ask("GET", "/v1/recommendations", params={"user": "1"})
+    (line,) = lines()
+    assert (line["status"], "request_id" in line) == (401, False)
