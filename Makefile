@@ -43,7 +43,7 @@ HOST_OPTION = $(if $(filter command,$(origin HOST)),--host $(HOST))
 EXPORTED = .run/exported/$(call as_name,$(REPO)-$(PROFILE)-$(LAYOUT)-$(DATA)$(if $(TRITON),-$(TRITON))$(if $(CONFIG),-$(CONFIG)))
 SOURCES = requirements/export.txt $(CONFIG) $(shell find export repository training serving hps_config $(wildcard $(DATA) data/$(DATA)) -type f -not -path '*/__pycache__/*' 2>/dev/null)
 
-.PHONY: help setup run test test-unit stop export serve check perf baseline bounds bounds-tables live tune eval check-feast check-deploy docs lint
+.PHONY: help setup run test test-unit stop export serve check perf baseline bounds bounds-tables live tune eval check-feast check-deploy audit docs lint
 
 help: ## list the commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -156,6 +156,10 @@ check-deploy: setup ## render and validate deploy/ offline: Kubernetes, Istio, K
 	@[ -x $(DEPLOY_TOOLS)/bin/python ] || .venv/bin/uv venv -q --python $(PY) $(DEPLOY_TOOLS)
 	@VIRTUAL_ENV=$(DEPLOY_TOOLS) .venv/bin/uv pip install -q --no-deps --require-hashes -r requirements/deploy.txt
 	@$(DEPLOY_TOOLS)/bin/python deploy/check.py
+
+# names packages to PyPI's list of vulnerabilities: the one command here that needs the internet beside setup
+audit: setup ## look all pinned packages up in the list of known vulnerabilities (needs the internet)
+	@.venv/bin/uv tool run --from pip-audit==2.10.1 pip-audit --progress-spinner off --no-deps --disable-pip -r requirements/dev.txt -r requirements/deploy.txt
 
 docs: setup ## what is generated in docs/ (settings, results, sizing), and the summary in README.md
 	@$(PY) -m export settings-doc

@@ -341,7 +341,7 @@ def test_what_cannot_be_in_time_is_refused_before_it_costs_anything(model):
     responses = model.execute([late, gone])
     assert [response.error().code() for response in responses] == [pb.TritonError.UNAVAILABLE] * 2
     assert "cannot be answered in time" in responses[0].error().message()
-    assert model.first.kernel.seen == []
+    assert model.first.stage.seen == []
     responses = model.execute([request(5), late, in_time])
     assert [response.has_error() for response in responses] == [False, True, False]
     assert [users_of(responses[place]) for place in (0, 2)] == [[5], [3]]

@@ -1,0 +1,88 @@
+"""What an operator sees of a gateway and its server: every metric that is alerted on, one trace of a request, logs as JSON."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.monitoring import GPU_METRICS, metric_names, named_metrics
+from tests.server.gateways import USER, Served, served_gateway
+from tests.server.otlp import Collector, collecting
+
+WAIT_S = 30.0  # tritonserver sends its spans every 5 s
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    with collecting() as collector:
+        yield collector
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory, collector) -> Iterator[Served]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")
+        with served_gateway(tmp_path_factory.mktemp("observed")) as served:
+            yield served
+
+
+def test_a_request_is_one_trace_from_the_caller_through_the_gateway_to_the_stages(served, collector):
+    trace, caller = secrets.token_hex(16), secrets.token_hex(8)
+    headers = {"traceparent": f"00-{trace}-{caller}-01", "x-deadline-ms": "5000"}
+    served.http.get("/v1/recommendations", params={"user": USER}, headers=headers).raise_for_status()
+    deadline_s = time.monotonic() + WAIT_S
+    while not {"preprocess", "rerank"} <= {span.name for span in collector.of_trace(trace)} and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    spans = collector.of_trace(trace)
+    names = [span.name for span in spans]
+    assert {"preprocess", "retrieve", "rank", "rerank"} <= set(names), names
+    by_id = {span.id: span for span in spans}
+    # from a stage up to the caller: every parent is in the trace, through server and gateway
+    (stage,) = [span for span in spans if span.name == "rank"]
+    path = [stage]
+    while path[-1].parent in by_id:
+        path.append(by_id[path[-1].parent])
+    assert path[-1].parent == caller
+    assert [service for service in dict.fromkeys(span.service for span in path)] == [
+        "recommender-server",
+        "recommender-gateway",
+    ]
+    assert path[-1].name == "GET /v1/recommendations"
+
+
+def test_a_request_without_a_trace_makes_none_in_the_server(served, collector):
+    before = {span.trace for span in collector.spans}
+    direct = httpx.get(f"http://{served.server.http_url}/v2/health/ready")
+    assert direct.status_code == 200
+    assert {span.trace for span in collector.spans} == before
+
+
+# Of parts that this server has not: levels below the shared memory, updates from Kafka, events from Kafka, shared users
+OTHER_DEPLOYMENTS = ("recommender_table_", "recommender_live_")
+
+
+def test_every_metric_that_is_drawn_or_alerted_on_is_served(served):
+    served.recommend()
+    wanted = named_metrics() - GPU_METRICS
+    deadline_s = time.monotonic() + WAIT_S
+    while True:
+        server = httpx.get(served.server.metrics_url).text
+        published = metric_names(server) | metric_names(served.http.get("/metrics").text)
+        missing = {name for name in wanted - published if not name.startswith(OTHER_DEPLOYMENTS)}
+        if not missing or time.monotonic() > deadline_s:
+            break
+        time.sleep(0.2)
+    assert missing == set()
+    assert {"recommender_live_events_total", "recommender_stage_rows_total", "gateway_requests_total"} <= published
+
+
+def test_the_gateways_log_is_json(served):
+    log = next((served.server.run_dir / "logs").glob("gateway-*.log"))
+    lines = [line for line in log.read_text().splitlines() if line.startswith("{")]
+    assert all({"time", "level", "logger", "message"} <= json.loads(line).keys() for line in lines)
