@@ -43,8 +43,7 @@ class Limiter:
 
     def admits(self, priority: str) -> bool:
         """Return whether a request of this class may be sent now."""
-        room = min(SHARES[priority] * self.limit + RESERVED * (priority == "high"), self._most)
-        return self.in_flight < room
+        return self.in_flight < SHARES[priority] * self.limit + RESERVED * (priority == "high")
 
     def begin(self) -> float:
         """Count a request that is sent. Return its start, for `end`."""

@@ -1,0 +1,173 @@
+"""Load the gateway, and the gRPC port, with more than they can answer: goodput, latency, memory and recovery.
+
+    python -m experiments.overload --repo model_repository [--seconds 10]
+
+Open loop: requests leave when they are due. Goodput counts recommendations of the server, not popular items, within the SLO.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.utils import serialize_byte_tensor
+
+import clients  # noqa: F401  so that triton_recommender is found
+from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
+from experiments.rest_load import Answers, get_request, percentile_ms, poisson_due_s, send_closed_loop, send_open_loop
+from experiments.served import Served, serve_with_gateway
+from perf.command import run
+from perf.load.open_loop import run_load
+from triton_recommender import Query, Recommender
+from triton_recommender.tensors import BUDGET, DEADLINE, RECOMMEND
+from triton_recommender.wire import encode
+
+SLO_S = 0.3
+DEADLINE_MS, LONG_MS = 250, 5_000
+HIGH_SHARE = 0.05
+CLIENTS = 16
+IDLE_PER_S = 20.0
+FACTORS = (1, 2, 5)
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+def requests_of(served: Served, count: int, deadline_ms: int, rng: np.random.Generator) -> tuple[list[bytes], np.ndarray]:
+    """Return requests of random users, and which of them are of high priority, bool [N]."""
+    is_high = rng.random(count) < HIGH_SHARE
+    requests = [
+        get_request(f"/v1/recommendations?user={user}", x_deadline_ms=str(deadline_ms), x_priority=priority)
+        for user, priority in zip(served.user_ids(count, rng), np.where(is_high, "high", "normal"), strict=True)
+    ]
+    return requests, is_high
+
+
+def measure_idle(served: Served, seconds: float, rng: np.random.Generator) -> Answers:
+    due_s = poisson_due_s(IDLE_PER_S, seconds, rng)
+    return asyncio.run(send_open_loop(served.port, requests_of(served, len(due_s), LONG_MS, rng)[0], due_s))
+
+
+def measure_peak(served: Served, seconds: float, rng: np.random.Generator) -> float:
+    """Return answers per second of as many clients as the server keeps busy with."""
+    count, rate = 200, 0.0
+    for _ in range(2):  # the first round tells how many requests the seconds hold
+        answers, taken_s = asyncio.run(send_closed_loop(served.port, requests_of(served, count, LONG_MS, rng)[0], CLIENTS))
+        rate = answers.good(SLO_S).sum() / taken_s
+        count = max(int(rate * seconds), 200)
+    return rate
+
+
+def measure_overload(
+    served: Served, factor: int, peak: float, deadline_ms: int, seconds: float, rng: np.random.Generator
+) -> dict[str, float]:
+    due_s = poisson_due_s(factor * peak, seconds, rng)
+    requests, is_high = requests_of(served, len(due_s), deadline_ms, rng)
+    answers = asyncio.run(send_open_loop(served.port, requests, due_s))
+    high = Answers(answers.latency_s[is_high], answers.status[is_high], answers.degraded[is_high])
+    return {
+        "goodput over peak": answers.good(SLO_S).sum() / due_s[-1] / peak,
+        "p99 of accepted": percentile_ms(answers.accepted(), 99),
+        "p99 of accepted, high priority": percentile_ms(high.accepted(), 99),
+        "share of high priority accepted": len(high.accepted()) / max(len(high.status), 1),
+        "without any answer": float((answers.status != 200).sum()),
+        "recovered after": measure_recovery(served, rng),
+    }
+
+
+def measure_recovery(served: Served, rng: np.random.Generator, limit_s: float = 10.0) -> float:
+    """Return the seconds until ten requests in a row are answered by the server."""
+    begun_s, in_a_row, first_s = time.monotonic(), 0, 0.0
+    while in_a_row < 10 and time.monotonic() - begun_s < limit_s:
+        answers, _ = asyncio.run(send_closed_loop(served.port, requests_of(served, 1, LONG_MS, rng)[0], 1))
+        first_s = time.monotonic() - begun_s if in_a_row == 0 else first_s
+        in_a_row = in_a_row + 1 if answers.good(SLO_S).all() else 0
+    return first_s if in_a_row == 10 else limit_s
+
+
+def grpc_bodies(served: Served, count: int, rng: np.random.Generator) -> list[bytes]:
+    """Return encoded questions of random users."""
+    with Recommender(served.grpc_url) as recommender:
+        signature = recommender.signature()
+    dtypes, bodies = {"i": "INT64", "f": "FP32", "O": "BYTES"}, []
+    for user in served.user_ids(count, rng):
+        request = pb.ModelInferRequest(model_name=RECOMMEND)
+        for name, array in encode([Query(user)], signature).items():
+            request.inputs.add(name=name, datatype=dtypes[array.dtype.kind], shape=array.shape)
+            is_text = array.dtype.kind == "O"
+            request.raw_input_contents.append(serialize_byte_tensor(array).item() if is_text else array.tobytes())
+        bodies.append(request.SerializeToString())
+    return bodies
+
+
+def with_deadline(body: bytes, deadline_unix_ms: float, budget_ms: int) -> bytes:
+    """Return an encoded request that says when its answer is no longer wanted: messages that are joined are merged."""
+    more = pb.ModelInferRequest()
+    more.parameters[DEADLINE].int64_param, more.parameters[BUDGET].int64_param = int(deadline_unix_ms), budget_ms
+    return body + more.SerializeToString()
+
+
+def measure_grpc(served: Served, factor: float, peak: float, deadline_ms: int | None, seconds: float) -> float:
+    """Return goodput: answers within half a second, over the peak."""
+    rng = np.random.default_rng(1)
+    due_s = poisson_due_s(factor * peak, seconds, rng)
+    bodies = grpc_bodies(served, len(due_s), rng)
+    if deadline_ms is not None:
+        due_s += 0.5 + len(due_s) / 20_000  # the time that the next lines take
+        start_ms = 1_000 * time.time()
+        bodies = [
+            with_deadline(body, start_ms + 1_000 * due + deadline_ms, deadline_ms)
+            for body, due in zip(bodies, due_s, strict=True)
+        ]
+        due_s -= time.time() - start_ms / 1_000
+    outcome = run_load(served.grpc_url, bodies, due_s)
+    return float((outcome.latency_ns <= 0.5e9).sum() / seconds / peak)
+
+
+def bounds(name: str, idle_ms: float, factor: int) -> dict[str, float]:
+    if factor == 1:
+        return {}
+    return {
+        "goodput over peak": {"at_least": 0.8},
+        "p99 of accepted": {"at_most": 1_000 * SLO_S},
+        "p99 of accepted, high priority": {"at_most": 2 * idle_ms},
+        "without any answer": {"at_most": 0.0},
+        "recovered after": {"at_most": 2.0},
+    }.get(name, {})
+
+
+@app.command()
+def main(
+    repo: Annotated[Path, typer.Option(help="repository to serve")] = Path("model_repository"),
+    seconds: Annotated[float, typer.Option(help="of each load", min=1)] = 10.0,
+    results: ResultsFolder = RESULTS,
+) -> None:
+    """Offer 1, 2 and 5 times of what is answered at the peak. Exit code 1 when a bound is missed."""
+    machine, rng, figures = read_machine(), np.random.default_rng(0), []
+    with serve_with_gateway(repo) as served:
+        measure_peak(served, 2.0, rng)  # warm
+        idle_ms = percentile_ms(measure_idle(served, max(seconds, 5.0), rng).accepted(), 99)
+        peak = measure_peak(served, seconds, rng)
+        before_mb = served.rss_mb()
+        figures += [Figure(name="idle p99", values=[idle_ms], unit="ms"), Figure(name="peak", values=[peak], unit="/s")]
+        units = {"recovered after": "s", "without any answer": ""}
+        for deadline_ms in (DEADLINE_MS, LONG_MS):
+            for factor in FACTORS:
+                for name, value in measure_overload(served, factor, peak, deadline_ms, seconds, rng).items():
+                    unit = units.get(name, "ms" if name.startswith("p99") else "")
+                    label = f"{factor} times the peak, deadline {deadline_ms} ms: {name}"
+                    figures.append(Figure(name=label, values=[value], unit=unit, **bounds(name, idle_ms, factor)))
+        figures.append(Figure(name="memory afterwards over before", values=[served.rss_mb() / before_mb], at_most=1.25))
+        for deadline, words in ((500, "deadline of 0.5 s"), (None, "no deadline")):
+            value = measure_grpc(served, 3.5, peak, deadline, seconds)
+            figures.append(Figure(name=f"gRPC at 3.5 times the gateway's peak, {words}: goodput over peak", values=[value]))
+    command = f"python -m experiments.overload --repo {repo} --seconds {seconds:g}"
+    finish("overload", "More load than can be answered", command, f"{seconds:g} s each", figures, results, machine)
+
+
+if __name__ == "__main__":
+    run(app, "python -m experiments.overload")

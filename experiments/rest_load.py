@@ -1,0 +1,127 @@
+"""Open-loop and closed-loop load over HTTP/1.1: requests leave when they are due, on connections that stay open.
+
+Raw asyncio streams, because a client library would cost more than the gateway that is measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+CONNECTIONS = 256
+TIMEOUT_S = 10.0
+
+
+@dataclass
+class Answers:
+    """One entry per request. latency_s: from the instant it was due, NaN where none came; degraded: popular items answered."""
+
+    latency_s: np.ndarray
+    status: np.ndarray
+    degraded: np.ndarray
+
+    @classmethod
+    def empty(cls, count: int) -> Answers:
+        return cls(np.full(count, np.nan), np.zeros(count, np.int64), np.zeros(count, bool))
+
+    def good(self, within_s: float) -> np.ndarray:
+        """bool [N]: recommendations of the server, in time."""
+        return (self.status == 200) & ~self.degraded & (self.latency_s <= within_s)
+
+    def accepted(self) -> np.ndarray:
+        """float64: latencies of the answers that came from the server."""
+        return self.latency_s[(self.status == 200) & ~self.degraded]
+
+
+class Connections:
+    """A pool of connections to one address, opened as they are needed."""
+
+    def __init__(self, port: int, most: int = CONNECTIONS) -> None:
+        self._port, self._free = port, asyncio.LifoQueue[tuple[asyncio.StreamReader, asyncio.StreamWriter] | None]()
+        for _ in range(most):
+            self._free.put_nowait(None)
+
+    async def ask(self, request: bytes) -> tuple[int, bytes]:
+        """Send a request. Return (status, body). Raises OSError or TimeoutError."""
+        pair = await self._free.get()
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                reader, writer = pair or await asyncio.open_connection("127.0.0.1", self._port)
+                pair = None
+                writer.write(request)
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = next(
+                    int(line.partition(b":")[2]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")
+                )
+                body = await reader.readexactly(length)
+                pair = None if b"connection: close" in head.lower() else (reader, writer)
+                return int(head[9:12]), body
+        except asyncio.IncompleteReadError as error:
+            raise ConnectionError("closed before the answer was complete") from error
+        finally:
+            self._free.put_nowait(pair)
+
+    async def close(self) -> None:
+        while not self._free.empty():
+            if pair := self._free.get_nowait():
+                pair[1].close()
+
+
+def get_request(path: str, **headers: str) -> bytes:
+    lines = [f"GET {path} HTTP/1.1", "host: shop", *(f"{name.replace('_', '-')}: {value}" for name, value in headers.items())]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+async def _ask_one(connections: Connections, request: bytes, place: int, due_s: float, answers: Answers) -> None:
+    try:
+        status, body = await connections.ask(request)
+    except (OSError, TimeoutError):
+        return
+    answers.latency_s[place] = time.perf_counter() - due_s
+    answers.status[place] = status
+    if status == 200:
+        answers.degraded[place] = b"gateway_fallback" in body
+
+
+async def send_open_loop(port: int, requests: Sequence[bytes], due_s: np.ndarray) -> Answers:
+    """Send requests[i] at due_s[i] seconds from now, float64 [N] ascending, whether or not others were answered."""
+    connections, answers, tasks = Connections(port), Answers.empty(len(requests)), []
+    start_s = time.perf_counter()
+    for place, (request, due) in enumerate(zip(requests, start_s + due_s, strict=True)):
+        if (wait_s := due - time.perf_counter()) > 0:
+            await asyncio.sleep(wait_s)
+        elif place % 16 == 0:
+            await asyncio.sleep(0)
+        tasks.append(asyncio.create_task(_ask_one(connections, request, place, due, answers)))
+    await asyncio.gather(*tasks)
+    await connections.close()
+    return answers
+
+
+async def send_closed_loop(port: int, requests: Sequence[bytes], clients: int) -> tuple[Answers, float]:
+    """Send the requests one after the other, `clients` at a time. Return the answers and the seconds that all took."""
+    connections, answers, places = Connections(port, clients), Answers.empty(len(requests)), iter(range(len(requests)))
+
+    async def one_client() -> None:
+        for place in places:
+            await _ask_one(connections, requests[place], place, time.perf_counter(), answers)
+
+    start_s = time.perf_counter()
+    await asyncio.gather(*(one_client() for _ in range(clients)))
+    seconds = time.perf_counter() - start_s
+    await connections.close()
+    return answers, seconds
+
+
+def poisson_due_s(per_s: float, seconds: float, rng: np.random.Generator) -> np.ndarray:
+    """Return the instants of random arrivals, float64 [N] ascending."""
+    return np.cumsum(rng.exponential(1 / per_s, max(int(per_s * seconds), 1)))
+
+
+def percentile_ms(latencies_s: np.ndarray, percent: float) -> float:
+    """Return a percentile in milliseconds; NaN where nothing was answered."""
+    return 1_000 * float(np.percentile(latencies_s, percent)) if len(latencies_s) else float("nan")
