@@ -10,7 +10,7 @@ PROFILE_NAME = "merlin"  # in a manifest, and of the settings section
 
 
 class MerlinSettings(BaseModel):
-    """How the merlin profile is served. Budgets of the tables and their updates are those of [tables], whichever levels serve.
+    """Serving of the merlin profile. The tables' budgets and updates are those of [tables], for HPS and for our own levels.
 
     preprocess = "nvtabular" serves NVTabular's own workflow model instead of the compiled plan. That puts a pickle into the
     repository (workflow.pkl), which runs code when it is loaded: serve such a repository only if you trust whoever wrote it.

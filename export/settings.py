@@ -125,7 +125,7 @@ class ComputeSettings(_Section):
 
 
 class LiveChoices(_Section):
-    """How events are accepted and stored (serving/live)."""
+    """Acceptance and storage of events (serving/live)."""
 
     folder: str = ""  # of the live store, an absolute path; empty: beside the repository, <REPO>.live
     lateness_s: Annotated[float, Field(ge=0)] = 10.0  # lag of the clock behind the latest event

@@ -1,4 +1,4 @@
-"""What generations a repository holds, how two of them differ, and an append-only record of what was done with them.
+"""List a repository's generations, compare two of them, and keep an append-only record of what was done with them.
 
 `<REPO>/registry.jsonl` has one line per act: when, who, what and why. Lines are only ever added; tritonserver ignores the file.
 """

@@ -27,7 +27,7 @@ def parsed():
 
 
 def build(sizes, batch_size, learning_rate):
-    """The network of the export: bottom with a ReLU behind every layer, Interaction, top with one behind all but the last."""
+    """Build the export's network: bottom with a ReLU after every layer, Interaction, top with one after all but the last."""
     solver = hugectr.CreateSolver(
         batchsize=batch_size,
         batchsize_eval=batch_size,
@@ -82,7 +82,7 @@ def build(sizes, batch_size, learning_rate):
 
 
 def add_mlp(model, name, enters, widths, relu_last):
-    """InnerProduct and ReLU layers -> the name of the tensor that leaves them."""
+    """Add InnerProduct and ReLU layers. Return the name of their output tensor."""
     for i, width in enumerate(widths):
         top = f"{name}_fc{i}"
         model.add(
