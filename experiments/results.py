@@ -22,8 +22,8 @@ PAGE = PROJECT / "docs" / "results.md"
 README = PROJECT / "README.md"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 SECTIONS = {  # title -> how the names of its results begin
-    "Quality": ("quality-", "prequential-"),
-    "Speed": ("overhead-", "merlin", "growth", "preprocess", "sizing-"),
+    "Quality": ("quality-", "prequential-", "leave-one-out-"),
+    "Speed": ("overhead-", "merlin", "growth", "preprocess", "sizing-", "sequence-"),
     "Smaller networks and rows": ("compression-", "precision-", "row-"),
     "Embedding tables": ("tables-", "cache-policy", "soak"),
     "Live events": ("live-",),

@@ -66,13 +66,14 @@ def save_retriever(
         settings = replace(
             settings, sequence_width=shape.width, sequence_length=shape.length, sequence_weight=retriever.sequence_weight
         )
-        parities.append(_save_sequence(folder, retriever.sequence, sample))
+        histories = (sample.history_positions[:PARITY_SAMPLES], sample.history_age_days[:PARITY_SAMPLES])
+        parities.append(save_sequence(folder, retriever.sequence, *histories))
     return asdict(settings), parities, choice
 
 
-def _save_sequence(folder: Path, model: SequenceModel, sample: Examples) -> Parity:
-    users = Examples(*(values[:PARITY_SAMPLES] for values in sample))
-    feeds = oldest_first(model.item_vectors, users.history_positions, users.history_age_days, model.encoder.shape.length)
+def save_sequence(folder: Path, model: SequenceModel, history: np.ndarray, age_days: np.ndarray) -> Parity:
+    """Write the sequence network, and compare it with the trained one on histories [N, H], as `oldest_first` takes them."""
+    feeds = oldest_first(model.item_vectors, history, age_days, model.encoder.shape.length)
     dynamic = {name: {0: "requests"} for name in (*feeds, "sequence_vector")}
     return export_network(model.encoder, dict(feeds), "sequence_vector", folder / f"{SEQUENCE_NETWORK}.onnx", dynamic)
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from serving.contract.artifacts import open_network
-from serving.stages.features.sequence import NETWORK, SequenceSource, oldest_first
+from serving.stages.features.sequence import NETWORK, SequenceSource
 from training.features.build import Examples
-from training.models.parity import export_network
 from training.models.sequence import SequenceModel, SequenceShape, time_bucket
 from training.models.train_sequence import SequenceSettings, Taken, train_sequence, windows_of
+from training.retrieval.save import save_sequence
 
 N_ITEMS, LENGTH, DAY_S = 12, 6, 86_400
 SHAPE = SequenceShape(width=16, length=LENGTH, dropout=0.0)
@@ -82,10 +82,7 @@ def test_it_is_served_as_it_was_trained_and_whoever_else_asks(trained, tmp_path)
     """Also for strangers, who have no history."""
     history = [[3, 2, 1, N_ITEMS, N_ITEMS, N_ITEMS], [N_ITEMS] * LENGTH, [7, 1, 5, 4, 9, 8]]
     users = users_of(history, [[0.5, 1, 4, 0, 0, 0], [0] * 6, [1, 2, 3, 4, 5, 6]])
-    feeds = dict(oldest_first(trained.item_vectors, users.history_positions, users.history_age_days, LENGTH))
-    dynamic = {name: {0: "requests"} for name in (*feeds, "sequence_vector")}
-    parity = export_network(trained.encoder, feeds, "sequence_vector", tmp_path / f"{NETWORK}.onnx", dynamic)
-    assert parity.max_rel < 1e-5
+    assert save_sequence(tmp_path, trained, users.history_positions, users.history_age_days).max_rel < 1e-5
     source = SequenceSource(open_network(tmp_path, NETWORK), trained.item_vectors, 0.5, LENGTH)
     served = source.vectors(users.history_positions, users.history_age_days)
     np.testing.assert_allclose(served, 0.5 * trained.user_vectors(users), atol=1e-5)
