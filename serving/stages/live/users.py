@@ -69,7 +69,9 @@ class LiveUsers:
             degraded[:] = Degraded.LIVE
             return clock_s, degraded
         if latest != NO_SEQUENCE and rows:
-            self.visible.add(time.time() - int(records["received_ms"].max()) / 1000)
+            arrivals_ms = records["received_ms"][after[rows] != NO_SEQUENCE]
+            if len(arrivals_ms):
+                self.visible.add(time.time() - int(arrivals_ms.max()) / 1000)
         if latest > progress.last_sequence:
             degraded[after > progress.last_sequence] = Degraded.LIVE
         self._write(state, rows, records, timeline)
