@@ -72,7 +72,7 @@ def after_command(
         with opened_shop(repo) as shop:
             return after.measure(shop, count, new_rng())
 
-    run_part("after", "Answers that name an event", f"{count:,} purchases", results, measure, repo)
+    run_part("after", "Answers that name an event", f"{count:,} purchases", results, measure, repo, f"--after {count}")
 
 
 @app.command("throughput")
@@ -119,7 +119,8 @@ def items_command(
         with opened_shop(repo) as shop:
             return items.measure(shop, new_items, answers, new_rng(), step)
 
-    run_part("items", "New and unavailable items", f"{new_items} new items, {answers:,} answers", results, measure, repo)
+    conditions = f"{new_items} new items, {answers:,} answers"
+    run_part("items", "New and unavailable items", conditions, results, measure, repo, f"--answers {answers}")
 
 
 @app.command("memory")
@@ -144,12 +145,17 @@ def run_part(
     results: Path,
     measure: Callable[[Callable[[str], None]], list[Figure]],
     repo: Path | None = None,
+    options: str = "",
 ) -> None:
-    """Measure one part and write `live-<name>`. Raises typer.Exit where a bound is missed."""
+    """Measure one part and write `live-<name>`. Raises typer.Exit where a bound is missed.
+
+    options: of the command, that a reader has to repeat
+    """
     machine = read_machine()
     figures = measure(lambda text: console.print(text, markup=False, highlight=False))
     served = f"; a copy of {repo.resolve().name}" if repo else ""
-    finish(f"live-{name}", title, f"python -m perf live {name}", conditions + served, figures, results, machine)
+    command = f"python -m perf live {name} {options}".rstrip()
+    finish(f"live-{name}", title, command, conditions + served, figures, results, machine)
 
 
 def new_rng() -> np.random.Generator:
