@@ -24,6 +24,7 @@ P50_US = 20.0  # bounds
 DRIFT, GROWTH = 1.1, 1.5
 SIZES = (10_000, 1_000_000)
 N_ITEMS = 10_000
+WARMING_CALLS = 10_000
 USERS_PER_TRANSACTION = 50_000
 NOW_S = 1_700_000_000
 MS_PER_DAY = 86_400_000
@@ -99,6 +100,9 @@ def time_reads(folder: Path, n_users: int, calls: int, rng: np.random.Generator)
         live = LiveUsers(reader, ItemIndex(np.arange(N_ITEMS)), np.zeros(N_ITEMS + 1, np.int32))
         live, state = live.with_machine_code(empty_state(np.zeros(2, np.int64))), empty_state(user_ids[0])
         with undisturbed():
+            for user_id in user_ids[:WARMING_CALLS]:
+                state.user_ids[:] = user_id
+                live.update(state, after, NOW_S)
             for number in range(calls):
                 state.user_ids[:] = user_ids[number]
                 started_ns = time.perf_counter_ns()
