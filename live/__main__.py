@@ -34,7 +34,7 @@ from serving.contract.generations import pinned_generation
 from serving.contract.tensors import OBSERVE, PAD_ID
 from serving.live.admission import ChangeAdmission
 from serving.live.reader import Reader
-from serving.live.redis_state import RedisState
+from serving.live.redis_state import PATIENT_S, RedisState
 from serving.live.store import live_folder, open_store
 from serving.live.writer import Writer
 from serving.stages.live.models import LiveSettings, Observe
@@ -157,7 +157,7 @@ def share(
         info = observe.info
         if not info.live_redis:
             raise ConfigError("The export names no Redis. Set [live] redis, and export again.")
-        with closing(RedisState(info.live_redis, info.live_project)) as state:
+        with closing(RedisState(info.live_redis, info.live_project, PATIENT_S)) as state:
             Sharer(observe.writer, state, observe.settings.idle_days).run(stop_on_signals())
 
 
@@ -223,7 +223,7 @@ def shared_state(repo: Path) -> RedisState | None:
         info = read_stage(stage_folder(repo, OBSERVE, pinned_generation(repo)))
     except RecommenderError:  # a store outlives its repository
         return None
-    return RedisState(info.live_redis, info.live_project) if info.live_redis else None
+    return RedisState(info.live_redis, info.live_project, PATIENT_S) if info.live_redis else None
 
 
 def open_writer(folder: Path) -> Writer:

@@ -41,7 +41,7 @@ from serving.live.store import MACHINE, Progress
 from serving.live.transitions import apply_to_items, apply_to_users
 from serving.live.writer import Writer
 
-EVENTS_PER_STEP = 1_000
+EVENTS_PER_STEP = 500
 LOCK = "sharing.lock"
 IDLE_S = 0.002  # between two looks at the log
 STATUS_EVERY_S = 5.0

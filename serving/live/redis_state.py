@@ -29,7 +29,8 @@ from serving.live.feast_layout import entity_key
 from serving.live.feast_views import View
 
 PASSWORD = "LIVE_REDIS_PASSWORD"  # environment variable, as is LIVE_REDIS_USER
-TIMEOUT_S = 0.05  # for a node that does not answer
+TIMEOUT_S = 0.05  # for a node that does not answer a request
+PATIENT_S = 2.0  # for whoever shares or erases: nobody waits for them
 PAUSE_S = 1.0  # in which nobody asks again after a failure
 VERSION = b"_version"
 # KEYS: a hash. ARGV: its version and its event time as they were read, seconds until it expires or 0; then fields and values.
@@ -37,7 +38,7 @@ VERSION = b"_version"
 CHANGE = """
 if (redis.call('HGET', KEYS[1], '_version') or '') ~= ARGV[1] then return 0 end
 if (redis.call('HGET', KEYS[1], ARGV[2]) or '') ~= ARGV[3] then return 0 end
-for i = 5, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
+redis.call('HSET', KEYS[1], unpack(ARGV, 5))
 redis.call('HINCRBY', KEYS[1], '_version', 1)
 if tonumber(ARGV[4]) > 0 then redis.call('EXPIRE', KEYS[1], ARGV[4]) end
 return 1"""
@@ -76,6 +77,7 @@ class RedisState:
 
     addresses: str  # "host:port,…"
     project: str
+    timeout_s: float = TIMEOUT_S
     _cluster: RedisCluster | None = field(default=None, init=False, repr=False)
     _closed_until_s: float = field(default=0.0, init=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
@@ -140,23 +142,37 @@ class RedisState:
         return entity_key(self.project, view.join_key, entity_id)
 
     def run(self, commands: Sequence[Command]) -> list:
-        """Return the replies of commands, sent as one pipeline. Raises DependencyError."""
+        """Return the replies of commands, whose first argument or script key is a key. Raises DependencyError."""
         if not commands:
             return []
         if time.monotonic() < self._closed_until_s:
             raise DependencyError(f"Redis at {self.addresses} did not answer a moment ago; it is asked again soon.")
         try:
-            pipeline = self._connected().pipeline(transaction=False)
-            for command in commands:
-                pipeline.execute_command(*command)
-            return pipeline.execute()
+            return self._run_by_node(self._connected(), commands)
         except (RedisError, RedisClusterException, OSError) as error:
             self._cluster, self._closed_until_s = None, time.monotonic() + PAUSE_S
             raise DependencyError(
                 f"Redis at {self.addresses} did not answer ({error!r}). Expected a cluster that replies within "
-                f"{1000 * TIMEOUT_S:.0f} ms. Check that it runs with cluster-enabled yes; answers come without "
+                f"{1000 * self.timeout_s:.0f} ms. Check that it runs with cluster-enabled yes; answers come without "
                 "live state meanwhile."
             ) from error
+
+    def _run_by_node(self, cluster: RedisCluster, commands: Sequence[Command]) -> list:
+        """Send the commands of each node as one pipeline. The client's own would ask a server for the keys of every script."""
+        rows_of: dict[str, list[int]] = {}
+        nodes = {}
+        for row, command in enumerate(commands):
+            node = cluster.get_node_from_key(command[3] if command[0] == "EVAL" else command[1])
+            nodes[node.name] = node
+            rows_of.setdefault(node.name, []).append(row)
+        replies: list = [None] * len(commands)
+        for name, rows in rows_of.items():
+            pipeline = cluster.get_redis_connection(nodes[name]).pipeline(transaction=False)
+            for row in rows:
+                pipeline.execute_command(*commands[row])
+            for row, reply in zip(rows, pipeline.execute(), strict=True):  # a slot that moved is an error: connect again
+                replies[row] = reply
+        return replies
 
     def _connected(self) -> RedisCluster:
         with self._lock:
@@ -166,8 +182,8 @@ class RedisState:
                     startup_nodes=[ClusterNode(host, int(port)) for host, port in places],
                     username=os.environ.get("LIVE_REDIS_USER"),
                     password=os.environ.get(PASSWORD),
-                    socket_timeout=TIMEOUT_S,
-                    socket_connect_timeout=TIMEOUT_S,
+                    socket_timeout=self.timeout_s,
+                    socket_connect_timeout=self.timeout_s,
                     retry=Retry(NoBackoff(), 0),
                 )
             return self._cluster

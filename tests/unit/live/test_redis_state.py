@@ -24,7 +24,7 @@ from serving.live.feast_views import items_view, users_view
 from serving.live.layout import Layout
 from serving.live.reader import Reader
 from serving.live.redis_reader import RedisReader
-from serving.live.redis_state import RedisState
+from serving.live.redis_state import PATIENT_S, TIMEOUT_S, RedisState
 from serving.live.store import live_folder
 from serving.live.writer import Writer
 from serving.pipeline import Pipeline
@@ -50,7 +50,7 @@ def redis(tmp_path_factory) -> Iterator[RedisServer]:
 @pytest.fixture
 def state(redis) -> Iterator[RedisState]:
     redis.client.flushall()
-    state = RedisState(redis.address, PROJECT)
+    state = RedisState(redis.address, PROJECT, PATIENT_S)
     yield state
     state.close()
 
@@ -71,11 +71,11 @@ class Machine:
 
 
 @contextmanager
-def machine(folder: Path, addresses: str) -> Iterator[Machine]:
+def machine(folder: Path, addresses: str, timeout_s: float = PATIENT_S) -> Iterator[Machine]:
     with (
         closing(Writer(folder, Layout(), KINDS.names)) as writer,
-        closing(RedisState(addresses, PROJECT)) as state,
-        closing(RedisReader(folder, "", RedisState(addresses, PROJECT))) as reader,
+        closing(RedisState(addresses, PROJECT, timeout_s)) as state,
+        closing(RedisReader(folder, "", RedisState(addresses, PROJECT, timeout_s))) as reader,
     ):
         yield Machine(writer, Sharer(writer, state, IDLE_DAYS), reader)
 
@@ -125,6 +125,7 @@ def test_machines_that_share_apply_every_event_once(tmp_path, state, redis):
         counts = np.bincount(everything.headers["item_id"], minlength=30).tolist()
         assert item_counts(state, 30) == counts
         one.sharer.share(0)  # a process that died before it noted its place
+        one.share_all()
         assert differing(other.reader, everything) == []
         assert item_counts(state, 30) == counts
         progress = [host.writer.store.read_progress() for host in (one, other)]
@@ -209,7 +210,7 @@ def test_answers_of_one_machine_know_the_events_of_another_and_go_on_without_red
     with (
         closing(Observe.load(repository / OBSERVE / "1")) as observe,
         machine(tmp_path / "other", redis.address) as other,
-        closing(RedisReader(own, "", RedisState(redis.address, PROJECT))) as reader,
+        closing(RedisReader(own, "", RedisState(redis.address, PROJECT, PATIENT_S))) as reader,
         closing(Reader(own)) as local,
     ):
         pipeline = Pipeline.load(repository, live=reader)
@@ -265,7 +266,7 @@ def test_sharing_survives_an_outage_and_says_that_there_is_one(tmp_path, redis, 
     monkeypatch.setattr("live.sharing.PAUSE_S", 0.05)
     monkeypatch.setattr("serving.live.redis_state.PAUSE_S", 0.05)
     redis.freeze()
-    with machine(tmp_path / "a", redis.address) as host:
+    with machine(tmp_path / "a", redis.address, TIMEOUT_S) as host:
         host.writer.append(purchase(1, 7))
         stop = threading.Event()
         with ThreadPoolExecutor(1) as pool:
