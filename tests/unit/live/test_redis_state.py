@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,7 @@ from serving.contract.tensors import OBSERVE, Degraded
 from serving.live.events import EventBatch
 from serving.live.feast_views import items_view, users_view
 from serving.live.layout import Layout
+from serving.live.opening import open_reader
 from serving.live.reader import Reader
 from serving.live.redis_reader import RedisReader
 from serving.live.redis_state import PATIENT_S, TIMEOUT_S, RedisState
@@ -210,9 +211,11 @@ def test_answers_of_one_machine_know_the_events_of_another_and_go_on_without_red
     with (
         closing(Observe.load(repository / OBSERVE / "1")) as observe,
         machine(tmp_path / "other", redis.address) as other,
-        closing(RedisReader(own, "", RedisState(redis.address, PROJECT, PATIENT_S))) as reader,
+        closing(open_reader(repository, replace(observe.info, live_redis=redis.address, live_project=PROJECT))) as reader,
         closing(Reader(own)) as local,
     ):
+        for stage in ("preprocess", "retrieve"):  # what reads users carries the code that does
+            assert (repository / stage / "1" / "serving" / "live" / "redis_state.py").exists()
         pipeline = Pipeline.load(repository, live=reader)
         before = answer(pipeline, [7])
         assert before["degraded"].tolist() == [[0]]
