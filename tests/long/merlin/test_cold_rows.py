@@ -16,7 +16,7 @@ from serving.contract.tensors import ENSEMBLE
 from serving.pipeline import Pipeline
 from serving.stages.rank import Rank
 from serving.tables.formats.sparse_folder import read_sparse_folder
-from tests.unit.nvidia.merlin.conftest import source_of
+from tests.long.merlin.conftest import source_of
 from tests.unit.small_shops import CONTEXT, export, shop
 from training.models.cold_rows import ColdRows
 

@@ -29,15 +29,15 @@ from serving.contract.errors import ArtifactError, ConfigError
 from serving.contract.tensors import ENSEMBLE, PAD_ID, PAD_ROW
 from serving.pipeline import Pipeline
 from serving.stages.rank import Rank
+from tests.long.merlin import fake_hugectr
 from tests.unit.hps.oracle import read_sparse
 from tests.unit.hps.test_hugectr import interact
-from tests.unit.nvidia.merlin import fake_hugectr
 from tests.unit.small_shops import shop
 from training.dataset import load_dataset
 from training.features.build import build_features
 from training.models.ranking_data import ItemSlots
 
-SCRIPT = Path(__file__).parents[4] / "export" / "nvidia" / "hugectr" / "container" / "train_dlrm.py"
+SCRIPT = Path(__file__).parents[3] / "export" / "nvidia" / "hugectr" / "container" / "train_dlrm.py"
 TAGS = frozenset({"item.catalogue_tags"})
 
 

@@ -12,7 +12,7 @@ from export.nvidia.precision.agreement import HALF, disagreement
 from export.nvidia.publish import publish_merlin
 from export.settings import Settings
 from repository.recorded import RECORDED_FILE, read_recorded
-from tests.unit.nvidia.merlin.conftest import source_of
+from tests.long.merlin.conftest import source_of
 
 MARK = {"fp32": None, "fp16": "Cast", "int8": "QuantizeLinear"}  # the op by which a precision shows
 

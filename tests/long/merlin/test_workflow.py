@@ -26,7 +26,7 @@ from serving.stages.features.encode import FIRST_ROW
 from serving.stages.parts.preprocess import as_tensor
 from serving.stages.preprocess import Preprocess
 from tests.contract import fake_backend
-from tests.unit.nvidia.merlin.conftest import source_of
+from tests.long.merlin.conftest import source_of
 from tests.unit.small_shops import CONTEXT, SETTINGS, shop
 from training.features.columns import frame_of
 from training.features.compile import compile_workflow

@@ -15,7 +15,7 @@ from serving.contract.artifacts import read_stage
 from serving.stages.parts.gpu_index import on_gpu
 from serving.stages.parts.models import RetrieveSearch
 from tests.contract import fake_backend
-from tests.unit.nvidia.merlin.conftest import source_of
+from tests.long.merlin.conftest import source_of
 
 
 @pytest.fixture

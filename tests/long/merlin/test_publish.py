@@ -38,7 +38,7 @@ from serving.stages.parts.models import (
 from serving.stages.parts.specs import RANK_SCORES, RERANK_RULES, RETRIEVE_SEARCH
 from serving.tables.formats.sparse_folder import read_sparse_folder
 from tests.contract import fake_backend
-from tests.unit.nvidia.merlin.conftest import source_of
+from tests.long.merlin.conftest import source_of
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from export.check import check_repository
 from hps_config.parsers import load_json
-from tests.unit.nvidia.merlin.breaking import EMBEDDINGS, edit, edit_ps, errors, reseal
+from tests.long.merlin.breaking import EMBEDDINGS, edit, edit_ps, errors, reseal
 
 REQUIRED = [  # by parser B, and by A what has no default
     *("model", "sparse_files", "max_batch_size", "embedding_vecsize_per_table", "maxnum_catfeature_query_per_table_per_sample"),

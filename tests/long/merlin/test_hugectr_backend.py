@@ -26,8 +26,8 @@ from repository.recorded import RECORDED_FILE, read_recorded
 from serving.contract.artifacts import open_network
 from serving.contract.errors import ExportError
 from serving.stages.parts.models import RankFeatures
+from tests.long.merlin.conftest import source_of
 from tests.unit.hps.hugectr_files import read_model
-from tests.unit.nvidia.merlin.conftest import source_of
 
 
 @pytest.fixture(scope="module")

@@ -24,8 +24,8 @@ from serving.tables.levels.rocks_store import DAMAGED_MARK, LOADING_PREFIX, Dama
 from serving.tables.store.batch import zero_offsets
 from serving.tables.updates.applier import Applier
 from serving.tables.updates.publisher import Publisher
+from tests.long.tables.test_faults import until
 from tests.unit.tables.conftest import random_rows
-from tests.unit.tables.test_faults import until
 from tests.unit.tables.updating import PROCESSES, Log, committed, updating
 
 ROWS, WIDTH = 5000, 16

@@ -14,7 +14,7 @@ from export.check import check_repository
 from export.nvidia.check import ensemble_faults
 from repository.models import read_config
 from serving.contract.artifacts import write_manifest
-from tests.unit.nvidia.merlin.breaking import EMBEDDINGS, edit, errors, reseal
+from tests.long.merlin.breaking import EMBEDDINGS, edit, errors, reseal
 
 
 @pytest.mark.parametrize("triton", ["24.03", "modern"])

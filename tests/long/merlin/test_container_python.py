@@ -7,7 +7,7 @@ import pytest
 
 from export.nvidia import workflow
 
-PROJECT = Path(__file__).parents[4]
+PROJECT = Path(__file__).parents[3]
 PUBLISHED = (*(PROJECT / "serving").rglob("*.py"), workflow.OPERATORS, workflow.MODEL_PY)
 # names that Python 3.11 brought, by module
 NEWER = {

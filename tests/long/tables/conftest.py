@@ -1,0 +1,3 @@
+from tests.unit.tables.conftest import config, instances, open_tiers, over_rocksdb, source
+
+__all__ = ["config", "instances", "open_tiers", "over_rocksdb", "source"]
