@@ -22,6 +22,7 @@ COPY serving /opt/recommender/serving
 COPY repository /opt/recommender/repository
 COPY server /opt/recommender/server
 COPY gateway /opt/recommender/gateway
+COPY live /opt/recommender/live
 COPY clients /opt/recommender/clients
 COPY deploy/serve.sh /opt/recommender/deploy/serve.sh
 RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin recommender \

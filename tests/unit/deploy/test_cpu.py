@@ -38,6 +38,18 @@ def test_the_image_copies_what_exists_and_runs_as_an_ordinary_user():
     assert DOCKERFILE.count("--require-hashes") == 2
 
 
+def test_the_image_holds_every_package_that_server_and_gateway_import():
+    ours = {path.name for path in PROJECT.iterdir() if (path / "__init__.py").exists() or path.name == "serving"}
+    wanted, found = {"server", "gateway"}, set()
+    while new := wanted - found:
+        found |= new
+        for name in new:
+            text = "\n".join(path.read_text() for path in (PROJECT / name).rglob("*.py"))
+            wanted |= set(re.findall(r"^\s*(?:from|import) (\w+)", text, re.MULTILINE)) & ours
+    assert {"live", "repository"} <= found
+    assert [name for name in sorted(found) if f"COPY {name} /opt/recommender/{name}\n" not in DOCKERFILE] == []
+
+
 @pytest.mark.parametrize("name", ["triton", "gateway"])
 def test_our_services_are_locked(name):
     service = SERVICES[name]
