@@ -159,7 +159,7 @@ check-deploy: setup ## render and validate deploy/ offline: Kubernetes, Istio, K
 
 # names packages to PyPI's list of vulnerabilities: the one command here that needs the internet beside setup
 audit: setup ## look all pinned packages up in the list of known vulnerabilities (needs the internet)
-	@.venv/bin/uv tool run --from pip-audit==2.10.1 pip-audit --progress-spinner off --no-deps --disable-pip -r requirements/dev.txt -r requirements/deploy.txt
+	@.venv/bin/uv tool run --from pip-audit==2.10.1 pip-audit --strict --progress-spinner off --no-deps --disable-pip -r requirements/dev.txt -r requirements/deploy.txt
 
 docs: setup ## what is generated in docs/ (settings, results, sizing), and the summary in README.md
 	@$(PY) -m export settings-doc
@@ -172,5 +172,5 @@ lint: setup ## style and format (ruff), types (mypy), shell scripts (shellcheck)
 	.venv/bin/ruff check . || status=1; \
 	.venv/bin/ruff format --check . || status=1; \
 	.venv/bin/mypy || status=1; \
-	.venv/bin/shellcheck setup.sh .ci/run requirements/pin.sh deploy/*.sh || status=1; \
+	.venv/bin/shellcheck setup.sh .ci/run .ci/audit requirements/pin.sh deploy/*.sh || status=1; \
 	exit $$status
