@@ -7,13 +7,14 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Header, Query, Request
+from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
 from gateway import schema
 from gateway.events import MOST_EVENTS, Recording
@@ -21,8 +22,9 @@ from gateway.explain import Explainer
 from gateway.guard import REQUEST_ID, Guard
 from gateway.limiter import Limiter
 from gateway.metrics import Metrics
+from gateway.questions import CONTEXT, PARAMETERS, RETRY_AFTER, STATUS, error_response, read_question, split_ids
 from gateway.readiness import Readiness
-from gateway.recommendations import DEGRADED_NAMES, Answering, Question
+from gateway.recommendations import DEGRADED_NAMES, Answering
 from gateway.settings import GatewaySettings
 from gateway.shop import Shop
 from gateway.tracing import Tracing
@@ -32,11 +34,7 @@ from serving.live.store import live_folder
 from triton_recommender import AsyncRecommender, InvalidRequest, RecommenderError
 
 HERE = Path(__file__).parent
-CONTEXT = "context."  # before a context column's name in a query
 MOST_SIMILAR = 100
-RETRY_AFTER = {"retry-after": "1"}
-# The status of a fault, by the name of its gRPC status; every other one is 503, and a retry may help.
-STATUS = {"INVALID_ARGUMENT": 400, "INTERNAL": 502}
 Ids = Annotated[list[str] | None, Query()]
 Count = Annotated[int, Query(ge=1, le=MOST_SIMILAR)]
 
@@ -68,45 +66,28 @@ def create_app(
         await recommender.close()
 
     app = FastAPI(title="Recommender gateway", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
+
+    async def answer_recommendations(scope: Scope) -> Response:
+        try:
+            answer = await answering.answer(read_question(scope, settings))
+        except RecommenderError as error:
+            return error_response(STATUS.get(error.status, 503), error.status, str(error))
+        return JSONResponse(answer, headers={REQUEST_ID: answer["request_id"]})
+
     if traced:
         app.add_middleware(Tracing)
-    app.add_middleware(Guard, settings=settings, tokens=tokens or {}, metrics=metrics)
+    shortcuts = {} if traced else {"/v1/recommendations": answer_recommendations}  # a trace begins behind the door
+    app.add_middleware(Guard, settings=settings, tokens=tokens or {}, metrics=metrics, shortcuts=shortcuts)
     _handle_errors(app)
 
-    @app.get("/v1/recommendations", response_model=schema.Recommendations)
-    async def recommend(
-        request: Request,
-        user: str | None = None,
-        session: Ids = None,
-        k: Annotated[int | None, Query(ge=1)] = None,
-        exclude: Ids = None,
-        after: Annotated[int | None, Query(ge=0)] = None,
-        deadline_ms: Annotated[float | None, Header(alias="x-deadline-ms", gt=0)] = None,
-        priority: Annotated[Literal["high", "normal", "low"], Header(alias="x-priority")] = "normal",
-        fallback: Annotated[Literal["popular", "none"], Query()] = "popular",
-    ) -> Response:
+    @app.get("/v1/recommendations", response_model=schema.Recommendations, openapi_extra=PARAMETERS)
+    async def recommend(request: Request) -> Response:
         """Recommend items to a user, or to whoever looked at the items of `session`. Context columns: `context.NAME=value`.
 
         Always answers: when no server does in time, with popular items, and `gateway_fallback` in `degraded`. With
         `fallback=none` the error is told instead. When the servers have too much to do, those of lower priority give way.
         """
-        if user is None and session is None:
-            raise InvalidRequest("Neither user nor session is given; expected one of them at least.")
-        asked_ms = settings.deadline_ms if deadline_ms is None else min(deadline_ms, settings.most_deadline_ms)
-        context = context_of(request)
-        question = Question(
-            user,
-            None if session is None else split_ids(session),
-            split_ids(exclude),
-            context,
-            after,
-            k,
-            asked_ms / 1_000,
-            priority,
-            fallback == "popular",
-        )
-        answer = await answering.answer(question)
-        return JSONResponse(answer, headers={REQUEST_ID: answer["request_id"]})
+        return await answer_recommendations(request.scope)
 
     @app.post("/v1/events", response_model=schema.Recorded, openapi_extra=schema.EVENTS_BODY)
     async def record(request: Request) -> Response:
@@ -208,11 +189,6 @@ def context_of(request: Request) -> dict[str, str]:
     return {name.removeprefix(CONTEXT): value for name, value in request.query_params.items() if name.startswith(CONTEXT)}
 
 
-def split_ids(values: list[str] | None) -> tuple[str, ...]:
-    """Return ids that are given one by one, or with commas between them."""
-    return tuple(part for value in values or () for part in value.split(",") if part)
-
-
 async def read_json(request: Request) -> Any:
     """Return the body. Raises InvalidRequest."""
     try:
@@ -231,26 +207,23 @@ async def read_columns(request: Request) -> dict[str, Any]:
 def _handle_errors(app: FastAPI) -> None:
     """Every error is JSON: {"error": {"code", "message"}}."""
 
-    def told(status: int, code: str, message: str) -> JSONResponse:
-        return JSONResponse({"error": {"code": code, "message": message}}, status, RETRY_AFTER if status == 503 else None)
-
     @app.exception_handler(RecommenderError)
     async def of_the_client(_: Request, error: RecommenderError) -> JSONResponse:
-        return told(STATUS.get(error.status, 503), error.status, str(error))
+        return error_response(STATUS.get(error.status, 503), error.status, str(error))
 
     @app.exception_handler(ServingError)
     async def of_the_repository(_: Request, error: ServingError) -> JSONResponse:
-        return told(503, "UNAVAILABLE", str(error))
+        return error_response(503, "UNAVAILABLE", str(error))
 
     @app.exception_handler(RequestValidationError)
     async def of_the_caller(_: Request, error: RequestValidationError) -> JSONResponse:
         fault = error.errors()[0]
-        return told(400, "INVALID_ARGUMENT", f"{fault['loc'][-1]}: {fault['msg']}")
+        return error_response(400, "INVALID_ARGUMENT", f"{fault['loc'][-1]}: {fault['msg']}")
 
     @app.exception_handler(HTTPException)
     async def of_http(_: Request, error: HTTPException) -> JSONResponse:
-        return told(error.status_code, "NOT_FOUND" if error.status_code == 404 else "HTTP", str(error.detail))
+        return error_response(error.status_code, "NOT_FOUND" if error.status_code == 404 else "HTTP", str(error.detail))
 
     @app.exception_handler(Exception)
     async def of_ours(_: Request, error: Exception) -> JSONResponse:
-        return told(500, "INTERNAL", "The gateway failed on this request. Its log has the details.")
+        return error_response(500, "INTERNAL", "The gateway failed on this request. Its log has the details.")

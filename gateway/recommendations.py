@@ -77,6 +77,10 @@ class Answering:
         user_id = None if question.user is None else shop.user_id(question.user)
         exclude = [shop.item_id(item) for item in question.exclude]
         session = None if question.session is None else [shop.item_id(item) for item in question.session]
+        if question.fallback and not self._limiter.admits(question.priority):  # as cheap as it can be
+            self._metrics.shed.labels(question.priority).inc()
+            self._metrics.fallbacks.labels(Overloaded.status).inc()
+            return self._fallback(question, set(exclude) | set(session or ()), user_id, request_id)
         shop.refresh()
         query = Query(user_id, session, exclude, question.context, question.after)
         try:
@@ -89,9 +93,9 @@ class Answering:
                 raise
             self._metrics.fallbacks.labels(reason).inc()
             trace.get_current_span().add_event("popular items", {"reason": reason})
-            level = logging.DEBUG if isinstance(error, Overloaded) else logging.WARNING  # a line each would add to the load
-            fields = {"request_id": request_id, "reason": reason}
-            log.log(level, "answered with popular items: %s", error, exc_info=not _expected(error), extra={"fields": fields})
+            if not isinstance(error, Overloaded):  # a line each would add to the load
+                fields = {"request_id": request_id, "reason": reason}
+                log.warning("answered with popular items: %s", error, exc_info=not _expected(error), extra={"fields": fields})
             return self._fallback(question, set(exclude) | set(session or ()), user_id, request_id)
         await shop.move_to(answer.generation)
         items = [shop.described(item_id) | {"score": score} for item_id, score in answer]

@@ -105,5 +105,7 @@ def test_settings_that_cannot_be_are_refused(tmp_path, text, said):
 
 def test_tokens_are_looked_for_beside_the_settings(tmp_path):
     (tmp_path / "gateway.toml").write_text("host = '0.0.0.0'\ntokens = 'tokens.txt'")
+    with pytest.raises(ConfigError, match=r"tokens\.txt, which is no file"):
+        read_settings(tmp_path / "gateway.toml")
     (tmp_path / "tokens.txt").touch()
     assert read_settings(tmp_path / "gateway.toml") == GatewaySettings(host="0.0.0.0", tokens=tmp_path / "tokens.txt")

@@ -1,0 +1,80 @@
+"""From the bytes of a request for recommendations to a Question, and from errors to answers.
+
+This route is read here and not by FastAPI: its general way of reading parameters costs more than the rest of the gateway.
+`PARAMETERS` describes the same in /openapi.json.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+from urllib.parse import parse_qsl
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.responses import JSONResponse
+from starlette.types import Scope
+
+from gateway.recommendations import Question
+from gateway.settings import GatewaySettings
+from triton_recommender import InvalidRequest
+
+CONTEXT = "context."  # before a context column's name in a query
+LISTS = ("session", "exclude")
+HEADERS = {b"x-deadline-ms": "x-deadline-ms", b"x-priority": "x-priority"}
+RETRY_AFTER = {"retry-after": "1"}
+# The status of a fault, by the name of its gRPC status; every other one is 503, and a retry may help.
+STATUS = {"INVALID_ARGUMENT": 400, "INTERNAL": 502}
+
+
+class Parameters(BaseModel):
+    """What a request for recommendations may say, beside `context.NAME`. Lists are written with commas, or by repeating."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    user: str | None = None
+    session: tuple[str, ...] | None = Field(None, description="item ids, newest first, in place of the user's own history")
+    exclude: tuple[str, ...] = ()
+    k: int | None = Field(None, ge=1)
+    after: int | None = Field(None, ge=0, description="a sequence: the answer reflects that event")
+    fallback: Literal["popular", "none"] = Field("popular", description="none: an error instead of popular items")
+    deadline_ms: float | None = Field(None, alias="x-deadline-ms", gt=0)
+    priority: Literal["high", "normal", "low"] = Field("normal", alias="x-priority", description="who gives way under load")
+
+
+def read_question(scope: Scope, settings: GatewaySettings) -> Question:
+    """Return the question of a request. Raises InvalidRequest."""
+    values: dict[str, Any] = {HEADERS[name]: value.decode("latin-1") for name, value in scope["headers"] if name in HEADERS}
+    context = {}
+    for name, value in parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True):
+        if name in LISTS:
+            values[name] = (*values.get(name, ()), *split_ids([value]))
+        elif name.startswith(CONTEXT):
+            context[name.removeprefix(CONTEXT)] = value
+        elif name not in HEADERS.values():
+            values[name] = value
+    try:
+        asked = Parameters.model_validate(values)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        raise InvalidRequest(f"{fault['loc'][-1]}: {fault['msg']}") from error
+    if asked.user is None and asked.session is None:
+        raise InvalidRequest("Neither user nor session is given; expected one of them at least.")
+    deadline_ms = settings.deadline_ms if asked.deadline_ms is None else min(asked.deadline_ms, settings.most_deadline_ms)
+    given = (asked.user, asked.session, asked.exclude, context, asked.after, asked.k)
+    return Question(*given, deadline_ms / 1_000, asked.priority, asked.fallback == "popular")
+
+
+def split_ids(values: list[str] | None) -> tuple[str, ...]:
+    """Return ids that are given one by one, or with commas between them."""
+    return tuple(part for value in values or () for part in value.split(",") if part)
+
+
+def error_response(status: int, code: str, message: str) -> JSONResponse:
+    """Return an error as every route tells it: {"error": {"code", "message"}}."""
+    return JSONResponse({"error": {"code": code, "message": message}}, status, RETRY_AFTER if status == 503 else None)
+
+
+def _described(name: str, field: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "in": "header" if name in HEADERS.values() else "query", "required": False, "schema": field}
+
+
+PARAMETERS = {"parameters": [_described(name, field) for name, field in Parameters.model_json_schema()["properties"].items()]}
