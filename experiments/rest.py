@@ -1,0 +1,144 @@
+"""REST beside gRPC: latency, throughput and processor time of the same questions, and what the gateway adds.
+
+    python -m experiments.rest --repo model_repository [--seconds 5] [--rounds 3]
+
+Three ways to the same kernels, in turns: gRPC to tritonserver; REST through the gateway; REST to a plain FastAPI server that
+runs the pipeline in its own process, without batching (experiments/plain_server.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import psutil
+import typer
+
+import clients  # noqa: F401  so that triton_recommender is found
+from experiments.harness import RESULTS, Figure, ResultsFolder, finish, in_turns, read_machine
+from experiments.rest_load import get_request, percentile_ms, send_closed_loop
+from experiments.served import Served, serve_with_gateway
+from perf.command import run
+from server.environment import PROJECT
+from server.processes import members
+from serving.contract.errors import ServerError
+from triton_recommender import Recommender
+
+CLIENTS = 8
+STARTED_S = 60.0
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+def measured(latencies_s: np.ndarray, seconds: float, cpu_s: float, way: str, clients_n: int) -> dict[str, float]:
+    """Return the figures of one way by name."""
+    if not len(latencies_s):
+        raise ServerError(f"{way} answered nothing. Look at its log.")
+    name = f"{way}, {clients_n} client{'s' if clients_n > 1 else ''}"
+    return {
+        f"{name}: p50": percentile_ms(latencies_s, 50),
+        f"{name}: p99": percentile_ms(latencies_s, 99),
+        f"{name}: answers/s": len(latencies_s) / seconds,
+        f"{name}: processor time of the servers per answer": 1_000 * cpu_s / len(latencies_s),
+    }
+
+
+def cpu_s(processes: list[psutil.Process]) -> float:
+    return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+
+def ask_grpc(served: Served, users: list[int], seconds: float, clients_n: int) -> dict[str, float]:
+    """Ask by gRPC as often as `clients_n` threads can, for some seconds."""
+    processes = [p for p in members(served.state.tag) if p not in served.gateway_processes()]
+    with Recommender(served.grpc_url) as recommender, ThreadPoolExecutor(clients_n) as pool:
+        recommender.recommend(users[0])
+        until_s, before_s = time.perf_counter() + seconds, cpu_s(processes)
+
+        def ask(first: int) -> list[float]:
+            latencies_s, place = [], first
+            while (begun_s := time.perf_counter()) < until_s:
+                recommender.recommend(users[place % len(users)])
+                latencies_s.append(time.perf_counter() - begun_s)
+                place += clients_n
+            return latencies_s
+
+        latencies_s = np.concatenate([np.array(part) for part in pool.map(ask, range(clients_n))])
+    return measured(latencies_s, seconds, cpu_s(processes) - before_s, "gRPC", clients_n)
+
+
+def ask_rest(
+    way: str, port: int, processes: list[psutil.Process], users: list[int], seconds: float, n: int
+) -> dict[str, float]:
+    """Ask by REST: first some requests, to learn how many fill the seconds."""
+    requests = [get_request(f"/v1/recommendations?user={user}", x_deadline_ms="5000") for user in users]
+    _, taken_s = asyncio.run(send_closed_loop(port, requests[:50], n))
+    count = max(int(50 * seconds / taken_s), 50)
+    before_s = cpu_s(processes)
+    answers, taken_s = asyncio.run(send_closed_loop(port, [requests[i % len(requests)] for i in range(count)], n))
+    return measured(answers.accepted(), taken_s, cpu_s(processes) - before_s, way, n)
+
+
+@contextmanager
+def plain_server(repo: Path) -> Iterator[tuple[int, psutil.Process]]:
+    """Run experiments/plain_server.py -> its port and its process."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    process = subprocess.Popen([sys.executable, "-m", "experiments.plain_server", str(repo), str(port)], cwd=PROJECT)
+    try:
+        deadline_s = time.monotonic() + STARTED_S
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                break
+            except OSError:
+                if process.poll() is not None or time.monotonic() > deadline_s:
+                    raise ServerError("The plain server does not start; it said why above.") from None
+                time.sleep(0.1)
+        yield port, psutil.Process(process.pid)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@app.command()
+def main(
+    repo: Annotated[Path, typer.Option(help="repository to serve")] = Path("model_repository"),
+    seconds: Annotated[float, typer.Option(help="of each way and number of clients", min=0.5)] = 5.0,
+    rounds: Annotated[int, typer.Option(min=1)] = 3,
+    results: ResultsFolder = RESULTS,
+) -> None:
+    """Measure the ways in turns. Exit code 1 when the gateway adds more than 2 ms."""
+    machine = read_machine()
+    with serve_with_gateway(repo) as served, plain_server(repo.resolve()) as (plain_port, plain):
+        users = served.user_ids(1_000, np.random.default_rng(0))
+        every = members(served.state.tag)
+        tasks = {}
+        for n in (1, CLIENTS):
+            tasks[f"gRPC {n}"] = lambda n=n: ask_grpc(served, users, seconds, n)
+            tasks[f"gateway {n}"] = lambda n=n: ask_rest("gateway", served.port, every, users, seconds, n)
+            tasks[f"plain FastAPI {n}"] = lambda n=n: ask_rest("plain FastAPI", plain_port, [plain], users, seconds, n)
+        for task in tasks.values():
+            task()  # warm
+        values = in_turns(tasks, rounds)
+    units = {"p50": "ms", "p99": "ms", "answers/s": "/s"}
+    figures = [Figure(name=name, values=each, unit=units.get(name.rpartition(": ")[2], "ms")) for name, each in values.items()]
+    added = [
+        gateway - grpc for gateway, grpc in zip(values["gateway, 1 client: p50"], values["gRPC, 1 client: p50"], strict=True)
+    ]
+    figures.append(Figure(name="what the gateway adds to p50, 1 client", values=added, unit="ms", at_most=2.0))
+    command = f"python -m experiments.rest --repo {repo} --seconds {seconds:g} --rounds {rounds}"
+    finish("rest", "REST beside gRPC", command, f"{seconds:g} s each, {rounds} rounds", figures, results, machine)
+
+
+if __name__ == "__main__":
+    run(app, "python -m experiments.rest")
