@@ -1,0 +1,90 @@
+"""TLS and mutual TLS of the gateway, over a real socket."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from gateway.protocol import http_server
+from gateway.settings import GatewaySettings, read_settings
+from serving.contract.errors import ConfigError
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory) -> Path:
+    """A folder with two certificates that sign themselves, of the gateway and of a caller."""
+    folder = tmp_path_factory.mktemp("certificates")
+    for name in ("gateway", "caller"):
+        command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+        command += ["-addext", "subjectAltName=IP:127.0.0.1"]
+        command += ["-keyout", str(folder / f"{name}.key"), "-out", str(folder / f"{name}.pem")]
+        subprocess.run(command, check=True, capture_output=True)
+    return folder
+
+
+@contextmanager
+def listening(app: Callable, settings: GatewaySettings) -> Iterator[str]:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    server = http_server(app, settings, port)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    deadline_s = time.monotonic() + 30
+    while not server.started:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    yield f"127.0.0.1:{port}"
+    server.should_exit = True
+    thread.join(30)
+
+
+def trusting(certificates: Path, caller: str = "") -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(certificates / "gateway.pem"))
+    if caller:
+        context.load_cert_chain(certificates / f"{caller}.pem", certificates / f"{caller}.key")
+    return context
+
+
+def test_a_gateway_with_a_certificate_speaks_https_alone(gateway, certificates):
+    own = {"certificate": certificates / "gateway.pem", "key": certificates / "gateway.key"}
+    with listening(gateway().app, GatewaySettings(**own)) as address:
+        assert httpx.get(f"https://{address}/healthz", verify=trusting(certificates)).status_code == 200
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"https://{address}/healthz")  # a certificate that nobody vouches for
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"http://{address}/healthz")
+
+
+def test_callers_show_a_certificate_where_the_gateway_asks_for_it(gateway, certificates):
+    own = {"certificate": certificates / "gateway.pem", "key": certificates / "gateway.key"}
+    with listening(gateway().app, GatewaySettings(**own, client_authorities=certificates / "caller.pem")) as address:
+        url = f"https://{address}/healthz"
+        assert httpx.get(url, verify=trusting(certificates, "caller")).status_code == 200
+        for context in (trusting(certificates), trusting(certificates, "gateway")):
+            with pytest.raises(httpx.TransportError):
+                httpx.get(url, verify=context)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("certificate = 'gateway.pem'", "one of certificate and key is set"),
+        ("client_authorities = 'caller.pem'", "client_authorities is set without certificate and key"),
+        ("certificate = 'absent.pem'", r"absent\.pem, which is no file"),
+    ],
+)
+def test_half_a_certificate_is_refused(certificates, text, said):
+    path = certificates / "gateway.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        read_settings(path)
