@@ -7,7 +7,11 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from serving.contract.tensors import PAD_ID
+from experiments.forged import forge_http, forge_request, forge_stage_request
+from experiments.malformed import send_grpc, send_http
+from server.processes import server_members
+from serving.contract.tensors import PAD_ID, STAGES, ensemble_spec
+from serving.pipeline import Pipeline
 from tests.server.requests import infer, tensor
 
 HUGE = np.iinfo(np.int64).max
@@ -138,3 +142,20 @@ def test_no_message_shows_the_servers_paths(client):
     error = refused(client, [tensor("user_id", np.array([[1]])), tensor("temperature", np.array([[np.inf]], np.float32))])
     assert "Traceback" not in error.message()
     assert "/" not in error.message()
+
+
+def test_malformed_requests_and_forged_records_harm_nobody(server, client, repository):
+    """A slice of `python -m experiments.malformed`: coded errors or answers, no process ends, valid answers stay as they were."""
+    rng, pipeline = np.random.default_rng(0), Pipeline.load(repository)
+    before, answer = {process.pid for process in server_members(server.state.tag)}, infer(client, user_id=[1])
+    recommend, generation = ensemble_spec(pipeline.specs), pipeline.info.generation
+    broken = [forge_request(recommend, rng) for _ in range(200)]
+    forged = [forge_stage_request(pipeline.specs[STAGES[i % 4]], generation, rng) for i in range(200)]
+    pipeline.close()
+    statuses = send_grpc(server.grpc_url, broken) + send_grpc(server.grpc_url, forged)
+    statuses += send_http(server.ports.http, [forge_http(rng) for _ in range(100)])
+    assert statuses["DEADLINE_EXCEEDED"] == statuses["no reply"] == statuses["UNKNOWN"] == 0, statuses
+    assert statuses["INVALID_ARGUMENT"] > 100
+    assert {process.pid for process in server_members(server.state.tag)} == before
+    for name, values in infer(client, user_id=[1]).items():
+        np.testing.assert_array_equal(values, answer[name])

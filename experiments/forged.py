@@ -1,0 +1,109 @@
+"""Requests that no honest client sends: broken tensors for gRPC and HTTP, nonsense for REST, forged records for the stages."""
+
+from __future__ import annotations
+
+import numpy as np
+from tritonclient.grpc import service_pb2 as pb
+
+from serving.contract.tensors import ModelSpec, TensorSpec, pack_records
+
+Arrays = dict[str, np.ndarray]
+EXTREMES = {
+    "i": [0, 1, -1, -2, 2**31, 2**53, 2**63 - 1, -(2**63)],
+    "f": [0.0, -0.0, np.nan, np.inf, -np.inf, 1e-45, 3e38, -3e38],
+}
+WORDS = ["user", "session", "exclude", "k", "after", "context.x", "fallback", "item", "", "%00", "é" * 20]
+TEXTS = ["", "-1", "0", "1e999", "NaN", "9" * 400, "null", "../../etc/passwd", "%ff%fe", "<b>", "a," * 300, "\u202e", "7"]
+HOSTILE_JSON = [
+    "", "{", "[]", "[" * 10_000, "null", '{"a": 1e999}', "{}" * 50, '{"inputs": 7}', '{"inputs": [{"name": 1}]}', "\x00",
+    '{"user": {}, "item": []}', '[{"user": 1}]', '{"user": 1, "item": 2, "timestamp": "yesterday"}', '{"price": NaN}',
+]  # fmt: skip
+
+
+def forge_fields(spec: ModelSpec, generation: int, rng: np.random.Generator) -> Arrays:
+    """Return the fields of a stage's inputs, [1, *dims] each: of the right types, with values that no stage would send."""
+    fields = {field.name: _values(field, rng) for field in spec.input_fields}
+    if "lineage" in fields:  # another generation is refused before anything is computed
+        fields["lineage"][:] = (generation, int(rng.integers(0, 32)))
+    return fields
+
+
+def forge_stage_request(spec: ModelSpec, generation: int, rng: np.random.Generator) -> bytes:
+    """Return an encoded request of one stage with forged records."""
+    return _encode(spec.name, pack_records(spec.inputs, forge_fields(spec, generation, rng)), spec)
+
+
+def forge_request(spec: ModelSpec, rng: np.random.Generator) -> bytes:
+    """Return an encoded request of `recommend`, broken in one of several ways."""
+    fields = {tensor.name: _values(tensor, rng) for tensor in spec.inputs}
+    body = _encode(spec.name, fields, spec)
+    request = pb.ModelInferRequest.FromString(body)
+    place = int(rng.integers(len(request.inputs)))
+    way = int(rng.integers(9))
+    if way == 0:
+        del request.inputs[place]
+    elif way == 1:
+        request.inputs[place].datatype = str(rng.choice(["FP64", "BYTES", "INT8", "", "HOROSCOPE", "INT64"]))
+    elif way == 2:
+        request.inputs[place].shape[:] = [int(size) for size in rng.choice([0, 1, -1, 3, 65, 2**31, 2**62], rng.integers(0, 4))]
+    elif way == 3:
+        request.raw_input_contents[place] = request.raw_input_contents[place][: int(rng.integers(8))]
+    elif way == 4:
+        request.inputs[place].name = str(rng.choice(WORDS))
+    elif way == 5:
+        request.parameters["deadline_unix_ms"].string_param = str(rng.choice(TEXTS))
+    elif way == 6:
+        request.model_name = str(rng.choice(["", "recommend/../rank", "nothing", "rank", "a" * 1_000]))
+    elif way == 7:
+        request.parameters["sequence_id"].int64_param = int(rng.choice(EXTREMES["i"][:7]))
+        del request.raw_input_contents[:]
+    else:
+        cut = bytearray(body)
+        for at in rng.integers(0, len(cut), 4):
+            cut[at] = int(rng.integers(256))
+        return bytes(cut[: int(rng.integers(1, len(cut)))])
+    return request.SerializeToString()
+
+
+def forge_http(rng: np.random.Generator) -> bytes:
+    """Return a request to tritonserver's HTTP port with a body that is not what it should be."""
+    model = str(rng.choice(["recommend", "rank", "observe", "nothing"]))
+    body = str(rng.choice(HOSTILE_JSON)).encode() if rng.random() < 0.7 else rng.bytes(int(rng.integers(1, 200)))
+    length = f"inference-header-content-length: {rng.choice([0, 1, 7, 10**9])}\r\n" if rng.random() < 0.5 else ""
+    return f"POST /v2/models/{model}/infer HTTP/1.1\r\nhost: a\r\n{length}content-length: {len(body)}\r\n\r\n".encode() + body
+
+
+def forge_rest(rng: np.random.Generator) -> bytes:
+    """Return a request to the gateway with nonsense in the path, the query, a header or the body."""
+    if rng.random() < 0.6:
+        pairs = "&".join(f"{rng.choice(WORDS)}={rng.choice(TEXTS)}" for _ in range(int(rng.integers(0, 6))))
+        path = rng.choice(["recommendations", "explain", "items/%00/similar", "items/7/similar", "users/-1", "nothing"])
+        target = f"/v1/{path}?{pairs}".encode("ascii", "ignore").replace(b" ", b"")
+        header = f"x-deadline-ms: {rng.choice(['-1', 'soon', '1e999', '5'])}\r\n".encode() if rng.random() < 0.3 else b""
+        return b"GET " + target + b" HTTP/1.1\r\nhost: a\r\n" + header + b"\r\n"
+    body = str(rng.choice(HOSTILE_JSON)).encode()
+    method, path = str(rng.choice(["POST /v1/events", "PUT /v1/items/a", "PUT /v1/users/7"])).split()
+    return f"{method} {path} HTTP/1.1\r\nhost: a\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+
+
+def _values(tensor: TensorSpec, rng: np.random.Generator) -> np.ndarray:
+    dtype = tensor.numpy_dtype
+    if dtype == np.object_:
+        return np.array([str(rng.choice(TEXTS)).encode()] * int(np.prod(tensor.dims)), object).reshape(1, *tensor.dims)
+    if dtype == np.uint8:
+        return rng.integers(0, 256, (1, *tensor.dims), np.uint8)
+    extremes = np.array(EXTREMES[dtype.kind]).astype(dtype)
+    drawn = rng.choice(extremes, (1, *tensor.dims))
+    ordinary = rng.integers(-5, 500, (1, *tensor.dims)).astype(dtype)
+    return np.where(rng.random((1, *tensor.dims)) < rng.random(), drawn, ordinary)
+
+
+def _encode(model: str, tensors: Arrays, spec: ModelSpec) -> bytes:
+    request = pb.ModelInferRequest(model_name=model)
+    for tensor in spec.inputs:
+        array = tensors[tensor.name]
+        request.inputs.add(name=tensor.name, datatype=tensor.dtype, shape=array.shape)
+        texts = array.ravel() if array.dtype == np.object_ else None
+        raw = array.tobytes() if texts is None else b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+        request.raw_input_contents.append(raw)
+    return request.SerializeToString()

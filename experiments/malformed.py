@@ -1,0 +1,194 @@
+"""Send malformed requests over gRPC, HTTP and REST, and forged records to the stages, with valid requests beside them.
+
+    python -m experiments.malformed --repo model_repository [--requests 100000]
+    NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=/tmp/checked python -m experiments.malformed --repo model_repository --loops 2000
+
+The second form sends nothing: it runs the stages in this process on the same forged records, with the bounds of every compiled
+loop checked. Wrong are: a process that ended, a request without any reply, a valid answer that differs, 5xx from the gateway,
+a score that is no number, memory that grows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Annotated
+
+import grpc
+import numpy as np
+import typer
+
+import clients  # noqa: F401  so that triton_recommender is found
+from experiments.forged import forge_fields, forge_http, forge_request, forge_rest, forge_stage_request
+from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
+from experiments.rest_load import Connections
+from experiments.served import Served, serve_with_gateway
+from perf.command import run
+from server.processes import server_members
+from serving.contract.errors import ConfigError
+from serving.contract.tensors import STAGES, ensemble_spec
+from serving.pipeline import Pipeline
+from triton_recommender import Recommender
+
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+THREADS, REPLY_S = 8, 30.0
+KNOWN_ANSWERS = 20
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+class ValidRequests(threading.Thread):
+    """Asks for some users again and again, and counts answers that differ from the first ones."""
+
+    def __init__(self, url: str, users: list[int]) -> None:
+        super().__init__(daemon=True)
+        self._client, self._users, self._stop_asking = Recommender(url, timeouts=REPLY_S), users, threading.Event()
+        self._expected = {user: self._client.recommend(user).item_ids for user in users}
+        self.asked = self.wrong = 0
+
+    def run(self) -> None:
+        while not self._stop_asking.wait(0.01):
+            user = self._users[self.asked % len(self._users)]
+            try:
+                self.wrong += self._client.recommend(user).item_ids != self._expected[user]
+            except Exception as error:  # whatever it is, a valid request failed
+                print(f"valid request: {error}", flush=True)
+                self.wrong += 1
+            self.asked += 1
+
+    def finish(self) -> None:
+        self._stop_asking.set()
+        self.join()
+        self._client.close()
+
+
+def send_grpc(url: str, bodies: list[bytes]) -> Counter:
+    """Send encoded requests as they are. Return how often each status came back."""
+    with grpc.insecure_channel(url) as channel, ThreadPoolExecutor(THREADS) as pool:
+        call = channel.unary_unary(INFER)
+
+        def send(body: bytes) -> str:
+            try:
+                call(body, timeout=REPLY_S)
+                return "OK"
+            except grpc.RpcError as error:
+                return error.code().name
+
+        return Counter(pool.map(send, bodies))
+
+
+def send_http(port: int, requests: list[bytes]) -> Counter:
+    """Send HTTP requests as they are. Return how often each status, or "closed", came back."""
+
+    async def send_all() -> Counter:
+        connections, statuses = Connections(port, THREADS), Counter()
+
+        async def send(request: bytes) -> None:
+            try:
+                status, _ = await connections.ask(request)
+                statuses[str(status)] += 1
+            except TimeoutError:
+                statuses["no reply"] += 1
+            except (OSError, StopIteration, asyncio.LimitOverrunError):
+                statuses["closed"] += 1
+
+        await asyncio.gather(*map(send, requests))
+        await connections.close()
+        return statuses
+
+    return asyncio.run(send_all())
+
+
+def attack(
+    served: Served, pipeline: Pipeline, count: int, rng: np.random.Generator
+) -> tuple[dict[str, Counter], ValidRequests]:
+    """Send `count` requests, a thousand of each kind at a time. Return the statuses by kind, and the valid requests."""
+    specs, generation, http_port = pipeline.specs, pipeline.info.generation, served.state.ports.http
+    recommend = ensemble_spec(specs)
+    kinds = {
+        "gRPC": lambda: send_grpc(served.grpc_url, [forge_request(recommend, rng) for _ in range(size)]),
+        "forged records": lambda: send_grpc(
+            served.grpc_url, [forge_stage_request(specs[STAGES[i % 4]], generation, rng) for i in range(size)]
+        ),
+        "HTTP": lambda: send_http(http_port, [forge_http(rng) for _ in range(size)]),
+        "REST": lambda: send_http(served.port, [forge_rest(rng) for _ in range(size)]),
+    }
+    statuses: dict[str, Counter] = {kind: Counter() for kind in kinds}
+    valid = ValidRequests(served.grpc_url, served.user_ids(KNOWN_ANSWERS, rng))
+    valid.start()
+    sent = 0
+    while sent < count:
+        size = min(1_000, max((count - sent) // len(kinds), 1))
+        for kind, send in kinds.items():
+            statuses[kind] += send()
+            sent += size
+    valid.finish()
+    return statuses, valid
+
+
+def check_loops(pipeline: Pipeline, count: int, rng: np.random.Generator) -> Counter:
+    """Run every stage on forged records in this process. Return what was raised, and answers that are no answers."""
+    found: Counter = Counter()
+    for number in range(count):
+        stage = STAGES[number % len(STAGES)]
+        fields = forge_fields(pipeline.specs[stage], pipeline.info.generation, rng)
+        if pipeline.stages[stage].faults(fields):
+            found["refused"] += 1
+            continue
+        try:
+            outputs = pipeline.stages[stage](fields)
+        except Exception as error:  # each kind is told apart: an IndexError is what is looked for
+            found[type(error).__name__] += 1
+            continue
+        found["answered"] += 1
+        found["scores that are no numbers"] += stage == "rerank" and not np.isfinite(outputs["scores"]).all()
+    return found
+
+
+@app.command()
+def main(
+    repo: Annotated[Path, typer.Option(help="repository to serve")] = Path("model_repository"),
+    requests: Annotated[int, typer.Option(min=4)] = 100_000,
+    loops: Annotated[int, typer.Option(help="run so many forged records in this process, and send nothing")] = 0,
+    results: ResultsFolder = RESULTS,
+) -> None:
+    """Exit code 1 when anything but a coded error, or an answer, comes back."""
+    machine, rng, pipeline = read_machine(), np.random.default_rng(0), Pipeline.load(repo)
+    if loops:
+        if os.environ.get("NUMBA_BOUNDSCHECK") != "1":
+            raise ConfigError("Bounds are not checked. Set NUMBA_BOUNDSCHECK=1 and a NUMBA_CACHE_DIR of its own.")
+        found = check_loops(pipeline, loops, rng)
+        figures = [Figure(name=f"loops with bounds checked: {name}", values=[n]) for name, n in sorted(found.items())]
+        bad = sum(found[name] for name in ("IndexError", "scores that are no numbers"))
+        figures.append(Figure(name="loops with bounds checked: outside, or no number", values=[bad], at_most=0))
+        command = f"NUMBA_BOUNDSCHECK=1 python -m experiments.malformed --repo {repo} --loops {loops}"
+        finish("malformed-loops", "Forged records in the stages", command, f"{loops} records", figures, results, machine)
+        return
+    with serve_with_gateway(repo) as served:
+        send_grpc(served.grpc_url, [forge_request(ensemble_spec(pipeline.specs), rng) for _ in range(200)])  # warm
+        before, before_mb = {process.pid for process in server_members(served.state.tag)}, served.rss_mb()
+        statuses, valid = attack(served, pipeline, requests, rng)
+        after, after_mb = {process.pid for process in server_members(served.state.tag)}, served.rss_mb()
+    no_reply = sum(counts["no reply"] + counts["DEADLINE_EXCEEDED"] for counts in statuses.values())
+    server_errors = sum(n for status, n in statuses["REST"].items() if status in ("500", "502", "504"))
+    figures = [
+        Figure(name="requests sent", values=[sum(sum(counts.values()) for counts in statuses.values())]),
+        Figure(name="processes that ended", values=[len(before - after)], at_most=0),
+        Figure(name="requests without a reply", values=[no_reply], at_most=0),
+        Figure(name="5xx of the gateway, but for 503", values=[server_errors], at_most=0),
+        Figure(name="valid requests beside them", values=[valid.asked], at_least=1),
+        Figure(name="valid requests with a wrong answer or none", values=[valid.wrong], at_most=0),
+        Figure(name="memory afterwards over before", values=[after_mb / before_mb], at_most=1.1),
+    ]
+    for kind, counts in statuses.items():
+        figures += [Figure(name=f"{kind}: {status}", values=[number]) for status, number in counts.most_common()]
+    command = f"python -m experiments.malformed --repo {repo} --requests {requests}"
+    finish("malformed", "Malformed requests", command, f"{requests:,} requests", figures, results, machine)
+
+
+if __name__ == "__main__":
+    run(app, "python -m experiments.malformed")
