@@ -28,7 +28,7 @@ SECTIONS = {  # title -> how the names of its results begin
     "Embedding tables": ("tables-", "cache-policy", "soak"),
     "Live events": ("live-",),
     "Caches of answers": ("cache",),
-    "Under load, under attack, and with faults": ("overload", "malformed", "rest"),
+    "Under load, under attack, and with faults": ("overload", "malformed", "rest", "service-soak"),
 }
 OVER_BEST = "served (end to end) over the best baseline: NDCG@10"
 DEFAULT = "distilled, tables of 4"

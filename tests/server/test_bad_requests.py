@@ -145,7 +145,7 @@ def test_no_message_shows_the_servers_paths(client):
 
 
 def test_malformed_requests_and_forged_records_harm_nobody(server, client, repository):
-    """A slice of `python -m experiments.malformed`: coded errors or answers, no process ends, valid answers stay as they were."""
+    """A slice of `python -m experiments.malformed`: coded errors or answers, no process ends, valid answers stay the same."""
     rng, pipeline = np.random.default_rng(0), Pipeline.load(repository)
     before, answer = {process.pid for process in server_members(server.state.tag)}, infer(client, user_id=[1])
     recommend, generation = ensemble_spec(pipeline.specs), pipeline.info.generation

@@ -1,0 +1,199 @@
+"""Soak the whole service: load at half of the peak through the gateway, a fault a minute, and moves between two generations.
+
+    python -m experiments.gateway_soak --repo model_repository [--minutes 60] [--fault-every-s 60]
+
+Wrong are: any status but 200, an answer that differs from the first one of the same user and generation, memory that grows by
+more than a tenth, a server that is not back in time. While the gateway itself is down its port refuses connections: those are
+counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
+from experiments.overload import measure_peak
+from experiments.rest_load import Connections, get_request
+from experiments.served import Served, serve_with_gateway
+from export.relayout import relayout
+from perf.command import run
+from repository.generations import published_generations
+from server import launcher
+from server.processes import server_members
+from serving.contract.errors import RecommenderError
+
+USERS, RECOVERS_S = 200, 60.0
+PAUSE_S = 2.0  # of a process that is paused and goes on
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@dataclass
+class Watched:
+    """What the load has seen. first: the first list of each (generation, user)."""
+
+    statuses: Counter = field(default_factory=Counter)
+    degraded: int = 0
+    wrong: int = 0
+    first: dict[tuple[int, int], list] = field(default_factory=dict)
+    answered_s: float = 0.0  # when the server last answered
+
+    def take(self, user: int, status: int, body: bytes) -> None:
+        self.statuses[status] += 1
+        if status != 200:
+            print(f"status {status}: {body[:200]!r}", file=sys.stderr)
+            return
+        answer = json.loads(body)
+        if "gateway_fallback" in answer["degraded"]:
+            self.degraded += 1
+            return
+        if not answer["degraded"]:
+            items = [item["id"] for item in answer["items"]]
+            self.wrong += self.first.setdefault((answer["generation"], user), items) != items
+        self.answered_s = time.monotonic()
+
+
+class Load(threading.Thread):
+    """Sends requests at a rate until it is told to stop."""
+
+    def __init__(self, port: int, users: list[int], per_s: float) -> None:
+        super().__init__(daemon=True)
+        self.watched, self._port, self._users, self._per_s = Watched(), port, users, per_s
+        self._stop_sending = threading.Event()
+
+    def run(self) -> None:
+        asyncio.run(self._send())
+
+    async def _send(self) -> None:
+        connections, tasks, due_s = Connections(self._port), set[asyncio.Task](), time.monotonic()
+        rng = np.random.default_rng(0)
+        while not self._stop_sending.is_set():
+            due_s += rng.exponential(1 / self._per_s)
+            await asyncio.sleep(max(due_s - time.monotonic(), 0))
+            task = asyncio.create_task(self._ask(connections, int(rng.choice(self._users))))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+        await asyncio.gather(*tasks)
+        await connections.close()
+
+    async def _ask(self, connections: Connections, user: int) -> None:
+        try:
+            self.watched.take(user, *await connections.ask(get_request(f"/v1/recommendations?user={user}")))
+        except (OSError, TimeoutError):
+            self.watched.statuses["refused"] += 1
+
+    def finish(self) -> Watched:
+        self._stop_sending.set()
+        self.join()
+        return self.watched
+
+
+def stub_of(served: Served, model: str) -> int:
+    return next(p.pid for p in server_members(served.state.tag) if f"/{model}/" in " ".join(p.cmdline()))
+
+
+def pause(pid: int) -> None:
+    """Pause a process and let it go on, unless somebody ended it meanwhile."""
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(PAUSE_S)
+    try:
+        os.kill(pid, signal.SIGCONT)
+    except ProcessLookupError:
+        return
+
+
+def move(served: Served) -> None:
+    """Move the server to the other generation."""
+    now = served.state.generation
+    others = [generation for generation in published_generations(served.repo) if generation != now]
+    if others:
+        launcher.activate(served.state, others[0], served.run_dir)
+
+
+FAULTS: dict[str, Callable[[Served], None]] = {
+    "rank killed": lambda served: os.kill(stub_of(served, "rank"), signal.SIGKILL),
+    "moved to the other generation": move,
+    "tritonserver killed": lambda served: os.kill(served.state.pid, signal.SIGKILL),
+    "retrieve paused": lambda served: pause(stub_of(served, "retrieve")),
+    "moved back": move,
+    "live writer killed": lambda served: os.kill(stub_of(served, "observe"), signal.SIGKILL),
+    "gateway killed": lambda served: os.kill(served.gateway_processes()[0].pid, signal.SIGKILL),
+    "tritonserver paused": lambda served: pause(served.state.pid),
+}
+
+
+def soak(served: Served, seconds: float, every_s: float, rng: np.random.Generator) -> list[Figure]:
+    peak = measure_peak(served, 3.0, rng)
+    load, recovered_s, broken = Load(served.port, served.user_ids(USERS, rng), peak / 2), [], 0
+    load.start()
+    time.sleep(min(every_s, 5.0))
+    begun_s, before_mb, number = time.monotonic(), served.rss_mb(), 0
+    while time.monotonic() - begun_s < seconds:
+        name = list(FAULTS)[number % len(FAULTS)]
+        number += 1
+        fault_s = time.monotonic()
+        try:
+            FAULTS[name](served)
+        except RecommenderError as error:  # a move while the server is not back: it is told, and that is all
+            print(f"{name}: {error}", file=sys.stderr)
+        time.sleep(0.5)
+        seen_s = time.monotonic()
+        while load.watched.answered_s < seen_s and time.monotonic() - fault_s < RECOVERS_S:
+            time.sleep(0.05)
+        broken += load.watched.answered_s < seen_s
+        recovered_s.append(load.watched.answered_s - fault_s)
+        print(f"{time.monotonic() - begun_s:.0f} s: {name}, answers after {recovered_s[-1]:.1f} s", file=sys.stderr, flush=True)
+        time.sleep(max(every_s - (time.monotonic() - fault_s), 0))
+    watched = load.finish()
+    statuses = sum(count for status, count in watched.statuses.items() if status not in (200, "refused"))
+    return [
+        Figure(name="requests", values=[sum(watched.statuses.values())], at_least=1),
+        Figure(name="faults and moves", values=[number], at_least=1),
+        Figure(name="wrong or mixed answers", values=[watched.wrong], at_most=0),
+        Figure(name="any status but 200", values=[statuses], at_most=0),
+        Figure(name="refused while the gateway was down", values=[watched.statuses["refused"]]),
+        Figure(name="answered with popular items", values=[watched.degraded]),
+        Figure(name="faults without recovery", values=[broken], at_most=0),
+        Figure(name="until the server answers again", values=recovered_s, unit="s"),
+        Figure(name="memory afterwards over before", values=[served.rss_mb() / before_mb], at_most=1.1),
+    ]
+
+
+@app.command()
+def main(
+    repo: Annotated[Path, typer.Option(help="repository whose models are served, in two generations")] = Path(
+        "model_repository"
+    ),
+    minutes: Annotated[float, typer.Option(min=0.1)] = 60.0,
+    fault_every_s: Annotated[float, typer.Option(min=5)] = 60.0,
+    results: ResultsFolder = RESULTS,
+) -> None:
+    """Exit code 1 when anything was wrong."""
+    machine = read_machine()
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "repository"
+        for _ in range(2):
+            relayout(repo, copy, "ensemble")
+        with serve_with_gateway(copy, "deadline_ms = 2_000\n", supervised=True) as served:
+            figures = soak(served, 60 * minutes, fault_every_s, np.random.default_rng(0))
+    command = f"python -m experiments.gateway_soak --repo {repo} --minutes {minutes:g} --fault-every-s {fault_every_s:g}"
+    finish("service-soak", "The service under load and faults", command, f"{minutes:g} minutes", figures, results, machine)
+
+
+if __name__ == "__main__":
+    run(app, "python -m experiments.gateway_soak")
