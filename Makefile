@@ -43,7 +43,7 @@ HOST_OPTION = $(if $(filter command,$(origin HOST)),--host $(HOST))
 EXPORTED = .run/exported/$(call as_name,$(REPO)-$(PROFILE)-$(LAYOUT)-$(DATA)$(if $(TRITON),-$(TRITON))$(if $(CONFIG),-$(CONFIG)))
 SOURCES = requirements/export.txt $(CONFIG) $(shell find export repository training serving hps_config $(wildcard $(DATA) data/$(DATA)) -type f -not -path '*/__pycache__/*' 2>/dev/null)
 
-.PHONY: help setup run test test-unit stop export serve check perf baseline bounds bounds-tables live tune eval check-feast check-deploy audit docs lint
+.PHONY: help setup run test test-unit stop export serve check perf baseline bounds bounds-tables soak live tune eval check-feast check-deploy audit docs lint
 
 help: ## list the commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -129,6 +129,15 @@ $(LIVE).exported: $(SOURCES)
 
 live: setup $(LIVE).exported ## the last weeks of the log replayed as live events: frozen and live quality side by side: DATA=… MINUTES=…
 	@$(PY) -m experiments.replay run --data $(DATA) --repo $(LIVE) --minutes $(MINUTES)
+
+# minutes and repository of make soak
+MINUTES ?= 60
+
+soak: setup ## the service under load, a fault a minute and moves between generations; then the embedding tables under kills: REPO=… MINUTES=…
+	@status=0; \
+	$(PY) -m experiments.gateway_soak --repo $(REPO) --minutes $(MINUTES) || status=1; \
+	$(PY) -m experiments.soak --seconds $$(( $(MINUTES) * 10 )) || status=1; \
+	exit $$status
 
 tune: setup ## search batching, instances, threads and the index's effort under the SLO; writes tuned.toml for CONFIG=…: REPO=…
 	@$(PY) -m perf.tune --repo $(REPO)
