@@ -70,6 +70,8 @@ def write_page(results: dict[str, Result]) -> str:
     listed: set[str] = set()
     parts = [PREFACE]
     for title, of_section in names.items():
+        if not of_section:  # nothing of it was measured yet
+            continue
         parts.append(f"## {title}\n")
         parts += [describe_result(results[name]) for name in of_section if name not in listed]
         listed |= set(of_section)
