@@ -24,6 +24,7 @@ def write_live_models(staging: Staging, like: StageInfo, description: Descriptio
         kinds=tuple(asdict(kind) for kind in kinds.kinds),
         value_is=kinds.value_is,
         columns=changeable_columns(description),
+        roles=roles_of_columns(description),
         **choices.model_dump(include={field.name for field in fields(LiveSettings)}),
     )
     for name in LIVE_MODELS:
@@ -46,6 +47,16 @@ def event_kinds(description: Description) -> EventKinds:
         for name, event in description.events.items()
     )
     return EventKinds(tuple(kinds), value_is)
+
+
+def roles_of_columns(description: Description) -> dict[str, str]:
+    """Return role -> name of the item columns that are features under that name too."""
+    items = description.items
+    if items is None:
+        return {}
+    roles = {role: getattr(items, role) for role in ("category", "provider", "price")}
+    columns = {*items.categorical, *items.continuous}
+    return {role: name for role, name in roles.items() if name in columns and name != role}
 
 
 def changeable_columns(description: Description) -> dict[str, dict[str, str]]:

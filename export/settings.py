@@ -135,6 +135,7 @@ class LiveChoices(_Section):
     archive_bytes: Bytes = 64 << 30  # beyond it the archive's oldest segments are removed
     idle_days: Annotated[float, Field(ge=0)] = 365.0  # a user without an event for so long is forgotten; 0: never
     most_users: Annotated[int, Field(ge=0)] = 10_000_000  # beyond it the longest idle users are forgotten; 0: no bound
+    session_hours: Annotated[float, Field(ge=0)] = 48.0  # an anonymous session idle for so long is forgotten; 0: as users are
     store_bytes: Bytes = 64 << 30  # of address space; the file grows as it is used
     brokers: str = ""  # "host:port,…": Kafka brokers, from which events come too
     topic: str = "events"  # their topic

@@ -82,7 +82,9 @@ def create_app(
 
     @app.get("/v1/recommendations", response_model=schema.Recommendations, openapi_extra=PARAMETERS)
     async def recommend(request: Request) -> Response:
-        """Recommend items to a user, or to whoever looked at the items of `session`. Context columns: `context.NAME=value`.
+        """Recommend items to a user, to the visitor of a session, or to whoever had the items of `history`.
+
+        Context columns: `context.NAME=value`.
 
         Always answers: when no server does in time, with popular items, and `gateway_fallback` in `degraded`. With
         `fallback=none` the error is told instead. When the servers have too much to do, those of lower priority give way.

@@ -7,24 +7,29 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from gateway.metrics import Metrics
 from gateway.shop import Shop
 from triton_recommender import AsyncRecommender, Event, InvalidRequest, RecommenderError
 
 MOST_EVENTS = 1_000
+MOST_SESSION_CHARACTERS = 256
 CHUNK = 32  # events sent in one request
 
 Result = dict[str, Any]
 
 
 class EventBody(BaseModel):
-    """One event as a shop sends it. timestamp: ISO 8601, UTC where it names no zone, or milliseconds since 1970."""
+    """One event as a shop sends it: of a user, or of the session of a visitor without a user id.
+
+    timestamp: ISO 8601, UTC where it names no zone, or milliseconds since 1970
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    user: str | int
+    user: str | int | None = None
+    session: str | None = Field(None, min_length=1, max_length=MOST_SESSION_CHARACTERS)
     item: str | int
     event: str | None = None
     timestamp: int | None = None
@@ -32,6 +37,12 @@ class EventBody(BaseModel):
     value: float | None = None
     request_id: str | None = None
     context: dict[str, str | int | float | None] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _of_somebody(self) -> EventBody:
+        if (self.user is None) == (self.session is None):
+            raise ValueError("expected one of user and session")
+        return self
 
     @field_validator("timestamp", mode="before")
     @classmethod
@@ -82,7 +93,7 @@ class Recording:
 
     def _event(self, body: EventBody) -> Event:
         return Event(
-            self._shop.user_id(str(body.user)),
+            None if body.user is None else self._shop.user_id(str(body.user)),
             self._shop.item_id(str(body.item)),
             body.event,
             timestamp_ms=body.timestamp,
@@ -90,6 +101,7 @@ class Recording:
             event_id=body.id or uuid.uuid4().hex,
             request_id=body.request_id,
             context=body.context,
+            session=body.session,
         )
 
     async def _send(self, events: list[Event]) -> list[Result]:

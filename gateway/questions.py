@@ -13,12 +13,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import JSONResponse
 from starlette.types import Scope
 
+from gateway.events import MOST_SESSION_CHARACTERS
 from gateway.recommendations import Question
 from gateway.settings import GatewaySettings
 from triton_recommender import InvalidRequest
 
 CONTEXT = "context."  # before a context column's name in a query
-LISTS = ("session", "exclude")
+LISTS = ("history", "exclude")
 HEADERS = {b"x-deadline-ms": "x-deadline-ms", b"x-priority": "x-priority"}
 RETRY_AFTER = {"retry-after": "1"}
 # The status of a fault, by the name of its gRPC status; every other one is 503, and a retry may help.
@@ -31,7 +32,10 @@ class Parameters(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     user: str | None = None
-    session: tuple[str, ...] | None = Field(None, description="item ids, newest first, in place of the user's own history")
+    session: str | None = Field(
+        None, min_length=1, max_length=MOST_SESSION_CHARACTERS, description="of a visitor without a name"
+    )
+    history: tuple[str, ...] | None = Field(None, description="item ids, newest first, in place of what the server knows")
     exclude: tuple[str, ...] = ()
     k: int | None = Field(None, ge=1)
     after: int | None = Field(None, ge=0, description="a sequence: the answer reflects that event")
@@ -56,10 +60,10 @@ def read_question(scope: Scope, settings: GatewaySettings) -> Question:
     except ValidationError as error:
         fault = error.errors()[0]
         raise InvalidRequest(f"{fault['loc'][-1]}: {fault['msg']}") from error
-    if asked.user is None and asked.session is None:
-        raise InvalidRequest("Neither user nor session is given; expected one of them at least.")
+    if asked.user is None and asked.session is None and asked.history is None:
+        raise InvalidRequest("None of user, session and history is given; expected one of them at least.")
     deadline_ms = settings.deadline_ms if asked.deadline_ms is None else min(asked.deadline_ms, settings.most_deadline_ms)
-    given = (asked.user, asked.session, asked.exclude, context, asked.after, asked.k)
+    given = (asked.user, asked.session, asked.history, asked.exclude, context, asked.after, asked.k)
     return Question(*given, deadline_ms / 1_000, asked.priority, asked.fallback == "popular")
 
 

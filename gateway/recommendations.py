@@ -24,6 +24,7 @@ from triton_recommender import (
     Recommendations,
     RecommenderError,
 )
+from triton_recommender.ids import session_id
 
 log = logging.getLogger("gateway")
 
@@ -41,10 +42,15 @@ DEGRADED_NAMES = {
 
 @dataclass(frozen=True)
 class Question:
-    """Ids as the shop writes them. session: item ids, newest first, in place of the user's own history; k: None for all."""
+    """Ids as the shop writes them. k: None for all.
+
+    session: of a visitor whom no user id describes, or one of whom nothing is known
+    history: item ids, newest first, in place of what the server knows
+    """
 
     user: str | None = None
-    session: tuple[str, ...] | None = None
+    session: str | None = None
+    history: tuple[str, ...] | None = None
     exclude: tuple[str, ...] = ()
     context: dict[str, str] = field(default_factory=dict)
     after: int | None = None
@@ -76,13 +82,17 @@ class Answering:
         shop, request_id = self._shop, uuid.uuid4().hex
         user_id = None if question.user is None else shop.user_id(question.user)
         exclude = [shop.item_id(item) for item in question.exclude]
-        session = None if question.session is None else [shop.item_id(item) for item in question.session]
+        history = None if question.history is None else [shop.item_id(item) for item in question.history]
+        session = question.session
+        if session is not None and user_id is not None:
+            user_id, session = (user_id, None) if shop.knows_user(user_id) else (None, session)
         if question.fallback and not self._limiter.admits(question.priority):  # as cheap as it can be
             self._metrics.shed.labels(question.priority).inc()
             self._metrics.fallbacks.labels(Overloaded.status).inc()
-            return self._fallback(question, set(exclude) | set(session or ()), user_id, request_id)
+            return self._fallback(question, set(exclude) | set(history or ()), user_id, request_id)
         shop.refresh()
-        query = Query(user_id, session, exclude, question.context, question.after)
+        query = Query(user_id, history, exclude, question.context, question.after, session)
+        user_id = user_id if session is None else session_id(session)
         try:
             answer = await self._ask(query, question, request_id)
         except InvalidRequest:
@@ -96,7 +106,7 @@ class Answering:
             if not isinstance(error, Overloaded):  # a line each would add to the load
                 fields = {"request_id": request_id, "reason": reason}
                 log.warning("answered with popular items: %s", error, exc_info=not _expected(error), extra={"fields": fields})
-            return self._fallback(question, set(exclude) | set(session or ()), user_id, request_id)
+            return self._fallback(question, set(exclude) | set(history or ()), user_id, request_id)
         await shop.move_to(answer.generation)
         items = [shop.described(item_id) | {"score": score} for item_id, score in answer]
         degraded = [name for bit, name in DEGRADED_NAMES.items() if bit in answer.degraded]

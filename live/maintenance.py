@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from live.archive import Segment, compact, drop_segments
+from serving.contract.tensors import FIRST_USER_ID
 from serving.live.reader import Reader
 from serving.live.writer import Writer
 
-DAY_MS = 86_400_000
+DAY_MS, HOUR_MS = 86_400_000, 3_600_000
 LOCK = "maintenance.lock"
 USERS_PER_READ = 20_000  # a long read would keep old pages from being used again
 CHANGES_LEFT = 10_000  # superseded ones that nobody clears away
@@ -33,6 +34,7 @@ class Retention:
     archive_bytes: int
     idle_days: float
     most_users: int
+    session_hours: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -57,19 +59,26 @@ def maintain(writer: Writer, retention: Retention, now_ms: int) -> Round:
     too_old_ms = now_ms - round(retention.archive_days * DAY_MS) if retention.archive_days else None
     dropped = drop_segments(folder, too_old_ms, retention.archive_bytes or None)
     idle_ms = now_ms - round(retention.idle_days * DAY_MS) if retention.idle_days else None
-    evicted = evict_idle(writer, idle_ms, retention.most_users)
+    session_ms = now_ms - round(retention.session_hours * HOUR_MS) if retention.session_hours else None
+    evicted = evict_idle(writer, idle_ms, retention.most_users, session_ms)
     return Round(archived, drop_superseded(writer), written, dropped, evicted)
 
 
-def evict_idle(writer: Writer, idle_since_ms: int | None, most_users: int) -> int:
-    """Forget users whose latest event arrived before a moment, and the longest idle ones beyond a number. Return how many."""
+def evict_idle(writer: Writer, idle_since_ms: int | None, most_users: int, session_since_ms: int | None = None) -> int:
+    """Forget users whose latest event arrived before a moment, and the longest idle ones beyond a number. Return how many.
+
+    session_since_ms: the moment for anonymous sessions, where it is another one
+    """
     with closing(Reader(writer.store.folder)) as reader:
         parts = [(user_ids, arrivals_ms) for user_ids, arrivals_ms in all_arrivals(reader)]
     if not parts:
         return 0
     user_ids, arrivals_ms = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    order = np.argsort(arrivals_ms, kind="stable")  # the longest idle one first
-    n_idle = int(np.searchsorted(arrivals_ms[order], idle_since_ms)) if idle_since_ms is not None else 0
+    since_ms = np.full(len(user_ids), 0 if idle_since_ms is None else idle_since_ms)
+    if session_since_ms is not None:
+        since_ms[user_ids < FIRST_USER_ID] = session_since_ms
+    is_idle = arrivals_ms < since_ms
+    order, n_idle = np.lexsort((arrivals_ms, ~is_idle)), int(is_idle.sum())  # the longest idle ones first
     idle = order[: max(n_idle, len(order) - most_users if most_users else 0)]
     starts = range(0, len(idle), USERS_PER_WRITE)
     chunks = (idle[start : start + USERS_PER_WRITE] for start in starts)

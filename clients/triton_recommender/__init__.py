@@ -27,7 +27,7 @@ from triton_recommender.errors import (
     Unavailable,
     UnknownId,
 )
-from triton_recommender.ids import stable_id
+from triton_recommender.ids import session_id, stable_id
 from triton_recommender.models import (
     DescribedItem,
     Event,
@@ -77,5 +77,6 @@ __all__ = [
     "Unavailable",
     "UnknownId",
     "__version__",
+    "session_id",
     "stable_id",
 ]

@@ -13,6 +13,7 @@ import numpy as np
 from triton_recommender.cache.base import Cache
 from triton_recommender.catalogue import Catalogue
 from triton_recommender.errors import CacheUnavailable, DeadlineExceeded, InvalidRequest, UnknownId
+from triton_recommender.ids import FIRST_USER_ID, session_id
 from triton_recommender.live import decode_sequences, encode_events, encode_upsert
 from triton_recommender.models import Call, Event, Health, ModelDescription, Notice, Query, Recommendations, Timeouts
 from triton_recommender.tensors import OBSERVE, UPSERT
@@ -67,6 +68,7 @@ class SharedClient:
             else:
                 history = None if query.history is None else checked_items(query.history, "history")
                 query = replace(query, history=history, exclude=checked_items(query.exclude, "exclude"))
+            query = replace(query, user_id=visitor_id(query), session=None)
             if found and self.strict:
                 raise UnknownId(f"{found[0].message.rpartition(';')[0]}. Correct the name, or leave strict=True out.")
             asked.append(query)
@@ -96,9 +98,10 @@ class SharedClient:
         """Return the event with ids for texts; a text that nobody knew gets the id that the export would give it."""
         if not isinstance(event, Event):
             raise InvalidRequest(f"An event is {event!r}; expected an Event.")
-        if self.catalogue is None:
-            return event
-        return replace(event, user_id=self.catalogue.user_id(event.user_id), item_id=self.catalogue.item_id(event.item_id))
+        if self.catalogue is not None:
+            user_id = event.user_id if event.user_id is None else self.catalogue.user_id(event.user_id)
+            event = replace(event, user_id=user_id, item_id=self.catalogue.item_id(event.item_id))
+        return replace(event, user_id=visitor_id(event), session=None)
 
     def observe_calls(self, events: list[Event], model: ModelDescription) -> Iterator[Call]:
         """Yield calls of `observe`, each of as many events as the server takes."""
@@ -131,6 +134,21 @@ class SharedClient:
         return Call(
             inputs, queue_timeout_us=timeouts.queue_us, priority=self.priority, tell_server=timeouts.tell_server, **settings
         )
+
+
+def visitor_id(asked: Query | Event) -> int | str | None:
+    """Return the user's id, or the id of the session. Raises InvalidRequest for both, and for a user's id among sessions'."""
+    if asked.session is None:
+        if isinstance(asked.user_id, int) and asked.user_id < FIRST_USER_ID:
+            raise InvalidRequest(
+                f"user_id is {asked.user_id}; ids below {FIRST_USER_ID} are those of sessions. Use another id."
+            )
+        return asked.user_id
+    if asked.user_id is not None:
+        raise InvalidRequest("Both user_id and session are given; expected one of them. Leave the other out.")
+    if not isinstance(asked.session, str) or not asked.session:
+        raise InvalidRequest(f"session is {asked.session!r}; expected text.")
+    return session_id(asked.session)
 
 
 def health_of(url: str, outputs: Mapping[str, np.ndarray]) -> Health:

@@ -29,6 +29,18 @@ TEST_VECTORS: dict[tuple[str, int], int] = {  # (text, attempt) -> id
 }
 
 
+FIRST_USER_ID = -(1 << 62)  # ids below it belong to sessions
+
+
+def session_id(session: str) -> int:
+    """Return the id of a visitor without a user id, by the shop's name of the session: below the id of any user.
+
+    61 bits of the text's BLAKE2b digest, counted down from FIRST_USER_ID.
+    """
+    digest = blake2b(session.encode(), digest_size=8).digest()
+    return FIRST_USER_ID - 1 - (int.from_bytes(digest, "big") >> 3)
+
+
 def stable_id(text: str, attempt: int = 0) -> int:
     """Return the id of a text, in [0, 2**53). `attempt` above 0 gives further ids, for a text whose first id is taken."""
     salt = attempt.to_bytes(8, "little") if attempt else b""

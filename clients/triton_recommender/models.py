@@ -83,13 +83,15 @@ class Query:
     exclude: item ids that must not come back, any number of them
     context: column -> value, as the data set declares them; a column that is left out counts as missing
     after:   a sequence that `observe` or `upsert` returned: the answer reflects it, or its `degraded` has LIVE set
+    session: in place of user_id: the shop's name of a visitor's session, whose events the server has observed
     """
 
-    user_id: int | str | None
+    user_id: int | str | None = None
     history: Sequence[int | str] | None = None
     exclude: Sequence[int | str] = ()
     context: Mapping[str, ContextValue] = field(default_factory=dict)
     after: int | None = None
+    session: str | None = None
 
 
 @dataclass(frozen=True)
@@ -103,9 +105,10 @@ class Event:
                   key are sent again after a failure.
     request_id:   the `request_id` of the answer that the event reacts to
     context:      column -> value, as in Query
+    session:      of a visitor without a user id, as in Query; user_id is None then
     """
 
-    user_id: int | str
+    user_id: int | str | None
     item_id: int | str
     event: str | None = None
     timestamp_ms: int | None = None
@@ -113,6 +116,7 @@ class Event:
     event_id: str | None = None
     request_id: str | None = None
     context: Mapping[str, ContextValue] = field(default_factory=dict)
+    session: str | None = None
 
 
 class Notice(NamedTuple):

@@ -76,12 +76,13 @@ class Recommender(SharedClient):
 
     def recommend(
         self,
-        user_id: int | str | None,
+        user_id: int | str | None = None,
         *,
         history: Sequence[int | str] | None = None,
         exclude: Sequence[int | str] = (),
         context: Mapping[str, ContextValue] | None = None,
         after: int | None = None,
+        session: str | None = None,
         k: int | None = None,
         request_id: str = "",
         timeout_s: float | None = None,
@@ -93,7 +94,7 @@ class Recommender(SharedClient):
         timeout_s: of this call; None is the client's own
         Raises RecommenderError; triton_recommender.errors has the tree.
         """
-        query = Query(user_id, history, exclude, context or {}, after)
+        query = Query(user_id, history, exclude, context or {}, after, session)
         return self.recommend_many([query], k=k, request_id=request_id, timeout_s=timeout_s)[0]
 
     def recommend_many(
@@ -116,7 +117,7 @@ class Recommender(SharedClient):
             answers += decode(self._infer(call, timer), part, k)
         return self.complete(answers, notices, call.request_id)
 
-    def observe(self, user_id: int | str, item_id: int | str, event: str | None = None, **details) -> int:
+    def observe(self, user_id: int | str | None, item_id: int | str, event: str | None = None, **details) -> int:
         """Tell the server what a user did, and return the event's place in the log: it is durable then.
 
         details: the other fields of Event. Give the result to `recommend(after=…)` to see the event's effect at once.
@@ -226,18 +227,19 @@ class AsyncRecommender(SharedClient):
 
     async def recommend(
         self,
-        user_id: int | str | None,
+        user_id: int | str | None = None,
         *,
         history: Sequence[int | str] | None = None,
         exclude: Sequence[int | str] = (),
         context: Mapping[str, ContextValue] | None = None,
         after: int | None = None,
+        session: str | None = None,
         k: int | None = None,
         request_id: str = "",
         timeout_s: float | None = None,
     ) -> Recommendations:
         """See Recommender.recommend."""
-        query = Query(user_id, history, exclude, context or {}, after)
+        query = Query(user_id, history, exclude, context or {}, after, session)
         return (await self.recommend_many([query], k=k, request_id=request_id, timeout_s=timeout_s))[0]
 
     async def recommend_many(
@@ -256,7 +258,7 @@ class AsyncRecommender(SharedClient):
             answers += decode(await self._infer(call, timer), part, k)
         return self.complete(answers, notices, call.request_id)
 
-    async def observe(self, user_id: int | str, item_id: int | str, event: str | None = None, **details) -> int:
+    async def observe(self, user_id: int | str | None, item_id: int | str, event: str | None = None, **details) -> int:
         """See Recommender.observe."""
         return (await self.observe_many([Event(user_id, item_id, event, **details)]))[0]
 

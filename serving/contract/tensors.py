@@ -23,6 +23,7 @@ from serving.contract.errors import RecommenderError
 
 PAD_ID = -1  # no item; the export checks that real item ids are >= 0
 FROM_STORE = -2  # fills a `history` row: the caller sent none, use the feature store's
+FIRST_USER_ID = -(1 << 62)  # ids below it belong to sessions of visitors without a user id
 MISSING_INT = np.iinfo(np.int64).min  # an integer context value that was not sent
 
 PAD_SCORE = float(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -101,6 +101,7 @@ class ChangeAdmission:
     """Turns the tensors of `upsert` into events. columns: those that may change, by kind ("item", "user")."""
 
     columns: Mapping[str, Mapping[str, str]]  # kind -> column -> "text", "texts", "number" or "flag"
+    roles: Mapping[str, str] = field(default_factory=dict)  # role of an item's column, such as price -> its name in the data
 
     def faults(self, inputs: Arrays) -> dict[int, str]:
         """Row -> message for each malformed change of a batch, [N, 1] by tensor."""
@@ -139,7 +140,19 @@ class ChangeAdmission:
         headers["user_id"] = np.where(is_item, 0, inputs["id"][:, 0])
         headers["time_ms"] = now_ms
         headers["value"] = headers["label"] = np.nan
-        return EventBatch(headers, [b""] * count, [b""] * count, inputs["columns"][:, 0].tolist())
+        texts = inputs["columns"][:, 0].tolist()
+        if self.roles:
+            texts = [self._by_both_names(text) if own else text for text, own in zip(texts, is_item.tolist(), strict=True)]
+        return EventBatch(headers, [b""] * count, [b""] * count, texts)
+
+    def _by_both_names(self, text: bytes) -> bytes:
+        """Return an item's columns with those that have a role under both names, so that the latest value has both."""
+        columns = json.loads(text)
+        for role, name in self.roles.items():
+            for given, other in ((name, role), (role, name)):
+                if given in columns and other not in columns:
+                    columns[other] = columns[given]
+        return json.dumps(columns).encode()
 
 
 EXPECTED = {"text": "a text", "texts": "a list of texts", "number": "a finite number", "flag": "true or false"}

@@ -15,6 +15,7 @@ from hashlib import blake2b
 import numpy as np
 import pandas as pd
 
+from serving.contract.tensors import FIRST_USER_ID
 from training.dataset.columns import Column
 
 ID_BITS = 53  # JSON readers parse integers as doubles, which hold 53 bits exactly
@@ -55,6 +56,12 @@ def identify(columns: list[Column], allow_negative: bool) -> tuple[list[np.ndarr
                     numbers < 0,
                     "is a negative item id",
                     "-1 and -2 have a meaning of their own: number items from 0, or use text ids.",
+                )
+            if (numbers < FIRST_USER_ID).any():
+                raise column.fault_at_value(
+                    numbers < FIRST_USER_ID,
+                    "is one of the ids of anonymous sessions",
+                    f"Ids below {FIRST_USER_ID} are theirs: number users from there on, or use text ids.",
                 )
         return [np.append(numbers, 0)[column.codes] for column, numbers in zip(columns, whole, strict=True)], None
     id_of_text = stable_ids(text for column_texts in texts for text in column_texts)

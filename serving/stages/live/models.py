@@ -35,6 +35,7 @@ class LiveSettings:
 
     kinds: fields of EventKind, in the order of their codes
     columns: kind -> column -> its type, what `upsert` may change
+    roles: role of an item's feature column, such as price -> its name in the data
     """
 
     kinds: tuple[Mapping[str, Any], ...]
@@ -50,6 +51,8 @@ class LiveSettings:
     most_users: int = 0
     brokers: str = ""
     topic: str = ""
+    session_hours: float = 0.0
+    roles: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def event_kinds(self) -> EventKinds:
@@ -145,7 +148,7 @@ class Upsert(LiveModel):
 
     @property
     def admission(self) -> ChangeAdmission:
-        return ChangeAdmission(self.settings.columns)
+        return ChangeAdmission(self.settings.columns, self.settings.roles)
 
     def faults(self, inputs: Arrays) -> dict[int, str]:
         """Return a message for each malformed change, by row."""

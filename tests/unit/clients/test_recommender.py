@@ -31,6 +31,7 @@ from triton_recommender import (
     UnknownId,
     stable_id,
 )
+from triton_recommender.ids import FIRST_USER_ID, session_id
 from triton_recommender.tensors import Degraded
 from triton_recommender.testing import AsyncFakeRecommender, FakeRecommender, FakeTransport
 from triton_recommender.transports import is_loopback
@@ -335,3 +336,15 @@ def test_a_server_of_this_machine_is_asked_without_a_proxy(kind, server, monkeyp
 )
 def test_whose_machine_an_address_is(url, here):
     assert is_loopback(url) is here
+
+
+def test_a_session_is_observed_and_asked_for_by_an_id_below_those_of_users():
+    shop = FakeRecommender(lambda query: [3])
+    shop.observe(None, 5, session="a3f9")
+    shop.recommend(session="a3f9")
+    assert session_id("a3f9") == -6367890295312838753 < FIRST_USER_ID
+    assert [shop.events[0].user_id, shop.queries[0].user_id] == [session_id("a3f9")] * 2
+    with pytest.raises(InvalidRequest, match="Both user_id and session"):
+        shop.recommend(7, session="a3f9")
+    with pytest.raises(InvalidRequest, match="those of sessions"):
+        shop.recommend(session_id("a3f9"))

@@ -6,6 +6,7 @@ import pytest
 
 from gateway import schema
 from triton_recommender import Event, InvalidRequest, Unavailable
+from triton_recommender.ids import session_id
 
 
 def test_an_event_is_recorded_as_it_was_sent(gateway):
@@ -33,6 +34,15 @@ def test_an_event_without_an_id_gets_one_so_that_it_can_be_sent_again(gateway):
     again = door.ask("POST", "/v1/events", json={"user": 7, "item": 3, "id": first["id"]}).json()
     assert again == first
     assert len(door.shop.events) == 1
+
+
+def test_an_event_of_a_session_is_one_of_its_own_id(gateway):
+    door = gateway()
+    assert door.ask("POST", "/v1/events", json={"session": "a3f", "item": 3}).status_code == 200
+    assert door.shop.events[-1].user_id == session_id("a3f") < -(1 << 62)
+    both = door.ask("POST", "/v1/events", json={"session": "a3f", "user": 7, "item": 3})
+    assert both.status_code == 400
+    assert "one of user and session" in both.json()["error"]["message"]
 
 
 def test_each_bad_event_of_a_batch_has_its_own_error_and_the_others_count(gateway):

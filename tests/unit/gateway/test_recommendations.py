@@ -12,6 +12,7 @@ from gateway import schema
 from live.exposures import read_exposures
 from serving.live.store import live_folder
 from triton_recommender import Degraded, Overloaded, Recommendations, StageDied, Unavailable
+from triton_recommender.ids import session_id
 from triton_recommender.testing import Query
 
 POPULAR_FIRST = 6  # of the small shop
@@ -30,16 +31,24 @@ def test_an_answer_names_items_and_says_who_answered(gateway):
 
 def test_everything_that_is_asked_reaches_the_server(gateway):
     door = gateway()
-    query = {"user": "7", "session": "4,5", "exclude": ["1", "2,8"], "context.device": "phone", "context.temperature": "21.5"}
+    query = {"user": "7", "history": "4,5", "exclude": ["1", "2,8"], "context.device": "phone", "context.temperature": "21.5"}
     answer = door.recommend(**query)
     assert door.shop.queries == [Query(7, [4, 5], [1, 2, 8], {"device": b"phone", "temperature": pytest.approx(21.5)})]
     assert [item["id"] for item in answer["items"]] == [3]
 
 
-def test_a_visitor_without_a_name_is_described_by_the_session(gateway):
+def test_a_visitor_without_a_name_is_described_by_a_history(gateway):
     door = gateway()
-    assert door.recommend(session="4")["known"] is None
+    assert door.recommend(history="4")["known"] is None
     assert door.shop.queries == [Query(None, [4], [])]
+
+
+def test_a_session_speaks_for_visitors_of_whom_nothing_else_is_known(gateway):
+    door = gateway()
+    assert door.recommend(session="a3f")["known"] is False
+    door.recommend(session="a3f", user="999999999")
+    door.recommend(session="a3f", user="7")
+    assert [query.user_id for query in door.shop.queries] == [session_id("a3f"), session_id("a3f"), 7]
 
 
 def test_an_unknown_user_is_answered_and_reported(gateway):
@@ -119,7 +128,7 @@ def test_beyond_the_most_that_may_wait_popular_items_answer_at_once(gateway):
 @pytest.mark.parametrize(
     ("params", "said"),
     [
-        ({}, "Neither user nor session"),
+        ({}, "None of user, session and history"),
         ({"user": "anna"}, "user is 'anna'"),
         ({"user": "7", "exclude": "red"}, "item is 'red'"),
         ({"user": "7", "k": "0"}, "k: Input should be greater"),

@@ -14,6 +14,7 @@ from live.archive import read_log, segments
 from live.erase import erase_user
 from live.maintenance import Retention, lock, maintain
 from live.replay import replay
+from serving.contract.tensors import FIRST_USER_ID
 from serving.live.events import HEADER, ITEM_CHANGED, EventBatch
 from serving.live.layout import Layout
 from serving.live.reader import Reader
@@ -94,6 +95,14 @@ def test_an_idle_user_is_forgotten_and_comes_back_as_the_generation_knows_them(w
     writer.append(purchase(1, item=5))
     assert counts_of(folder, 1) == {1: KNOWN_COUNT + 1}
     assert replay(folder).is_equal
+
+
+def test_an_anonymous_session_is_forgotten_sooner_than_a_user(writer, folder, clock):
+    session = FIRST_USER_ID - 5
+    buy_daily(writer, clock, session, 1, session - 1)
+    kept = Retention(1_000, 0, 0, idle_days=100, most_users=0, session_hours=36)
+    assert maintain(writer, kept, clock[0]).evicted == 1
+    assert counts_of(folder, session, 1, session - 1).keys() == {1, session - 1}
 
 
 def test_the_longest_idle_users_beyond_a_number_are_forgotten(writer, folder, clock):
