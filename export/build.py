@@ -26,12 +26,15 @@ from export.rehearsal import rehearse
 from export.settings import TAUGHT_WIDTH, PipelineSettings, Settings
 from export.stages import write_rules, write_stages
 from export.tables import plan_tables, shapes_of, write_tables
+from repository.applied_rules import current_values
 from repository.publish import Staging
 from repository.recorded import Recorded
 from server.environment import RUN_DIR
 from server.launcher import held_generations
 from serving.contract.tensors import ENSEMBLE, Axes, ModelSpec, ensemble_spec, stage_specs
+from serving.live.store import live_folder
 from serving.stages.rank import TABLES_FOLDER
+from serving.stages.rules.applied import FOLDER
 from serving.stages.rules.config import RulesConfig
 from training.dataset import Dataset
 from training.features.build import Features, build_features
@@ -74,8 +77,11 @@ def build_repository(
 ) -> int:
     """Train on the whole log and publish. Return the generation. Raises ConfigError or ExportError."""
     plugin, pipeline, progress = load_profile(profile), settings.pipeline, Progress(console, verbose)
-    rules = RulesConfig.from_dict(settings.rules)
+    applied = current_values(live_folder(repository, settings.live.folder) / FOLDER, dataset.description.name)
+    rules = RulesConfig.from_dict(settings.rules if applied is None else applied)
     progress.note(f"{dataset.description.name}: {dataset.report}")
+    if applied is not None:
+        progress.note("rules are those of `python -m server rules list`, not those of the settings")
     staged = Staging(repository, layout, find_held=lambda repo: held_generations(repo, RUN_DIR))
     with tempfile.TemporaryDirectory() as folder:
         workflow = Path(folder, "workflow") if plugin.keeps_workflow(settings) else None

@@ -9,15 +9,17 @@ from pathlib import Path
 
 import numpy as np
 
+from repository.rules import insert_rows
 from serving.contract.tensors import PAD_ID
 from serving.stages.live.content import Content
+from serving.stages.retrieve import POPULARITY
 from serving.stages.rules.config import ITEMS_FILE
 from training.dataset import Dataset
 
 # Arrays of n_items + 1 rows, the last one of padding; a free row is like the padding row.
 PADDED = {
     "preprocess": ("item_category",),
-    "retrieve": ("neighbour_weights", "tables/history"),
+    "retrieve": ("neighbour_weights", "tables/history", POPULARITY),
     "rank": ("item_rows", "item_numbers", "neighbour_weights", "popularity", "popularity_then", "sold_days", "groups"),
     "rerank": ("item_vectors", Path(ITEMS_FILE).stem),
 }
@@ -40,13 +42,6 @@ def reserve_rows(folders: dict[str, Path], count: int) -> None:
             insert_rows(path, count)
             positions = np.load(path)
             np.save(path, np.where(positions == n_items, n_items + count, positions).astype(positions.dtype))
-
-
-def insert_rows(path: Path, count: int) -> None:
-    """Repeat an array's last row `count` times."""
-    array = np.load(path)
-    rows = np.minimum(np.arange(len(array) + count), len(array) - 1)
-    np.save(path, array[rows])  # to concatenate records would pack their fields
 
 
 def content_of(dataset: Dataset) -> Content:

@@ -11,15 +11,22 @@ import pandas as pd
 from export.live import write_live_models
 from export.reserve import content_of, reserve_rows
 from export.settings import PipelineSettings, Settings
+from repository.applied_rules import PRICES_FILE
 from repository.publish import Staging
 from repository.rules import compile_rules
 from serving.contract.artifacts import StageInfo
 from serving.contract.tensors import STAGES, Axes
+from serving.stages.features.ranking import SCALE, ItemStatistics
+from serving.stages.live.candidates import RECENT
+from serving.stages.live.content import Content
+from serving.stages.live.item_features import FOLDER as PLAN_FOLDER
+from serving.stages.retrieve import HISTORY_TABLE, POPULARITY, TABLES_FOLDER
 from serving.stages.rules.config import RulesConfig
 from training.dataset import Dataset
 from training.features.build import Features
 from training.models.ranking import Ranking, save_ranking
 from training.models.retriever import Retriever
+from training.retrieval.content_tower import fit_content_tower
 from training.retrieval.save import save_retriever
 
 SAMPLE_USERS = 512  # real users on whom parity and the index's recall are measured
@@ -52,7 +59,10 @@ def write_stages(
         compute.index_effort,
     )
     rank, rerank = save_ranking(staging.folder("rank"), staging.folder("rerank"), ranking, features)
-    ranks = rank.settings | {"threads": compute.rank_threads}
+    features.item_plan.save(staging.folder("rank") / PLAN_FOLDER)
+    ranks = rank.settings | {"threads": compute.rank_threads, "as_of_s": features.as_of_s}
+    retrieve |= {"as_of_s": features.as_of_s}
+    np.save(staging.folder("retrieve") / f"{POPULARITY}.npy", recent_counts(ranking.statistics))
     live = export_settings.live
     reranks = rerank.settings | {"newcomer_share": live.new_item_share, "newcomer_place": live.new_item_place}
     settings = {"preprocess": {}, "retrieve": retrieve, "rank": ranks, "rerank": reranks}
@@ -62,16 +72,32 @@ def write_stages(
         info.write(staging.folder(name))
     write_live_models(staging, info, dataset.description, live)
     folders = {name: staging.folder(name) for name in STAGES}
-    reserve_rows(folders, live.new_items)
     content = content_of(dataset)
+    tower_report = write_content_tower(folders["retrieve"], content, pipeline.seed)
+    reserve_rows(folders, live.new_items)
     for folder in folders.values():
         content.save(folder)
     return {
         "preprocess_replay": features.parity,
         "onnx_parity": [parity.as_dict() for parity in (*retrievers, rank.parity, rerank.parity)],
         "index": choice.report(),
+        "content_tower": tower_report,
         "validation": {"ranker": ranking.ranker.quality, "reranker": ranking.reranker.quality},
     }
+
+
+def write_content_tower(folder: Path, content: Content, seed: int) -> dict[str, Any] | None:
+    """Write the tower of new items into the retrieve stage, where it is better than their stand-ins. Return the comparison."""
+    arrays = [np.load(folder / f"{name}.npy") for name in ("item_vectors", f"{TABLES_FOLDER}/{HISTORY_TABLE}")]
+    tower, judgement = fit_content_tower(content, np.concatenate([arrays[0], arrays[1][:-1]], axis=1), seed)
+    if tower:
+        tower.save(folder)
+    return judgement._asdict() if judgement else None
+
+
+def recent_counts(statistics: ItemStatistics) -> np.ndarray:
+    """Return the decayed counts of RECENT, float32 [n_items + 1]."""
+    return np.expm1(statistics.popularity[:, 1 + RECENT] / np.float32(SCALE))
 
 
 def write_rules(folder: Path, rules: RulesConfig, dataset: Dataset, features: Features, pipeline: PipelineSettings) -> None:
@@ -90,6 +116,8 @@ def write_rules(folder: Path, rules: RulesConfig, dataset: Dataset, features: Fe
         items_returned=pipeline.items_returned,
         item_names=names,
     )
+    if dataset.prices is not None:
+        np.save(folder / PRICES_FILE, np.asarray(dataset.prices))
 
 
 def _texts_or_none(texts: pd.Series) -> list[str | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +46,11 @@ def compile_rules(
     item_names: id by name, where the shop's item ids are text.
     Raises ConfigError when the config names something that this catalogue does not have.
     """
-    _check_fits(config, category, provider, has_price=price is not None, items_returned=items_returned)
+    misfits = find_misfits(
+        config, category=category, provider=provider, price=price, items_returned=items_returned, item_names=item_names
+    )
+    for message in misfits:
+        raise ConfigError(message)
     n_items = len(item_ids)
     records = np.zeros(n_items + 1, ITEM_RULES)
     records["cap"] = NO_CAP
@@ -58,7 +62,7 @@ def compile_rules(
     items["cap"][:, PROVIDER] = _caps(provider, config.max_per_provider, {})
     if config.exploration:
         items["draw_rate"] = np.exp(_novelty(popularity) * config.exploration.novelty)
-    items["blocked"] = np.isin(item_ids, [_wire_id("blocked_items", item_id, item_names) for item_id in config.blocked_items])
+    items["blocked"] = np.isin(item_ids, [_wire_id(item_id, item_names) for item_id in config.blocked_items])
     items["behind"] = (
         OVER_CAP if config.price_cap is None or price is None else np.where(price > config.price_cap, TOO_DEAR, OVER_CAP)
     )
@@ -66,7 +70,7 @@ def compile_rules(
         favoured = set(config.provider_floor.providers)
         items["in_floor_group"] = [name in favoured for name in provider] & ~items["blocked"]
     for pin in config.pinned:
-        items["zone"][item_ids == _wire_id("pinned", pin.item_id, item_names)] = pin.slot - BLOCKED
+        items["zone"][item_ids == _wire_id(pin.item_id, item_names)] = pin.slot - BLOCKED
     records["blocked"][n_items] = True  # padding is never served
     records["zone"][records["blocked"]] = BLOCKED  # also when pinned
     records["behind"][records["blocked"]] = NEVER
@@ -77,41 +81,47 @@ def compile_rules(
     (folder / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
 
 
-def _check_fits(
-    config: RulesConfig, category: Sequence[str | None], provider: Sequence[str | None], has_price: bool, items_returned: int
-) -> None:
-    """Raise ConfigError when the config needs something that this catalogue or this list length does not have."""
+def find_misfits(
+    config: RulesConfig,
+    *,
+    category: Sequence[str | None],
+    provider: Sequence[str | None],
+    price: np.ndarray | None,
+    items_returned: int,
+    item_names: Mapping[str, int] | None = None,
+    **_: object,
+) -> Iterator[str]:
+    """Yield a message for everything that this catalogue or this list length does not have. Arguments: as `compile_rules`."""
     for pin in config.pinned:
         if pin.slot >= items_returned:
-            raise ConfigError(
+            yield (
                 f"rules: pinned item {pin.item_id} wants slot {pin.slot}; lists have slots 0 to {items_returned - 1}. "
                 "Choose a slot in that range, or export with a larger K."
             )
     if config.exploration and config.exploration.slots > items_returned:
-        raise ConfigError(
-            f"rules: exploration.slots is {config.exploration.slots}, but a list has {items_returned} slots. Give it fewer."
-        )
-    if config.price_cap is not None and not has_price:
-        raise ConfigError(
+        yield f"rules: exploration.slots is {config.exploration.slots}, but a list has {items_returned} slots. Give it fewer."
+    if config.price_cap is not None and price is None:
+        yield (
             "rules: price_cap is set, but the items have no price. "
             'Name its column in dataset.toml ([items] price = "…"), or leave price_cap out.'
         )
-    _check_known("category_caps", config.category_caps, category)
-    _check_known("provider_floor.providers", config.provider_floor.providers if config.provider_floor else (), provider)
+    named = [("blocked_items", item_id) for item_id in config.blocked_items]
+    for key, item_id in (*named, *(("pinned", pin.item_id) for pin in config.pinned)):
+        if item_names is None and isinstance(item_id, str):
+            yield f"rules: {key} names item {item_id!r}, but the ids of this shop's items are numbers. Give the number."
+    yield from _find_unknown("category_caps", config.category_caps, category)
+    providers = config.provider_floor.providers if config.provider_floor else ()
+    yield from _find_unknown("provider_floor.providers", providers, provider)
 
 
-def _wire_id(key: str, item_id: int | str, item_names: Mapping[str, int] | None) -> int:
-    """Return the int64 id of an item, or an unused id for an unknown name.
+def _wire_id(item_id: int | str, item_names: Mapping[str, int] | None) -> int:
+    """Return the int64 id of an item that `find_misfits` passed, or an unused id for an unknown name.
 
     Where the shop's ids are text, a number is tried as a name first, because people write 22423 for "22423". A number that is
     not a name is the int64 id itself, as in the client's catalogue.
     """
     if item_names is not None:
         return item_names.get(str(item_id), PAD_ID if isinstance(item_id, str) else int(item_id))
-    if isinstance(item_id, str):
-        raise ConfigError(
-            f"rules: {key} names item {item_id!r}, but the ids of this shop's items are numbers. Give the number."
-        )
     return int(item_id)
 
 
@@ -134,10 +144,17 @@ def _novelty(popularity: np.ndarray) -> np.ndarray:
     return more_popular / max(len(by_popularity) - 1, 1)
 
 
-def _check_known(key: str, wanted: Sequence[str] | Mapping[str, int], present: Sequence[str | None]) -> None:
+def _find_unknown(key: str, wanted: Iterable[str], present: Sequence[str | None]) -> Iterator[str]:
     known = {name for name in present if name is not None}
     for name in wanted:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=3)
             hint = f"Did you mean {', '.join(map(repr, close))}?" if close else f"The catalogue has {len(known)} others."
-            raise ConfigError(f"rules: {key} names {name!r}, which no item has. {hint}")
+            yield f"rules: {key} names {name!r}, which no item has. {hint}"
+
+
+def insert_rows(path: Path, count: int) -> None:
+    """Repeat an array's last row `count` times."""
+    array = np.load(path)
+    rows = np.minimum(np.arange(len(array) + count), len(array) - 1)
+    np.save(path, array[rows])  # to concatenate records would pack their fields

@@ -17,6 +17,7 @@ import lmdb
 import numpy as np
 
 from serving.contract.errors import DependencyError
+from serving.live.events import HEADER, USER_CHANGED
 from serving.live.layout import Layout
 from serving.live.store import (
     DATA_FILE,
@@ -34,6 +35,8 @@ from serving.live.store import (
 from serving.live.writer import CHANGE, read_records
 
 PAIR = np.dtype([("user_id", "<i8"), ("item_id", "<i8")])
+MOST_READ_EVENTS = 4_096  # when more are new, it is faster to read all items
+ITEM_ID = HEADER.fields["item_id"][1]  # its place in a packed event
 WAIT_STEP_S = 0.000_2  # between two looks at the log while an event is waited for
 
 
@@ -96,6 +99,12 @@ class Snapshot:
         keys = dict.fromkeys(bytes(key) for key in cursor.iternext(keys=False, values=True))
         return [Change(*CHANGE.unpack(key), json.loads(bytes(self._txn.get(key, db=self._store.columns)))) for key in keys]
 
+    def user_columns(self, user_ids: np.ndarray) -> list[tuple[int, dict]]:
+        """int64 [B] -> (row, columns by name) of the users for whom `upsert` set something."""
+        keys = [CHANGE.pack(USER_CHANGED, user_id) for user_id in user_ids.tolist()]
+        texts = [self._txn.get(key, db=self._store.columns) for key in keys]
+        return [(row, json.loads(bytes(text))) for row, text in enumerate(texts) if text is not None]
+
     def seeds(self, user_ids: np.ndarray) -> tuple[list[int], np.ndarray]:
         """Return the rows [M] of users that a generation knew before their first live event, and how their records began."""
         return read_records(self._txn, self._store.seeds, ids_as_keys(user_ids), self.layout.user)
@@ -117,6 +126,13 @@ class Snapshot:
         if cursor.set_range(sequence_key(after + 1)):
             for key, packed in cursor.iternext(keys=True, values=True):
                 yield int.from_bytes(key, "big"), packed
+
+    def item_ids_since(self, after: int) -> np.ndarray | None:
+        """Return int64 [N] items of the events after a sequence; None when they are many, or not all in the log any more."""
+        rows = list(islice(self.events(after), MOST_READ_EVENTS + 1))
+        if len(rows) > MOST_READ_EVENTS or (rows[0][0] if rows else self.progress().last_sequence + 1) != after + 1:
+            return None
+        return np.unique(np.frombuffer(b"".join(packed[ITEM_ID : ITEM_ID + 8] for _, packed in rows), "<i8"))
 
     def all_items(self) -> tuple[np.ndarray, np.ndarray]:
         """Return (int64 [N] ids, records [N]) of all items with live events."""

@@ -45,6 +45,10 @@ class RedisSnapshot:
         """Return (start, end) of the pauses between this machine's events, see timeline.py."""
         return self.local.pauses_ms()
 
+    def user_columns(self, user_ids: np.ndarray) -> list[tuple[int, dict]]:
+        """Return what `upsert` set of users, as `Snapshot.user_columns`: on this machine."""
+        return self.local.user_columns(user_ids)
+
     def users(self, user_ids: np.ndarray) -> tuple[list[int], np.ndarray]:
         """int64 [B] -> rows [M] that have a record, and these records [M]."""
         entities = self.state.read(users_view(self.layout), user_ids)

@@ -34,3 +34,8 @@ class Timeline(NamedTuple):
         if not len(self.ends_s):
             return time_s
         return time_s - int(np.clip(time_s - (self.ends_s - self.lengths_s), 0, self.lengths_s).sum())
+
+    def seen_all(self, times_s: np.ndarray) -> np.ndarray:
+        """Return `seen_s` of moments, int64 [N]."""
+        paused = np.clip(times_s[:, None] - (self.ends_s - self.lengths_s), 0, self.lengths_s)
+        return times_s - paused.sum(axis=1)

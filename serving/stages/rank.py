@@ -28,11 +28,15 @@ from serving.contract.measurements import Measurement
 from serving.contract.tensors import PAD_ID, PAD_SCORE, Degraded, generation_faults, mark_degraded
 from serving.live.reader import Reader
 from serving.loops.compiled import compiled
+from serving.stages.features.encode import Plan
 from serving.stages.features.ids import ItemIndex
 from serving.stages.features.ranking import SCORE, ItemStatistics, pair_numbers
 from serving.stages.live.content import Content
+from serving.stages.live.item_features import FOLDER as PLAN_FOLDER
+from serving.stages.live.item_features import ItemFeatures
 from serving.stages.live.items import LiveItems
 from serving.stages.live.ranked_items import RankedItems
+from serving.stages.live.sales import LiveSales
 from serving.tables.leveled import LeveledTables
 from serving.tables.measurements import measurements
 from serving.tables.opening import open_tables
@@ -52,6 +56,7 @@ class RankSettings:
     """`settings` of stage.json. blend: weight of the retrieval score beside the logits; threads: of the network.
 
     first_cold: table -> its first cold key, where rows have two widths (serving/tables/store/mixed_widths.py)
+    as_of_s: clock of the item statistics, which live sales move on; 0: they stay
     """
 
     user_tables: tuple[str, ...]
@@ -59,6 +64,7 @@ class RankSettings:
     blend: float
     threads: int = 1
     first_cold: dict[str, int] = field(default_factory=dict)
+    as_of_s: int = 0
 
     def __post_init__(self) -> None:
         for side in ("user_tables", "item_tables"):
@@ -176,6 +182,7 @@ class Rank:
     network: Any
     outputs: RankOutputs
     content: Content | None = None
+    item_plan: Plan | None = None
     live_items: LiveItems | None = None
 
     @classmethod
@@ -186,15 +193,20 @@ class Rank:
         network = open_network(folder, NETWORK, settings.threads)
         inputs = RankInputs.load(folder, settings)
         rows, outputs = EmbeddingRows.load(folder, info, inputs), RankOutputs(settings.blend)
-        return cls(info, inputs, rows, network, outputs, Content.load(folder))
+        plan = Plan.load(folder / PLAN_FOLDER) if (folder / PLAN_FOLDER).is_dir() else None
+        return cls(info, inputs, rows, network, outputs, Content.load(folder), plan)
 
     def with_live(self, reader: Reader) -> Rank:
         """Return the stage as it answers with a live store."""
         if self.content is None:
             return self
         inputs = self.inputs
-        arrays = RankedItems(self.content, inputs.item_rows, inputs.item_numbers, inputs.statistics)
-        return replace(self, live_items=LiveItems(reader, inputs.items, self.content, arrays))
+        of_items = (inputs.item_rows, inputs.item_numbers)
+        features = ItemFeatures(self.item_plan, *of_items) if self.item_plan else None
+        arrays = RankedItems(self.content, *of_items, inputs.statistics, features)
+        as_of_s = inputs.settings.as_of_s
+        sales = LiveSales(inputs.items, as_of_s) if as_of_s else None
+        return replace(self, live_items=LiveItems(reader, inputs.items, self.content, arrays, sales))
 
     @property
     def tables(self) -> LeveledTables:

@@ -22,6 +22,8 @@ from serving.stages.features.ranking import SCALE
 from serving.stages.live.content import Content
 from serving.stages.live.items import LiveItems
 from serving.stages.live.listed_items import ListedItems, explore_newcomers, keep_newcomers
+from serving.stages.rules.applied import FOLDER as RULES_FOLDER
+from serving.stages.rules.applied import AppliedRules
 from serving.stages.rules.rules import Rules, hashed_seed
 
 Arrays = dict[str, np.ndarray]
@@ -148,7 +150,8 @@ class Rerank:
     network: Any
     outputs: RerankOutputs
     content: Content | None = None
-    live_items: LiveItems | None = None
+    live_items: LiveItems[ListedItems] | None = None
+    applied: AppliedRules | None = None
 
     @classmethod
     def load(cls, folder: Path) -> Rerank:
@@ -164,8 +167,11 @@ class Rerank:
         """Return the stage as it answers with a live store."""
         if self.content is None:
             return self
-        arrays = ListedItems(self.content, self.inputs.item_vectors, self.outputs.rules)
-        return replace(self, live_items=LiveItems(reader, self.lists.items, self.content, arrays))
+        rules = self.outputs.rules
+        arrays = ListedItems(self.content, self.inputs.item_vectors, rules, self.lists.items)
+        exported = Rules(rules.config, rules.items, self.info.generation)
+        applied = AppliedRules(reader.folder / RULES_FOLDER, self.info.generation, exported)
+        return replace(self, live_items=LiveItems(reader, self.lists.items, self.content, arrays), applied=applied)
 
     def faults(self, inputs: Arrays) -> dict[int, str]:
         """Return a message for each request of another generation, by row."""
@@ -174,10 +180,18 @@ class Rerank:
     def __call__(self, inputs: Arrays) -> Arrays:
         """Serve one batch of `rerank` (serving/contract/tensors.py)."""
         if self.live_items:
+            self._follow_rules(self.live_items)
             self.live_items.refresh()
         best = self.lists.pick(inputs)
         (correction,) = self.network.run(["correction"], self.inputs.feeds(best))
         return self.outputs.serve(inputs, best, correction)
+
+    def _follow_rules(self, live_items: LiveItems[ListedItems]) -> None:
+        """Use the rules that were applied since the last call. Raises ArtifactError when they cannot be read."""
+        rules = self.applied.read_if_new() if self.applied else None
+        if rules:
+            live_items.arrays.use_rules(rules)
+            live_items.changed_sequence = 0
 
 
 def replace_non_finite(scores: np.ndarray, best: BestCandidates) -> np.ndarray:

@@ -34,7 +34,9 @@ from serving.stages.features.sequence import SequenceSource
 from serving.stages.features.user_state import SeenItems, seen_range
 from serving.stages.live.candidates import SearchedItems
 from serving.stages.live.content import Content
+from serving.stages.live.content_tower import ContentTower
 from serving.stages.live.items import LiveItems
+from serving.stages.live.sales import LiveSales
 from serving.stages.live.users import LiveSeen, SeenSince
 from serving.stages.search.search import INDEX_FILE, Blocked, Neighbours, Search, recency_weights
 from serving.tables.store.tables import EmbeddingTables
@@ -43,6 +45,7 @@ Arrays = dict[str, np.ndarray]
 LOWEST = np.float32(PAD_SCORE)
 
 TABLES_FOLDER, NETWORK, HISTORY_TABLE = "tables", "user_tower", "history"
+POPULARITY = "recent_popularity"
 NO_BLAS = 2**31 - 1  # disables Faiss's BLAS path, so that results do not depend on batch size
 
 
@@ -51,6 +54,7 @@ class RetrieveSettings:
     """`settings` of stage.json. user_tables: one per column of user_categorical; index: its kind, or "exact" for none.
 
     sequence_width: S, 0 without a sequence network; sequence_length, sequence_weight: SequenceSource
+    as_of_s: clock of the exported popularity, which live sales move on; 0: it stays
     """
 
     user_tables: tuple[str, ...]
@@ -60,6 +64,7 @@ class RetrieveSettings:
     sequence_width: int = 0
     sequence_length: int = 0
     sequence_weight: float = 0.0
+    as_of_s: int = 0
 
 
 @dataclass(frozen=True)
@@ -125,6 +130,7 @@ class RetrieveOutputs:
         blocked = self.collect_blocked(inputs, history, since)
         positions, scores = self.search(vectors, history, blocked, self.axes.candidates)
         if self.live_items:
+            self.live_items.arrays.lift_popular(vectors, history, blocked, positions, scores)
             self.live_items.arrays.put_newcomers(vectors, blocked, positions, scores)
         candidate_ids, n_found = np.empty(positions.shape, np.int64), np.empty(len(positions), np.int64)
         put_answers(positions, self.items.padded_ids, candidate_ids, scores, n_found)
@@ -163,6 +169,9 @@ class Retrieve:
     outputs: RetrieveOutputs
     content: Content | None = None
     sequence: SequenceSource | None = None
+    popularity: np.ndarray | None = None  # float32 [n_items + 1] decayed counts, where live sales move them on
+    as_of_s: int = 0
+    tower: ContentTower | None = None  # of new items
 
     @classmethod
     def load(cls, folder: Path) -> Retrieve:
@@ -173,7 +182,9 @@ class Retrieve:
         outputs = RetrieveOutputs.load(folder, info, settings, items)
         inputs = RetrieveInputs.load(folder, info, settings, items)
         network, sequence = open_network(folder, NETWORK, settings.threads), load_sequence(folder, settings, outputs.search)
-        return cls(info, items, inputs, network, outputs, Content.load(folder), sequence)
+        popularity = open_checked_array(folder, POPULARITY, "float32", items.n_items + 1) if settings.as_of_s else None
+        live_of_items = (popularity, settings.as_of_s, ContentTower.load(folder))
+        return cls(info, items, inputs, network, outputs, Content.load(folder), sequence, *live_of_items)
 
     @property
     def search(self) -> Search:
@@ -184,8 +195,9 @@ class Retrieve:
         """Return the stage with a live store attached."""
         if self.content is None:
             return replace(self, outputs=self.outputs.with_live(reader))
-        arrays = SearchedItems(self.search, self.inputs.tables.tables[HISTORY_TABLE])
-        live_items = LiveItems(reader, self.items, self.content, arrays)
+        arrays = SearchedItems(self.search, self.inputs.tables.tables[HISTORY_TABLE], self.popularity, self.tower).load_loops()
+        sales = LiveSales(self.items, self.as_of_s) if self.as_of_s else None
+        live_items = LiveItems(reader, self.items, self.content, arrays, sales)
         return replace(self, outputs=self.outputs.with_live(reader, live_items))
 
     def faults(self, inputs: Arrays) -> dict[int, str]:

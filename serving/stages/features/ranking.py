@@ -59,6 +59,7 @@ class ItemStatistics:
     popularity_then    float16 [n_items + 1, T] scaled logarithm of the count around each bucket; bucket 0 is the log's start
     sold_days          float32 [n_items + 1, 2] days before the clock of the first and the latest sale
     groups             int32 [n_items + 1, 2] category and provider; negative = none
+    elapsed_days       float64 [1] days since the clock, where live sales have moved popularity and sold_days on
     """
 
     neighbours: np.ndarray
@@ -68,19 +69,25 @@ class ItemStatistics:
     sold_days: np.ndarray
     groups: np.ndarray
     clock: Clock
+    elapsed_days: np.ndarray = field(default_factory=lambda: np.zeros(1), init=False, compare=False, repr=False)
     lock: threading.Lock = field(default_factory=threading.Lock, init=False, compare=False, repr=False)  # of the scratch
 
-    @cached_property
+    @property
     def of_loops(self) -> tuple:
         """Return the compiled loops' arguments: the arrays, float16 as its bits, the clock, and scratch for one call at a
         time."""
+        arrays, scratch = self._loop_arrays
+        return (*arrays, self.clock.log_days + float(self.elapsed_days[0]), self.clock.bucket_days, *scratch)
+
+    @cached_property
+    def _loop_arrays(self) -> tuple[list, tuple]:
         arrays = [getattr(self, name) for name in ARRAYS]
         arrays = [array.view(np.uint16) if array.dtype == np.float16 else array.view() for array in arrays]
         for array in arrays:
             array.flags.writeable = False  # as in a repository, so that loops are compiled once for both
         column_of = np.full(self.n_items + 1, -1, np.int32)
         group_counts = np.zeros((int(self.groups.max()) + 1, self.groups.shape[1]), np.int32)
-        return (*arrays, self.clock.log_days, self.clock.bucket_days, column_of, group_counts)
+        return arrays, (column_of, group_counts)
 
     @property
     def n_items(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -112,9 +112,13 @@ class Content:
 
         An item that shares nothing with any other is like items spread evenly over the catalogue.
         """
+        return self.most_alike_by_tokens(tokens_of(columns), count)
+
+    def most_alike_by_tokens(self, tokens: Iterable[int], count: int) -> np.ndarray:
+        """Return `most_alike` of an item with these tokens."""
         n_items = len(self.offsets) - 1
         shared = np.zeros(n_items)
-        for token in tokens_of(columns):
+        for token in tokens:
             owners = self._places.get(token)
             if owners is not None:
                 shared[owners] += np.log1p(n_items / len(owners))

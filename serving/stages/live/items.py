@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, cast
 
 import numpy as np
 
 from serving.contract.errors import DependencyError
 from serving.live.events import ITEM_CHANGED
-from serving.live.reader import Reader
+from serving.live.reader import Change, Reader
 from serving.stages.features.ids import ItemIndex
 from serving.stages.live.content import Content
+from serving.stages.live.sales import LiveSales
 
 TEMPLATES = 8  # items most like a new one
+NOTHING = np.empty(0, np.int64)
 
 
 class ItemArrays(Protocol):
@@ -31,35 +33,50 @@ class ItemArrays(Protocol):
         """Let everything that `upsert` ever set of an item take effect."""
 
 
+class SoldItems(ItemArrays, Protocol):
+    """What a stage knows of the sales of each item."""
+
+    def update_sales(self, sales: LiveSales, positions: np.ndarray | None) -> None:
+        """Let sales take effect, of positions int64 [N], or of all items."""
+
+
 OwnArrays = TypeVar("OwnArrays", bound=ItemArrays)
 
 
 @dataclass
 class LiveItems(Generic[OwnArrays]):
-    """Brings the arrays of one stage to what the live store says. changed_sequence: up to where it has."""
+    """Brings the arrays of one stage to what the live store says. changed_sequence: up to where it has.
+
+    sales: for arrays that know of sales (SoldItems)
+    """
 
     reader: Reader
     items: ItemIndex
     content: Content
     arrays: OwnArrays
+    sales: LiveSales | None = None
     changed_sequence: int = field(default=0, init=False)
 
     def refresh(self) -> bool:
         """Apply what changed since the last call. Return whether the live store could be asked."""
         if not self.reader.exists():
             return True
+        sales, changes = self.sales, list[Change]()
+        sold: np.ndarray | None = NOTHING
         try:
             with self.reader.snapshot() as snapshot:
-                changed_sequence = snapshot.progress().changed_sequence
-                if changed_sequence == self.changed_sequence:
-                    return True
-                changes = snapshot.changes(self.changed_sequence)
+                progress = snapshot.progress()
+                if progress.changed_sequence != self.changed_sequence:
+                    changes = [c for c in snapshot.changes(self.changed_sequence) if c.type == ITEM_CHANGED]
+                for change in changes:
+                    self._apply(change.id, change.columns)
+                self.changed_sequence = progress.changed_sequence
+                if sales and progress.last_sequence != sales.sequence:
+                    sold = sales.read(snapshot, progress, [change.id for change in changes])
         except DependencyError:
             return False
-        for change in changes:
-            if change.type == ITEM_CHANGED:
-                self._apply(change.id, change.columns)
-        self.changed_sequence = changed_sequence
+        if sales and (sold is None or len(sold)):
+            cast(SoldItems, self.arrays).update_sales(sales, sold)
         return True
 
     def _apply(self, item_id: int, columns: Mapping[str, object]) -> None:

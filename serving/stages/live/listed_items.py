@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from serving.contract.artifacts import writable
+from serving.contract.tensors import PAD_ID
 from serving.loops.compiled import compiled
+from serving.stages.features.ids import ItemIndex
 from serving.stages.live.content import GROUPS, Content
-from serving.stages.rules.config import NO_CAP, OVER_CAP, TOO_DEAR
+from serving.stages.rules.config import BLOCKED, NEVER, NO_CAP, OVER_CAP, TOO_DEAR
 from serving.stages.rules.passes import uniform
 from serving.stages.rules.rules import Rules
 
@@ -24,12 +26,27 @@ class ListedItems:
     content: Content
     item_vectors: np.ndarray
     rules: Rules
+    items: ItemIndex
 
     def add_item(self, position: int, templates: np.ndarray) -> None:
         writable(self.item_vectors)[position] = self.item_vectors[templates].mean(axis=0)
+        self._begin_record(position)
+
+    def use_rules(self, rules: Rules) -> None:
+        """Answer by other rules. What `upsert` set must be applied to them again."""
+        self.rules.replace_by(rules)
+        for position in self.items.positions(self.items.newcomers[self.items.newcomers != PAD_ID]):
+            self._begin_record(position)
+
+    def _begin_record(self, position: int) -> None:
+        """Write what the rules say of a new item of which nothing is known but its id."""
+        item_id, config = self.items.padded_ids[position], self.rules.config
         record = writable(self.rules.items)[position : position + 1]
         record["group"], record["cap"], record["draw_rate"] = -1 - position, NO_CAP, 1.0
-        record["zone"], record["blocked"], record["behind"], record["in_floor_group"] = 0, False, OVER_CAP, False
+        slots = [pin.slot - BLOCKED for pin in config.pinned if pin.item_id == item_id]
+        is_blocked = item_id in config.blocked_items
+        record["zone"] = BLOCKED if is_blocked else slots[0] if slots else 0
+        record["blocked"], record["behind"], record["in_floor_group"] = is_blocked, NEVER if is_blocked else OVER_CAP, False
 
     def change_item(self, position: int, columns: Mapping[str, object]) -> None:
         items = self.rules.items

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from serving.contract.artifacts import writable
 from serving.contract.tensors import OOV_ROW
-from serving.stages.features.ranking import ItemStatistics
+from serving.stages.features.ranking import SCALE, ItemStatistics
 from serving.stages.features.user_state import NO_CATEGORY
 from serving.stages.live.content import GROUPS, Content
+from serving.stages.live.item_features import ItemFeatures
+from serving.stages.live.sales import LiveSales
 
 
 @dataclass(frozen=True)
@@ -22,21 +25,49 @@ class RankedItems:
     item_rows: np.ndarray
     item_numbers: np.ndarray
     statistics: ItemStatistics
+    features: ItemFeatures | None = None  # None where a generation was published without the plan
 
     def add_item(self, position: int, templates: np.ndarray) -> None:
-        """It is described as the item most like it, is unknown by its own id, and never sold."""
+        """It is unknown by its own id, and never sold. Lists and neighbours, and features without a plan, are those of the
+        item most like it."""
         like, statistics = templates[0], self.statistics
         for array in (self.item_rows, self.item_numbers, statistics.neighbours, statistics.neighbour_weights):
             writable(array)[position] = array[like]
         writable(self.item_rows)[position, 0] = OOV_ROW
+        if self.features:
+            self.features.begin(position)
         writable(statistics.popularity)[position] = 0.0
         writable(statistics.popularity_then)[position] = 0.0
-        writable(statistics.sold_days)[position] = 0.0, statistics.clock.log_days
+        writable(statistics.sold_days)[position] = 0.0, statistics.clock.log_days + statistics.elapsed_days[0]
         writable(statistics.groups)[position] = NO_CATEGORY
 
     def change_item(self, position: int, columns: Mapping[str, object]) -> None:
+        if self.features:
+            self.features.change(position, columns)
         groups = self.statistics.groups
         for role, name in enumerate(GROUPS):
             if name in columns:
                 alike = self.content.item_of_group(role, columns[name])
                 writable(groups)[position, role] = NO_CATEGORY if alike is None else groups[alike, role]
+
+    @cached_property
+    def _exported(self) -> tuple[np.ndarray, np.ndarray]:
+        """Copies of the generation's counts, float32 [n_items + 1, 1 + horizons], and sold_days."""
+        statistics = self.statistics
+        return np.expm1(statistics.popularity / np.float32(SCALE)), np.array(statistics.sold_days)
+
+    def update_sales(self, sales: LiveSales, positions: np.ndarray | None) -> None:
+        """Write popularity and the days since the first and latest sale as of now; what they mean is in ItemStatistics."""
+        counts, sold_days = self._exported
+        rows = np.arange(len(counts)) if positions is None else positions
+        statistics, live, elapsed_days = self.statistics, sales.counts[rows], sales.elapsed_days
+        statistics.elapsed_days[0] = elapsed_days
+        counted = np.column_stack([counts[rows, 0] + live, counts[rows, 1:] * sales.fading + sales.live_counts(rows)])
+        writable(statistics.popularity)[rows] = np.log1p(counted) * SCALE
+        first, last = (sold_days[rows] + elapsed_days).T
+        is_sold, was_sold = live > 0, counts[rows, 0] > 0
+        first_live, last_live = (sales.days_since(moments[rows]) for moments in (sales.first_s, sales.last_s))
+        first = np.where(was_sold, first, 0.0)
+        first = np.where(is_sold, np.where(was_sold, np.maximum(first, first_live), first_live), first)
+        last = np.where(is_sold, np.minimum(last, last_live), last)
+        writable(statistics.sold_days)[rows] = np.column_stack([first, last])

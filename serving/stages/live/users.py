@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from serving.contract.errors import DependencyError
-from serving.contract.tensors import NO_SEQUENCE, PAD_ID, Degraded
+from serving.contract.tensors import MISSING_INT, NO_SEQUENCE, PAD_ID, Degraded
 from serving.live.layout import Layout
 from serving.live.reader import PAIR, Reader, Snapshot
 from serving.live.store import Progress
@@ -24,6 +24,7 @@ from serving.stages.features.ids import ItemIndex, position_of
 from serving.stages.features.user_state import UserState
 from serving.stages.live.measurements import RecentTimes
 
+LARGEST_INT = np.iinfo(np.int64).max
 WAIT_S = 0.1  # for the event that `after` names: it was acknowledged, so only another store lacks it
 
 RECORD_FIELDS = (
@@ -65,6 +66,7 @@ class LiveUsers:
                 progress = snapshot.progress()
                 rows, records = snapshot.users(state.user_ids)
                 timeline = self._timeline(snapshot, progress, clock_s)
+                changes = snapshot.user_columns(state.user_ids) if progress.changed_sequence and state.profile else []
         except DependencyError:
             degraded[:] = Degraded.LIVE
             return clock_s, degraded
@@ -74,6 +76,7 @@ class LiveUsers:
                 self.visible.add(time.time() - int(arrivals_ms.max()) / 1000)
         if latest > progress.last_sequence:
             degraded[after > progress.last_sequence] = Degraded.LIVE
+        write_profile(state.profile, changes)
         self._write(state, rows, records, timeline)
         return max(clock_s, timeline.seen_s(progress.watermark_ms // 1000)), degraded
 
@@ -109,6 +112,30 @@ class LiveUsers:
         items = self.items
         catalogue = (items.ids, items.table, items.newcomers, self.item_category)
         return [np.array(rows), *fields, *timeline, *catalogue, *[getattr(state, name) for name in STATE_FIELDS]]
+
+
+def write_profile(profile: dict[str, np.ndarray], changes: list[tuple[int, dict]]) -> None:
+    """Write what `upsert` set of users into their profile columns, [B] each. changes: row and columns by name"""
+    for row, columns in changes:
+        for name, value in columns.items():
+            values = profile.get(name)
+            if values is None:
+                continue
+            if values.dtype == object:
+                values[row] = value
+            elif values.dtype.kind == "f":
+                values[row] = np.nan if value is None else value
+            else:
+                values[row] = whole_number(value)
+
+
+def whole_number(value: object) -> int:
+    """Return a category that is a number in the data, as a number or its text; MISSING_INT for what is none."""
+    try:
+        number = int(str(value))
+    except ValueError:
+        return MISSING_INT
+    return number if MISSING_INT < number <= LARGEST_INT else MISSING_INT
 
 
 class SeenSince(NamedTuple):

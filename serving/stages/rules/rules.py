@@ -65,6 +65,11 @@ class Rules:
         """The number of items that the rules were compiled for; item positions are below it."""
         return len(self.items) - 1
 
+    def replace_by(self, other: Rules) -> None:
+        """Answer by other rules from the next call on."""
+        with self._lock:
+            self.config, self.items, self._passes, self._in_group = other.config, other.items, other._passes, other._in_group
+
     def apply(self, item_position: np.ndarray, scores: np.ndarray, user_id: np.ndarray, k: int) -> np.ndarray:
         """Choose and order the served items.
 

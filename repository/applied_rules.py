@@ -1,0 +1,170 @@
+"""Apply rules to the serving generation without training: versions that are compiled, switched to at once, and reversible."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from repository.finding import Finding, finding_of
+from repository.rules import compile_rules, find_misfits, insert_rows
+from serving.contract.artifacts import open_array, read_json, read_stage, stage_folder
+from serving.contract.errors import ConfigError
+from serving.contract.generations import pinned_generation
+from serving.contract.tensors import ENSEMBLE
+from serving.live.store import live_folder, make_folder
+from serving.stages.features.ids import ItemIndex
+from serving.stages.live.content import NO_GROUP, Content
+from serving.stages.rules.applied import CURRENT_FILE, FOLDER, current_version
+from serving.stages.rules.config import CONFIG_FILE, ITEMS_FILE, RulesConfig
+from serving.stages.rules.rules import Rules
+
+VERSION_FILE, PRICES_FILE, NAMES_FILE = "version.json", "prices.npy", "item_names.json"
+
+
+@dataclass(frozen=True)
+class Version:
+    """One version of a shop's rules. values: as they were written; generation: for which they were compiled"""
+
+    number: int
+    values: dict[str, Any]
+    note: str
+    shop: str
+    generation: int
+    applied_s: float
+
+    @classmethod
+    def read(cls, folder: Path) -> Version:
+        return cls(**read_json(folder, VERSION_FILE))
+
+
+def rules_folder(repository: Path) -> Path:
+    """Return the folder of the versions: in the live store, which belongs to the shop and not to a generation."""
+    info = read_stage(stage_folder(repository, "rerank", pinned_generation(repository)))
+    return live_folder(repository, info.live_folder) / FOLDER
+
+
+def find_faults(repository: Path, values: Mapping[str, Any]) -> list[Finding]:
+    """Return everything that is wrong with rules for the serving generation."""
+    findings = []
+    for key, value in values.items():
+        try:
+            RulesConfig.from_dict({key: value})
+        except ConfigError as error:
+            findings.append(finding_of("error", key, str(error).removeprefix("rules: ")))
+    if not findings:
+        catalogue = serving_catalogue(repository, pinned_generation(repository))
+        messages = find_misfits(RulesConfig.from_dict(values), **catalogue)
+        findings = [finding_of("error", "rules", message.removeprefix("rules: ")) for message in messages]
+    return findings
+
+
+def apply_rules(repository: Path, values: Mapping[str, Any], note: str = "") -> Version:
+    """Compile rules against the serving generation and let them answer from now on. Return their version.
+
+    The first time, what the generation was exported with becomes version 1. Raises ConfigError for rules that do not fit.
+    """
+    generation, folder = pinned_generation(repository), rules_folder(repository)
+    make_folder(folder.parent)
+    make_folder(folder)
+    exported = stage_folder(repository, "rerank", generation)
+    with locked(folder):
+        if not list_versions(folder):
+            known = json.loads((exported / CONFIG_FILE).read_text(encoding="utf-8"))
+            add_version(repository, folder, generation, known, "as exported")
+        version = add_version(repository, folder, generation, values, note)
+        switch_to(folder, version.number)
+    return version
+
+
+def revert_rules(repository: Path, number: int | None = None) -> Version:
+    """Apply an earlier version again, by default the one before the current. Raises ConfigError where there is none."""
+    folder = rules_folder(repository)
+    versions = {version.number: version for version in list_versions(folder)}
+    number = current_version(folder) - 1 if number is None else number
+    if number not in versions:
+        known = ", ".join(map(str, versions)) or "none"
+        raise ConfigError(f"There is no version {number} of the rules; there are {known}. See `python -m server rules list`.")
+    return apply_rules(repository, versions[number].values, f"version {number} again")
+
+
+def list_versions(folder: Path) -> list[Version]:
+    """Return all versions, the oldest first."""
+    folders = [path for path in folder.glob("*") if path.name.isdecimal()]
+    return sorted((Version.read(path) for path in folders), key=lambda version: version.number)
+
+
+def current_values(folder: Path, shop: str) -> dict[str, Any] | None:
+    """Return the applied rules of a shop as they were written; None where none were. folder: of the rules"""
+    number = current_version(folder)
+    version = Version.read(folder / str(number)) if number else None
+    return version.values if version and version.shop == shop else None
+
+
+def add_version(repository: Path, folder: Path, generation: int, values: Mapping[str, Any], note: str) -> Version:
+    """Write the next version, complete or not at all."""
+    number = 1 + max((version.number for version in list_versions(folder)), default=0)
+    shop = read_stage(stage_folder(repository, "rerank", generation)).shop
+    version = Version(number, dict(values), note, shop, generation, time.time())
+    staging = folder / f".{number}"
+    shutil.rmtree(staging, ignore_errors=True)
+    compiled = staging / str(generation)
+    catalogue = serving_catalogue(repository, generation)
+    compile_rules(compiled, RulesConfig.from_dict(values), **catalogue)
+    items = ItemIndex.load(stage_folder(repository, "rerank", generation) / "item_ids.npy")
+    insert_rows(compiled / ITEMS_FILE, len(items.newcomers))
+    Rules.load(compiled, generation)
+    (staging / VERSION_FILE).write_text(json.dumps(vars(version), ensure_ascii=False, indent=1) + "\n")
+    os.rename(staging, folder / str(number))
+    return version
+
+
+def switch_to(folder: Path, number: int) -> None:
+    """Let a version answer from now on: one rename, which running servers notice with their next request."""
+    new = folder / f".{CURRENT_FILE}"
+    with new.open("w") as file:
+        file.write(json.dumps({"version": number}) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(new, folder / CURRENT_FILE)
+
+
+def serving_catalogue(repository: Path, generation: int) -> dict[str, Any]:
+    """Return what `compile_rules` needs to know of a generation. Raises ConfigError for one that does not say it."""
+    folder = stage_folder(repository, "rerank", generation)
+    content, ids = Content.load(folder), ItemIndex.load(folder / "item_ids.npy").ids
+    if content is None:
+        raise ConfigError(
+            f"Generation {generation} does not know its items' categories, because an older version exported it. Export again."
+        )
+    names = stage_folder(repository, ENSEMBLE, generation) / NAMES_FILE
+    category, provider = (
+        [None if code == NO_GROUP else known[code] for code in codes.tolist()]
+        for known, codes in zip(content.names, content.codes, strict=True)
+    )
+    return {
+        "item_ids": np.asarray(ids),
+        "category": category,
+        "provider": provider,
+        "price": np.load(folder / PRICES_FILE) if (folder / PRICES_FILE).exists() else None,
+        "popularity": np.asarray(open_array(stage_folder(repository, "rank", generation), "popularity"))[: len(ids), 0],
+        "items_returned": read_stage(folder).axes.items_returned,
+        "item_names": json.loads(names.read_text()) if names.exists() else None,
+    }
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Wait until nobody else applies rules."""
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

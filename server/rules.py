@@ -1,0 +1,73 @@
+"""python -m server rules apply | list | revert: change the rules of the serving generation without an export."""
+
+from __future__ import annotations
+
+import tomllib
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from repository.applied_rules import apply_rules, find_faults, list_versions, revert_rules, rules_folder
+from serving.contract.errors import ConfigError
+from serving.stages.rules.applied import current_version
+
+app = typer.Typer(help="Change the rules of the serving generation without an export.", no_args_is_help=True)
+
+Repo = Annotated[Path, typer.Option(help="model repository")]
+DEFAULT = Path("model_repository")
+
+
+@app.command()
+def apply(
+    path: Annotated[Path, typer.Argument(help="TOML file: the keys of [rules], or that section of an export's settings")],
+    repo: Repo = DEFAULT,
+) -> None:
+    """Let the rules of a file answer from the next request on; exit code 1, and nothing changes, when one of them is wrong."""
+    values = read_rules(path)
+    findings = find_faults(repo, values)
+    for finding in findings:
+        typer.echo(str(finding), err=True)
+    if findings:
+        raise typer.Exit(1)
+    version = apply_rules(repo, values, path.name)
+    typer.echo(f"version {version.number} answers; `python -m server rules revert` goes back")
+
+
+@app.command("list")
+def list_all(repo: Repo = DEFAULT) -> None:
+    """List the versions, the current one marked."""
+    folder = rules_folder(repo)
+    current = current_version(folder)
+    for version in list_versions(folder):
+        moment = datetime.fromtimestamp(version.applied_s, UTC).strftime("%Y-%m-%d %H:%M")
+        mark, rules = (
+            "*" if version.number == current else " ",
+            ", ".join(name for name, value in version.values.items() if value),
+        )
+        typer.echo(f"{mark} {version.number}  {moment} UTC  {version.note}: {rules or 'no rules'}")
+    if not current:
+        typer.echo("no rules were applied: each generation answers by those it was exported with")
+
+
+@app.command()
+def revert(
+    version: Annotated[int | None, typer.Argument(help="version to apply again (default: the one before)")] = None,
+    repo: Repo = DEFAULT,
+) -> None:
+    """Apply an earlier version again."""
+    applied = revert_rules(repo, version)
+    typer.echo(f"version {applied.number} answers: {applied.note}")
+
+
+def read_rules(path: Path) -> dict:
+    """Return the rules of a TOML file. Raises ConfigError."""
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as TOML: {error}. Correct the file.") from error
+    section = document.get("rules", document)
+    if not isinstance(section, dict):
+        raise ConfigError(f"{path}: rules is {section!r}; expected a table. Write [rules] above the keys.")
+    return section

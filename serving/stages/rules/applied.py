@@ -1,0 +1,58 @@
+"""Rules that were applied to a published generation (`python -m server rules apply`), as its re-ranker finds them.
+
+    <live store>/rules/current.json              the version that answers
+    <live store>/rules/<version>/version.json   the rules as they were written
+    <live store>/rules/<version>/<generation>/   compiled against a generation's catalogue, as in its version folder
+
+A generation for which the current version was not compiled answers by the rules that it was exported with.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from serving.contract.errors import ArtifactError
+from serving.stages.rules.rules import Rules
+
+FOLDER, CURRENT_FILE = "rules", "current.json"
+
+
+def current_version(folder: Path) -> int:
+    """Return the version that answers, 0 where none was applied. Raises ArtifactError. folder: of the rules"""
+    path = folder / CURRENT_FILE
+    try:
+        return int(json.loads(path.read_text())["version"])
+    except FileNotFoundError:
+        return 0
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ArtifactError(f"{path} cannot be read: {error}. Apply the rules again.") from error
+
+
+@dataclass
+class AppliedRules:
+    """Follows the current version for one generation. folder: of the rules; exported: those of the generation itself"""
+
+    folder: Path
+    generation: int
+    exported: Rules
+    _stamp: tuple[int, int] = field(default=(0, 0), init=False)
+
+    def read_if_new(self) -> Rules | None:
+        """Return the rules that answer from now on, None where they are those of the last call. Raises ArtifactError."""
+        try:
+            facts = (self.folder / CURRENT_FILE).stat()
+        except FileNotFoundError:
+            return None
+        stamp = (facts.st_ino, facts.st_mtime_ns)
+        if stamp == self._stamp:
+            return None
+        compiled = self.folder / str(current_version(self.folder)) / str(self.generation)
+        rules = Rules.load(compiled, self.generation) if compiled.is_dir() else self.exported
+        if rules.n_items != self.exported.n_items:
+            raise ArtifactError(
+                f"{compiled} has rules for {rules.n_items} items; expected {self.exported.n_items}. Apply again."
+            )
+        self._stamp = stamp
+        return rules

@@ -1,0 +1,91 @@
+"""Rules that are applied to a generation answer from the next request on, and can be taken back."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from repository.applied_rules import apply_rules, current_values, find_faults, list_versions, revert_rules, rules_folder
+from server.rules import app
+from serving.contract.errors import ConfigError
+from serving.contract.tensors import UPSERT
+from serving.live.reader import Reader
+from serving.live.store import live_folder
+from serving.pipeline import Pipeline
+from serving.stages.live.models import Upsert
+from tests.unit.live.shops import repository_with_kinds
+from tests.unit.live.test_live_answers import answer, upserted
+
+USERS = list(range(1, 31))
+
+
+@pytest.fixture
+def repository(tmp_path) -> Path:
+    return Path(shutil.copytree(repository_with_kinds(), tmp_path / "repository"))
+
+
+@pytest.fixture
+def reader(repository):
+    reader = Reader(live_folder(repository))
+    yield reader
+    reader.close()
+
+
+def test_applied_rules_answer_from_the_next_request_on_until_they_are_reverted(repository, reader):
+    pipeline = Pipeline.load(repository, live=reader)
+    before = answer(pipeline, USERS)["item_ids"]
+    top = int(before[0, 0])
+    assert apply_rules(repository, {"blocked_items": [top]}).number == 2
+    blocked = answer(pipeline, USERS)["item_ids"]
+    assert top not in blocked
+    assert answer(Pipeline.load(repository, live=reader), USERS)["item_ids"].tolist() == blocked.tolist()
+    apply_rules(repository, {"max_per_category": 3})
+    assert top in answer(pipeline, USERS)["item_ids"]
+    assert revert_rules(repository).number == 4
+    assert answer(pipeline, USERS)["item_ids"].tolist() == blocked.tolist()
+    revert_rules(repository, 1)
+    assert answer(pipeline, USERS)["item_ids"].tolist() == before.tolist()
+    assert [version.note for version in list_versions(rules_folder(repository))] == [
+        "as exported",
+        "",
+        "",
+        "version 2 again",
+        "version 1 again",
+    ]
+    assert current_values(rules_folder(repository), "small")["price_cap"] == 50.0
+    assert current_values(rules_folder(repository), "another shop") is None
+
+
+def test_what_upsert_set_holds_under_new_rules_and_new_items_can_be_blocked(repository, reader):
+    upsert, pipeline = Upsert.load(repository / UPSERT / "1"), Pipeline.load(repository, live=reader)
+    top = int(answer(pipeline, [7])["item_ids"][0, 0])
+    upserted(upsert, top, price=99.0)
+    upserted(upsert, 1_000, kind="game", price=3.0)
+    assert 1_000 in answer(pipeline, [7])["item_ids"]
+    apply_rules(repository, {"price_cap": 50.0, "blocked_items": [1_000]})
+    shown = answer(pipeline, [7])["item_ids"][0]
+    assert 1_000 not in shown
+    assert top not in shown[:3]
+    upsert.close()
+
+
+def test_bad_rules_are_refused_with_everything_that_is_wrong_and_nothing_changes(repository, tmp_path):
+    path = tmp_path / "rules.toml"
+    path.write_text('diversity = 7\nprice_cap = "high"\nno_such_rule = 1\n')
+    done = CliRunner().invoke(app, ["apply", str(path), "--repo", str(repository)])
+    assert done.exit_code == 1
+    for key in ("diversity", "price_cap", "no_such_rule"):
+        assert key in done.output
+    assert not rules_folder(repository).exists()
+    unfit = {"pinned": [{"item_id": 1, "slot": 20}], "category_caps": {"boks": 1}, "blocked_items": ["x"]}
+    facts = [str(finding) for finding in find_faults(repository, unfit)]
+    assert len(facts) == 3
+    assert "Did you mean 'book'" in facts[2]
+    with pytest.raises(ConfigError, match="no version 3"):
+        revert_rules(repository, 3)
+    path.write_text("[rules]\ndiversity = 0.5\n")
+    assert CliRunner().invoke(app, ["apply", str(path), "--repo", str(repository)]).exit_code == 0
+    assert "* 2" in CliRunner().invoke(app, ["list", "--repo", str(repository)]).output

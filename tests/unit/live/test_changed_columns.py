@@ -1,0 +1,94 @@
+"""What `upsert` sets of an item or a user is a feature of the very next answer."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serving.contract.tensors import OBSERVE, UPSERT
+from serving.live.admission import ChangeAdmission
+from serving.live.reader import Reader
+from serving.live.store import live_folder
+from serving.pipeline import Pipeline
+from serving.stages.live.models import Observe, Upsert
+from serving.stages.live.users import write_profile
+from tests.unit.live.shops import KINDS, repository_with_kinds
+from tests.unit.live.test_live_answers import answer, upserted
+
+
+@pytest.fixture
+def repository(tmp_path) -> Path:
+    return Path(shutil.copytree(repository_with_kinds(), tmp_path / "repository"))
+
+
+@pytest.fixture
+def pipeline(repository):
+    reader = Reader(live_folder(repository))
+    yield Pipeline.load(repository, live=reader)
+    reader.close()
+
+
+@pytest.fixture
+def upsert(repository):
+    stage = Upsert.load(repository / UPSERT / "1")
+    yield stage
+    stage.close()
+
+
+def test_an_item_that_becomes_another_has_that_ones_features(pipeline, upsert):
+    """Items 1 and 2 differ in price and kind; both names of a column, its role and its own, are understood."""
+    inputs = pipeline.stages["rank"].inputs
+    rows, numbers = inputs.item_rows, inputs.item_numbers
+    own = [column.source for column in pipeline.stages["rank"].item_plan.continuous].index("catalogue_unit_price")
+    assert numbers[0, own] != numbers[1, own]
+    upserted(upsert, 1, price=2.0, category=KINDS[2])
+    answer(pipeline, [7])
+    assert numbers[0, own] == numbers[1, own]
+    assert rows[0, 1:].tolist() == rows[1, 1:].tolist()
+    assert rows[0, 0] != rows[1, 0]
+    upserted(upsert, 1, unit_price=30.0)
+    answer(pipeline, [7])
+    assert numbers[0, own] == numbers[29, own]
+
+
+def test_a_new_item_has_the_features_of_its_own_columns(pipeline, upsert):
+    upserted(upsert, 1_000, kind=KINDS[1], price=22.0)
+    answer(pipeline, [7])
+    rank = pipeline.stages["rank"]
+    position = int(rank.inputs.items.positions(np.array([1_000]))[0])
+    own = [column.source for column in rank.item_plan.continuous].index("catalogue_unit_price")
+    assert rank.inputs.item_numbers[position, own] == rank.inputs.item_numbers[21, own]
+    kind = [column.source for column in rank.item_plan.categorical].index("catalogue_kind")
+    assert rank.inputs.item_rows[position, kind] == rank.inputs.item_rows[21, kind]
+
+
+def test_a_column_that_has_a_role_is_logged_under_both_names():
+    admission = ChangeAdmission({"item": {"price": "number", "unit_price": "number"}}, {"price": "unit_price"})
+    texts = {"kind": [b"item", b"user"], "columns": [b'{"unit_price": 2.5}', b'{"price": 1}']}
+    inputs = {name: np.array(values, object).reshape(2, 1) for name, values in texts.items()} | {"id": np.array([[1], [2]])}
+    logged = [json.loads(text) for text in admission.events(inputs, now_ms=0).columns]
+    assert logged == [{"unit_price": 2.5, "price": 2.5}, {"price": 1}]
+
+
+def test_columns_of_users_are_written_as_their_kinds():
+    profile = {"age": np.array([np.nan, 3.0]), "city": np.array([None, "Rome"], object), "band": np.array([1, 2])}
+    write_profile(profile, [(1, {"age": 4, "city": None, "band": "7", "unknown": 1}), (0, {"age": None, "city": "Oslo"})])
+    assert profile["age"][1] == 4.0
+    assert profile["city"].tolist() == ["Oslo", None]
+    assert profile["band"].tolist() == [1, 7]
+
+
+def test_users_columns_are_read_with_the_next_request(repository, upsert, pipeline):
+    observe = Observe.load(repository / OBSERVE / "1")
+    reader = pipeline.stages["preprocess"].inputs.live.reader
+    upsert.settings.columns["user"]["country"] = "text"
+    inputs = {"kind": np.array([[b"user"]], object), "columns": np.array([[b'{"country": "DE"}']], object)}
+    assert upsert.faults(inputs | {"id": np.array([[7]])}) == {}
+    upsert(inputs | {"id": np.array([[7]])})
+    with reader.snapshot() as snapshot:
+        assert snapshot.user_columns(np.array([5, 7, -1])) == [(1, {"country": "DE"})]
+    observe.close()

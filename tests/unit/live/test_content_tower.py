@@ -1,0 +1,79 @@
+"""The content tower: fitted to the catalogue, chosen where it beats stand-ins, and what a new item's vectors come from."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from serving.contract.artifacts import stage_folder
+from serving.contract.tensors import UPSERT
+from serving.live.reader import Reader
+from serving.live.store import live_folder
+from serving.pipeline import Pipeline
+from serving.stages.live.content import Content, tokens_of
+from serving.stages.live.content_tower import ContentTower
+from serving.stages.live.models import Upsert
+from tests.unit.live.shops import repository_with_kinds
+from tests.unit.live.test_live_answers import answer, upserted
+from training.retrieval.content_tower import fit_content_tower
+
+PLACES = ("kitchen", "garden", "bedroom", "cellar", "hall")
+COLOURS, THINGS = ("red", "blue", "green", "white", "black"), ("lamp", "vase", "chair", "table", "clock")
+
+
+NEW = "red lamp garden"
+
+
+def catalogue(rng) -> tuple[list[dict], np.ndarray]:
+    """125 items, all different, whose vectors are the sums of those of their words."""
+    triples = list(np.ndindex(5, 5, 5))
+    colours, things, places = rng.normal(size=(3, 5, 6)).astype(np.float32)
+    items = [{"title": f"{COLOURS[colour]} {THINGS[thing]} {PLACES[place]}"} for colour, thing, place in triples]
+    return items, np.stack([colours[colour] + things[thing] + places[place] for colour, thing, place in triples])
+
+
+def test_a_tower_predicts_vectors_that_are_sums_of_words(tmp_path):
+    items, vectors = catalogue(np.random.default_rng(0))
+    unseen = [row for row, item in enumerate(items) if item["title"] != NEW]
+    content = Content.of([items[row] for row in unseen])
+    tower, judgement = fit_content_tower(content, vectors[unseen])
+    assert judgement.served
+    assert judgement.tower_error < judgement.stand_in_error / 3
+    tower.save(tmp_path)
+    row = next(row for row, item in enumerate(items) if item["title"] == NEW)
+    np.testing.assert_allclose(ContentTower.load(tmp_path).vectors({"title": NEW}), vectors[row], atol=0.4)
+    assert ContentTower.load(tmp_path / "nowhere") is None
+
+
+def test_no_tower_is_served_where_the_items_most_alike_are_nearer():
+    """Items come in families of ten that share three words of 27, and nothing but the combination says what they are."""
+    rng = np.random.default_rng(1)
+    families = list(np.ndindex(3, 3, 3))
+    items = [{"title": f"{COLOURS[c]} {THINGS[t]} {PLACES[p]}"} for c, t, p in families for _ in range(10)]
+    vectors = np.repeat(rng.normal(size=(27, 6)).astype(np.float32) * 5, 10, axis=0)
+    tower, judgement = fit_content_tower(Content.of(items), vectors)
+    assert tower is None
+    assert judgement.stand_in_error < judgement.tower_error
+    assert fit_content_tower(Content.of(items[:5]), vectors[:5]) == (None, None)
+
+
+def test_a_new_items_vectors_are_those_of_the_tower(tmp_path):
+    repository = Path(shutil.copytree(repository_with_kinds(), tmp_path / "repository"))
+    columns = {"title": "game number 7", "kind": "game", "category": "game"}
+    tokens = np.array(sorted(tokens_of(columns))[:2])
+    width = np.load(stage_folder(repository, "retrieve", 1) / "item_vectors.npy").shape[1]
+    weights = np.arange(3 * (2 * width - 1), dtype=np.float32).reshape(3, -1)
+    upsert, reader = Upsert.load(repository / UPSERT / "1"), Reader(live_folder(repository))
+    pipeline = Pipeline.load(repository, live=reader)
+    arrays = pipeline.stages["retrieve"].outputs.live_items.arrays
+    arrays.tower = ContentTower(tokens, weights)
+    upserted(upsert, 1_000, **columns)
+    answer(pipeline, [7])
+    position = int(pipeline.stages["retrieve"].items.positions(np.array([1_000]))[0])
+    expected = weights.sum(axis=0)
+    assert arrays.search.item_vectors[position].tolist() == expected[:width].tolist()
+    assert arrays.history[position].tolist() == expected[width:].tolist()
+    upsert.close()
+    reader.close()

@@ -1,0 +1,69 @@
+"""Fit a content tower (serving/stages/live/content_tower.py) to the vectors of the catalogue by ridge regression."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+from sklearn.linear_model import Ridge
+
+from serving.stages.live.content import Content
+from serving.stages.live.content_tower import ContentTower
+from serving.stages.live.items import TEMPLATES
+
+MOST_TOKENS, MOST_ITEMS = 20_000, 100_000
+LEAST_ITEMS = 20  # to fit to, and to judge by
+JUDGED_SHARE, MOST_JUDGED = 0.1, 500
+RIDGE = 1.0
+
+
+class Judgement(NamedTuple):
+    """Mean squared errors of vectors of items that were not fitted to, by the tower and by the mean of the items most alike."""
+
+    tower_error: float
+    stand_in_error: float
+    served: bool
+
+
+def fit_content_tower(content: Content, vectors: np.ndarray, seed: int = 0) -> tuple[ContentTower | None, Judgement | None]:
+    """Return a tower that is fitted to all vectors, float32 [n_items, W], and how it did on items kept apart.
+
+    The tower is None where it did worse than the items most alike; both are None for a catalogue that is too small.
+    """
+    n_items = len(content.offsets) - 1
+    tokens, counts = np.unique(content.tokens, return_counts=True)
+    order = np.argsort(-counts, kind="stable")[:MOST_TOKENS]
+    tokens = np.sort(tokens[order[counts[order] > 1]])
+    if n_items < LEAST_ITEMS or not len(tokens):
+        return None, None
+    places = np.minimum(np.searchsorted(tokens, content.tokens), len(tokens) - 1)
+    known = tokens[places] == content.tokens
+    owners = np.repeat(np.arange(n_items), np.diff(content.offsets))
+    shape = (n_items, len(tokens))
+    features = sp.csr_matrix((np.ones(int(known.sum()), np.float32), (owners[known], places[known])), shape=shape)
+    shuffled = np.random.default_rng(seed).permutation(n_items)
+    judged = shuffled[: min(max(int(n_items * JUDGED_SHARE), 1), MOST_JUDGED)]
+    fitted = shuffled[len(judged) :][:MOST_ITEMS]
+    found = ridge(features[fitted], vectors[fitted])
+    tower_error = float(np.mean((features[judged] @ found[:-1] + found[-1] - vectors[judged]) ** 2))
+    stand_ins = np.stack([vectors[most_alike(content, item)].mean(axis=0) for item in judged.tolist()])
+    stand_in_error = float(np.mean((stand_ins - vectors[judged]) ** 2))
+    judgement = Judgement(tower_error, stand_in_error, tower_error <= stand_in_error)
+    if not judgement.served:
+        return None, judgement
+    everything = shuffled[:MOST_ITEMS]
+    return ContentTower(tokens, ridge(features[everything], vectors[everything])), judgement
+
+
+def ridge(features: sp.csr_matrix, vectors: np.ndarray) -> np.ndarray:
+    """Return weights float32 [T + 1, W], the bias last."""
+    model = Ridge(alpha=RIDGE, solver="sparse_cg").fit(features, vectors)
+    return np.concatenate([np.atleast_2d(model.coef_).T, np.atleast_2d(model.intercept_)]).astype(np.float32)
+
+
+def most_alike(content: Content, item: int) -> np.ndarray:
+    """Return int64 [TEMPLATES or fewer] other items that share the rarest tokens, as `Content.most_alike`."""
+    alike = content.most_alike_by_tokens(content.tokens[content.offsets[item] : content.offsets[item + 1]], TEMPLATES + 1)
+    others = alike[alike != item][:TEMPLATES]
+    return others if len(others) else alike
