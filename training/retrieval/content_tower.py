@@ -59,7 +59,7 @@ def fit_content_tower(content: Content, vectors: np.ndarray, seed: int = 0) -> t
 def ridge(features: sp.csr_matrix, vectors: np.ndarray) -> np.ndarray:
     """Return weights float32 [T + 1, W], the bias last."""
     model = Ridge(alpha=RIDGE, solver="sparse_cg").fit(features, vectors)
-    return np.concatenate([np.atleast_2d(model.coef_).T, np.atleast_2d(model.intercept_)]).astype(np.float32)
+    return np.concatenate([np.atleast_2d(model.coef_).T, np.atleast_2d(model.intercept_)]).astype(np.float32, order="C")
 
 
 def most_alike(content: Content, item: int) -> np.ndarray:
