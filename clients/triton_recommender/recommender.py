@@ -139,7 +139,7 @@ class Recommender(SharedClient):
             for call in self.observe_calls(named, model):
                 sequences += self.sequences(self._infer(call, timer))
         finally:
-            self._forget([event.user_id for event in named if not isinstance(event.user_id, str)])
+            self._forget([event.user_id for event in named if isinstance(event.user_id, int)])
         return sequences
 
     def upsert(self, kind: str, record_id: int | str, columns: Mapping[str, object]) -> int:
@@ -271,7 +271,7 @@ class AsyncRecommender(SharedClient):
             for call in self.observe_calls(named, model):
                 sequences += self.sequences(await self._infer(call, timer))
         finally:
-            await self._forget([event.user_id for event in named if not isinstance(event.user_id, str)])
+            await self._forget([event.user_id for event in named if isinstance(event.user_id, int)])
         return sequences
 
     async def upsert(self, kind: str, record_id: int | str, columns: Mapping[str, object]) -> int:
