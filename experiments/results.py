@@ -27,6 +27,7 @@ SECTIONS = {  # title -> how the names of its results begin
     "Smaller networks and rows": ("compression-", "precision-", "row-"),
     "Embedding tables": ("tables-", "cache-policy", "soak"),
     "Live events": ("live-",),
+    "Which generation is better": ("off-policy", "drift"),
     "Caches of answers": ("cache",),
     "Under load, under attack, and with faults": ("overload", "malformed", "rest", "service-soak"),
 }
