@@ -1,8 +1,8 @@
 """Run every lane, the computing ones beside the server's, and give the verdict over all: `python -m tests.lanes`.
 
 The server lane mostly waits, the others compute: two streams of pytest runs, one after the other in each, of which the second
-leaves the processor to the first. A lane's output is printed when it ends. Each run has a total of its own, and whoever reads
-only the last line must see all of them: it is in pytest's own form.
+leaves the processor to the first. A lane writes to .run/lanes/LANE.log, which is printed when it ends. Each run has a total of
+its own, and whoever reads only the last line must see all of them: it is in pytest's own form.
 """
 
 from __future__ import annotations
@@ -78,21 +78,24 @@ def run_lanes(pytest: list[str], lanes: list[str], niceness: int, printing: thre
     """Run one lane after the other, whatever became of those before it."""
     for lane in lanes:
         command = ["nice", f"-n{niceness}", *pytest, "--lane", lane, f"tests/{lane}"]
-        done = subprocess.run(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        output = LANES_DIR / f"{lane}.log"
+        with output.open("w") as file:
+            subprocess.run(command, cwd=PROJECT, stdout=file, stderr=subprocess.STDOUT)
         with printing:
-            print(f"\n--- lane {lane}\n{done.stdout}", flush=True)
+            print(f"\n--- lane {lane}\n{output.read_text(errors='replace')}", flush=True)
 
 
 def main(pytest: list[str]) -> int:
     """pytest: the command without a lane -> the exit status of all lanes together."""
     started_s, printing = time.monotonic(), threading.Lock()
-    for path in LANES_DIR.glob("*.json"):
+    LANES_DIR.mkdir(parents=True, exist_ok=True)
+    for path in LANES_DIR.iterdir():
         path.unlink()
     streams = [
         threading.Thread(target=run_lanes, args=(pytest, lanes.split(), niceness, printing))
         for lanes, niceness in STREAMS.items()
     ]
-    print(f"lanes of tests: {', '.join(LANES)}; each is printed when it ends", flush=True)
+    print(f"lanes of tests: {', '.join(LANES)}; each is printed when it ends; .run/lanes has what is known", flush=True)
     for stream in streams:
         stream.start()
     for stream in streams:
