@@ -139,7 +139,10 @@ class Replay:
         given = {"user_id": event["user_id"].to_numpy(np.int64)} | context_of(event, self.dataset.context_columns)
         given |= {"after": np.array([sequence])} if sequence else {}
         recommend = shop.specs[ENSEMBLE]
-        inputs = {t.name: given[t.name][:, None] if t.name in given else t.filled(1) for t in recommend.inputs}
+        inputs = {
+            t.name: np.asarray(given[t.name], t.numpy_dtype)[:, None] if t.name in given else t.filled(1)
+            for t in recommend.inputs
+        }
         sent_s = time.perf_counter()
         answer = ask(client, recommend, "", inputs)
         self.answered_s.append(time.perf_counter() - sent_s)

@@ -224,7 +224,7 @@ def test_a_replay_knows_the_events_before_each_question(shop, live_repository):
         assert replay.line()
     assert (replay.events, len(replay.asked), replay.late) == (200, len(rows), 0)
     assert set(replay.document()) == {"replay", "events", "questions", "frozen", "live"}
-    with pytest.raises(ConfigError, match="has seen the whole log"):
+    with pytest.raises(ConfigError, match="exported from the whole log"):
         held_back_row(dataset, live_repository)
 
 
