@@ -119,20 +119,18 @@ $(WIDE).exported: experiments/wide.toml $(SOURCES)
 bounds-tables: setup $(WIDE).exported ## every speed of the embedding tables that has a bound, over a repository of its own: DATA=… ROWS=…
 	@$(PY) -m experiments.tables hits misses growth updates large --rows $(ROWS) $(if $(ZIPF),--zipf $(ZIPF)) --repo $(WIDE)
 
-# how long make live may take, beside the export; and the repository of the log without its last weeks
-MINUTES ?= 3
+# of make live: the repository of the log without its last weeks; MINUTES: how long it may take, beside the export
 LIVE = .run/live/$(call as_name,$(DATA))
 
 $(LIVE).exported: $(SOURCES)
 	@$(PY) -m experiments.replay export --data $(DATA) --repo $(LIVE)
 	@touch $@
 
+live: MINUTES ?= 3
 live: setup $(LIVE).exported ## the last weeks of the log replayed as live events: frozen and live quality side by side: DATA=… MINUTES=…
 	@$(PY) -m experiments.replay run --data $(DATA) --repo $(LIVE) --minutes $(MINUTES)
 
-# minutes and repository of make soak
-MINUTES ?= 60
-
+soak: MINUTES ?= 60
 soak: setup ## the service under load, a fault a minute and moves between generations; then the embedding tables under kills: REPO=… MINUTES=…
 	@status=0; \
 	$(PY) -m experiments.gateway_soak --repo $(REPO) --minutes $(MINUTES) || status=1; \
