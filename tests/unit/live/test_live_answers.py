@@ -225,7 +225,7 @@ def test_a_new_item_is_recommended_at_once_and_looks_like_those_of_its_kind(pipe
     before = rank_scores_of(pipeline, users)
     upserted(upsert, 1_000, title="game number 7", kind="game", category="game", price=3.0)
     after = answer(pipeline, users)
-    assert (after["item_ids"][:, 9] == 1_000).all()
+    assert (after["item_ids"][:, :10] == 1_000).any(axis=1).all()
     for row, scores in enumerate(rank_scores_of(pipeline, users)):
         assert len(set(after["item_ids"][row])) == len(after["item_ids"][row])
         assert 1_000 in scores

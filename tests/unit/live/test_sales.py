@@ -117,7 +117,7 @@ def test_a_visitor_nobody_knows_is_shown_what_sells_now(tmp_path):
     repository = Path(shutil.copytree(repository_with_kinds(), tmp_path / "repository"))
     observe, reader = Observe.load(repository / OBSERVE / "1"), Reader(live_folder(repository))
     pipeline, at_ms = Pipeline.load(repository, live=reader), last_event_ms(repository)
-    item = 59  # nobody has bought it
+    item = 45  # nobody has bought it, and no rule is against it
     before = pipeline.trace({"user_id": np.array([[-5]])})
     observe(event_inputs(user_id=list(range(1_000, 1_080)), item_id=[item] * 80, timestamp_ms=[at_ms] * 80))
     after = pipeline.trace({"user_id": np.array([[-5]])})
