@@ -195,7 +195,7 @@ SAMPLE_EVERY_S = 1.0
 class ProcessMemory(BaseModel, frozen=True):
     """MiB of one process, when the sum over all processes was highest."""
 
-    name: str  # tritonserver, or the model instance whose stub it is
+    name: str  # tritonserver, the model instance whose stub it is, or the module of a helper
     pid: int
     pss_mib: float  # its own pages, and its part of shared ones
     rss_mib: float
@@ -214,10 +214,14 @@ def read_memory(tag: str) -> list[ProcessMemory]:
 
 
 def _name(process: psutil.Process) -> str:
-    """Return a stub's model instance, from its arguments: its path, the model file, shared memory, …, instance, kind."""
+    """Return a stub's model instance, from its arguments: its path, the model file, shared memory, …, instance, kind.
+
+    Of other processes: the module that Python runs, or the program.
+    """
     arguments = process.cmdline()
     if not arguments[0].endswith("triton_python_backend_stub"):
-        return Path(arguments[0]).name
+        helper = arguments[2] if arguments[1:2] == ["-m"] else ""
+        return helper or Path(arguments[0]).name
     model = Path(arguments[1]).parents[1].name
     return next((text for text in arguments[2:] if text.startswith(f"{model}_")), model)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
@@ -103,7 +103,7 @@ class Catalogue:
         user_id = self._noticed("user_id", query.user_id, self.user_id, self.user_names, notices)
         history = None if query.history is None else self._items("history", query.history, notices)
         exclude = self._items("exclude", query.exclude, notices)
-        return Query(user_id, history, exclude, query.context, query.after), tuple(notices)
+        return replace(query, user_id=user_id, history=history, exclude=exclude), tuple(notices)
 
     @overload
     def user_id(self, user: int | str) -> int | str: ...

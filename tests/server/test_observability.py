@@ -32,6 +32,7 @@ def served(tmp_path_factory, collector) -> Iterator[Served]:
 
 
 def test_a_request_is_one_trace_from_the_caller_through_the_gateway_to_the_stages(served, collector):
+    served.recommend()  # the first question of a gateway may be too late for its answer, and be answered without the stages
     trace, caller = secrets.token_hex(16), secrets.token_hex(8)
     headers = {"traceparent": f"00-{trace}-{caller}-01", "x-deadline-ms": "5000"}
     served.http.get("/v1/recommendations", params={"user": USER}, headers=headers).raise_for_status()

@@ -34,7 +34,7 @@ REPORT_EVERY_S = 1.0  # of serving/stages/adapter/triton.py, which only a server
 VISIBLE_WITHIN_S = 5.0  # far more than it takes: this machine may be busy
 
 
-def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "did not happen in time"

@@ -17,7 +17,7 @@ from tests.repositories import copy_small_repository
 @pytest.fixture
 def repo(tmp_path):
     """Two generations, of which the second says that it was made with another seed."""
-    repo = copy_small_repository(tmp_path)
+    repo = copy_small_repository(tmp_path / "shop")
     for model in (*STAGES, *LIVE_MODELS, ENSEMBLE):
         shutil.copytree(repo / model / "1", repo / model / "2")
     path = repo / ENSEMBLE / "2" / MANIFEST_FILE

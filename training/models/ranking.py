@@ -163,7 +163,7 @@ def moments(
     """Build requests before the last fifth of each user's events; on small logs repeat this on the rest.
 
     Each moment has its own retriever and statistics, fitted on the events before it.
-    -> (requests of each moment, the latest first; requests in the middle of visits, None where nobody returns)
+    -> (requests of each moment, the latest first; requests in the middle of visits, None where there are none)
     """
     found: list[Requests] = []
     of_visits = None

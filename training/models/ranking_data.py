@@ -156,16 +156,18 @@ def visit_requests(
     retrieve: Retrieve,
     max_requests: int,
     rng: np.random.Generator,
-) -> Requests:
+) -> Requests | None:
     """Return requests just before events of `later`, labelled with the item of that event alone: what comes next.
 
     Live requests come in the middle of a visit, seconds after the user's last event; requests before a visit do not cover them.
-    Labels are items that are new to the user, at most `max_requests`, sampled. Arguments as in `requests_of`.
+    Labels are items that are new to the user, at most `max_requests`, sampled; None without any. Arguments as in `requests_of`.
     """
     rows = later["row"].to_numpy()[later["positive"].to_numpy()]
     rows = rows[~train.duplicated(["user_id", "item_id"]).to_numpy()[rows]]
     if len(rows) > max_requests:
         rows = np.sort(rng.choice(rows, max_requests, replace=False))
+    if not len(rows):
+        return None
     events, moments = train.iloc[rows], features.log.before_rows(train, rows)
     times, item_ids = events["timestamp"].to_numpy(), events["item_id"].to_numpy()
     users = features.encode_moments(moments, times, context_of(events, features.context))
