@@ -165,7 +165,7 @@ def test_a_killed_updater_is_started_again_and_loses_nothing(live, launch, broke
         updater.kill()
         publish(1)
         seen_s = time.time()
-        until(lambda: table_metrics(server).get(("updater_seen", "item_0"), 0) > seen_s)
+        until(lambda: table_metrics(server).get(("updater_seen_timestamp_seconds", "item_0"), 0) > seen_s)
         publish(2)
         until(served)
         after = infer(client, user_id=USERS)
