@@ -45,7 +45,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @dataclass
 class Watched:
-    """What the load has seen. first: the first list of each (generation, user)."""
+    """Observations of the load. first: the first list of each (generation, user)."""
 
     statuses: Counter = field(default_factory=Counter)
     degraded: int = 0

@@ -57,7 +57,7 @@ Acknowledged = dict[int, bytes]  # sequence -> event id
 
 @dataclass
 class Findings:
-    """What is wrong with a store, by kind."""
+    """Counts of faults in a store, by kind."""
 
     events: int = 0
     wrong: Counter[str] = field(default_factory=Counter)

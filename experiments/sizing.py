@@ -1,4 +1,4 @@
-"""How many machines a shop needs: from measured processor time and bytes to nodes, memory and money.
+"""Compute how many machines a shop needs: from measured processor time and bytes to nodes, memory and money.
 
     python -m experiments.sizing bytes --repo model_repository     # measures bytes per user and item
     python -m experiments.sizing page                              # writes docs/sizing.md from experiments/results/
@@ -64,7 +64,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @dataclass(frozen=True)
 class Node:
-    """What is rented. dollars_per_h: an assumption, to be replaced by the reader's own price."""
+    """A rented machine. dollars_per_h: an assumption, to be replaced by the reader's own price."""
 
     cores: int = 16
     memory_gb: float = 64.0

@@ -1,4 +1,4 @@
-"""How many recommendations may wait for the servers at once: as many as they answer in good time.
+"""Limit the recommendations that wait for the servers at once to as many as they answer in good time.
 
     latency of the last window ─▶ above the target: the limit falls by a tenth
                               └─▶ below it, and the limit was in use: it rises by one

@@ -27,7 +27,7 @@ STATUS = {"INVALID_ARGUMENT": 400, "INTERNAL": 502}
 
 
 class Parameters(BaseModel):
-    """What a request for recommendations may say, beside `context.NAME`. Lists are written with commas, or by repeating."""
+    """Parameters of a request for recommendations, beside `context.NAME`. Lists are written with commas, or by repeating."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 

@@ -27,7 +27,7 @@ USERS_PER_WRITE = 1_000  # a long transaction would make events wait
 
 @dataclass(frozen=True)
 class Retention:
-    """How long things are kept; 0 is for ever, or without a bound. key_days: events stay in the store, their ids known."""
+    """Bounds on what is kept; 0 is for ever, or without a bound. key_days: events stay in the store, their ids known."""
 
     key_days: float
     archive_days: float
@@ -39,7 +39,7 @@ class Retention:
 
 @dataclass(frozen=True)
 class Round:
-    """What a round did."""
+    """Counts of one round of maintenance."""
 
     archived: int  # events
     superseded: int  # changes by `upsert` that a later one of the same item or user replaces

@@ -94,7 +94,7 @@ class CacheUnavailable(RecommenderError):
     status = "UNAVAILABLE"
 
 
-# What tritonserver 2.51 and the stages say, with status UNAVAILABLE, when there is more work than they can do.
+# Messages of tritonserver 2.51 and of the stages, with status UNAVAILABLE, when there is more work than they can do.
 _QUEUE_SAYS = ("maximum queue size", "timeout expired", "cannot be answered in time")
 
 # What it says, with status INTERNAL, about every request once a model's process was killed or crashed.
