@@ -15,13 +15,14 @@ from perf.command import BROKEN, console
 from perf.figures import RESULTS, Figure, ResultsFolder, finish, read_machine
 from perf.live import after, items, memory, reads, throughput, visible
 from perf.live.shop import opened_shop
+from perf.live.visible import Events
 from server.environment import MEASURED_DIR
 
 app = typer.Typer(help="The live loop: how fast, how current, how large. Without a command: all of it, in some minutes.")
 
 Repo = Annotated[Path, typer.Option(help="the model repository; what is served is a copy of it with a live store of its own")]
 DEFAULT = Path("model_repository")
-EVENT_RATE, LOAD_S, ROUNDS = 1_000.0, 20.0, 3
+EVENT_RATE, EVENTS_PER_REQUEST, LOAD_S, ROUNDS = 1_000.0, 16, 20.0, 3
 CHAINS, CALLS, NEW_ITEMS, ANSWERS = 5_000, 100_000, 100, 3_000
 EVENTS, REQUESTS = 200_000, 500
 
@@ -45,6 +46,7 @@ def main_live(context: typer.Context, repo: Repo = DEFAULT, results: ResultsFold
 def visible_command(
     repo: Repo = DEFAULT,
     event_rate: Annotated[float, typer.Option(help="events/s", min=1)] = EVENT_RATE,
+    per_request: Annotated[int, typer.Option(help="events in a request", min=1)] = EVENTS_PER_REQUEST,
     duration_s: Annotated[float, typer.Option(help="seconds of each load", min=1)] = LOAD_S,
     rounds: Annotated[int, typer.Option(help="loads with and without events", min=1)] = ROUNDS,
     results: ResultsFolder = RESULTS,
@@ -53,9 +55,10 @@ def visible_command(
 
     def measure(step: Callable[[str], None]) -> list[Figure]:
         with tempfile.TemporaryDirectory() as folder, opened_shop(repo) as shop:
-            return visible.measure(shop, Path(folder), event_rate, duration_s, rounds, new_rng(), step)
+            return visible.measure(shop, Path(folder), Events(event_rate, per_request), duration_s, rounds, new_rng(), step)
 
-    conditions = f"{event_rate:g} events/s beside recommend at half of its peak, {rounds} rounds of {duration_s:g} s"
+    events = f"{event_rate:g} events/s, {per_request} a request"
+    conditions = f"{events}, beside recommend at half of its peak, {rounds} rounds of {duration_s:g} s"
     run_part("visible", "An event shows in the next answer", conditions, results, measure, repo)
 
 

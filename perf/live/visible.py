@@ -3,14 +3,16 @@
     event due ─▶ observe ─▶ acknowledged ─▶ recommend(after=…) ─▶ an answer without the bought item      event to changed answer
     recommend due ─▶ answer                                                                              latency of recommend
 
-Both loads are open: events and requests leave when they are due. A probe is an event whose answer is asked for: the user buys
-the first item of the last list, so that the next one cannot be right by chance. Rounds without events alternate with those.
+Both loads are open: events and requests leave when they are due. A probe is an event, sent alone, whose answer is asked for:
+the user buys the first item of the last list, so that the next one cannot be right by chance. The other events come several to
+a request, as a gateway or a broker's consumer sends them. Rounds without events alternate with those.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -78,6 +80,13 @@ def measure_peak(shop: Shop, folder, progress: Callable[[str], None]) -> float:
     return max(rates)
 
 
+class Events(NamedTuple):
+    """How events come: how many a second, and how many of them in a request."""
+
+    per_s: float
+    per_request: int = 1
+
+
 @dataclass
 class Round:
     """Latencies of one open-loop load, int64 ns: of plain requests, of probes; and how many events were sent."""
@@ -89,9 +98,9 @@ class Round:
 
 
 def run_round(
-    shop: Shop, exchange: Exchange, rate: float, event_rate: float, probes: Probes | None, duration_s: float, rng
+    shop: Shop, exchange: Exchange, rate: float, events: Events, probes: Probes | None, duration_s: float, rng
 ) -> Round:
-    """Send `rate` requests/s for a while; with probes also `event_rate` events/s, those of the probes among them."""
+    """Send `rate` requests/s for a while; with probes also events, those of the probes among them."""
     run = Round(probes=probes)
     probe_rate = PROBE_SHARE * rate if probes else 0.0
 
@@ -115,15 +124,17 @@ def run_round(
     bodies = serialise(shop.specs[ENSEMBLE], draw(shop.requests, len(due_s), rng))
     actions = list(zip(due_s, map(send_request, bodies), strict=True))
     if probes:
-        event_s, probe_s = (schedule.poisson(r, duration_s, rng) for r in (max(event_rate - probe_rate, 1.0), probe_rate))
+        other_rate = max(events.per_s - probe_rate, 1.0) / events.per_request
+        event_s, probe_s = (schedule.poisson(r, duration_s, rng) for r in (other_rate, probe_rate))
         others = np.setdiff1d(shop.user_ids, list(probes.next_item))  # nobody else buys for a user that is probed
-        users = rng.choice(others if len(others) else shop.user_ids, len(event_s))
-        items = rng.choice(shop.item_ids, len(event_s))
-        events = (shop.observe([user], [item]) for user, item in zip(users.tolist(), items.tolist(), strict=True))
-        actions += zip(event_s, map(send_event, events), strict=True)
+        shape = (len(event_s), events.per_request)
+        users = rng.choice(others if len(others) else shop.user_ids, shape)
+        items = rng.choice(shop.item_ids, shape)
+        sent = (shop.observe(*rows) for rows in zip(users.tolist(), items.tolist(), strict=True))
+        actions += zip(event_s, map(send_event, sent), strict=True)
         probed = np.resize(rng.permutation(list(probes.next_item)), len(probe_s)).tolist()
         actions += zip(probe_s, map(send_probe, probed), strict=True)
-        run.events = len(event_s) + len(probe_s)
+        run.events = users.size + len(probe_s)
     actions.sort(key=lambda action: action[0])
     with undisturbed():
         exchange.run_open_loop([Due(int(at_s * 1e9), act) for at_s, act in actions])
@@ -131,7 +142,7 @@ def run_round(
 
 
 def measure(
-    shop: Shop, folder, event_rate: float, duration_s: float, rounds: int, rng: np.random.Generator, progress
+    shop: Shop, folder, events: Events, duration_s: float, rounds: int, rng: np.random.Generator, progress
 ) -> list[Figure]:
     """Return the figures of `rounds` loads without events and as many with them."""
     rate = LOAD_SHARE * measure_peak(shop, folder, progress)
@@ -143,9 +154,9 @@ def measure(
         lists = first_lists(shop, exchange, users)
         for number in range(rounds):
             progress(f"round {number + 1}: {rate:,.0f} requests/s")
-            quiet.append(run_round(shop, exchange, rate, 0.0, None, duration_s, rng))
-            progress(f"round {number + 1}: the same beside {event_rate:,.0f} events/s")
-            busy.append(run_round(shop, exchange, rate, event_rate, Probes(shop, exchange, lists), duration_s, rng))
+            quiet.append(run_round(shop, exchange, rate, events, None, duration_s, rng))
+            progress(f"round {number + 1}: the same beside {events.per_s:,.0f} events/s")
+            busy.append(run_round(shop, exchange, rate, events, Probes(shop, exchange, lists), duration_s, rng))
     return figures_of(rate, quiet, busy, duration_s)
 
 
