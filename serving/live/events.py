@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntFlag
+from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
@@ -80,28 +81,28 @@ class EventKinds:
         if len(self.kinds) > MAX_KINDS:
             raise ConfigError(f"[events] has {len(self.kinds)} names; expected at most {MAX_KINDS}.")
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         return tuple(kind.name for kind in self.kinds)
 
-    @property
+    @cached_property
     def default(self) -> int:
         """Code of an event without a name: the first positive one."""
         return next(code for code, kind in enumerate(self.kinds) if kind.counted)
 
+    @cached_property
+    def _codes(self) -> dict[bytes, int]:
+        return {name.encode(): code for code, name in enumerate(self.names)} | {b"": self.default}
+
     def code(self, name: bytes) -> int | None:
         """Return the code of a name, that of the default for an empty one, None for an unknown one."""
-        if not name:
-            return self.default
-        try:
-            return self.names.index(name.decode())
-        except (ValueError, UnicodeDecodeError):
-            return None
+        return self._codes.get(name)
 
     def decide(self, headers: np.ndarray) -> None:
         """Fill weight, label and flags of HEADER [N] from kind and value."""
-        for code in np.unique(headers["kind"]):
-            kind, rows = self.kinds[code], headers["kind"] == code
+        codes = set(headers["kind"].tobytes())  # one byte each
+        for code in codes:
+            kind, rows = self.kinds[code], headers["kind"] == code if len(codes) > 1 else slice(None)
             value = headers["value"][rows]
             known = np.isfinite(value)
             weight = np.full(len(value), kind.weight, np.float32)

@@ -155,7 +155,8 @@ class Writer:
         first = progress.last_sequence + 1
         self._log(txn, fresh, first, keys, now_ms)
         self.apply(txn, fresh, np.arange(first, first + len(fresh)))
-        changed = np.flatnonzero(np.isin(fresh.headers["type"], (ITEM_CHANGED, USER_CHANGED)))
+        types = fresh.headers["type"]
+        changed = np.flatnonzero((types == ITEM_CHANGED) | (types == USER_CHANGED))
         times_ms = fresh.headers["time_ms"][observed]
         latest_ms = max(progress.latest_ms, int(times_ms.max(initial=0)))
         progress = progress._replace(
@@ -198,7 +199,7 @@ class Writer:
         self._apply_to_items(txn, events)
         erased = (events["flags"] & Flags.ERASED) != 0
         events = events[~erased] if erased.any() else events
-        user_ids, rows = np.unique(events["user_id"], return_inverse=True)
+        user_ids, rows = distinct(events["user_id"])
         keys, users = ids_as_keys(user_ids), self.layout.empty_users(len(user_ids))
         known_rows, known = read_records(txn, self.store.users, keys, self.layout.user)
         if self.seeds and len(known_rows) < len(users):
@@ -215,7 +216,7 @@ class Writer:
             txn.cursor(self.store.seen).putmulti(pairs, dupdata=False)
 
     def _apply_to_items(self, txn: lmdb.Transaction, events: np.ndarray) -> None:
-        item_ids, rows = np.unique(events["item_id"], return_inverse=True)
+        item_ids, rows = distinct(events["item_id"])
         keys, items = ids_as_keys(item_ids), self.layout.empty_items(len(item_ids))
         known_rows, known = read_records(txn, self.store.items, keys, self.layout.item)
         items[known_rows] = known
@@ -288,11 +289,10 @@ class Writer:
         if not cursor.set_range(sequence_key(done + 1)):
             return done
         for key, packed in cursor.iternext(keys=True, values=True):
-            event = unpack([packed])
-            if not most or event.headers["received_ms"][0] > expired_ms:
+            if not most or np.frombuffer(packed, HEADER, 1)["received_ms"][0] > expired_ms:
                 break
-            if event.event_ids[0]:
-                txn.delete(digest_of(event.event_ids[0]), db=self.store.keys)
+            if event_id := unpack([packed]).event_ids[0]:
+                txn.delete(digest_of(event_id), db=self.store.keys)
             done, most = int.from_bytes(key, "big"), most - 1
         return done
 
@@ -361,6 +361,13 @@ class Writer:
         if now_s - self._checked_s > READER_CHECK_EVERY_S:
             self.store.env.reader_check()
             self._checked_s = now_s
+
+
+def distinct(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ids that occur in int64 [N], ascending, and the place of each of the N among them."""
+    if len(ids) == 1:  # the most frequent batch, which need not be sorted
+        return ids, np.zeros(1, np.int64)
+    return np.unique(ids, return_inverse=True)
 
 
 def read_records(txn: lmdb.Transaction, db, keys: list[bytes], dtype: np.dtype) -> tuple[list[int], np.ndarray]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -125,7 +126,7 @@ class Observe(LiveModel):
 
         return GenerationSeeds(UserStore(stage_folder(repository, STAGES[0], generation) / "store"))
 
-    @property
+    @cached_property
     def admission(self) -> EventAdmission:
         return EventAdmission(self.settings.event_kinds, self.info.context, self.settings.ahead_s)
 
@@ -146,7 +147,7 @@ class Observe(LiveModel):
 class Upsert(LiveModel):
     """`upsert`: an item or a user is new or changed."""
 
-    @property
+    @cached_property
     def admission(self) -> ChangeAdmission:
         return ChangeAdmission(self.settings.columns, self.settings.roles)
 
