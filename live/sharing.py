@@ -14,7 +14,6 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
-import secrets
 import threading
 import time
 from collections.abc import Sequence
@@ -37,7 +36,7 @@ from serving.live.feast_views import (
 from serving.live.offsets import KAFKA
 from serving.live.reader import Reader
 from serving.live.redis_state import Entity, Position, RedisState, place_field
-from serving.live.store import MACHINE, Progress
+from serving.live.store import Progress
 from serving.live.transitions import apply_to_items, apply_to_users
 from serving.live.writer import Writer
 
@@ -71,10 +70,7 @@ class Sharer:
         self._users, self._items = users_view(writer.layout), items_view(writer.layout)
         self._reader = Reader(writer.store.folder)
         self._stated_s = float("-inf")
-        with writer.transaction() as txn:
-            name = bytes(txn.get(MACHINE, db=writer.store.meta) or secrets.token_hex(8).encode())
-            txn.put(MACHINE, name, db=writer.store.meta)
-        self.machine = name.decode()
+        self.machine = writer.name_machine()
 
     def run(self, stop: threading.Event) -> None:
         """Share until `stop` is set. Outages of Redis are survived: the log waits."""

@@ -171,14 +171,14 @@ class Reader:
             raise DependencyError(f"The live store in {self.folder} cannot be read: {error}.") from error
         return Snapshot(store, layout, txn)
 
-    def wait_for(self, sequence: int, timeout_s: float) -> int:
-        """Return the last sequence that can be read, once it is at least `sequence` or the time is over."""
-        deadline_s = time.monotonic() + timeout_s
+    def wait_for(self, sequences: np.ndarray, timeout_s: float) -> np.ndarray:
+        """Return which sequences can be read, bool [B], once all of them can or the time is over."""
+        latest, deadline_s = int(sequences.max()), time.monotonic() + timeout_s
         while True:
             with self.snapshot() as snapshot:
                 last = snapshot.progress().last_sequence
-            if last >= sequence or time.monotonic() >= deadline_s:
-                return last
+            if last >= latest or time.monotonic() >= deadline_s:
+                return sequences <= last
             time.sleep(WAIT_STEP_S)
 
     def _opened(self) -> tuple[Store, Layout]:

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
+from serving.contract.tensors import NO_SEQUENCE
 from serving.live.feast_views import fill_user, users_view
 from serving.live.layout import Layout
 from serving.live.reader import PAIR, Reader, Snapshot
-from serving.live.redis_state import RedisState
+from serving.live.redis_state import Position, RedisState
+from serving.live.sequences import number_of, origin_of
 from serving.live.store import Progress
 
 WAIT_STEP_S = 0.002  # between two looks at Redis while an event is waited for
@@ -83,15 +85,38 @@ class RedisUsers:
         with self.local.snapshot() as local:
             yield RedisSnapshot(self.state, local, local.machine(), local.layout)
 
-    def wait_for(self, sequence: int, timeout_s: float) -> int:
-        """Return the last sequence that Redis holds, once it is at least `sequence` or the time is over."""
+    def wait_for(self, sequences: np.ndarray, timeout_s: float) -> np.ndarray:
+        """Return which sequences are reflected here, bool [B], once all that can be are or the time is over.
+
+        Events of any machine that Redis has, and what `upsert` changed on this one; what it changed elsewhere never is.
+        """
+        with self.local.snapshot() as local:
+            own = number_of(local.machine())
+        origins = {sequence: origin_of(sequence) for sequence in sequences.tolist() if sequence != NO_SEQUENCE}
+        is_reached = {NO_SEQUENCE: True} | {
+            sequence: not origin.shared and origin.machine == own for sequence, origin in origins.items()
+        }
+        awaited = [sequence for sequence, origin in origins.items() if origin.shared or origin.machine == 0]
         deadline_s = time.monotonic() + timeout_s
         while True:
-            with self.snapshot() as snapshot:
-                last = snapshot.progress().last_sequence
-            if last >= sequence or time.monotonic() >= deadline_s:
-                return last
+            places = places_by_number(self.state.positions(), own)
+            for sequence in awaited:
+                is_reached[sequence] = origins[sequence].place <= places.get(origins[sequence].machine, 0)
+            if all(map(is_reached.get, awaited)) or time.monotonic() >= deadline_s:
+                return np.array([is_reached[sequence] for sequence in sequences.tolist()])
             time.sleep(WAIT_STEP_S)
+
+
+def places_by_number(positions: dict[str, Position], own: int) -> dict[int, int]:
+    """Return how much of each machine's log Redis has, by the machine's number; of those with one number, the least.
+
+    own: number of this machine, which is also meant by 0
+    """
+    places: dict[int, int] = {}
+    for machine, position in positions.items():
+        number = number_of(machine)
+        places[number] = min(position.shared_sequence, places.get(number, position.shared_sequence))
+    return places | {0: places.get(own, 0)}
 
 
 class RedisReader(Reader):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,6 +33,7 @@ from serving.live.store import (
     DEFAULT_BYTES,
     KINDS,
     LAYOUT,
+    MACHINE,
     PAUSES,
     PROGRESS,
     SHOP,
@@ -116,6 +118,13 @@ class Writer:
 
     def close(self) -> None:
         self.store.close()
+
+    def name_machine(self) -> str:
+        """Return the name of this store among those that share Redis, which it gets when it is first asked for."""
+        with self.transaction() as txn:
+            name = bytes(txn.get(MACHINE, db=self.store.meta) or secrets.token_hex(8).encode())
+            txn.put(MACHINE, name, db=self.store.meta)
+        return name.decode()
 
     def append(self, batch: EventBatch) -> np.ndarray:
         """Make events durable and apply them -> int64 [N] sequences. Raises DependencyError when nothing was written.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from serving.live.admission import ChangeAdmission, EventAdmission
 from serving.live.events import EventBatch, EventKind, EventKinds
 from serving.live.layout import Layout
 from serving.live.seeds import GenerationSeeds
+from serving.live.sequences import mark_sequences
 from serving.live.store import DEFAULT_BYTES, live_folder, set_aside
 from serving.live.writer import Writer, WriterSettings, wall_clock_ms
 from serving.stages.live.measurements import RecentTimes, measure_model, measure_store
@@ -62,12 +63,15 @@ class LiveSettings:
 
 @dataclass
 class LiveModel:
-    """The common base of both models: a writer."""
+    """The common base of both models: a writer. machine: its name where machines share their users by Redis"""
+
+    is_shared: ClassVar[bool]  # do other machines get what this model appends?
 
     info: StageInfo
     writer: Writer
     settings: LiveSettings
     now_ms: Callable[[], int] = wall_clock_ms
+    machine: str = ""
     times: RecentTimes = field(default_factory=RecentTimes)
     refused: int = 0
 
@@ -90,7 +94,7 @@ class LiveModel:
             shop=info.shop,
             observes=seeds is not None,
         )
-        return cls(info, writer, settings)
+        return cls(info, writer, settings, machine=writer.name_machine() if info.live_redis else "")
 
     @classmethod
     def open_seeds(cls, repository: Path, generation: int) -> GenerationSeeds | None:
@@ -102,6 +106,8 @@ class LiveModel:
         started_s = time.perf_counter()
         sequences = self.writer.append(batch)
         self.times.add(time.perf_counter() - started_s)
+        if self.machine:
+            sequences = mark_sequences(sequences, self.machine, self.is_shared)
         return {"sequence": sequences.reshape(-1, 1)}
 
     def count_refused(self, faults: dict[int, str]) -> dict[int, str]:
@@ -119,6 +125,8 @@ class LiveModel:
 
 class Observe(LiveModel):
     """`observe`: an interaction happened."""
+
+    is_shared = True
 
     @classmethod
     def open_seeds(cls, repository: Path, generation: int) -> GenerationSeeds:
@@ -146,6 +154,8 @@ class Observe(LiveModel):
 
 class Upsert(LiveModel):
     """`upsert`: an item or a user is new or changed."""
+
+    is_shared = False
 
     @cached_property
     def admission(self) -> ChangeAdmission:

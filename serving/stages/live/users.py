@@ -61,7 +61,7 @@ class LiveUsers:
             return clock_s, degraded
         try:
             if latest != NO_SEQUENCE:
-                self.reader.wait_for(latest, self.wait_s)
+                degraded[~self.reader.wait_for(after, self.wait_s)] = Degraded.LIVE
             with self.reader.snapshot() as snapshot:
                 progress = snapshot.progress()
                 rows, records = snapshot.users(state.user_ids)
@@ -74,8 +74,6 @@ class LiveUsers:
             arrivals_ms = records["received_ms"][after[rows] != NO_SEQUENCE]
             if len(arrivals_ms):
                 self.visible.add(time.time() - int(arrivals_ms.max()) / 1000)
-        if latest > progress.last_sequence:
-            degraded[after > progress.last_sequence] = Degraded.LIVE
         write_profile(state.profile, changes)
         self._write(state, rows, records, timeline)
         return max(clock_s, timeline.seen_s(progress.watermark_ms // 1000)), degraded

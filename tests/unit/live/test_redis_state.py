@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from live.consumer import EventConsumer
 from live.erase import erase_user
 from live.sharing import Sharer
 from serving.contract.errors import DependencyError, RecommenderError
-from serving.contract.tensors import OBSERVE, Degraded
+from serving.contract.tensors import NO_SEQUENCE, OBSERVE, UPSERT, Degraded
 from serving.live.events import EventBatch
 from serving.live.feast_views import items_view, users_view
 from serving.live.layout import Layout
@@ -26,14 +27,15 @@ from serving.live.opening import open_reader
 from serving.live.reader import Reader
 from serving.live.redis_reader import RedisReader
 from serving.live.redis_state import PATIENT_S, TIMEOUT_S, RedisState
+from serving.live.sequences import mark_sequences, number_of, origin_of
 from serving.live.store import live_folder
 from serving.live.writer import Writer
 from serving.pipeline import Pipeline
-from serving.stages.live.models import Observe
+from serving.stages.live.models import Observe, Upsert
 from tests.unit.live.batches import KINDS, START_MS, events, purchase
 from tests.unit.live.shops import repository_with_kinds
 from tests.unit.live.test_consumer import Message, consumer_of, until
-from tests.unit.live.test_live_answers import answer, event_inputs
+from tests.unit.live.test_live_answers import answer, event_inputs, upserted
 from tests.unit.live.twin import StateTwin
 from tests.unit.tables.redis_server import RedisCluster, RedisServer
 
@@ -139,6 +141,41 @@ def test_machines_that_share_apply_every_event_once(tmp_path, state, redis):
         for host in (one, other):
             host.share_all()
         assert differing(one.reader, everything) == []
+
+
+def test_a_sequence_is_waited_for_in_the_log_of_the_machine_that_gave_it(tmp_path, state, redis):
+    with machine(tmp_path / "a", redis.address) as one, machine(tmp_path / "b", redis.address) as other:
+        for host, count in ((one, 1), (other, 3)):
+            for item in range(count):
+                host.writer.append(purchase(1, item))
+        mine, theirs = (
+            mark_sequences(np.array(places), host.sharer.machine, shared=True)
+            for host, places in ((one, [1, 2]), (other, [1, 3]))
+        )
+        changed = [
+            mark_sequences(np.array([1]), host.sharer.machine, shared=False) for host in (one, other)
+        ]  # by `upsert`, which is not shared
+        asked = np.concatenate([mine, theirs, *changed, [NO_SEQUENCE, 1]])
+        assert (asked[:-2] > 0).all()
+        one.share_all()
+        answered = one.reader.users.wait_for(asked, timeout_s=0.01)
+        assert answered.tolist() == [True, False, False, False, True, False, True, True]
+        other.share_all()
+        answered = one.reader.users.wait_for(asked, timeout_s=0.01)
+        assert answered.tolist() == [True, False, True, True, True, False, True, True]
+        unknown = mark_sequences(np.array([1]), "a machine that is gone", shared=True)
+        assert one.reader.users.wait_for(unknown, timeout_s=0.01).tolist() == [False]
+
+
+def test_models_that_share_users_mark_their_sequences(repository, redis):
+    for name in (OBSERVE, UPSERT):
+        stage = repository / name / "1" / "stage.json"
+        stage.write_text(json.dumps(json.loads(stage.read_text()) | {"live_redis": redis.address, "live_project": PROJECT}))
+    with closing(Observe.load(repository / OBSERVE / "1")) as observe, closing(Upsert.load(repository / UPSERT / "1")) as upsert:
+        event = origin_of(int(observe(event_inputs(user_id=[8], item_id=[1]))["sequence"][0, 0]))
+        change = origin_of(upserted(upsert, 1, title="new"))
+        assert (event.shared, change.shared, event.place, change.place) == (True, False, 1, 2)
+        assert event.machine == change.machine == number_of(observe.writer.name_machine())
 
 
 def test_an_event_from_kafka_that_all_machines_read_counts_once(tmp_path, state, redis):
