@@ -8,7 +8,7 @@ live log ─┘   (archive and store of the repository, `python -m live`)
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +18,12 @@ import numpy as np
 import pandas as pd
 
 from live.archive import read_log
-from serving.live.events import ITEM_CHANGED, OBSERVED, EventBatch, Flags
+from serving.live.events import HEADER, ITEM_CHANGED, OBSERVED, EventBatch, Flags
+from serving.live.layout import Layout
 from serving.live.reader import Reader
 from serving.live.store import open_store
+from serving.live.transitions import apply_to_items
+from serving.stages.live.sales import LEARNED_SALE
 from training.dataset import Dataset
 
 KEY = ["user_id", "item_id", "timestamp"]
@@ -36,7 +39,8 @@ def continue_log(dataset: Dataset, folder: Path) -> Dataset:
     with closing(open_store(folder)) as store:
         if store.read_shop() != dataset.description.name:
             return dataset
-    events = pd.concat([frame_of(batch, dataset) for _, batch in read_log(folder)] or [dataset.interactions.iloc[:0]])
+    batches = [batch for _, batch in read_log(folder)]
+    events = pd.concat([frame_of(batch, dataset) for batch in batches] or [dataset.interactions.iloc[:0]])
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
         changes = snapshot.changes(after=0)
     known = pd.MultiIndex.from_frame(dataset.interactions[KEY])
@@ -55,15 +59,36 @@ def continue_log(dataset: Dataset, folder: Path) -> Dataset:
         items=with_changes(items, "item_id", item_changes),
         users=with_changes(users, "user_id", user_changes),
         report=report,
+        learned_sales=sales_of(batches),
     )
+
+
+def rows_for_the_log(headers: np.ndarray) -> np.ndarray:
+    """Return which of HEADER [N] belong in the interaction log, int64 [M]."""
+    counted = (headers["flags"] & (Flags.COUNTED | Flags.ERASED)) == Flags.COUNTED
+    return np.flatnonzero((headers["type"] == OBSERVED) & counted)
+
+
+def sales_of(batches: Sequence[EventBatch]) -> np.ndarray | None:
+    """Return LEARNED_SALE [L] of events that belong in the interaction log, as the live store counts them; None without any."""
+    headers = np.concatenate([np.empty(0, HEADER), *(batch.headers[rows_for_the_log(batch.headers)] for batch in batches)])
+    sold = headers[(headers["flags"] & Flags.POSITIVE) != 0]
+    if not len(sold):
+        return None
+    item_ids, rows = np.unique(sold["item_id"], return_inverse=True)
+    records = Layout().empty_items(len(item_ids))
+    apply_to_items(records, rows, sold)
+    sales = np.empty(len(item_ids), LEARNED_SALE)
+    sales["item_id"] = item_ids
+    for name in ("positive_count", "decayed", "last_ms"):
+        sales[name] = records[name]
+    return sales
 
 
 def frame_of(batch: EventBatch, dataset: Dataset) -> pd.DataFrame:
     """Return the events that belong in the interaction log, as its rows."""
-    headers = batch.headers
-    counted = (headers["flags"] & (Flags.COUNTED | Flags.ERASED)) == Flags.COUNTED
-    rows = np.flatnonzero((headers["type"] == OBSERVED) & counted)
-    own = headers[rows]
+    rows = rows_for_the_log(batch.headers)
+    own = batch.headers[rows]
     frame = pd.DataFrame({"user_id": own["user_id"], "item_id": own["item_id"], "timestamp": own["time_ms"] // 1000})
     frame["positive"] = (own["flags"] & Flags.POSITIVE) != 0
     frame["weight"], frame["label"] = own["weight"].astype(np.float32), own["label"].astype(np.float32)

@@ -20,6 +20,7 @@ from serving.stages.features.ranking import SCALE, ItemStatistics
 from serving.stages.live.candidates import RECENT
 from serving.stages.live.content import Content
 from serving.stages.live.item_features import FOLDER as PLAN_FOLDER
+from serving.stages.live.sales import LEARNED_SALES
 from serving.stages.retrieve import HISTORY_TABLE, POPULARITY, TABLES_FOLDER
 from serving.stages.rules.config import RulesConfig
 from training.dataset import Dataset
@@ -66,6 +67,9 @@ def write_stages(
     live = export_settings.live
     reranks = rerank.settings | {"newcomer_share": live.new_item_share, "newcomer_place": live.new_item_place}
     settings = {"preprocess": {}, "retrieve": retrieve, "rank": ranks, "rerank": reranks}
+    if dataset.learned_sales is not None:
+        for name in ("retrieve", "rank"):
+            np.save(staging.folder(name) / f"{LEARNED_SALES}.npy", dataset.learned_sales)
     for name, own in settings.items():
         place = (live.folder, dataset.description.name, live.redis, live.feast_project)
         info = StageInfo(name, staging.generation, axes, features.context, own, *place)

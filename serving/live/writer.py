@@ -323,13 +323,18 @@ class Writer:
         return transitions
 
     def _note_pause(self, txn: lmdb.Transaction, latest_ms: int, times_ms: np.ndarray) -> int:
-        """Keep in mind that nothing happened for long before these events. Return how many pauses that makes, 0 or 1."""
-        later = times_ms[times_ms > latest_ms + PAUSE_MS]
-        if not latest_ms or not len(later):
+        """Keep in mind that nothing happened for long before or between these events. Return how many pauses that makes."""
+        if times_ms.max(initial=0) <= latest_ms + PAUSE_MS:
             return 0
-        pauses = [*json.loads(txn.get(PAUSES, db=self.store.meta) or b"[]"), (latest_ms, int(later.min()))]
-        txn.put(PAUSES, json.dumps(pauses).encode(), db=self.store.meta)
-        return 1
+        moments_ms = np.sort(times_ms[times_ms > latest_ms])
+        if latest_ms:
+            moments_ms = np.concatenate([[latest_ms], moments_ms])
+        ends = 1 + np.flatnonzero(np.diff(moments_ms) > PAUSE_MS)
+        if len(ends):
+            new = zip(moments_ms[ends - 1].tolist(), moments_ms[ends].tolist(), strict=True)
+            pauses = [*json.loads(txn.get(PAUSES, db=self.store.meta) or b"[]"), *new]
+            txn.put(PAUSES, json.dumps(pauses).encode(), db=self.store.meta)
+        return len(ends)
 
     def _agree_about_layout(self, txn: lmdb.Transaction) -> None:
         stated = txn.get(LAYOUT, db=self.store.meta)

@@ -36,7 +36,7 @@ from serving.stages.live.item_features import FOLDER as PLAN_FOLDER
 from serving.stages.live.item_features import ItemFeatures
 from serving.stages.live.items import LiveItems
 from serving.stages.live.ranked_items import RankedItems
-from serving.stages.live.sales import LiveSales
+from serving.stages.live.sales import LEARNED_SALE, LiveSales, load_learned_sales
 from serving.tables.leveled import LeveledTables
 from serving.tables.measurements import measurements
 from serving.tables.opening import open_tables
@@ -183,6 +183,7 @@ class Rank:
     outputs: RankOutputs
     content: Content | None = None
     item_plan: Plan | None = None
+    learned: np.ndarray = field(default_factory=lambda: np.empty(0, LEARNED_SALE))
     live_items: LiveItems | None = None
 
     @classmethod
@@ -194,7 +195,7 @@ class Rank:
         inputs = RankInputs.load(folder, settings)
         rows, outputs = EmbeddingRows.load(folder, info, inputs), RankOutputs(settings.blend)
         plan = Plan.load(folder / PLAN_FOLDER) if (folder / PLAN_FOLDER).is_dir() else None
-        return cls(info, inputs, rows, network, outputs, Content.load(folder), plan)
+        return cls(info, inputs, rows, network, outputs, Content.load(folder), plan, load_learned_sales(folder))
 
     def with_live(self, reader: Reader) -> Rank:
         """Return the stage as it answers with a live store."""
@@ -205,7 +206,7 @@ class Rank:
         features = ItemFeatures(self.item_plan, *of_items) if self.item_plan else None
         arrays = RankedItems(self.content, *of_items, inputs.statistics, features)
         as_of_s = inputs.settings.as_of_s
-        sales = LiveSales(inputs.items, as_of_s) if as_of_s else None
+        sales = LiveSales(inputs.items, as_of_s, self.learned) if as_of_s else None
         return replace(self, live_items=LiveItems(reader, inputs.items, self.content, arrays, sales))
 
     @property

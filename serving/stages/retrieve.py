@@ -8,7 +8,7 @@ seen items, exclude, unavailable items ─────────────�
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from serving.stages.live.candidates import SearchedItems
 from serving.stages.live.content import Content
 from serving.stages.live.content_tower import ContentTower
 from serving.stages.live.items import LiveItems
-from serving.stages.live.sales import LiveSales
+from serving.stages.live.sales import LEARNED_SALE, LiveSales, load_learned_sales
 from serving.stages.live.users import LiveSeen, SeenSince
 from serving.stages.search.search import INDEX_FILE, Blocked, Neighbours, Search, recency_weights
 from serving.tables.store.tables import EmbeddingTables
@@ -172,6 +172,7 @@ class Retrieve:
     popularity: np.ndarray | None = None  # float32 [n_items + 1] decayed counts, where live sales move them on
     as_of_s: int = 0
     tower: ContentTower | None = None  # of new items
+    learned: np.ndarray = field(default_factory=lambda: np.empty(0, LEARNED_SALE))
 
     @classmethod
     def load(cls, folder: Path) -> Retrieve:
@@ -183,7 +184,7 @@ class Retrieve:
         inputs = RetrieveInputs.load(folder, info, settings, items)
         network, sequence = open_network(folder, NETWORK, settings.threads), load_sequence(folder, settings, outputs.search)
         popularity = open_checked_array(folder, POPULARITY, "float32", items.n_items + 1) if settings.as_of_s else None
-        live_of_items = (popularity, settings.as_of_s, ContentTower.load(folder))
+        live_of_items = (popularity, settings.as_of_s, ContentTower.load(folder), load_learned_sales(folder))
         return cls(info, items, inputs, network, outputs, Content.load(folder), sequence, *live_of_items)
 
     @property
@@ -196,7 +197,7 @@ class Retrieve:
         if self.content is None:
             return replace(self, outputs=self.outputs.with_live(reader))
         arrays = SearchedItems(self.search, self.inputs.tables.tables[HISTORY_TABLE], self.popularity, self.tower).load_loops()
-        sales = LiveSales(self.items, self.as_of_s) if self.as_of_s else None
+        sales = LiveSales(self.items, self.as_of_s, self.learned) if self.as_of_s else None
         live_items = LiveItems(reader, self.items, self.content, arrays, sales)
         return replace(self, outputs=self.outputs.with_live(reader, live_items))
 

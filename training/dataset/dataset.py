@@ -42,6 +42,8 @@ class Dataset:
                   feature columns: categorical str|None, multi_categorical list of str, continuous f4 (NaN = missing)
     users         every user of the log or the user file, sorted by user_id: user_id i8, then the feature columns
     user_names, item_names   (id i8, name str) sorted by id, where the shop's ids are text; else None
+    learned_sales            what the live store counts of the live events among the interactions, by item
+                             (serving/stages/live/sales.py); None where there are none
     """
 
     description: Description
@@ -51,6 +53,7 @@ class Dataset:
     user_names: pd.DataFrame | None = None
     item_names: pd.DataFrame | None = None
     report: Report = field(default_factory=Report)
+    learned_sales: np.ndarray | None = None
 
     @property
     def prices(self) -> np.ndarray | None:

@@ -4,14 +4,19 @@
 
 Training computes the same numbers from a whole log (training/models/item_statistics.py). Now is the watermark in steps of an
 hour of event time: at a step all items are computed again, in between those with new events.
+
+The live store counts every live event there ever was. A generation that learned from some of them publishes what these were
+(LEARNED_SALES), which is subtracted: no sale counts twice.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
+from serving.contract.artifacts import open_checked_array
 from serving.live.layout import HORIZONS_DAYS
 from serving.live.reader import Snapshot
 from serving.live.store import Progress
@@ -22,18 +27,30 @@ STEP_S = 3_600
 SECONDS_PER_DAY = 86_400.0
 HORIZONS_S = np.array(HORIZONS_DAYS) * SECONDS_PER_DAY
 FIELDS = ("positive_count", "decayed", "first_ms", "last_ms")
+LEARNED_SALES = "learned_sales"  # name of the file, which is missing where nothing live was learned from
+LEARNED_SALE = np.dtype(  # of one item; sorted by item_id
+    [("item_id", "<i8"), ("positive_count", "<i8"), ("decayed", "<f8", (len(HORIZONS_DAYS),)), ("last_ms", "<i8")]
+)
+
+
+def load_learned_sales(folder: Path) -> np.ndarray:
+    """Return LEARNED_SALE [L] of a stage's folder: the live sales that its generation learned from. Raises ArtifactError."""
+    if not (folder / f"{LEARNED_SALES}.npy").exists():
+        return np.empty(0, LEARNED_SALE)
+    return open_checked_array(folder, LEARNED_SALES, LEARNED_SALE, None)
 
 
 @dataclass
 class LiveSales:
     """The live positive events of each item, by position; the last row is padding.
 
-    items: the catalogue; as_of_s: the generation's clock
+    items: the catalogue; as_of_s: the generation's clock; learned: LEARNED_SALE [L] of the generation
     counts: int64 [n_items + 1]; decayed: float64 [n_items + 1, horizons], as of last_s; first_s, last_s: int64 [n_items + 1]
     """
 
     items: ItemIndex
     as_of_s: int
+    learned: np.ndarray = field(default_factory=lambda: np.empty(0, LEARNED_SALE))
     counts: np.ndarray = field(init=False)
     decayed: np.ndarray = field(init=False)
     first_s: np.ndarray = field(init=False)
@@ -92,7 +109,22 @@ class LiveSales:
         known = (positions < self.items.n_items) & (records["positive_count"] > 0)
         positions = positions[known]
         counts, decayed, first_ms, last_ms = (records[name][known] for name in FIELDS)
+        counts, decayed = self._subtract_learned(ids[known], counts, decayed, last_ms)
         self.counts[positions], self.decayed[positions] = counts, decayed
         self.first_s[positions] = timeline.seen_all(first_ms // 1_000)
         self.last_s[positions] = timeline.seen_all(last_ms // 1_000)
         return positions
+
+    def _subtract_learned(
+        self, ids: np.ndarray, counts: np.ndarray, decayed: np.ndarray, last_ms: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return counts int64 [N] and decayed float64 [N, horizons] of items without what the generation learned of them."""
+        if not len(self.learned):
+            return counts, decayed
+        places = np.minimum(np.searchsorted(self.learned["item_id"], ids), len(self.learned) - 1)
+        learned = self.learned[places]
+        applies = learned["item_id"] == ids
+        age_s = np.maximum(last_ms - learned["last_ms"], 0)[:, None] / 1_000
+        left = np.where(applies[:, None], learned["decayed"] * np.exp(-age_s / HORIZONS_S), 0.0)
+        remaining = np.maximum(counts - np.where(applies, learned["positive_count"], 0), 0)
+        return remaining, np.where(remaining[:, None] > 0, np.maximum(decayed - left, 0.0), 0.0)

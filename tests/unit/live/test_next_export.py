@@ -129,6 +129,8 @@ def test_new_items_and_users_get_rows_and_changed_ones_what_was_set(dataset, fol
     assert continued.users["country"].tolist() == ["IT", "DE", None, "ES"]
     assert continued.report.notes[-1] == "1 live events continue the log"
     assert dataset.items["price"].tolist() == [2.5, 3.5]
+    assert continued.learned_sales[["item_id", "positive_count", "last_ms"]].tolist() == [(12, 1, 300_000)]
+    assert dataset.learned_sales is None
 
 
 def test_the_store_of_another_shop_is_left_alone(dataset, folder):

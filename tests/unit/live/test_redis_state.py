@@ -171,7 +171,10 @@ def test_models_that_share_users_mark_their_sequences(repository, redis):
     for name in (OBSERVE, UPSERT):
         stage = repository / name / "1" / "stage.json"
         stage.write_text(json.dumps(json.loads(stage.read_text()) | {"live_redis": redis.address, "live_project": PROJECT}))
-    with closing(Observe.load(repository / OBSERVE / "1")) as observe, closing(Upsert.load(repository / UPSERT / "1")) as upsert:
+    with (
+        closing(Observe.load(repository / OBSERVE / "1")) as observe,
+        closing(Upsert.load(repository / UPSERT / "1")) as upsert,
+    ):
         event = origin_of(int(observe(event_inputs(user_id=[8], item_id=[1]))["sequence"][0, 0]))
         change = origin_of(upserted(upsert, 1, title="new"))
         assert (event.shared, change.shared, event.place, change.place) == (True, False, 1, 2)

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from export.continued import sales_of
+from live.archive import read_log
 from serving.contract.tensors import OBSERVE
 from serving.live.events import HEADER, EventBatch, Flags
 from serving.live.layout import Layout
@@ -70,6 +72,27 @@ def test_live_statistics_equal_those_of_training_on_the_whole_log(tmp_path, at_o
     np.testing.assert_allclose(statistics.popularity, expected.popularity, atol=2e-6)
     np.testing.assert_allclose(statistics.sold_days, expected.sold_days, atol=1e-4)
     assert statistics.clock.log_days + statistics.elapsed_days[0] == pytest.approx(expected.clock.log_days)
+    reader.close()
+
+
+@pytest.mark.parametrize("learned", [1, 400, 800])
+def test_sales_that_a_generation_learned_from_do_not_count_again(tmp_path, learned):
+    log = log_of(2_400)
+    known, expected = statistics_of(*(column[: 1_600 + learned] for column in log)), statistics_of(*log)
+    items, reader = ItemIndex(np.arange(N_ITEMS) * 10), Reader(tmp_path / "live")
+    write(reader.folder, *(column[1_600 : 1_600 + learned] for column in log))
+    sales = sales_of([batch for _, batch in read_log(reader.folder)])
+    ranked = RankedItems(Content.of([{}] * N_ITEMS), np.zeros((31, 1), np.int32), np.zeros((31, 0), np.float32), known)
+    as_of_s = int(log[2][1_600 + learned - 1])
+    live = LiveItems(reader, items, ranked.content, ranked, LiveSales(items, as_of_s, sales))
+    before = known.popularity.copy()
+    assert live.refresh()
+    np.testing.assert_allclose(known.popularity, before, atol=1e-6)
+    if learned < 800:
+        write(reader.folder, *(column[1_600 + learned :] for column in log))
+        assert live.refresh()
+    np.testing.assert_allclose(known.popularity, expected.popularity, atol=2e-6)
+    np.testing.assert_allclose(known.sold_days, expected.sold_days, atol=1e-4)
     reader.close()
 
 

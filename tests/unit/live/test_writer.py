@@ -269,6 +269,11 @@ def test_a_long_time_without_any_event_is_noted_as_a_pause(writer, reader):
         assert snapshot.progress().first_ms == START_MS
         assert snapshot.pauses_ms() == [[START_MS + 29 * DAY_MS, START_MS + 90 * DAY_MS]]
         assert snapshot.progress().n_pauses == 1
+    days = [START_MS + day * DAY_MS for day in (*range(101, 150), 190, 191, 240)]  # of one batch
+    writer.append(EventBatch.join([purchase(1, 7, day_ms) for day_ms in reversed(days)]))
+    with reader.snapshot() as snapshot:
+        assert snapshot.pauses_ms()[1:] == [[days[-4], days[-3]], [days[-2], days[-1]]]
+        assert snapshot.progress().n_pauses == 3
 
 
 def test_pauses_are_no_time():
