@@ -141,7 +141,7 @@ def unit_faults() -> Iterator[str]:
     """Yield what systemd says of the units, with this checkout in the place where they expect it."""
     with TemporaryDirectory() as folder:
         units = []
-        for unit in sorted((HERE / "systemd").glob("*.service")):
+        for unit in sorted((HERE / "systemd").glob("*.[st]*")):
             units.append(Path(folder, unit.name))
             units[-1].write_text(unit.read_text().replace("/opt/recommender", str(HERE.parent)))
         yield from run_faults("systemd-analyze", "verify", "--man=no", *map(str, units), cwd=HERE, silent=True)

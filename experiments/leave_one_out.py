@@ -32,8 +32,8 @@ import typer
 from rich.console import Console
 
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
-from experiments.prequential import EVENTS_PER_BATCH, blocks, event_inputs
 from export.build import build_repository
+from export.prequential import EVENTS_PER_BATCH, blocks, event_inputs
 from export.settings import PipelineSettings, Settings, TrainingSettings
 from perf.command import run
 from serving.contract.generations import pinned_generation

@@ -5,8 +5,7 @@
     log ──split by time──▶ first 80 % ─▶ export            (frozen: this is all that is ever known)
                            last 20 %  ─▶ questions, one per event
 
-A question is a positive event of an item that the user never had before: at its moment the whole pipeline is asked, in process,
-and the answer is good if it holds the item of the event. Three answerers:
+A question is a positive event of an item that the user never had before (export/prequential.py). Three answerers:
 
     frozen   the repository as it was exported
     live     the same repository; every event before the question has gone through `observe` into the live store
@@ -17,60 +16,33 @@ The figures are Recall@20 (is the item in the list?), NDCG@10, and the mean reci
 
 from __future__ import annotations
 
-import shutil
-from contextlib import closing
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import pandas as pd
 import typer
 from rich.console import Console
 
 from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_machine
 from export.build import build_repository
+from export.prequential import LIST_LENGTH, Quality, answer_frozen, answer_live, choose_questions
 from export.settings import Settings
 from perf.command import run
-from serving.contract.generations import pinned_generation
-from serving.contract.tensors import OBSERVE, PAD_ID, live_specs
-from serving.live.reader import Reader
+from serving.contract.tensors import PAD_ID
 from serving.live.store import live_folder
-from serving.pipeline import Pipeline
-from serving.stages.live.models import Observe
 from training.dataset import Dataset, load_dataset
 from training.evaluation.session_knn import VARIANTS, Visits, answer_events
-from training.features.build import context_of
 
 WORK = Path(".run/prequential")
 DATA = ("online-retail", "movielens", "amazon-grocery", "complete-journey")
 REPLAYED_SHARE = 0.2
 TUNED_SHARE = 0.1  # of what is exported: its end, on which the baseline's variant is chosen
 VISIT_GAP_S = 8 * 3_600.0  # as in training/models/item_statistics.py
-QUESTIONS_PER_CALL = 64
-EVENTS_PER_BATCH = 256
-LIST_LENGTH = 20
 FROZEN, LIVE, KNN = "frozen", "live", "V-SKNN"
 TITLES = {"recall_at_20": "Recall@20", "ndcg_at_10": "NDCG@10", "mrr": "MRR"}
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
-
-@dataclass(frozen=True)
-class Quality:
-    """Means over questions."""
-
-    recall_at_20: float
-    ndcg_at_10: float
-    mrr: float
-
-    @classmethod
-    def of(cls, answers: np.ndarray, items: np.ndarray) -> Quality:
-        """answers: int64 [Q, 20], best first; items: int64 [Q], the one that each answer should hold"""
-        hits = answers == items[:, None]
-        rank = np.where(hits.any(axis=1), hits.argmax(axis=1), np.inf)
-        gain = np.where(rank < 10, 1 / np.log2(rank + 2), 0.0)
-        return cls(float(np.isfinite(rank).mean()), float(gain.mean()), float((1 / (rank + 1)).mean()))
 
 
 def split_row(dataset: Dataset) -> int:
@@ -90,61 +62,11 @@ def measure(dataset: Dataset, repository: Path, most: int) -> dict[str, Quality]
     tuned_rows = choose_questions(events, int(first * (1 - TUNED_SHARE)), first, most)
     answers = {
         FROZEN: answer_frozen(repository, dataset, rows),
-        LIVE: answer_live(repository, dataset, rows, first),
+        LIVE: answer_live(repository, dataset, rows, first, live_folder(repository)),
         KNN: answer_by_knn(dataset, rows, tuned_rows),
     }
     wanted = events["item_id"].to_numpy()[rows]
     return {name: Quality.of(found, wanted) for name, found in answers.items()}
-
-
-def choose_questions(events: pd.DataFrame, first: int, end: int, most: int) -> np.ndarray:
-    """Return int64 [Q] rows from `first` to `end` whose item the user never had before: `most`, evenly spaced, or fewer."""
-    new = ~events.duplicated(["user_id", "item_id"]).to_numpy() & events["positive"].to_numpy()
-    rows = first + np.flatnonzero(new[first:end])
-    return rows[np.linspace(0, len(rows) - 1, min(most, len(rows))).astype(np.int64)]
-
-
-def answer_frozen(repository: Path, dataset: Dataset, rows: np.ndarray) -> np.ndarray:
-    """Return int64 [Q, 20] item ids for the users of log rows, from what was exported."""
-    with closing(Pipeline.load(repository)) as pipeline:
-        return np.concatenate([ask(pipeline, dataset, part) for part in blocks(rows, QUESTIONS_PER_CALL)])
-
-
-def answer_live(repository: Path, dataset: Dataset, rows: np.ndarray, first: int) -> np.ndarray:
-    """Return int64 [Q, 20] item ids for the users of log rows, every event from row `first` on observed before the next answer.
-
-    The live store beside the repository is made anew.
-    """
-    folder, answers, start = live_folder(repository), [], first
-    shutil.rmtree(folder, ignore_errors=True)
-    observe = Observe.load(repository / OBSERVE / str(pinned_generation(repository)))
-    with closing(observe), closing(Reader(folder)) as reader, closing(Pipeline.load(repository, live=reader)) as pipeline:
-        for row in rows:
-            for part in blocks(np.arange(start, row), EVENTS_PER_BATCH):
-                observe(event_inputs(dataset, part))
-            answers.append(ask(pipeline, dataset, row[None]))
-            start = row
-    return np.concatenate(answers)
-
-
-def ask(pipeline: Pipeline, dataset: Dataset, rows: np.ndarray) -> np.ndarray:
-    """Return int64 [B, 20] item ids for the users of log rows, in the context of these rows."""
-    events = dataset.interactions.iloc[rows]
-    inputs = {"user_id": events["user_id"].to_numpy(np.int64)} | context_of(events, dataset.context_columns)
-    return pipeline({name: values[:, None] for name, values in inputs.items()})["item_ids"][:, :LIST_LENGTH]
-
-
-def event_inputs(dataset: Dataset, rows: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the tensors of `observe` for rows of the log."""
-    events, log = dataset.interactions.iloc[rows], dataset.description.interactions
-    given = {"user_id": events["user_id"], "item_id": events["item_id"], "timestamp_ms": 1_000 * events["timestamp"]}
-    if log.label or log.weight:
-        given["value"] = events["label" if log.label else "weight"]
-    given |= context_of(events, dataset.context_columns)
-    tensors = live_specs(tuple(column.tensor() for column in dataset.context_columns))[OBSERVE].inputs
-    return {
-        t.name: np.asarray(given[t.name], t.numpy_dtype)[:, None] if t.name in given else t.filled(len(rows)) for t in tensors
-    }
 
 
 def answer_by_knn(dataset: Dataset, rows: np.ndarray, tuned_rows: np.ndarray) -> np.ndarray:
@@ -155,10 +77,6 @@ def answer_by_knn(dataset: Dataset, rows: np.ndarray, tuned_rows: np.ndarray) ->
     tuned = [Quality.of(answer_events(visits, tuned_rows, len(item_ids), v), items[tuned_rows]).ndcg_at_10 for v in VARIANTS]
     positions = answer_events(visits, rows, len(item_ids), VARIANTS[int(np.argmax(tuned))], LIST_LENGTH)
     return np.append(item_ids, PAD_ID)[positions]
-
-
-def blocks(rows: np.ndarray, size: int) -> list[np.ndarray]:
-    return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
 def figures_of(qualities: dict[str, Quality]) -> list[Figure]:

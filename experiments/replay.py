@@ -24,8 +24,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from experiments.prequential import TITLES, Quality, answer_frozen, choose_questions, event_inputs
+from experiments.prequential import TITLES
 from export.build import build_repository
+from export.prequential import Quality, answer_frozen, choose_questions, event_inputs
 from export.settings import Settings
 from perf.command import run
 from perf.live.shop import Shop, opened_shop

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -56,6 +57,36 @@ def build(
     build_repository(dataset, repo, settings, console, layout, profile, verbose)
     if profile == "cpu":  # in the containers, start scripts write engines into it
         make_read_only(repo, pinned_generation(repo))
+
+
+@app.command()
+def follow(
+    data: Data = "online-retail",
+    repo: Repo = Path("model_repository"),
+    config: Config = None,
+    events: Annotated[int, typer.Option(help="train when so many are newer than the serving generation", min=1)] = 1_000,
+    minutes: Annotated[float, typer.Option(help="from the end of a round to the next", min=0.1)] = 60.0,
+    once: Annotated[bool, typer.Option("--once", help="one round, for a timer")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="also print training progress")] = False,
+) -> None:
+    """Train a generation whenever enough has happened, and publish it if it is as good on the newest events as what serves."""
+    from export.settings import read_settings
+    from training.dataset import load_dataset
+
+    settings = read_settings(config)
+    from export.follow import follow_once  # imported late, because training imports take seconds
+
+    while True:
+        try:
+            done = follow_once(load_dataset(data), repo, settings, events, console if verbose else Console(quiet=True))
+            console.print(escape(done.report))
+        except RecommenderError as error:
+            if once:
+                raise
+            console.print(f"[red]{type(error).__name__}[/]: {escape(str(error))}")
+        if once:
+            return
+        time.sleep(60 * minutes)
 
 
 @app.command()

@@ -29,10 +29,11 @@ from training.dataset import Dataset
 KEY = ["user_id", "item_id", "timestamp"]
 
 
-def continue_log(dataset: Dataset, folder: Path) -> Dataset:
+def continue_log(dataset: Dataset, folder: Path, before_s: int | None = None) -> Dataset:
     """Return the data set with the events, items and users of a live store; as it is where there are none.
 
-    The store of another data set is left alone. An event that the log holds already counts once.
+    before_s: leave out events of this moment (unix seconds) and later ones. The store of another data set is left alone. An
+    event that the log holds already counts once.
     """
     if not Reader(folder).exists():
         return dataset
@@ -40,6 +41,8 @@ def continue_log(dataset: Dataset, folder: Path) -> Dataset:
         if store.read_shop() != dataset.description.name:
             return dataset
     batches = [batch for _, batch in read_log(folder)]
+    if before_s is not None:
+        batches = [batch.take(np.flatnonzero(batch.headers["time_ms"] < 1_000 * before_s)) for batch in batches]
     events = pd.concat([frame_of(batch, dataset) for batch in batches] or [dataset.interactions.iloc[:0]])
     with closing(Reader(folder)) as reader, reader.snapshot() as snapshot:
         changes = snapshot.changes(after=0)

@@ -54,7 +54,8 @@ def relayout(source: Path, repository: Path, layout: str, candidates: int | None
         reports = facts["reports"] | {"index": facts["reports"]["index"] | {"requests": [asdict(trial) for trial in widened]}}
         staging.seal_stages(specs)
         recorded = record(staging, requests)
-        staging.seal({name: facts[name] for name in ("dataset", "settings", "versions")} | {"reports": reports})
+        kept = {name: facts[name] for name in ("dataset", "log", "settings", "versions") if name in facts}
+        staging.seal(kept | {"reports": reports})
         return staging.publish(specs, settings.serving_of(), warmup_tensors(staging, recorded))
 
 

@@ -26,7 +26,8 @@ NOT_COMPARED = ("files", "stages", "generation", "schema")  # of a manifest: the
 
 @dataclass(frozen=True)
 class Act:
-    """One line of the record. action: "tagged", "untagged", "activated" or "rolled back"; tag: "" unless one was set."""
+    """One line of the record. action: "tagged", "untagged", "activated", "published" or "not published" (by `follow`, with its
+    verdict as the reason); tag: "" unless one was set."""
 
     time_s: int
     author: str

@@ -120,7 +120,7 @@ def writable(array: np.ndarray) -> np.ndarray:
     return view
 
 
-def open_checked_array(folder: Path, name: str, dtype: str, *shape: int | None) -> np.ndarray:
+def open_checked_array(folder: Path, name: str, dtype: str | np.dtype, *shape: int | None) -> np.ndarray:
     """Return `<name>.npy` as `open_array` does, for compiled loops, which check no bounds. None in `shape` is any length.
 
     The result is a plain array over the mapped pages, without the cost of np.memmap's indexing. Raises ArtifactError when

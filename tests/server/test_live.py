@@ -15,8 +15,8 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from experiments.prequential import answer_frozen, choose_questions
 from experiments.replay import Replay, held_back_row
+from export.prequential import answer_frozen, choose_questions
 from perf.figures import Figure
 from perf.live import after as perf_after
 from perf.live import items as perf_items

@@ -76,13 +76,16 @@ class LiveModel:
     refused: int = 0
 
     @classmethod
-    def load(cls: type[Model], folder: Path) -> Model:
-        """Load the model from its version folder. Raises ArtifactError, ConfigError or DependencyError."""
+    def load(cls: type[Model], folder: Path, store: Path | None = None) -> Model:
+        """Load the model from its version folder. Raises ArtifactError, ConfigError or DependencyError.
+
+        store: folder of a live store other than the repository's own
+        """
         info = read_stage(folder)
         settings = stage_settings(folder, info, LiveSettings)
         repository = folder.parents[1]
         seeds = cls.open_seeds(repository, info.generation)
-        place = live_folder(repository, info.live_folder)
+        place = store or live_folder(repository, info.live_folder)
         if info.shop:
             set_aside(place, info.shop)
         writer = Writer(

@@ -1,0 +1,139 @@
+"""Continuous training: train a generation that knows what happened since, and publish it if the newest events speak for it.
+
+    log + live events ──split by time──▶ earlier ─▶ export into a repository of its own: the candidate
+                                         newest  ─▶ questions to the candidate and to what serves, each with live state
+                                                 ─▶ verdict ─▶ published and activated, or a report of why not
+
+What was judged is what is published: the newest events, which the candidate was not trained on, it knows as live events.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from export.build import build_repository
+from export.continued import continue_log
+from export.prequential import answer_live, choose_questions, gains_of, ranks_of
+from export.relayout import relayout
+from export.settings import Settings
+from repository.config import CONFIG_FILE, layout_of
+from repository.models import read_config
+from repository.publish import make_read_only
+from repository.registry import record_act
+from server.environment import RUN_DIR
+from server.launcher import activate, running_servers
+from serving.contract.artifacts import stage_folder
+from serving.contract.errors import ConfigError
+from serving.contract.generations import pinned_generation
+from serving.contract.tensors import ENSEMBLE, OBSERVE, PAD_ID, STAGES
+from serving.live.store import live_folder
+from serving.stages.features.user_state import UserStore
+from training.dataset import Dataset
+
+JUDGED_SHARE = 0.2  # of the events since the serving generation: the newest, on which both are judged
+MOST_QUESTIONS, LEAST_QUESTIONS = 2_000, 100
+LEAST_QUALITY = 0.98  # of the serving generation's NDCG@10
+LEAST_COVERAGE = 0.5  # of the different items that the serving generation shows
+RESAMPLES = 1_000
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A candidate beside the serving generation. fault: why it is not published, "" where it is.
+
+    candidate, serving: mean NDCG@10; low, high: 95 % interval of their difference; coverage: different items that the candidate
+    shows, over those that the serving generation does
+    """
+
+    questions: int
+    candidate: float
+    serving: float
+    low: float
+    high: float
+    coverage: float
+    fault: str
+
+    def __str__(self) -> str:
+        figures = (
+            f"NDCG@10 {self.candidate:.4f} against {self.serving:.4f} on {self.questions:,} questions, difference "
+            f"{self.low:+.4f} to {self.high:+.4f} (95 %), {self.coverage:.2f} times as many items shown"
+        )
+        return f"{figures}: {self.fault or 'published'}"
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round did. generation: the published one, 0 without one; report: in a line, for people"""
+
+    generation: int
+    report: str
+    verdict: Verdict | None = None
+
+
+def follow_once(dataset: Dataset, repo: Path, settings: Settings, least_events: int, console: Console) -> Round:
+    """Train and judge a generation if `least_events` are new, and publish it if it passes. Servers of `repo` move to it.
+
+    dataset: as it is loaded, without live events. Raises ConfigError, ArtifactError, ExportError or ServerError.
+    """
+    serving = pinned_generation(repo)
+    if not (repo / OBSERVE).is_dir():
+        raise ConfigError(
+            f"{repo} has no model `{OBSERVE}`, so there are no live events to learn from. Export with PROFILE=cpu."
+        )
+    folder = live_folder(repo, settings.live.folder)
+    whole = continue_log(dataset, folder)
+    times_s = whole.interactions["timestamp"].to_numpy()
+    known_until_s = UserStore(stage_folder(repo, STAGES[0], serving) / "store").as_of_s
+    new_s = times_s[times_s > known_until_s]
+    if len(new_s) < least_events:
+        return Round(0, f"waits: {len(new_s):,} events are newer than generation {serving}, of {least_events:,}")
+    last_s = int(dataset.interactions["timestamp"].max())
+    judged_from_s = max(int(np.quantile(new_s, 1 - JUDGED_SHARE, method="lower")), last_s) + 1
+    earlier = continue_log(dataset, folder, judged_from_s)
+    if int(earlier.interactions["timestamp"].max()) <= known_until_s:
+        return Round(0, f"waits: the new events are all of one moment, so that none is left to judge generation {serving} by")
+    with tempfile.TemporaryDirectory(dir=repo.resolve().parent, prefix=f".{repo.name}.follow-") as scratch:
+        candidate, layout = Path(scratch, "candidate"), layout_of(read_config(repo / ENSEMBLE / CONFIG_FILE))
+        build_repository(earlier, candidate, settings, console, layout)
+        rows = choose_questions(whole.interactions, int(np.searchsorted(times_s, judged_from_s)), len(times_s), MOST_QUESTIONS)
+        first, serving_first = np.searchsorted(times_s, (judged_from_s, known_until_s + 1)).tolist()  # rows neither has learned
+        verdict = judge(
+            answer_live(candidate, whole, rows, first, Path(scratch, "store")),
+            answer_live(repo, whole, rows, serving_first, Path(scratch, "store")),
+            whole.interactions["item_id"].to_numpy()[rows],
+            np.random.default_rng(settings.pipeline.seed),
+        )
+        if verdict.fault:
+            record_act(repo, "not published", serving, reason=str(verdict))
+            return Round(0, f"generation {serving} stays. {verdict}", verdict)
+        generation = relayout(candidate, repo, layout)
+    make_read_only(repo, generation)
+    record_act(repo, "published", generation, reason=str(verdict))
+    for state in running_servers(RUN_DIR):
+        if state.repo == repo.resolve():
+            activate(state, generation, RUN_DIR)
+    return Round(generation, f"generation {generation}. {verdict}", verdict)
+
+
+def judge(candidate: np.ndarray, serving: np.ndarray, items: np.ndarray, rng: np.random.Generator) -> Verdict:
+    """Compare the answers of two generations, int64 [Q, 20] each, to the same questions. items: int64 [Q], the right ones"""
+    count = len(items)
+    if count < LEAST_QUESTIONS:
+        fault = f"the newest events hold fewer than {LEAST_QUESTIONS} questions, which is too few to judge by"
+        return Verdict(count, np.nan, np.nan, np.nan, np.nan, np.nan, fault)
+    gains, serving_gains = (gains_of(ranks_of(answers, items)) for answers in (candidate, serving))
+    quality, serving_quality = float(gains.mean()), float(serving_gains.mean())
+    resampled = (gains - serving_gains)[rng.integers(0, count, (RESAMPLES, count))].mean(axis=1)
+    low, high = np.percentile(resampled, (2.5, 97.5)).tolist()
+    shown, serving_shown = (len(np.setdiff1d(answers, [PAD_ID])) for answers in (candidate, serving))
+    coverage, fault = shown / max(serving_shown, 1), ""
+    if quality < LEAST_QUALITY * serving_quality:
+        fault = f"not published, because it reaches less than {LEAST_QUALITY:.0%} of what serves"
+    elif coverage < LEAST_COVERAGE:
+        fault = f"not published, because it shows less than {LEAST_COVERAGE:.0%} of the items"
+    return Verdict(count, quality, serving_quality, low, high, coverage, fault)

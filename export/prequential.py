@@ -1,0 +1,107 @@
+"""Predict events of a log before they are observed, in process: by a repository as it was exported, or with live state.
+
+A question is a positive event of an item that the user never had before: at its moment the whole pipeline is asked, and the
+answer is good if it holds the item of the event.
+"""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from serving.contract.generations import pinned_generation
+from serving.contract.tensors import OBSERVE, live_specs
+from serving.live.reader import Reader
+from serving.pipeline import Pipeline
+from serving.stages.live.models import Observe
+from training.dataset import Dataset
+from training.features.build import context_of
+
+QUESTIONS_PER_CALL = 64
+EVENTS_PER_BATCH = 256
+LIST_LENGTH = 20
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Means over questions."""
+
+    recall_at_20: float
+    ndcg_at_10: float
+    mrr: float
+
+    @classmethod
+    def of(cls, answers: np.ndarray, items: np.ndarray) -> Quality:
+        """answers: int64 [Q, 20], best first; items: int64 [Q], the one that each answer should hold"""
+        rank = ranks_of(answers, items)
+        return cls(float(np.isfinite(rank).mean()), float(gains_of(rank).mean()), float((1 / (rank + 1)).mean()))
+
+
+def ranks_of(answers: np.ndarray, items: np.ndarray) -> np.ndarray:
+    """Return float64 [Q], the place of each item in its answer from 0, infinity where it is not there."""
+    hits = answers == items[:, None]
+    return np.where(hits.any(axis=1), hits.argmax(axis=1), np.inf)
+
+
+def gains_of(ranks: np.ndarray) -> np.ndarray:
+    """Return the NDCG@10 of each question, float64 [Q]."""
+    return np.where(ranks < 10, 1 / np.log2(ranks + 2), 0.0)
+
+
+def choose_questions(events: pd.DataFrame, first: int, end: int, most: int) -> np.ndarray:
+    """Return int64 [Q] rows from `first` to `end` whose item the user never had before: `most`, evenly spaced, or fewer."""
+    new = ~events.duplicated(["user_id", "item_id"]).to_numpy() & events["positive"].to_numpy()
+    rows = first + np.flatnonzero(new[first:end])
+    return rows[np.linspace(0, len(rows) - 1, min(most, len(rows))).astype(np.int64)]
+
+
+def answer_frozen(repository: Path, dataset: Dataset, rows: np.ndarray) -> np.ndarray:
+    """Return int64 [Q, 20] item ids for the users of log rows, from what was exported."""
+    with closing(Pipeline.load(repository)) as pipeline:
+        return np.concatenate([ask(pipeline, dataset, part) for part in blocks(rows, QUESTIONS_PER_CALL)])
+
+
+def answer_live(repository: Path, dataset: Dataset, rows: np.ndarray, first: int, store: Path) -> np.ndarray:
+    """Return int64 [Q, 20] item ids for the users of log rows, every event from row `first` on observed before the next answer.
+
+    store: folder of the live store that the events go to, made anew
+    """
+    answers, start = [], first
+    shutil.rmtree(store, ignore_errors=True)
+    observe = Observe.load(repository / OBSERVE / str(pinned_generation(repository)), store)
+    with closing(observe), closing(Reader(store)) as reader, closing(Pipeline.load(repository, live=reader)) as pipeline:
+        for row in rows:
+            for part in blocks(np.arange(start, row), EVENTS_PER_BATCH):
+                observe(event_inputs(dataset, part))
+            answers.append(ask(pipeline, dataset, row[None]))
+            start = row
+    return np.concatenate(answers)
+
+
+def ask(pipeline: Pipeline, dataset: Dataset, rows: np.ndarray) -> np.ndarray:
+    """Return int64 [B, 20] item ids for the users of log rows, in the context of these rows."""
+    events = dataset.interactions.iloc[rows]
+    inputs = {"user_id": events["user_id"].to_numpy(np.int64)} | context_of(events, dataset.context_columns)
+    return pipeline({name: values[:, None] for name, values in inputs.items()})["item_ids"][:, :LIST_LENGTH]
+
+
+def event_inputs(dataset: Dataset, rows: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the tensors of `observe` for rows of the log."""
+    events, log = dataset.interactions.iloc[rows], dataset.description.interactions
+    given = {"user_id": events["user_id"], "item_id": events["item_id"], "timestamp_ms": 1_000 * events["timestamp"]}
+    if log.label or log.weight:
+        given["value"] = events["label" if log.label else "weight"]
+    given |= context_of(events, dataset.context_columns)
+    tensors = live_specs(tuple(column.tensor() for column in dataset.context_columns))[OBSERVE].inputs
+    return {
+        t.name: np.asarray(given[t.name], t.numpy_dtype)[:, None] if t.name in given else t.filled(len(rows)) for t in tensors
+    }
+
+
+def blocks(rows: np.ndarray, size: int) -> list[np.ndarray]:
+    return [rows[start : start + size] for start in range(0, len(rows), size)]

@@ -1,0 +1,96 @@
+"""Continuous training: what happened since becomes a generation, which answers if it is as good on the newest events."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from export.build import build_repository
+from export.follow import follow_once
+from export.prequential import blocks, event_inputs
+from export.settings import Settings
+from repository.generations import published_generations
+from repository.registry import read_acts, read_manifest
+from serving.contract.errors import ConfigError
+from serving.contract.generations import pinned_generation
+from serving.contract.tensors import OBSERVE
+from serving.live.reader import Reader
+from serving.live.store import live_folder
+from serving.pipeline import Pipeline
+from serving.stages.live.models import Observe
+from training.dataset import Dataset, load_dataset
+
+DATA = "synthetic:users=150,items=100,events=6000"
+QUIET = Console(quiet=True)
+
+
+@pytest.fixture(scope="module")
+def whole() -> Dataset:
+    return load_dataset(DATA)
+
+
+@pytest.fixture(scope="module")
+def past(whole) -> Dataset:
+    """The data set without its last third, which happens live."""
+    return replace(whole, interactions=whole.interactions.iloc[:4_000].reset_index(drop=True))
+
+
+@pytest.fixture(scope="module")
+def exported(past, tmp_path_factory) -> Path:
+    repository = tmp_path_factory.mktemp("follow") / "model_repository"
+    build_repository(past, repository, Settings(), QUIET)
+    return repository
+
+
+@pytest.fixture
+def repo(exported, tmp_path) -> Path:
+    return Path(shutil.copytree(exported, tmp_path / "model_repository"))
+
+
+def observe(repo: Path, dataset: Dataset, rows: np.ndarray) -> None:
+    with closing(Observe.load(repo / OBSERVE / str(pinned_generation(repo)))) as model:
+        for part in blocks(rows, 500):
+            model(event_inputs(dataset, part))
+
+
+def test_a_generation_of_what_happened_since_is_published(repo, whole, past):
+    assert "waits: 0 events are newer than generation 1, of 1,000" in follow_once(past, repo, Settings(), 1_000, QUIET).report
+    observe(repo, whole, np.arange(4_000, 6_000))
+    before = sorted(path.name for path in repo.parent.iterdir())
+    done = follow_once(past, repo, Settings(), 1_000, QUIET)
+    assert done.verdict is not None
+    assert done.generation == 2, done.report
+    assert published_generations(repo) == (1, 2)
+    assert pinned_generation(repo) == 2
+    last = read_acts(repo)[-1]
+    assert (last.action, last.generation, last.reason) == ("published", 2, str(done.verdict))
+    assert 5_000 < read_manifest(repo, 2)["log"]["events"] < 6_000  # the newest events judged it
+    assert sorted(path.name for path in repo.parent.iterdir()) == before
+    with closing(Reader(live_folder(repo))) as reader, reader.snapshot() as snapshot:
+        assert snapshot.progress().last_sequence == 2_000  # judging posted nothing to the shop's own log
+    with closing(Reader(live_folder(repo))) as reader, closing(Pipeline.load(repo, live=reader)) as pipeline:
+        assert set(pipeline.recommend([1, 2, 3])["generation"].ravel().tolist()) == {2}
+    assert "waits" in follow_once(past, repo, Settings(), 1_000, QUIET).report
+
+
+def test_a_worse_generation_is_not_published_and_it_is_said_why(repo, whole, past):
+    observe(repo, whole, np.arange(4_000, 6_000))
+    untaught = Settings.model_validate({"rules": {"blocked_items": whole.items["item_id"].tolist()[:60]}})
+    done = follow_once(past, repo, untaught, 1_000, QUIET)
+    assert done.generation == 0
+    assert "generation 1 stays" in done.report
+    assert "not published, because" in done.report
+    assert published_generations(repo) == (1,)
+    assert read_acts(repo)[-1].action == "not published"
+
+
+def test_a_repository_without_live_events_is_refused(repo, past):
+    shutil.rmtree(repo / OBSERVE)
+    with pytest.raises(ConfigError, match="no model `observe`"):
+        follow_once(past, repo, Settings(), 1, QUIET)
