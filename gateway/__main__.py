@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+import uvloop
 
 from gateway.app import create_app
 from gateway.protocol import http_server
@@ -36,7 +37,7 @@ def serve(
 ) -> None:
     """Answer until told to stop (SIGTERM, SIGINT)."""
     configure_logging(logging.WARNING)
-    asyncio.run(run(repo.resolve(), server, port, read_settings(config)))
+    uvloop.run(run(repo.resolve(), server, port, read_settings(config)))
 
 
 async def run(repo: Path, server: str, port: int, settings: GatewaySettings) -> None:

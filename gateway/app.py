@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse, Response
+from fastapi.responses import FileResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
@@ -22,7 +22,16 @@ from gateway.explain import Explainer
 from gateway.guard import REQUEST_ID, Guard
 from gateway.limiter import Limiter
 from gateway.metrics import Metrics
-from gateway.questions import CONTEXT, PARAMETERS, RETRY_AFTER, STATUS, error_response, read_question, split_ids
+from gateway.questions import (
+    CONTEXT,
+    PARAMETERS,
+    RETRY_AFTER,
+    STATUS,
+    JsonResponse,
+    error_response,
+    read_question,
+    split_ids,
+)
 from gateway.readiness import Readiness
 from gateway.recommendations import DEGRADED_NAMES, Answering
 from gateway.settings import GatewaySettings
@@ -48,7 +57,7 @@ def create_app(
 ) -> FastAPI:
     """Return the gateway of a repository. tokens: digest -> name; None asks for none. Raises ArtifactError, CatalogueError."""
     metrics = Metrics()
-    shop = Shop(repo, recommender, metrics)
+    shop = Shop(repo, metrics)
     limiter = Limiter(settings.most_in_flight, settings.latency_factor, settings.latency_floor_ms / 1_000)
     exposures = open_exposures(shop, settings)
     answering = Answering(shop, recommender, metrics, limiter, exposures)
@@ -72,7 +81,7 @@ def create_app(
             answer = await answering.answer(read_question(scope, settings))
         except RecommenderError as error:
             return error_response(STATUS.get(error.status, 503), error.status, str(error))
-        return JSONResponse(answer, headers={REQUEST_ID: answer["request_id"]})
+        return JsonResponse(answer, headers={REQUEST_ID: answer["request_id"]})
 
     if traced:
         app.add_middleware(Tracing)
@@ -102,17 +111,17 @@ def create_app(
         statuses = {STATUS.get(result["error"]["code"], 503) if "error" in result else 200 for result in results}
         status = statuses.pop() if len(statuses) == 1 else 207
         content = {"results": results} if isinstance(body, list) else results[0]
-        return JSONResponse(content, status, RETRY_AFTER if status == 503 else None)
+        return JsonResponse(content, status, RETRY_AFTER if status == 503 else None)
 
     @app.put("/v1/items/{item_id}", response_model=schema.Changed, openapi_extra=schema.COLUMNS_BODY)
     async def change_item(item_id: str, request: Request) -> Response:
         """Say that an item is new or changed. Columns that are left out stay as they are."""
-        return JSONResponse({"sequence": await recording.change("item", item_id, await read_columns(request))})
+        return JsonResponse({"sequence": await recording.change("item", item_id, await read_columns(request))})
 
     @app.put("/v1/users/{user_id}", response_model=schema.Changed, openapi_extra=schema.COLUMNS_BODY)
     async def change_user(user_id: str, request: Request) -> Response:
         """Say that a user is new or changed. Columns that are left out stay as they are."""
-        return JSONResponse({"sequence": await recording.change("user", user_id, await read_columns(request))})
+        return JsonResponse({"sequence": await recording.change("user", user_id, await read_columns(request))})
 
     @app.get("/v1/items/{item_id}/similar", response_model=schema.Similar)
     async def similar(item_id: str, k: Count = 10) -> Response:
@@ -122,7 +131,7 @@ def create_app(
         found = await asyncio.to_thread(shop.published.similar_items, wire_id, k)
         items = [shop.described(item.item_id) | {"score": item.score, "source": item.source} for item in found]
         known = shop.published.position_of(wire_id) is not None
-        return JSONResponse({"item": shop.described(wire_id), "known": known, "items": items})
+        return JsonResponse({"item": shop.described(wire_id), "known": known, "items": items})
 
     @app.get("/v1/explain", response_model=schema.Explanation)
     async def explain(request: Request, user: str, item: str, exclude: Ids = None) -> Response:
@@ -130,18 +139,18 @@ def create_app(
         excluded = [shop.item_id(other) for other in split_ids(exclude)]
         asked = (shop.user_id(user), shop.item_id(item), excluded, context_of(request))
         shop.refresh()
-        return JSONResponse(await asyncio.to_thread(explainer.explain, *asked))
+        return JsonResponse(await asyncio.to_thread(explainer.explain, *asked))
 
     @app.get("/v1/users/{user_id}", response_model=schema.User)
     async def describe_user(user_id: str) -> Response:
         """Tell what is known of a user: the history that recommendations go by, newest first."""
         shop.refresh()
-        return JSONResponse(await asyncio.to_thread(explainer.describe_user, shop.user_id(user_id)))
+        return JsonResponse(await asyncio.to_thread(explainer.describe_user, shop.user_id(user_id)))
 
     @app.get("/healthz")
     async def healthz() -> Response:
         """The gateway runs, and answers recommendations at least with popular items."""
-        return JSONResponse({"status": "ok"})
+        return JsonResponse({"status": "ok"})
 
     @app.get("/readyz")
     async def readyz() -> Response:
@@ -157,7 +166,7 @@ def create_app(
             for health in await readiness.servers()
         ]
         ready = any(server["ready"] for server in servers)
-        return JSONResponse({"ready": ready, "servers": servers}, 200 if ready else 503)
+        return JsonResponse({"ready": ready, "servers": servers}, 200 if ready else 503)
 
     @app.get("/metrics", include_in_schema=False)
     async def metrics_page() -> Response:
@@ -210,22 +219,22 @@ def _handle_errors(app: FastAPI) -> None:
     """Every error is JSON: {"error": {"code", "message"}}."""
 
     @app.exception_handler(RecommenderError)
-    async def of_the_client(_: Request, error: RecommenderError) -> JSONResponse:
+    async def of_the_client(_: Request, error: RecommenderError) -> JsonResponse:
         return error_response(STATUS.get(error.status, 503), error.status, str(error))
 
     @app.exception_handler(ServingError)
-    async def of_the_repository(_: Request, error: ServingError) -> JSONResponse:
+    async def of_the_repository(_: Request, error: ServingError) -> JsonResponse:
         return error_response(503, "UNAVAILABLE", str(error))
 
     @app.exception_handler(RequestValidationError)
-    async def of_the_caller(_: Request, error: RequestValidationError) -> JSONResponse:
+    async def of_the_caller(_: Request, error: RequestValidationError) -> JsonResponse:
         fault = error.errors()[0]
         return error_response(400, "INVALID_ARGUMENT", f"{fault['loc'][-1]}: {fault['msg']}")
 
     @app.exception_handler(HTTPException)
-    async def of_http(_: Request, error: HTTPException) -> JSONResponse:
+    async def of_http(_: Request, error: HTTPException) -> JsonResponse:
         return error_response(error.status_code, "NOT_FOUND" if error.status_code == 404 else "HTTP", str(error.detail))
 
     @app.exception_handler(Exception)
-    async def of_ours(_: Request, error: Exception) -> JSONResponse:
+    async def of_ours(_: Request, error: Exception) -> JsonResponse:
         return error_response(500, "INTERNAL", "The gateway failed on this request. Its log has the details.")

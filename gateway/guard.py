@@ -23,18 +23,20 @@ from gateway.tokens import digest
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/", "/console.js", "/console.css"})  # nothing of the shop's is in them
 REQUEST_ID = "x-request-id"  # header of an answer
+REQUEST_ID_BYTES = REQUEST_ID.encode()
 REQUEST_LEVEL = logging.WARNING  # whoever sets log_requests wants them, among what is logged anyway
 log = logging.getLogger("gateway")
 MOST_CLIENTS = 10_000  # whose rates are remembered
-SECURITY_HEADERS = {
-    b"x-content-type-options": b"nosniff",
-    b"referrer-policy": b"no-referrer",
-    b"cache-control": b"no-store",
-    b"content-security-policy": (
+SECURITY_HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-store"),
+    (
+        b"content-security-policy",
         b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-        b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     ),
-}
+)
 
 
 class Refused(Exception):
@@ -91,8 +93,8 @@ class Guard:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 present = dict(message["headers"])
-                request_id = present.get(REQUEST_ID.encode(), b"").decode()
-                message["headers"] += [pair for pair in SECURITY_HEADERS.items() if pair[0] not in present]
+                request_id = present.get(REQUEST_ID_BYTES, b"").decode()
+                message["headers"] += [pair for pair in SECURITY_HEADERS if pair[0] not in present]
             await send(message)
 
         try:
@@ -131,7 +133,9 @@ class Guard:
             raise Refused(411, "LENGTH_REQUIRED", "The body comes in chunks; expected it whole, with a content-length.")
         if b"content-encoding" in headers:
             raise Refused(415, "UNSUPPORTED_ENCODING", "The body is compressed; expected it as it is.")
-        if int(headers.get(b"content-length", b"0")) > self._settings.body_bytes:  # h11 has seen that it is a number
+        if b"content-length" not in headers:  # nor in chunks: it has no body
+            return b""
+        if int(headers[b"content-length"]) > self._settings.body_bytes:  # llhttp has seen that it is a number
             message = f"The body is larger than {self._settings.body_bytes:,} bytes. Send less at once."
             raise Refused(413, "BODY_TOO_LARGE", message)
         try:

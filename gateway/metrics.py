@@ -16,6 +16,7 @@ class Metrics:
         self.durations = Histogram(
             "gateway_request_duration_seconds", "Time of a request", ["route"], buckets=BUCKETS_S, registry=registry
         )
+        self._labelled: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         self.fallbacks = Counter("gateway_fallbacks", "Answers with popular items", ["reason"], registry=registry)
         self.events = Counter("gateway_events", "Events by outcome", ["outcome"], registry=registry)
         self.in_flight = Gauge("gateway_recommendations_in_flight", "Questions that wait for a server", registry=registry)
@@ -24,8 +25,11 @@ class Metrics:
         self.generation = Gauge("gateway_generation", "Generation whose titles and fallback are in use", registry=registry)
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
-        self.requests.labels(route, str(status)).inc()
-        self.durations.labels(route).observe(seconds)
+        if (labelled := self._labelled.get((route, status))) is None:  # finding a label costs more than counting
+            labelled = self._labelled[route, status] = self.requests.labels(route, str(status)), self.durations.labels(route)
+        count, durations = labelled
+        count.inc()
+        durations.observe(seconds)
 
     def page(self) -> bytes:
         return generate_latest(self.registry)

@@ -1,4 +1,7 @@
-"""HTTP/1.1 by uvicorn and h11, which refuses ambiguous requests; callers that send headers slowly are cut off."""
+"""HTTP/1.1 by uvicorn and llhttp, which refuses ambiguous requests; callers that send headers slowly, or too many, are cut off.
+
+uvloop joins the writes of one turn of its loop, so that an answer leaves in one piece.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,8 @@ import asyncio
 import ssl
 from typing import Any
 
-import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.settings import GatewaySettings
 
@@ -17,24 +19,40 @@ STOP_TIMEOUT_S = 5
 MOST_CONNECTIONS = 2_048
 
 
-def protocol_type(header_bytes: int, header_timeout_s: float) -> type[H11Protocol]:
-    """Return uvicorn's protocol with a limit on the time that the headers of a request may take."""
+def protocol_type(header_bytes: int, header_timeout_s: float) -> type[HttpToolsProtocol]:
+    """Return uvicorn's protocol with limits on the bytes and the time that the headers of a request may take."""
 
-    class TimedProtocol(H11Protocol):
+    class LimitedProtocol(HttpToolsProtocol):
         _header_timer: asyncio.TimerHandle | None = None
+        _waits = True  # for the headers of a request, or for the rest of them
+        _waited_bytes = 0
 
         def connection_made(self, transport) -> None:
             super().connection_made(transport)
-            transport.max_size = header_bytes  # bytes that are parsed at once: other callers wait meanwhile
             self._limit_headers()
 
         def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            if self.conn.their_state is h11.IDLE:  # a request has begun, and its headers are not complete
+            for start in range(0, len(data), header_bytes):  # a part at a time: what is too long is neither parsed nor kept
+                if self.transport.is_closing():
+                    return
+                part = data[start : start + header_bytes]
+                super().data_received(part)
+                self._waited_bytes += len(part)
+                if self._waits and self._waited_bytes > 2 * header_bytes:  # the first part may hold the end of another request
+                    self.send_400_response("The headers are too large.")
+            if self._waits and (self.cycle is None or self.cycle.response_complete):
                 self._limit_headers()
-            elif self._header_timer is not None:
+
+        def on_headers_complete(self) -> None:
+            self._waits, self._waited_bytes = False, 0
+            if self._header_timer is not None:
                 self._header_timer.cancel()
                 self._header_timer = None
+            super().on_headers_complete()
+
+        def on_message_complete(self) -> None:
+            self._waits, self._waited_bytes = True, 0
+            super().on_message_complete()
 
         def connection_lost(self, exc: Exception | None) -> None:
             if self._header_timer is not None:
@@ -45,7 +63,7 @@ def protocol_type(header_bytes: int, header_timeout_s: float) -> type[H11Protoco
             if self._header_timer is None:
                 self._header_timer = self.loop.call_later(header_timeout_s, self.transport.abort)
 
-    return TimedProtocol
+    return LimitedProtocol
 
 
 def tls_options(settings: GatewaySettings) -> dict[str, Any]:
@@ -65,7 +83,6 @@ def http_server(app, settings: GatewaySettings, port: int) -> uvicorn.Server:
             host=settings.host,
             port=port,
             http=protocol_type(settings.header_bytes, settings.header_timeout_s),
-            h11_max_incomplete_event_size=settings.header_bytes,
             ws="none",
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=STOP_TIMEOUT_S,

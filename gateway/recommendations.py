@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,9 +109,9 @@ class Answering:
                 log.warning("answered with popular items: %s", error, exc_info=not _expected(error), extra={"fields": fields})
             return self._fallback(question, set(exclude) | set(history or ()), user_id, request_id)
         await shop.move_to(answer.generation)
-        items = [shop.described(item_id) | {"score": score} for item_id, score in answer]
-        degraded = [name for bit, name in DEGRADED_NAMES.items() if bit in answer.degraded]
-        self._log(request_id, user_id, answer.generation, degraded, list(answer))
+        items = shop.scored(answer.item_ids, answer.scores)
+        degraded = [name for bit, name in DEGRADED_NAMES.items() if bit in answer.degraded] if answer.degraded else []
+        self._log(request_id, user_id, answer.generation, degraded, answer.item_ids, answer.scores)
         return self._told(request_id, user_id, answer.generation, degraded, items)
 
     async def _ask(self, query: Query, question: Question, request_id: str) -> Recommendations:
@@ -132,17 +133,22 @@ class Answering:
 
     def _fallback(self, question: Question, exclude: set[int], user_id: int | None, request_id: str) -> dict[str, Any]:
         popular = self._shop.popular(exclude, question.context, question.k or DEFAULT_K)
-        items = [self._shop.described(item_id) | {"score": None} for item_id in popular]
-        self._log(request_id, user_id, self._shop.published.generation, [FALLBACK], [(item_id, None) for item_id in popular])
+        items = self._shop.scored(popular, [None] * len(popular))
+        self._log(request_id, user_id, self._shop.published.generation, [FALLBACK], popular, [None] * len(popular))
         return self._told(request_id, user_id, self._shop.published.generation, [FALLBACK], items)
 
     def _log(
-        self, request_id: str, user_id: int | None, generation: int, degraded: list[str], scored: list[tuple[int, float | None]]
+        self,
+        request_id: str,
+        user_id: int | None,
+        generation: int,
+        degraded: list[str],
+        item_ids: Sequence[int],
+        scores: Sequence[float | None],
     ) -> None:
         if self._exposures:
-            item_ids, scores = [item_id for item_id, _ in scored], [score for _, score in scored]
             time_ms = time.time_ns() // 1_000_000
-            self._exposures.add(Exposure(request_id, time_ms, user_id, generation, item_ids, scores, degraded))
+            self._exposures.add(Exposure(request_id, time_ms, user_id, generation, list(item_ids), list(scores), degraded))
 
     def _told(self, request_id: str, user_id: int | None, generation: int, degraded: list[str], items: list) -> dict[str, Any]:
         known = None if user_id is None else self._shop.knows_user(user_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from serving.contract.errors import DependencyError, RecommenderError
 from serving.contract.generations import pinned_generation
 from serving.live.reader import Reader
 from serving.live.store import live_folder
-from triton_recommender import AsyncRecommender, InvalidRequest
+from triton_recommender import InvalidRequest
 from triton_recommender import RecommenderError as ClientError
 
 log = logging.getLogger("gateway")
@@ -25,9 +25,9 @@ log = logging.getLogger("gateway")
 class Shop:
     """Names, titles and popular items of the generation that answers; it moves when an answer comes from another one."""
 
-    def __init__(self, repo: Path, recommender: AsyncRecommender, metrics: Metrics) -> None:
+    def __init__(self, repo: Path, metrics: Metrics) -> None:
         """Raises ArtifactError or CatalogueError."""
-        self.repo, self._recommender, self._metrics = repo, recommender, metrics
+        self.repo, self._metrics = repo, metrics
         self._moving, self._unreadable = asyncio.Lock(), set[int]()
         self._use(Published.load(repo, pinned_generation(repo)))
         self.reader = Reader(live_folder(repo, self.published.info.live_folder), self.published.info.shop)
@@ -73,6 +73,15 @@ class Shop:
         except DependencyError:
             return False
 
+    def scored(self, item_ids: Sequence[int], scores: Sequence[float | None]) -> list[dict[str, Any]]:
+        """Return items with their scores as answers list them."""
+        titles, live_titles = self.published.catalogue.titles, self.live_items.titles
+        name = self.published.catalogue.item_name
+        return [
+            {"id": name(item_id) or item_id, "title": live_titles.get(item_id) or titles.get(item_id), "score": score}
+            for item_id, score in zip(item_ids, scores, strict=True)
+        ]
+
     def described(self, item_id: int) -> dict[str, Any]:
         """Return an item as answers name it: the shop's own id, and the title."""
         catalogue = self.published.catalogue
@@ -89,7 +98,6 @@ class Shop:
 
     def _use(self, published: Published) -> None:
         self.published = published
-        self._recommender.catalogue = published.catalogue
         self._metrics.generation.set(published.generation)
 
 

@@ -65,10 +65,9 @@ class SharedClient:
             found: tuple[Notice, ...] = ()
             if self.catalogue is not None:
                 query, found = self.catalogue.resolve(query)
-            else:
-                history = None if query.history is None else checked_items(query.history, "history")
-                query = replace(query, history=history, exclude=checked_items(query.exclude, "exclude"))
-            query = replace(query, user_id=visitor_id(query), session=None)
+            history = None if query.history is None else checked_items(query.history, "history")
+            exclude = checked_items(query.exclude, "exclude")
+            query = Query(visitor_id(query), history, exclude, query.context, query.after)
             if found and self.strict:
                 raise UnknownId(f"{found[0].message.rpartition(';')[0]}. Correct the name, or leave strict=True out.")
             asked.append(query)

@@ -77,16 +77,13 @@ def encode(queries: Sequence[Query], signature: Signature) -> dict[str, np.ndarr
 def decode(outputs: Mapping[str, np.ndarray], queries: Sequence[Query], k: int | None) -> list[Recommendations]:
     """Return one answer per query from output tensors [B, …], without padding and excluded items, k at most."""
     answers = []
+    item_ids, scores = outputs["item_ids"].tolist(), outputs["scores"].tolist()
+    degraded, generations = outputs["degraded"].tolist(), outputs["generation"].tolist()
     for row, query in enumerate(queries):
-        excluded = set(query.exclude)
-        served = [
-            (int(item_id), float(score))
-            for item_id, score in zip(outputs["item_ids"][row], outputs["scores"][row], strict=True)
-            if item_id != PAD_ID and int(item_id) not in excluded
-        ][:k]
-        degraded, generation = Degraded(int(outputs["degraded"][row, 0])), int(outputs["generation"][row, 0])
-        item_ids, scores = tuple(item_id for item_id, _ in served), tuple(score for _, score in served)
-        answers.append(Recommendations(item_ids, scores, degraded, generation))
+        left_out = {PAD_ID, *query.exclude}
+        served = [pair for pair in zip(item_ids[row], scores[row], strict=True) if pair[0] not in left_out][:k]
+        shown_ids, shown_scores = tuple(item_id for item_id, _ in served), tuple(score for _, score in served)
+        answers.append(Recommendations(shown_ids, shown_scores, Degraded(degraded[row][0]), generations[row][0]))
     return answers
 
 

@@ -1,15 +1,17 @@
-"""gRPC: tritonclient's clients, blocking and asyncio. Retries are made in endpoints.py, where it is known what is safe."""
+"""gRPC: the service's own stubs on grpcio's channels, blocking and asyncio. Requests are made here, from bytes of arrays:
+tritonclient's own clients copy every tensor several times. Retries are made in endpoints.py, where it is known what is safe.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
+import grpc
 import numpy as np
-import tritonclient.grpc as blocking
-import tritonclient.grpc.aio as asynchronous
-from tritonclient.grpc import model_config_pb2
-from tritonclient.utils import InferenceServerException
+from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
+from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor, triton_to_np_dtype
 
 from triton_recommender.errors import from_status
 from triton_recommender.models import Call, ModelDescription, Tls
@@ -17,85 +19,97 @@ from triton_recommender.tensors import RECOMMEND
 from triton_recommender.transports import is_loopback
 
 MAX_RECONNECT_BACKOFF_MS = 1_000  # gRPC's 2 minutes would outlast any restart of the server
+DTYPES = {"i": "INT64", "f": "FP32", "O": "BYTES"}  # NumPy's kinds of inputs
 
 
 class _Grpc:
-    def __init__(self, url: str, *, tls: Tls | None = None, headers: Mapping[str, str] | None = None, client) -> None:
+    """channels: grpc or grpc.aio, which make the channel."""
+
+    def __init__(self, url: str, tls: Tls | None, headers: Mapping[str, str] | None, channels) -> None:
         self.url = url
         self._headers = lower_names(headers or {})
-        files = {}
-        if tls is not None:
-            names = {
-                "root_certificates": "root_certificates",
-                "private_key": "client_key",
-                "certificate_chain": "client_certificate",
-            }
-            files = {name: str(path) for name, field in names.items() if (path := getattr(tls, field)) is not None}
-        self._client = client(url, ssl=tls is not None, channel_args=channel_options(url), **files)
+        options = channel_options(url)
+        self._channel = (
+            channels.insecure_channel(url, options=options)
+            if tls is None
+            else channels.secure_channel(url, credentials_of(tls), options=options)
+        )
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
     @contextmanager
     def _translated(self, timeout_s: float | None, call: Call | None = None) -> Iterator[None]:
-        """Turn what tritonclient raises into errors of this package."""
+        """Turn what grpcio raises into errors of this package."""
         try:
             yield
-        except InferenceServerException as error:
-            status = (error.status() or "UNKNOWN").removeprefix("StatusCode.")
-            raise from_status(status, error.message() or "", self.url, timeout_s, call) from error
+        except grpc.RpcError as error:
+            raise from_status(error.code().name, error.details() or "", self.url, timeout_s, call) from error
 
-    def _asked(self, timeout_s: float | None) -> dict:
-        return {"headers": self._headers, "client_timeout": timeout_s}
+    def _options(self, timeout_s: float | None, headers: Mapping[str, str] | None = None) -> dict:
+        """Return the options of a call, besides its request."""
+        return {"metadata": tuple((self._headers | lower_names(headers or {})).items()), "timeout": timeout_s}
 
 
 class GrpcTransport(_Grpc):
     """Blocking. Safe to share between threads. url: host:port."""
 
     def __init__(self, url: str, *, tls: Tls | None = None, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(url, tls=tls, headers=headers, client=blocking.InferenceServerClient)
+        super().__init__(url, tls, headers, grpc)
 
     def describe(self, model: str, timeout_s: float) -> ModelDescription:
         with self._translated(timeout_s):
-            return describe_model(self._client.get_model_config(model, **self._asked(timeout_s)).config)
+            request = service_pb2.ModelConfigRequest(name=model)
+            return describe_model(self._stub.ModelConfig(request, **self._options(timeout_s)).config)
 
     def infer(self, call: Call) -> dict[str, np.ndarray]:
         with self._translated(call.timeout_s, call):
-            return outputs_of(self._client.infer(**infer_arguments(call, self._headers)))
+            return outputs_of(self._stub.ModelInfer(infer_request(call), **self._options(call.timeout_s, call.headers)))
 
     def is_ready(self, model: str, timeout_s: float) -> bool:
         with self._translated(timeout_s):
-            return self._client.is_model_ready(model, **self._asked(timeout_s))
+            return self._stub.ModelReady(service_pb2.ModelReadyRequest(name=model), **self._options(timeout_s)).ready
 
     def generation(self, timeout_s: float | None) -> int | None:
         with self._translated(timeout_s):
-            return only_version(self._client.get_model_metadata(RECOMMEND, **self._asked(timeout_s)).versions)
+            request = service_pb2.ModelMetadataRequest(name=RECOMMEND)
+            return only_version(self._stub.ModelMetadata(request, **self._options(timeout_s)).versions)
 
     def close(self) -> None:
-        self._client.close()
+        self._channel.close()
 
 
 class AsyncGrpcTransport(_Grpc):
     """asyncio. Belongs to the event loop in which it is first used. url: host:port."""
 
     def __init__(self, url: str, *, tls: Tls | None = None, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(url, tls=tls, headers=headers, client=asynchronous.InferenceServerClient)
+        super().__init__(url, tls, headers, grpc.aio)
 
     async def describe(self, model: str, timeout_s: float) -> ModelDescription:
         with self._translated(timeout_s):
-            return describe_model((await self._client.get_model_config(model, **self._asked(timeout_s))).config)
+            request = service_pb2.ModelConfigRequest(name=model)
+            return describe_model((await self._stub.ModelConfig(request, **self._options(timeout_s))).config)
 
     async def infer(self, call: Call) -> dict[str, np.ndarray]:
         with self._translated(call.timeout_s, call):
-            return outputs_of(await self._client.infer(**infer_arguments(call, self._headers)))
+            return outputs_of(await self._stub.ModelInfer(infer_request(call), **self._options(call.timeout_s, call.headers)))
 
     async def is_ready(self, model: str, timeout_s: float) -> bool:
         with self._translated(timeout_s):
-            return await self._client.is_model_ready(model, **self._asked(timeout_s))
+            request = service_pb2.ModelReadyRequest(name=model)
+            return (await self._stub.ModelReady(request, **self._options(timeout_s))).ready
 
     async def generation(self, timeout_s: float | None) -> int | None:
         with self._translated(timeout_s):
-            return only_version((await self._client.get_model_metadata(RECOMMEND, **self._asked(timeout_s))).versions)
+            request = service_pb2.ModelMetadataRequest(name=RECOMMEND)
+            return only_version((await self._stub.ModelMetadata(request, **self._options(timeout_s))).versions)
 
     async def close(self) -> None:
-        await self._client.close()
+        await self._channel.close()
+
+
+def credentials_of(tls: Tls) -> grpc.ChannelCredentials:
+    """Return what grpcio needs for an encrypted channel."""
+    paths = (tls.root_certificates, tls.client_key, tls.client_certificate)
+    return grpc.ssl_channel_credentials(*(None if path is None else Path(path).read_bytes() for path in paths))
 
 
 def channel_options(url: str) -> list[tuple[str, object]]:
@@ -126,33 +140,30 @@ def wire_dtype(name: str) -> str:
     return "BYTES" if name == "STRING" else name
 
 
-def infer_arguments(call: Call, headers: Mapping[str, str]) -> dict:
-    """Return the arguments of tritonclient's `infer`, the same for both clients."""
-    return {
-        "model_name": call.model,
-        "inputs": infer_inputs(call, blocking.InferInput),
-        "client_timeout": call.timeout_s,
-        "timeout": call.queue_timeout_us,
-        "priority": call.priority,
-        "request_id": call.request_id,
-        "parameters": call.parameters,
-        "headers": {**headers, **lower_names(call.headers)},
-    }
-
-
-def infer_inputs(call: Call, infer_input) -> list:
-    """Build input tensors. infer_input: tritonclient's class for a tensor, of gRPC or of HTTP."""
-    dtypes = {"i": "INT64", "f": "FP32", "O": "BYTES"}
-    inputs = []
+def infer_request(call: Call) -> service_pb2.ModelInferRequest:
+    """Return a call as it goes over the wire."""
+    request = service_pb2.ModelInferRequest(model_name=call.model, id=call.request_id)
     for name, array in call.inputs.items():
-        tensor = infer_input(name, list(array.shape), dtypes[array.dtype.kind])
-        tensor.set_data_from_numpy(array)
-        inputs.append(tensor)
-    return inputs
+        dtype = DTYPES[array.dtype.kind]
+        request.inputs.add(name=name, datatype=dtype, shape=array.shape)
+        request.raw_input_contents.append(serialize_byte_tensor(array).item() if dtype == "BYTES" else array.tobytes())
+    if call.priority:
+        request.parameters["priority"].uint64_param = call.priority
+    if call.queue_timeout_us is not None:
+        request.parameters["timeout"].int64_param = call.queue_timeout_us
+    for name, value in (call.parameters or {}).items():
+        request.parameters[name].int64_param = value
+    return request
 
 
-def outputs_of(result: blocking.InferResult) -> dict[str, np.ndarray]:
-    return {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
+def outputs_of(response: service_pb2.ModelInferResponse) -> dict[str, np.ndarray]:
+    """Return the tensors of an answer."""
+    outputs = {}
+    for output, raw in zip(response.outputs, response.raw_output_contents, strict=True):
+        is_text = output.datatype == "BYTES"
+        values = deserialize_bytes_tensor(raw) if is_text else np.frombuffer(raw, triton_to_np_dtype(output.datatype))
+        outputs[output.name] = values.reshape(tuple(output.shape))
+    return outputs
 
 
 def only_version(versions: Sequence[str]) -> int | None:

@@ -20,7 +20,7 @@ from tritonclient.utils import InferenceServerException
 from triton_recommender.errors import from_status
 from triton_recommender.models import Call, ModelDescription, Tls
 from triton_recommender.tensors import RECOMMEND
-from triton_recommender.transports.grpc import infer_inputs, only_version, wire_dtype
+from triton_recommender.transports.grpc import DTYPES, only_version, wire_dtype
 
 LENGTH = "Inference-Header-Content-Length"
 POOL_SIZE = 64  # connections kept open, for as many threads
@@ -63,7 +63,7 @@ class _Http:
 
     def _request_of(self, call: Call) -> tuple[bytes, dict[str, str]]:
         body, header_length = codec.InferenceServerClient.generate_request_body(
-            infer_inputs(call, codec.InferInput),
+            infer_inputs(call),
             request_id=call.request_id,
             priority=call.priority,
             timeout=call.queue_timeout_us,
@@ -167,6 +167,14 @@ def describe_model(config: Mapping[str, Any]) -> ModelDescription:
         return {tensor["name"]: (wire_dtype(tensor["data_type"]), int(tensor["dims"][0])) for tensor in tensors}
 
     return ModelDescription(described(config["input"]), described(config["output"]), max(int(config["max_batch_size"]), 1))
+
+
+def infer_inputs(call: Call) -> list[codec.InferInput]:
+    """Return the tensors of a call as tritonclient writes them."""
+    tensors = [
+        (codec.InferInput(name, list(array.shape), DTYPES[array.dtype.kind]), array) for name, array in call.inputs.items()
+    ]
+    return [tensor.set_data_from_numpy(array) for tensor, array in tensors]
 
 
 def outputs_of(body: bytes, header_length: str | None) -> dict[str, np.ndarray]:

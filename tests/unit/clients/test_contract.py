@@ -17,7 +17,7 @@ from triton_recommender.ids import TEST_VECTORS
 
 CLIENT = Path(__file__).parents[3] / "clients" / "triton_recommender"
 DEPENDENCIES = {
-    *("numpy", "tritonclient", "aiohttp", "urllib3", "cachetools"),
+    *("numpy", "tritonclient", "grpc", "aiohttp", "urllib3", "cachetools"),
     *("typer", "rich", "redis", "confluent_kafka", "opentelemetry", "prometheus_client"),  # extras
 }
 
