@@ -19,7 +19,7 @@ from serving.contract.errors import ConfigError, ServerError
 from serving.contract.generations import pinned_generation
 from tests.server import toys
 
-CLIENTS = 4
+CLIENTS = 16
 
 
 class Load:

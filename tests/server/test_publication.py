@@ -24,7 +24,7 @@ from serving.pipeline import Pipeline
 from serving.stages.rules.config import ITEMS_FILE, RulesConfig
 from tests.server.requests import infer
 
-CLIENTS = 4
+CLIENTS = 16
 ROWS = 60
 
 

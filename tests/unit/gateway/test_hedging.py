@@ -1,0 +1,86 @@
+"""Two servers behind one gateway, over real sockets: a second one is asked when the first is late, or fails."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+
+from gateway.app import create_app
+from gateway.settings import GatewaySettings
+from tests.unit.clients.grpc_double import GrpcDouble
+from triton_recommender import AsyncRecommender, Timeouts
+
+SLOW, QUICK = [1, 2], [3, 4]  # what each server answers
+SLOW_S = 1.0
+
+
+@contextmanager
+def two_servers() -> Iterator[tuple[GrpcDouble, GrpcDouble]]:
+    """Yield a server that takes a second and one that answers at once."""
+    slow, quick = GrpcDouble(lambda query: SLOW), GrpcDouble(lambda query: QUICK)
+    slow.delay_s = SLOW_S
+    try:
+        yield slow, quick
+    finally:
+        slow.stop()
+        quick.stop()
+
+
+def ask(repo: Path, urls: list[str], hedge_after_s: float | None, count: int = 1) -> list[dict]:
+    """Return the answers of a new gateway to one question after the other."""
+
+    async def ask_all() -> list[dict]:
+        recommender = AsyncRecommender(urls, timeouts=Timeouts(5.0), hedge_after_s=hedge_after_s)
+        app = create_app(repo, recommender, GatewaySettings(deadline_ms=5_000))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as http:
+            answers = [(await http.get("/v1/recommendations", params={"user": "7"})).json() for _ in range(count)]
+        await recommender.close()
+        return answers
+
+    return asyncio.run(ask_all())
+
+
+def items_of(answer: dict) -> list[int]:
+    return [item["id"] for item in answer["items"]]
+
+
+@pytest.mark.parametrize(("hedge_after_s", "shown"), [(0.05, QUICK), (None, SLOW)], ids=["hedged", "not hedged"])
+def test_a_second_server_answers_where_the_first_is_slow(repo, hedge_after_s, shown):
+    with two_servers() as (slow, quick):
+        (answer,) = ask(repo, [slow.url, quick.url], hedge_after_s)
+        assert answer["degraded"] == []
+        assert items_of(answer) == shown
+        assert len(slow.metadata) == 1
+        assert len(quick.metadata) == (hedge_after_s is not None)
+
+
+def test_a_first_server_in_time_is_the_only_one_that_is_asked(repo):
+    with two_servers() as (slow, quick):
+        answers = ask(repo, [quick.url, slow.url], hedge_after_s=SLOW_S / 2, count=3)
+        assert [items_of(answer) for answer in answers] == [QUICK] * 3
+        assert slow.metadata == []
+
+
+def test_a_hedged_question_does_not_wait_for_the_slow_server(repo):
+    """The attempt that lost is cancelled: closing the client ends it, too."""
+    with two_servers() as (slow, quick):
+        slow.delay_s = 3.0
+        begun_s = time.monotonic()
+        answers = ask(repo, [slow.url, quick.url], hedge_after_s=0.02, count=5)
+        assert [items_of(answer) for answer in answers] == [QUICK] * 5
+        assert time.monotonic() - begun_s < 5 * slow.delay_s
+
+
+def test_a_second_server_answers_where_the_first_fails(repo):
+    with two_servers() as (slow, quick):
+        slow.delay_s, slow.failures = 0.0, [(grpc.StatusCode.UNAVAILABLE, "going away")]
+        (answer,) = ask(repo, [slow.url, quick.url], hedge_after_s=0.5)
+        assert answer["degraded"] == []
+        assert items_of(answer) == QUICK
