@@ -1,0 +1,83 @@
+"""A tritonserver of the small shop with its gateway and supervisor, for tests of faults."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+
+from server import gateway, watch
+from server.condition import examine
+from server.launcher import TritonServer, stop_server
+from server.processes import SHM_DIR, members, server_members
+from server.state import ServerState, read_state, state_path
+from tests.repositories import copy_small_repository
+from tests.server.gateways import USER, free_port
+
+RECOVERS_S = 60.0  # far above what it takes: the machine that runs the tests may be slow
+
+
+@dataclass
+class Supervised:
+    """A server of the small shop with its gateway and supervisor."""
+
+    repo: Path
+    run_dir: Path
+    grpc_port: int
+    http: httpx.Client
+
+    @property
+    def state(self) -> ServerState:
+        state = read_state(state_path(self.run_dir, self.grpc_port))
+        assert state is not None
+        return state
+
+    def stub(self, model: str) -> psutil.Process:
+        return next(process for process in server_members(self.state.tag) if f"/{model}/" in " ".join(process.cmdline()))
+
+    def ask(self) -> dict:
+        """Ask for recommendations: always 200, popular items where the server does not answer."""
+        answer = self.http.get("/v1/recommendations", params={"user": USER, "k": 5})
+        assert answer.status_code == 200, answer.text
+        assert len(answer.json()["items"]) == 5
+        return answer.json()
+
+    def is_ready(self) -> bool:
+        return self.http.get("/readyz").status_code == 200
+
+    def wait(self, condition: Callable[[], bool], limit_s: float = RECOVERS_S) -> float:
+        """Return the seconds until the condition holds. Shoppers ask meanwhile."""
+        begun_s = time.monotonic()
+        while not condition():
+            assert time.monotonic() - begun_s < limit_s, "\n".join(watch.last_words(self.run_dir, self.grpc_port, 20))
+            self.ask()
+            time.sleep(0.05)
+        return time.monotonic() - begun_s
+
+    def recover(self) -> None:
+        """Wait until the server answers as before."""
+        self.wait(lambda: self.ask()["degraded"] == [] and self.is_ready())
+        assert examine(self.state.grpc_url, self.state).fault == ""
+
+
+@contextmanager
+def supervised_shop(folder: Path) -> Iterator[Supervised]:
+    """Serve a copy of the small shop, all in `folder`; nothing of it is left afterwards."""
+    repo, run_dir, port = copy_small_repository(folder / "repository"), folder / "run", free_port()
+    server = TritonServer(repo, run_dir=run_dir).start()
+    assert server.state is not None
+    state = gateway.follow(server.state, port, "", run_dir)
+    watch.start_beside(state, run_dir)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
+            yield Supervised(repo, run_dir, state.ports.grpc, http)
+    finally:
+        stop_server(state, run_dir)
+        assert members(state.tag) == []
+        assert not state_path(run_dir, state.ports.grpc).exists()
+        assert list(SHM_DIR.glob(f"{state.tag}*")) == []

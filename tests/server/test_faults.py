@@ -1,0 +1,164 @@
+"""Shared memory gone or full, and processors taken away: what shoppers see meanwhile, and that the server comes back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from server import watch
+from server.environment import PROJECT
+from server.launcher import stop_server
+from server.processes import SHM_DIR, members, server_members
+from server.state import ServerState, known_servers
+from serving.tables.store.memory import ARENA_PREFIX
+from tests.repositories import copy_small_repository
+from tests.server.gateways import free_port
+from tests.server.supervised import Supervised, supervised_shop
+
+CGROUP = Path("/sys/fs/cgroup")
+PERIOD_US = 100_000
+SHARE = 0.1  # of one core
+THROTTLED_S = 8.0
+SHM_MIB = 256
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory) -> Iterator[Supervised]:
+    with supervised_shop(tmp_path_factory.mktemp("faults")) as shop:
+        yield shop
+
+
+def lists_of(shop: Supervised, users: range = range(1, 9)) -> dict[int, list]:
+    """Return the list of each user, as the server itself answers."""
+    lists = {}
+    for user in users:
+        params = {"user": user, "k": 5}
+        answer = shop.http.get("/v1/recommendations", params=params, headers={"x-deadline-ms": "5000"}).json()
+        assert answer["degraded"] == [], answer
+        lists[user] = [item["id"] for item in answer["items"]]
+    return lists
+
+
+def test_shared_memory_whose_files_are_removed_changes_no_answer_and_the_next_start_makes_it_anew(shop):
+    before, pid = lists_of(shop), shop.state.pid
+    files = [*SHM_DIR.glob(f"{shop.state.tag}*"), *opened_rows(shop.state)]
+    assert len(files) >= len(server_members(shop.state.tag)) - 1  # a region of every stub at least
+    for path in files:
+        path.unlink()
+    assert lists_of(shop) == before  # processes keep what they have mapped
+    assert shop.is_ready()
+    assert shop.state.pid == pid
+    shop.stub("rank").kill()
+    shop.wait(lambda: shop.state.pid != pid)
+    shop.recover()
+    assert lists_of(shop) == before
+
+
+def opened_rows(state: ServerState) -> set[Path]:
+    """Return the files of embedding rows in shared memory that the server's processes have mapped."""
+    maps = [Path(f"/proc/{process.pid}/maps").read_text() for process in server_members(state.tag)]
+    names = {line.split()[-1] for text in maps for line in text.splitlines() if f"{SHM_DIR}/{ARENA_PREFIX}" in line}
+    return {Path(name) for name in names if Path(name).exists()}
+
+
+@contextmanager
+def throttled(state: ServerState) -> Iterator[None]:
+    """Give all processes of tritonserver together a tenth of one core, by a control group of version 1 or 2."""
+    parent = CGROUP / "cpu" if (CGROUP / "cpu").is_dir() else CGROUP
+    group = parent / f"throttled-{os.getpid()}"
+    try:
+        group.mkdir()
+        if (group / "cpu.max").exists():
+            (group / "cpu.max").write_text(f"{int(SHARE * PERIOD_US)} {PERIOD_US}")
+        else:
+            (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+            (group / "cpu.cfs_quota_us").write_text(str(int(SHARE * PERIOD_US)))
+    except OSError as error:
+        pytest.skip(f"this user may make no control group that limits processors: {error}")
+    try:
+        for process in server_members(state.tag):
+            (group / "cgroup.procs").write_text(str(process.pid))
+        yield
+    finally:
+        for pid in (group / "cgroup.procs").read_text().split():
+            (parent / "cgroup.procs").write_text(pid)
+        group.rmdir()
+
+
+def test_a_server_with_a_tenth_of_a_core_is_slow_but_never_wrong_and_is_left_alone(shop):
+    before, state, seen = lists_of(shop), shop.state, Counter()
+    with throttled(state):
+        until_s = time.monotonic() + THROTTLED_S
+        while time.monotonic() < until_s:
+            for user, items in before.items():
+                answer = shop.http.get("/v1/recommendations", params={"user": user, "k": 5})
+                assert answer.status_code == 200
+                seen[tuple(answer.json()["degraded"])] += 1
+                assert answer.json()["degraded"] == ["gateway_fallback"] or [i["id"] for i in answer.json()["items"]] == items
+    assert seen.total() >= len(before)
+    shop.recover()
+    assert shop.state.pid == state.pid, watch.last_words(shop.run_dir, shop.grpc_port, 20)
+    assert lists_of(shop) == before
+
+
+STARTS = """
+import sys
+from pathlib import Path
+from server import gateway, watch
+from server.launcher import TritonServer
+repo, run_dir, port = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+state = gateway.follow(TritonServer(repo, run_dir=run_dir).start().state, port, "", run_dir)
+watch.start_beside(state, run_dir)
+"""
+
+
+@pytest.fixture
+def shop_in_little_memory(tmp_path) -> Iterator[Supervised]:
+    """The shop in a mount namespace of its own, whose /dev/shm has SHM_MIB."""
+    if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
+        pytest.skip("this user may make no mount namespace")
+    repo, run_dir, port = copy_small_repository(tmp_path / "repository"), tmp_path / "run", free_port()
+    mount = f"mount -t tmpfs -o size={SHM_MIB}m tmpfs {SHM_DIR} && exec"
+    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", f'{mount} "$@"', "sh"]
+    command += [sys.executable, "-c", STARTS, str(repo), str(run_dir), str(port)]
+    subprocess.run(command, cwd=PROJECT, check=True, timeout=120)
+    (state,) = known_servers(run_dir)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
+            yield Supervised(repo, run_dir, state.ports.grpc, http)
+    finally:
+        stop_server(state, run_dir)
+        assert members(state.tag) == []
+
+
+def fill(path: Path) -> None:
+    """Write until there is no room for another byte. Raises OSError then."""
+    with path.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(1 << 16))
+
+
+def test_when_shared_memory_is_full_shoppers_get_popular_items_until_there_is_room(shop_in_little_memory):
+    shop = shop_in_little_memory
+    before, state = lists_of(shop), shop.state
+    supervisor = next(process for process in members(state.tag) if "server.watch" in process.cmdline())
+    filler = Path(f"/proc/{supervisor.pid}/root{SHM_DIR}/filler")  # in its namespace
+    with pytest.raises(OSError, match="No space left"):
+        fill(filler)
+    os.kill(shop.stub("rank").pid, signal.SIGKILL)  # a new start needs shared memory
+    shop.wait(lambda: any("restart failed" in line for line in watch.last_words(shop.run_dir, shop.grpc_port, 50)))
+    assert not shop.is_ready()
+    assert shop.ask()["degraded"] == ["gateway_fallback"]
+    filler.unlink()
+    shop.recover()
+    assert lists_of(shop) == before
