@@ -1,4 +1,4 @@
-"""Updates, evictions and SIGKILLs for 20 s (experiments/soak.py): no row is torn, mixed up, stale or lost."""
+"""Soaks in short: embedding tables under updates and SIGKILLs (experiments/soak.py), the service under load and faults."""
 
 import json
 import signal
@@ -11,8 +11,10 @@ import psutil
 
 from server.environment import PROJECT
 from serving.tables.store.memory import ARENA_PREFIX
+from tests import repositories
 
 SECONDS = 30
+SERVICE_MINUTES = 0.8  # of load; two publications, a start and the peak take as long again
 
 
 def test_every_served_row_is_one_that_may_be_served_then(tmp_path):
@@ -44,3 +46,15 @@ def test_told_to_stop_it_ends_the_processes_that_it_started():
     finally:
         for process in filter(psutil.Process.is_running, [running, *started]):
             process.kill()
+
+
+def test_a_minute_of_load_faults_and_moves_brings_no_wrong_answer_and_no_error(tmp_path):
+    """experiments/gateway_soak.py with all of its faults once, 6 s apart: `make soak` runs it for an hour."""
+    command = [sys.executable, "-m", "experiments.gateway_soak", "--repo", str(repositories.served_repository())]
+    command += ["--minutes", str(SERVICE_MINUTES), "--fault-every-s", "6", "--results", str(tmp_path)]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=600)
+    figures = {figure["figure"]: figure["value"] for figure in json.loads(done.stdout.splitlines()[-1])["figures"]}
+    said = done.stdout + done.stderr
+    assert figures["wrong or mixed answers"] == figures["any status but 200"] == figures["faults without recovery"] == 0, said
+    assert figures["faults and moves"] >= 4, said
+    assert figures["requests"] > 1_000, said
