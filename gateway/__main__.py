@@ -33,11 +33,18 @@ def serve(
     server: Annotated[str, typer.Option(help="host:port of the server's gRPC")] = "localhost:8001",
     port: Annotated[int, typer.Option(help="port to listen at")] = 8080,
     config: Annotated[Path | None, typer.Option(help="settings, a TOML file (docs/gateway.md)")] = None,
+    server_authorities: Annotated[Path | None, typer.Option(help="PEM: who signed the server's certificate")] = None,
+    server_certificate: Annotated[Path | None, typer.Option(help="PEM: who the gateway is, for mutual TLS")] = None,
+    server_key: Annotated[Path | None, typer.Option(help="PEM: key of that certificate")] = None,
     tag: Annotated[str, typer.Option(hidden=True, help="names the server that this gateway ends with")] = "",
 ) -> None:
     """Answer until told to stop (SIGTERM, SIGINT)."""
     configure_logging(logging.WARNING)
-    uvloop.run(run(repo.resolve(), server, port, read_settings(config)))
+    settings = read_settings(config)
+    if server_authorities is not None and settings.server_authorities is None:
+        files = {"server_certificate": server_certificate, "server_key": server_key}
+        settings = settings.model_copy(update={"server_authorities": server_authorities, **files})
+    uvloop.run(run(repo.resolve(), server, port, settings))
 
 
 async def run(repo: Path, server: str, port: int, settings: GatewaySettings) -> None:

@@ -28,7 +28,7 @@ app = typer.Typer(help="Start, stop, wait for, and diagnose a real tritonserver.
 
 app.add_typer(rules.app, name="rules")
 
-DEFAULTS = {"threads": 1, "cache_mib": 0, "fixed": False, "host": LOOPBACK, "no_http": False}
+DEFAULTS = {"threads": 1, "cache_mib": 0, "fixed": False, "host": LOOPBACK, "no_http": False, "tls": ""}
 
 Settings = dict[str, int | bool | str | None]
 
@@ -53,6 +53,9 @@ def start(
         typer.Option(help=f"address to listen at (default {LOOPBACK}: this machine only; 0.0.0.0: everybody who reaches it)"),
     ] = None,
     no_http: Annotated[bool, typer.Option("--no-http", help="answer over gRPC only, where something else faces HTTP")] = False,
+    tls: Annotated[
+        Path | None, typer.Option(help="folder of PEM files: gRPC over TLS, or mutual TLS (docs/operating.md)")
+    ] = None,
     gateway_port: Annotated[int, typer.Option(help="port of the REST gateway, on this machine only; 0: no gateway")] = 0,
     gateway_config: Annotated[Path | None, typer.Option(help="settings of the gateway (docs/gateway.md)")] = None,
     gateway_optional: Annotated[
@@ -72,7 +75,7 @@ def start(
     """
     ports = Ports(grpc_port, http_port, metrics_port)
     with starting(RUN_DIR, grpc_port):  # so that a second command finds the first one's server
-        flags = {"fixed": fixed or None, "no_http": no_http or None}
+        flags: Settings = {"fixed": fixed or None, "no_http": no_http or None, "tls": str(tls.resolve()) if tls else None}
         state = _start(repo, ports, {"threads": threads, "cache_mib": cache_mib, "host": host} | flags, timeout_s)
         if gateway_port:
             state = _start_gateway(state, gateway_port, gateway_config, gateway_optional)

@@ -17,6 +17,7 @@ from server import log, processes, supervisor
 from server.environment import PROJECT
 from server.ports import is_free
 from server.state import ServerState
+from server.tls import ServerTls
 from server.updaters import stop as stop_all
 from serving.contract.errors import ServerError
 
@@ -69,6 +70,7 @@ def _start(state: ServerState, port: int, config: str, run_dir: Path) -> tuple[s
     log_path.parent.mkdir(parents=True, exist_ok=True)
     options = ["--repo", str(state.repo), "--server", state.grpc_url, "--port", str(port), "--tag", state.tag]
     options += ["--config", config] if config else []
+    options += ServerTls(Path(str(folder))).gateway_options() if (folder := state.settings.get("tls")) else []
     log.rotate(log_path)
     with log_path.open("wb") as log_file:
         process = subprocess.Popen(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
+from typing import Any
 
 import tritonclient.grpc as grpcclient
 from tritonclient.grpc import InferenceServerClientPlugin
 from tritonclient.utils import InferenceServerException
 
-from server.keys import GRPC_HEADER, key_of
+from server.keys import GRPC_HEADER, key_of, tls_folder_of
+from server.tls import ServerTls
 from serving.contract.errors import ServerError
 
 POLL_S = 0.1
@@ -28,9 +31,11 @@ class _WithKey(InferenceServerClientPlugin):
 
 
 def local_client(grpc_url: str) -> grpcclient.InferenceServerClient:
-    """Return a client of a server on this machine, with its key, bypassing proxies of the environment."""
-    channel_args = [*MESSAGES_OF_ANY_SIZE, ("grpc.enable_http_proxy", 0)]
-    client = grpcclient.InferenceServerClient(grpc_url, channel_args=channel_args)
+    """Return a client of a server on this machine, with its key and TLS, bypassing proxies of the environment."""
+    options: dict[str, Any] = {"channel_args": [*MESSAGES_OF_ANY_SIZE, ("grpc.enable_http_proxy", 0)]}
+    if tls_folder := tls_folder_of(grpc_url):
+        options |= ServerTls(Path(tls_folder)).client_options()
+    client = grpcclient.InferenceServerClient(grpc_url, **options)
     if key := key_of(grpc_url):
         client.register_plugin(_WithKey(key))
     return client

@@ -1,4 +1,4 @@
-"""The key of each server that was started here, which tritonserver requires for control requests.
+"""What commands need to reach each server that was started here: the key of control requests, and the folder of its TLS.
 
 Inference, health, metadata and configurations are open to everyone who reaches a port. Requests that could run code or end or
 silence the server (RESTRICTED) need the key as a header. Every start makes a new key, stored in a file of mode 0600 by the
@@ -19,25 +19,30 @@ HEADER = "recommender-control"  # over HTTP
 GRPC_HEADER = f"triton-grpc-protocol-{HEADER}"
 
 
-def new_key(grpc_url: str, tag: str) -> str:
-    """Make and store the key of a server that is about to start at `grpc_url`. tag: unique to that server."""
+def new_key(grpc_url: str, tag: str, tls_folder: str = "") -> str:
+    """Make and store the key of a server that is about to start at `grpc_url`. tag: unique to that server.
+
+    tls_folder: of its PEM files (server/tls.py), "" for plain gRPC
+    """
     key = secrets.token_hex(32)
     KEYS_DIR.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = _path(grpc_url)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.unlink(missing_ok=True)
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(f"{tag} {key}")
+        file.write(f"{tag} {key} {tls_folder}")
     draft.replace(path)
     return key
 
 
 def key_of(grpc_url: str) -> str:
     """Return the key of the server at `grpc_url`; "" when none was started here."""
-    try:
-        return _path(grpc_url).read_text().partition(" ")[2]
-    except FileNotFoundError:
-        return ""
+    return _fields(grpc_url)[1]
+
+
+def tls_folder_of(grpc_url: str) -> str:
+    """Return the folder of the PEM files of the server at `grpc_url`; "" when it speaks plain gRPC or was not started here."""
+    return _fields(grpc_url)[2]
 
 
 def forget_key(grpc_url: str, tag: str) -> None:
@@ -50,6 +55,15 @@ def forget_key(grpc_url: str, tag: str) -> None:
 def restricting_options(key: str) -> list[str]:
     """Return tritonserver's options that restrict RESTRICTED to requests with `key`."""
     return [f"--{option}={RESTRICTED}:{HEADER}={key}" for option in ("http-restricted-api", "grpc-restricted-protocol")]
+
+
+def _fields(grpc_url: str) -> tuple[str, str, str]:
+    """Return (tag, key, folder of TLS)."""
+    try:
+        tag, key, tls_folder = _path(grpc_url).read_text().split(" ", 2)
+    except FileNotFoundError:
+        return "", "", ""
+    return tag, key, tls_folder
 
 
 def _path(grpc_url: str) -> Path:

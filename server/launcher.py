@@ -30,6 +30,7 @@ from server.memory import check_memory
 from server.ports import LOOPBACK, Ports, check_free, free_ports, listens, reachable_at
 from server.private_arguments import start_privately
 from server.state import ServerState, known_servers
+from server.tls import ServerTls
 from server.tracing import trace_options
 from serving.contract.errors import ServerError
 
@@ -49,6 +50,7 @@ class TritonServer:
     model_control: "explicit" loads every model at the start and lets `activate` move to another generation; "none" does not.
     host: the address to listen at, by default loopback; "0.0.0.0" opens it to the network.
     http: whether to answer over HTTP beside gRPC.
+    tls: of gRPC; None speaks it plainly.
     tag: of a server that ended and is started again, so that its gateway and supervisor go on belonging to it.
     """
 
@@ -62,6 +64,7 @@ class TritonServer:
         cache_bytes: int = 0,
         host: str = LOOPBACK,
         http: bool = True,
+        tls: ServerTls | None = None,
         ready_timeout_s: float = READY_TIMEOUT_S,
         run_dir: Path = RUN_DIR,
         tag: str = "",
@@ -73,6 +76,7 @@ class TritonServer:
         self.cache_bytes = cache_bytes
         self.host = host
         self.http = http
+        self.tls = tls
         self.ready_timeout_s = ready_timeout_s
         self.run_dir = Path(run_dir).resolve()
         self.log_path = self.run_dir / "logs" / f"tritonserver-{self.ports.grpc}.log"
@@ -91,8 +95,13 @@ class TritonServer:
             cache_bytes=settings["cache_mib"] << 20,
             host=settings["host"],
             http=not settings["no_http"],
+            tls=ServerTls(Path(settings["tls"])) if settings.get("tls") else None,
             **options,
         )
+
+    @property
+    def _tls_folder(self) -> str:
+        return str(self.tls.folder.resolve()) if self.tls else ""
 
     @property
     def grpc_url(self) -> str:
@@ -117,7 +126,7 @@ class TritonServer:
         self.process, tag = self._launch(models)
         settings: dict[str, int | bool | str] = {"threads": self.threads, "cache_mib": self.cache_bytes >> 20}
         settings["fixed"] = self.model_control == "none"
-        settings |= {"host": self.host, "no_http": not self.http}
+        settings |= {"host": self.host, "no_http": not self.http, "tls": self._tls_folder}
         facts: dict[str, Any] = {"settings": settings, "content": content_of(self.repo), "owner": self._owner}
         facts["generation"] = generations.generation_on_disk(self.repo)
         self.state = ServerState(self.process.pid, tag, self.repo, self.log_path, self.ports, **facts)
@@ -166,6 +175,7 @@ class TritonServer:
             "--metrics-config=summary_latencies=true",  # quantiles of latency, for alerts and dashboards
             f"--exit-timeout-secs={IN_FLIGHT_TIMEOUT_S}",
             f"--model-control-mode={self.model_control}",
+            *(self.tls.server_options() if self.tls else ()),
             *trace_options(os.environ),
             "--disable-auto-complete-config",  # our configs are complete; auto-completion costs one more process per model
         ]
@@ -177,7 +187,7 @@ class TritonServer:
             command += [f"--cache-directory={wheel.caches}", f"--cache-config=local,size={self.cache_bytes}"]
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         log.rotate(self.log_path)
-        key = keys.new_key(self.grpc_url, tag)
+        key = keys.new_key(self.grpc_url, tag, self._tls_folder)
         with self.log_path.open("wb") as log_file:
             # Stubs import from their working directory first, which must not be the checkout: it may be newer than the models.
             # A new session, so that Ctrl-C in the terminal does not reach the server.

@@ -14,6 +14,7 @@ from server import gateway
 from server.launcher import TritonServer, stop_server
 from server.ports import is_free
 from server.processes import members
+from server.tls import ServerTls
 from tests.repositories import copy_small_repository
 
 USER = 7
@@ -38,12 +39,12 @@ class Served:
 
 
 @contextmanager
-def served_gateway(folder: Path) -> Iterator[Served]:
-    """Run a server of the small shop, with a live store of its own, and a gateway, all in `folder`."""
+def served_gateway(folder: Path, tls: ServerTls | None = None) -> Iterator[Served]:
+    """Run a server of the small shop, with a live store of its own, and a gateway, all in `folder`. tls: between the two."""
     repo = copy_small_repository(folder / "repository")
     config = folder / "gateway.toml"
     config.write_text("deadline_ms = 5_000\nheader_timeout_s = 1.0\nbody_timeout_s = 1.0\nbody_bytes = 100_000\n")
-    server = TritonServer(repo, run_dir=folder / "run").start()
+    server = TritonServer(repo, run_dir=folder / "run", tls=tls).start()
     port = free_port()
     state = gateway.follow(server.state, port, str(config), folder / "run")
     try:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 import threading
+import time
 from itertools import cycle
 from pathlib import Path
 
@@ -16,9 +19,11 @@ from export.reserve import insert_rows
 from repository.generations import published_generations
 from repository.recorded import RECORDED_FILE, Recorded, compare_answers, read_recorded
 from repository.rules import compile_rules
+from server.environment import PROJECT
 from server.generations import activate, served_generation
 from server.launcher import held_generations
 from serving.contract.artifacts import MANIFEST_FILE, read_json, write_manifest
+from serving.contract.generations import pinned_generation
 from serving.contract.tensors import ENSEMBLE
 from serving.pipeline import Pipeline
 from serving.stages.rules.config import ITEMS_FILE, RulesConfig
@@ -58,16 +63,16 @@ def answers_of(repository: Path, generation: int) -> Recorded:
 class Load:
     """Clients that ask the same recorded requests without pause, one row a call, and keep (row, answer)."""
 
-    def __init__(self, grpc_url: str, requests: dict[str, np.ndarray]) -> None:
-        self.grpc_url, self.requests = grpc_url, requests
+    def __init__(self, grpc_url: str, requests: dict[str, np.ndarray], clients: int = CLIENTS) -> None:
+        self.grpc_url, self.requests, self.clients = grpc_url, requests, clients
         self.answers: list[tuple[int, dict[str, np.ndarray]]] = []
         self.errors: list[Exception] = []
         self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._ask, args=(number,)) for number in range(CLIENTS)]
+        self._threads = [threading.Thread(target=self._ask, args=(number,)) for number in range(clients)]
 
     def _ask(self, number: int) -> None:
         with grpcclient.InferenceServerClient(self.grpc_url) as client:
-            for row in cycle(range(number, ROWS, CLIENTS)):
+            for row in cycle(range(number, ROWS, self.clients)):
                 if self._stop.is_set():
                     return
                 inputs = {name: array[row : row + 1] for name, array in self.requests.items()}
@@ -122,3 +127,46 @@ def test_publications_keep_what_a_running_server_answers_with(repository, launch
     assert published_generations(repo) == (1, 2, 3)
     assert held_generations(repo, server.run_dir) == {1}
     assert activate(server.grpc_url, repo, 3) == 1  # two publications later it still has a way to go
+
+
+PUBLISHES = (
+    "import sys; from pathlib import Path; from export.relayout import relayout as r; r(*map(Path, sys.argv[1:]), 'ensemble')"
+)
+
+
+def kill_publication(source: Path, repo: Path, folders: int, pause_s: float) -> None:
+    """Publish, and kill that `pause_s` after so many version folders of the new generation are in their places."""
+    before = set(repo.glob("*/[0-9]*"))
+    process = subprocess.Popen([sys.executable, "-c", PUBLISHES, str(source), str(repo)], cwd=PROJECT)
+    while len(set(repo.glob("*/[0-9]*")) - before) < folders and process.poll() is None:
+        time.sleep(0.000_2)
+    time.sleep(pause_s)
+    process.kill()
+    process.wait()
+
+
+def test_a_publication_that_is_killed_leaves_the_server_and_the_next_start_with_a_whole_generation(
+    repository, launch, tmp_path
+):
+    repo, rng = shutil.copytree(repository, tmp_path / "repo"), np.random.default_rng(0)
+    first = answers_of(repo, 1)
+    server = launch(repo)
+    with Load(server.grpc_url, first.inputs, clients=2) as load:
+        for folders in (0, 1, 2, 4, 6):  # 0: at a random moment, usually before the first
+            kill_publication(repository, repo, folders, rng.uniform(1, 6) if folders == 0 else rng.uniform(0, 0.002))
+            assert served_generation(server.grpc_url) == 1
+    assert load.errors == []
+    for row, answer in load.answers:
+        assert compare_answers(answer, {name: values[row : row + 1] for name, values in first.outputs.items()}) == ""
+    server.stop()
+    again = launch(repo)
+    generation = served_generation(again.grpc_url)
+    assert generation == pinned_generation(repo)
+    expected = answers_of(repo, generation).outputs
+    with grpcclient.InferenceServerClient(again.grpc_url) as client:
+        for row in range(8):
+            inputs = {name: array[row : row + 1] for name, array in first.inputs.items()}
+            answer = infer(client, user_id=inputs.pop("user_id"), **inputs)
+            assert compare_answers(answer, {name: values[row : row + 1] for name, values in expected.items()}) == ""
+    newest = relayout(repository, repo, "ensemble")  # what was left half-written is in nobody's way
+    assert activate(again.grpc_url, repo, newest) == generation

@@ -1,0 +1,57 @@
+"""TLS of a server's gRPC, by a folder of PEM files:
+
+    certificate.pem, key.pem    who the server is: it must name localhost and 127.0.0.1, by which commands here ask it
+    authorities.pem             who signed that certificate and, for mutual TLS, those of all callers
+    caller.pem, caller.key      mutual TLS: who the commands of this machine and its gateway are. Without them anybody may ask
+
+Triton's HTTP and metrics stay plain: close HTTP (`--no-http`), and leave metrics to this machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from serving.contract.errors import ConfigError
+
+CERTIFICATE, KEY, AUTHORITIES = "certificate.pem", "key.pem", "authorities.pem"
+CALLER, CALLER_KEY = "caller.pem", "caller.key"
+
+
+@dataclass(frozen=True)
+class ServerTls:
+    """folder: as above. Raises ConfigError when a file is missing."""
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        wanted = [CERTIFICATE, KEY, AUTHORITIES, *((CALLER, CALLER_KEY) if self.is_mutual else ())]
+        if missing := [name for name in wanted if not (self.folder / name).is_file()]:
+            raise ConfigError(
+                f"{self.folder} has no {', '.join(missing)}; TLS needs {', '.join(wanted)} as PEM. See docs/operating.md."
+            )
+
+    @property
+    def is_mutual(self) -> bool:
+        return (self.folder / CALLER).exists() or (self.folder / CALLER_KEY).exists()
+
+    def server_options(self) -> list[str]:
+        """Return tritonserver's options."""
+        options = [f"--grpc-server-cert={self.folder / CERTIFICATE}", f"--grpc-server-key={self.folder / KEY}"]
+        if self.is_mutual:
+            return ["--grpc-use-ssl-mutual=true", f"--grpc-root-cert={self.folder / AUTHORITIES}", *options]
+        return ["--grpc-use-ssl=true", *options]
+
+    def client_options(self) -> dict[str, str | bool]:
+        """Return the options of tritonclient's gRPC client for a caller of this machine."""
+        options: dict[str, str | bool] = {"ssl": True, "root_certificates": str(self.folder / AUTHORITIES)}
+        if self.is_mutual:
+            options |= {"private_key": str(self.folder / CALLER_KEY), "certificate_chain": str(self.folder / CALLER)}
+        return options
+
+    def gateway_options(self) -> list[str]:
+        """Return the gateway's options for asking this server."""
+        names = {"--server-authorities": AUTHORITIES}
+        if self.is_mutual:
+            names |= {"--server-certificate": CALLER, "--server-key": CALLER_KEY}
+        return [part for option, name in names.items() for part in (option, str(self.folder / name))]
