@@ -29,7 +29,7 @@ SECTIONS = {  # title -> how the names of its results begin
     "Live events": ("live-",),
     "Which generation is better": ("off-policy", "drift"),
     "Caches of answers": ("cache",),
-    "Under load, under attack, and with faults": ("overload", "malformed", "rest", "service-soak"),
+    "Under load, under attack, and with faults": ("overload", "malformed", "rest", "service-soak", "recovery"),
 }
 OVER_BEST = "served (end to end) over the best baseline: NDCG@10"
 DEFAULT = "distilled, tables of 4"

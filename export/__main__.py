@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -16,6 +18,9 @@ from serving.contract.errors import ConfigError, RecommenderError
 from serving.live.store import live_folder
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning idle threads of torch slow a shared machine down
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+REMEDY = "Nothing was published. Free some room, or choose another REPO."
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 console = Console(soft_wrap=True)
@@ -181,8 +186,19 @@ def main() -> None:
     try:
         app()
     except RecommenderError as error:
-        Console(stderr=True, soft_wrap=True).print(f"[red]{type(error).__name__}[/]: {escape(str(error))}")
-        sys.exit(1)
+        exit_saying(type(error).__name__, str(error))
+    except shutil.Error as error:  # of a folder that was copied: (source, target, reason) of each file
+        _, target, reason = error.args[0][0]
+        exit_saying("NotWritten", f"{target} cannot be written: {reason}. {REMEDY}")
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        exit_saying("NotWritten", f"{error.filename or 'A file'} cannot be written: {error.strerror}. {REMEDY}")
+
+
+def exit_saying(kind: str, message: str) -> None:
+    Console(stderr=True, soft_wrap=True).print(f"[red]{kind}[/]: {escape(message)}")
+    sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from experiments.forged import forge_http, forge_request, forge_stage_request
+from experiments.forged import forge_fields, forge_http, forge_request, forge_stage_request
 from experiments.malformed import send_grpc, send_http
 from server.processes import server_members
-from serving.contract.tensors import PAD_ID, STAGES, ensemble_spec
+from serving.contract.tensors import PAD_ID, STAGES, ensemble_spec, pack_records
 from serving.pipeline import Pipeline
 from tests.server.requests import infer, tensor
 
@@ -142,6 +142,32 @@ def test_no_message_shows_the_servers_paths(client):
     error = refused(client, [tensor("user_id", np.array([[1]])), tensor("temperature", np.array([[np.inf]], np.float32))])
     assert "Traceback" not in error.message()
     assert "/" not in error.message()
+
+
+def test_forged_records_never_show_an_item_twice_or_a_score_that_is_no_number(client, repository):
+    rng, pipeline = np.random.default_rng(0), Pipeline.load(repository)
+    spec, known = pipeline.specs["rerank"], infer(client, user_id=[1])["item_ids"][0]
+    outcomes = Counter()
+    for number in range(60):
+        fields = forge_fields(spec, pipeline.info.generation, rng)
+        if number % 2:  # what an honest ranker could have said, but for repeated items
+            fields["candidate_ids"][:] = rng.choice(known, fields["candidate_ids"].shape)
+        if number % 3 == 0:
+            fields["rank_scores"][:] = np.nan
+        record = pack_records(spec.inputs, fields)["ranked"]
+        try:
+            answer = client.infer("rerank", [tensor("ranked", record, "UINT8")])
+        except InferenceServerException as error:
+            outcomes[error.status()] += 1
+            continue
+        item_ids, scores = answer.as_numpy("item_ids")[0], answer.as_numpy("scores")[0]
+        shown = item_ids != PAD_ID
+        assert len(set(item_ids[shown].tolist())) == shown.sum()
+        assert np.isfinite(scores[shown]).all()
+        outcomes["answered"] += 1
+    pipeline.close()
+    assert set(outcomes) <= {"answered", "StatusCode.INVALID_ARGUMENT"}
+    assert outcomes["StatusCode.INVALID_ARGUMENT"] > 0
 
 
 def test_malformed_requests_and_forged_records_harm_nobody(server, client, repository):

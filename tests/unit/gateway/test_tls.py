@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import socket
 import ssl
 import subprocess
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
-from gateway.protocol import http_server
 from gateway.settings import GatewaySettings, read_settings
 from serving.contract.errors import ConfigError
+from tests.unit.gateway.sockets import listening
 
 
 @pytest.fixture(scope="module")
@@ -29,23 +24,6 @@ def certificates(tmp_path_factory) -> Path:
         command += ["-keyout", str(folder / f"{name}.key"), "-out", str(folder / f"{name}.pem")]
         subprocess.run(command, check=True, capture_output=True)
     return folder
-
-
-@contextmanager
-def listening(app: Callable, settings: GatewaySettings) -> Iterator[str]:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-    server = http_server(app, settings, port)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    deadline_s = time.monotonic() + 30
-    while not server.started:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
-    yield f"127.0.0.1:{port}"
-    server.should_exit = True
-    thread.join(30)
 
 
 def trusting(certificates: Path, caller: str = "") -> ssl.SSLContext:

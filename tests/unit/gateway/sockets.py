@@ -1,0 +1,29 @@
+"""A gateway at a real socket of this process."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from gateway.protocol import http_server
+from gateway.settings import GatewaySettings
+
+
+@contextmanager
+def listening(app: Callable, settings: GatewaySettings) -> Iterator[str]:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    server = http_server(app, settings, port)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    deadline_s = time.monotonic() + 30
+    while not server.started:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    yield f"127.0.0.1:{port}"
+    server.should_exit = True
+    thread.join(30)

@@ -1,0 +1,109 @@
+"""HTTP at a real socket: what is ambiguous, endless or slow is refused, and what is merely long or in parts is answered."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from gateway.settings import GatewaySettings
+from tests.unit.gateway.sockets import listening
+
+HEADER_BYTES, TIMEOUT_S = 1_024, 0.5
+GET = b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n"
+
+
+@pytest.fixture
+def address(gateway) -> Iterator[tuple[str, int]]:
+    limits = {"header_bytes": HEADER_BYTES, "header_timeout_s": TIMEOUT_S}
+    with listening(gateway(**limits).app, GatewaySettings(**limits)) as address:
+        host, _, port = address.partition(":")
+        yield host, int(port)
+
+
+def send(address: tuple[str, int], *parts: bytes, pause_s: float = 0.0) -> bytes:
+    """Send parts, and return all that comes back until the gateway closes the connection or falls silent for 2 s."""
+    answer = b""
+    with socket.create_connection(address, timeout=2) as sock, contextlib.suppress(ConnectionError, TimeoutError):
+        for part in parts:
+            sock.sendall(part)
+            time.sleep(pause_s)
+        while block := sock.recv(65_536):
+            answer += block
+    return answer
+
+
+def post(body: bytes, *headers: bytes) -> bytes:
+    return b"\r\n".join([b"POST /v1/events HTTP/1.1", b"host: a", *headers, b"", body])
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        post(b"{}", b"content-length: 2", b"content-length: 3"),
+        post(b"{}", b"content-length: 2, 2"),
+        post(b"{}", b"content-length: +2"),
+        post(b"{}", b"content-length: 0x2"),
+        post(b"{}", b"content-length: -1"),
+        post(b"{}", b"content-length: 99999999999999999999999"),
+        post(b"0\r\n\r\n", b"content-length: 5", b"transfer-encoding: chunked"),
+        post(b"0\r\n\r\n", b"transfer-encoding: chunked", b"content-length: 5"),
+        post(b"0\r\n\r\n", b"transfer-encoding : chunked"),
+        post(b"0\r\n\r\n", b"transfer-encoding: chunked, identity"),
+        post(b"", b"x: a\r\n folded"),
+        post(b"", b"x: a\x00b"),
+        post(b"", b"x y: a"),
+        post(b"", b" x: a"),
+        post(b"", b": a"),
+        GET.replace(b"\r\n", b"\n"),
+        b"GET /healthz HTTP/1.1\rhost: a\r\n\r\n",
+        b"GET /healthz\x00 HTTP/1.1\r\nhost: a\r\n\r\n",
+        b"GET  /healthz HTTP/9.9\r\nhost: a\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    ],
+)
+def test_what_two_parsers_could_read_in_two_ways_is_refused_and_ends_the_connection(address, request_bytes):
+    answer = send(address, request_bytes + GET)
+    assert answer.startswith((b"HTTP/1.1 400", b"HTTP/1.1 411")), answer
+    assert answer.count(b"HTTP/1.1 ") == 1  # what follows is nobody's request
+    assert b"connection: close" in answer.lower()
+
+
+@pytest.mark.parametrize("endless", [b"x: " + b"a" * 60_000, b"x: a\r\n" * 10_000, b"GET /" + b"a" * 60_000])
+def test_headers_without_an_end_are_cut_off_by_their_bytes(address, endless):
+    head = b"" if endless.startswith(b"GET") else b"GET /healthz HTTP/1.1\r\nhost: a\r\n"
+    assert send(address, head, endless)[:12] in (b"HTTP/1.1 400", b"")
+
+
+def test_headers_beyond_the_limit_are_refused(address):
+    answer = send(address, GET.replace(b"host: a", b"host: a\r\nx: " + b"a" * HEADER_BYTES))
+    assert answer[:12] in (b"HTTP/1.1 400", b"HTTP/1.1 431")
+
+
+@pytest.mark.parametrize(
+    ("parts", "answers"),
+    [([b""], 0), ([b"GET /healthz HT"], 0), ([GET, b"GET /healthz HT"], 1), ([b"\r\n"], 0)],
+    ids=["silent", "half a line", "half a line after a request", "an empty line"],
+)
+def test_headers_that_do_not_come_are_cut_off_by_time(address, parts, answers):
+    begun_s = time.monotonic()
+    answer = send(address, *parts, pause_s=0.05)
+    assert answer.count(b"HTTP/1.1 200") == answers
+    assert time.monotonic() - begun_s < 2  # `send` would wait that long for a gateway that says nothing
+
+
+def test_a_long_body_and_the_next_request_in_parts_of_any_size_are_answered(address):
+    body = b"[" + b" " * 20 * HEADER_BYTES + b"]"
+    stream = (post(body, b"content-length: %d" % len(body)) + GET) * 2
+    for size in (len(stream), 3_000, 1_000):
+        parts = [stream[start : start + size] for start in range(0, len(stream), size)]
+        answer = send(address, *parts)
+        assert answer.count(b"HTTP/1.1 400") == 2, answer  # an empty list of events
+        assert answer.count(b"HTTP/1.1 200") == 2, answer
+
+
+def test_pipelined_requests_are_answered_one_after_the_other(address):
+    assert send(address, GET * 20).count(b"HTTP/1.1 200") == 20
