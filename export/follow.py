@@ -47,7 +47,7 @@ class Verdict:
     """A candidate beside the serving generation. fault: why it is not published, "" where it is.
 
     candidate, serving: mean NDCG@10; low, high: 95 % interval of their difference; coverage: different items that the candidate
-    shows, over those that the serving generation does
+    shows, over those that the serving generation does; all are NaN with fewer than LEAST_QUESTIONS
     """
 
     questions: int
@@ -59,6 +59,8 @@ class Verdict:
     fault: str
 
     def __str__(self) -> str:
+        if self.questions < LEAST_QUESTIONS:
+            return self.fault
         figures = (
             f"NDCG@10 {self.candidate:.4f} against {self.serving:.4f} on {self.questions:,} questions, difference "
             f"{self.low:+.4f} to {self.high:+.4f} (95 %), {self.coverage:.2f} times as many items shown"
@@ -124,7 +126,7 @@ def judge(candidate: np.ndarray, serving: np.ndarray, items: np.ndarray, rng: np
     """Compare the answers of two generations, int64 [Q, 20] each, to the same questions. items: int64 [Q], the right ones"""
     count = len(items)
     if count < LEAST_QUESTIONS:
-        fault = f"the newest events hold fewer than {LEAST_QUESTIONS} questions, which is too few to judge by"
+        fault = f"not published, because the newest events hold {count} questions, and {LEAST_QUESTIONS} are needed to judge"
         return Verdict(count, np.nan, np.nan, np.nan, np.nan, np.nan, fault)
     gains, serving_gains = (gains_of(ranks_of(answers, items)) for answers in (candidate, serving))
     quality, serving_quality = float(gains.mean()), float(serving_gains.mean())

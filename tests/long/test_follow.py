@@ -26,7 +26,9 @@ from serving.pipeline import Pipeline
 from serving.stages.live.models import Observe
 from training.dataset import Dataset, load_dataset
 
-DATA = "synthetic:users=150,items=100,events=6000"
+DATA = "synthetic:users=150,items=150,events=4500"
+SETTINGS = {"pipeline": {"recorded_requests": 64}}
+EARLY, EVERYTHING = 3_000, 4_500  # events: of the log, and with the live ones
 QUIET = Console(quiet=True)
 
 
@@ -38,13 +40,13 @@ def whole() -> Dataset:
 @pytest.fixture(scope="module")
 def past(whole) -> Dataset:
     """The data set without its last third, which happens live."""
-    return replace(whole, interactions=whole.interactions.iloc[:4_000].reset_index(drop=True))
+    return replace(whole, interactions=whole.interactions.iloc[:EARLY].reset_index(drop=True))
 
 
 @pytest.fixture(scope="module")
 def exported(past, tmp_path_factory) -> Path:
     repository = tmp_path_factory.mktemp("follow") / "model_repository"
-    build_repository(past, repository, Settings(), QUIET)
+    build_repository(past, repository, Settings.model_validate(SETTINGS), QUIET)
     return repository
 
 
@@ -60,28 +62,30 @@ def observe(repo: Path, dataset: Dataset, rows: np.ndarray) -> None:
 
 
 def test_a_generation_of_what_happened_since_is_published(repo, whole, past):
-    assert "waits: 0 events are newer than generation 1, of 1,000" in follow_once(past, repo, Settings(), 1_000, QUIET).report
-    observe(repo, whole, np.arange(4_000, 6_000))
-    before = sorted(path.name for path in repo.parent.iterdir())
-    done = follow_once(past, repo, Settings(), 1_000, QUIET)
+    assert (
+        "waits: 0 events are newer than generation 1, of 1,000"
+        in follow_once(past, repo, Settings.model_validate(SETTINGS), 1_000, QUIET).report
+    )
+    observe(repo, whole, np.arange(EARLY, EVERYTHING))
+    done = follow_once(past, repo, Settings.model_validate(SETTINGS), 1_000, QUIET)
     assert done.verdict is not None
     assert done.generation == 2, done.report
     assert published_generations(repo) == (1, 2)
     assert pinned_generation(repo) == 2
     last = read_acts(repo)[-1]
     assert (last.action, last.generation, last.reason) == ("published", 2, str(done.verdict))
-    assert 5_000 < read_manifest(repo, 2)["log"]["events"] < 6_000  # the newest events judged it
-    assert sorted(path.name for path in repo.parent.iterdir()) == before
+    assert EARLY + 1_000 < read_manifest(repo, 2)["log"]["events"] < EVERYTHING  # the newest events judged it
+    assert not list(repo.parent.glob("*follow*"))
     with closing(Reader(live_folder(repo))) as reader, reader.snapshot() as snapshot:
-        assert snapshot.progress().last_sequence == 2_000  # judging posted nothing to the shop's own log
+        assert snapshot.progress().last_sequence == EVERYTHING - EARLY  # judging posted nothing to the shop's own log
     with closing(Reader(live_folder(repo))) as reader, closing(Pipeline.load(repo, live=reader)) as pipeline:
         assert set(pipeline.recommend([1, 2, 3])["generation"].ravel().tolist()) == {2}
-    assert "waits" in follow_once(past, repo, Settings(), 1_000, QUIET).report
+    assert "waits" in follow_once(past, repo, Settings.model_validate(SETTINGS), 1_000, QUIET).report
 
 
 def test_a_worse_generation_is_not_published_and_it_is_said_why(repo, whole, past):
-    observe(repo, whole, np.arange(4_000, 6_000))
-    untaught = Settings.model_validate({"rules": {"blocked_items": whole.items["item_id"].tolist()[:60]}})
+    observe(repo, whole, np.arange(EARLY, EVERYTHING))
+    untaught = Settings.model_validate(SETTINGS | {"rules": {"blocked_items": whole.items["item_id"].tolist()[:50]}})
     done = follow_once(past, repo, untaught, 1_000, QUIET)
     assert done.generation == 0
     assert "generation 1 stays" in done.report
@@ -93,4 +97,4 @@ def test_a_worse_generation_is_not_published_and_it_is_said_why(repo, whole, pas
 def test_a_repository_without_live_events_is_refused(repo, past):
     shutil.rmtree(repo / OBSERVE)
     with pytest.raises(ConfigError, match="no model `observe`"):
-        follow_once(past, repo, Settings(), 1, QUIET)
+        follow_once(past, repo, Settings.model_validate(SETTINGS), 1, QUIET)

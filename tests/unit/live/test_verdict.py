@@ -54,5 +54,4 @@ def test_a_generation_that_shows_few_items_is_not_published(rng):
 def test_too_few_questions_judge_nobody(rng):
     items = np.arange(99)
     verdict = judge(answers(rng, items, 0.9), answers(rng, items, 0.1), items, rng)
-    assert "fewer than 100 questions" in verdict.fault
-    assert "nan" in str(verdict)
+    assert str(verdict) == "not published, because the newest events hold 99 questions, and 100 are needed to judge"
