@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -73,10 +73,11 @@ class Published:
     def generation(self) -> int:
         return self.info.generation
 
-    def popular_in(self, context: Mapping[str, str]) -> list[int]:
+    def popular_in(self, context: Mapping[str, str]) -> Iterable[int]:
         """Return the popular items of the first context value that has any, then those over all."""
         lists = (self.popular_by_context.get(column, {}).get(value) for column, value in context.items())
-        return list(dict.fromkeys((*next(filter(None, lists), ()), *self.popular)))
+        first = next(filter(None, lists), ())
+        return dict.fromkeys((*first, *self.popular)) if first else self.popular
 
     def knows_user(self, user_id: int) -> bool:
         place = int(np.searchsorted(self.user_ids, user_id))

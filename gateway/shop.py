@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,8 @@ class Shop:
     def popular(self, exclude: set[int], context: Mapping[str, str], count: int) -> list[int]:
         """Return the popular items that may be shown in a context, best first."""
         hidden = exclude | self.live_items.unavailable
-        return [item_id for item_id in self.published.popular_in(context) if item_id not in hidden][:count]
+        shown = (item_id for item_id in self.published.popular_in(context) if item_id not in hidden)
+        return list(islice(shown, count))
 
     def close(self) -> None:
         self.reader.close()

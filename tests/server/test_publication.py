@@ -152,7 +152,7 @@ def test_a_publication_that_is_killed_leaves_the_server_and_the_next_start_with_
     first = answers_of(repo, 1)
     server = launch(repo)
     with Load(server.grpc_url, first.inputs, clients=2) as load:
-        for folders in (0, 1, 2, 4, 6):  # 0: at a random moment, usually before the first
+        for folders in (0, 2, 6):  # 0: at a random moment, usually before the first
             kill_publication(repository, repo, folders, rng.uniform(1, 6) if folders == 0 else rng.uniform(0, 0.002))
             assert served_generation(server.grpc_url) == 1
     assert load.errors == []

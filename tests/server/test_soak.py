@@ -14,7 +14,7 @@ from serving.tables.store.memory import ARENA_PREFIX
 from tests import repositories
 
 SECONDS = 30
-SERVICE_MINUTES = 0.8  # of load; two publications, a start and the peak take as long again
+SERVICE_MINUTES = 0.5  # of load; two publications, a start and the peak take as long again
 
 
 def test_every_served_row_is_one_that_may_be_served_then(tmp_path):
