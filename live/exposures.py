@@ -1,13 +1,12 @@
 """The exposure log: what was shown to whom, by which generation. Parquet files in `<repository>.live/exposures`.
 
-An answer is kept when a hash of its request id falls into the logged share, so that all parts of a request agree. Rows are
-gathered in memory and written every FLUSH_ROWS rows or FLUSH_S seconds: a gateway that is killed loses the last of them, but no
-event, which has a log of its own.
+An answer is kept when it belongs to an experiment, or when a hash of its request id falls into the logged share, so that all
+parts of a request agree. Rows are gathered in memory and written every FLUSH_ROWS rows or FLUSH_S seconds: a gateway that is
+killed loses the last of them, but no event, which has a log of its own.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import threading
@@ -21,6 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from live.archive import write_table
+from serving.live.experiment import hash_share
 
 log = logging.getLogger("exposures")
 
@@ -40,6 +40,7 @@ SCHEMA = pa.schema(
         ("item_ids", pa.list_(pa.int64())),
         ("scores", pa.list_(pa.float32())),
         ("teams", pa.list_(pa.int8())),
+        ("latency_ms", pa.float32()),
     ]
 )
 
@@ -48,7 +49,8 @@ SCHEMA = pa.schema(
 class Exposure:
     """One answer. user_id: the wire's id, None for a session; experiment, arm: "" outside of experiments.
 
-    item_ids, scores: in the served order; teams: of interleaving (trials/interleaving.py), empty elsewhere.
+    item_ids, scores: in the served order; teams: of interleaving (trials/interleaving.py), None elsewhere.
+    latency_ms: from the question to the servers' answer; None where it is not known
     """
 
     request_id: str
@@ -61,11 +63,7 @@ class Exposure:
     experiment: str = ""
     arm: str = ""
     teams: list[int] | None = None
-
-
-def hash_share(text: str) -> float:
-    """Return a number in [0, 1) that depends on the text alone."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") / 2**64
+    latency_ms: float | None = None
 
 
 class ExposureLog:
@@ -87,8 +85,8 @@ class ExposureLog:
         self._thread.start()
 
     def add(self, exposure: Exposure) -> None:
-        """Keep an answer if its request belongs to the logged share."""
-        if hash_share(exposure.request_id) >= self._share:
+        """Keep an answer if it belongs to an experiment, or its request to the logged share."""
+        if not exposure.experiment and hash_share(exposure.request_id) >= self._share:
             return
         if len(self._rows) >= MOST_WAITING:
             self.dropped += 1

@@ -35,7 +35,15 @@ def test_answers_come_back_as_they_were_written(tmp_path):
         "item_ids": [10, 11],
         "scores": [0.5, None],
         "teams": None,
+        "latency_ms": None,
     }
+
+
+def test_answers_of_an_experiment_are_kept_whatever_the_share(tmp_path):
+    tried = replace(ANSWER, request_id="r1", experiment="spring", arm="challenger", latency_ms=4.5)
+    write(tmp_path, [ANSWER, tried], share=0.0)
+    [row] = read_exposures(tmp_path).to_pylist()
+    assert (row["request_id"], row["arm"], row["latency_ms"]) == ("r1", "challenger", 4.5)
 
 
 def test_a_share_of_the_requests_is_kept_whole(tmp_path):

@@ -1,0 +1,93 @@
+"""Start, change and end the experiment of a repository. Every change is a line of the registry as well."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from repository.registry import record_act
+from serving.contract.artifacts import read_stage, stage_folder
+from serving.contract.errors import ConfigError
+from serving.contract.generations import pinned_generation
+from serving.contract.tensors import STAGES
+from serving.live.experiment import EXPERIMENT_FILE, Experiment, read_experiment
+from serving.live.store import live_folder, make_folder
+
+
+def experiment_folder(repository: Path) -> Path:
+    """Return the folder of the experiment: the live store, which belongs to the shop and not to a generation."""
+    info = read_stage(stage_folder(repository, STAGES[0], pinned_generation(repository)))
+    return live_folder(repository, info.live_folder)
+
+
+def start_experiment(repository: Path, experiment: Experiment) -> Experiment:
+    """Let an experiment run from now on. Raises ConfigError while another one does."""
+
+    def begin(former: Experiment | None) -> Experiment:
+        if former and former.runs and former.name != experiment.name:
+            raise ConfigError(f"Experiment {former.name!r} runs already. Stop it first: python -m server experiment stop")
+        return replace(experiment, started_ms=_now_ms())
+
+    return _change(repository, "experiment started", begin)
+
+
+def change_share(repository: Path, share: float) -> Experiment:
+    """Give the running experiment another share of the users. Raises ConfigError where none runs."""
+    return _change(repository, "share changed", lambda former: replace(_running(former), share=share))
+
+
+def end_experiment(repository: Path, reason: str, rolled_back: bool = False) -> Experiment:
+    """Let the champion answer everybody from now on. Raises ConfigError where no experiment runs.
+
+    rolled_back: whether a guardrail ends it; reason: why
+    """
+    state: Any = "rolled back" if rolled_back else "stopped"
+    act = "rolled back" if rolled_back else "experiment stopped"
+    return _change(repository, act, lambda former: replace(_running(former), state=state, share=0.0, reason=reason))
+
+
+def _running(experiment: Experiment | None) -> Experiment:
+    if experiment is None or not experiment.runs:
+        raise ConfigError("No experiment runs. Start one: python -m server experiment start NAME --challenger GENERATION")
+    return experiment
+
+
+def _change(repository: Path, act: str, make: Callable[[Experiment | None], Experiment]) -> Experiment:
+    folder = experiment_folder(repository)
+    make_folder(folder)
+    with _locked(folder):
+        former = read_experiment(folder)
+        made = make(former)
+        made = replace(made, version=former.version + 1 if former else 1, changed_ms=_now_ms())
+        _write(folder, made)
+        facts = f"experiment {made.name}, {made.mode}, share {made.share:g}"
+        record_act(repository, act, made.challenger, reason=f"{facts}: {made.reason}" if made.reason else facts)
+    return made
+
+
+def _write(folder: Path, experiment: Experiment) -> None:
+    """Replace the file by one rename, which running gateways notice with their next request."""
+    new = folder / f".{EXPERIMENT_FILE}"
+    with new.open("w") as file:
+        file.write(experiment.text())
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(new, folder / EXPERIMENT_FILE)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Wait until nobody else changes the experiment."""
+    with (folder / ".experiment.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

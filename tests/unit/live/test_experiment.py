@@ -1,0 +1,103 @@
+"""Who meets the challenger: the same users everywhere, in the stated share, and more of them when it grows."""
+
+import json
+
+import numpy as np
+import pytest
+
+from repository.experiments import change_share, end_experiment, experiment_folder, start_experiment
+from repository.registry import read_acts
+from serving.contract.errors import ArtifactError, ConfigError
+from serving.live.experiment import EXPERIMENT_FILE, Experiment, FollowedExperiment, hash_share, read_experiment
+from tests.repositories import copy_small_repository
+
+USERS = range(20_000)
+PLACES = {7: 0.7489131948, 17850: 0.6972319672, -5: 0.4027470453}  # of experiment "spring": vectors for other languages
+
+
+def spring(**settings) -> Experiment:
+    return Experiment(**{"name": "spring", "champion": 1, "challenger": 2, "share": 0.5} | settings)
+
+
+@pytest.mark.parametrize(("user", "place"), PLACES.items())
+def test_a_users_place_is_what_the_vectors_say(user, place):
+    assert hash_share(f"spring/{user}") == pytest.approx(place, abs=1e-9)
+    assert not spring(share=place - 1e-6).enrols(user)
+    assert spring(share=place + 1e-6).enrols(user)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 1.0])
+def test_the_enrolled_are_the_stated_share_of_the_users(share):
+    enrolled = sum(spring(share=share).enrols(user) for user in USERS)
+    assert abs(enrolled - share * len(USERS)) <= 4 * np.sqrt(len(USERS) * share * (1 - share))
+
+
+def test_places_are_uniform_in_every_tenth():
+    counts = np.bincount([int(10 * hash_share(f"spring/{user}")) for user in USERS], minlength=10)
+    assert (np.square(counts - 2_000) / 2_000).sum() < 27.9  # chi-square of 9 degrees of freedom at 0.1 %
+
+
+def test_a_larger_share_keeps_whom_the_smaller_one_enrolled():
+    small, large = ({user for user in USERS if spring(share=share).enrols(user)} for share in (0.1, 0.4))
+    assert small < large
+
+
+def test_two_experiments_assign_independently():
+    one, other = ({user for user in USERS if spring(name=name).enrols(user)} for name in ("spring", "autumn"))
+    assert abs(len(one & other) - 5_000) < 300
+
+
+@pytest.mark.parametrize(
+    ("mode", "arms"),
+    [("ab", {"champion", "challenger"}), ("shadow", {"champion"}), ("interleave", {"champion", "interleaved"})],
+)
+def test_arms_follow_from_the_mode(mode, arms):
+    assert {spring(mode=mode).arm_of(user) for user in range(100)} == arms
+
+
+@pytest.mark.parametrize("state", ["stopped", "rolled back"])
+def test_an_experiment_that_ended_enrols_nobody(state):
+    assert {spring(state=state, share=1.0).arm_of(user) for user in range(100)} == {""}
+
+
+@pytest.mark.parametrize("wrong", [{"share": 1.5}, {"mode": "abc"}, {"state": "on"}, {"name": ""}, {"challenger": 1}])
+def test_what_is_no_experiment_is_refused(wrong):
+    with pytest.raises(ArtifactError, match=f"The experiment's {next(iter(wrong))} is"):
+        spring(**wrong)
+
+
+def test_a_share_is_followed_without_a_restart_and_every_change_is_recorded(tmp_path):
+    repo = copy_small_repository(tmp_path / "shop")
+    followed = FollowedExperiment(experiment_folder(repo))
+    assert followed.current() is None
+    begun = start_experiment(repo, spring(share=0.1))
+    assert followed.current() == begun == read_experiment(experiment_folder(repo))
+    assert change_share(repo, 0.4).version == begun.version + 1
+    assert followed.current().share == 0.4
+    ended = end_experiment(repo, "p99 is 90 ms", rolled_back=True)
+    assert followed.current() == ended
+    assert (ended.state, ended.share, ended.reason) == ("rolled back", 0.0, "p99 is 90 ms")
+    acts = read_acts(repo)
+    assert [act.action for act in acts] == ["experiment started", "share changed", "rolled back"]
+    assert acts[-1].generation == 2
+    assert "p99 is 90 ms" in acts[-1].reason
+    with pytest.raises(ConfigError, match="No experiment runs"):
+        change_share(repo, 0.2)
+
+
+def test_two_experiments_do_not_run_at_once(tmp_path):
+    repo = copy_small_repository(tmp_path / "shop")
+    start_experiment(repo, spring())
+    with pytest.raises(ConfigError, match="'spring' runs already"):
+        start_experiment(repo, spring(name="autumn"))
+
+
+def test_a_file_that_is_none_is_told_once_and_then_enrols_nobody(tmp_path):
+    followed = FollowedExperiment(tmp_path)
+    (tmp_path / EXPERIMENT_FILE).write_text("{")
+    with pytest.raises(ArtifactError, match="cannot be read"):
+        followed.current()
+    assert followed.current() is None
+    (tmp_path / "new").write_text(json.dumps(vars(spring())))
+    (tmp_path / "new").rename(tmp_path / EXPERIMENT_FILE)
+    assert followed.current() == spring()
