@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from repository.challenger import challengers
 from repository.lock import publication_lock
 from repository.models import Model, read_repository, write_config
 from serving.contract.errors import ConfigError
@@ -32,13 +33,16 @@ def pin(repo: Path, generation: int) -> None:
 
 
 def write_pins(repo: Path, generation: int, keep: tuple[int, ...] = ()) -> None:
-    """Write configs that pin `generation` and let the steps load it and those of `keep`. Nothing is loaded here.
+    """Write configs that pin `generation` and let the steps load it, those of `keep` and the challenger's.
+
+    Nothing is loaded here.
 
     The caller must hold the publication lock.
     """
     for model in pipeline_models(read_repository(repo)):
         config = model.config
-        versions = {generation} if model.name == ENSEMBLE else {generation, *keep}
+        beside = () if model.name in LIVE_MODELS else challengers(repo)  # events go to the served generation alone
+        versions = {generation} if model.name == ENSEMBLE else {generation, *keep, *beside}
         config.version_policy.Clear()
         config.version_policy.specific.versions.extend(sorted(versions))
         for step in config.ensemble_scheduling.step:

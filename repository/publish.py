@@ -26,6 +26,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from repository.challenger import challengers
 from repository.code import copy_serving_code
 from repository.config import (
     CONFIG_FILE,
@@ -189,19 +190,20 @@ class Staging:
             self._place(specs, serving, warmup, previous)
             held = self._find_held(self.repository)
             if held is not None:  # a server that does not answer may hold any generation: the next publication prunes
-                prune(self.repository, {self.generation, previous, *held})
+                prune(self.repository, {self.generation, previous, *held, *challengers(self.repository)})
         return self.generation
 
     def _place(
         self, specs: dict[str, ModelSpec], serving: dict[str, Serving], warmup: dict[str, np.ndarray], previous: int
     ) -> None:
         rows = len(warmup["user_id"])
+        served = {previous, self.generation, *challengers(self.repository)}
         for name, spec in live_specs_of(specs).items():  # no warm-up, because its requests would be events
             folder, versions = self.repository / name, sorted({previous, self.generation})
             place_version(self.folder(name), folder)
             write_config(folder / CONFIG_FILE, stage_config(spec, serving[name], versions, warmup_rows=0))
         for name, spec in (specs if self.layout == "ensemble" else {ENSEMBLE: ensemble_spec(specs)}).items():
-            folder, pinned = self.repository / name, {self.generation} if name == ENSEMBLE else {previous, self.generation}
+            folder, pinned = self.repository / name, {self.generation} if name == ENSEMBLE else served
             place_version(self.folder(name), folder)
             write_warmup(folder / "warmup", spec, warmup, rows)
             write_config(folder / CONFIG_FILE, stage_config(spec, serving[name], sorted(pinned), rows))

@@ -28,6 +28,7 @@ from pathlib import Path
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
+from repository.challenger import challengers
 from repository.generations import pipeline_models, require_published, write_pins
 from repository.lock import publication_lock
 from repository.models import read_repository
@@ -50,6 +51,11 @@ def activate(grpc_url: str, repo: Path, generation: int) -> int:
     with publication_lock(repo):
         published = require_published(repo, generation)
         old = served_generation(grpc_url)
+        if old != generation and (others := challengers(repo)):
+            raise ServerError(
+                f"Generation {others[0]} is served beside {old} as challenger. Stop the experiment before the move: "
+                "python -m server experiment stop"
+            )
         if old not in published:
             raise ServerError(
                 f"The server answers with generation {old}, which is no longer in {repo}; a move needs both generations "
@@ -59,7 +65,7 @@ def activate(grpc_url: str, repo: Path, generation: int) -> int:
         with local_client(grpc_url) as client:
             if old != generation:
                 _move(client, repo, steps, old, generation)
-                _wait_drained(grpc_url, old)
+                wait_drained(grpc_url, old)
             write_pins(repo, generation)
             if held_versions(grpc_url) - {generation}:
                 _release(client, grpc_url, steps, generation)
@@ -70,13 +76,13 @@ def _move(client: grpcclient.InferenceServerClient, repo: Path, steps: list[str]
     """Load `new` beside `old` and switch the ensemble. When it does not load, restore `old` and raise ServerError."""
     try:
         write_pins(repo, old, keep=(new,))
-        _load(client, *steps)
+        load_models(client, *steps)
         write_pins(repo, new, keep=(old,))
-        _load(client, ENSEMBLE)
+        load_models(client, ENSEMBLE)
     except InferenceServerException as error:
         write_pins(repo, old)
         with contextlib.suppress(InferenceServerException):  # the first error is the one to report
-            _load(client, ENSEMBLE, *steps)
+            load_models(client, ENSEMBLE, *steps)
         raise ServerError(
             f"The server stays at generation {old}, generation {new} does not load: {error.message()}\nThe repository names "
             f"{old} again. To have {new} all the same: python -m export point {new} --repo {repo}, then start the server again."
@@ -86,7 +92,7 @@ def _move(client: grpcclient.InferenceServerClient, repo: Path, steps: list[str]
 def _release(client: grpcclient.InferenceServerClient, grpc_url: str, steps: list[str], generation: int) -> None:
     """Unload every version of the steps but `generation`, which is serving already: a failure only costs memory."""
     try:
-        _load(client, *steps)
+        load_models(client, *steps)
     except InferenceServerException as error:
         raise ServerError(
             f"The server answers with generation {served_generation(grpc_url)}, and did not let go of what it served before, "
@@ -95,7 +101,8 @@ def _release(client: grpcclient.InferenceServerClient, grpc_url: str, steps: lis
         ) from error
 
 
-def _load(client: grpcclient.InferenceServerClient, *models: str) -> None:
+def load_models(client: grpcclient.InferenceServerClient, *models: str) -> None:
+    """Load models in order, each as its config says. Raises InferenceServerException at the first that does not."""
     for model in models:
         client.load_model(model, client_timeout=LOAD_TIMEOUT_S)
 
@@ -140,11 +147,11 @@ def pinned_to(repo: Path, generation: int) -> Iterator[None]:
             write_pins(repo, before)
 
 
-def _wait_drained(grpc_url: str, generation: int) -> None:
-    """Wait until the old ensemble has answered its requests, at most as long as these may take."""
+def wait_drained(grpc_url: str, generation: int, model: str = ENSEMBLE) -> None:
+    """Wait until an old ensemble has answered its requests, at most as long as these may take."""
     deadline = time.monotonic() + DRAIN_TIMEOUT_S
     while time.monotonic() < deadline:
-        state, _ = (model_states(grpc_url) or {}).get((ENSEMBLE, generation), ("UNKNOWN", ""))
+        state, _ = (model_states(grpc_url) or {}).get((model, generation), ("UNKNOWN", ""))
         if state == "UNAVAILABLE":
             break
         time.sleep(POLL_S)

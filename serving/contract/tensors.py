@@ -38,6 +38,7 @@ RECORD = "record_"  # prefix of the parameter in config.pbtxt that states a reco
 
 STAGES = ("preprocess", "retrieve", "rank", "rerank")
 ENSEMBLE = "recommend"
+CHALLENGER = "challenger"  # another generation of `recommend`, beside it while an experiment runs
 OBSERVE, UPSERT = LIVE_MODELS = ("observe", "upsert")  # an interaction happened; an item or user is new or changed
 NO_SEQUENCE = -1  # as `after`: the answer need not reflect any event
 

@@ -73,9 +73,9 @@ def remove(repo: Path, generation: int) -> None:
         shutil.rmtree(repo / name / str(generation))
 
 
-def ask(client: grpcclient.InferenceServerClient, x: int) -> int:
+def ask(client: grpcclient.InferenceServerClient, x: int, model: str = ENSEMBLE) -> int:
     tensor = grpcclient.InferInput("x", [1, 1], "INT64").set_data_from_numpy(np.array([[x]], np.int64))
-    return int(client.infer(ENSEMBLE, [tensor], client_timeout=10).as_numpy("answer")[0, 0])
+    return int(client.infer(model, [tensor], client_timeout=10).as_numpy("answer")[0, 0])
 
 
 def expected(x: int, generation: int) -> int:

@@ -1,0 +1,122 @@
+"""A server serves two generations side by side: neither mixes with the other, and none of it fails a request."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+import pytest
+import tritonclient.grpc as grpcclient
+
+from repository.challenger import challengers
+from repository.generations import pin
+from server.challenger import load_challenger, unload_challenger
+from server.generations import activate, served_generation
+from server.health import is_ready, model_states
+from serving.contract.errors import ConfigError, ServerError
+from serving.contract.generations import pinned_generation
+from serving.contract.tensors import CHALLENGER
+from tests.server import toys
+
+CLIENTS = 4
+BOTH = {("first", 1), ("first", 2), ("second", 1), ("second", 2), ("recommend", 1), (CHALLENGER, 2)}
+
+
+class Load:
+    """Clients that ask `recommend` without pause, and the challenger with every second question while there is one."""
+
+    def __init__(self, grpc_url: str) -> None:
+        self.grpc_url, self.answers, self.errors = grpc_url, Counter(), []
+        self.challenged, self._stop = threading.Event(), threading.Event()
+        self.threads = [threading.Thread(target=self._ask) for _ in range(CLIENTS)]
+
+    def _ask(self) -> None:
+        with grpcclient.InferenceServerClient(self.grpc_url) as client:
+            while not self._stop.is_set():
+                models = ["recommend", CHALLENGER] if self.challenged.is_set() else ["recommend"]
+                for model in models:
+                    try:
+                        answer = toys.ask(client, 1, model)
+                    except Exception as error:
+                        self.errors.append((model, error))
+                    else:
+                        self.answers[model, answer // 1000 % 1000, answer % 1000] += 1
+
+    def __enter__(self) -> Load:
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop.set()
+        for thread in self.threads:
+            thread.join()
+
+
+def ready(grpc_url: str) -> set[tuple[str, int]]:
+    return {key for key, (state, _) in model_states(grpc_url).items() if state == "READY"}
+
+
+def test_two_generations_answer_side_by_side_and_one_again_without_a_failure_or_a_mix(repo, launch):
+    server = launch(repo)
+    toys.publish(repo, 2)
+    with Load(server.grpc_url) as load:
+        assert load_challenger(server.grpc_url, repo, 2) == 1
+        assert ready(server.grpc_url) == BOTH
+        load.challenged.set()
+        while load.answers[CHALLENGER, 2, 2] < 200:
+            assert not load.errors
+        load.challenged.clear()
+        assert unload_challenger(server.grpc_url, repo) == 2
+    assert [error for model, error in load.errors if model == "recommend"] == []
+    assert set(load.answers) == {("recommend", 1, 1), (CHALLENGER, 2, 2)}
+    assert ready(server.grpc_url) == {("first", 1), ("second", 1), ("recommend", 1)}
+    assert is_ready(server.grpc_url)
+    assert not (repo / CHALLENGER).exists()
+    assert unload_challenger(server.grpc_url, repo) is None
+
+
+def test_a_restart_serves_both_and_a_published_generation_changes_nothing(repo, launch):
+    server = launch(repo)
+    toys.publish(repo, 2)
+    pin(repo, 2)  # as a publication does
+    load_challenger(server.grpc_url, repo, 2)
+    assert pinned_generation(repo) == served_generation(server.grpc_url) == 1
+    server.stop()
+    again = launch(repo)
+    assert ready(again.grpc_url) == BOTH
+    with grpcclient.InferenceServerClient(again.grpc_url) as client:
+        assert toys.ask(client, 4, CHALLENGER) == toys.expected(4, generation=2)
+        assert toys.ask(client, 4) == toys.expected(4, generation=1)
+
+
+def test_a_challenger_that_does_not_load_leaves_the_champion_alone(repo, launch):
+    server = launch(repo)
+    toys.publish(repo, 2)
+    (repo / "second" / "2" / "model.py").write_text("raise RuntimeError('manifest does not match: publish again')")
+    with Load(server.grpc_url) as load, pytest.raises(ServerError, match=r"generation 1 alone.*manifest does not match"):
+        load_challenger(server.grpc_url, repo, 2)
+    assert load.errors == []
+    assert set(load.answers) == {("recommend", 1, 1)}
+    assert challengers(repo) == ()
+    assert is_ready(server.grpc_url)
+
+
+def test_a_move_waits_for_the_end_of_the_experiment(repo, launch):
+    server = launch(repo)
+    toys.publish(repo, 2)
+    load_challenger(server.grpc_url, repo, 2)
+    with pytest.raises(ServerError, match=r"Generation 2 is served beside 1 as challenger. Stop the experiment"):
+        activate(server.grpc_url, repo, 2)
+    toys.publish(repo, 3)
+    with pytest.raises(ServerError, match="Generation 2 is served as challenger"):
+        load_challenger(server.grpc_url, repo, 3)
+    unload_challenger(server.grpc_url, repo)
+    assert activate(server.grpc_url, repo, 2) == 1
+
+
+@pytest.mark.parametrize(("generation", "said"), [(1, "is the one that the server serves"), (7, "Generation 7 is not in")])
+def test_what_cannot_challenge_is_refused(repo, launch, generation, said):
+    server = launch(repo)
+    with pytest.raises(ConfigError, match=said):
+        load_challenger(server.grpc_url, repo, generation)
