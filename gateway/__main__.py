@@ -49,13 +49,12 @@ def serve(
 
 async def run(repo: Path, server: str, port: int, settings: GatewaySettings) -> None:
     tokens = read_tokens(settings.tokens) if settings.tokens else {}
-    recommender = AsyncRecommender(
-        [server, *settings.servers],
-        timeouts=Timeouts(RECORD_S, connect=CONNECT_S, tell_server=not settings.servers),
-        tls=_tls(settings),
-        hedge_after_s=settings.hedge_after_ms and settings.hedge_after_ms / 1_000,
-    )
-    http = http_server(create_app(repo, recommender, settings, tokens, traced=start_tracing()), settings, port)
+    servers, timeouts = [server, *settings.servers], Timeouts(RECORD_S, connect=CONNECT_S, tell_server=not settings.servers)
+    hedge_after_s = settings.hedge_after_ms and settings.hedge_after_ms / 1_000
+    recommender = AsyncRecommender(servers, timeouts=timeouts, tls=_tls(settings), hedge_after_s=hedge_after_s)
+    challenger = AsyncRecommender(servers, timeouts=timeouts, tls=_tls(settings), retries=0)
+    app = create_app(repo, recommender, settings, tokens, traced=start_tracing(), challenger=challenger)
+    http = http_server(app, settings, port)
     serving = asyncio.create_task(http.serve())
     while not http.started and not serving.done():
         await asyncio.sleep(0.01)

@@ -18,6 +18,7 @@ from starlette.types import Scope
 
 from gateway import schema
 from gateway.events import MOST_EVENTS, Recording
+from gateway.experiments import Experiments
 from gateway.explain import Explainer
 from gateway.guard import REQUEST_ID, Guard
 from gateway.limiter import Limiter
@@ -54,13 +55,19 @@ def create_app(
     settings: GatewaySettings,
     tokens: Mapping[str, str] | None = None,
     traced: bool = False,
+    challenger: AsyncRecommender | None = None,
 ) -> FastAPI:
-    """Return the gateway of a repository. tokens: digest -> name; None asks for none. Raises ArtifactError, CatalogueError."""
+    """Return the gateway of a repository. Raises ArtifactError, CatalogueError.
+
+    tokens: digest -> name; None asks for none. challenger: the client that asks challengers of experiments; None: `recommender`
+    """
     metrics = Metrics()
     shop = Shop(repo, metrics)
     limiter = Limiter(settings.most_in_flight, settings.latency_factor, settings.latency_floor_ms / 1_000)
-    exposures = open_exposures(shop, settings)
-    answering = Answering(shop, recommender, metrics, limiter, exposures)
+    store = live_folder(shop.repo, shop.published.info.live_folder)
+    exposures = ExposureLog(store, settings.exposure_share, settings.exposure_days, settings.exposure_bytes)
+    experiments = Experiments(store)
+    answering = Answering(shop, recommender, metrics, limiter, exposures, experiments, challenger or recommender)
     recording, readiness = Recording(shop, recommender, metrics), Readiness(recommender)
     explainer = Explainer(shop)
 
@@ -69,10 +76,12 @@ def create_app(
         await readiness.servers()  # connects, so that the first caller need not wait for it
         yield
         explainer.close()
-        if exposures:
-            await asyncio.to_thread(exposures.close)
+        experiments.close()
+        await asyncio.to_thread(exposures.close)
         shop.close()
-        await recommender.close()
+        for client in (recommender, challenger):
+            if client is not None:
+                await client.close()
 
     app = FastAPI(title="Recommender gateway", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
 
@@ -185,14 +194,6 @@ def create_app(
         return FileResponse(HERE / "console.css", media_type="text/css")
 
     return app
-
-
-def open_exposures(shop: Shop, settings: GatewaySettings) -> ExposureLog | None:
-    """Return the log of answers beside the live store; None where no answer is to be kept."""
-    if not settings.exposure_share:
-        return None
-    folder = live_folder(shop.repo, shop.published.info.live_folder)
-    return ExposureLog(folder, settings.exposure_share, settings.exposure_days, settings.exposure_bytes)
 
 
 def context_of(request: Request) -> dict[str, str]:

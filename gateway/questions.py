@@ -41,6 +41,7 @@ class Parameters(BaseModel):
     k: int | None = Field(None, ge=1)
     after: int | None = Field(None, ge=0, description="a sequence: the answer reflects that event")
     fallback: Literal["popular", "none"] = Field("popular", description="none: an error instead of popular items")
+    generation: int | None = Field(None, gt=0, description="that must answer, for tests; otherwise an error")
     deadline_ms: float | None = Field(None, alias="x-deadline-ms", gt=0)
     priority: Literal["high", "normal", "low"] = Field("normal", alias="x-priority", description="who gives way under load")
 
@@ -65,7 +66,8 @@ def read_question(scope: Scope, settings: GatewaySettings) -> Question:
         raise InvalidRequest("None of user, session and history is given; expected one of them at least.")
     deadline_ms = settings.deadline_ms if asked.deadline_ms is None else min(asked.deadline_ms, settings.most_deadline_ms)
     given = (asked.user, asked.session, asked.history, asked.exclude, context, asked.after, asked.k)
-    return Question(*given, deadline_ms / 1_000, asked.priority, asked.fallback == "popular")
+    fallback = asked.fallback == "popular" and asked.generation is None
+    return Question(*given, deadline_ms / 1_000, asked.priority, fallback, asked.generation)
 
 
 def split_ids(values: list[str] | None) -> tuple[str, ...]:

@@ -12,10 +12,12 @@ from typing import Any
 
 from opentelemetry import trace
 
+from gateway.experiments import FAILED, NO_EXPERIMENT, Enrolment, Experiments, Shown
 from gateway.limiter import Limiter
 from gateway.metrics import Metrics
 from gateway.shop import Shop
 from live.exposures import Exposure, ExposureLog
+from serving.live.experiment import SHADOW_ARM
 from triton_recommender import (
     AsyncRecommender,
     Degraded,
@@ -59,6 +61,7 @@ class Question:
     deadline_s: float = 0.25
     priority: str = "normal"  # high, normal or low: who gives way when the servers have too much to do
     fallback: bool = True  # False: an error instead of popular items
+    generation: int | None = None  # that must answer, for testers; None: as the experiment says
 
 
 class Answering:
@@ -70,10 +73,13 @@ class Answering:
         recommender: AsyncRecommender,
         metrics: Metrics,
         limiter: Limiter,
-        exposures: ExposureLog | None = None,
+        exposures: ExposureLog,
+        experiments: Experiments,
+        challenger: AsyncRecommender,
     ) -> None:
+        """challenger: the client that asks challengers"""
         self._shop, self._recommender, self._metrics, self._limiter = shop, recommender, metrics, limiter
-        self._exposures = exposures
+        self._exposures, self._experiments, self._challenger = exposures, experiments, challenger
 
     async def answer(self, question: Question) -> dict[str, Any]:
         """Return the answer as JSON has it.
@@ -90,12 +96,14 @@ class Answering:
         if question.fallback and not self._limiter.admits(question.priority):  # as cheap as it can be
             self._metrics.shed.labels(question.priority).inc()
             self._metrics.fallbacks.labels(Overloaded.status).inc()
-            return self._fallback(question, set(exclude) | set(history or ()), user_id, request_id)
+            return self._fallback(question, set(exclude) | set(history or ()), user_id, request_id, NO_EXPERIMENT)
         shop.refresh()
         query = Query(user_id, history, exclude, question.context, question.after, session)
         user_id = user_id if session is None else session_id(session)
+        enrolment = self._experiments.enrol(user_id, question.generation, shop.published.generation)
+        began_s = time.monotonic()
         try:
-            answer = await self._ask(query, question, request_id)
+            shown = await self._ask(query, question, request_id, user_id, enrolment)
         except InvalidRequest:
             raise
         except Exception as error:  # whatever it is: a shop gets items to show
@@ -107,34 +115,54 @@ class Answering:
             if not isinstance(error, Overloaded):  # a line each would add to the load
                 fields = {"request_id": request_id, "reason": reason}
                 log.warning("answered with popular items: %s", error, exc_info=not _expected(error), extra={"fields": fields})
-            return self._fallback(question, set(exclude) | set(history or ()), user_id, request_id)
-        await shop.move_to(answer.generation)
+            return self._fallback(question, set(exclude) | set(history or ()), user_id, request_id, enrolment)
+        answer, latency_ms = shown.answer, 1_000 * (time.monotonic() - began_s)
+        if answer.generation != enrolment.challenger:
+            await shop.move_to(answer.generation)
         items = shop.scored(answer.item_ids, answer.scores)
-        degraded = [name for bit, name in DEGRADED_NAMES.items() if bit in answer.degraded] if answer.degraded else []
-        self._log(request_id, user_id, answer.generation, degraded, answer.item_ids, answer.scores)
+        degraded = names_of(answer.degraded) + [FAILED] * shown.failed
+        self._log(request_id, user_id, answer.generation, degraded, list(answer), enrolment, shown.teams, latency_ms)
         return self._told(request_id, user_id, answer.generation, degraded, items)
 
-    async def _ask(self, query: Query, question: Question, request_id: str) -> Recommendations:
+    async def _ask(self, query: Query, question: Question, request_id: str, user_id: int | None, enrolment: Enrolment) -> Shown:
         limiter = self._limiter
+        settings: dict[str, Any] = {"k": question.k, "request_id": request_id, "timeout_s": question.deadline_s}
+
+        async def ask_champion() -> Recommendations:
+            return (await self._recommender.recommend_many([query], **settings))[0]
+
+        async def ask_challenger(generation: int) -> Recommendations:
+            return (await self._challenger.recommend_many([query], generation=generation, **settings))[0]
+
+        def log_shadow(answer: Recommendations | None, seconds: float) -> None:
+            told = Recommendations((), ()) if answer is None else answer
+            part = (told.generation, names_of(told.degraded) + [FAILED] * (answer is None), list(told))
+            self._log(request_id, user_id, *part, enrolment._replace(arm=SHADOW_ARM), latency_ms=1_000 * seconds)
+
         if not limiter.admits(question.priority):
             self._metrics.shed.labels(question.priority).inc()
             raise Overloaded(f"{limiter.in_flight} recommendations wait already, as many as are answered in time. Try again.")
         began_s = limiter.begin()
         try:
             async with asyncio.timeout(question.deadline_s + GRACE_S):
-                [answer] = await self._recommender.recommend_many(
-                    [query], k=question.k, request_id=request_id, timeout_s=question.deadline_s
-                )
-                return answer
+                return await self._experiments.answer(enrolment, request_id, ask_champion, ask_challenger, log_shadow)
         finally:
             limiter.end(began_s)
             self._metrics.in_flight.set(limiter.in_flight)
             self._metrics.limit.set(limiter.limit)
 
-    def _fallback(self, question: Question, exclude: set[int], user_id: int | None, request_id: str) -> dict[str, Any]:
+    def _fallback(
+        self,
+        question: Question,
+        exclude: set[int],
+        user_id: int | None,
+        request_id: str,
+        enrolment: Enrolment = NO_EXPERIMENT,
+    ) -> dict[str, Any]:
         popular = self._shop.popular(exclude, question.context, question.k or DEFAULT_K)
         items = self._shop.scored(popular, [None] * len(popular))
-        self._log(request_id, user_id, self._shop.published.generation, [FALLBACK], popular, [None] * len(popular))
+        scored = [(item_id, None) for item_id in popular]
+        self._log(request_id, user_id, self._shop.published.generation, [FALLBACK], scored, enrolment)
         return self._told(request_id, user_id, self._shop.published.generation, [FALLBACK], items)
 
     def _log(
@@ -143,16 +171,25 @@ class Answering:
         user_id: int | None,
         generation: int,
         degraded: list[str],
-        item_ids: Sequence[int],
-        scores: Sequence[float | None],
+        scored: Sequence[tuple[int, float | None]],
+        enrolment: Enrolment,
+        teams: list[int] | None = None,
+        latency_ms: float | None = None,
     ) -> None:
-        if self._exposures:
-            time_ms = time.time_ns() // 1_000_000
-            self._exposures.add(Exposure(request_id, time_ms, user_id, generation, list(item_ids), list(scores), degraded))
+        if not enrolment.experiment and not self._exposures.share:
+            return
+        item_ids, scores = [item_id for item_id, _ in scored], [score for _, score in scored]
+        time_ms = time.time_ns() // 1_000_000
+        shown = (request_id, time_ms, user_id, generation, item_ids, scores, degraded)
+        self._exposures.add(Exposure(*shown, enrolment.experiment, enrolment.arm, teams, latency_ms))
 
     def _told(self, request_id: str, user_id: int | None, generation: int, degraded: list[str], items: list) -> dict[str, Any]:
         known = None if user_id is None else self._shop.knows_user(user_id)
         return {"request_id": request_id, "generation": generation, "known": known, "degraded": degraded, "items": items}
+
+
+def names_of(degraded: Degraded) -> list[str]:
+    return [name for bit, name in DEGRADED_NAMES.items() if bit in degraded]
 
 
 def _expected(error: Exception) -> bool:

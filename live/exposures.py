@@ -75,7 +75,7 @@ class ExposureLog:
     def __init__(
         self, folder: Path, share: float, keep_days: float, keep_bytes: int, now: Callable[[], float] = time.time
     ) -> None:
-        self.folder, self._share, self._now = folder / FOLDER, share, now
+        self.folder, self.share, self._now = folder / FOLDER, share, now
         self._keep_s, self._keep_bytes = keep_days * DAY_S, keep_bytes
         self._rows: list[Exposure] = []
         self.dropped = 0
@@ -86,7 +86,7 @@ class ExposureLog:
 
     def add(self, exposure: Exposure) -> None:
         """Keep an answer if it belongs to an experiment, or its request to the logged share."""
-        if not exposure.experiment and hash_share(exposure.request_id) >= self._share:
+        if not exposure.experiment and hash_share(exposure.request_id) >= self.share:
             return
         if len(self._rows) >= MOST_WAITING:
             self.dropped += 1

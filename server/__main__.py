@@ -1,4 +1,4 @@
-"""python -m server start | stop | status | wait | diagnose | activate | rules: behind `make serve` and `make stop`."""
+"""python -m server start | stop | status | wait | diagnose | activate | rules | experiment: what `make serve` runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from repository.generations import published_generations
 from repository.models import content_of
-from server import gateway, launcher, rules, watch
+from server import experiment, gateway, launcher, rules, watch
 from server.condition import examine
 from server.environment import MEASURED_DIR, RUN_DIR
 from server.generations import served_generation
@@ -27,6 +27,7 @@ from serving.contract.generations import pinned_generation
 app = typer.Typer(help="Start, stop, wait for, and diagnose a real tritonserver.", no_args_is_help=True, add_completion=False)
 
 app.add_typer(rules.app, name="rules")
+app.add_typer(experiment.app, name="experiment")
 
 DEFAULTS = {"threads": 1, "cache_mib": 0, "fixed": False, "host": LOOPBACK, "no_http": False, "tls": ""}
 

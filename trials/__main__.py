@@ -1,9 +1,10 @@
-"""python -m trials report | compare: what users did with what they were shown, read from the exposure log and the live log."""
+"""python -m trials report | compare | guard: what users did with what they were shown, from exposure log and live log."""
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -13,18 +14,18 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from live.archive import read_log
 from live.exposures import read_exposures
 from serving.contract.artifacts import read_stage, stage_folder
 from serving.contract.errors import RecommenderError
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import STAGES
+from serving.live.experiment import CHALLENGER_ARM, CHAMPION_ARM
 from serving.live.store import live_folder
 from trials.feedback import Feedback, join_feedback, summarise
+from trials.guard import guard_once, read_events
 from trials.off_policy import TrialError
 from trials.sequential import compare_arms, has_wrong_split
 
-CHAMPION_ARM, CHALLENGER_ARM = "champion", "challenger"
 METRICS = ("ctr", "conversion", "revenue", "degraded")
 
 app = typer.Typer(help="Reports on generations from what users did.", no_args_is_help=True, add_completion=False)
@@ -86,6 +87,21 @@ def compare(
         typer.echo(f"The arms have {counts[0]:,} and {counts[1]:,} answers, which a share of {share:g} does not explain.")
 
 
+@app.command()
+def guard(
+    repo: Repo = Path("model_repository"),
+    every: Annotated[float, typer.Option(help="seconds between two looks", min=1)] = 10.0,
+    once: Annotated[bool, typer.Option("--once", help="look once")] = False,
+) -> None:
+    """Watch the running experiment, and roll it back when its challenger does harm (docs/trials.md)."""
+    while True:
+        if reason := guard_once(repo):
+            typer.echo(f"rolled back, because {reason}")
+        if once:
+            return
+        time.sleep(every)
+
+
 def read_feedback(repo: Path) -> Feedback:
     """Return the joined logs of a repository's shop. Raises TrialError when no answer was logged."""
     info = read_stage(stage_folder(repo, STAGES[0], pinned_generation(repo)))
@@ -95,7 +111,7 @@ def read_feedback(repo: Path) -> Feedback:
         raise TrialError(
             f"No answer is logged in {folder}. Set exposure_share in the gateway's settings (docs/gateway.md) and serve some."
         )
-    return join_feedback(exposures, read_log(folder) if folder.is_dir() else ())
+    return join_feedback(exposures, read_events(folder))
 
 
 def main() -> None:

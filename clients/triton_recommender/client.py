@@ -16,7 +16,7 @@ from triton_recommender.errors import CacheUnavailable, DeadlineExceeded, Invali
 from triton_recommender.ids import FIRST_USER_ID, session_id
 from triton_recommender.live import decode_sequences, encode_events, encode_upsert
 from triton_recommender.models import Call, Event, Health, ModelDescription, Notice, Query, Recommendations, Timeouts
-from triton_recommender.tensors import OBSERVE, UPSERT
+from triton_recommender.tensors import CHALLENGER, OBSERVE, UPSERT
 from triton_recommender.wire import Signature, check_k, checked_items, decode, encode
 
 DEFAULT_URL = "localhost:8001"
@@ -75,13 +75,14 @@ class SharedClient:
         return asked, notices
 
     def recommend_calls(
-        self, queries: list[Query], signature: Signature, k: int | None, request_id: str
+        self, queries: list[Query], signature: Signature, k: int | None, request_id: str, generation: int | None = None
     ) -> Iterator[tuple[list[Query], Call]]:
-        """Yield the queries in parts that the server takes, each with its call."""
+        """Yield the queries in parts that the server takes, each with its call. generation: of the challenger to ask"""
         check_k(k, signature)
         request_id = request_id or uuid.uuid4().hex
+        model = {} if generation is None else {"model": CHALLENGER, "version": str(generation)}
         for part in _parts(queries, signature.max_batch):
-            yield part, self._call(encode(part, signature), request_id=request_id)
+            yield part, self._call(encode(part, signature), request_id=request_id, **model)
 
     def complete(
         self, answers: list[Recommendations], notices: list[tuple[Notice, ...]], request_id: str

@@ -198,6 +198,7 @@ class Call:
     priority: int = 0  # 1 is the highest, 0 the model's default
     request_id: str = ""
     model: str = RECOMMEND
+    version: str = ""  # of the model; "" leaves it to the server
     headers: Mapping[str, str] = field(default_factory=dict)
     safe_to_repeat: bool = True  # a second arrival changes nothing
     tell_server: bool = False  # send the deadline along

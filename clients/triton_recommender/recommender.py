@@ -86,16 +86,18 @@ class Recommender(SharedClient):
         k: int | None = None,
         request_id: str = "",
         timeout_s: float | None = None,
+        generation: int | None = None,
     ) -> Recommendations:
         """Return one user's recommendations; see Query for the arguments.
 
         k: how many items at most, None for all that the server returns
         request_id: of your own; the client makes one otherwise. It is in the answer, in the server's trace and log.
         timeout_s: of this call; None is the client's own
+        generation: of a challenger that the server holds beside the one it serves, for tests; None asks `recommend`
         Raises RecommenderError; triton_recommender.errors has the tree.
         """
         query = Query(user_id, history, exclude, context or {}, after, session)
-        return self.recommend_many([query], k=k, request_id=request_id, timeout_s=timeout_s)[0]
+        return self.recommend_many([query], k=k, request_id=request_id, timeout_s=timeout_s, generation=generation)[0]
 
     def recommend_many(
         self,
@@ -104,6 +106,7 @@ class Recommender(SharedClient):
         k: int | None = None,
         request_id: str = "",
         timeout_s: float | None = None,
+        generation: int | None = None,
     ) -> list[Recommendations]:
         """Return one answer per query, in their order. A bare id stands for Query(id). Raises RecommenderError.
 
@@ -113,7 +116,7 @@ class Recommender(SharedClient):
         asked, notices = self.resolve(queries)
         signature, timer = self.signature(), Timer(timeout_s or self.timeouts.request)
         answers: list[Recommendations] = []
-        for part, call in self.recommend_calls(asked, signature, k, request_id):
+        for part, call in self.recommend_calls(asked, signature, k, request_id, generation):
             answers += decode(self._infer(call, timer), part, k)
         return self.complete(answers, notices, call.request_id)
 
@@ -237,10 +240,11 @@ class AsyncRecommender(SharedClient):
         k: int | None = None,
         request_id: str = "",
         timeout_s: float | None = None,
+        generation: int | None = None,
     ) -> Recommendations:
         """See Recommender.recommend."""
         query = Query(user_id, history, exclude, context or {}, after, session)
-        return (await self.recommend_many([query], k=k, request_id=request_id, timeout_s=timeout_s))[0]
+        return (await self.recommend_many([query], k=k, request_id=request_id, timeout_s=timeout_s, generation=generation))[0]
 
     async def recommend_many(
         self,
@@ -249,12 +253,13 @@ class AsyncRecommender(SharedClient):
         k: int | None = None,
         request_id: str = "",
         timeout_s: float | None = None,
+        generation: int | None = None,
     ) -> list[Recommendations]:
         """See Recommender.recommend_many."""
         asked, notices = self.resolve(queries)
         signature, timer = await self.signature(), Timer(timeout_s or self.timeouts.request)
         answers: list[Recommendations] = []
-        for part, call in self.recommend_calls(asked, signature, k, request_id):
+        for part, call in self.recommend_calls(asked, signature, k, request_id, generation):
             answers += decode(await self._infer(call, timer), part, k)
         return self.complete(answers, notices, call.request_id)
 

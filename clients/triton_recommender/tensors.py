@@ -7,6 +7,7 @@ from enum import IntFlag
 import numpy as np
 
 RECOMMEND, OBSERVE, UPSERT = "recommend", "observe", "upsert"
+CHALLENGER = "challenger"  # `recommend` of another generation, while an experiment runs; its version is the generation
 
 PAD_ID = -1  # fills unused places of `history`, `exclude` and `item_ids`; as `after`: wait for nothing
 FROM_STORE = -2  # in every place of `history`: use the server's own history of the user

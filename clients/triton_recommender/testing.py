@@ -20,9 +20,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from triton_recommender.errors import ModelNotFound
 from triton_recommender.models import Call, Event, ModelDescription, Query, Recommendations
 from triton_recommender.recommender import AsyncRecommender, Recommender
-from triton_recommender.tensors import ANONYMOUS, FROM_STORE, MISSING_INT, OBSERVE, PAD_ID, RECOMMEND, UPSERT
+from triton_recommender.tensors import ANONYMOUS, CHALLENGER, FROM_STORE, MISSING_INT, OBSERVE, PAD_ID, RECOMMEND, UPSERT
 
 Handler = Callable[[Query], Sequence[int] | Recommendations]
 
@@ -53,6 +54,7 @@ class FakeServer:
 
     history, exclusions, items_returned: H, E and K
     served_generation: that answers; a handler that returns whole Recommendations names its own
+    challengers: generation -> handler of each that is held beside it
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class FakeServer:
         max_batch: int = 64,
     ) -> None:
         self.handler, self.served_generation, self.items_returned = handler, 1, items_returned
+        self.challengers: dict[int, Handler] = {}
         self.models = fake_models(history, exclusions, items_returned, context or {}, max_batch)
         self.calls: list[Call] = []
         self.queries: list[Query] = []
@@ -76,6 +79,8 @@ class FakeServer:
 
     def answer(self, call: Call) -> dict[str, np.ndarray]:
         self.calls.append(call)
+        if call.model == CHALLENGER:
+            return self._challenge(call)
         if call.model == OBSERVE:
             return {"sequence": np.array([[self._observe(event)] for event in _events(call.inputs)], np.int64)}
         if call.model == UPSERT:
@@ -84,9 +89,17 @@ class FakeServer:
             return {"sequence": np.array([[self._new_sequence()] for _ in call.inputs["id"]], np.int64)}
         return self._recommend(_queries(call.inputs))
 
-    def _recommend(self, queries: list[Query]) -> dict[str, np.ndarray]:
+    def _challenge(self, call: Call) -> dict[str, np.ndarray]:
+        generation = int(call.version)
+        if generation not in self.challengers:
+            raise ModelNotFound(f"The fake holds no challenger of generation {generation}.", call)
+        return self._recommend(_queries(call.inputs), self.challengers[generation], generation)
+
+    def _recommend(
+        self, queries: list[Query], handler: Handler | None = None, generation: int | None = None
+    ) -> dict[str, np.ndarray]:
         self.queries += queries
-        answers = [self._ask(query) for query in queries]
+        answers = [self._ask(query, handler or self.handler, generation or self.served_generation) for query in queries]
         shape = (len(answers), self.items_returned)
         item_ids, scores = np.full(shape, PAD_ID, np.int64), np.zeros(shape, np.float32)
         for row, answer in enumerate(answers):
@@ -100,12 +113,12 @@ class FakeServer:
             "generation": np.array([[answer.generation] for answer in answers], np.int64),
         }
 
-    def _ask(self, query: Query) -> Recommendations:
-        answer = self.handler(query)
+    def _ask(self, query: Query, handler: Handler, generation: int) -> Recommendations:
+        answer = handler(query)
         if isinstance(answer, Recommendations):
             return answer
         falling = tuple(1.0 - rank / max(len(answer), 1) for rank in range(len(answer)))
-        return Recommendations(tuple(answer), falling, generation=self.served_generation)
+        return Recommendations(tuple(answer), falling, generation=generation)
 
     def _observe(self, event: Event) -> int:
         if event.event_id is not None and event.event_id in self._sequences:

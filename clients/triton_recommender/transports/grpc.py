@@ -142,7 +142,7 @@ def wire_dtype(name: str) -> str:
 
 def infer_request(call: Call) -> service_pb2.ModelInferRequest:
     """Return a call as it goes over the wire."""
-    request = service_pb2.ModelInferRequest(model_name=call.model, id=call.request_id)
+    request = service_pb2.ModelInferRequest(model_name=call.model, model_version=call.version, id=call.request_id)
     for name, array in call.inputs.items():
         dtype = DTYPES[array.dtype.kind]
         request.inputs.add(name=name, datatype=dtype, shape=array.shape)

@@ -88,7 +88,7 @@ class HttpTransport(_Http):
     def infer(self, call: Call) -> dict[str, np.ndarray]:
         body, headers = self._request_of(call)
         with self._translated(call.timeout_s, call):
-            url = f"{self.url}/v2/models/{call.model}/infer"
+            url = f"{self.url}/{infer_path(call)}"
             response = self._pool.request("POST", url, body=body, headers=headers, timeout=_limit(call.timeout_s))
             return outputs_of(self._checked(response.status, response.data, call.timeout_s, call), response.headers.get(LENGTH))
 
@@ -123,9 +123,7 @@ class AsyncHttpTransport(_Http):
     async def infer(self, call: Call) -> dict[str, np.ndarray]:
         body, headers = self._request_of(call)
         with self._translated(call.timeout_s, call):
-            async with self._ask(
-                "POST", f"v2/models/{call.model}/infer", call.timeout_s, data=body, headers=headers
-            ) as response:
+            async with self._ask("POST", infer_path(call), call.timeout_s, data=body, headers=headers) as response:
                 data = self._checked(response.status, await response.read(), call.timeout_s, call)
                 return outputs_of(data, response.headers.get(LENGTH))
 
@@ -160,6 +158,12 @@ def ssl_context(tls: Tls | None) -> ssl.SSLContext | None:
     if tls.client_certificate is not None:
         context.load_cert_chain(str(tls.client_certificate), str(tls.client_key))
     return context
+
+
+def infer_path(call: Call) -> str:
+    """Return the path of a call's model, of one version where the call names one."""
+    version = f"/versions/{call.version}" if call.version else ""
+    return f"v2/models/{call.model}{version}/infer"
 
 
 def describe_model(config: Mapping[str, Any]) -> ModelDescription:

@@ -1,0 +1,82 @@
+"""python -m server experiment start | share | status | stop: serve two generations at once (docs/trials.md)."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from repository.experiments import change_share, end_experiment, experiment_folder, start_experiment
+from server.challenger import load_challenger, unload_challenger
+from server.environment import RUN_DIR
+from server.launcher import running_servers
+from server.state import ServerState
+from serving.contract.errors import ConfigError, ServerError
+from serving.live.experiment import Experiment, Mode, read_experiment
+
+app = typer.Typer(help="Serve two generations at once, and say who is answered by which.", no_args_is_help=True)
+
+Repo = Annotated[Path, typer.Option(help="model repository")]
+DEFAULT = Path("model_repository")
+Share = Annotated[float, typer.Option(help="share of the users", min=0, max=1)]
+
+
+@app.command()
+def start(
+    name: Annotated[str, typer.Argument(help="also the seed by which users are assigned")],
+    challenger: Annotated[int, typer.Option(help="published generation to serve beside the one that answers")],
+    share: Share = 0.1,
+    mode: Annotated[Mode, typer.Option(help="ab, interleave (both in one answer), shadow (asked, logged, not shown)")] = "ab",
+    repo: Repo = DEFAULT,
+) -> None:
+    """Load a challenger beside the champion on every running server of a repository, and let a share of the users meet it."""
+    servers = servers_of(repo)
+    for state in servers:
+        champion = load_challenger(state.grpc_url, state.repo, challenger)
+    start_experiment(repo, Experiment(name, champion, challenger, share, mode))
+    typer.echo(f"experiment {name}: generation {challenger} meets {share:.1%} of the users ({mode}), {champion} the others")
+
+
+@app.command("share")
+def set_share(share: Annotated[float, typer.Argument(min=0, max=1)], repo: Repo = DEFAULT) -> None:
+    """Give the running experiment another share of the users, from the next request on; who met the challenger stays."""
+    experiment = change_share(repo, share)
+    typer.echo(f"experiment {experiment.name}: generation {experiment.challenger} meets {share:.1%} of the users")
+
+
+@app.command()
+def status(repo: Repo = DEFAULT) -> None:
+    """Print the latest experiment of a repository."""
+    experiment = read_experiment(experiment_folder(repo))
+    if experiment is None:
+        typer.echo(f"no experiment was started on {repo}")
+        return
+    began = datetime.fromtimestamp(experiment.started_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M")
+    typer.echo(
+        f"{experiment.name}: {experiment.state}, {experiment.mode}, generation {experiment.challenger} beside "
+        f"{experiment.champion}, share {experiment.share:.1%}, since {began} UTC"
+        + (f"; {experiment.reason}" if experiment.reason else "")
+    )
+
+
+@app.command()
+def stop(reason: Annotated[str, typer.Option(help="for the record")] = "", repo: Repo = DEFAULT) -> None:
+    """Let the champion answer everybody again, and unload the challenger, also that of an experiment that was rolled back."""
+    experiment = read_experiment(experiment_folder(repo))
+    if experiment is None:
+        raise ConfigError(f"No experiment was started on {repo}, so there is none to stop.")
+    if experiment.runs:
+        end_experiment(repo, reason)
+    unloaded = [unload_challenger(state.grpc_url, state.repo) for state in servers_of(repo)]
+    gone = "unloaded" if any(unloaded) else "not loaded"
+    typer.echo(f"experiment {experiment.name} is over: generation {experiment.challenger} is {gone}")
+
+
+def servers_of(repo: Path) -> list[ServerState]:
+    """Return the running servers of a repository. Raises ServerError when there is none."""
+    states = [state for state in running_servers(RUN_DIR) if state.repo == repo.resolve()]
+    if not states:
+        raise ServerError(f"No server started here serves {repo}. Start one: make serve REPO={repo}")
+    return states

@@ -1,0 +1,188 @@
+"""Two generations behind one gateway: who is answered by which, what is logged, and that a bad challenger costs no answer."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from gateway import schema
+from gateway.settings import GatewaySettings
+from live.exposures import read_exposures
+from repository.experiments import change_share, end_experiment, experiment_folder, start_experiment
+from serving.live.experiment import Experiment
+from tests.repositories import copy_small_repository
+from tests.unit.gateway.conftest import Gateway
+from triton_recommender import ServerFault, StageDied, Unavailable
+
+CHAMPIONS, CHALLENGERS = [1, 2, 3], [4, 5, 2]
+USERS = [str(user) for user in range(1, 13)]
+
+
+class Tried:
+    """A gateway whose fake server holds generation 2 beside 1. answers: JSON by user, of one run of the gateway."""
+
+    def __init__(self, repo: Path, challenger=lambda query: CHALLENGERS, **settings) -> None:
+        self.repo = repo
+        self.door = Gateway(repo, lambda query: CHAMPIONS, GatewaySettings(**settings), {})
+        self.door.shop.server.challengers[2] = challenger
+
+    def start(self, **settings) -> Experiment:
+        return start_experiment(self.repo, Experiment(**{"name": "spring", "champion": 1, "challenger": 2} | settings))
+
+    def ask(self, users=USERS, **params) -> dict[str, dict]:
+        async def ask_all() -> dict[str, dict]:
+            async with self.door.app.router.lifespan_context(self.door.app):
+                answers = {}
+                for user in users:
+                    response = await self.door.ask_async("GET", "/v1/recommendations", params={"user": user} | params)
+                    assert response.status_code == 200, response.text
+                    answers[user] = response.json()
+                    schema.Recommendations.model_validate(answers[user])
+                await asyncio.sleep(0.01)  # for shadows
+                return answers
+
+        return asyncio.run(ask_all())
+
+    @property
+    def log(self) -> list[dict]:
+        return read_exposures(experiment_folder(self.repo)).to_pylist()
+
+
+@pytest.fixture
+def tried(tmp_path) -> Tried:
+    return Tried(copy_small_repository(tmp_path / "shop"))
+
+
+def ids(answer: dict) -> list[int]:
+    return [item["id"] for item in answer["items"]]
+
+
+def test_users_are_answered_by_their_generation_again_and_again(tried):
+    experiment = tried.start(share=0.5)
+    first = tried.ask()
+    enrolled = {user for user in USERS if experiment.enrols(int(user))}
+    assert 0 < len(enrolled) < len(USERS)
+    for user, answer in first.items():
+        assert answer["generation"] == (2 if user in enrolled else 1)
+        assert ids(answer) == (CHALLENGERS if user in enrolled else CHAMPIONS)
+    again = {user: answer["generation"] for user, answer in tried.ask().items()}
+    assert again == {user: answer["generation"] for user, answer in first.items()}
+
+
+def test_a_share_changes_between_two_requests_and_an_end_is_heeded(tried):
+    tried.start(share=0.0)
+    seen = []
+
+    async def ask_while_it_changes() -> None:
+        for change in (lambda: change_share(tried.repo, 1.0), lambda: end_experiment(tried.repo, "enough"), lambda: None):
+            seen.append((await tried.door.ask_async("GET", "/v1/recommendations?user=7")).json()["generation"])
+            change()
+
+    asyncio.run(ask_while_it_changes())
+    assert seen == [1, 2, 1]
+
+
+def test_the_exposure_log_names_experiment_arm_and_generation_whatever_its_share(tried):
+    experiment = tried.start(share=0.5)
+    answers = tried.ask()
+    for row in tried.log:
+        user = str(row["user_id"])
+        assert row["request_id"] == answers[user]["request_id"]
+        assert (row["experiment"], row["arm"]) == ("spring", experiment.arm_of(row["user_id"]))
+        assert row["generation"] == answers[user]["generation"]
+        assert 0 < row["latency_ms"] < 1_000
+    assert len(tried.log) == len(USERS)
+
+
+def test_without_an_experiment_nothing_is_logged_and_the_champion_answers(tried):
+    assert {answer["generation"] for answer in tried.ask().values()} == {1}
+    assert tried.log == []
+
+
+def test_nobody_in_particular_is_in_no_experiment(tried):
+    tried.start(share=1.0)
+    assert tried.door.recommend(history="4")["generation"] == 1
+    assert tried.door.recommend(session="a3f")["generation"] == 2
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [ServerFault("broken"), StageDied("dead"), Unavailable("gone"), RuntimeError("ours")],
+    ids=lambda f: type(f).__name__,
+)
+def test_a_challenger_that_fails_is_replaced_by_the_champion_and_the_log_keeps_its_arm(tmp_path, fault):
+    def fail(query):
+        raise fault
+
+    tried = Tried(copy_small_repository(tmp_path / "shop"), fail)
+    tried.start(share=1.0)
+    answers = tried.ask()
+    assert {tuple(ids(answer)) for answer in answers.values()} == {tuple(CHAMPIONS)}
+    assert {tuple(answer["degraded"]) for answer in answers.values()} == {("challenger",)}
+    assert {(row["arm"], row["generation"], *row["degraded"]) for row in tried.log} == {("challenger", 1, "challenger")}
+
+
+def test_a_challenger_that_is_not_loaded_costs_no_answer(tried):
+    tried.start(share=1.0, challenger=3)
+    assert {answer["generation"] for answer in tried.ask().values()} == {1}
+
+
+def test_a_tester_chooses_the_generation_and_is_in_no_experiment(tried):
+    tried.start(share=0.5)
+    for generation, items in ((1, CHAMPIONS), (2, CHALLENGERS)):
+        answers = tried.ask(generation=generation)
+        assert {(answer["generation"], *ids(answer)) for answer in answers.values()} == {(generation, *items)}
+    assert tried.log == []
+
+
+def test_a_generation_that_is_not_held_is_an_error(tried):
+    response = tried.door.ask("GET", "/v1/recommendations", params={"user": "7", "generation": "9"})
+    assert response.status_code == 400
+    assert "generation is 9, which the server does not hold" in response.json()["error"]["message"]
+
+
+def test_a_shadow_is_asked_and_logged_and_never_shown(tried):
+    tried.start(share=1.0, mode="shadow")
+    answers = tried.ask()
+    assert {(answer["generation"], *ids(answer)) for answer in answers.values()} == {(1, *CHAMPIONS)}
+    arms = {arm: [row for row in tried.log if row["arm"] == arm] for arm in ("champion", "shadow")}
+    assert {(row["generation"], *row["item_ids"]) for row in arms["shadow"]} == {(2, *CHALLENGERS)}
+    assert {row["request_id"] for row in arms["shadow"]} == {answer["request_id"] for answer in answers.values()}
+    assert len(arms["champion"]) == len(arms["shadow"]) == len(USERS)
+
+
+def test_a_shadow_that_fails_or_hangs_is_not_noticed(tmp_path):
+    def fail(query):
+        raise ServerFault("broken")
+
+    tried = Tried(copy_small_repository(tmp_path / "shop"), fail)
+    tried.start(share=1.0, mode="shadow")
+    assert {tuple(answer["degraded"]) for answer in tried.ask().values()} == {()}
+    assert {tuple(row["degraded"]) for row in tried.log if row["arm"] == "shadow"} == {("challenger",)}
+
+
+def test_an_interleaved_answer_has_items_of_both_and_the_log_their_teams(tried):
+    tried.start(share=1.0, mode="interleave")
+    answers = tried.ask(k=3)
+    rows = {row["request_id"]: row for row in tried.log}
+    for answer in answers.values():
+        row = rows[answer["request_id"]]
+        assert (row["arm"], row["generation"]) == ("interleaved", 1)
+        assert row["item_ids"] == ids(answer)
+        assert len(set(ids(answer))) == len(row["teams"]) == 3
+        assert abs(row["teams"].count(0) - row["teams"].count(1)) == 1
+        for item, team in zip(row["item_ids"], row["teams"], strict=True):
+            assert item in (CHALLENGERS if team else CHAMPIONS)
+
+
+def test_an_interleaved_answer_is_the_champions_where_the_challenger_fails(tmp_path):
+    def fail(query):
+        raise ServerFault("broken")
+
+    tried = Tried(copy_small_repository(tmp_path / "shop"), fail)
+    tried.start(share=1.0, mode="interleave")
+    [answer] = tried.ask(["7"]).values()
+    assert (ids(answer), answer["degraded"]) == (CHAMPIONS, ["challenger"])
+    assert tried.log[0]["teams"] is None

@@ -1,0 +1,109 @@
+"""Guardrails: which challengers are rolled back, and that harmless ones are not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from live.exposures import Exposure, ExposureLog
+from repository.experiments import experiment_folder, start_experiment
+from repository.registry import read_acts
+from serving.contract.tensors import OBSERVE
+from serving.live.experiment import Experiment, read_experiment
+from serving.stages.live.models import Observe
+from tests.repositories import copy_small_repository
+from trials.guard import guard_once
+
+ANSWERS = 400  # of each arm
+
+
+@pytest.fixture
+def repo(tmp_path) -> Path:
+    return copy_small_repository(tmp_path / "shop")
+
+
+def show(repo: Path, **of_challenger) -> None:
+    """Log equally many answers of both arms. of_challenger: fields of Exposure, values or functions of the answer's number"""
+    experiment = read_experiment(experiment_folder(repo))
+    log = ExposureLog(experiment_folder(repo), 1.0, keep_days=1, keep_bytes=1 << 30)
+    for number in range(ANSWERS):
+        items = [1 + (number + place) % 30 for place in range(3)]
+        own = Exposure(f"a{number}", experiment.changed_ms + number, number, 1, items, [1.0] * 3, [], "spring", "champion")
+        own = replace(own, latency_ms=10.0 + number % 5)
+        log.add(own)
+        arm = "shadow" if experiment.mode == "shadow" else "challenger"
+        changes = {name: value(number) if callable(value) else value for name, value in of_challenger.items()}
+        log.add(replace(own, request_id=f"b{number}", generation=2, arm=arm, **changes))
+    log.close()
+
+
+def click(repo: Path, arm: str, share: float) -> None:
+    """Let the first item of a share of an arm's answers be bought. arm: "a" or "b", as request ids begin"""
+    numbers = np.arange(int(share * ANSWERS))
+    observe = Observe.load(repo / OBSERVE / "1")
+    given = {"user_id": numbers, "item_id": 1 + numbers % 30, "request_id": [f"{arm}{number}".encode() for number in numbers]}
+    observe(
+        {
+            tensor.name: np.array(given[tensor.name], tensor.numpy_dtype)[:, None]
+            if tensor.name in given
+            else tensor.filled(len(numbers))
+            for tensor in observe.info.spec.inputs
+        }
+    )
+    observe.close()
+
+
+@pytest.mark.parametrize(
+    ("mode", "of_challenger", "said"),
+    [
+        ("ab", {}, ""),
+        ("shadow", {}, ""),
+        ("ab", {"latency_ms": lambda number: 12.0 + number % 5}, ""),
+        ("ab", {"degraded": lambda number: ["ranker"] if number % 100 == 0 else []}, ""),
+        ("ab", {"degraded": ["challenger"]}, "it failed in 400 of 400 answers"),
+        ("shadow", {"degraded": ["challenger"]}, "it failed in 400 of 400 answers"),
+        ("ab", {"degraded": lambda number: ["ranker"] if number % 2 else []}, "more of its answers are degraded"),
+        ("ab", {"latency_ms": lambda number: 200.0 if number % 20 == 0 else 10.0}, "its p99 is 200 ms"),
+        ("ab", {"item_ids": [1, 2, 3]}, "show 3 items, as many of the champion's 30"),
+    ],
+)
+def test_what_does_harm_is_rolled_back_with_its_reason(repo, mode, of_challenger, said):
+    start_experiment(repo, Experiment("spring", 1, 2, 0.5, mode))
+    show(repo, **of_challenger)
+    reason = guard_once(repo)
+    experiment = read_experiment(experiment_folder(repo))
+    assert (said in reason) if said else reason == ""
+    assert (experiment.state, experiment.share) == (("rolled back", 0.0) if said else ("running", 0.5))
+    if said:
+        assert said in read_acts(repo)[-1].reason
+        assert read_acts(repo)[-1].action == "rolled back"
+    assert guard_once(repo) == ""
+
+
+@pytest.mark.parametrize(("challengers", "said"), [(0.5, ""), (0.45, ""), (0.1, "fewer of its answers are clicked")])
+def test_a_challenger_whose_answers_are_clicked_less_is_rolled_back(repo, challengers, said):
+    start_experiment(repo, Experiment("spring", 1, 2, 0.5))
+    show(repo)
+    click(repo, "a", 0.5)
+    click(repo, "b", challengers)
+    reason = guard_once(repo)
+    assert (said in reason) if said else reason == ""
+
+
+def test_answers_before_a_change_of_the_share_do_not_count(repo):
+    start_experiment(repo, Experiment("spring", 1, 2, 0.5))
+    show(repo, degraded=["challenger"])
+    path = experiment_folder(repo) / "experiment.json"
+    facts = json.loads(path.read_text())
+    path.write_text(json.dumps(facts | {"changed_ms": facts["changed_ms"] + ANSWERS}))
+    assert guard_once(repo) == ""
+
+
+def test_without_an_experiment_or_an_answer_there_is_nothing_to_guard(repo):
+    assert guard_once(repo) == ""
+    start_experiment(repo, Experiment("spring", 1, 2, 0.5))
+    assert guard_once(repo) == ""

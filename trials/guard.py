@@ -1,0 +1,109 @@
+"""Guardrails: end an experiment whose challenger does harm, and say why.
+
+Compared are the answers of the two arms in the exposure log since the share was last changed. Rates are compared by intervals
+that hold at every look (sequential.py), so a harmless challenger is ended by chance in at most 5 % of all experiments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from live.archive import read_log
+from live.exposures import read_exposures
+from repository.experiments import end_experiment, experiment_folder
+from serving.live.events import EventBatch
+from serving.live.experiment import CHALLENGER_ARM, CHAMPION_ARM, SHADOW_ARM, Experiment, read_experiment
+from serving.live.reader import Reader
+from trials.feedback import Feedback, join_feedback
+from trials.sequential import LEAST_OBSERVATIONS, Comparison, compare_arms
+
+FAILED = "challenger"  # in `degraded`: the challenger failed, and the champion answered
+FEWEST_FAILURES, MOST_FAILED = 20, 0.5  # half of the first answers: no statistics are needed
+MORE_DEGRADED = 0.02  # share of answers, beyond doubt
+FEWER_CLICKS = 0.1  # of the champion's click rate, beyond doubt
+SLOWER, SLOWER_MS = 1.5, 20.0  # p99: so many times the champion's, and by so much
+LEAST_COVERAGE = 0.3  # of the different items that as many answers of the champion show
+
+
+def guard_once(repo: Path) -> str:
+    """Roll the running experiment back if its challenger does harm. Return why, "" where it goes on or none runs."""
+    folder = experiment_folder(repo)
+    experiment = read_experiment(folder)
+    if experiment is None or not experiment.runs:
+        return ""
+    reason = find_harm(experiment, read_exposures(folder), folder)
+    if reason:
+        end_experiment(repo, reason, rolled_back=True)
+    return reason
+
+
+def find_harm(experiment: Experiment, exposures: pa.Table, folder: Path) -> str:
+    """Return what is wrong with the challenger, "" for nothing. folder: of the live store, whose events are the feedback"""
+    since = pc.greater_equal(exposures["time_ms"], experiment.changed_ms)
+    exposures = exposures.filter(pc.and_(pc.equal(exposures["experiment"], experiment.name), since))
+    champion, challenger = (exposures.filter(is_arm(exposures, arm)) for arm in (CHAMPION_ARM, tried_arm(experiment)))
+    if not len(challenger):
+        return ""
+    failures = [FAILED in marks for marks in challenger["degraded"].to_pylist()]
+    if len(failures) >= FEWEST_FAILURES and np.mean(failures) > MOST_FAILED:
+        return f"it failed in {sum(failures)} of {len(failures)} answers"
+    if min(len(champion), len(challenger)) < LEAST_OBSERVATIONS:
+        return ""
+    harm = find_slowness(champion, challenger) or find_narrowness(champion, challenger)
+    return harm or find_loss(exposures, experiment, folder)
+
+
+def read_events(folder: Path) -> Iterable[tuple[np.ndarray, EventBatch]]:
+    """Return the live log, nothing where no event was ever posted. folder: of the live store"""
+    return read_log(folder) if Reader(folder).exists() else ()
+
+
+def tried_arm(experiment: Experiment) -> str:
+    """Return the arm whose answers the challenger gives."""
+    return SHADOW_ARM if experiment.mode == "shadow" else CHALLENGER_ARM
+
+
+def is_arm(exposures: pa.Table, arm: str) -> pa.ChunkedArray:
+    return pc.equal(exposures["arm"], arm)
+
+
+def find_slowness(champion: pa.Table, challenger: pa.Table) -> str:
+    times_ms = [np.array(arm["latency_ms"].drop_null().to_pylist()) for arm in (champion, challenger)]
+    if min(map(len, times_ms)) < LEAST_OBSERVATIONS:
+        return ""
+    p99 = [float(np.percentile(times, 99)) for times in times_ms]
+    if p99[1] > max(SLOWER * p99[0], p99[0] + SLOWER_MS):
+        return f"its p99 is {p99[1]:.0f} ms, the champion's {p99[0]:.0f} ms"
+    return ""
+
+
+def find_narrowness(champion: pa.Table, challenger: pa.Table) -> str:
+    """Compare how many different items equally many answers show."""
+    count = min(len(champion), len(challenger))
+    shown = [len(set(pc.list_flatten(arm["item_ids"].slice(0, count)).to_pylist())) for arm in (champion, challenger)]
+    if shown[1] < LEAST_COVERAGE * shown[0]:
+        return f"{count} of its answers show {shown[1]} items, as many of the champion's {shown[0]}"
+    return ""
+
+
+def find_loss(exposures: pa.Table, experiment: Experiment, folder: Path) -> str:
+    """Compare degraded answers and clicks of the two arms."""
+    feedback = join_feedback(exposures, read_events(folder))
+    degraded = compare(feedback, "degraded", experiment)
+    if degraded.low > MORE_DEGRADED:
+        return f"{degraded.difference:.1%} more of its answers are degraded (at least {degraded.low:.1%})"
+    if experiment.mode != "ab":
+        return ""
+    clicks = compare(feedback, "ctr", experiment)
+    if clicks.is_worse_than(FEWER_CLICKS * feedback.arm_sums("ctr", CHAMPION_ARM).mean):
+        return f"{-clicks.difference:.1%} fewer of its answers are clicked (at least {-clicks.high:.1%})"
+    return ""
+
+
+def compare(feedback: Feedback, metric: str, experiment: Experiment) -> Comparison:
+    return compare_arms(feedback.arm_sums(metric, CHAMPION_ARM), feedback.arm_sums(metric, tried_arm(experiment)))
