@@ -23,6 +23,7 @@ COPY repository /opt/recommender/repository
 COPY server /opt/recommender/server
 COPY gateway /opt/recommender/gateway
 COPY live /opt/recommender/live
+COPY trials /opt/recommender/trials
 COPY clients /opt/recommender/clients
 COPY deploy/serve.sh /opt/recommender/deploy/serve.sh
 RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin recommender \

@@ -2,8 +2,8 @@
 
     python -m experiments.soak [--seconds 600] [--instances 3] [--rows 20000]
 
-Every few seconds an instance or the updater is killed and started again. Instances look rows up and check each answer: a row's
-first column is its key, all others its version. A row is wrong when it is
+Every few seconds the updater, or an instance that answers, is killed and started again. Instances look rows up and check each
+answer: a row's first column is its key, all others its version. A row is wrong when it is
 
     foreign   of another key, or a default: every key has a row
     torn      of two versions
@@ -37,6 +37,7 @@ from experiments.harness import RESULTS, Figure, ResultsFolder, finish, read_mac
 from experiments.soak_checks import FAULTS, WIDTH, Applied, Checker, Due, rows_of
 from experiments.tables_feed import STARTED_S, run_broker, spawn
 from perf.command import run
+from serving.contract.errors import ServerError
 from serving.tables.config import LevelsConfig, RocksConfig, TableConfig, UpdateConfig
 from serving.tables.formats.kafka import topic
 from serving.tables.leveled import LeveledTables
@@ -112,16 +113,33 @@ def run_instance(config: LevelsConfig, number: int, shared: Shared) -> None:
 
 
 class Processes:
-    """Start processes, kill them and start them again."""
+    """Start processes, kill them and start them again. An instance is ready when it has looked rows up since its start."""
 
-    def __init__(self, starts: dict) -> None:
+    def __init__(self, starts: dict, instances: list[str], shared: Shared) -> None:
         self._starts, self.names, self.kills = starts, list(starts), 0
+        self._instances, self._lookups = instances, shared.lookups
         self._running: dict = {}
+        self._lookups_at_start: dict[str, int] = {}
 
     def start(self, name: str) -> None:
         target, arguments = self._starts[name]
+        self._lookups_at_start[name] = self._lookups_of(name)
         self._running[name] = spawn.Process(target=target, args=arguments, daemon=True)
         self._running[name].start()
+
+    def is_ready(self, name: str) -> bool:
+        return name not in self._instances or self._lookups_of(name) > self._lookups_at_start[name]
+
+    def wait_until_ready(self) -> None:
+        """Raise ServerError where an instance looks nothing up."""
+        deadline_s = time.monotonic() + SETTLE_S
+        while not all(map(self.is_ready, self.names)):
+            if time.monotonic() > deadline_s:
+                raise ServerError(f"an instance looked nothing up within {SETTLE_S:g} s. What it printed is above.")
+            time.sleep(0.05)
+
+    def _lookups_of(self, name: str) -> int:
+        return self._lookups[self._instances.index(name)] if name in self._instances else 0
 
     def kill(self, name: str) -> None:
         os.kill(self._running[name].pid, signal.SIGKILL)
@@ -158,11 +176,12 @@ def soak(folder: Path, seconds: float, n_instances: int, n_rows: int, rng: np.ra
         Producer({"bootstrap.servers": brokers}).list_topics(topic(MODEL, TABLE), timeout=STARTED_S)  # creates it
         config = settings_of(folder, n_rows, brokers)
         instances = {f"instance {i}": (run_instance, (config, i, shared)) for i in range(n_instances)}
-        processes = Processes({**instances, UPDATER: (run_updater, (config,))})
+        processes = Processes({**instances, UPDATER: (run_updater, (config,))}, list(instances), shared)
         running.callback(remove_unused, shared_root(config) / f"{ARENA_PREFIX}{config.arena}")
         running.callback(processes.end)
         for name in processes.names:
             processes.start(name)
+        processes.wait_until_ready()
         rows_published = publish(config, shared, processes, seconds, rng)
         shared.finish.value = 1
         failed = processes.wait(list(instances))
@@ -210,10 +229,12 @@ def publish(config: LevelsConfig, shared: Shared, processes: Processes, seconds:
         n_published += len(keys)
         if time.monotonic() >= kill_at_s:
             spared = {UPDATER} if not due_versions.any() else set()
-            name = str(rng.choice([name for name in processes.names if name not in spared]))
-            processes.kill(name)
-            if name == UPDATER:
-                due.updater_killed(time.monotonic())
+            killable = [name for name in processes.names if name not in spared and processes.is_ready(name)]
+            if killable:
+                name = str(rng.choice(killable))
+                processes.kill(name)
+                if name == UPDATER:
+                    due.updater_killed(time.monotonic())
             kill_at_s = time.monotonic() + rng.uniform(1.0, 5.0)
         due.advance(time.monotonic())
         if time.monotonic() >= report_at_s:

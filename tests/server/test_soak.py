@@ -24,7 +24,7 @@ def test_every_served_row_is_one_that_may_be_served_then(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     figures = {figure["figure"]: figure["value"] for figure in json.loads(done.stdout.splitlines()[-1])["figures"]}
     assert figures["wrong rows"] == figures["instances that failed"] == 0, done.stdout
-    assert min(figures["look-ups"], figures["rows published"]) > 1_000
+    assert min(figures["look-ups"], figures["rows published"]) > 100
     assert figures["kills"] >= 3
 
 

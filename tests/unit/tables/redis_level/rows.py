@@ -13,7 +13,7 @@ from serving.tables.levels.redis_store import RedisStore
 from tests.unit.tables.conftest import random_rows
 
 ROWS, WIDTH = 200, 4
-TIMEOUT_MS = 100
+TIMEOUT_MS = 500
 PATIENT_MS = 5_000  # where no test is about time
 
 
