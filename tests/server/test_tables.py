@@ -31,7 +31,7 @@ from training.models.cold_rows import ColdRows
 
 USERS = list(range(8))
 REPORT_EVERY_S = 1.0  # of serving/stages/adapter/triton.py, which only a server can import
-VISIBLE_WITHIN_S = 5.0  # far more than it takes: this machine may be busy
+VISIBLE_WITHIN_S = 30.0  # far more than it takes: this machine may be busy
 
 
 def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
