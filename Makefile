@@ -20,6 +20,8 @@ METRICS_PORT ?= 8002
 GATEWAY_PORT ?= 8080
 # settings of the gateway (docs/gateway.md); empty = the defaults
 GATEWAY_CONFIG ?=
+# folder of PEM files with which gRPC speaks TLS (docs/operating.md); empty = plain
+TLS ?=
 # address the server listens at: this machine only, or 0.0.0.0 for everybody who reaches it. Not taken from the environment, where
 # some shells put the machine's name
 HOST = 127.0.0.1
@@ -74,8 +76,8 @@ $(EXPORTED): $(if $(wildcard $(REPO)/recommend),$(SOURCES),missing)
 .PHONY: missing
 missing:
 
-serve: setup ## tritonserver and gateway on a repository, returns when every model is ready: REPO=… GRPC_PORT=… HTTP_PORT=… METRICS_PORT=… GATEWAY_PORT=… HOST=…
-	@$(PY) -m server start --repo $(REPO) --grpc-port $(GRPC_PORT) --http-port $(HTTP_PORT) --metrics-port $(METRICS_PORT) $(HOST_OPTION) $(GATEWAY_OPTIONS)
+serve: setup ## tritonserver and gateway on a repository, returns when every model is ready: REPO=… GRPC_PORT=… HTTP_PORT=… METRICS_PORT=… GATEWAY_PORT=… HOST=… TLS=…
+	@$(PY) -m server start --repo $(REPO) --grpc-port $(GRPC_PORT) --http-port $(HTTP_PORT) --metrics-port $(METRICS_PORT) $(HOST_OPTION) $(GATEWAY_OPTIONS) $(if $(TLS),--tls $(TLS))
 
 stop: ## stop the servers that make run or make serve started (GRPC_PORT=… stops that one)
 	@if [ -x $(PY) ]; then $(PY) -m server stop $(ONE_SERVER); else echo "nothing to stop: .venv does not exist"; fi
