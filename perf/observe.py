@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -20,6 +21,8 @@ from server.health import local_client
 from server.processes import members
 
 PERCENTILES = (50, 90, 95, 99, 99.9)
+READINGS = 20  # of the server's counters, at most
+BETWEEN_READINGS_S = 0.05
 
 
 class Latency(BaseModel, frozen=True):
@@ -88,9 +91,18 @@ class Counters:
 
 
 def read_counters(url: str) -> dict[str, Counters]:
-    """Return counters by model name."""
+    """Return counters by model name, once they stand still; after a second of change, because others ask as well, as they are.
+
+    Triton counts a request after it has answered it.
+    """
     with local_client(url) as client:
-        return parse_statistics(client.get_inference_statistics(as_json=True))
+        last = parse_statistics(client.get_inference_statistics(as_json=True))
+        for _ in range(READINGS):
+            time.sleep(BETWEEN_READINGS_S)
+            before, last = last, parse_statistics(client.get_inference_statistics(as_json=True))
+            if last == before:
+                break
+        return last
 
 
 def parse_statistics(statistics: dict) -> dict[str, Counters]:
