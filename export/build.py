@@ -40,6 +40,7 @@ from training.dataset import Dataset
 from training.features.build import Features, build_features
 from training.features.schema import FeatureSettings
 from training.models.distill import STUDENT
+from training.models.graph import GraphSettings
 from training.models.ranking import (
     FitTrainingRetriever,
     Ranking,
@@ -55,13 +56,14 @@ from training.models.reranker import RerankerSettings
 from training.models.sequence import SequenceShape
 from training.models.train_ranker import Ranker, RankerSettings, train_ranker
 from training.models.train_sequence import SequenceSettings
-from training.retrieval.choose import Choice, choose_sources
+from training.retrieval.choose import Choices, choose_sources
 from training.retrieval.effort import widen_search
 from training.retrieval.fit import RetrievalSettings, fit_served_retriever
 
 LIBRARIES = ("numpy", "onnxruntime", "faiss-cpu", "nvtabular", "torch", "onnx", "nvidia-pytriton")
 
-EVENTS_PER_MINUTE, SEQUENCE_SHARE = 500_000, 0.2  # what the sequence model learns from on two cores; its share of the minutes
+EVENTS_PER_MINUTE = 500_000  # that the sequence model learns from on two cores
+SEQUENCE_SHARE = 0.2  # of the minutes
 FEWEST_EVENTS, FEWEST_EPOCHS = 20_000, 3  # fewer teach it nothing
 MOST_READ = 50  # latest events of a history that it reads
 
@@ -99,9 +101,9 @@ def build_repository(
             with progress.phase("sources") as phase:
                 n_positives = int(dataset.interactions["positive"].sum())
                 sequence = sequence_settings(settings, n_positives) if plugin.serves_sequences else None
-                tried = retrieval_settings(pipeline, sequence)
-                choice, retrieval, past = choose_sources(dataset, features, tried, progress.detail)
-                phase.result = describe_sources(choice)
+                tried = retrieval_settings(pipeline, sequence, graph_settings(settings, n_positives))
+                choices, retrieval, past = choose_sources(dataset, features, tried, progress.detail)
+                phase.result = describe_sources(choices)
             with progress.phase("retriever") as phase:
                 served = fit_served_retriever(dataset, features, retrieval, progress.detail)
                 phase.result = f"of {len(dataset.items):,} items, fitted on the whole log"
@@ -109,7 +111,7 @@ def build_repository(
 
             with progress.phase("index") as phase:
                 reports = write_stages(staging, dataset, features, served.retriever, ranking, axes, settings)
-                reports["sources"] = choice.report()
+                reports["sources"] = choices.report()
                 reports["tables"], tables = write_ranker_tables(staging, axes, settings)
                 write_catalogue(staging.folder(ENSEMBLE), dataset)
                 phase.result = f"{reports['index']['kind']}; {tables}"
@@ -148,9 +150,12 @@ def fit_ranking(
     return Ranking(ranker, reranker, statistics, sample_of(lessons, features))
 
 
-def describe_sources(choice: Choice) -> str:
+def describe_sources(choices: Choices) -> str:
     """Return the candidate sources for one line of output."""
-    return "item-item, two towers" + (f", sequence model with weight {choice.chosen:g}" if choice.chosen else "")
+    optional = {"sequence model": choices.sequence.chosen, "graph": choices.graph.chosen}
+    return ", ".join(
+        ["item-item", "two towers", *(f"{name} with weight {weight:g}" for name, weight in optional.items() if weight)]
+    )
 
 
 def describe_ranker(ranker: Ranker, choices: RankingSettings) -> str:
@@ -208,8 +213,18 @@ def axes_of(features: Features, pipeline: PipelineSettings) -> Axes:
     )
 
 
-def retrieval_settings(pipeline: PipelineSettings, sequence: SequenceSettings | None = None) -> RetrievalSettings:
-    return RetrievalSettings(pipeline.candidates, pipeline.filter_seen, pipeline.seed, sequence)
+def retrieval_settings(
+    pipeline: PipelineSettings, sequence: SequenceSettings | None = None, graph: GraphSettings | None = None
+) -> RetrievalSettings:
+    return RetrievalSettings(pipeline.candidates, pipeline.filter_seen, pipeline.seed, sequence, graph=graph)
+
+
+def graph_settings(settings: Settings, n_positives: int) -> GraphSettings | None:
+    """Return how to fit the graph model that is tried; None where it is not wanted, or the log is too large for the time."""
+    training = settings.training
+    if training.graph == "never" or n_positives > training.minutes * EVENTS_PER_MINUTE:
+        return None
+    return GraphSettings()
 
 
 def sequence_settings(settings: Settings, n_positives: int) -> SequenceSettings | None:

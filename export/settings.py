@@ -108,10 +108,12 @@ class TrainingSettings(_Section):
     """Models that are tried. Validation on the end of the log chooses; the manifest holds the comparison.
 
     A sequence model is tried on logs of 20,000 positive events to 33,000 per minute: others are too small for it, or too large
-    for the time. It takes a fifth of the minutes, and as much again where it serves.
+    for the time. It takes a fifth of the minutes, and as much again where it serves. A graph model is tried on logs of up to
+    500,000 positive events per minute.
     """
 
     sequence: Literal["auto", "never"] = "auto"  # serve a sequence model where it finds more, or try none
+    graph: Literal["auto", "never"] = "auto"  # serve a graph model where it finds more, or try none
     minutes: Annotated[float, Field(gt=0)] = 6.0  # the time for which models to try are chosen, on two cores
 
 

@@ -23,7 +23,7 @@ from triton_recommender import InvalidRequest
 
 Arrays = dict[str, np.ndarray]
 
-SEQUENCE, TWO_TOWER, TOGETHER = "sequence", "two_tower", "bought_together"  # terms of the retrieval score
+TOGETHER = "bought_together"  # the term of the retrieval score that comes from the history's neighbours
 MOST_SPEAKERS = 5
 
 
@@ -170,8 +170,7 @@ def who_speaks_for(pipeline: Pipeline, trace: Arrays, position: int) -> tuple[li
             shares[int(trace["history_ids"][0, place_in_history])] = float(share)
     speakers = sorted(shares.items(), key=lambda pair: -pair[1])[:MOST_SPEAKERS]
     terms = retrieve.user_vectors(trace, history)[0] * retrieve.search.item_vectors[position]
-    width = retrieve.sequence.item_vectors.shape[1] if retrieve.sequence else 0  # its vectors come first
-    spoken = {SEQUENCE: float(terms[:width].sum()) > 0, TWO_TOWER: float(terms[width:].sum()) > 0, TOGETHER: bool(speakers)}
+    spoken = {name: float(terms[columns].sum()) > 0 for name, columns in retrieve.sources.items()} | {TOGETHER: bool(speakers)}
     return [source for source, speaks in spoken.items() if speaks], speakers
 
 

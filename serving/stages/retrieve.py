@@ -54,6 +54,7 @@ class RetrieveSettings:
     """`settings` of stage.json. user_tables: one per column of user_categorical; index: its kind, or "exact" for none.
 
     sequence_width: S, 0 without a sequence network; sequence_length, sequence_weight: SequenceSource
+    graph_width: G, 0 without a graph model, which is a part of the user tower's network
     as_of_s: clock of the exported popularity, which live sales move on; 0: it stays
     """
 
@@ -64,6 +65,7 @@ class RetrieveSettings:
     sequence_width: int = 0
     sequence_length: int = 0
     sequence_weight: float = 0.0
+    graph_width: int = 0
     as_of_s: int = 0
 
 
@@ -71,7 +73,7 @@ class RetrieveSettings:
 class RetrieveInputs:
     """The user tower's inputs. Every layout of the stage holds one.
 
-    tables: `history`, float32 [n_items + 1, D - 1], and one per user column
+    tables: `history`, float32 [n_items + 1, G + D - 1], and one per user column
     """
 
     items: ItemIndex
@@ -160,13 +162,17 @@ class RetrieveOutputs:
 
 @dataclass(frozen=True)
 class Retrieve:
-    """The stage in one process: inputs, the user tower, the sequence network if there is one, outputs."""
+    """The stage in one process: inputs, the user tower, the sequence network if there is one, outputs.
+
+    sources: the columns of user and item vectors whose product is a source's term of the score
+    """
 
     info: StageInfo
     items: ItemIndex
     inputs: RetrieveInputs
     network: Any
     outputs: RetrieveOutputs
+    sources: dict[str, slice]
     content: Content | None = None
     sequence: SequenceSource | None = None
     popularity: np.ndarray | None = None  # float32 [n_items + 1] decayed counts, where live sales move them on
@@ -185,7 +191,8 @@ class Retrieve:
         network, sequence = open_network(folder, NETWORK, settings.threads), load_sequence(folder, settings, outputs.search)
         popularity = open_checked_array(folder, POPULARITY, "float32", items.n_items + 1) if settings.as_of_s else None
         live_of_items = (popularity, settings.as_of_s, ContentTower.load(folder), load_learned_sales(folder))
-        return cls(info, items, inputs, network, outputs, Content.load(folder), sequence, *live_of_items)
+        sources = columns_of_sources(settings)
+        return cls(info, items, inputs, network, outputs, sources, Content.load(folder), sequence, *live_of_items)
 
     @property
     def search(self) -> Search:
@@ -211,7 +218,7 @@ class Retrieve:
         return self.outputs.find_candidates(inputs, history, self.user_vectors(inputs, history))
 
     def user_vectors(self, inputs: Arrays, history: np.ndarray) -> np.ndarray:
-        """Return user vectors, float32 [B, S + D]. history: int64 [B, H] positions."""
+        """Return user vectors, float32 [B, S + G + D]. history: int64 [B, H] positions."""
         feeds = self.inputs.feeds(inputs, history)
         if len(history) == 1:  # BLAS sums a single row in another order than several: see inner_product.py
             feeds = {name: np.concatenate([values, values]) for name, values in feeds.items()}
@@ -296,6 +303,13 @@ def load_tables(folder: Path, info: StageInfo, settings: RetrieveSettings, items
             f"and one of padding. {REMEDY}"
         )
     return tables
+
+
+def columns_of_sources(settings: RetrieveSettings) -> dict[str, slice]:
+    """Return the columns of the vectors that belong to each source."""
+    towers = settings.sequence_width + settings.graph_width
+    columns = {"sequence": slice(0, settings.sequence_width), "graph": slice(settings.sequence_width, towers)}
+    return {name: own for name, own in columns.items() if own.start < own.stop} | {"two_tower": slice(towers, None)}
 
 
 def load_sequence(folder: Path, settings: RetrieveSettings, search: Search) -> SequenceSource | None:

@@ -1,5 +1,5 @@
-"""The retriever: item-item neighbours in closed form, two towers initialised as their low-rank half and then trained, and a
-transformer over the history where it helps (training/models/sequence.py).
+"""The retriever: item-item neighbours in closed form, two towers initialised as their low-rank half and then trained; where
+they help also a transformer over the history (training/models/sequence.py) and a graph model (training/models/graph.py).
 
     data = retriever_data(features, train, rows)
     retriever = fit_retriever(data, RetrieverSettings(), seed)
@@ -13,22 +13,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 import torch
 from sklearn.utils.extmath import randomized_svd
+from torch import Tensor
 
 from serving.stages.search.search import Blocked, Neighbours, Search, recency_weights
 from training.dataset.matrix import matrix_of
 from training.features.build import Examples, Features, context_of
+from training.models.graph import Graph, GraphAndTower, GraphSettings, fit_graph
 from training.models.item_item import ItemItemSettings, fit_neighbours
 from training.models.sequence import SequenceModel
 from training.models.train_sequence import SequenceSettings, Taken, train_sequence, windows_of
 from training.models.train_two_tower import TowerSettings, train_towers
-from training.models.two_tower import ItemInputs, TwoTower
+from training.models.two_tower import ItemInputs, TwoTower, UserTower
 
+MOST_SCORED = 512
 USERS_PER_BLOCK = 128  # each scores the whole catalogue
 MOST_EXAMPLES = TowerSettings.most_examples
 LOGITS_PER_WEIGHT = 10.0  # scales EASE's weights, which are far smaller than differences of logits
@@ -40,6 +44,7 @@ class RetrieverSettings:
     towers: TowerSettings = field(default_factory=TowerSettings)
     blend: float = 100.0  # logits of the towers per unit of item-item score
     sequence: SequenceSettings | None = None  # None: without the transformer
+    graph: GraphSettings | None = None  # None: without the graph model
 
 
 @dataclass(frozen=True)
@@ -67,18 +72,40 @@ class RetrieverData:
 
 @dataclass(frozen=True)
 class Retriever:
-    """The parts of a retriever. One score is the sum of them all: vectors of the sequence model stand before the towers'.
+    """The parts of a retriever. One score is the sum of them all.
 
-    neighbours: weights as fitted, before the blend; item_vectors: float32 [n_items, S + D], [n_items, D] without such a model
-    sequence_weight: logits of the towers per logit of the sequence model
+    Vectors of the sequence model and of the graph stand before the towers'.
+
+    neighbours: weights as fitted, before the blend; tower_vectors: float32 [n_items, D]
+    sequence_weight: logits of the towers per logit of the sequence model; graph_weight: per unit of the graph's scores
     """
 
     model: TwoTower
     neighbours: Neighbours
     settings: RetrieverSettings
-    item_vectors: np.ndarray = field(repr=False)
+    tower_vectors: np.ndarray = field(repr=False)
     sequence: SequenceModel | None = None
     sequence_weight: float = 1.0
+    graph: Graph | None = field(default=None, repr=False)
+    graph_weight: float = 1.0
+
+    @cached_property
+    def item_vectors(self) -> np.ndarray:
+        """float32 [n_items, S + G + D], S or G 0 without such a model"""
+        blocks = [model.item_vectors for model in (self.sequence, self.graph) if model is not None]
+        return np.ascontiguousarray(np.hstack([*blocks, self.tower_vectors]))
+
+    @cached_property
+    def history_table(self) -> np.ndarray:
+        """float32 [n_items + 1, D - 1 + G], the rows of the history that `user_network` reads"""
+        own = self.model.history_table.weight.detach().numpy()
+        return own if self.graph is None else np.hstack([own, self.graph.history])
+
+    @property
+    def user_network(self) -> UserTower | GraphAndTower:
+        """What computes the last G + D values of a user vector."""
+        tower = self.model.user_tower
+        return tower if self.graph is None else GraphAndTower(tower, self.graph.history.shape[1], self.graph_weight)
 
     @property
     def search(self) -> Search:
@@ -90,18 +117,41 @@ class Retriever:
         return Neighbours(self.neighbours.positions, self.neighbours.weights * np.float32(self.settings.blend))
 
     def user_vectors(self, users: Examples) -> np.ndarray:
-        """Return user vectors, float32 [N, S + D]."""
-        vectors = user_vectors(self.model, users)
+        """Return user vectors, float32 [N, S + G + D]."""
+        vectors = self._network_vectors(users)
         if self.sequence is None:
             return vectors
         return np.concatenate([self.sequence.user_vectors(users) * np.float32(self.sequence_weight), vectors], axis=1)
 
-    def weigh_sequence(self, weight: float) -> Retriever:
-        """Return the retriever with another weight of its sequence model; without that model if 0."""
-        if self.sequence is None or weight:
-            return replace(self, sequence_weight=weight)
-        width = self.sequence.item_vectors.shape[1]
-        return replace(self, sequence=None, item_vectors=np.ascontiguousarray(self.item_vectors[:, width:]))
+    @torch.no_grad()
+    def network_inputs(self, users: Examples) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return what `user_network` takes for N users."""
+        history = users.history_positions.astype(np.int64)
+        return (
+            torch.from_numpy(self.history_table[history]),
+            torch.from_numpy(recency_weights(history, self.model.n_items)),
+            self.model.user_embeddings(torch.from_numpy(np.ascontiguousarray(users.user_categorical))),
+            torch.from_numpy(np.ascontiguousarray(users.user_continuous)),
+        )
+
+    @torch.no_grad()
+    def _network_vectors(self, users: Examples) -> np.ndarray:
+        """Return the last G + D values of user vectors, float32 [N, G + D]."""
+        network, found = self.user_network, []
+        for start in range(0, len(users.user_continuous), USERS_PER_BLOCK):
+            part = Examples(*(values[start : start + USERS_PER_BLOCK] for values in users))
+            found.append(network(*self.network_inputs(part)).numpy())
+        return np.concatenate(found)
+
+    def weigh(self, *, sequence: float, graph: float) -> Retriever:
+        """Return the retriever with other weights of its optional models, without those whose weight is 0."""
+        return replace(
+            self,
+            sequence=self.sequence if sequence else None,
+            sequence_weight=sequence,
+            graph=self.graph if graph else None,
+            graph_weight=graph,
+        )
 
     def retrieve(self, users: Examples, seen: sp.csr_matrix, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Return positions by falling score, int64 [N, count], n_items padded, and scores float32 [N, count], -inf padded.
@@ -121,14 +171,17 @@ def fit_retriever(
     model = TwoTower(data.items, data.user_rows, data.examples.user_continuous.shape[1], settings.towers.width)
     model.begin_as(*low_rank(neighbours, settings.towers.width - 1, seed), log_popularity(data.positives))
     train_towers(model, data.examples, data.targets, data.takers, settings.towers, seed, say)
-    fitted = Retriever(model, neighbours, settings, item_vectors(model))
+    graph = None
+    if settings.graph:
+        scale = settings.blend * root_mean_square(data.positives, neighbours, np.random.default_rng(seed))
+        graph = fit_graph(data.positives, settings.graph, scale, seed)
+    fitted = Retriever(model, neighbours, settings, item_vectors(model), graph=graph)
     if settings.sequence is None:
         return fitted
     windows = windows_of(data.taken, data.n_items, settings.sequence.shape.length)
     if not len(windows.users):
         return fitted
-    sequence = train_sequence(windows, data.n_items, settings.sequence, seed, say)
-    return replace(fitted, sequence=sequence, item_vectors=np.hstack([sequence.item_vectors, fitted.item_vectors]))
+    return replace(fitted, sequence=train_sequence(windows, data.n_items, settings.sequence, seed, say))
 
 
 def _exact(
@@ -142,14 +195,28 @@ def _exact(
     return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
 
-def low_rank(neighbours: Neighbours, width: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return (history side, item side), float32 [n_items, width] each: their inner products are the neighbours' weights,
-    nearly."""
+def matrix_of_neighbours(neighbours: Neighbours) -> sp.csr_matrix:
+    """Return the weights, CSR float32 [n_items, n_items]."""
     n_items = len(neighbours.positions) - 1
     rows = np.repeat(np.arange(n_items), neighbours.positions.shape[1])
     known = neighbours.positions[:-1].ravel() < n_items
     entries = (neighbours.weights[:-1].ravel()[known], (rows[known], neighbours.positions[:-1].ravel()[known]))
-    matrix = sp.csr_matrix(entries, shape=(n_items, n_items))
+    return sp.csr_matrix(entries, shape=(n_items, n_items))
+
+
+def root_mean_square(positives: sp.csr_matrix, neighbours: Neighbours, rng: np.random.Generator) -> float:
+    """Return it of the item-item scores of users (MOST_SCORED, drawn at random) for all items."""
+    n_users, n_items = positives.shape
+    drawn = positives[rng.choice(n_users, min(MOST_SCORED, n_users), replace=False)]
+    scores = drawn @ matrix_of_neighbours(neighbours)
+    return float(np.sqrt(np.square(scores.data).sum() / (drawn.shape[0] * n_items)))
+
+
+def low_rank(neighbours: Neighbours, width: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return (history side, item side), float32 [n_items, width] each: their inner products are the neighbours' weights,
+    nearly."""
+    matrix = matrix_of_neighbours(neighbours)
+    n_items = matrix.shape[0]
     left, strength, right = randomized_svd(matrix, min(width, n_items), n_iter=4, random_state=seed)
     sides = [np.zeros((n_items, width), np.float32) for _ in range(2)]
     sides[0][:, : len(strength)] = left * np.sqrt(strength) * LOGITS_PER_WEIGHT
@@ -168,18 +235,6 @@ def item_vectors(model: TwoTower) -> np.ndarray:
     """Return item vectors, float32 [n_items, D]."""
     blocks = torch.arange(model.n_items).split(8_192)
     return torch.cat([model.item_vectors(block) for block in blocks]).numpy()
-
-
-@torch.no_grad()
-def user_vectors(model: TwoTower, users: Examples) -> np.ndarray:
-    """Return user vectors, float32 [N, D]."""
-    vectors = []
-    for start in range(0, len(users.user_continuous), USERS_PER_BLOCK):
-        part = Examples(*(values[start : start + USERS_PER_BLOCK] for values in users))
-        weights = recency_weights(part.history_positions, model.n_items)
-        tensors = (part.user_categorical, part.user_continuous, part.history_positions.astype(np.int64), weights)
-        vectors.append(model.user_vectors(*(torch.from_numpy(np.ascontiguousarray(values)) for values in tensors)))
-    return torch.cat(vectors).numpy()
 
 
 def retriever_data(

@@ -1,4 +1,4 @@
-"""Choose by validation whether the sequence model retrieves, and with what weight.
+"""Choose by validation whether the sequence model and the graph model retrieve, and with what weights.
 
     log ──split by time──▶ earlier ─▶ every source fitted on it
                            later   ─▶ what each weight finds: the next item of a visit, and all items of the later part
@@ -24,9 +24,10 @@ from training.retrieval.fit import FittedRetriever, RetrievalSettings, fit_train
 
 Say = Callable[[str], None]
 
-WEIGHTS = (0.0, 0.25, 0.5, 1.0, 2.0)
+SEQUENCE_WEIGHTS = (0.0, 0.25, 0.5, 1.0, 2.0)
+GRAPH_WEIGHTS = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)  # times the root mean square of item-item scores
 MOST_QUESTIONS = 2_048  # of each kind
-LEAST_GAIN = 1.01  # what the sequence model must add to be worth its time
+LEAST_GAIN = 1.01  # what a model must add to be worth its time
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,32 @@ class Questions:
 
 @dataclass(frozen=True)
 class Choice:
-    """What each weight found, NDCG@10 + Recall@20, mean over the kinds of questions; chosen: the weight that serves."""
+    """What each weight of a model found: NDCG@10 + Recall@20, mean over the kinds of questions. chosen: the one that serves."""
 
     found: dict[float, float]
     chosen: float
 
+    @classmethod
+    def of(cls, found: dict[float, float]) -> Choice:
+        """Choose the weight that found most; 0 unless another one found more by LEAST_GAIN."""
+        best = max(found, key=lambda weight: found[weight])
+        return cls(found, best if found[best] >= LEAST_GAIN * found[0.0] else 0.0)
+
+
+NOT_TRIED = Choice({0.0: 0.0}, 0.0)
+
+
+@dataclass(frozen=True)
+class Choices:
+    sequence: Choice = NOT_TRIED
+    graph: Choice = NOT_TRIED
+
     def report(self) -> dict[str, object]:
         """Return the table for the manifest."""
-        return {"sequence_weight": self.chosen, "validation": {str(weight): value for weight, value in self.found.items()}}
+        return {
+            name: {"weight": choice.chosen, "validation": {str(weight): value for weight, value in choice.found.items()}}
+            for name, choice in (("sequence", self.sequence), ("graph", self.graph))
+        }
 
 
 @dataclass(frozen=True)
@@ -69,31 +88,42 @@ class PastRetrievers:
 
 def choose_sources(
     dataset: Dataset, features: Features, settings: RetrievalSettings, say: Say
-) -> tuple[Choice, RetrievalSettings, PastRetrievers]:
-    """Return the choice, the settings of the served retriever, and the retrievers for training the ranker.
+) -> tuple[Choices, RetrievalSettings, PastRetrievers]:
+    """Return the choices, the settings of the served retriever, and the retrievers for training the ranker.
 
-    settings: with the sequence model to try
+    settings: with the models to try
     """
     log = dataset.interactions
     earlier, later = split_again(log)
     tried = fit_training_retriever(dataset, features, settings, say, earlier)
-    choice = Choice({0.0: 0.0}, 0.0)
-    if tried.retriever.sequence is not None:
-        choice = choose_weight(tried, questions_of(features, log, later, settings), say)
-    chosen = replace(settings, sequence=settings.sequence if choice.chosen else None, sequence_weight=choice.chosen)
-    weighed = replace(tried, retriever=tried.retriever.weigh_sequence(choice.chosen))
-    return choice, chosen, PastRetrievers(dataset, features, chosen, say, earlier, weighed)
+    choices = choose_weights(tried, questions_of(features, log, later, settings), say)
+    weights = (choices.sequence.chosen, choices.graph.chosen)
+    chosen = replace(
+        settings,
+        sequence=settings.sequence if weights[0] else None,
+        sequence_weight=weights[0],
+        graph=settings.graph if weights[1] else None,
+        graph_weight=weights[1],
+    )
+    weighed = replace(tried, retriever=tried.retriever.weigh(sequence=weights[0], graph=weights[1]))
+    return choices, chosen, PastRetrievers(dataset, features, chosen, say, earlier, weighed)
 
 
-def choose_weight(fitted: FittedRetriever, kinds: list[Questions], say: Say) -> Choice:
-    """Return the weight that finds most; 0 unless another one finds more by LEAST_GAIN."""
-    found = {}
-    for weight in WEIGHTS:
-        retriever = replace(fitted, retriever=fitted.retriever.weigh_sequence(weight))
-        found[weight] = float(np.mean([quality_of(retriever, questions) for questions in kinds]))
-        say(f"  sequence model with weight {weight:g}: NDCG@10 + Recall@20 {found[weight]:.4f}")
-    best = max(found, key=lambda weight: found[weight])
-    return Choice(found, best if found[best] >= LEAST_GAIN * found[0.0] else 0.0)
+def choose_weights(fitted: FittedRetriever, kinds: list[Questions], say: Say) -> Choices:
+    """Choose the weight of the sequence model without the graph, then that of the graph beside it."""
+
+    def find(sequence: float, graph: float) -> float:
+        retriever = replace(fitted, retriever=fitted.retriever.weigh(sequence=sequence, graph=graph))
+        found = float(np.mean([quality_of(retriever, questions) for questions in kinds]))
+        say(f"  weights: sequence model {sequence:g}, graph {graph:g}: NDCG@10 + Recall@20 {found:.4f}")
+        return found
+
+    sequence = graph = NOT_TRIED
+    if fitted.retriever.sequence is not None and kinds:
+        sequence = Choice.of({weight: find(weight, 0.0) for weight in SEQUENCE_WEIGHTS})
+    if fitted.retriever.graph is not None and kinds:
+        graph = Choice.of({weight: find(sequence.chosen, weight) for weight in GRAPH_WEIGHTS})
+    return Choices(sequence, graph)
 
 
 def quality_of(fitted: FittedRetriever, questions: Questions) -> float:

@@ -16,6 +16,7 @@ import scipy.sparse as sp
 from training.dataset import Dataset
 from training.dataset.matrix import matrix_of
 from training.features.build import Examples, Features
+from training.models.graph import GraphSettings
 from training.models.retriever import Retriever, RetrieverSettings, fit_retriever, retriever_data
 from training.models.train_sequence import SequenceSettings
 
@@ -24,7 +25,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class RetrievalSettings:
-    """candidates: C; filter_seen: neither learn nor retrieve items that the user already had; sequence: None for no such
+    """candidates: C; filter_seen: neither learn nor retrieve items that the user already had; sequence, graph: None for no such
     model."""
 
     candidates: int
@@ -32,6 +33,8 @@ class RetrievalSettings:
     seed: int = 0
     sequence: SequenceSettings | None = None
     sequence_weight: float = 1.0
+    graph: GraphSettings | None = None
+    graph_weight: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -74,8 +77,9 @@ def _fit(
 ) -> FittedRetriever:
     """Fit on `events`. rows: int64 ascending, row numbers of their positives in the log."""
     data = retriever_data(features, dataset.interactions, rows, settings.filter_seen)
-    retriever = fit_retriever(data, RetrieverSettings(sequence=settings.sequence), settings.seed, say)
-    retriever = retriever.weigh_sequence(settings.sequence_weight)
+    models = RetrieverSettings(sequence=settings.sequence, graph=settings.graph)
+    retriever = fit_retriever(data, models, settings.seed, say)
+    retriever = retriever.weigh(sequence=settings.sequence_weight, graph=settings.graph_weight)
     user_ids, item_ids = dataset.users["user_id"].to_numpy(), dataset.items["item_id"].to_numpy()
     seen = matrix_of(events if settings.filter_seen else events.iloc[:0], user_ids, item_ids)
     return FittedRetriever(retriever, user_ids, seen, settings.candidates, settings.filter_seen)

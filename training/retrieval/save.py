@@ -8,12 +8,11 @@ from typing import Any
 
 import faiss
 import numpy as np
-import torch
 
 from serving.stages.features.sequence import NETWORK as SEQUENCE_NETWORK
 from serving.stages.features.sequence import oldest_first
 from serving.stages.retrieve import HISTORY_TABLE, NETWORK, TABLES_FOLDER, RetrieveSettings
-from serving.stages.search.search import INDEX_FILE, recency_weights
+from serving.stages.search.search import INDEX_FILE
 from training.features.build import Examples, Features
 from training.models.parity import Dynamic, Parity, export_network
 from training.models.retriever import Retriever
@@ -58,9 +57,11 @@ def save_retriever(
     if choice.index is not None:
         faiss.write_index(choice.index, str(folder / INDEX_FILE))
     settings = RetrieveSettings(tuple(name for name in tables if name != HISTORY_TABLE), filter_seen, choice.kind)
-    inputs = _network_inputs(retriever, Examples(*(values[:PARITY_SAMPLES] for values in sample)))
-    network = retriever.model.user_tower
-    parities = [export_network(network, inputs, "user_vectors", folder / f"{NETWORK}.onnx", DYNAMIC)]
+    tensors = retriever.network_inputs(Examples(*(values[:PARITY_SAMPLES] for values in sample)))
+    inputs = {name: tensor.numpy() for name, tensor in zip(INPUTS, tensors, strict=True)}
+    parities = [export_network(retriever.user_network, inputs, "user_vectors", folder / f"{NETWORK}.onnx", DYNAMIC)]
+    if retriever.graph is not None:
+        settings = replace(settings, graph_width=retriever.graph.history.shape[1])
     if retriever.sequence is not None:
         shape = retriever.sequence.encoder.shape
         settings = replace(
@@ -80,19 +81,5 @@ def save_sequence(folder: Path, model: SequenceModel, history: np.ndarray, age_d
 
 def _tables(retriever: Retriever) -> dict[str, np.ndarray]:
     """Return tables float32 [rows, width] by name: the history's, then one per column of user_categorical."""
-    model = retriever.model
-    named = {HISTORY_TABLE: model.history_table} | {f"user_{slot}": table for slot, table in enumerate(model.user_tables)}
-    return {name: table.weight.detach().numpy() for name, table in named.items()}
-
-
-@torch.no_grad()
-def _network_inputs(retriever: Retriever, users: Examples) -> dict[str, np.ndarray]:
-    model = retriever.model
-    history = torch.from_numpy(users.history_positions.astype(np.int64))
-    values = (
-        model.history_table(history).numpy(),
-        recency_weights(users.history_positions, model.n_items),
-        model.user_embeddings(torch.from_numpy(users.user_categorical)).numpy(),
-        users.user_continuous,
-    )
-    return dict(zip(INPUTS, values, strict=True))
+    tables = {f"user_{slot}": table.weight.detach().numpy() for slot, table in enumerate(retriever.model.user_tables)}
+    return {HISTORY_TABLE: retriever.history_table} | tables

@@ -21,7 +21,7 @@ MOST_NEWCOMERS = 16  # that one list of candidates holds besides those that were
 
 @dataclass
 class SearchedItems:
-    """history: float32 [n_items + 1, D - 1]; newcomers: positions of new items that are served
+    """history: float32 [n_items + 1, G + D - 1]; newcomers: positions of new items that are served
 
     tower: gives new items their vectors; without one they have the mean of those of the items most like them
     popularity: float32 [n_items + 1] the generation's decayed counts of RECENT, None where live sales do not matter

@@ -15,6 +15,7 @@ from training.evaluation.metrics import countable, ndcg_at, recall_at
 from training.evaluation.problem import Problem, problem_of
 from training.features.build import Examples, Features, build_features
 from training.models import retriever as module
+from training.models.graph import GraphSettings, fit_graph
 from training.models.item_item import ItemItemSettings
 from training.models.retriever import (
     Retriever,
@@ -65,8 +66,8 @@ def test_it_finds_more_than_popularity(fitted):
     found, _ = fitted.retriever.retrieve(examples, split.seen[users], COUNT)
     nobody = Examples(*(values.copy() for values in examples))
     nobody.history_positions[:] = fitted.features.items.n_items
-    popular = replace(fitted.retriever, item_vectors=np.zeros_like(fitted.retriever.item_vectors))
-    popular.item_vectors[:, -1] = log_popularity(split.positives)
+    popular = replace(fitted.retriever, tower_vectors=np.zeros_like(fitted.retriever.tower_vectors))
+    popular.tower_vectors[:, -1] = log_popularity(split.positives)
     plain, _ = popular.retrieve(nobody, split.seen[users], COUNT)
     relevant = split.relevant[users]
     assert countable(relevant).all()
@@ -130,14 +131,17 @@ def with_sequence(fitted) -> Fitted:
     settings = SequenceSettings(shape, epochs=1, batch_events=512)
     windows = windows_of(fitted.data.taken, fitted.data.n_items, shape.length)
     sequence = train_sequence(windows, fitted.data.n_items, settings, say=lambda _: None)
-    vectors = np.hstack([sequence.item_vectors, fitted.retriever.item_vectors])
-    retriever = replace(fitted.retriever, sequence=sequence, sequence_weight=0.5, item_vectors=vectors)
-    return replace(fitted, retriever=retriever)
+    return replace(fitted, retriever=replace(fitted.retriever, sequence=sequence, sequence_weight=0.5))
 
 
-@pytest.mark.parametrize(
-    ("of", "exact_up_to"), [("fitted", 20_000), ("fitted", 50), ("with_sequence", 20_000), ("with_sequence", 50)]
-)
+@pytest.fixture(scope="module")
+def with_graph(with_sequence) -> Fitted:
+    graph = fit_graph(with_sequence.data.positives, GraphSettings(width=12), 5.0, seed=0)
+    return replace(with_sequence, retriever=replace(with_sequence.retriever, graph=graph, graph_weight=0.3))
+
+
+@pytest.mark.parametrize("exact_up_to", [20_000, 50])
+@pytest.mark.parametrize("of", ["fitted", "with_sequence", "with_graph"])
 def test_the_published_stage_retrieves_the_same(of, request, tmp_path, exact_up_to):
     fitted = request.getfixturevalue(of)
     users, examples = served(fitted)

@@ -11,6 +11,7 @@ from tests.unit.small_shops import shop
 from training.dataset import load_dataset
 from training.features.build import build_features
 from training.features.schema import FeatureSettings
+from training.models.graph import GraphSettings
 from training.models.ranking_data import split_again
 from training.models.sequence import SequenceShape
 from training.models.train_sequence import SequenceSettings
@@ -19,7 +20,7 @@ from training.retrieval.fit import RetrievalSettings
 
 LENGTH = 8
 SEQUENCE = SequenceSettings(SequenceShape(width=16, length=LENGTH, dropout=0.0), batch_events=256, learning_rate=1e-2)
-SETTINGS = RetrievalSettings(candidates=20, sequence=SEQUENCE)
+SETTINGS = RetrievalSettings(candidates=20, sequence=SEQUENCE, graph=GraphSettings(width=8))
 
 
 def choose(dataset, settings=SETTINGS):
@@ -40,7 +41,8 @@ def cyclic():
 
 
 def test_a_log_in_which_order_counts_is_served_with_the_sequence_model(cyclic):
-    choice, settings, past = choose(cyclic, replace(SETTINGS, filter_seen=False))
+    choices, settings, past = choose(cyclic, replace(SETTINGS, filter_seen=False))
+    choice = choices.sequence
     assert choice.chosen > 0
     assert choice.found[choice.chosen] == max(choice.found.values()) > 1.01 * choice.found[0.0]
     assert settings.sequence_weight == choice.chosen
@@ -52,10 +54,11 @@ def test_a_log_in_which_order_counts_is_served_with_the_sequence_model(cyclic):
 def test_a_log_without_order_is_served_without_it(cyclic):
     events, rng = cyclic.interactions, np.random.default_rng(0)
     shuffled = rng.choice(cyclic.items["item_id"].to_numpy(), len(events))
-    choice, settings, past = choose(replace(cyclic, interactions=events.assign(item_id=shuffled)))
-    assert choice.chosen == 0.0
-    assert settings.sequence is None
+    choices, settings, past = choose(replace(cyclic, interactions=events.assign(item_id=shuffled)))
+    assert choices.sequence.chosen == choices.graph.chosen == 0.0
+    assert settings.sequence is settings.graph is None
     retriever = past.retriever.retriever
+    assert retriever.graph is None
     assert retriever.sequence is None
     assert retriever.item_vectors.shape[1] == retriever.settings.towers.width
 
@@ -63,9 +66,22 @@ def test_a_log_without_order_is_served_without_it(cyclic):
 def test_a_log_in_which_nobody_returns_has_nothing_to_choose_by(tmp_path):
     dataset = shop(tmp_path / "data", users=30, items=20, events=200)
     dataset = replace(dataset, interactions=dataset.interactions.drop_duplicates("user_id", ignore_index=True))
-    choice, settings, _ = choose(dataset)
-    assert choice.chosen == 0.0
-    assert settings.sequence is None
+    choices, settings, _ = choose(dataset)
+    assert choices.sequence.chosen == choices.graph.chosen == 0.0
+    assert settings.sequence is settings.graph is None
+
+
+def test_a_log_that_its_graph_explains_is_served_with_the_graph():
+    """Users buy around a place on a ring of items, too few times for all neighbours to be seen together."""
+    dataset, rng = load_dataset("synthetic:users=1000,items=400,events=4000,seed=1"), np.random.default_rng(0)
+    users = np.unique(dataset.interactions["user_id"], return_inverse=True)[1]
+    ring = rng.permutation(dataset.items["item_id"].to_numpy())
+    bought = ring[(rng.integers(0, 400, 1000)[users] + rng.integers(-12, 13, len(users))) % 400]
+    log = dataset.interactions.assign(item_id=bought, positive=True)
+    choices, settings, past = choose(replace(dataset, interactions=log), replace(SETTINGS, sequence=None))
+    choice = choices.graph
+    assert choice.found[choice.chosen] == max(choice.found.values()) > 1.01 * choice.found[0.0]
+    assert settings.graph_weight == past.retriever.retriever.graph_weight == choice.chosen > 0
 
 
 def test_questions_ask_for_items_that_the_user_never_had(cyclic):
