@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -14,11 +15,12 @@ from rich.console import Console
 from rich.table import Table
 
 from live.exposures import read_exposures
+from repository.experiments import experiment_folder
 from serving.contract.artifacts import read_stage, stage_folder
 from serving.contract.errors import RecommenderError
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import STAGES
-from serving.live.experiment import CHALLENGER_ARM, CHAMPION_ARM, SHADOW_ARM
+from serving.live.experiment import CHALLENGER_ARM, CHAMPION_ARM, SHADOW_ARM, read_experiment
 from serving.live.store import live_folder
 from trials.feedback import Feedback, join_feedback
 from trials.guard import guard_once, read_events
@@ -99,14 +101,28 @@ def guard(
     repo: Repo = Path("model_repository"),
     every: Annotated[float, typer.Option(help="seconds between two looks", min=1)] = 10.0,
     once: Annotated[bool, typer.Option("--once", help="look once")] = False,
+    tag: Annotated[str, typer.Option(hidden=True, help="names the server that this guard ends with")] = "",
 ) -> None:
-    """Watch the running experiment, and roll it back when its challenger does harm (docs/trials.md)."""
-    while True:
+    """Watch the running experiment until it is over, and roll it back when its challenger does harm (docs/trials.md).
+
+    A server's supervisor runs it by itself while an experiment does.
+    """
+    folder, watched = experiment_folder(repo), ""
+    while (experiment := read_experiment(folder)) and experiment.runs:
+        if experiment.name != watched:
+            watched = experiment.name
+            say(f"guards experiment {watched}: generation {experiment.challenger} beside {experiment.champion}")
         if reason := guard_once(repo):
-            typer.echo(f"rolled back, because {reason}")
-        if once:
+            say(f"experiment {watched} is rolled back, because {reason}")
+        elif once:
             return
-        time.sleep(every)
+        else:
+            time.sleep(every)
+    say(f"experiment {experiment.name} is {experiment.state}" if experiment else "no experiment was started")
+
+
+def say(line: str) -> None:
+    typer.echo(f"{datetime.now():%Y-%m-%d %H:%M:%S} {line}")
 
 
 def read_shown(repo: Path, experiment: str = "") -> Feedback:
