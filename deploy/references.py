@@ -12,16 +12,21 @@ EXTERNAL = {
     ("Secret", "recommender-metrics"),
     ("PersistentVolumeClaim", "recommender-models"),
     ("PersistentVolumeClaim", "recommender-models-canary"),
+    ("PersistentVolumeClaim", "recommender-data"),
 }
-WORKLOADS = ("StatefulSet", "Deployment", "Pod")
+SERVING = ("StatefulSet", "Deployment", "Pod")
+WORKLOADS = (*SERVING, "CronJob")
 
 
 def reference_faults(documents: list[Document]) -> Iterator[str]:
     """Yield the faults of one rendered overlay."""
-    known = {(each["kind"], each["metadata"]["name"]) for each in documents} | EXTERNAL
+    known = {(each["kind"], each["metadata"]["name"]) for each in documents} | EXTERNAL | claims_of_pods(documents)
     pods = [(each["metadata"]["name"], *pod_of(each)) for each in documents if each["kind"] in WORKLOADS]
     for name, _, spec, claims in pods:
         yield from (f"{name}: {fault}" for fault in pod_faults(spec, claims, known))
+    for each in documents:
+        if each["kind"] in SERVING and not any("readinessProbe" in container for container in pod_of(each)[1]["containers"]):
+            yield f"{each['metadata']['name']}: no container has a readinessProbe"
     for each in documents:
         name = f"{each['kind']} {each['metadata']['name']}"
         yield from (f"{name}: {fault}" for fault in selection_faults(each, pods))
@@ -31,9 +36,21 @@ def reference_faults(documents: list[Document]) -> Iterator[str]:
     yield from route_faults(documents, pods)
 
 
+def claims_of_pods(documents: list[Document]) -> set[tuple[str, str]]:
+    """Return the claims that StatefulSets make for the pods that they always have."""
+    return {
+        ("PersistentVolumeClaim", f"{claim['metadata']['name']}-{each['metadata']['name']}-{number}")
+        for each in documents
+        if each["kind"] == "StatefulSet"
+        for claim in each["spec"].get("volumeClaimTemplates", ())
+        for number in range(each["spec"].get("replicas", 1))
+    }
+
+
 def pod_of(workload: Document) -> tuple[dict[str, str], dict[str, Any], set[str]]:
     """Return labels, specification and names of the claimed volumes of a workload's pods."""
-    template = workload if workload["kind"] == "Pod" else workload["spec"]["template"]
+    spec = workload["spec"]["jobTemplate"]["spec"] if workload["kind"] == "CronJob" else workload["spec"]
+    template = workload if workload["kind"] == "Pod" else spec["template"]
     claims = {each["metadata"]["name"] for each in workload["spec"].get("volumeClaimTemplates", ())}
     return template["metadata"]["labels"], template["spec"], claims
 
@@ -62,8 +79,6 @@ def pod_faults(spec: dict[str, Any], claims: set[str], known: set[tuple[str, str
         for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
             if (port := container.get(probe, {}).get("httpGet", {}).get("port")) and port not in ports:
                 yield f"container {container['name']}: {probe} asks port {port}, which no container has"
-    if not any("readinessProbe" in container for container in spec["containers"]):
-        yield "no container has a readinessProbe"
 
 
 def container_faults(container: dict[str, Any], volumes: set[str]) -> Iterator[str]:

@@ -32,14 +32,23 @@ AskChallenger = Callable[[int], Awaitable[Recommendations]]  # of a generation
 
 
 class Enrolment(NamedTuple):
-    """A request's part in an experiment. experiment, arm: "" outside of any.
+    """A request's part in an experiment. experiment: None outside of any, where arm is "".
 
     challenger: the generation to ask, instead of the champion or beside it; None: the champion alone answers
     """
 
-    experiment: str = ""
+    experiment: Experiment | None = None
     arm: str = ""
     challenger: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self.experiment.name if self.experiment else ""
+
+    @property
+    def assignment(self) -> float:
+        """The probability with which the user met this arm; 1 outside of experiments."""
+        return self.experiment.assignment_of(self.arm) if self.experiment else 1.0
 
 
 NO_EXPERIMENT = Enrolment()
@@ -47,10 +56,14 @@ NO_EXPERIMENT = Enrolment()
 
 @dataclass(frozen=True)
 class Shown:
-    """An answer as it is shown. teams: of its items where two generations share it; failed: the challenger gave no answer."""
+    """An answer as it is shown. failed: the challenger gave no answer.
+
+    teams, drafted: of its items where two generations share it, with the probability of each item's place by the coins
+    """
 
     answer: Recommendations
     teams: list[int] | None = None
+    drafted: list[float] | None = None
     failed: bool = False
 
 
@@ -77,7 +90,7 @@ class Experiments:
         if experiment is None or user_id is None or not experiment.runs:
             return NO_EXPERIMENT
         challenger = experiment.challenger if experiment.enrols(user_id) else None
-        return Enrolment(experiment.name, experiment.arm_of(user_id), challenger)
+        return Enrolment(experiment, experiment.arm_of(user_id), challenger)
 
     async def answer(
         self,
@@ -130,7 +143,7 @@ def interleave(champions: Recommendations, challengers: Recommendations, seed: s
         np.pad(np.array(answer.item_ids, np.int64), (0, length - len(answer)), constant_values=PAD_ID)
         for answer in (champions, challengers)
     )
-    items, teams = draft_teams(first, second, seed)
+    items, teams, chances = draft_teams(first, second, seed)
     scores = [dict(found) for found in (champions, challengers)]
     drafted = [(item, team) for item, team in zip(items.tolist(), teams.tolist(), strict=True) if team != NOBODY]
     answer = replace(
@@ -141,7 +154,7 @@ def interleave(champions: Recommendations, challengers: Recommendations, seed: s
         names=(),
         titles=(),
     )
-    return Shown(answer, [team for _, team in drafted])
+    return Shown(answer, [team for _, team in drafted], chances[: len(drafted)].tolist())
 
 
 async def _forced(asked: Awaitable[Recommendations], generation: int) -> Recommendations:

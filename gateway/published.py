@@ -120,11 +120,15 @@ class Published:
 
 
 class LiveItems:
-    """What `upsert` has changed of items: titles, and which are unavailable. Reads only what is new since the last look."""
+    """What `upsert` has changed of items: titles, and which are unavailable. Reads only what is new since the last look.
+
+    changed: ids of all of them, also of new items
+    """
 
     def __init__(self, reader: Reader) -> None:
         self.titles: dict[int, str] = {}
         self.unavailable: set[int] = set()
+        self.changed: set[int] = set()
         self._reader, self._sequence = reader, 0
 
     def refresh(self) -> None:
@@ -139,6 +143,7 @@ class LiveItems:
         for change in changes:
             if change.type != ITEM_CHANGED:
                 continue
+            self.changed.add(change.id)
             if isinstance(title := change.columns.get("title"), str):
                 self.titles[change.id] = title
             if change.columns.get("available") in (False, 0):

@@ -15,6 +15,7 @@ from opentelemetry import trace
 from gateway.experiments import FAILED, NO_EXPERIMENT, Enrolment, Experiments, Shown
 from gateway.limiter import Limiter
 from gateway.metrics import Metrics
+from gateway.propensities import Draws, Propensities, Stamp
 from gateway.shop import Shop
 from live.exposures import Exposure, ExposureLog
 from serving.live.experiment import SHADOW_ARM
@@ -75,11 +76,13 @@ class Answering:
         limiter: Limiter,
         exposures: ExposureLog,
         experiments: Experiments,
+        propensities: Propensities,
         challenger: AsyncRecommender,
     ) -> None:
         """challenger: the client that asks challengers"""
         self._shop, self._recommender, self._metrics, self._limiter = shop, recommender, metrics, limiter
         self._exposures, self._experiments, self._challenger = exposures, experiments, challenger
+        self._propensities = propensities
 
     async def answer(self, question: Question) -> dict[str, Any]:
         """Return the answer as JSON has it.
@@ -101,9 +104,9 @@ class Answering:
         query = Query(user_id, history, exclude, question.context, question.after, session)
         user_id = user_id if session is None else session_id(session)
         enrolment = self._experiments.enrol(user_id, question.generation, shop.published.generation)
-        began_s = time.monotonic()
+        began_s, stamp = time.monotonic(), self._propensities.stamp()
         try:
-            shown = await self._ask(query, question, request_id, user_id, enrolment)
+            shown = await self._ask(query, question, request_id, user_id, enrolment, stamp)
         except InvalidRequest:
             raise
         except Exception as error:  # whatever it is: a shop gets items to show
@@ -121,10 +124,14 @@ class Answering:
             await shop.move_to(answer.generation)
         items = shop.scored(answer.item_ids, answer.scores)
         degraded = names_of(answer.degraded) + [FAILED] * shown.failed
-        self._log(request_id, user_id, answer.generation, degraded, list(answer), enrolment, shown.teams, latency_ms)
+        both = (enrolment.challenger,) if shown.drafted is not None and enrolment.challenger is not None else ()
+        draws = Draws((answer.generation, *both), stamp, shown.drafted)
+        self._log(request_id, user_id, answer.generation, degraded, list(answer), enrolment, draws, shown.teams, latency_ms)
         return self._told(request_id, user_id, answer.generation, degraded, items)
 
-    async def _ask(self, query: Query, question: Question, request_id: str, user_id: int | None, enrolment: Enrolment) -> Shown:
+    async def _ask(
+        self, query: Query, question: Question, request_id: str, user_id: int | None, enrolment: Enrolment, stamp: Stamp
+    ) -> Shown:
         limiter = self._limiter
         settings: dict[str, Any] = {"k": question.k, "request_id": request_id, "timeout_s": question.deadline_s}
 
@@ -137,7 +144,8 @@ class Answering:
         def log_shadow(answer: Recommendations | None, seconds: float) -> None:
             told = Recommendations((), ()) if answer is None else answer
             part = (told.generation, names_of(told.degraded) + [FAILED] * (answer is None), list(told))
-            self._log(request_id, user_id, *part, enrolment._replace(arm=SHADOW_ARM), latency_ms=1_000 * seconds)
+            shadow, draws = enrolment._replace(arm=SHADOW_ARM), Draws((told.generation,), stamp)
+            self._log(request_id, user_id, *part, shadow, draws, latency_ms=1_000 * seconds)
 
         if not limiter.admits(question.priority):
             self._metrics.shed.labels(question.priority).inc()
@@ -173,15 +181,20 @@ class Answering:
         degraded: list[str],
         scored: Sequence[tuple[int, float | None]],
         enrolment: Enrolment,
+        draws: Draws | None = None,
         teams: list[int] | None = None,
         latency_ms: float | None = None,
     ) -> None:
-        if not enrolment.experiment and not self._exposures.share:
+        """draws: None for a list of which nothing is drawn"""
+        if not self._exposures.keeps(request_id, enrolment.name):
             return
         item_ids, scores = [item_id for item_id, _ in scored], [score for _, score in scored]
         time_ms = time.time_ns() // 1_000_000
         shown = (request_id, time_ms, user_id, generation, item_ids, scores, degraded)
-        self._exposures.add(Exposure(*shown, enrolment.experiment, enrolment.arm, teams, latency_ms))
+        certain: list[float | None] = [1.0] * len(item_ids)
+        propensities = self._propensities.of(draws, len(item_ids)) if draws else certain
+        part = (enrolment.name, enrolment.arm, teams, latency_ms, enrolment.assignment)
+        self._exposures.add(Exposure(*shown, *part, propensities))
 
     def _told(self, request_id: str, user_id: int | None, generation: int, degraded: list[str], items: list) -> dict[str, Any]:
         known = None if user_id is None else self._shop.knows_user(user_id)

@@ -41,6 +41,8 @@ SCHEMA = pa.schema(
         ("scores", pa.list_(pa.float32())),
         ("teams", pa.list_(pa.int8())),
         ("latency_ms", pa.float32()),
+        ("assignment", pa.float64()),
+        ("propensities", pa.list_(pa.float32())),
     ]
 )
 
@@ -51,6 +53,9 @@ class Exposure:
 
     item_ids, scores: in the served order; teams: of interleaving (trials/interleaving.py), None elsewhere.
     latency_ms: from the question to the servers' answer; None where it is not known
+    assignment: probability with which the user met this arm; 1 outside of experiments
+    propensities: of each item, the probability with which it was shown at its place given the items before it, over what is
+        drawn for an answer; None where that is not known (gateway/propensities.py)
     """
 
     request_id: str
@@ -64,6 +69,8 @@ class Exposure:
     arm: str = ""
     teams: list[int] | None = None
     latency_ms: float | None = None
+    assignment: float = 1.0
+    propensities: list[float | None] | None = None
 
 
 class ExposureLog:
@@ -84,9 +91,13 @@ class ExposureLog:
         self._thread = threading.Thread(target=self._run, name="exposures", daemon=True)
         self._thread.start()
 
+    def keeps(self, request_id: str, experiment: str) -> bool:
+        """Return whether an answer is kept: it belongs to an experiment, or its request to the logged share."""
+        return bool(experiment) or hash_share(request_id) < self.share
+
     def add(self, exposure: Exposure) -> None:
-        """Keep an answer if it belongs to an experiment, or its request to the logged share."""
-        if not exposure.experiment and hash_share(exposure.request_id) >= self.share:
+        """Keep an answer, if it is one of those that are kept."""
+        if not self.keeps(exposure.request_id, exposure.experiment):
             return
         if len(self._rows) >= MOST_WAITING:
             self.dropped += 1
@@ -149,7 +160,10 @@ def remove_old(folder: Path, oldest_s: float, most_bytes: int) -> list[Path]:
 
 
 def read_exposures(folder: Path) -> pa.Table:
-    """Return the whole log of a live store's folder as one table, oldest first."""
+    """Return the whole log of a live store's folder as one table, oldest first.
+
+    A column that a file does not have, because an older version wrote it, is null.
+    """
     files = exposure_files(folder / FOLDER)
     return pa.concat_tables([pq.read_table(path, schema=SCHEMA) for path in files]) if files else SCHEMA.empty_table()
 

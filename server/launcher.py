@@ -23,7 +23,7 @@ import psutil
 
 from repository.models import Model, check_backends, content_of, read_repository, refuse_unservable_path
 from repository.registry import record_act
-from server import gateway, generations, health, keys, live_helpers, log, processes, updaters
+from server import gateway, generations, guard, health, keys, live_helpers, log, processes, updaters
 from server.environment import RUN_DIR, backend_directory, find_wheel, server_env
 from server.health import held_versions
 from server.memory import check_memory
@@ -237,6 +237,7 @@ def stop_server(state: ServerState, run_dir: Path, timeout_s: float = STOP_TIMEO
     """Stop a server found by its state file, with its stubs and shared memory; also clean up after a killed one."""
     updaters.stop(supervisors(state.tag))  # first: it would start the server again
     gateway.stop(state.tag)
+    guard.stop(state.tag)
     updaters.stop(updaters.updaters(state.tag))
     live_helpers.stop(state.tag)
     processes.stop_processes(state.pid, state.tag, timeout_s)

@@ -4,6 +4,7 @@
                      a real question unanswered for ten seconds, no progress  ─▶ restart
                      an artifact changed on disk   ─▶ restart with another intact generation, or take `recommend` out of service
                      its gateway gone or paused    ─▶ restart the gateway
+                     an experiment without a guard ─▶ start the guard, which rolls back what does harm
 
 The gateway answers with popular items meanwhile. A server that dies again and again is restarted after a pause that doubles
 from 0.2 s to 30 s. Every line of the log says what was found and done.
@@ -31,6 +32,7 @@ from server import gateway, launcher, log, processes
 from server.condition import ask
 from server.environment import PROJECT
 from server.generations import pinned_to
+from server.guard import ExperimentGuard
 from server.health import local_client
 from server.integrity import ArtifactCheck, is_intact
 from server.launcher import TritonServer, end_server, stop_server
@@ -44,7 +46,7 @@ TICK_S = 0.5
 PAUSED_S = 1.0  # a stub that is paused for longer and goes on under load makes tritonserver 2.51 abort
 ASK_EVERY_S, ASK_TIMEOUT_S = 2.0, 1.0
 HANGS_S = 10.0  # without an answer to our questions or to anybody else's
-SCAN_EVERY_S = 5.0  # for gateways, and for stubs of another generation
+SCAN_EVERY_S = 5.0  # for gateways, experiments, and stubs of another generation
 RESTART_TIMEOUT_S = 300.0
 
 
@@ -106,7 +108,7 @@ class Watch:
         self._check: ArtifactCheck | None = None
         self._observed: ServerState | None = None
         self._process: subprocess.Popen | None = None
-        self._gateway_seen_s = float("-inf")
+        self._helpers_seen_s = float("-inf")
 
     def run(self) -> None:
         """Return when the server was stopped."""
@@ -121,6 +123,7 @@ class Watch:
     def _look(self, state: ServerState) -> None:
         if self._observed is None or (state.pid, state.generation) != (self._observed.pid, self._observed.generation):
             self._observer, self._check = Observer(state), ArtifactCheck(state.repo, state.generation)
+            self._guard = ExperimentGuard(state, self._run_dir)
         self._observed = state
         assert self._observer is not None
         assert self._check is not None
@@ -131,7 +134,11 @@ class Watch:
             self._restart(state, self._ending(fault))
         elif fault := self._check.look():
             self._leave_generation(state, fault)
-        self._keep_gateway(state)
+        if time.monotonic() - self._helpers_seen_s > SCAN_EVERY_S:
+            self._helpers_seen_s = time.monotonic()
+            self._keep_gateway(state)
+            if done := self._guard.look():
+                say(done)
 
     def _ending(self, fault: str) -> str:
         """Return what ended a server: the signal is known for certain where it is our child."""
@@ -194,9 +201,8 @@ class Watch:
 
     def _keep_gateway(self, state: ServerState) -> None:
         port = state.settings.get("gateway_port")
-        if not port or time.monotonic() - self._gateway_seen_s < SCAN_EVERY_S:
+        if not port:
             return
-        self._gateway_seen_s = time.monotonic()
         running = gateway.gateways(state.tag)
         for process in running:
             if _status_of(process) == psutil.STATUS_STOPPED:

@@ -6,24 +6,26 @@ import json
 import sys
 import time
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from live.exposures import read_exposures
+from repository.experiments import experiment_folder
 from serving.contract.artifacts import read_stage, stage_folder
 from serving.contract.errors import RecommenderError
 from serving.contract.generations import pinned_generation
 from serving.contract.tensors import STAGES
-from serving.live.experiment import CHALLENGER_ARM, CHAMPION_ARM
+from serving.live.experiment import CHALLENGER_ARM, CHAMPION_ARM, SHADOW_ARM, read_experiment
 from serving.live.store import live_folder
-from trials.feedback import Feedback, join_feedback, summarise
+from trials.feedback import Feedback, join_feedback
 from trials.guard import guard_once, read_events
 from trials.off_policy import TrialError
+from trials.report import AnswerSummary, By, Summary, summarise
 from trials.sequential import compare_arms, has_wrong_split
 
 METRICS = ("ctr", "conversion", "revenue", "degraded")
@@ -35,22 +37,30 @@ AsJson = Annotated[bool, typer.Option("--json", help="one line of JSON, for mach
 
 
 @app.command()
-def report(repo: Repo = Path("model_repository"), as_json: AsJson = False) -> None:
-    """Show click rate, conversion rate and revenue per answer, by generation."""
-    feedback = read_feedback(repo)
-    summaries = {
-        int(generation): asdict(summarise(feedback.take(feedback.generations == generation)))
-        for generation in np.unique(feedback.generations)
-    }
+def report(
+    experiment: Annotated[str, typer.Argument(help="only its answers; without, all that are logged")] = "",
+    by: Annotated[By, typer.Option(help="what is told apart; position and category count shown items")] = "generation",
+    repo: Repo = Path("model_repository"),
+    as_json: AsJson = False,
+) -> None:
+    """Show click rate, conversions and revenue of an answer, or of a shown item. Answers of shadows are left out."""
+    summaries = summarise(read_shown(repo, experiment), by, repo)
     if as_json:
-        typer.echo(json.dumps(summaries))
+        typer.echo(json.dumps({group: asdict(summary) for group, summary in summaries.items()}))
         return
-    table = Table("generation", "answers", "clicked", "converted", "revenue an answer", "degraded", "items shown")
-    for generation, summary in summaries.items():
-        shares = (f"{summary[name]:.2%}" for name in ("click_rate", "conversion_rate"))
-        rest = (f"{summary['revenue']:.4g}", f"{summary['degraded']:.2%}", f"{summary['coverage']:,}")
-        table.add_row(str(generation), f"{summary['answers']:,}", *shares, *rest)
+    counted, rest = ("answer", ("degraded", "different items")) if by in ("generation", "arm") else ("item", ())
+    table = Table(by, f"{counted}s", "clicked", "converted", f"revenue an {counted}", *rest)
+    for group, summary in summaries.items():
+        table.add_row(group, *cells_of(summary))
     Console().print(table)
+
+
+def cells_of(summary: Summary) -> list[str]:
+    shares = ((summary.clicked, summary.click_rate), (summary.converted, summary.conversion_rate))
+    cells = [f"{summary.count:,}", *(f"{count:,} ({rate:.2%})" for count, rate in shares), f"{summary.revenue:.4g}"]
+    if isinstance(summary, AnswerSummary):
+        cells += [f"{summary.degraded:.2%}", f"{summary.coverage:,}"]
+    return cells
 
 
 @app.command()
@@ -61,8 +71,7 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Compare the two arms of an experiment. The intervals hold at every look, so look whenever you like."""
-    feedback = read_feedback(repo)
-    feedback = feedback.take(feedback.experiments == experiment)
+    feedback = read_shown(repo, experiment)
     counts = tuple(int((feedback.arms == arm).sum()) for arm in (CHAMPION_ARM, CHALLENGER_ARM))
     if not min(counts):
         raise TrialError(
@@ -92,18 +101,32 @@ def guard(
     repo: Repo = Path("model_repository"),
     every: Annotated[float, typer.Option(help="seconds between two looks", min=1)] = 10.0,
     once: Annotated[bool, typer.Option("--once", help="look once")] = False,
+    tag: Annotated[str, typer.Option(hidden=True, help="names the server that this guard ends with")] = "",
 ) -> None:
-    """Watch the running experiment, and roll it back when its challenger does harm (docs/trials.md)."""
-    while True:
+    """Watch the running experiment until it is over, and roll it back when its challenger does harm (docs/trials.md).
+
+    A server's supervisor runs it by itself while an experiment does.
+    """
+    folder, watched = experiment_folder(repo), ""
+    while (experiment := read_experiment(folder)) and experiment.runs:
+        if experiment.name != watched:
+            watched = experiment.name
+            say(f"guards experiment {watched}: generation {experiment.challenger} beside {experiment.champion}")
         if reason := guard_once(repo):
-            typer.echo(f"rolled back, because {reason}")
-        if once:
+            say(f"experiment {watched} is rolled back, because {reason}")
+        elif once:
             return
-        time.sleep(every)
+        else:
+            time.sleep(every)
+    say(f"experiment {experiment.name} is {experiment.state}" if experiment else "no experiment was started")
 
 
-def read_feedback(repo: Path) -> Feedback:
-    """Return the joined logs of a repository's shop. Raises TrialError when no answer was logged."""
+def say(line: str) -> None:
+    typer.echo(f"{datetime.now():%Y-%m-%d %H:%M:%S} {line}")
+
+
+def read_shown(repo: Path, experiment: str = "") -> Feedback:
+    """Return what was shown, joined with events: of all answers, or of an experiment's. Raises TrialError without any."""
     info = read_stage(stage_folder(repo, STAGES[0], pinned_generation(repo)))
     folder = live_folder(repo, info.live_folder)
     exposures = read_exposures(folder)
@@ -111,7 +134,13 @@ def read_feedback(repo: Path) -> Feedback:
         raise TrialError(
             f"No answer is logged in {folder}. Set exposure_share in the gateway's settings (docs/gateway.md) and serve some."
         )
-    return join_feedback(exposures, read_events(folder))
+    feedback = join_feedback(exposures, read_events(folder))
+    chosen = feedback.arms != SHADOW_ARM
+    if experiment:
+        chosen &= feedback.experiments == experiment
+    if not chosen.any():
+        raise TrialError(f"No answer of experiment {experiment!r} is logged; there are {sorted(set(feedback.experiments))}.")
+    return feedback.take(chosen)
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from serving.live.events import OBSERVED, EventBatch, Flags
+from serving.live.experiment import SHADOW_ARM
 from trials.sequential import Arm
 
 ATTRIBUTION_S = 7 * 86_400.0
@@ -59,8 +60,16 @@ class Feedback:
 def join_feedback(
     exposures: pa.Table, log: Iterable[tuple[np.ndarray, EventBatch]], attribution_s: float = ATTRIBUTION_S
 ) -> Feedback:
-    """Join exposures (live/exposures.py) with a log of events (`live.archive.read_log`)."""
-    request_ids = {request_id.encode(): row for row, request_id in enumerate(exposures["request_id"].to_pylist())}
+    """Join exposures (live/exposures.py) with a log of events (`live.archive.read_log`).
+
+    A shadow's answer has the request id of the answer that was shown, and gets none of its feedback.
+    """
+    arms = exposures["arm"].to_pylist()
+    request_ids = {
+        request_id.encode(): row
+        for row, request_id in enumerate(exposures["request_id"].to_pylist())
+        if arms[row] != SHADOW_ARM
+    }
     lists = exposures["item_ids"].to_pylist()
     times_ms = exposures["time_ms"].to_numpy()
     count, width = len(lists), max(map(len, lists), default=0)
@@ -82,7 +91,7 @@ def join_feedback(
                 revenue[row, place] += 0.0 if np.isnan(header["value"]) else float(header["value"])
     return Feedback(
         exposures["generation"].to_numpy(),
-        np.array(exposures["arm"].to_pylist(), object),
+        np.array(arms, object),
         np.array(exposures["experiment"].to_pylist(), object),
         np.array([bool(bits) for bits in exposures["degraded"].to_pylist()]),
         _pad(lists, width, -1, np.int64) != -1,
@@ -99,32 +108,3 @@ def _pad(rows: list[list[int]], width: int, fill: int, dtype: type) -> np.ndarra
     for row, values in enumerate(rows):
         padded[row, : len(values)] = values
     return padded
-
-
-@dataclass(frozen=True)
-class Summary:
-    """Shares and means over answers; revenue per answer in the values' unit; coverage: distinct items shown."""
-
-    answers: int
-    click_rate: float
-    conversion_rate: float
-    revenue: float
-    degraded: float
-    coverage: int
-    click_rate_by_position: list[float]
-
-
-def summarise(feedback: Feedback) -> Summary:
-    """Return what users did with the answers. Raises ZeroDivisionError for none."""
-    if not len(feedback):
-        raise ZeroDivisionError("There are no answers to summarise.")
-    shown = np.maximum(feedback.shown.sum(axis=0), 1)
-    return Summary(
-        len(feedback),
-        float(feedback.rewards("ctr").mean()),
-        float(feedback.rewards("conversion").mean()),
-        float(feedback.rewards("revenue").mean()),
-        float(feedback.degraded.mean()),
-        len(np.unique(feedback.item_ids[feedback.shown])),
-        (feedback.clicks.sum(axis=0) / shown).tolist(),
-    )

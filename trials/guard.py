@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from live.archive import read_log
 from live.exposures import read_exposures
 from repository.experiments import end_experiment, experiment_folder
+from serving.contract.errors import ConfigError
 from serving.live.events import EventBatch
 from serving.live.experiment import CHALLENGER_ARM, CHAMPION_ARM, SHADOW_ARM, Experiment, read_experiment
 from serving.live.reader import Reader
@@ -31,14 +32,17 @@ LEAST_COVERAGE = 0.3  # of the different items that as many answers of the champ
 
 
 def guard_once(repo: Path) -> str:
-    """Roll the running experiment back if its challenger does harm. Return why, "" where it goes on or none runs."""
+    """Roll the running experiment back if its challenger does harm. Return why, "" where it goes on or is over."""
     folder = experiment_folder(repo)
     experiment = read_experiment(folder)
     if experiment is None or not experiment.runs:
         return ""
     reason = find_harm(experiment, read_exposures(folder), folder)
     if reason:
-        end_experiment(repo, reason, rolled_back=True)
+        try:
+            end_experiment(repo, reason, rolled_back=True)
+        except ConfigError:  # ended meanwhile, by a person or by the guard of another server
+            return ""
     return reason
 
 

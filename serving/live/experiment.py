@@ -80,6 +80,12 @@ class Experiment:
             return ""
         return ARM_OF_MODE[self.mode] if self.enrols(user_id) else CHAMPION_ARM
 
+    def assignment_of(self, arm: str) -> float:
+        """Return the probability with which a user meets an arm: the share of the users whose hash gives them to it."""
+        if arm == CHAMPION_ARM:
+            return 1.0 if self.mode == "shadow" else 1.0 - self.share
+        return self.share
+
     def text(self) -> str:
         return json.dumps(asdict(self), indent=1) + "\n"
 

@@ -9,9 +9,12 @@ import httpx
 import psutil
 import pytest
 
-from server import gateway, launcher, watch
+from repository.experiments import change_share, start_experiment
+from repository.registry import read_acts
+from server import gateway, guard, launcher, watch
 from server.condition import examine
 from serving.contract.artifacts import stage_folder
+from serving.live.experiment import Experiment
 from tests.server.gateways import USER
 from tests.server.supervised import RECOVERS_S, Supervised, supervised_shop
 
@@ -59,6 +62,22 @@ def test_a_gateway_that_is_paused_is_ended_and_comes_back(shop):
         except httpx.TransportError:
             assert time.monotonic() < deadline_s
             time.sleep(0.1)
+
+
+def test_a_challenger_that_fails_is_rolled_back_by_the_servers_own_guard(shop):
+    """Generation 2 is not loaded: every user of its share gets the champion's answer, and the log says why."""
+    start_experiment(shop.repo, Experiment("spring", 1, 2, 0.0))
+    shop.wait(lambda: len(guard.guards(shop.state.tag)) == 2)  # with its supervisor
+    guards, before = guard.guards(shop.state.tag), shop.state
+    psutil.Process(before.pid).kill()
+    shop.wait(lambda: shop.state.pid != before.pid)
+    shop.recover()
+    assert guard.guards(shop.state.tag) == guards
+    change_share(shop.repo, 1.0)
+    shop.wait(lambda: read_acts(shop.repo)[-1].action == "rolled back")
+    assert "it failed in" in read_acts(shop.repo)[-1].reason
+    shop.recover()
+    shop.wait(lambda: guard.guards(shop.state.tag) == [])
 
 
 def test_a_changed_artifact_is_not_served(shop):

@@ -141,6 +141,17 @@ def test_loading_the_pipeline_loads_no_training_library():
     assert not set(loaded) & OFFLINE_LIBRARIES
 
 
+def test_gateway_supervisor_and_guard_do_without_what_only_trains():
+    """Where only requirements/serve.txt is installed, there is neither scipy nor pandas."""
+    blocked = "import sys; sys.modules |= dict.fromkeys(['scipy', 'pandas'])"
+    code = f"{blocked}; import gateway.__main__, server.watch, trials.__main__; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    loaded = set(run.stdout.split())
+    assert {"gateway.app", "trials.guard", "trials.sequential"} <= loaded
+    assert not {name for name in loaded if name.startswith(("scipy.", "pandas."))}
+
+
 def test_every_make_target_the_readme_names_exists():
     targets = set(re.findall(r"^([a-z]+):", (PROJECT / "Makefile").read_text(), re.MULTILINE))
     named = set(re.findall(r"\bmake ([a-z]+)\b(?=[\s`]|$)", (PROJECT / "README.md").read_text()))

@@ -50,6 +50,18 @@ def test_the_image_holds_every_package_that_server_and_gateway_import():
     assert [name for name in sorted(found) if f"COPY {name} /opt/recommender/{name}\n" not in DOCKERFILE] == []
 
 
+def test_the_training_image_adds_what_a_round_of_training_imports():
+    text = (DEPLOY / "train.Dockerfile").read_text()
+    copied = [line.split()[:-1] for line in re.findall(r"^COPY (?!--from)(.+)$", text, re.MULTILINE)]
+    assert [source for sources in copied for source in sources if not (PROJECT / source).exists()] == []
+    held = set(re.findall(r"^COPY (\w+) /opt", DOCKERFILE + text, re.MULTILINE))
+    ours = {path.name for path in PROJECT.iterdir() if (path / "__init__.py").exists()} | {"serving"}
+    for name in ("export", "training", "hps_config"):
+        sources = "\n".join(path.read_text() for path in (PROJECT / name).rglob("*.py"))
+        assert set(re.findall(r"^\s*(?:from|import) (\w+)", sources, re.MULTILINE)) & ours <= held
+    assert "--require-hashes" in text
+
+
 @pytest.mark.parametrize("name", ["triton", "gateway"])
 def test_our_services_are_locked(name):
     service = SERVICES[name]
@@ -82,3 +94,15 @@ def test_services_refer_to_what_exists():
 def test_serve_sh_knows_its_commands():
     run = subprocess.run([DEPLOY / "serve.sh", "dance"], capture_output=True, text=True)
     assert (run.returncode, "dance is no command" in run.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(("good_try", "tries", "code"), [(1, 1, 0), (3, 3, 0), (9, 3, 1)])
+def test_a_round_of_training_is_tried_three_times_as_another_process(tmp_path, good_try, tries, code):
+    log, python = tmp_path / "log", tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho "$$ $*" >> {log}\n[ $(wc -l < {log}) -ge {good_try} ]\n')
+    python.chmod(0o755)
+    run = subprocess.run([DEPLOY / "follow.sh", "--data", "/srv/data"], env={"PATH": "/usr/bin:/bin", "PY": str(python)})
+    lines = [line.split(maxsplit=1) for line in log.read_text().splitlines()]
+    assert run.returncode == code
+    assert [arguments for _, arguments in lines] == ["-m export follow --once --data /srv/data"] * tries
+    assert len({pid for pid, _ in lines}) == tries

@@ -35,6 +35,19 @@ POD = {
 }
 
 
+JOB = {
+    "metadata": {"labels": {"app": "round"}},
+    "spec": POD
+    | {
+        "containers": [{name: value for name, value in CONTAINER.items() if name not in ("ports", "readinessProbe")}],
+        "volumes": [
+            {"name": "live", "persistentVolumeClaim": {"claimName": "live-shop-0"}},
+            {"name": "tokens", "secret": {"secretName": "recommender-tokens"}},
+        ],
+    },
+}
+
+
 def named(kind, spec):
     return {"kind": kind, "metadata": {"name": "shop"}, "spec": spec}
 
@@ -56,6 +69,7 @@ def documents():
             named("HorizontalPodAutoscaler", {"scaleTargetRef": {"kind": "StatefulSet", "name": "shop"}}),
             named("DestinationRule", {"host": "shop", "subsets": subsets}),
             named("VirtualService", {"http": [route]}),
+            {"metadata": {"name": "round"}, "kind": "CronJob", "spec": {"jobTemplate": {"spec": {"template": JOB}}}},
         ]
     )
 
@@ -66,6 +80,10 @@ def test_what_is_sound_passes(reference_faults, documents):
 
 def pod(documents):
     return documents[0]["spec"]["template"]["spec"]
+
+
+def job(documents):
+    return documents[7]["spec"]["jobTemplate"]["spec"]["template"]["spec"]
 
 
 BROKEN = {
@@ -88,6 +106,11 @@ BROKEN = {
     "readinessProbe asks port 81": lambda d: pod(d)["containers"][0]["readinessProbe"]["httpGet"].update(port=81),
     "mounts cache": lambda d: pod(d)["containers"][0]["volumeMounts"].append({"name": "cache", "mountPath": "/c"}),
     "at one path": lambda d: pod(d)["containers"][0]["volumeMounts"].append({"name": "live", "mountPath": "/srv"}),
+    "PersistentVolumeClaim live-shop-1, which is neither": lambda d: job(d)["volumes"][0]["persistentVolumeClaim"].update(
+        claimName="live-shop-1"
+    ),
+    "round: the pod may run as root": lambda d: job(d)["securityContext"].pop("runAsNonRoot"),
+    "round: container gateway: its memory": lambda d: job(d)["containers"][0].update(resources={}),
     "Secret keys, which is neither": lambda d: pod(d)["volumes"][0]["secret"].update(secretName="keys"),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,10 @@ class Tried:
         self.repo = repo
         self.door = Gateway(repo, lambda query: CHAMPIONS, GatewaySettings(**settings), {})
         self.door.shop.server.challengers[2] = challenger
+
+    def publish_challenger(self) -> None:
+        """Publish what the propensities of generation 2 follow from."""
+        shutil.copytree(self.repo / "rerank" / "1", self.repo / "rerank" / "2")
 
     def start(self, **settings) -> Experiment:
         return start_experiment(self.repo, Experiment(**{"name": "spring", "champion": 1, "challenger": 2} | settings))
@@ -85,7 +90,8 @@ def test_a_share_changes_between_two_requests_and_an_end_is_heeded(tried):
 
 
 def test_the_exposure_log_names_experiment_arm_and_generation_whatever_its_share(tried):
-    experiment = tried.start(share=0.5)
+    tried.publish_challenger()
+    experiment = tried.start(share=0.25)
     answers = tried.ask()
     for row in tried.log:
         user = str(row["user_id"])
@@ -93,6 +99,8 @@ def test_the_exposure_log_names_experiment_arm_and_generation_whatever_its_share
         assert (row["experiment"], row["arm"]) == ("spring", experiment.arm_of(row["user_id"]))
         assert row["generation"] == answers[user]["generation"]
         assert 0 < row["latency_ms"] < 1_000
+        assert row["assignment"] == pytest.approx(0.25 if row["arm"] == "challenger" else 0.75)
+        assert row["propensities"] == [1.0, 1.0, 1.0]
     assert len(tried.log) == len(USERS)
 
 
@@ -151,6 +159,8 @@ def test_a_shadow_is_asked_and_logged_and_never_shown(tried):
     assert {(row["generation"], *row["item_ids"]) for row in arms["shadow"]} == {(2, *CHALLENGERS)}
     assert {row["request_id"] for row in arms["shadow"]} == {answer["request_id"] for answer in answers.values()}
     assert len(arms["champion"]) == len(arms["shadow"]) == len(USERS)
+    assert {row["assignment"] for row in tried.log} == {1.0}
+    assert change_share(tried.repo, 0.75).assignment_of("shadow") == 0.75
 
 
 def test_a_shadow_that_fails_or_hangs_is_not_noticed(tmp_path):
@@ -164,6 +174,7 @@ def test_a_shadow_that_fails_or_hangs_is_not_noticed(tmp_path):
 
 
 def test_an_interleaved_answer_has_items_of_both_and_the_log_their_teams(tried):
+    tried.publish_challenger()
     tried.start(share=1.0, mode="interleave")
     answers = tried.ask(k=3)
     rows = {row["request_id"]: row for row in tried.log}
@@ -173,6 +184,7 @@ def test_an_interleaved_answer_has_items_of_both_and_the_log_their_teams(tried):
         assert row["item_ids"] == ids(answer)
         assert len(set(ids(answer))) == len(row["teams"]) == 3
         assert abs(row["teams"].count(0) - row["teams"].count(1)) == 1
+        assert row["propensities"][:2] == [0.5, 1.0]  # a coin, and the best item of the other team
         for item, team in zip(row["item_ids"], row["teams"], strict=True):
             assert item in (CHALLENGERS if team else CHAMPIONS)
 

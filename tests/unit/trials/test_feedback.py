@@ -1,30 +1,9 @@
 """Events find the answers that they react to."""
 
 import numpy as np
-import pytest
 
-from live.exposures import SCHEMA
-from serving.live.events import HEADER, EventBatch, Flags
-from trials.feedback import join_feedback, summarise
-
-NOW_MS = 1_000_000
-
-
-def exposures(*rows):
-    import pyarrow as pa
-
-    defaults = {"time_ms": NOW_MS, "user_id": 1, "generation": 1, "degraded": [], "experiment": "e", "arm": "champion"}
-    return pa.Table.from_pylist([defaults | {"scores": [], "teams": None} | row for row in rows], SCHEMA)
-
-
-def events(*rows):
-    """rows: (request id, item, positive, value, seconds after the answer)."""
-    headers = np.zeros(len(rows), HEADER)
-    for header, (_, item, positive, value, seconds) in zip(headers, rows, strict=True):
-        header["item_id"], header["value"], header["received_ms"] = item, value, NOW_MS + 1_000 * seconds
-        header["flags"] = Flags.POSITIVE if positive else 0
-    blanks = [b""] * len(rows)
-    return [(np.arange(1, len(rows) + 1), EventBatch(headers, blanks, [row[0].encode() for row in rows], blanks))]
+from tests.unit.trials.logs import events, exposures
+from trials.feedback import join_feedback
 
 
 def test_clicks_conversions_and_revenue_by_position():
@@ -45,16 +24,19 @@ def test_clicks_conversions_and_revenue_by_position():
     feedback = join_feedback(shown, log)
     assert feedback.clicks.tolist() == [[False, True, False], [False, True, False]]
     assert feedback.revenue.tolist() == [[0, 5.0, 0], [0, 0, 0]]
-    first = summarise(feedback.take(feedback.generations == 1))
-    assert (first.answers, first.click_rate, first.revenue, first.degraded, first.coverage) == (1, 1.0, 5.0, 0.0, 3)
-    assert summarise(feedback).click_rate_by_position == [0.0, 1.0, 0.0]
+    assert feedback.conversions.tolist() == [[False, True, False], [False, True, False]]
     assert feedback.arm_sums("revenue", "champion").total == 5.0
     assert feedback.arm_sums("conversion", "challenger").count == 1
     assert feedback.rewards("degraded").tolist() == [0.0, 1.0]
 
 
-def test_no_answer_is_no_summary():
-    feedback = join_feedback(exposures(), [])
-    assert len(feedback) == 0
-    with pytest.raises(ZeroDivisionError, match="no answers"):
-        summarise(feedback)
+def test_feedback_belongs_to_the_shown_answer_and_not_to_its_shadow():
+    shown = exposures({"request_id": "a", "item_ids": [10]}, {"request_id": "a", "item_ids": [10], "arm": "shadow"})
+    for rows in ([0, 1], [1, 0]):
+        feedback = join_feedback(shown.take(rows), events(("a", 10, True, 2.0, 1)))
+        assert feedback.revenue[feedback.arms == "champion"].tolist() == [[2.0]]
+        assert feedback.clicks[feedback.arms == "shadow"].tolist() == [[False]]
+
+
+def test_without_answers_there_is_no_feedback():
+    assert len(join_feedback(exposures(), [])) == 0

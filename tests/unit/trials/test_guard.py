@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from live.exposures import Exposure, ExposureLog
 from repository.experiments import experiment_folder, start_experiment
@@ -16,6 +17,7 @@ from serving.contract.tensors import OBSERVE
 from serving.live.experiment import Experiment, read_experiment
 from serving.stages.live.models import Observe
 from tests.repositories import copy_small_repository
+from trials.__main__ import app
 from trials.guard import guard_once
 
 ANSWERS = 400  # of each arm
@@ -101,6 +103,19 @@ def test_answers_before_a_change_of_the_share_do_not_count(repo):
     facts = json.loads(path.read_text())
     path.write_text(json.dumps(facts | {"changed_ms": facts["changed_ms"] + ANSWERS}))
     assert guard_once(repo) == ""
+
+
+def guard_by_command(repo: Path, *options: str) -> str:
+    return CliRunner().invoke(app, ["guard", "--repo", str(repo), *options], catch_exceptions=False).stdout
+
+
+def test_the_command_ends_with_the_experiment(repo):
+    assert "no experiment was started" in guard_by_command(repo)
+    start_experiment(repo, Experiment("spring", 1, 2, 0.5))
+    assert "guards experiment spring: generation 2 beside 1" in guard_by_command(repo, "--once")
+    show(repo, degraded=["challenger"])
+    assert "experiment spring is rolled back, because it failed in 400 of 400 answers" in guard_by_command(repo)
+    assert "experiment spring is rolled back\n" in guard_by_command(repo)
 
 
 def test_without_an_experiment_or_an_answer_there_is_nothing_to_guard(repo):

@@ -1,6 +1,9 @@
 """Team draft: both teams get their best items, and clicks are credited fairly."""
 
+from collections import Counter
+
 import numpy as np
+import pytest
 
 from serving.contract.tensors import PAD_ID
 from trials.interleaving import CHALLENGER, CHAMPION, NOBODY, credit_clicks, draft_teams
@@ -10,7 +13,7 @@ def test_items_are_the_best_of_both_without_repeats():
     generator = np.random.default_rng(0)
     for number in range(200):
         champion, challenger = generator.permutation(30)[:10], generator.permutation(30)[:10]
-        items, teams = draft_teams(champion, challenger, f"request {number}")
+        items, teams, _ = draft_teams(champion, challenger, f"request {number}")
         assert len(set(items.tolist())) == len(items) == 10
         assert abs(int((teams == CHAMPION).sum()) - int((teams == CHALLENGER).sum())) <= 1
         for team, ranked in ((CHAMPION, champion), (CHALLENGER, challenger)):
@@ -27,10 +30,10 @@ def test_the_same_request_is_drafted_alike_and_coins_are_fair():
 
 
 def test_short_and_equal_lists():
-    items, teams = draft_teams(np.array([1, 2, PAD_ID]), np.array([1, 2, PAD_ID]), "x")
+    items, teams, _ = draft_teams(np.array([1, 2, PAD_ID]), np.array([1, 2, PAD_ID]), "x")
     assert items.tolist() == [1, 2, PAD_ID]
     assert teams[2] == NOBODY
-    items, teams = draft_teams(np.array([1, PAD_ID, PAD_ID]), np.array([4, 5, 6]), "x")
+    items, teams, _ = draft_teams(np.array([1, PAD_ID, PAD_ID]), np.array([4, 5, 6]), "x")
     assert set(items.tolist()) <= {1, 4, 5, 6}
     assert PAD_ID not in items
 
@@ -43,3 +46,24 @@ def test_random_clicks_credit_both_teams_alike():
     ]
     assert abs(np.mean(credits)) < 0.06
     assert set(credits) == {-1, 0, 1}
+
+
+@pytest.mark.parametrize(
+    ("champion", "challenger"),
+    [
+        ([1, 2, 3, 4], [5, 6, 7, 8]),
+        ([1, 2, 3, 4], [1, 3, 2, 5]),
+        ([1, 2, 3, 4], [1, 2, 3, 4]),
+        ([1, 2, -1, -1], [1, -1, -1, -1]),
+    ],
+)
+def test_the_chances_of_a_list_are_how_often_it_is_drafted(champion, challenger):
+    drafts = 4_000
+    counts, chances = Counter(), {}
+    for number in range(drafts):
+        items, _, steps = draft_teams(np.array(champion), np.array(challenger), str(number))
+        counts[tuple(items)] += 1
+        chances[tuple(items)] = float(steps.prod())
+    assert sum(chances.values()) == pytest.approx(1.0)
+    for items, count in counts.items():
+        assert count / drafts == pytest.approx(chances[items], abs=0.04)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy.special import betaln
 
 from trials.sequential import Arm, bound_mean, compare_arms, has_wrong_split, sample_ratio_p_value
 
@@ -52,6 +53,14 @@ def test_a_wrong_split_is_found_and_a_right_one_borne():
             sample_ratio_p_value((n - challengers[n - 1], challengers[n - 1]), (0.9, 0.1)) for n in range(500, 20_000, 500)
         ]
         assert min(p_values) >= 0.001
+
+
+@pytest.mark.parametrize("counts", [(0, 0), (3, 1), (480, 520), (5_000, 5_600), (90_000, 10_000)])
+@pytest.mark.parametrize("share", [0.5, 0.1])
+def test_the_sample_ratio_is_that_of_scipys_beta_function(counts, share):
+    prior, observed = 100 * np.array([1 - share, share]), np.array(counts)
+    log_factor = betaln(*(prior + observed)) - betaln(*prior) - observed @ np.log(prior / 100)
+    assert sample_ratio_p_value(counts, (1 - share, share)) == pytest.approx(min(1, np.exp(-log_factor)), rel=1e-9)
 
 
 def test_the_interval_of_a_mean_narrows_and_holds_it():

@@ -1,0 +1,130 @@
+"""The probability with which items were shown at their places: 1 unless something is drawn, None where it cannot be known.
+
+Three things are drawn. Two of them are drawn in the server, from candidates that an answer does not hold, so the places that
+they may change have no known probability:
+
+    exploration (rules)       draws the last slots of the list from the items behind them
+    new_item_share ([live])   gives some lists a new item at one place
+    interleaving              a coin in each round: known exactly (trials/interleaving.py)
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from gateway.published import LiveItems
+from serving.contract.artifacts import open_array, read_stage, stage_folder, stage_settings
+from serving.contract.errors import RecommenderError
+from serving.stages.rerank import RerankSettings
+from serving.stages.rules.applied import CURRENT_FILE, current_version
+from serving.stages.rules.applied import FOLDER as RULES_FOLDER
+from serving.stages.rules.config import CONFIG_FILE, RulesConfig
+
+log = logging.getLogger("gateway")
+
+Stamp = tuple[int, int]  # of the file that names the applied rules
+
+
+class Draws(NamedTuple):
+    """What was drawn for an answer. generations: whose lists it is made of; stamp: of the rules when it was asked for.
+
+    drafted: probability of each item's place by the coins of interleaving, None for a list of one generation
+    """
+
+    generations: tuple[int, ...]
+    stamp: Stamp
+    drafted: list[float] | None = None
+
+
+@dataclass(frozen=True)
+class DrawnPlaces:
+    """Which places of a generation's list are drawn, from 0 at the top. All places before them are certain.
+
+    explored: the first that exploration may change; new_item: that of new items, None where none are given a chance
+    item_ids: int64 [n_items] ascending, that the generation was exported with, PAD_ID after the last
+    """
+
+    explored: int
+    new_item: int | None
+    item_ids: np.ndarray
+
+    @classmethod
+    def load(cls, folder: Path, rules: RulesConfig) -> DrawnPlaces:
+        """folder: of the stage `rerank`. Raises ArtifactError."""
+        info = read_stage(folder)
+        settings, length = stage_settings(folder, info, RerankSettings), info.axes.items_returned
+        pinned = {pin.slot for pin in rules.pinned}
+        free = [place for place in range(min(settings.newcomer_place + 1, length)) if place not in pinned]
+        new_item = free[-1] if free and settings.newcomer_share else None
+        return cls(first_explored(rules, length), new_item, open_array(folder, "item_ids"))
+
+
+class Propensities:
+    """Tells the propensities of answers. store: folder of the live store; items: what it says of items"""
+
+    def __init__(self, repo: Path, store: Path, items: LiveItems) -> None:
+        self._repo, self._rules_folder, self._items = repo, store / RULES_FOLDER, items
+        self._stamp: Stamp = (0, 0)
+        self._drawn: dict[int, DrawnPlaces | None] = {}
+
+    def stamp(self) -> Stamp:
+        """Return which rules are applied now, to find out whether they are still the same when the answer has come."""
+        try:
+            facts = (self._rules_folder / CURRENT_FILE).stat()
+        except FileNotFoundError:
+            return 0, 0
+        return facts.st_ino, facts.st_mtime_ns
+
+    def of(self, draws: Draws, count: int) -> list[float | None]:
+        """Return the probability of each shown item's place, given the items before it; None where it cannot be known."""
+        if not count:
+            return []
+        chances = draws.drafted or [1.0] * count
+        certain = min(self._count_certain(generation, count, draws.stamp) for generation in draws.generations)
+        return [chance if place < certain else None for place, chance in enumerate(chances)]
+
+    def _count_certain(self, generation: int, count: int, stamp: Stamp) -> int:
+        if stamp != self._stamp:
+            self._stamp, self._drawn = stamp, {}
+        if generation not in self._drawn:
+            self._drawn[generation] = self._load(generation)
+        drawn = self._drawn[generation]
+        if drawn is None or stamp != self.stamp():  # rules were applied meanwhile: which of them answered is not known
+            return 0
+        if drawn.new_item is None or not self._has_new_items(drawn.item_ids):
+            return drawn.explored
+        return min(drawn.explored, drawn.new_item, count - 1)  # in a short list the new item is the last
+
+    def _load(self, generation: int) -> DrawnPlaces | None:
+        try:
+            folder = stage_folder(self._repo, "rerank", generation)
+            applied = self._rules_folder / str(current_version(self._rules_folder)) / str(generation)
+            return DrawnPlaces.load(folder, RulesConfig.load((applied if applied.is_dir() else folder) / CONFIG_FILE))
+        except RecommenderError as error:
+            log.warning("propensities of generation %d are not known: %s", generation, error)
+            return None
+
+    def _has_new_items(self, item_ids: np.ndarray) -> bool:
+        """Return whether the server may know items that the generation does not: after the answer, so that none is missed."""
+        try:
+            self._items.refresh()
+        except RecommenderError:
+            return True
+        return not np.isin(np.fromiter(self._items.changed, np.int64), item_ids).all()
+
+
+def first_explored(rules: RulesConfig, length: int) -> int:
+    """Return the first place of a list that exploration may change. length: of the list that the rules make."""
+    if rules.exploration is None:
+        return length
+    moves_later_items_up = any(
+        (rules.max_per_category, rules.category_caps, rules.max_per_provider, rules.price_cap, rules.provider_floor)
+    )
+    if moves_later_items_up:
+        return 0
+    return max(length - rules.exploration.slots - len(rules.pinned), 0)  # pins to later slots move items up

@@ -1,0 +1,71 @@
+"""The guard of a server's experiment (`python -m trials guard`): it runs while the experiment does.
+
+The server's supervisor starts it, under a supervisor of its own. Both carry the server's tag: they survive its restarts, and
+end with it. The guard also ends with the experiment.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from repository.experiments import experiment_folder
+from server import log, processes, supervisor
+from server.environment import PROJECT
+from server.state import ServerState
+from server.updaters import stop as stop_all
+from serving.contract.errors import ArtifactError
+from serving.live.experiment import FollowedExperiment
+
+MODULE = "trials"
+
+
+class ExperimentGuard:
+    """Keeps the guard of one server running while an experiment does."""
+
+    def __init__(self, state: ServerState, run_dir: Path) -> None:
+        self._state, self._run_dir = state, run_dir
+        try:
+            self._followed: FollowedExperiment | None = FollowedExperiment(experiment_folder(state.repo))
+        except ArtifactError:  # not one of our repositories: it has no experiments
+            self._followed = None
+
+    def look(self) -> str:
+        """Start the guard where an experiment runs without one. Return what was done, "" for nothing.
+
+        Raises ArtifactError, once, for an experiment that cannot be read: no gateway takes part in it either.
+        """
+        experiment = self._followed.current() if self._followed else None
+        if experiment is None or not experiment.runs or guards(self._state.tag):
+            return ""
+        path = log_path(self._run_dir, self._state)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        log.rotate(path)
+        guard = [sys.executable, "-m", MODULE, "guard", "--repo", str(self._state.repo), "--tag", self._state.tag]
+        with path.open("wb") as log_file:
+            subprocess.Popen(
+                [sys.executable, "-m", supervisor.__name__, str(PROJECT), *guard],
+                cwd=PROJECT,
+                stdin=subprocess.DEVNULL,
+                stdout=log_file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return f"experiment {experiment.name} runs: its guard is started, and logs to {path}"
+
+
+def guards(tag: str) -> list[psutil.Process]:
+    """Return the guard of a server's experiment and its supervisor."""
+    return [process for process in processes.members(tag) if processes.runs_module(process, MODULE)]
+
+
+def stop(tag: str) -> None:
+    """End the guard of a server's experiment, when it has one."""
+    stop_all(guards(tag))
+
+
+def log_path(run_dir: Path, state: ServerState) -> Path:
+    return run_dir / "logs" / f"guard-{state.ports.grpc}.log"

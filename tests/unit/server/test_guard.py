@@ -1,0 +1,91 @@
+"""The guard of a server's experiment: it runs while the experiment does, through restarts, and says what it did."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from live.exposures import Exposure, ExposureLog
+from repository.experiments import end_experiment, experiment_folder, start_experiment
+from repository.registry import read_acts
+from server import guard, launcher
+from server.guard import ExperimentGuard
+from server.ports import Ports
+from server.state import ServerState
+from serving.contract.errors import ArtifactError
+from serving.live.experiment import Experiment, read_experiment
+from tests.repositories import copy_small_repository
+
+FAILED = 30  # answers, of the challenger
+
+
+@pytest.fixture
+def state(tmp_path) -> Iterator[ServerState]:
+    repo = copy_small_repository(tmp_path / "repo")
+    state = ServerState(1, f"triton_test_{tmp_path.name}_", repo, tmp_path / "log", Ports(1, 2, 3))
+    yield state
+    guard.stop(state.tag)
+    assert guard.guards(state.tag) == []
+
+
+def until(condition: Callable[[], object], log: Path) -> None:
+    deadline_s = time.monotonic() + 120.0  # far above what it takes: the machine that runs the tests may be slow
+    while not condition():
+        assert time.monotonic() < deadline_s, log.read_text() if log.exists() else "no log"
+        time.sleep(0.1)
+
+
+def test_a_harmful_challenger_is_rolled_back_though_the_server_restarts(state, tmp_path):
+    keeper, log = ExperimentGuard(state, tmp_path), guard.log_path(tmp_path, state)
+    assert keeper.look() == ""
+    assert guard.guards(state.tag) == []
+    experiment = start_experiment(state.repo, Experiment("spring", 1, 2, 0.5))
+    assert "experiment spring runs: its guard is started" in keeper.look()
+    until(lambda: log.exists() and "guards experiment spring: generation 2 beside 1" in log.read_text(), log)
+    running = guard.guards(state.tag)
+    assert len(running) == 2  # with its supervisor
+    launcher.end_server(state)  # as a restart does
+    assert ExperimentGuard(state, tmp_path).look() == ""  # of the restarted server: it has a guard
+    assert guard.guards(state.tag) == running
+    exposures = ExposureLog(experiment_folder(state.repo), 1.0, keep_days=1, keep_bytes=1 << 30)
+    for number in range(FAILED):
+        shown = (f"a{number}", experiment.changed_ms + 1, number, 1, [1], [1.0])
+        exposures.add(Exposure(*shown, ["challenger"], "spring", "challenger"))
+    exposures.close()
+    until(lambda: guard.guards(state.tag) == [], log)
+    reason = f"it failed in {FAILED} of {FAILED} answers"
+    assert f"experiment spring is rolled back, because {reason}" in log.read_text()
+    assert (read_experiment(experiment_folder(state.repo)).state, read_acts(state.repo)[-1].action) == ("rolled back",) * 2
+    assert reason in read_acts(state.repo)[-1].reason
+    assert keeper.look() == ""
+
+
+def test_the_guard_ends_with_its_server(state, tmp_path):
+    start_experiment(state.repo, Experiment("spring", 1, 2, 0.5))
+    ExperimentGuard(state, tmp_path).look()
+    assert guard.guards(state.tag)
+    guard.stop(state.tag)
+    assert guard.guards(state.tag) == []
+
+
+def test_an_experiment_that_is_over_needs_no_guard(state, tmp_path):
+    start_experiment(state.repo, Experiment("spring", 1, 2, 0.5))
+    end_experiment(state.repo, "enough")
+    assert ExperimentGuard(state, tmp_path).look() == ""
+
+
+def test_an_experiment_that_cannot_be_read_is_reported_once(state, tmp_path):
+    start_experiment(state.repo, Experiment("spring", 1, 2, 0.5))
+    (experiment_folder(state.repo) / "experiment.json").write_text("{")
+    keeper = ExperimentGuard(state, tmp_path)
+    with pytest.raises(ArtifactError, match="cannot be read"):
+        keeper.look()
+    assert keeper.look() == ""
+
+
+def test_a_repository_of_somebody_else_has_no_experiments(state, tmp_path):
+    foreign = ServerState(1, state.tag, tmp_path / "foreign", tmp_path / "log", Ports(1, 2, 3))
+    assert ExperimentGuard(foreign, tmp_path).look() == ""

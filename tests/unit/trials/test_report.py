@@ -1,0 +1,116 @@
+"""A log that is small enough to count by hand, broken down by generation, arm, position and category."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from live.exposures import Exposure, ExposureLog
+from repository.experiments import experiment_folder
+from serving.contract.artifacts import stage_folder
+from tests.unit.live.shops import repository_with_kinds
+from tests.unit.trials.logs import events, exposures
+from trials.__main__ import app
+from trials.feedback import Feedback, join_feedback
+from trials.off_policy import TrialError
+from trials.report import AnswerSummary, Summary, summarise
+
+BOOK, FILM, OTHER_FILM, GAME = 3, 1, 4, 2  # items; published with these categories
+NEW_ITEM = 1_000  # that the generation does not know
+
+
+@pytest.fixture(scope="module")
+def feedback() -> Feedback:
+    shown = exposures(
+        {"request_id": "a", "item_ids": [BOOK, FILM, GAME], "experiment": "", "arm": ""},
+        {"request_id": "b", "item_ids": [FILM, OTHER_FILM], "degraded": ["ranker"]},
+        {"request_id": "c", "item_ids": [GAME, NEW_ITEM], "generation": 2, "arm": "challenger"},
+        {"request_id": "d", "item_ids": [BOOK, FILM], "generation": 2, "arm": "challenger"},
+    )
+    log = events(
+        ("a", BOOK, False, np.nan, 1),
+        ("a", GAME, True, 6.0, 1),
+        ("b", FILM, True, 2.0, 1),
+        ("c", NEW_ITEM, False, np.nan, 1),
+    )
+    return join_feedback(shown, log)
+
+
+def test_answers_by_generation(feedback):
+    assert summarise(feedback, "generation", repository_with_kinds()) == {
+        "1": AnswerSummary(2, 2, 2, 1.0, 1.0, 4.0, degraded=0.5, coverage=4),
+        "2": AnswerSummary(2, 1, 0, 0.5, 0.0, 0.0, degraded=0.0, coverage=4),
+    }
+
+
+def test_answers_by_arm(feedback):
+    assert summarise(feedback, "arm", repository_with_kinds()) == {
+        "none": AnswerSummary(1, 1, 1, 1.0, 1.0, 6.0, degraded=0.0, coverage=3),
+        "e/champion": AnswerSummary(1, 1, 1, 1.0, 1.0, 2.0, degraded=1.0, coverage=2),
+        "e/challenger": AnswerSummary(2, 1, 0, 0.5, 0.0, 0.0, degraded=0.0, coverage=4),
+    }
+
+
+def test_shown_items_by_position(feedback):
+    assert summarise(feedback, "position", repository_with_kinds()) == {
+        "1": Summary(4, 2, 1, 0.5, 0.25, 0.5),
+        "2": Summary(4, 1, 0, 0.25, 0.0, 0.0),
+        "3": Summary(1, 1, 1, 1.0, 1.0, 6.0),
+    }
+
+
+def test_shown_items_by_category(feedback):
+    assert summarise(feedback, "category", repository_with_kinds()) == {
+        "book": Summary(2, 1, 0, 0.5, 0.0, 0.0),
+        "film": Summary(4, 1, 1, 0.25, 0.25, 0.5),
+        "game": Summary(2, 1, 1, 0.5, 0.5, 3.0),
+        "unknown": Summary(1, 1, 0, 1.0, 0.0, 0.0),
+    }
+
+
+@pytest.fixture
+def repo(tmp_path) -> Path:
+    """A shop that has shown a list outside of experiments, and one with its shadow within one."""
+    repo = Path(shutil.copytree(repository_with_kinds(), tmp_path / "repository"))
+    log, now_ms = ExposureLog(experiment_folder(repo), 1.0, 1, 1 << 30), time.time_ns() // 1_000_000
+    log.add(Exposure("a", now_ms, 1, 1, [BOOK, FILM], [1.0] * 2, []))
+    for arm, generation in (("champion", 1), ("shadow", 2)):
+        log.add(Exposure("b", now_ms, 2, generation, [GAME, FILM], [1.0] * 2, [], "spring", arm))
+    log.close()
+    return repo
+
+
+def report(repo: Path, *arguments: str) -> dict[str, dict]:
+    result = CliRunner().invoke(app, ["report", *arguments, "--repo", str(repo), "--json"], catch_exceptions=False)
+    return json.loads(result.stdout)
+
+
+def test_the_command_reports_all_answers_or_those_of_an_experiment(repo):
+    assert {group: summary["count"] for group, summary in report(repo).items()} == {"1": 2}
+    assert set(report(repo, "--by", "arm")) == {"none", "spring/champion"}
+    assert {group: summary["count"] for group, summary in report(repo, "spring", "--by", "category").items()} == {
+        "film": 1,
+        "game": 1,
+    }
+    with pytest.raises(TrialError, match="No answer of experiment 'summer' is logged"):
+        report(repo, "summer")
+
+
+@pytest.mark.parametrize(("by", "heads"), [("arm", ["answers", "degraded"]), ("position", ["items", "revenue an item"])])
+def test_people_get_a_table(repo, by, heads):
+    result = CliRunner().invoke(
+        app, ["report", "--by", by, "--repo", str(repo)], env={"COLUMNS": "200"}, catch_exceptions=False
+    )
+    assert all(head in result.stdout for head in [by, *heads])
+
+
+def test_an_export_without_categories_is_named(repo, feedback):
+    shutil.rmtree(stage_folder(repo, "rerank", 1) / "content")
+    with pytest.raises(TrialError, match="Generation 1 does not know its items' categories"):
+        summarise(feedback, "category", repo)

@@ -1,0 +1,105 @@
+"""Break feedback down: what users did with answers by generation and arm, and with shown items by position and category."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from serving.contract.artifacts import stage_folder
+from serving.contract.generations import pinned_generation
+from serving.stages.features.ids import ItemIndex
+from serving.stages.live.content import NO_GROUP, Content
+from trials.feedback import Feedback
+from trials.off_policy import TrialError
+
+By = Literal["generation", "arm", "position", "category"]
+CATEGORY = 0  # in Content: its first group
+UNKNOWN = "unknown"  # category of an item that has none, or that the generation does not know
+NO_ARM = "none"  # answers outside of experiments
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What users did. count: answers or shown items; clicked, converted: how many of them; revenue: of one on average."""
+
+    count: int
+    clicked: int
+    converted: int
+    click_rate: float
+    conversion_rate: float
+    revenue: float
+
+
+@dataclass(frozen=True)
+class AnswerSummary(Summary):
+    """degraded: share of the answers; coverage: distinct items shown."""
+
+    degraded: float
+    coverage: int
+
+
+def summarise(feedback: Feedback, by: By, repo: Path) -> Mapping[str, Summary]:
+    """Return what users did, by group; categories are those of the generation that answers. Raises TrialError."""
+    if by == "position":
+        return summarise_positions(feedback)
+    if by == "category":
+        return summarise_categories(feedback, repo, pinned_generation(repo))
+    return summarise_answers(feedback, by)
+
+
+def summarise_answers(feedback: Feedback, by: Literal["generation", "arm"]) -> dict[str, AnswerSummary]:
+    """Return what users did with the answers of each generation, or of each arm as EXPERIMENT/ARM."""
+    if by == "generation":
+        groups = feedback.generations
+    else:
+        pairs = zip(feedback.experiments, feedback.arms, strict=True)
+        groups = np.array([f"{name}/{arm}" if name else NO_ARM for name, arm in pairs], object)
+    return {str(group): _summarise(feedback.take(groups == group)) for group in np.unique(groups)}
+
+
+def _summarise(answers: Feedback) -> AnswerSummary:
+    summary = _count(answers.rewards("ctr"), answers.rewards("conversion"), answers.rewards("revenue"))
+    coverage = len(np.unique(answers.item_ids[answers.shown]))
+    return AnswerSummary(**vars(summary), degraded=float(answers.degraded.mean()), coverage=coverage)
+
+
+def summarise_positions(feedback: Feedback) -> dict[str, Summary]:
+    """Return what users did with the items at each place of the shown lists. Places count from 1."""
+    places = np.broadcast_to(np.arange(1, feedback.shown.shape[1] + 1), feedback.shown.shape)
+    return _summarise_items(feedback, places)
+
+
+def summarise_categories(feedback: Feedback, repo: Path, generation: int) -> dict[str, Summary]:
+    """Return what users did with the shown items of each category that a generation knows.
+
+    Raises TrialError for a generation that was exported without its items' categories.
+    """
+    folder = stage_folder(repo, "rerank", generation)
+    content = Content.load(folder)
+    if content is None:
+        raise TrialError(f"Generation {generation} does not know its items' categories: an older version exported it.")
+    names = np.array([*content.names[CATEGORY], UNKNOWN], object)
+    codes = np.append(np.where(content.codes[CATEGORY] == NO_GROUP, len(names) - 1, content.codes[CATEGORY]), len(names) - 1)
+    positions = ItemIndex.load(folder / "item_ids.npy").positions(feedback.item_ids.ravel())
+    known = np.minimum(positions, len(codes) - 1)  # rows behind the published items are those of new ones
+    return _summarise_items(feedback, names[codes[known]].reshape(feedback.item_ids.shape))
+
+
+def _summarise_items(feedback: Feedback, groups: np.ndarray) -> dict[str, Summary]:
+    """groups: [answers, K]"""
+    groups = groups[feedback.shown]
+    clicks, conversions, revenue = (
+        array[feedback.shown] for array in (feedback.clicks, feedback.conversions, feedback.revenue)
+    )
+    members = {group: groups == group for group in np.unique(groups)}
+    return {str(group): _count(clicks[own], conversions[own], revenue[own]) for group, own in members.items()}
+
+
+def _count(clicks: np.ndarray, conversions: np.ndarray, revenue: np.ndarray) -> Summary:
+    """clicks, conversions, revenue: [n], of n answers or items, 1 or more."""
+    rates = float(clicks.mean()), float(conversions.mean()), float(revenue.mean())
+    return Summary(len(clicks), int(clicks.sum()), int(conversions.sum()), *rates)
