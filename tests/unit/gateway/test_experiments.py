@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,8 @@ class Tried:
         self.door.shop.server.challengers[2] = challenger
 
     def start(self, **settings) -> Experiment:
-        return start_experiment(self.repo, Experiment(**{"name": "spring", "champion": 1, "challenger": 2} | settings))
+        usual: dict[str, Any] = {"name": "spring", "champion": 1, "challenger": 2}
+        return start_experiment(self.repo, Experiment(**usual | settings))
 
     def ask(self, users=USERS, **params) -> dict[str, dict]:
         async def ask_all() -> dict[str, dict]:
